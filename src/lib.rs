@@ -1,34 +1,37 @@
 //! agentloop: the Kubernetes operator for autonomous LLM agents.
 //!
-//! One static binary, several roles. Rooms, from the inside out; dependencies point inwards only:
+//! One static binary, several roles. Modules, from the inside out; dependencies point inwards only:
 //!
-//! - [`api`]: the custom resources. Imports nothing of ours.
-//! - [`engine`], [`ledger`], [`scripted`]: pure rules. Import `api`.
-//! - [`clock`]: time that has passed, by two clocks. Imports nothing of ours.
-//! - [`disk`]: files of SQLite that one process alone writes. Imports nothing of ours.
-//! - [`connections`]: how many a server takes, and of whom. Imports nothing of ours.
-//! - [`mcp`]: the client of MCP, for those who run tools. Imports nothing of ours.
-//! - [`sensing`]: what Sensors do with what they hear. Imports `api` and `mcp`.
-//! - [`link`]: where controller, gateway and worker meet. Imports `api`, `connections`, `ledger` and `sensing`.
-//! - [`telemetry`]: logs, metrics, probes. Imports `api` and `connections`.
+//! - [`api`]: the custom resources. Imports no other module.
+//! - [`engine`], [`ledger`]: pure rules. Import `api`.
+//! - [`provider`]: the wire formats of model servers, and the built-in scripted model. Pure. Imports `api`, `engine` and
+//!   `ledger`.
+//! - [`support`]: elapsed time, limits on connections, SQLite files. Imports no other module.
+//! - [`mcp`]: the client of the Model Context Protocol. Imports no other module.
+//! - [`sensing`]: sources, expressions, signals and rules of Sensors. Imports `api` and `mcp`.
+//! - [`link`]: the protocol between pods and controller. Imports `api`, `ledger`, `sensing` and `support`.
+//! - [`telemetry`]: logs, metrics, probes. Imports `api` and `support`.
 //! - [`controller`], [`gateway`], [`worker`], [`sensor`]: the roles. Never import each other.
-//! - [`local`]: the three roles in one process, without a cluster. Imports what they make public.
-//! - [`cli`]: wires a role to the world.
+//! - [`local`]: all roles in one process, without a cluster. Imports their public interfaces.
+//! - [`cli`]: the command line; starts the roles.
 
-pub mod api;
+#[cfg(test)]
+#[macro_use]
+extern crate agentloop_texts;
+
+pub use agentloop_api as api;
+pub use agentloop_ledger as ledger;
+pub use agentloop_link as link;
+pub use agentloop_mcp as mcp;
+pub use agentloop_sensing as sensing;
+pub use agentloop_support as support;
+
 pub mod cli;
-pub mod clock;
-pub mod connections;
 pub mod controller;
-pub mod disk;
 pub mod engine;
 pub mod gateway;
-pub mod ledger;
-pub mod link;
 pub mod local;
-pub mod mcp;
-pub mod scripted;
-pub mod sensing;
+pub mod provider;
 pub mod sensor;
 pub mod telemetry;
 pub mod worker;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    // One TLS provider for the whole process, chosen before any client exists.
+    // Install the TLS provider of the whole process before any client is created.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match agentloop::cli::Cli::parse().run() {
         Ok(()) => ExitCode::SUCCESS,

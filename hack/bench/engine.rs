@@ -9,7 +9,7 @@ use agentloop::api::agent::{ExhaustionPolicy, LoopDetection};
 use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{FinishReason, ModelAnswer, ToolCall};
-use agentloop::engine::settings::EngineSettings;
+use agentloop::engine::settings::{EngineSettings, ModeSettings};
 use agentloop::engine::{EngineEffect, EngineInput, KnownTotals};
 use jiff::{SignedDuration, Timestamp};
 
@@ -29,6 +29,7 @@ fn main() {
 /// Time of each turn: its first timer, its answer, and the snapshot that its two commits need.
 fn run(context_tokens: u32) -> Vec<Duration> {
     let mut engine = Engine::new(EngineSettings {
+        mode: ModeSettings::Continuous,
         min_delay: SignedDuration::from_millis(100),
         max_delay: SignedDuration::from_secs(10),
         max_consecutive_errors: 5,

@@ -13,7 +13,6 @@ use agentloop::api::amount::Amount;
 use agentloop::api::{Agent, AgentBudget, LINK_AUDIENCE, crd};
 use agentloop::controller::access::ReadAuthorizer;
 use agentloop::controller::agent::AgentsView;
-use agentloop::controller::agent::EventSink;
 use agentloop::controller::budget::presenter::BudgetPresenter;
 use agentloop::controller::budget::{BudgetLedger, LedgerSetup};
 use agentloop::controller::ca::CertificateAuthority;
@@ -23,6 +22,8 @@ use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
 use agentloop::controller::policy::PlatformPolicy;
+use agentloop::controller::runtime::EventSink;
+use agentloop::controller::runtime::guarded::GuardedObject;
 use agentloop::ledger::account::{GrantRequest, LeaseStatement};
 use agentloop::link::client::LinkClient;
 use agentloop::link::messages::{AccountRequest, Directives, LeaseGrant, LeaseRequest, LoopTotals};
@@ -36,7 +37,6 @@ use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::DeserializeGuard;
 use kube::runtime::reflector;
 use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::watcher::Event;
@@ -158,7 +158,7 @@ impl Gateway {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let (store, mut writer) = reflector::store();
-        writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(agent))));
+        writer.apply_watcher_event(&Event::Apply(GuardedObject(Ok(agent))));
         let link = ControllerLink {
             identities: PodAuthenticator::new(client.clone()),
             access: ReadAuthorizer::new(client.clone()),

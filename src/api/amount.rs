@@ -8,7 +8,20 @@ use strum::{AsRefStr, EnumIter, IntoEnumIterator};
 
 /// Kind of a limit.
 #[derive(
-    Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, AsRefStr, EnumIter, strum::Display,
+    schemars::JsonSchema,
+    Serialize,
+    Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    AsRefStr,
+    EnumIter,
+    strum::Display,
 )]
 #[serde(rename_all = "camelCase")]
 #[strum(serialize_all = "camelCase")]

@@ -115,7 +115,7 @@ const COST: &str = "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][
     validation = Rule::new(
         "!has(oldSelf.topUps) || has(self.topUps) && oldSelf.topUps.all(old, self.topUps.exists(new, new == old))"
     ).message(
-        "spec.topUps is append-only: keep all entries unchanged and add a new one with a new id"
+        "spec.topUps is append-only: keep all entries unchanged and add a new one with a new id, or raise spec.limits if there are 64"
     )
 )]
 #[serde(rename_all = "camelCase")]
@@ -167,7 +167,8 @@ pub struct AgentBudgetSpec {
     /// the loop stays stopped until a user adds room.
     #[serde(default)]
     pub on_exhausted: OnExhausted,
-    /// Amounts added to the limits. Each entry counts once, in the window in which it is first seen. Append-only.
+    /// Amounts added to the limits. Each entry counts once, in the window in which it is first seen. Append-only, at most
+    /// 64 entries over the life of the budget; afterwards raise `limits`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub top_ups: Vec<TopUp>,

@@ -43,6 +43,9 @@ pub enum ConditionType {
     LinkLost,
     /// False while the model cannot be used.
     ModelAvailable,
+    /// Present only while False: the server rejects the key of `spec.lightModel`, or its account has no credit. The loop
+    /// continues: turns run without a pre-check and signals have no score. A call is tried at most once a minute.
+    LightModelAvailable,
     /// On an Agent: each of its Sensors receives events and can evaluate them.
     SensorsHealthy,
     /// On a Sensor: its source is connected.
@@ -56,18 +59,29 @@ pub enum ConditionType {
     Exhausted,
 }
 
-/// Sign by which a loop was detected; reason of the condition `LoopDetected`.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumIter, EnumString)]
+/// Sign by which the engine detected a loop; reason of the condition `LoopDetected`.
+#[derive(
+    schemars::JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumIter, EnumString,
+)]
 pub enum LoopSign {
-    /// The same tool call repeated without new results; as seen by the gateway: the same request, byte for byte.
+    /// The same tool call repeated without new results.
     RepeatedCall,
     /// The same error repeated.
     RepeatedError,
     /// The same few tool calls repeated in the same order without new results.
     Cycle,
-    /// Calls without new results, or the same text without a tool call; as seen by the gateway: spending far above the
-    /// pace of the limits.
+    /// Calls without new results, or the same text without a tool call.
     NoProgress,
+}
+
+/// Sign by which the controller detected a loop from the counters of its gateway; reason of the condition `LoopDetected`.
+/// Differs from each [`LoopSign`], so that the reason tells who detected the loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumIter, EnumString)]
+pub enum GatewaySign {
+    /// The same request, byte for byte, several times.
+    RepeatedRequest,
+    /// Spending far above the pace of the limits.
+    HighBurnRate,
 }
 
 /// Sets `new` in `conditions` (a list-map by type). `lastTransitionTime` changes only when `status` does.
@@ -80,6 +94,19 @@ pub fn set(conditions: &mut Vec<Condition>, mut new: Condition) {
             *old = new;
         }
         None => conditions.push(new),
+    }
+}
+
+/// Reason of a condition that was True and no longer applies.
+const INACTIVE: &str = "Inactive";
+
+/// Says of a condition that it does not apply: one that is there becomes False. A condition that never was True is not
+/// added, so that an object shows only the limits that once applied to it.
+pub fn clear(conditions: &mut [Condition], type_: ConditionType, generation: Option<i64>, now: jiff::Timestamp) {
+    if let Some(old) = conditions.iter_mut().find(|old| old.type_ == type_.as_ref()) {
+        let since = (old.status == "False").then(|| old.last_transition_time.clone());
+        *old = condition(type_, false, INACTIVE, "", generation, now);
+        old.last_transition_time = since.unwrap_or(Time(now));
     }
 }
 

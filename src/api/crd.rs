@@ -7,6 +7,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use kube::CustomResourceExt;
+use kube::core::schema::{OptionalEnum, OptionalIntOrString, StructuralSchemaRewriter};
+use schemars::generate::SchemaSettings;
+use schemars::transform::{AddNullable, transform_subschemas};
+use schemars::{JsonSchema, Schema};
 use serde_json::Value;
 
 use super::{Agent, AgentBudget, Sensor};
@@ -14,11 +18,7 @@ use super::{Agent, AgentBudget, Sensor};
 /// Every custom resource definition of this project, in the order of their names.
 #[must_use]
 pub fn all() -> Vec<CustomResourceDefinition> {
-    vec![
-        finished(AgentBudget::crd()),
-        finished(Agent::crd()),
-        finished(Sensor::crd()),
-    ]
+    vec![finished::<AgentBudget>(), finished::<Agent>(), finished::<Sensor>()]
 }
 
 /// The definition as the YAML file that is installed, deterministic.
@@ -43,7 +43,8 @@ fn integers(value: &mut Value) {
     }
 }
 
-fn finished(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+fn finished<K: CustomResourceExt + JsonSchema>() -> CustomResourceDefinition {
+    let mut crd = K::crd();
     let schemas = crd
         .spec
         .versions
@@ -51,6 +52,9 @@ fn finished(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
         .filter_map(|version| version.schema.as_mut())
         .filter_map(|validation| validation.open_api_v3_schema.as_mut());
     for schema in schemas {
+        if let Ok(described) = described::<K>() {
+            *schema = described;
+        }
         schema.title = None;
         visit(schema, &mut finish);
         let status = schema
@@ -69,6 +73,35 @@ fn finished(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
         }
     }
     crd
+}
+
+/// The schema as `kube` derives it, except that an optional enum is described by its field.
+fn described<T: JsonSchema>() -> Result<JSONSchemaProps, serde_json::Error> {
+    let settings = SchemaSettings::openapi3()
+        .with(|settings| {
+            settings.inline_subschemas = true;
+            settings.meta_schema = None;
+        })
+        .with_transform(AddNullable::default())
+        .with_transform(StructuralSchemaRewriter)
+        .with_transform(describe_by_field)
+        .with_transform(OptionalEnum)
+        .with_transform(OptionalIntOrString);
+    serde_json::from_value(settings.into_generator().into_root_schema_for::<T>().to_value())
+}
+
+/// [`OptionalEnum`] replaces `anyOf: [enum, null]` by the enum, and with it the field's description by the type's.
+fn describe_by_field(schema: &mut Schema) {
+    transform_subschemas(&mut describe_by_field, schema);
+    if schema.get("description").is_none() {
+        return;
+    }
+    let Some(Value::Array(choices)) = schema.get_mut("anyOf") else {
+        return;
+    };
+    for choice in choices.iter_mut().filter_map(Value::as_object_mut) {
+        choice.remove("description");
+    }
 }
 
 /// Applies `change` to a schema and all schemas within it.

@@ -26,7 +26,7 @@ pub struct TlsSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_secret_ref: Option<SecretRef>,
     /// A Secret with the keys `tls.crt` and `tls.key` in PEM, such as one of type `kubernetes.io/tls`, with which the
-    /// Sensor authenticates to the server.
+    /// Sensor authenticates to the server. If set, redirects to another host are not followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_certificate_secret_ref: Option<SecretRef>,
 }

@@ -3,6 +3,8 @@
 //! Owns the custom resources, their bounds and CEL rules, and the names of conditions and reasons. Contains no
 //! behaviour beyond what a type needs to be valid, does no I/O, and imports no other room.
 
+#![warn(missing_docs)]
+
 mod active_hours;
 pub mod agent;
 pub mod amount;
@@ -16,6 +18,7 @@ pub mod failure;
 pub mod hot_state;
 mod light_model;
 mod model;
+pub mod pause;
 mod pod;
 pub mod polled_tool;
 pub mod price;
@@ -26,6 +29,7 @@ mod skill;
 pub mod source;
 pub mod status;
 pub mod tools;
+pub mod unreadable;
 pub mod usage_counts;
 pub mod workspace;
 
@@ -40,5 +44,7 @@ pub const GROUP: &str = "agentloop.dev";
 pub const AGENT_LABEL: &str = "agentloop.dev/agent";
 /// Label of every object that belongs to a Sensor; its value is the Sensor's name.
 pub const SENSOR_LABEL: &str = "agentloop.dev/sensor";
+/// Label of volume claims that Agents may name in `spec.workspace.claimName`; its value is `true`.
+pub const WORKSPACE_LABEL: &str = "agentloop.dev/workspace";
 /// Audience of the projected token with which a pod authenticates to the controller.
 pub const LINK_AUDIENCE: &str = "agentloop.dev/link";

@@ -18,8 +18,23 @@ pub enum ModelApi {
     OpenAIChat,
     /// Anthropic messages, on any compatible server.
     AnthropicMessages,
+    /// OpenAI Responses, on any compatible server, without storage at the server.
+    OpenAIResponses,
     /// Built-in deterministic model that takes its answers from a script in a ConfigMap. No key, no network.
     Scripted,
+}
+
+impl ModelApi {
+    /// The name in a resource.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OpenAIChat => "OpenAIChat",
+            Self::AnthropicMessages => "AnthropicMessages",
+            Self::OpenAIResponses => "OpenAIResponses",
+            Self::Scripted => "Scripted",
+        }
+    }
 }
 
 /// Name of the output limit in requests of `OpenAIChat`.
@@ -45,11 +60,10 @@ pub enum ToolCalling {
     Structured,
 }
 
-/// Reasoning effort. `OpenAIChat`: sent as `reasoning_effort`. `AnthropicMessages`: sent as `output_config.effort` with
-/// adaptive thinking, for Claude 4.6 and later; `Minimal` is not supported there.
+/// How much a model reasons before an answer.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningEffort {
-    /// Minimal effort. `OpenAIChat` only.
+    /// Minimal effort. Not with `AnthropicMessages`.
     Minimal,
     /// Low effort.
     Low,
@@ -68,8 +82,10 @@ pub enum ReasoningEffort {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ReasoningSpec {
-    /// Reasoning effort. `OpenAIChat`: sent as `reasoning_effort`. `AnthropicMessages`: sent as `output_config.effort`
-    /// with adaptive thinking, for Claude 4.6 and later; `Minimal` is not supported there.
+    /// Reasoning effort. `OpenAIChat`: sent as `reasoning_effort`. `OpenAIResponses`: sent as `reasoning.effort`, with a
+    /// request for the encrypted reasoning, which tool calls need; set it for every model that reasons.
+    /// `AnthropicMessages`: sent as `output_config.effort` with adaptive thinking, for Claude 4.6 and later; `Minimal` is
+    /// not supported there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effort: Option<ReasoningEffort>,
     /// Maximum number of reasoning tokens in one answer, 1,024 to 1,000,000; must be less than maxOutputTokens, of
@@ -98,6 +114,12 @@ pub enum PromptCache {
 #[x_kube(
     validation = Rule::new("self.api != 'OpenAIChat' || has(self.baseURL)").message(
         "spec.model.baseURL is required with api OpenAIChat: set the server's address, such as https://api.example.com/v1"
+    ),
+    validation = Rule::new("self.api != 'OpenAIResponses' || has(self.baseURL)").message(
+        "spec.model.baseURL is required with api OpenAIResponses: set the server's address, such as https://api.example.com/v1"
+    ),
+    validation = Rule::new("self.api != 'OpenAIResponses' || self.maxOutputTokens >= 16").message(
+        "spec.model.maxOutputTokens must be at least 16 with api OpenAIResponses, which rejects less: raise it"
     ),
     validation = Rule::new("self.api != 'AnthropicMessages' || has(self.baseURL)").message(
         "spec.model.baseURL is required with api AnthropicMessages: set the server's address, such as https://api.example.com"
@@ -136,7 +158,7 @@ pub enum PromptCache {
         "spec.model.reasoning.budgetTokens is supported with api AnthropicMessages only: set spec.model.reasoning.effort instead"
     ),
     validation = Rule::new("self.api != 'AnthropicMessages' || !has(self.reasoning) || !has(self.reasoning.effort) || self.reasoning.effort != 'Minimal'").message(
-        "spec.model.reasoning.effort Minimal is supported with api OpenAIChat only: set Low"
+        "spec.model.reasoning.effort Minimal is not supported with api AnthropicMessages: set Low"
     ),
     validation = Rule::new("!has(self.reasoning) || !has(self.reasoning.budgetTokens) || self.reasoning.budgetTokens < self.maxOutputTokens").message(
         "spec.model.reasoning.budgetTokens must be less than spec.model.maxOutputTokens, which includes it: lower the first or raise the second"
@@ -160,8 +182,9 @@ pub enum PromptCache {
 #[serde(rename_all = "camelCase")]
 pub struct ModelSpec {
     /// Wire format, independent of the vendor. `OpenAIChat`: OpenAI chat completions, on any compatible server (vLLM,
-    /// Ollama, llama.cpp, …). `AnthropicMessages`: Anthropic messages, on any compatible server. `Scripted`: built-in
-    /// deterministic model that takes its answers from a script in a ConfigMap, without a key or a network.
+    /// Ollama, llama.cpp, …). `AnthropicMessages`: Anthropic messages, on any compatible server. `OpenAIResponses`:
+    /// OpenAI Responses, on any compatible server, without storage at the server. `Scripted`: built-in deterministic model
+    /// that takes its answers from a script in a ConfigMap, without a key or a network.
     pub api: ModelApi,
     /// Name of the model on its server, at most 256 characters.
     #[schemars(length(min = 1, max = 256), regex(pattern = r"^\S(.*\S)?$"))]
@@ -188,8 +211,8 @@ pub struct ModelSpec {
         )
     )]
     pub base_url: Option<String>,
-    /// API key, sent as `Authorization: Bearer` with `OpenAIChat` and as `x-api-key` with `AnthropicMessages`. Absent:
-    /// no such header is sent, as for local servers.
+    /// API key, sent as `Authorization: Bearer` with `OpenAIChat` and `OpenAIResponses`, and as `x-api-key` with
+    /// `AnthropicMessages`. Absent: no such header is sent, as for local servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_secret_ref: Option<KeyRef>,
     /// Headers added to each request, at most 16. Headers that carry a key or that the gateway writes are rejected. Do
@@ -202,8 +225,8 @@ pub struct ModelSpec {
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     #[schemars(transform = extra::extra_body)]
     pub extra_body: Map<String, Value>,
-    /// Maximum number of tokens in one answer, including reasoning, 1 to 1,000,000. The gateway writes it into each
-    /// request, capped at half of `contextTokens`, so that the prompt fits beside the answer. Defaults to 16,384.
+    /// Maximum number of tokens in one answer, including reasoning, 1 to 1,000,000; with `OpenAIResponses` at least 16.
+    /// The gateway writes it into each request, capped at half of `contextTokens`, so that the prompt fits beside the answer. Defaults to 16,384.
     #[serde(default = "default_max_output_tokens")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_output_tokens: u32,
@@ -230,8 +253,8 @@ pub struct ModelSpec {
     /// How long the provider is asked to cache the conversation, which makes the input of the next call cheaper.
     /// `AnthropicMessages`: `FiveMinutes`, `OneHour`, `Disabled`, or `Auto`, the default, which selects the setting
     /// that would have cost least for the last calls, by their intervals, their sizes and the model's prices.
-    /// `OpenAIChat`, where servers cache automatically: `Auto` sends a `prompt_cache_key` to api.openai.com, `Disabled`
-    /// does not.
+    /// `OpenAIChat` and `OpenAIResponses`, where servers cache automatically: `Auto` sends a `prompt_cache_key` to
+    /// api.openai.com, `Disabled` does not.
     #[serde(default)]
     pub prompt_cache: PromptCache,
     /// Whether the server streams its answers. Defaults to true.

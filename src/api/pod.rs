@@ -45,7 +45,8 @@ pub struct AgentStorage {
     /// at a time; requires a CSI driver. Immutable.
     pub access_mode: AccessMode,
     /// What happens to the volume claim when the Agent is deleted. `Delete`, the default: it is deleted too. `Retain`:
-    /// it is kept, and an Agent recreated under the same name resumes from it. Immutable.
+    /// it is kept with its label `agentloop.dev/agent`, and an Agent recreated under the same name resumes from it.
+    /// Immutable.
     pub retention_policy: RetentionPolicy,
     /// If true, no volume claim is created and the state is lost with the pod. Defaults to false. Immutable.
     pub ephemeral: bool,

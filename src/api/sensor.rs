@@ -454,7 +454,7 @@ pub struct ReceiverStatus {
     pub totals: SensorTotals,
 }
 
-/// Kind of the source: `Schedule`, `Watch`, `Poll`, `Stream` or `Webhook`.
+/// The kinds of sources.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::Display)]
 pub enum SourceType {
     /// A schedule.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 use super::budget::LedgerRecord;
+pub use super::pause::PauseReason;
 use super::usage_counts::{GuardrailTrips, ToolUsage};
 
 /// Observed state of an Agent. Written by the controller only.
@@ -22,7 +23,8 @@ pub struct AgentStatus {
     /// Generation of the spec that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Conditions of the Agent. `Ready` is True when no user action is required.
+    /// Conditions of the Agent. `Ready` is True when no user action is required. The condition of a limit is absent until
+    /// the limit first applies; from then on it is True while the limit applies and False otherwise.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -99,76 +101,7 @@ pub enum LoopState {
     Stopped,
 }
 
-/// Why a loop is Paused or Stopped. Each reason is cleared by its own rule only.
-#[derive(
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    AsRefStr,
-    IntoStaticStr,
-    EnumIter,
-    strum::Display,
-)]
-pub enum PauseReason {
-    /// `spec.suspend`; cleared by setting it to false.
-    SuspendedBySpec,
-    /// The provider asked for a delay (Retry-After); cleared at its end.
-    ProviderRateLimit,
-    /// The model's server does not respond; the open turn waits, and the call is retried with exponential backoff of up
-    /// to 5 minutes. Cleared at the next retry or by a resume request.
-    ModelUnreachable,
-    /// The server rejects the API key (401, 403); the open turn waits, and the call is retried once a minute. Cleared
-    /// at the next retry or by a resume request.
-    AuthenticationFailed,
-    /// The account at the server has no credit or quota (402, or 429 because of a quota); the open turn waits, and the
-    /// call is retried once a minute. Cleared at the next retry or by a resume request.
-    QuotaExceeded,
-    /// The model refused two or more consecutive turns; cleared by the cool-down or a resume request.
-    ModelRefused,
-    /// `guardrails.maxConsecutiveTurns`; cleared when the forced sleep ends.
-    MaxConsecutiveTurns,
-    /// `guardrails.actionsPerMinute`; cleared when the oldest of the counted actions is 60 s old.
-    ActionsPerMinute,
-    /// `guardrails.rateLimits`; cleared when there is room for the waiting call or tool run.
-    RateWindow,
-    /// `guardrails.activeHours`; cleared when the next window starts.
-    OutsideActiveHours,
-    /// `loop.maxConsecutiveErrors`; cleared by the cool-down or a resume request.
-    ConsecutiveErrors,
-    /// The same turn ended the worker three times; cleared by the cool-down or a resume request.
-    CrashLoop,
-    /// No contact with the controller for 60 s; cleared when the link is restored.
-    LinkLost,
-    /// An AgentBudget has no room for the next call; cleared when it has, by its window, a top-up or a raised limit.
-    BudgetExhausted,
-    /// `guardrails.tokensPerHour` has no room for the next call; cleared when it has.
-    TokensPerHour,
-    /// `guardrails.total.tokens` has no room for the next call; cleared when the limit is raised.
-    TotalTokens,
-    /// `guardrails.total.costUSD` has no room for the next call; cleared when the limit is raised.
-    TotalCost,
-    /// The bound of the next call exceeds a whole limit; cleared when the limit is raised.
-    CallExceedsLimit,
-    /// A budget is exhausted and an approval was requested; cleared by the answer, or when the window has room.
-    BudgetAsk,
-    /// The limits of the Agent are unknown or unusable; cleared when they are usable.
-    BudgetUnavailable,
-    /// The server billed more than the bound of a call; cleared by the request `agentloop.dev/resume`.
-    BoundViolated,
-    /// The loop repeats itself: cleared at the end of a forced sleep, or by `agentloop.dev/resume`. If detected by the
-    /// gateway or the controller: cleared by `agentloop.dev/resume` only.
-    LoopDetected,
-}
-
-/// How the loop ended. Absent unless it has ended. `Completed`: the agent ended it. `Idle`: no effective action for
-/// `guardrails.idleTimeoutSeconds`. `Failed`: it repeated itself through all forced sleeps.
+/// How a loop ended.
 #[derive(
     Serialize,
     Deserialize,

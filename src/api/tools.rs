@@ -174,9 +174,7 @@ fn default_timeout_seconds() -> u32 {
     DEFAULT_TIMEOUT_SECONDS
 }
 
-/// Effect of the tool. `Read`: it changes nothing; up to four such calls run in parallel, and one that a crash
-/// interrupted is repeated. `Write`: it changes something. `Destructive`: it may remove or overwrite something.
-/// Defaults to what a trusted server declares, or else `Write`.
+/// The effect of a tool, as declared in the spec.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeclaredEffect {
     /// It changes nothing.

@@ -3,32 +3,77 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
+
+use super::pause::PauseReason;
+use super::status::LoopOutcome;
 
 /// Maximum number of tools that are counted by name, including the entry for all others.
 pub const MOST_TOOLS: usize = 20;
 /// Name of the entry for all other tools.
 pub const OTHER_TOOLS: &str = "other";
-/// Every counted limit, with the action taken when it is reached. A closed set: labels of a metric.
-pub const TRIPS: [(&str, &str); 18] = [
-    ("MaxConsecutiveTurns", "pause"),
-    ("ActionsPerMinute", "pause"),
-    ("RateWindow", "pause"),
-    ("OutsideActiveHours", "pause"),
-    ("BudgetExhausted", "pause"),
-    ("TokensPerHour", "pause"),
-    ("TotalTokens", "pause"),
-    ("TotalCost", "pause"),
-    ("CallExceedsLimit", "pause"),
-    ("BudgetAsk", "pause"),
-    ("ConsecutiveErrors", "pause"),
-    ("CrashLoop", "pause"),
-    ("MaxCallsPerTurn", "deny"),
-    ("IdleTimeout", "kill"),
-    ("LoopDetected", "warn"),
-    ("LoopDetected", "deny"),
-    ("LoopDetected", "pause"),
-    ("LoopDetected", "kill"),
-];
+/// Something that is counted as the trip of a limit, with the action taken. A closed set: labels of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuardrailTrip {
+    /// A limit paused the loop.
+    Pause(PauseReason),
+    /// `guardrails.maxCallsPerTurn` ended a turn.
+    MaxCallsPerTurn,
+    /// `guardrails.idleTimeoutSeconds` ended the loop.
+    IdleTimeout,
+    /// A detected loop led to a step: by its steps only, and not again by the pause or the end that a step brings.
+    LoopDetected(TripAction),
+}
+
+/// Action taken when a limit is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+pub enum TripAction {
+    /// The model was told.
+    Warn,
+    /// A tool call, or further calls of the turn, were denied.
+    Deny,
+    /// The loop was paused.
+    Pause,
+    /// The loop was ended.
+    Kill,
+}
+
+impl GuardrailTrip {
+    /// Every trip that is counted.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let pauses = PauseReason::iter().filter_map(Self::of_pause);
+        let others = [Self::MaxCallsPerTurn, Self::IdleTimeout];
+        pauses.chain(others).chain(TripAction::iter().map(Self::LoopDetected))
+    }
+
+    /// The trip of a pause that has begun; `None`: it is not counted here.
+    #[must_use]
+    pub fn of_pause(reason: PauseReason) -> Option<Self> {
+        (reason.facts().is_guardrail && reason != PauseReason::LoopDetected).then_some(Self::Pause(reason))
+    }
+
+    /// The trip of a loop that has ended; `None`: it is not counted here.
+    #[must_use]
+    pub const fn of_outcome(outcome: LoopOutcome) -> Option<Self> {
+        match outcome {
+            LoopOutcome::Idle => Some(Self::IdleTimeout),
+            LoopOutcome::Completed | LoopOutcome::Failed => None,
+        }
+    }
+
+    /// The labels `guardrail` and `action`.
+    #[must_use]
+    pub fn labels(self) -> (&'static str, &'static str) {
+        let (guardrail, action) = match self {
+            Self::Pause(reason) => (reason.into(), TripAction::Pause),
+            Self::MaxCallsPerTurn => ("MaxCallsPerTurn", TripAction::Deny),
+            Self::IdleTimeout => ("IdleTimeout", TripAction::Kill),
+            Self::LoopDetected(action) => ("LoopDetected", action),
+        };
+        (guardrail, action.into())
+    }
+}
 
 /// How often a limit was reached.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
@@ -79,18 +124,14 @@ pub struct ToolUsage {
     pub milliseconds: i64,
 }
 
-impl ToolUsage {
-    /// The greater of both in each count.
-    fn raise(&mut self, other: &Self) {
-        self.ok = self.ok.max(other.ok);
-        self.error = self.error.max(other.error);
-        self.denied = self.denied.max(other.denied);
-        self.unavailable = self.unavailable.max(other.unavailable);
-        self.unknown = self.unknown.max(other.unknown);
-        self.timed = self.timed.max(other.timed);
-        self.milliseconds = self.milliseconds.max(other.milliseconds);
-    }
+/// Raises totals to the greater of both, count by count: totals never decrease.
+#[macro_export]
+macro_rules! raise {
+    ($known:expr, $new:expr; $($count:ident),+ $(,)?) => {{
+        $($known.$count = $known.$count.max($new.$count);)+
+    }};
 }
+pub use raise;
 
 /// The entry of a tool, or the one for all others if the list is full.
 pub fn of_tool<'a>(tools: &'a mut Vec<ToolUsage>, name: &str) -> &'a mut ToolUsage {
@@ -127,27 +168,44 @@ pub fn of_trip<'a>(trips: &'a mut Vec<GuardrailTrips>, guardrail: &str, action: 
     &mut trips[place]
 }
 
-/// Totals never decrease: the greater of both in each count.
+/// Merges the counts of all tools.
 pub fn merge_tools(known: &mut Vec<ToolUsage>, new: &[ToolUsage]) {
     for tool in new {
-        of_tool(known, &tool.tool).raise(tool);
+        let entry = of_tool(known, &tool.tool);
+        raise!(entry, tool; ok, error, denied, unavailable, unknown, timed, milliseconds);
     }
 }
 
 /// The same for limits. Entries unknown to this version are ignored.
 pub fn merge_trips(known: &mut Vec<GuardrailTrips>, new: &[GuardrailTrips]) {
-    for trip in new
-        .iter()
-        .filter(|trip| TRIPS.contains(&(trip.guardrail.as_str(), trip.action.as_str())))
-    {
+    let known_labels = |trip: &&GuardrailTrips| {
+        let labels = (trip.guardrail.as_str(), trip.action.as_str());
+        GuardrailTrip::all().any(|known| known.labels() == labels)
+    };
+    for trip in new.iter().filter(known_labels) {
         let entry = of_trip(known, &trip.guardrail, &trip.action);
-        entry.count = entry.count.max(trip.count);
+        raise!(entry, trip; count);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_counted_limit_has_labels_of_its_own_and_fits_into_the_status() {
+        let labels: Vec<_> = GuardrailTrip::all().map(GuardrailTrip::labels).collect();
+        let distinct: std::collections::BTreeSet<_> = labels.iter().collect();
+        assert_eq!((distinct.len(), labels.len()), (18, 18));
+        // The bound of `status.usage.guardrailTrips`.
+        assert!(labels.len() <= 32);
+        assert_eq!(
+            GuardrailTrip::of_pause(PauseReason::LoopDetected),
+            None,
+            "counted by its steps"
+        );
+        assert_eq!(GuardrailTrip::of_pause(PauseReason::LinkLost), None, "no limit");
+    }
 
     #[test]
     fn nineteen_tools_have_an_entry_of_their_own_and_the_twentieth_is_among_the_rest() {

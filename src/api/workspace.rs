@@ -38,7 +38,8 @@ pub struct WorkspaceSpec {
     #[schemars(length(max = 253), regex(pattern = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"))]
     pub storage_class_name: Option<String>,
     /// Name of an existing volume claim in the Agent's namespace to be used instead, such as one shared by several pods
-    /// (`ReadWriteMany`). It is never changed or deleted. While it is missing, no pod is created.
+    /// (`ReadWriteMany`). The claim must have the label `agentloop.dev/workspace=true`. It is never changed or deleted.
+    /// While it or its label is missing, no pod is created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub claim_name: Option<String>,

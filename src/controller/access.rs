@@ -1,8 +1,8 @@
-//! Who may read an Agent's events: asks the API server whose a token is (TokenReview) and what they may do
-//! (`SubjectAccessReview`).
+//! Decides who may read an Agent's events: a TokenReview identifies the user, a `SubjectAccessReview` checks the
+//! permission.
 //!
-//! Any token that the API server takes is taken, and none of another audience. Remembers nothing: a reading is long, and a
-//! right that was taken away counts from the next one on.
+//! Accepts any token with the audience of the API server. Caches nothing: a subscription is long, and a revoked
+//! permission takes effect with the next one.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,12 +19,12 @@ use super::pod_sessions::AgentKey;
 use super::review_limiter::ReviewLimiter;
 use crate::link::events::{ReadRefusal, ReadRefusalCode};
 
-/// Longest time for both questions.
+/// Time limit for both reviews together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most readers that are asked about at once; the rest wait.
+/// Most concurrent authorizations; further ones wait.
 const MAX_QUESTIONS: usize = 8;
 
-/// Asks who may read.
+/// Authorizes readers.
 pub struct ReadAuthorizer {
     tokens: Api<TokenReview>,
     rights: Api<SubjectAccessReview>,
@@ -32,7 +32,6 @@ pub struct ReadAuthorizer {
 }
 
 impl ReadAuthorizer {
-    /// Asks through `client`.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self {
@@ -42,7 +41,7 @@ impl ReadAuthorizer {
         }
     }
 
-    /// Whether who holds `token`, which came from `address`, may `get` this subresource of the Agent.
+    /// Checks whether the user who presented `token` from `address` may `get` this subresource of the Agent.
     pub async fn check(
         &self,
         (token, address): (&str, IpAddr),
@@ -52,10 +51,7 @@ impl ReadAuthorizer {
         timeout(ANSWER_TIMEOUT, self.authorize((token, address), agent, subresource))
             .await
             .unwrap_or_else(|_| {
-                tracing::warn!(
-                    "a question about a reader took longer than {} s",
-                    ANSWER_TIMEOUT.as_secs()
-                );
+                tracing::warn!("authorizing a reader timed out after {} s", ANSWER_TIMEOUT.as_secs());
                 Err(cannot_check())
             })
     }
@@ -67,12 +63,12 @@ impl ReadAuthorizer {
         subresource: &str,
     ) -> Result<(), ReadRefusal> {
         let _pass = self.gate.acquire(address).await.ok_or_else(|| {
-            unavailable("too many tokens of this address were to be checked, or were wrong; try again in some seconds")
+            unavailable("too many tokens from this address are pending or invalid; retry in a few seconds")
         })?;
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.into()),
-                // The API server's own.
+                // `None` means the audience of the API server itself.
                 audiences: None,
             },
             ..TokenReview::default()
@@ -94,14 +90,14 @@ impl ReadAuthorizer {
         Err(ReadRefusal {
             code: ReadRefusalCode::Forbidden,
             message: format!(
-                "{name} may not get agents/{subresource} of Agent {namespace}/{of}; where the chart sets rbac.aggregate, \
-                 the roles admin and edit may get agents/words, and view too agents/events"
+                "{name} may not get agents/{subresource} of Agent {namespace}/{of}; if the chart sets rbac.aggregate, \
+                 the roles view, edit and admin grant agents/events, and edit and admin grant agents/words"
             ),
         })
     }
 }
 
-/// Whose token it is.
+/// The authenticated user.
 fn token_user(status: TokenReviewStatus) -> Result<UserInfo, ReadRefusal> {
     status
         .user
@@ -110,7 +106,8 @@ fn token_user(status: TokenReviewStatus) -> Result<UserInfo, ReadRefusal> {
         })
         .ok_or_else(|| ReadRefusal {
             code: ReadRefusalCode::Unauthenticated,
-            message: "the API server does not take this token: it is expired, or of another cluster or audience".into(),
+            message: "the API server rejected the token: it has expired, or belongs to another cluster or audience"
+                .into(),
         })
 }
 
@@ -137,10 +134,10 @@ fn access_review(user: UserInfo, agent: &AgentKey, subresource: &str) -> Subject
 }
 
 fn failed(error: &kube::Error) -> ReadRefusal {
-    tracing::warn!(%error, "a question about a reader failed");
+    tracing::warn!(%error, "failed to authorize a reader");
     cannot_check()
 }
 
 fn cannot_check() -> ReadRefusal {
-    unavailable("whose token it is cannot be checked now; try again")
+    unavailable("the token cannot be verified now; retry")
 }

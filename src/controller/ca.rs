@@ -1,7 +1,7 @@
-//! The link's own certificate authority: when it is made, who signs, what pods must trust.
+//! The certificate authority of the link: when it is created and rotated, which one signs, and what pods must trust.
 //!
-//! Pure but for the making of keys: time comes in. A new authority is published long before it signs, so that no pod
-//! ever meets a certificate that it cannot check.
+//! Pure except for the generation of keys: the time is passed in. A new authority is published long before it signs, so
+//! that no pod meets a certificate that it cannot verify.
 
 use std::time::Duration;
 
@@ -12,41 +12,42 @@ use rcgen::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Life of an authority.
+/// Validity of an authority.
 const AUTHORITY_LIFE: SignedDuration = SignedDuration::from_hours(365 * 24);
-/// Life of a server certificate.
+/// Validity of a server certificate.
 const LEAF_LIFE: SignedDuration = SignedDuration::from_hours(90 * 24);
-/// A successor is made, and a server certificate renewed, when less than this is left.
+/// A successor is created, or a server certificate renewed, when less than this is left.
 const RENEW_BEFORE: SignedDuration = SignedDuration::from_hours(30 * 24);
-/// How long a namespace that does not get the bundle is waited for.
+/// How long a namespace that does not receive the bundle can delay a successor.
 const PATIENCE: SignedDuration = SignedDuration::from_hours(7 * 24);
 /// How long an authority is published before it signs.
 const OVERLAP: SignedDuration = SignedDuration::from_hours(24);
-/// Certificates are valid from this long before they are made, for clocks that are late.
-const BACKDATE: SignedDuration = SignedDuration::from_hours(1);
+/// Certificates are valid from this long before they are made: a leader whose clock is ahead makes some that pods accept,
+/// and that are still good once its clock is right.
+const BACKDATE: SignedDuration = AUTHORITY_LIFE;
 
-/// One authority. Holds a private key: has no `Debug` on purpose.
+/// One authority. Contains a private key and therefore deliberately has no `Debug`.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateAuthority {
-    /// Its certificate, PEM.
+    /// The certificate, PEM.
     pub certificate: String,
     key: String,
-    /// When it expires.
+    /// Expiry of the certificate.
     pub not_after: Timestamp,
-    /// Since when it is in the published bundle.
+    /// Since when the published bundle contains it; `None`: not yet.
     pub published: Option<Timestamp>,
 }
 
 impl CertificateAuthority {
-    /// A new authority with a new key.
+    /// Creates an authority with a new key.
     pub fn make(now: Timestamp) -> Result<Self, rcgen::Error> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let not_after = now + AUTHORITY_LIFE;
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        // The name is unique, so that a client finds the right one of two at once.
+        // A unique name lets a client select the right one of two authorities at once.
         params
             .distinguished_name
             .push(DnType::CommonName, format!("agentloop link CA {now}"));
@@ -59,7 +60,7 @@ impl CertificateAuthority {
         })
     }
 
-    /// A server certificate for `hosts`, with a new key.
+    /// Signs a server certificate for `hosts`, with a new key.
     pub fn sign(&self, hosts: &[String], now: Timestamp) -> Result<ServerCertificate, rcgen::Error> {
         let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
@@ -78,15 +79,20 @@ impl CertificateAuthority {
         })
     }
 
-    /// When a server certificate made now would expire: never after its authority.
+    /// Whether it can be checked now. An authority that is not valid yet was made by a clock that was ahead.
+    fn is_valid(&self, now: Timestamp) -> bool {
+        let from = self.not_after - AUTHORITY_LIFE - BACKDATE;
+        from <= now && now < self.not_after
+    }
+
+    /// The expiry of a server certificate created now; never later than that of its authority.
     fn leaf_end(&self, now: Timestamp) -> Timestamp {
         self.not_after.min(now + LEAF_LIFE)
     }
 }
 
-/// A server certificate and its key, DER.
+/// A server certificate and its private key, DER.
 pub struct ServerCertificate {
-    /// The certificate.
     pub certificate: Vec<u8>,
     /// The private key, PKCS #8.
     pub key: Vec<u8>,
@@ -95,7 +101,7 @@ pub struct ServerCertificate {
 }
 
 impl ServerCertificate {
-    /// Whether `signer` should sign a new one now.
+    /// Whether `signer` should sign a replacement now. False if the replacement would not be valid any longer.
     #[must_use]
     pub fn is_due(&self, signer: &CertificateAuthority, now: Timestamp) -> bool {
         let renewable = self.not_after < signer.leaf_end(now);
@@ -103,24 +109,24 @@ impl ServerCertificate {
     }
 }
 
-/// All authorities that pods trust, the oldest first. One; two around a change.
+/// All trusted authorities, oldest first: one, or two during a rotation.
 #[derive(Serialize, Deserialize, Clone, Default, PartialEq, Eq)]
 #[serde(transparent)]
 pub struct TrustedAuthorities(Vec<CertificateAuthority>);
 
 impl TrustedAuthorities {
-    /// Drops what has expired and adds a successor when it is time. True when something changed.
+    /// Drops what is not valid now and adds a successor when it is time. True when something changed.
     pub fn advance<E>(
         &mut self,
         now: Timestamp,
         make: impl FnOnce(Timestamp) -> Result<CertificateAuthority, E>,
     ) -> Result<bool, E> {
         let before = self.0.len();
-        self.0.retain(|authority| authority.not_after > now);
+        self.0.retain(|authority| authority.is_valid(now));
         let mut changed = self.0.len() != before;
         if self.0.last().is_none_or(|newest| newest.not_after - RENEW_BEFORE < now) {
             let mut new = make(now)?;
-            // The first one signs at once in any case: nobody trusts another.
+            // The first authority signs at once: no pod trusts another one.
             new.published = self.0.is_empty().then_some(now);
             self.0.push(new);
             changed = true;
@@ -128,15 +134,16 @@ impl TrustedAuthorities {
         Ok(changed)
     }
 
-    /// Notes what is published now. `everywhere`: every namespace has the whole bundle; one that never gets it holds the
-    /// others up for [`PATIENCE`] and no longer, since the old authority expires. True when that is new.
+    /// Records the publication. `everywhere`: every namespace has the whole bundle. A namespace that never receives it
+    /// delays the others for at most [`PATIENCE`], since the old authority expires. Returns whether anything changed.
     pub fn note_published(&mut self, now: Timestamp, everywhere: bool) -> bool {
         let unpublished = self.0.iter_mut().filter(|authority| authority.published.is_none());
+        // An authority was created AUTHORITY_LIFE before it expires.
         let due = unpublished.filter(|authority| everywhere || authority.not_after - AUTHORITY_LIFE + PATIENCE <= now);
         due.map(|authority| authority.published = Some(now)).count() > 0
     }
 
-    /// Who signs: the newest that has been published long enough, else the oldest.
+    /// The authority that signs: the newest one published for at least 24 h, otherwise the oldest.
     #[must_use]
     pub fn signer(&self, now: Timestamp) -> Option<&CertificateAuthority> {
         let mut newest_first = self.0.iter().rev();
@@ -145,7 +152,7 @@ impl TrustedAuthorities {
             .or_else(|| self.0.first())
     }
 
-    /// The certificates that pods must trust, PEM, the newest first.
+    /// The certificates that pods must trust, PEM, newest first.
     #[must_use]
     pub fn bundle(&self) -> String {
         let newest_first = self.0.iter().rev();
@@ -153,7 +160,7 @@ impl TrustedAuthorities {
     }
 }
 
-/// Sets the time in which a certificate is valid.
+/// Sets the validity period of a certificate.
 fn validity(params: &mut CertificateParams, from: Timestamp, until: Timestamp) {
     let date = |at: Timestamp| {
         let since_epoch = Duration::from_secs(at.as_second().try_into().unwrap_or_default());
@@ -165,6 +172,13 @@ fn validity(params: &mut CertificateParams, from: Timestamp, until: Timestamp) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::client::danger::ServerCertVerifier;
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, UnixTime};
+
     use super::*;
 
     const HOUR: SignedDuration = SignedDuration::from_hours(1);
@@ -174,7 +188,7 @@ mod tests {
         "2030-01-01T00:00:00Z".parse().unwrap()
     }
 
-    /// An authority without real keys: the rules look at times only.
+    /// An authority without real keys: the rules depend only on times.
     #[allow(clippy::unnecessary_wraps)]
     fn fake(now: Timestamp) -> Result<CertificateAuthority, ()> {
         Ok(CertificateAuthority {
@@ -216,7 +230,7 @@ mod tests {
         assert_eq!(
             signer(&authorities, made + DAY * 3),
             old,
-            "it was made, but never published"
+            "created, but never published"
         );
         let published = made + DAY * 3;
         assert!(
@@ -252,7 +266,7 @@ mod tests {
         assert_eq!(authorities.signer(much_later).unwrap().published, Some(much_later));
     }
 
-    /// Ten years, looked at every six hours, by a pod whose bundle is always a day old.
+    /// Ten years, checked every six hours, with a pod whose bundle is always a day old.
     #[test]
     fn over_ten_years_a_pod_that_learns_of_bundles_a_day_late_always_trusts_the_signer() {
         let mut authorities = TrustedAuthorities::default();
@@ -291,6 +305,68 @@ mod tests {
         let leaf = authority.sign(&["agentloop-link.x.svc".into()], late).unwrap();
         assert_eq!(leaf.not_after, authority.not_after);
         assert!(!leaf.is_due(&authority, late + DAY));
+    }
+
+    const HOST: &str = "agentloop-link.x.svc";
+
+    /// Whether a pod whose clock says `now` accepts the certificate.
+    fn accepts(bundle: &str, leaf: &ServerCertificate, now: Timestamp) -> bool {
+        let mut roots = rustls::RootCertStore::empty();
+        for pem in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
+            roots.add(pem.unwrap()).unwrap();
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider);
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(now.as_second().try_into().unwrap()));
+        let (host, leaf) = (HOST.try_into().unwrap(), CertificateDer::from(leaf.certificate.clone()));
+        let verifier = verifier.build().unwrap();
+        verifier.verify_server_cert(&leaf, &[], &host, &[], now).is_ok()
+    }
+
+    /// One look of a leader whose clock says `now`: the bundle, and the certificate that it serves with from then on.
+    fn look(authorities: &mut TrustedAuthorities, now: Timestamp) -> (String, ServerCertificate) {
+        authorities.advance(now, CertificateAuthority::make).unwrap();
+        authorities.note_published(now, true);
+        let leaf = authorities.signer(now).unwrap().sign(&[HOST.into()], now).unwrap();
+        (authorities.bundle(), leaf)
+    }
+
+    #[test]
+    fn a_leader_whose_clock_is_up_to_a_year_ahead_is_accepted_then_and_after_the_clock_is_right() {
+        for ahead in [SignedDuration::ZERO, HOUR * 2, DAY * 364, AUTHORITY_LIFE] {
+            let mut authorities = TrustedAuthorities::default();
+            look(&mut authorities, start());
+            let now = start() + DAY;
+            let (bundle, leaf) = look(&mut authorities, now + ahead);
+            assert!(accepts(&bundle, &leaf, now), "ahead by {ahead}");
+            let (after, leaf) = look(&mut authorities, now + HOUR);
+            assert_eq!(after, bundle, "no pod needs another one");
+            assert!(accepts(&after, &leaf, now + HOUR), "ahead by {ahead}");
+        }
+    }
+
+    #[test]
+    fn an_authority_made_by_a_clock_that_was_further_ahead_is_replaced_once_the_clock_is_right() {
+        let mut authorities = TrustedAuthorities::default();
+        look(&mut authorities, start());
+        let (bundle, leaf) = look(&mut authorities, start() + AUTHORITY_LIFE + BACKDATE + HOUR);
+        assert!(!accepts(&bundle, &leaf, start()));
+        let (bundle, leaf) = look(&mut authorities, start());
+        assert_eq!(authorities.0.len(), 1);
+        assert!(accepts(&bundle, &leaf, start()));
+    }
+
+    #[test]
+    fn a_certificate_made_by_a_clock_that_was_behind_is_renewed_once_the_clock_is_right() {
+        let mut authorities = TrustedAuthorities::default();
+        look(&mut authorities, start());
+        for (behind, is_accepted) in [(LEAF_LIFE - DAY, true), (LEAF_LIFE + DAY, false), (DAY * 300, false)] {
+            let (bundle, leaf) = look(&mut authorities, start() - behind);
+            assert_eq!(accepts(&bundle, &leaf, start()), is_accepted, "behind by {behind}");
+            assert!(leaf.is_due(authorities.signer(start()).unwrap(), start()));
+            let (bundle, leaf) = look(&mut authorities, start());
+            assert!(accepts(&bundle, &leaf, start()), "behind by {behind}");
+        }
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! Keeps the link's authorities in a Secret and its server certificate fresh.
+//! Keeps the authorities of the link in a Secret, and renews its server certificate.
 //!
-//! The Secret is written by compare-and-set: of two controllers one wins, the other reads what the winner wrote. The
-//! rules of change are in [`ca`](super::ca).
+//! The Secret is written with its resource version as a precondition: of two controllers one wins, and the other reads
+//! what it wrote. The rules of the rotation are in [`ca`](super::ca).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum_server::tls_rustls::RustlsConfig;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, PostParams};
@@ -17,47 +17,54 @@ use rustls::ServerConfig;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::agent::WallClock;
 use super::ca::{CertificateAuthority, ServerCertificate, TrustedAuthorities};
+use super::runtime::WallClock;
 
-/// Name of the Secret.
+/// Name of the Secret with the authorities.
 pub const CA_SECRET: &str = "agentloop-link-ca";
-/// Key of the authorities, with their private keys.
+/// Key with the authorities and their private keys.
 const AUTHORITIES_KEY: &str = "authorities.json";
-/// Key of the published bundle, for people to look at.
+/// Key with the published bundle, for users.
 const BUNDLE_KEY: &str = "ca.crt";
-/// How often the certificates are looked at.
+/// Interval between two checks.
 const CHECK_EVERY: Duration = Duration::from_hours(1);
-/// How soon after a failure.
+/// How often the clock is looked at. Reads no API.
+const CLOCK_LOOK: Duration = Duration::from_secs(30);
+/// A clock that moved by so much more or less than time has passed was set: certificates are looked at then.
+const CLOCK_STEP: SignedDuration = SignedDuration::from_mins(5);
+/// Delay after a failed check.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
-/// How often a write that lost a race is tried again at once.
+/// Most attempts to write after conflicts.
 const MAX_CONFLICTS: u32 = 5;
 
-/// Why the certificates could not be looked after.
+/// Why the certificates could not be created, read or renewed.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Debug)]
 pub enum LinkCertificateError {
-    /// The API server refused, or did not answer.
+    /// The API server rejected the request or did not respond.
     #[error("Secret {CA_SECRET}: {0}")]
     Api(#[from] kube::Error),
-    /// Somebody changed the Secret.
+    /// The content of the Secret is invalid.
     #[error(
-        "Secret {CA_SECRET} cannot be read (key {AUTHORITIES_KEY}); delete it, and a new authority is made: pods then need up to two minutes to trust it"
+        "Secret {CA_SECRET} is invalid (key {AUTHORITIES_KEY}): delete it to create a new authority, which pods trust \
+         within two minutes"
     )]
     Unreadable,
-    /// Others wrote it again and again.
-    #[error("Secret {CA_SECRET}: {MAX_CONFLICTS} writes in a row lost a race")]
+    /// Other writers changed the Secret during every attempt.
+    #[error("Secret {CA_SECRET}: {MAX_CONFLICTS} consecutive writes had a conflict")]
     Conflicts,
-    /// A certificate could not be made.
-    #[error("making a certificate: {0}")]
+    /// A certificate could not be created.
+    #[error("failed to create a certificate: {0}")]
     Certificate(#[from] rcgen::Error),
-    /// A certificate could not be used.
-    #[error("using a certificate: {0}")]
+    /// A certificate could not be loaded.
+    #[error("failed to load a certificate: {0}")]
     Tls(#[from] rustls::Error),
 }
 
-/// The link's certificates.
+/// The authorities and the server certificate of the link.
 pub struct LinkCertificates {
     secrets: Api<Secret>,
     hosts: Vec<String>,
@@ -68,7 +75,7 @@ pub struct LinkCertificates {
 }
 
 impl LinkCertificates {
-    /// Reads or makes the authorities, and makes a server certificate for `hosts`.
+    /// Reads or creates the authorities, and creates a server certificate for `hosts`.
     pub async fn start(
         client: Client,
         namespace: &str,
@@ -89,33 +96,34 @@ impl LinkCertificates {
         })
     }
 
-    /// The TLS configuration; it changes under its users when a certificate is renewed.
+    /// The TLS configuration. It is replaced in place when the certificate is renewed.
     #[must_use]
     pub fn tls(&self) -> RustlsConfig {
         self.tls.clone()
     }
 
-    /// The bundle that pods must trust, now and later.
+    /// The bundle that pods must trust, with its later changes.
     #[must_use]
     pub fn bundle(&self) -> watch::Receiver<String> {
         self.bundle.subscribe()
     }
 
-    /// Looks after the certificates until `stop`. `published`: the bundles that those have published who do so.
+    /// Checks the certificates every hour until `stop`. `published`: the bundle that each publisher has published
+    /// everywhere.
     pub async fn maintain(mut self, published: Vec<watch::Receiver<String>>, stop: CancellationToken) {
-        let mut pause = Duration::ZERO;
-        while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+        let (mut pause, clock) = (Duration::ZERO, self.clock.clone());
+        while stop.run_until_cancelled(wait(pause, &clock)).await.is_some() {
             pause = match self.refresh(&published).await {
                 Ok(()) => CHECK_EVERY,
                 Err(error) => {
-                    tracing::warn!(%error, "the link's certificates could not be checked; trying again in 30 s");
+                    tracing::warn!(%error, "failed to check the link's certificates; retrying in 30 s");
                     RETRY_AFTER
                 }
             };
         }
     }
 
-    /// One look: authorities, bundle, note of its publication, server certificate.
+    /// One check: authorities, bundle, record of the publication, server certificate.
     pub async fn refresh(&mut self, published: &[watch::Receiver<String>]) -> Result<(), LinkCertificateError> {
         let now = (self.clock)();
         let authorities = advance(&self.secrets, now).await?;
@@ -125,7 +133,7 @@ impl LinkCertificates {
             old.clone_from(&bundle);
             new
         });
-        // Noted only once every namespace has it, so that no pod meets a certificate that it cannot check.
+        // Recorded only after every namespace has the bundle, so that no pod meets a certificate that it cannot verify.
         let everywhere = published.iter().all(|published| *published.borrow() == bundle);
         let authorities = update(&self.secrets, |authorities| {
             Ok(authorities.note_published(now, everywhere))
@@ -135,9 +143,21 @@ impl LinkCertificates {
         if self.leaf.is_due(signer, now) {
             self.leaf = signer.sign(&self.hosts, now)?;
             self.tls.reload_from_config(server_config(&self.leaf)?);
-            tracing::info!("the link has a new server certificate");
+            tracing::info!("renewed the server certificate of the link");
         }
         Ok(())
+    }
+}
+
+/// Waits for so long, or until the clock was set: what was made by a wrong clock is not to last until the next look.
+async fn wait(pause: Duration, clock: &WallClock) {
+    let (start, began) = (Instant::now(), clock());
+    while start.elapsed() < pause {
+        tokio::time::sleep(CLOCK_LOOK.min(pause.saturating_sub(start.elapsed()))).await;
+        let passed = SignedDuration::try_from(start.elapsed()).unwrap_or(SignedDuration::MAX);
+        if clock().duration_since(began).saturating_sub(passed).abs() > CLOCK_STEP {
+            return;
+        }
     }
 }
 
@@ -152,7 +172,7 @@ fn signer(authorities: &TrustedAuthorities, now: Timestamp) -> Result<&Certifica
     authorities.signer(now).ok_or(LinkCertificateError::Unreadable)
 }
 
-/// Reads the authorities, applies `change`, and writes them when it says that something changed.
+/// Reads the authorities, applies `change`, and writes them if `change` returns true. Retries after a conflict.
 async fn update(
     secrets: &Api<Secret>,
     mut change: impl FnMut(&mut TrustedAuthorities) -> Result<bool, LinkCertificateError>,
@@ -203,7 +223,7 @@ fn secret(authorities: &TrustedAuthorities, resource_version: Option<String>) ->
     })
 }
 
-/// TLS 1.3 and HTTP/1.1 only: both ends are ours.
+/// TLS 1.3 and HTTP/1.1 only, because both ends are part of agentloop.
 pub fn server_config(leaf: &ServerCertificate) -> Result<Arc<ServerConfig>, rustls::Error> {
     let chain = vec![CertificateDer::from(leaf.certificate.clone())];
     let key = PrivatePkcs8KeyDer::from(leaf.key.clone());
@@ -213,4 +233,50 @@ pub fn server_config(leaf: &ServerCertificate) -> Result<Arc<ServerConfig>, rust
         .with_single_cert(chain, key.into())?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// A clock that is ahead of the time that has passed by what is set.
+    fn clock(offset: &Arc<Mutex<SignedDuration>>) -> WallClock {
+        let (start, offset) = (Instant::now(), offset.clone());
+        Arc::new(move || {
+            let passed = SignedDuration::try_from(start.elapsed()).unwrap();
+            Timestamp::constant(1_900_000_000, 0) + passed + *offset.lock().unwrap()
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_that_is_set_ends_the_wait_and_one_that_drifts_does_not() {
+        for (step, waits) in [
+            (SignedDuration::ZERO, true),
+            (CLOCK_STEP, true),
+            (-CLOCK_STEP, true),
+            (CLOCK_STEP + SignedDuration::from_secs(1), false),
+            (-CLOCK_STEP - SignedDuration::from_secs(1), false),
+        ] {
+            let offset = Arc::default();
+            let clock = clock(&offset);
+            let start = Instant::now();
+            let set = async {
+                tokio::time::sleep(Duration::from_secs(100)).await;
+                *offset.lock().unwrap() = step;
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                () = wait(CHECK_EVERY, &clock) => {}
+                () = set => {}
+            }
+            let expected = if waits { CHECK_EVERY } else { Duration::from_mins(2) };
+            assert_eq!(start.elapsed(), expected, "{step}");
+            // After a step the next wait is a whole one again.
+            let start = Instant::now();
+            wait(CHECK_EVERY, &clock).await;
+            assert_eq!(start.elapsed(), CHECK_EVERY);
+        }
+    }
 }

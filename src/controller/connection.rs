@@ -1,9 +1,9 @@
-//! Connections to the API server that notice when nobody is at the other end any more.
+//! Connections to the API server that detect a dead peer.
 //!
-//! A connection can die without a word: a load balancer forgets it, a node loses power. Whoever waits for events on it waits
-//! until something gives up. Here three things do, so that nobody is blind for more than 45 s: the kernel, which probes a
-//! connection that is silent and gives up on one that acknowledges nothing; the client, which gives up on a connection that
-//! brings nothing for longer than any watch lasts; and the watch, which ends and is renewed every [`WATCH_SECONDS`].
+//! A connection can die silently: a load balancer forgets it, or a node loses power. A watch on it then waits until
+//! something times out. Three timeouts limit this to 45 s: the kernel's, which probes an idle connection and closes one
+//! whose data is not acknowledged; the client's, which closes a connection that is silent for longer than any watch
+//! lasts; and the watch's own, which ends and is renewed every [`WATCH_SECONDS`].
 
 use std::time::Duration;
 
@@ -19,29 +19,30 @@ use tower::{BoxError, ServiceBuilder};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::requests::CountRequests;
 
-/// How long one request to watch lasts. Its client waits 5 s longer for the end of it, and goes on with the next one.
+/// Duration of one watch request. The client waits 5 s longer for it to end, then starts the next one.
 const WATCH_SECONDS: u32 = 35;
-/// Longest silence on a connection to the API server: longer than a watch lasts.
+/// Longest silence on a connection to the API server; longer than a watch lasts.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(42);
-/// Longest time to connect to the API server.
+/// Time limit for connecting to the API server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A silent connection is probed after this time, and as often again.
+/// An idle connection is probed after this time, and in this interval.
 const PROBE: Duration = Duration::from_secs(10);
-/// Probes without an answer after which a connection is dead.
+/// Number of unanswered probes after which a connection is closed.
 const PROBES: u32 = 3;
-/// How long what was sent may go unacknowledged.
+/// Longest time that sent data may stay unacknowledged.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
-/// How long an unused connection is kept: one that died meanwhile must not be taken for the next watch.
+/// How long an idle connection stays in the pool. Short, because one that died in the meantime must not be used for the
+/// next watch.
 const UNUSED: Duration = Duration::from_secs(15);
 
-/// How everything is watched.
+/// The configuration of every watch.
 #[must_use]
 pub fn watching() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS)
 }
 
-/// A client that counts its requests. It has no rate limit: the API server has its own. Failed requests are repeated by
-/// whoever made them, who knows how long that is worth it.
+/// A client that counts its requests. It has no rate limit, because the API server limits requests itself. Callers
+/// retry failed requests, because they know how long a retry makes sense.
 pub fn client(mut config: Config, read_timeout: Duration, metrics: &Metrics) -> kube::Result<Client> {
     let host = config.cluster_url.authority().map(ToString::to_string);
     let count = CountRequests::new(metrics.requests.clone(), host.unwrap_or_default());
@@ -49,7 +50,7 @@ pub fn client(mut config: Config, read_timeout: Duration, metrics: &Metrics) -> 
     config.connect_timeout = Some(read_timeout.min(CONNECT_TIMEOUT));
     config.reset_reader_on_write = true;
     config.default_retry = false;
-    // A developer's machine: what kube makes of it, without probes of the kernel.
+    // Typical of a developer's machine: use kube's own connector, without kernel probes.
     if config.proxy_url.is_some() || config.auth_info.exec.is_some() {
         return Ok(ClientBuilder::try_from(config)?.with_layer(&count).build());
     }

@@ -1,7 +1,8 @@
-//! Passes events from sensor pods to the gateways of their receivers, and the word that they arrived back.
+//! Relays events from sensor pods to the gateways of their receivers, and acknowledgements back.
 //!
-//! Keeps nothing: an event is in a sensor pod's outbox until its receiver has it on disk. In memory are the gateways that
-//! listen, and the requests that wait for a word, each with a bound. Who may deliver to whom is what the reconciler says.
+//! Persists nothing: an event stays in the sensor pod's outbox until its receiver has it on disk. In memory, with
+//! bounds, are the connected gateways and the requests that wait for an acknowledgement. The reconciler decides which
+//! Sensor may deliver to which Agent.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,18 +16,16 @@ use crate::link::deliveries::{Delivery, DeliveryAck, DeliveryRequest, SensorDire
 use crate::link::messages::{PodRefusal, REPORT_SECONDS, RefusalCode};
 use crate::link::server::PodIdentity;
 
-/// Deliveries that wait for one gateway to read them; more are refused.
+/// Capacity of the queue of deliveries to one gateway; further ones are refused.
 const QUEUE: usize = 4;
 
-/// A sensor pod that said nothing for so long is silent: it missed two reports.
+/// A sensor pod without contact for this long is silent: it has missed two reports.
 pub const SILENCE: Duration = Duration::from_secs(2 * REPORT_SECONDS);
 
 /// A Sensor, by namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SensorKey {
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
 }
 
@@ -34,9 +33,9 @@ struct SensorPodSession {
     sensor: SensorKey,
     directives: watch::Sender<SensorDirectives>,
     heard: Option<SensorPodReport>,
-    /// When it last spoke, or was first expected.
+    /// Time of the last contact, or of the registration.
     contact: Instant,
-    /// The reconciler was woken because of its silence.
+    /// Whether the reconciler has been notified of the silence.
     noticed: bool,
 }
 
@@ -53,17 +52,16 @@ struct GatewayChannel {
 
 #[derive(Default)]
 struct RelayTable {
-    /// Sensor pods, by uid.
+    /// Sensor pods, by UID.
     pods: HashMap<String, SensorPodSession>,
-    /// Gateways that listen, and their numbers.
+    /// The connected gateways.
     lines: HashMap<AgentKey, GatewayChannel>,
-    /// Number of the gateway that came last.
+    /// The revision of the gateway that connected last.
     came: u64,
-    /// Who waits for a receiver's word about a Sensor.
+    /// Requests that wait for the acknowledgement of a receiver, by receiver and UID of the Sensor.
     waiting: HashMap<(AgentKey, String), oneshot::Sender<DeliveryAck>>,
 }
 
-/// The relay.
 pub struct DeliveryRelay {
     table: Mutex<RelayTable>,
     changed: mpsc::UnboundedSender<SensorKey>,
@@ -71,7 +69,8 @@ pub struct DeliveryRelay {
 }
 
 impl DeliveryRelay {
-    /// A relay that waits so long for a receiver's word, and the stream of Sensors whose pods said something new.
+    /// Creates a relay that waits this long for acknowledgements, and the stream of Sensors whose pods have sent a new
+    /// report.
     #[must_use]
     pub fn new(wait: Duration) -> (Self, mpsc::UnboundedReceiver<SensorKey>) {
         let (changed, stream) = mpsc::unbounded_channel();
@@ -83,7 +82,7 @@ impl DeliveryRelay {
         (relay, stream)
     }
 
-    /// Says which pod is the Sensor's, and what it is to do. Idempotent; the Sensor's other pods are refused from then on.
+    /// Registers the Sensor's pod and its directives. Idempotent; other pods of the Sensor are refused from then on.
     pub fn expect_pod(&self, sensor: &SensorKey, pod_uid: &str, mut directives: SensorDirectives) {
         let mut table = self.lock();
         table.revise(sensor, &mut directives);
@@ -108,12 +107,12 @@ impl DeliveryRelay {
         table.pods.insert(pod_uid.into(), entry);
     }
 
-    /// The Sensor has no pod.
+    /// Removes the Sensor's pod.
     pub fn forget(&self, sensor: &SensorKey) {
         self.lock().pods.retain(|_, entry| entry.sensor != *sensor);
     }
 
-    /// What the Sensor's pod last said.
+    /// The last report of the Sensor's pod.
     #[must_use]
     pub fn last_report(&self, sensor: &SensorKey) -> Option<SensorPodReport> {
         let table = self.lock();
@@ -121,7 +120,7 @@ impl DeliveryRelay {
         entry.heard.clone()
     }
 
-    /// Whether the Sensor's pod has said nothing for [`SILENCE`]; `None`: no pod of it was expected yet.
+    /// Whether the Sensor's pod has been without contact for [`SILENCE`]; `None` if it has no registered pod.
     #[must_use]
     pub fn is_silent(&self, sensor: &SensorKey) -> Option<bool> {
         let table = self.lock();
@@ -129,7 +128,8 @@ impl DeliveryRelay {
         Some(entry.is_silent())
     }
 
-    /// Wakes the reconciler for each pod whose silence began since the last sweep. Its end wakes it by itself.
+    /// Notifies the reconciler of each pod whose silence began since the last sweep. The next contact notifies it of
+    /// the end.
     pub fn detect_silent_pods(&self) {
         for entry in self.lock().pods.values_mut() {
             if entry.is_silent() && !entry.noticed {
@@ -139,16 +139,16 @@ impl DeliveryRelay {
         }
     }
 
-    /// A sensor pod has spoken.
+    /// Records contact with a sensor pod, and notifies the reconciler if it was silent.
     fn record_contact(&self, entry: &mut SensorPodSession) {
         entry.contact = Instant::now();
         if std::mem::take(&mut entry.noticed) {
-            // The receiver is gone only while the process ends.
+            // Fails only during shutdown.
             let _ = self.changed.send(entry.sensor.clone());
         }
     }
 
-    /// What a sensor pod is to do, now and later.
+    /// The directives for a sensor pod, with their later changes.
     pub fn attach(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, PodRefusal> {
         let mut table = self.lock();
         let entry = authorized_session(&mut table, pod)?;
@@ -156,21 +156,21 @@ impl DeliveryRelay {
         Ok(entry.directives.subscribe())
     }
 
-    /// A sensor pod reports. The reconciler is woken when what it says is new.
+    /// Stores the report of a sensor pod. Notifies the reconciler if the report differs from the last one.
     pub fn report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), PodRefusal> {
         let mut table = self.lock();
         let entry = authorized_session(&mut table, pod)?;
         self.record_contact(entry);
         if entry.heard.as_ref() != Some(&report) {
             entry.heard = Some(report);
-            // The receiver is gone only while the process ends.
+            // Fails only during shutdown.
             let _ = self.changed.send(entry.sensor.clone());
         }
         Ok(())
     }
 
-    /// A gateway listens; one of the same Agent that listened before hears nothing any more. Sensor pods with something for
-    /// it are told at once that it is there.
+    /// Connects a gateway and replaces an earlier one of the same Agent. Sensor pods that deliver to this Agent receive
+    /// the new revision at once, so that they retry pending deliveries without waiting for their backoff.
     pub fn register_gateway(&self, agent: &AgentKey) -> mpsc::Receiver<Delivery> {
         let (line, deliveries) = mpsc::channel(QUEUE);
         let mut table = self.lock();
@@ -181,7 +181,8 @@ impl DeliveryRelay {
             revision,
         };
         table.lines.insert(agent.clone(), line);
-        // What waits for the word of the gateway before this one may wait in vain; sent again it comes here.
+        // Requests that wait for the previous gateway may never be acknowledged. Dropping them makes the sensor pods
+        // send again, to this gateway.
         table.waiting.retain(|(receiver, _), _| receiver != agent);
         for entry in table.pods.values() {
             if entry.sensor.namespace == agent.namespace {
@@ -195,7 +196,7 @@ impl DeliveryRelay {
         deliveries
     }
 
-    /// A receiver has events on disk.
+    /// Passes the acknowledgement of a receiver to the waiting request.
     pub fn delivered(&self, agent: &AgentKey, delivered: DeliveryAck) {
         let waiting = self.lock().waiting.remove(&(agent.clone(), delivered.sensor.clone()));
         if let Some(waiting) = waiting {
@@ -203,17 +204,15 @@ impl DeliveryRelay {
         }
     }
 
-    /// Passes events on, and waits for the word that the receiver has them.
+    /// Forwards events and waits for the receiver's acknowledgement.
     pub async fn deliver(&self, pod: &PodIdentity, deliver: DeliveryRequest) -> Result<DeliveryAck, PodRefusal> {
         let heard = self.forward(pod, deliver)?;
         match timeout(self.wait, heard).await {
             Ok(Ok(delivered)) => Ok(delivered),
             Ok(Err(_)) => Err(receiver_away(
-                "a newer request took this one's place, or a new gateway its receiver's",
+                "a newer request replaced this one, or the receiver's gateway was replaced",
             )),
-            Err(_) => Err(receiver_away(
-                "the receiver did not say in time that it has these events",
-            )),
+            Err(_) => Err(receiver_away("the receiver did not acknowledge these events in time")),
         }
     }
 
@@ -228,9 +227,9 @@ impl DeliveryRelay {
         let directives = entry.directives.borrow();
         let terms = directives.terms.as_ref();
         let Some(terms) = terms.filter(|terms| terms.uid == deliver.delivery.sensor) else {
-            return Err(unknown("these are not events of this pod's Sensor"));
+            return Err(unknown("these events do not belong to this pod's Sensor"));
         };
-        // Not what the pod says: its receivers are not to rely on it.
+        // Overwrite the name and limit with those of the reconciler: receivers must not rely on what the pod claims.
         deliver.delivery.name.clone_from(&terms.name);
         deliver.delivery.per_minute = Some(terms.spec.limits.per_minute);
         let receivers = directives.receivers.as_deref().unwrap_or_default();
@@ -243,9 +242,10 @@ impl DeliveryRelay {
             name: receiver.name.clone(),
         };
         drop(directives);
-        // The gateway of this name may still be one of an Agent that is gone: it must not take what is another's.
+        // The connected gateway may still belong to a deleted Agent with the same name. It compares this UID and does
+        // not accept another Agent's events.
         deliver.delivery.receiver = deliver.receiver;
-        // First: the word may come before this function ends.
+        // Created before sending, because the acknowledgement may arrive before this function returns.
         let (word, heard) = oneshot::channel();
         let key = (agent.clone(), deliver.delivery.sensor.clone());
         let sent = table
@@ -255,11 +255,11 @@ impl DeliveryRelay {
         match sent {
             Some(Ok(())) => {}
             Some(Err(mpsc::error::TrySendError::Full(()))) => {
-                return Err(receiver_away("the receiver is slow; try again"));
+                return Err(receiver_away("the receiver is slow; retry"));
             }
             Some(Err(mpsc::error::TrySendError::Closed(()))) | None => {
                 table.lines.remove(&agent);
-                return Err(receiver_away("the receiver has no pod that listens; try again"));
+                return Err(receiver_away("the receiver has no connected pod; retry"));
             }
         }
         table.waiting.retain(|_, word| !word.is_closed());
@@ -273,7 +273,7 @@ impl DeliveryRelay {
 }
 
 impl RelayTable {
-    /// Fills in which gateway of each receiver it is that listens.
+    /// Sets the revision of each receiver to that of its connected gateway; 0 without one.
     fn revise(&self, sensor: &SensorKey, directives: &mut SensorDirectives) {
         for receiver in directives.receivers.iter_mut().flatten() {
             let agent = AgentKey {
@@ -294,7 +294,7 @@ fn authorized_session<'a>(
         .filter(|entry| entry.sensor.namespace == pod.namespace)
         .ok_or_else(|| PodRefusal {
             code: RefusalCode::NotLeading,
-            message: "the controller has not looked at this Sensor's pod yet, or another pod has its place".into(),
+            message: "the controller has not registered this pod yet, or another pod has replaced it".into(),
         })
 }
 
@@ -413,7 +413,7 @@ mod tests {
                 ..deliver("sensor-uid", "x-uid").delivery
             };
             assert_eq!(delivery, sent);
-            // Of another Sensor, and of another receiver: nobody's.
+            // Acknowledgements for another Sensor and from another receiver must not complete the request.
             relay.delivered(
                 &agent(),
                 DeliveryAck {
@@ -495,7 +495,7 @@ mod tests {
         assert_eq!(code(&relay, pod("p1", "a"), foreign).await, RefusalCode::Unknown);
         let nobody = deliver("sensor-uid", "y-uid");
         assert_eq!(code(&relay, pod("p1", "a"), nobody).await, RefusalCode::Unknown);
-        // Another pod takes its place.
+        // Another pod replaces it.
         relay.expect_pod(&sensor(), "p2", directives());
         assert_eq!(code(&relay, pod("p1", "a"), right()).await, RefusalCode::NotLeading);
         assert_eq!(code(&relay, pod("p2", "a"), right()).await, RefusalCode::Away);
@@ -539,10 +539,10 @@ mod tests {
             assert_eq!(changed.try_recv(), Ok(sensor()), "once");
             assert!(changed.try_recv().is_err());
             speak();
-            assert_eq!(changed.try_recv(), Ok(sensor()), "it speaks again");
+            assert_eq!(changed.try_recv(), Ok(sensor()), "contact again");
             assert_eq!(relay.is_silent(&sensor()), Some(false));
         }
-        // A pod that takes its place has as long to speak.
+        // A pod that replaces it gets the full time again.
         tokio::time::advance(SILENCE).await;
         relay.expect_pod(&sensor(), "p2", directives());
         assert_eq!(relay.is_silent(&sensor()), Some(false));
@@ -570,7 +570,10 @@ mod tests {
         assert!(level.has_changed().unwrap());
         let first = revision(&mut level);
         relay.expect_pod(&sensor(), "p1", directives());
-        assert!(!level.has_changed().unwrap(), "the reconciler knows no better");
+        assert!(
+            !level.has_changed().unwrap(),
+            "the reconciler does not change the revision"
+        );
         let _line = relay.register_gateway(&agent());
         assert_ne!(revision(&mut level), first);
     }

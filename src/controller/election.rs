@@ -1,11 +1,11 @@
-//! Leader election: one replica at a time holds the Lease, and only that one works.
+//! Leader election: one replica at a time holds the Lease, and only the holder works.
 //!
-//! Each write of the Lease replaces exactly the version that this replica has read, so that of two who want it one gets a
-//! conflict. Whether a holder is still there is judged by this replica's own clock: as long as the Lease was changed within
-//! its duration, somebody holds it (both as in client-go's `leaderelection`). The Lease is watched, and read when the watch
-//! brings nothing for the time of two renewals. A holder that cannot renew knows it before
-//! anybody else may take over; a released Lease is taken at once; the leader's pod carries the label by which the link's
-//! Service finds it.
+//! Each write of the Lease has the resource version that this replica has read as a precondition, so that of two
+//! candidates one gets a conflict. A replica judges by its own clock whether the holder is alive: the Lease counts as
+//! held as long as it changed within its duration (both as in client-go's `leaderelection`). The Lease is watched, and
+//! read if the watch delivers nothing for two renewal intervals. A holder that cannot renew gives up before any other
+//! replica may take over. A released Lease is acquired at once. The leader's pod has the label by which the link's
+//! Service selects it.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -23,17 +23,18 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 /// Name of the Lease, in the controller's namespace.
 pub const LEASE_NAME: &str = "agentloop-controller";
-/// The label of the leader's pod.
+/// Label of the leader's pod.
 pub const LEADER_LABEL: &str = "agentloop.dev/leader";
-/// Pause after a failure of any kind.
+/// Delay after any failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long before the Lease's end a holder that could not renew gives up, for clocks that differ.
+/// How long before the end of the Lease a holder that could not renew gives up, as a margin for clocks that run at
+/// different rates.
 const SAFETY: Duration = Duration::from_secs(2);
 
-/// How a Lease is lost that somebody deletes.
-const GONE: &str = "the Lease is gone";
+/// Why the lead is lost if the Lease was deleted.
+const GONE: &str = "the Lease was deleted";
 
-/// How long a Lease is valid, and how often it is renewed.
+/// The duration of a Lease and its renewal interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
     valid: Duration,
@@ -41,12 +42,13 @@ pub struct LeaseTimes {
 }
 
 impl LeaseTimes {
-    /// `valid_seconds` must be at least 3, and more than twice `renew_seconds`, which must be at least 1.
+    /// `valid_seconds` must be at least 3 and more than twice `renew_seconds`, which must be at least 1: a failed
+    /// renewal then leaves time for a second attempt.
     pub fn new(valid_seconds: u32, renew_seconds: u32) -> Result<Self, String> {
         if valid_seconds < 3 || renew_seconds < 1 || renew_seconds.saturating_mul(2) >= valid_seconds {
             return Err(format!(
                 "a Lease of {valid_seconds} s renewed every {renew_seconds} s is not safe: the duration must be at \
-                 least 3 s and more than twice the renewal"
+                 least 3 s and more than twice the renewal interval"
             ));
         }
         Ok(Self {
@@ -61,31 +63,31 @@ impl LeaseTimes {
     }
 }
 
-/// A replica that wants to lead.
+/// A replica that competes for the Lease.
 pub struct LeaderCandidate {
-    /// Watches the Lease.
+    /// Client for watching the Lease.
     pub client: Client,
-    /// Writes the Lease: with short timeouts.
+    /// Client for writing the Lease, with short timeouts.
     pub writer: Client,
     /// The controller's namespace.
     pub namespace: String,
-    /// Unique among the replicas; a restarted one goes on under its own name.
+    /// Unique among the replicas. A restarted replica reuses its identity and so keeps its Lease.
     pub identity: String,
-    /// How long the Lease is valid.
+    /// Duration and renewal interval of the Lease.
     pub times: LeaseTimes,
 }
 
-/// What a candidate makes of the Lease.
+/// A candidate's view of the Lease.
 #[derive(Debug, PartialEq, Eq)]
 enum LeaseState {
-    /// Nobody holds it, or this replica's earlier life did.
+    /// No holder, or held by this replica from before a restart.
     Free,
-    /// Another holds it; without a change it is over after so long.
+    /// Held by another replica; expires after this duration without a change.
     Held(Duration),
 }
 
 impl LeaderCandidate {
-    /// Waits until this replica leads. Calls `following` once it has seen that another does.
+    /// Waits until this replica leads. Calls `following` once another replica is seen to lead.
     pub async fn win(self, following: impl Fn()) -> Leadership {
         let held = loop {
             if let Some(held) = self.compete(&following).await {
@@ -106,13 +108,14 @@ impl LeaderCandidate {
         Api::namespaced(client.clone(), &self.namespace)
     }
 
-    /// Follows the Lease until it is this replica's; `None`: it must be watched anew.
+    /// Follows the Lease until this replica acquires it; `None`: the watch ended and must be restarted.
     async fn compete(&self, following: &impl Fn()) -> Option<RenewedLease> {
         let versions = watcher::watch_object(self.leases(&self.client), LEASE_NAME).default_backoff();
+        // Local times: `since` is the last change of the Lease, `heard` the last confirmed read of it.
         pin_mut!(versions);
         let mut seen = next(&mut versions).await?;
         let (mut since, mut heard, mut told) = (Instant::now(), Instant::now(), false);
-        // A holder renews at least once in this time, so a watch that brings nothing for so long may be dead.
+        // A live holder renews at least once in this time, so a watch that delivers nothing for so long may be dead.
         let quiet = self.times.renew * 2;
         loop {
             let standing = seen.as_ref().map_or(LeaseState::Free, |lease| self.lease_state(lease));
@@ -136,25 +139,25 @@ impl LeaderCandidate {
             }
             match self.acquire(seen.as_ref()).await {
                 Ok(held) => return Some(held),
-                // Somebody was faster. The watch may be dead: what they wrote is read.
+                // Another replica was faster. The watch may be dead, so the current Lease is read.
                 Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => match self.read().await {
                     Some(newer) => (seen, since, heard) = (newer, Instant::now(), Instant::now()),
                     None => sleep(RETRY).await,
                 },
                 Err(error) => {
-                    tracing::warn!(%error, lease = LEASE_NAME, "the Lease cannot be written; trying again");
+                    tracing::warn!(%error, lease = LEASE_NAME, "failed to write the Lease; retrying");
                     sleep(RETRY).await;
                 }
             }
         }
     }
 
-    /// The Lease as it is now, which may be that there is none; `None`: it cannot be read.
+    /// The current Lease; `Some(None)` if it does not exist, `None` if it cannot be read.
     async fn read(&self) -> Option<Option<Lease>> {
         match self.leases(&self.writer).get_opt(LEASE_NAME).await {
             Ok(lease) => Some(lease),
             Err(error) => {
-                tracing::warn!(%error, lease = LEASE_NAME, "the Lease cannot be read; trying again");
+                tracing::warn!(%error, lease = LEASE_NAME, "failed to read the Lease; retrying");
                 None
             }
         }
@@ -172,7 +175,7 @@ impl LeaderCandidate {
         }
     }
 
-    /// Takes the Lease in place of this version of it, and of no other.
+    /// Acquires the Lease, with the version of `over` as a precondition.
     async fn acquire(&self, over: Option<&Lease>) -> kube::Result<RenewedLease> {
         let now = MicroTime(Timestamp::now());
         let before = over.and_then(|lease| lease.spec.clone()).unwrap_or_default();
@@ -193,6 +196,7 @@ impl LeaderCandidate {
             metadata: over.map_or_else(named, |lease| lease.metadata.clone()),
             spec: Some(spec),
         };
+        // The time before the request: the Lease cannot expire earlier than its duration after that.
         let (leases, sent) = (self.leases(&self.writer), Instant::now());
         let lease = match over {
             Some(_) => leases.replace(LEASE_NAME, &PostParams::default(), &lease).await?,
@@ -202,12 +206,12 @@ impl LeaderCandidate {
     }
 }
 
-/// The next version of the Lease, which may be that there is none; `None` at the end of the watch. Errors are waited out.
+/// The next version of the Lease; `Some(None)` if it does not exist, `None` at the end of the watch. Skips errors.
 async fn next(versions: &mut (impl Stream<Item = watcher::Result<Option<Lease>>> + Unpin)) -> Option<Option<Lease>> {
     loop {
         match versions.next().await? {
             Ok(lease) => return Some(lease),
-            Err(error) => tracing::warn!(%error, lease = LEASE_NAME, "the Lease cannot be watched; trying again"),
+            Err(error) => tracing::warn!(%error, lease = LEASE_NAME, "failed to watch the Lease; retrying"),
         }
     }
 }
@@ -221,13 +225,13 @@ fn holder(lease: &Lease) -> Option<&str> {
     Some(holder).filter(|holder| !holder.is_empty())
 }
 
-/// The Lease as last written, and when that was sent: it ends a duration after that at the earliest.
+/// The Lease as last written, and when that request was sent: it expires no earlier than its duration after that.
 struct RenewedLease {
     lease: Lease,
     renewed: Instant,
 }
 
-/// The Lease in hand.
+/// A held Lease.
 pub struct Leadership {
     leases: Api<Lease>,
     identity: String,
@@ -236,7 +240,7 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Renews the Lease. Ends when it is lost, and says how.
+    /// Renews the Lease until it is lost; returns the reason.
     pub async fn hold(&self) -> &'static str {
         let renewed = async {
             loop {
@@ -245,7 +249,7 @@ impl Leadership {
                     Ok(None) => {}
                     Ok(Some(lost)) => return lost,
                     Err(error) => {
-                        tracing::warn!(%error, lease = LEASE_NAME, "the Lease could not be renewed; trying again");
+                        tracing::warn!(%error, lease = LEASE_NAME, "failed to renew the Lease; retrying");
                         sleep(RETRY).await;
                     }
                 }
@@ -266,7 +270,7 @@ impl Leadership {
         }
     }
 
-    /// Gives the Lease back, so that another replica leads at once.
+    /// Releases the Lease, so that another replica leads at once.
     pub async fn release(&self) -> kube::Result<()> {
         let free =
             |spec: &mut LeaseSpec| (spec.holder_identity, spec.renew_time, spec.acquire_time) = (None, None, None);
@@ -278,7 +282,7 @@ impl Leadership {
             .await
     }
 
-    /// Changes the Lease as long as it is this replica's; else how it was lost.
+    /// Changes the Lease if this replica still holds it; returns the reason if it does not.
     async fn write(&self, change: impl Fn(&mut LeaseSpec)) -> kube::Result<Option<&'static str>> {
         let mut lease = self.lock().lease.clone();
         loop {
@@ -289,7 +293,7 @@ impl Leadership {
                     *self.lock() = RenewedLease { lease, renewed: sent };
                     return Ok(None);
                 }
-                // Written by another, or by an attempt of this one whose answer was lost.
+                // Written by another replica, or by an own request whose response was lost.
                 Err(kube::Error::Api(status)) if status.code == 409 => match self.leases.get_opt(LEASE_NAME).await? {
                     Some(newer) if holder(&newer) == Some(&self.identity) => lease = newer,
                     Some(_) => return Ok(Some("another replica holds the Lease")),
@@ -310,7 +314,7 @@ impl Leadership {
     }
 }
 
-/// Puts the leader's label on this process's own pod, or takes it off.
+/// Sets or removes the leader label on this process's own pod.
 pub async fn set_leader_label(pods: &Api<Pod>, pod: &str, leads: bool) -> kube::Result<()> {
     let value = leads.then_some("true");
     let patch = json!({"metadata": {"labels": {LEADER_LABEL: value}}});
@@ -343,7 +347,7 @@ mod tests {
         assert_eq!(LeaseTimes::new(valid, renew).is_ok(), good);
     }
 
-    /// A holder of a Lease that was renewed now, on an API server that answers so.
+    /// The holder of a Lease renewed now, on an API server with these answers.
     fn holder(answer: impl Fn(&Method) -> (u16, Value) + Clone + Send + Sync + 'static) -> Leadership {
         let service = tower::service_fn(move |request: Request<Body>| {
             let (status, body) = answer(request.method());
@@ -378,7 +382,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_holder_gives_up_before_its_lease_ends_unless_it_renewed_it() {
-        // Until then it can renew; afterwards the server only fails.
+        // Renewals succeed for that long; then the server fails every request.
         for (renews_for, gave_up) in [(0, 13), (5, 18)] {
             let begun = Instant::now();
             let leadership = holder(move |_| {

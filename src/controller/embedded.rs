@@ -1,6 +1,6 @@
-//! A controller that leads without a cluster around it: no election, no probes, a listener that is open already.
+//! A controller that leads without a cluster: no election, no probes, and an already open listener.
 //!
-//! Runs what any leader runs. Whoever starts it brings the API and reads what the loops say.
+//! Runs the same tasks as any leader. The caller provides the API and reads the reports of the pods.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use super::sensor::pod::SensorPodSettings;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
 
-/// What it works with.
+/// The dependencies of [`run`].
 pub struct EmbeddedOptions {
-    /// The API.
+    /// Client of the API.
     pub client: Client,
-    /// Settings of the reconciler; `link_url` leads to `listener`.
+    /// Settings of the reconciler; `link_url` must lead to `listener`.
     pub settings: ReconcilerSettings,
-    /// What is decided for the pods of Sensors; its `link_url` too.
+    /// Settings of the pods of Sensors; their `link_url` must lead to `listener` too.
     pub sensor_pods: SensorPodSettings,
-    /// Where the link is served; by address, which its certificate names.
+    /// Listener of the link. Its IP address is the host in the link's certificate.
     pub listener: TcpListener,
-    /// The live loops; both ends of [`PodSessions::new`].
+    /// The sessions of the pods; both values returned by [`PodSessions::new`].
     pub loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<AgentKey>),
 }
 

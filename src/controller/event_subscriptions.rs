@@ -1,7 +1,8 @@
-//! Who reads the events of live loops: one cursor each, and a little room for pages on their way.
+//! The subscriptions to events of live loops: one cursor each, and a small buffer of pages.
 //!
-//! In memory, and only while somebody reads. Takes no page that does not begin at its reading's cursor, so that each line
-//! is told once; ends a reading whose reader takes nothing for too long. Who may read is decided elsewhere.
+//! Kept in memory, only while someone is subscribed. A page is accepted only if it begins at the cursor, so that each
+//! line is delivered exactly once. A subscription whose reader takes nothing for too long is closed. Authorization is
+//! decided elsewhere.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -17,23 +18,23 @@ use crate::link::events::{
     EventLine, EventStream, EventStreamItem, EventSubscription, EventsPage, ReadRefusal, ReadRefusalCode,
 };
 
-/// Most readings of one Agent at once.
+/// Most concurrent subscriptions to one Agent.
 pub const READINGS_OF_ONE: usize = 8;
-/// Most readings of all Agents at once.
+/// Most concurrent subscriptions in total.
 pub const READINGS_OF_ALL: usize = 256;
-/// Pages that wait for a reader.
+/// Capacity of the buffer, in pages.
 const ROOM: usize = 2;
-/// How long the pod has to send the first page.
+/// How long the pod may take to send the first page.
 const FIRST_PAGE: Duration = Duration::from_secs(10);
-/// How long a reader may take nothing while pages wait for it.
+/// How long a reader may take nothing while the buffer is full.
 const STALLED: Duration = Duration::from_secs(30);
-/// How long one reading may last; who reads on is asked for its rights again.
+/// Longest duration of a subscription. To continue, a reader must be authorized again.
 const LONGEST: Duration = Duration::from_hours(1);
 
-/// The last word of a reading that ends with its pod.
-const POD_GONE: &str = "the pod of this Agent is gone or was replaced; connect again with the last id";
-const TOO_SLOW: &str = "too slow: nothing was read for 30 s; connect again with the last id";
-const TOO_LONG: &str = "an hour is over; connect again with the last id";
+/// The last message of a subscription that ends with its pod.
+const POD_GONE: &str = "the pod of this Agent was deleted or replaced; reconnect with the last id";
+const TOO_SLOW: &str = "too slow: nothing was read for 30 s; reconnect with the last id";
+const TOO_LONG: &str = "the limit of one hour is reached; reconnect with the last id";
 
 struct OpenSubscription {
     began: i64,
@@ -41,29 +42,29 @@ struct OpenSubscription {
     cursor: i64,
     pages: mpsc::Sender<Vec<EventLine>>,
     farewell: Arc<OnceLock<String>>,
-    /// Since when there is no room.
+    /// Since when the buffer is full.
     full: Option<Instant>,
 }
 
-/// The readings of one pod.
+/// The subscriptions to one pod.
 #[derive(Default)]
 pub(super) struct EventSubscriptions {
     open: BTreeMap<u64, OpenSubscription>,
 }
 
-/// What became of a page.
+/// The result of a page.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PageOutcome {
-    /// The next page begins there.
+    /// The next page must begin here.
     Next(i64),
-    /// There is no room yet.
+    /// The buffer is full: send the page that begins here again, later.
     Full(i64),
-    /// Nobody reads any more.
+    /// The subscription has ended.
     Over,
 }
 
 impl EventSubscriptions {
-    /// What the pod is told of them.
+    /// The subscriptions as the directives list them.
     pub(super) fn requested(&self) -> Vec<EventSubscription> {
         let open = self.open.iter();
         open.map(|(id, open)| EventSubscription {
@@ -97,19 +98,19 @@ impl EventSubscriptions {
         self.open.remove(&id).is_some()
     }
 
-    /// Takes a page, if it is the next one and there is room for it. Only here a cursor moves.
+    /// Accepts a page if it is the next one and the buffer has room. Only this function moves a cursor.
     pub(super) fn accept_page(&mut self, page: EventsPage, now: Instant) -> PageOutcome {
         let Some(open) = self.open.get_mut(&page.reading) else {
             return PageOutcome::Over;
         };
         if open.cursor > page.newest {
             let word = format!(
-                "there is no event {} yet, the newest is {}: read from 0, the journal may be a new one",
+                "event {} does not exist yet, the newest is {}: read from 0, the journal may have been recreated",
                 open.cursor, page.newest
             );
             return self.end(page.reading, word);
         }
-        // Sent twice, or by a worker that has just started.
+        // A duplicate, or sent by a worker that has just restarted.
         if page.after != open.cursor || page.next < page.after {
             return PageOutcome::Next(open.cursor);
         }
@@ -132,14 +133,14 @@ impl EventSubscriptions {
 
     fn end(&mut self, id: u64, word: String) -> PageOutcome {
         if let Some(open) = self.open.remove(&id) {
-            // Nobody else sets it.
+            // The only place that sets it.
             let _ = open.farewell.set(word);
         }
         PageOutcome::Over
     }
 }
 
-/// The reader's end of a reading.
+/// The reader's end of a subscription.
 pub(super) struct PageReceiver {
     queue: mpsc::Receiver<Vec<EventLine>>,
     farewell: Arc<OnceLock<String>>,
@@ -151,7 +152,7 @@ impl PageReceiver {
     }
 }
 
-/// Ends the reading with its reader.
+/// Closes the subscription when its reader is dropped.
 struct SubscriptionGuard {
     loops: Arc<PodSessions>,
     agent: AgentKey,
@@ -164,7 +165,7 @@ impl Drop for SubscriptionGuard {
     }
 }
 
-/// Reads an Agent's events after a line, with words or without, once its pod has sent the first of them.
+/// Subscribes to an Agent's events after a line, with or without texts. Returns once its pod has sent the first page.
 pub async fn subscribe(
     loops: &Arc<PodSessions>,
     agent: &AgentKey,
@@ -178,10 +179,12 @@ pub async fn subscribe(
     };
     let deadline = Instant::now() + LONGEST;
     let first = timeout(FIRST_PAGE, pages.queue.recv()).await;
-    let first = first.map_err(|_| unavailable("the pod of this Agent does not answer; try again"))?;
+    let first = first.map_err(|_| unavailable("the pod of this Agent does not respond; retry"))?;
     let Some(first) = first else {
         return Ok(stream::iter([EventStreamItem::End(pages.end_reason())]).boxed());
     };
+    // The stream owns the guard, so that dropping the stream closes the subscription. After an End item the state is
+    // `None`, which ends the stream.
     let rest = stream::unfold(Some((pages, guard)), move |state| async move {
         let (mut pages, guard) = state?;
         let page = tokio::select! {
@@ -202,7 +205,7 @@ fn lines(page: Vec<EventLine>) -> Vec<EventStreamItem> {
         .collect()
 }
 
-/// Nothing can be read now.
+/// Reading is impossible at the moment.
 pub(super) fn unavailable(message: &str) -> ReadRefusal {
     ReadRefusal {
         code: ReadRefusalCode::Unavailable,
@@ -210,7 +213,7 @@ pub(super) fn unavailable(message: &str) -> ReadRefusal {
     }
 }
 
-/// Too many read already.
+/// The limit of subscriptions is reached.
 pub(super) fn too_many(message: String) -> ReadRefusal {
     ReadRefusal {
         code: ReadRefusalCode::TooManyReaders,
@@ -252,7 +255,7 @@ mod tests {
     fn a_page_is_taken_once_and_only_at_the_cursor() {
         let (mut readings, mut pages) = reading(5);
         let now = Instant::now();
-        // A worker that began anew begins where the reading began.
+        // A restarted worker begins where the subscription began.
         assert_eq!(readings.accept_page(page(0, 4), now), PageOutcome::Next(5));
         assert_eq!(readings.accept_page(page(5, 7), now), PageOutcome::Next(7));
         assert_eq!(readings.accept_page(page(5, 7), now), PageOutcome::Next(7), "a repeat");
@@ -266,7 +269,7 @@ mod tests {
                 after: 5,
                 words: false
             }],
-            "what is asked for stays the same"
+            "the requested start stays the same"
         );
     }
 
@@ -274,7 +277,11 @@ mod tests {
     fn a_cursor_that_the_journal_has_not_reached_ends_the_reading_and_the_newest_itself_does_not() {
         let (mut readings, pages) = reading(101);
         assert_eq!(readings.accept_page(page(101, 101), Instant::now()), PageOutcome::Over);
-        assert!(pages.end_reason().contains("no event 101 yet, the newest is 100"));
+        assert!(
+            pages
+                .end_reason()
+                .contains("event 101 does not exist yet, the newest is 100")
+        );
         let (mut readings, _pages) = reading(100);
         assert_eq!(
             readings.accept_page(page(100, 100), Instant::now()),
@@ -301,7 +308,11 @@ mod tests {
         assert_eq!(readings.accept_page(page(3, 4), full), PageOutcome::Full(3));
         assert_eq!(readings.accept_page(page(3, 4), full + STALLED), PageOutcome::Over);
         assert_eq!(pages.end_reason(), TOO_SLOW);
-        assert_eq!(pages.queue.try_recv().unwrap()[0].seq, 2, "what it had is still told");
+        assert_eq!(
+            pages.queue.try_recv().unwrap()[0].seq,
+            2,
+            "buffered pages are still delivered"
+        );
         assert_eq!(readings.len(), 0);
     }
 

@@ -1,8 +1,9 @@
-//! Which pod holds a token: asks the API server (TokenReview) and believes its answer as long as the token is valid.
+//! Identifies the pod that presents a token, by a TokenReview whose result is cached while the token is valid.
 //!
-//! Only tokens of the link's audience, bound to a pod, of the service account of agent pods are taken; what cannot be such
-//! a token is refused without a question. That the pod still exists is not looked at here: the table of live loops, and that of
-//! sensor pods, know each pod by its uid and refuse one that is gone. Keeps hashes of tokens, never tokens.
+//! Accepts only tokens with the link's audience that are bound to a pod and belong to the service account of agent or
+//! sensor pods. A token whose claims cannot match is rejected without a review. Whether the pod still exists is not
+//! checked here: the tables of pod sessions and of sensor pods know each pod by its UID and reject the others. Caches
+//! hashes of tokens, never tokens.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -25,26 +26,28 @@ use crate::link::messages::{PodRefusal, RefusalCode};
 use crate::link::pod::{SENSOR_SERVICE_ACCOUNT, SERVICE_ACCOUNT};
 use crate::link::server::{PodIdentity, PodKind};
 
-/// Shortest and longest time for which an answer is believed, whatever the token says of its end: clocks differ.
+/// Minimum and maximum time for which a positive result is cached, whatever the token's expiry says, because clocks
+/// differ.
 const BELIEVED: (Duration, Duration) = (Duration::from_mins(1), Duration::from_hours(1));
-/// How long a refusal is remembered.
+/// How long a rejection is cached.
 const REFUSED: Duration = Duration::from_secs(10);
-/// Most answers of a kind kept. The least used make room.
+/// Most cached results of each kind. The least recently used are evicted.
 const MAX_REMEMBERED: usize = 32_768;
-/// Longest time for one review of a token.
+/// Time limit for one TokenReview.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most reviews of tokens at once; the rest wait.
+/// Most concurrent `TokenReview`s; further ones wait.
 const MAX_REVIEWS: usize = 16;
-/// Longest token that is looked at.
+/// Longest accepted token.
 const MAX_TOKEN_BYTES: usize = 8 * 1024;
-/// A token that expired longer ago than this is refused without a question. The API server's clock may be behind.
+/// Tokens that expired more than this many seconds ago are rejected without a review. The margin allows for an API
+/// server whose clock is behind.
 const LONG_EXPIRED: i64 = 300;
-/// Extra of a token's user: the name of the pod it is bound to.
+/// Extra field of a token's user: the name of the pod that it is bound to.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
-/// Extra of a token's user: the uid of the pod it is bound to.
+/// Extra field of a token's user: the UID of the pod that it is bound to.
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
-/// Tells pods apart by their tokens.
+/// Identifies pods by their tokens.
 pub struct PodAuthenticator {
     reviews: Api<TokenReview>,
     gate: ReviewLimiter,
@@ -53,7 +56,6 @@ pub struct PodAuthenticator {
 }
 
 impl PodAuthenticator {
-    /// Asks through `client`.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self {
@@ -64,7 +66,7 @@ impl PodAuthenticator {
         }
     }
 
-    /// The pod that holds `token`, which came from `address`.
+    /// The pod that presented `token` from `address`.
     pub async fn authenticate(&self, token: &str, address: IpAddr) -> Result<PodIdentity, PodRefusal> {
         let wall = Timestamp::now();
         let expires = token_expiry(token, wall)?;
@@ -76,10 +78,11 @@ impl PodAuthenticator {
         if let Some(refusal) = lock(&self.refused).get(&hash, asked) {
             return Err(refusal);
         }
+        // Only verdicts of the API server are cached; its outages are not.
         let status = timeout(REVIEW_TIMEOUT, self.review(token, address))
             .await
             .map_err(|_| {
-                tracing::warn!("a TokenReview took longer than {} s", REVIEW_TIMEOUT.as_secs());
+                tracing::warn!("a TokenReview timed out after {} s", REVIEW_TIMEOUT.as_secs());
                 cannot_check()
             })??;
         match identify(&status) {
@@ -101,8 +104,7 @@ impl PodAuthenticator {
         let Some(_pass) = self.gate.acquire(address).await else {
             return Err(PodRefusal {
                 code: RefusalCode::NotLeading,
-                message: "too many tokens of this address were to be checked, or were wrong; try again in some seconds"
-                    .into(),
+                message: "too many tokens from this address are pending or invalid; retry in a few seconds".into(),
             });
         };
         let review = TokenReview {
@@ -115,7 +117,7 @@ impl PodAuthenticator {
         match self.reviews.create(&PostParams::default(), &review).await {
             Ok(answer) => Ok(answer.status.unwrap_or_default()),
             Err(error) => {
-                tracing::warn!(%error, "a TokenReview failed; the pod will try again");
+                tracing::warn!(%error, "a TokenReview failed; the pod will retry");
                 Err(cannot_check())
             }
         }
@@ -126,7 +128,7 @@ fn lock<T>(memory: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the token of a service account says of itself.
+/// The unverified claims of a service account token.
 #[derive(Deserialize)]
 struct TokenClaims {
     aud: TokenAudiences,
@@ -141,11 +143,11 @@ enum TokenAudiences {
     Many(Vec<String>),
 }
 
-/// When the token expires, as it says itself; refused when it cannot be one that is taken here, whoever signed it.
+/// The expiry that the token claims; an error if its claims cannot be accepted, whoever signed it.
 fn token_expiry(token: &str, now: Timestamp) -> Result<Timestamp, PodRefusal> {
     let claims = parse_claims(token).ok_or_else(|| PodRefusal {
         code: RefusalCode::Unauthenticated,
-        message: "the token is not one of a service account".into(),
+        message: "the token is not a service account token".into(),
     })?;
     let audiences = match &claims.aud {
         TokenAudiences::One(one) => std::slice::from_ref(one),
@@ -159,7 +161,7 @@ fn token_expiry(token: &str, now: Timestamp) -> Result<Timestamp, PodRefusal> {
     account.map(|_| expires).ok_or_else(other_account)
 }
 
-/// The middle one of the three parts of a JSON web token.
+/// Decodes the payload of a JSON web token, without verifying its signature.
 fn parse_claims(token: &str) -> Option<TokenClaims> {
     if token.len() > MAX_TOKEN_BYTES {
         return None;
@@ -178,7 +180,7 @@ fn parse_claims(token: &str) -> Option<TokenClaims> {
 fn not_valid() -> PodRefusal {
     PodRefusal {
         code: RefusalCode::Unauthenticated,
-        message: format!("the token is expired, or not of audience {LINK_AUDIENCE}"),
+        message: format!("the token has expired, or its audience is not {LINK_AUDIENCE}"),
     }
 }
 
@@ -186,12 +188,12 @@ fn other_account() -> PodRefusal {
     PodRefusal {
         code: RefusalCode::Unknown,
         message: format!(
-            "the token is not one of a pod with service account {SERVICE_ACCOUNT} or {SENSOR_SERVICE_ACCOUNT}"
+            "the token does not belong to a pod with service account {SERVICE_ACCOUNT} or {SENSOR_SERVICE_ACCOUNT}"
         ),
     }
 }
 
-/// What the answer of the API server proves.
+/// The pod that the result of the TokenReview proves.
 fn identify(status: &TokenReviewStatus) -> Result<PodIdentity, PodRefusal> {
     let audiences = status.audiences.iter().flatten();
     if status.authenticated != Some(true) || !audiences.into_iter().any(|audience| audience == LINK_AUDIENCE) {
@@ -220,7 +222,7 @@ fn pod_kind(account: &str) -> Option<PodKind> {
     }
 }
 
-/// Namespace and name in `system:serviceaccount:<namespace>:<name>`.
+/// Splits `system:serviceaccount:<namespace>:<name>` into namespace and name.
 fn service_account(username: &str) -> Option<(&str, &str)> {
     username.strip_prefix("system:serviceaccount:")?.split_once(':')
 }
@@ -232,7 +234,7 @@ fn first(extra: &BTreeMap<String, Vec<String>>, key: &str) -> Option<String> {
 fn cannot_check() -> PodRefusal {
     PodRefusal {
         code: RefusalCode::NotLeading,
-        message: "the token cannot be checked now; try again".into(),
+        message: "the token cannot be verified now; retry".into(),
     }
 }
 
@@ -244,8 +246,8 @@ fn hash(token: &str) -> TokenHash {
     hash
 }
 
-/// Answers by hash of the token, and until when they are good. Two halves: when the young one is full, it becomes the old
-/// one, whose answers go unless they were used meanwhile.
+/// Cached results by token hash, each with its expiry. Two generations approximate LRU eviction: when the young one is
+/// full it becomes the old one, and the previous old one is dropped except for the entries used since.
 struct TokenCache<T> {
     young: HashMap<TokenHash, (T, Instant)>,
     old: HashMap<TokenHash, (T, Instant)>,

@@ -1,6 +1,6 @@
-//! What a leader runs: certificates, link, reconciler.
+//! The tasks of a leader: certificates, link, ledger and reconcilers.
 //!
-//! Started together, ended together; one that ends by itself ends the process.
+//! They start and end together; if one of them ends unexpectedly, the process exits.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -15,8 +15,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::access::ReadAuthorizer;
-use super::agent::events::{EventSink, publish};
-use super::agent::{self, WallClock};
+use super::agent;
 use super::budget::presenter::BudgetPresenter;
 use super::budget::{BudgetLedger, LedgerSetup};
 use super::certificates::LinkCertificates;
@@ -25,7 +24,9 @@ use super::identity::PodAuthenticator;
 use super::link_service::ControllerLink;
 use super::pod_sessions::{AgentKey, PodSessions};
 use super::process::{ControllerError, ControllerOptions, listen, retry};
-use super::reconcile_metrics::{MetricsObserver, ReconcileMetrics};
+use super::reconcile_metrics::MetricsObserver;
+use super::runtime::events::{publish, recorder};
+use super::runtime::{EventSink, ReconcileMetrics, WallClock};
 use super::sensor::{self, SensorRegistry};
 use crate::link::deliveries::DELIVERY_SECONDS;
 use crate::link::server::{self, LinkLimits};
@@ -34,14 +35,14 @@ use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::sensor_collector::SensorCollector;
 
-/// How long work under way may go on after the signal.
+/// Time limit for the tasks to finish after the signal.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// What a leader works with and its maker may hold on to.
+/// Resources that the caller may provide, to share them with the leader.
 pub(super) struct LeaderResources {
-    /// The live loops, and which of them said something new.
+    /// The sessions of the pods, and the Agents whose pods have sent a new report.
     pub(super) loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<AgentKey>),
-    /// Where the link is served.
+    /// The listener of the link.
     pub(super) listener: TcpListener,
 }
 
@@ -55,14 +56,13 @@ impl LeaderResources {
     }
 }
 
-/// What pods must trust, and what of it has reached the namespaces of each kind of pod.
+/// The CA bundle that pods must trust, and which version has reached the namespaces of each kind of pod.
 struct CaBundle {
     now: watch::Receiver<String>,
     with_agents: watch::Sender<String>,
     with_sensors: watch::Sender<String>,
 }
 
-/// The leader's work.
 pub(super) struct Leader {
     pub(super) client: Client,
     pub(super) metrics: Arc<Metrics>,
@@ -71,7 +71,7 @@ pub(super) struct Leader {
 }
 
 impl Leader {
-    /// Works until `stop`, then lets work under way finish. The tasks end with this future.
+    /// Leads until `stop`, then waits for the tasks to finish. No task outlives this future.
     pub(super) async fn lead(
         &self,
         ground: Option<LeaderResources>,
@@ -89,16 +89,19 @@ impl Leader {
         let ground = ground.map_or_else(|| LeaderResources::bind(self.options.link_address), Ok)?;
         let mut parts = self.start(certificates, ground, &clock, stop);
         tokio::select! {
-            // First: parts that end because of the stop have not ended by themselves.
+            // `stop` is checked first: tasks that end because of it have not ended unexpectedly.
             biased;
             () = stop.cancelled() => {}
-            Some(ended) = parts.join_next() => return Err(ended.unwrap_or(ControllerError::PartEnded("a part that panicked"))),
+            Some(ended) = parts.join_next() => return Err(ended.unwrap_or(ControllerError::PartEnded("a task"))),
         }
         tracing::info!("stopping");
-        self.readiness.set(Some("its own end"));
+        self.readiness.set(Some("shutdown to complete"));
         let ended = async { while parts.join_next().await.is_some() {} };
         if timeout(DRAIN, ended).await.is_err() {
-            tracing::warn!("work under way was cut after {} s", DRAIN.as_secs());
+            tracing::warn!(
+                "aborted the remaining tasks {} s after the stop signal",
+                DRAIN.as_secs()
+            );
         }
         Ok(())
     }
@@ -125,10 +128,11 @@ impl Leader {
         let link = self.link((&loops, relay), &agents, &budgets, clock);
         let (tls, ends) = (certificates.tls(), stop.clone());
 
+        // Every task runs until shutdown. One that returns earlier yields the error with which the process exits.
         let mut parts = JoinSet::new();
         parts.spawn(async move {
             if let Err(error) = server::serve(listener, tls, link, LinkLimits::default(), ends).await {
-                tracing::error!(%error, "the link cannot be served");
+                tracing::error!(%error, "failed to serve the link");
             }
             ControllerError::PartEnded("the link")
         });
@@ -137,10 +141,10 @@ impl Leader {
             Box::pin(agent::run(reconciler)).await;
             ControllerError::PartEnded("the reconciler")
         });
-        let recorder = agent::recorder(self.client.clone(), self.instance());
+        let recorder = recorder(self.client.clone(), self.instance());
         parts.spawn(async move {
             publish(recorder, queue).await;
-            ControllerError::PartEnded("the Events of budgets and Sensors")
+            ControllerError::PartEnded("the publisher of Events")
         });
         let ends = stop.clone();
         parts.spawn(async move {
@@ -157,7 +161,7 @@ impl Leader {
         let ends = stop.clone();
         parts.spawn(async move {
             certificates.maintain(published, ends).await;
-            ControllerError::PartEnded("the care of certificates")
+            ControllerError::PartEnded("the certificate manager")
         });
         parts
     }
@@ -199,7 +203,7 @@ impl Leader {
         }))
     }
 
-    /// Name of this process in Events.
+    /// Reporting instance of Events.
     fn instance(&self) -> String {
         self.options.pod_name.clone().unwrap_or_else(|| "agentloop".into())
     }
@@ -225,7 +229,7 @@ impl Leader {
 
     #[expect(
         clippy::too_many_arguments,
-        reason = "the parts of a leader, each made once and handed on here"
+        reason = "the components of a leader, each built once and passed on here"
     )]
     fn reconciler(
         &self,
@@ -260,7 +264,7 @@ impl Leader {
     }
 }
 
-/// Puts the Sensors on the metrics page.
+/// Registers the metrics of Sensors.
 fn register_sensor_metrics(metrics: &Metrics, sensors: &Arc<SensorRegistry>) {
     let sensors = sensors.clone();
     let collector = SensorCollector::new(move |visit| {
@@ -269,11 +273,11 @@ fn register_sensor_metrics(metrics: &Metrics, sensors: &Arc<SensorRegistry>) {
         }
     });
     if let Err(error) = collector.and_then(|collector| metrics.register(collector)) {
-        tracing::error!(%error, "the metrics of Sensors are missing");
+        tracing::error!(%error, "failed to register the metrics of Sensors");
     }
 }
 
-/// Puts the AgentBudgets of the ledger on the metrics page.
+/// Registers the metrics of the ledger's AgentBudgets.
 fn register_budget_metrics(metrics: &Metrics, budgets: &Arc<BudgetLedger>) {
     let budgets = budgets.clone();
     let collector = BudgetCollector::new(move |visit| {
@@ -286,6 +290,6 @@ fn register_budget_metrics(metrics: &Metrics, budgets: &Arc<BudgetLedger>) {
         }
     });
     if let Err(error) = collector.and_then(|collector| metrics.register(collector)) {
-        tracing::error!(%error, "the metrics of AgentBudgets are missing");
+        tracing::error!(%error, "failed to register the metrics of AgentBudgets");
     }
 }

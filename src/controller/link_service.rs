@@ -1,6 +1,7 @@
-//! What the controller answers pods: who they are by [`PodAuthenticator`], what they may say by [`PodSessions`].
+//! Serves the pods' requests on the link: [`PodAuthenticator`] identifies them, [`PodSessions`] authorizes them.
 //!
-//! A pod speaks for the Agent of its own namespace and name, and only while the reconciler expects that very pod.
+//! A pod may act only for the Agent with its own namespace and name, and only while the reconciler expects exactly that
+//! pod.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -11,12 +12,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
 use super::access::ReadAuthorizer;
-use super::agent::{AgentsView, WallClock};
+use super::agent::AgentsView;
 use super::budget::BudgetLedger;
 use super::delivery_relay::DeliveryRelay;
 use super::event_subscriptions::{self, PageOutcome};
 use super::identity::PodAuthenticator;
 use super::pod_sessions::{AgentKey, LivePod, PodSessions};
+use super::runtime::WallClock;
 use crate::ledger::account::{AgentName, LeaseHolder};
 use crate::link::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
@@ -29,36 +31,34 @@ use crate::link::messages::{
 use crate::link::server::{LinkHandler, PodIdentity};
 use crate::telemetry::metrics::Metrics;
 
-/// The subresource whose `get` allows to read events.
+/// The subresource whose `get` permits reading events.
 pub const EVENTS: &str = "events";
-/// The one whose `get` allows to read words of models and tools with them.
+/// The subresource whose `get` permits reading the texts of models and tools in them.
 pub const WORDS: &str = "words";
-/// How long a page waits for room, and how often it looks.
+/// How long a page of events waits for a slow reader, and how often it checks for room.
 const ROOM_WAIT: Duration = Duration::from_secs(5);
 const ROOM_LOOK: Duration = Duration::from_millis(100);
 
-/// The leader's side of the link.
 pub struct ControllerLink {
-    /// Tells pods apart.
+    /// Identifies pods.
     pub identities: PodAuthenticator,
-    /// Knows who may read.
+    /// Authorizes readers of events.
     pub access: ReadAuthorizer,
-    /// The live loops, shared with the reconciler.
+    /// The sessions of the pods, shared with the reconciler.
     pub loops: Arc<PodSessions>,
-    /// Passes events of sensor pods on.
+    /// Relays the events of sensor pods.
     pub relay: Arc<DeliveryRelay>,
-    /// The Agents, once the caches are filled; until then every pod is told to try again.
+    /// The Agents, once the caches are filled. Until then, every request is refused with a retryable code.
     pub agents: Arc<OnceLock<AgentsView>>,
-    /// The ledger.
+    /// The budget ledger.
     pub budgets: Arc<BudgetLedger>,
-    /// Counts what is answered.
+    /// Counts attaches, reports and refusals.
     pub metrics: Arc<Metrics>,
-    /// The time.
     pub clock: WallClock,
 }
 
 impl ControllerLink {
-    /// A pod comes to speak: what is known of its loop, and its directives.
+    /// Attaches a pod: returns the known totals of its loop, and its directives.
     fn attach_pod(
         &self,
         pod: &PodIdentity,
@@ -78,14 +78,14 @@ impl ControllerLink {
         }
         Err(PodRefusal {
             code: RefusalCode::Unknown,
-            message: format!("there is no Agent {}/{}", pod.namespace, pod.name),
+            message: format!("Agent {}/{} does not exist", pod.namespace, pod.name),
         })
     }
 
     fn view(&self) -> Result<&AgentsView, PodRefusal> {
         self.agents.get().ok_or_else(|| PodRefusal {
             code: RefusalCode::NotLeading,
-            message: "the controller has just started; try again".into(),
+            message: "the controller is starting; retry".into(),
         })
     }
 }
@@ -102,7 +102,7 @@ impl LinkHandler for ControllerLink {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
         };
-        // Before its directives are read: they carry the prices of these models.
+        // Before its directives are read, because they include the prices of these models.
         self.budgets.models_seen(&agent, &attach.models);
         self.metrics.link_attaches.inc();
         tracing::info!(
@@ -134,8 +134,8 @@ impl LinkHandler for ControllerLink {
                 namespace = pod.namespace,
                 agent = pod.name,
                 leases,
-                "the Agent's storage went back to an earlier state, such as a snapshot: all that was left of its leases \
-                 counts as spent"
+                "the Agent's storage was reset to an earlier state, for example from a snapshot: the rest of its \
+                 leases is counted as spent"
             );
         }
         Ok(())
@@ -158,7 +158,7 @@ impl LinkHandler for ControllerLink {
         });
         match entered {
             Ok(()) => self.budgets.lease(&who, &request).await,
-            // Its Agent is gone, or has another pod: what this one holds comes back all the same.
+            // Its Agent is gone or has another pod: this one may still return the leases that it holds.
             Err(refusal) => self.budgets.accept_returns(&who, &request).ok_or(refusal),
         }
     }
@@ -194,7 +194,7 @@ impl LinkHandler for ControllerLink {
             namespace: request.namespace.clone(),
             name: request.name.clone(),
         };
-        // First, so that who may not read learns nothing of what there is.
+        // Authorize first, so that an unauthorized caller cannot probe which Agents exist.
         self.access.check((token, address), &agent, EVENTS).await?;
         if request.words {
             self.access.check((token, address), &agent, WORDS).await?;
@@ -202,7 +202,7 @@ impl LinkHandler for ControllerLink {
         if !agents.contains(&agent) {
             return Err(ReadRefusal {
                 code: ReadRefusalCode::NotFound,
-                message: format!("there is no Agent {}/{}", agent.namespace, agent.name),
+                message: format!("Agent {}/{} does not exist", agent.namespace, agent.name),
             });
         }
         event_subscriptions::subscribe(&self.loops, &agent, (request.after, request.words)).await
@@ -248,7 +248,7 @@ fn live_pod(pod: &PodIdentity, epoch: i64) -> LivePod {
     }
 }
 
-/// Shows every refusal code at 0 before the first refusal.
+/// Exports every refusal code with 0 before the first refusal.
 pub fn initialize_refusal_metrics(metrics: &Metrics) {
     for code in RefusalCode::iter() {
         let _ = metrics.link_refusals.with_label_values(&[code.as_ref()]);

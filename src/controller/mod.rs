@@ -1,6 +1,6 @@
-//! The controller: watches Agents, makes their pods, publishes their status.
+//! The controller: watches Agents, AgentBudgets and Sensors, creates their pods and publishes their status.
 //!
-//! Owns what Kubernetes objects look like and when they are written. Meets the pods only through `link`.
+//! Owns the shape of the Kubernetes objects and when they are written. Communicates with pods only through `link`.
 
 pub mod access;
 pub mod agent;
@@ -21,4 +21,7 @@ pub mod policy;
 pub mod process;
 pub mod reconcile_metrics;
 mod review_limiter;
+pub mod runtime;
 pub mod sensor;
+#[cfg(test)]
+mod text_tests;

@@ -1,10 +1,10 @@
-//! What makes a pod of ours `restricted`, in the words of the Pod Security Standards; the same for every kind of pod.
+//! The security contexts that satisfy the `restricted` Pod Security Standard, the same for every kind of pod.
 
 use k8s_openapi::api::core::v1::{Capabilities, PodSecurityContext, SeccompProfile, SecurityContext};
 
 use crate::link::pod::WORKER_UID;
 
-/// Of the whole pod. Its volumes belong to the group of the worker.
+/// For the pod. Its volumes belong to the worker's group.
 pub(super) fn pod() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
@@ -18,7 +18,7 @@ pub(super) fn pod() -> PodSecurityContext {
     }
 }
 
-/// Of a container that runs as `uid`, in the group of the worker.
+/// For a container that runs as `uid`, in the worker's group.
 pub(super) fn container(uid: i64) -> SecurityContext {
     SecurityContext {
         run_as_non_root: Some(true),

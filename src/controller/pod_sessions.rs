@@ -1,8 +1,8 @@
-//! What the controller knows of live loops: who may speak for an Agent, and what they last said.
+//! The controller's sessions with the pods of Agents: which pod may act for an Agent, and its last report.
 //!
-//! In memory only. The reconciler says which pod is the Agent's ([`PodSessions::expect_pod`]); the link server lets that pod and
-//! no other speak; each accepted report wakes the reconciler of its Agent. After a restart it is empty until the
-//! gateways have attached again, and status must keep what it says until then.
+//! In memory only. The reconciler registers the Agent's pod ([`PodSessions::expect_pod`]); the link serves that pod and
+//! no other; each report with changes triggers a reconcile of its Agent. After a restart the table is empty until the
+//! gateways have attached again, and the status must keep its values until then.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,27 +20,24 @@ use crate::link::sensor_messages::SensorTerms;
 /// An Agent, by namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AgentKey {
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
 }
 
-/// The pod that may speak for an Agent.
+/// The pod that may act for an Agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LivePod {
-    /// Uid of the pod object.
+    /// UID of the pod object.
     pub uid: String,
-    /// Epoch the pod was created with.
+    /// Epoch that the pod was created with.
     pub epoch: i64,
 }
 
-/// What a pod last said.
+/// The last report of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReceivedReport {
-    /// The report.
     pub report: PodReport,
-    /// When the last message of any kind came.
+    /// When it was received.
     pub at: Timestamp,
 }
 
@@ -56,24 +53,23 @@ struct PodSession {
 #[derive(Default)]
 struct SessionTable {
     entries: HashMap<AgentKey, PodSession>,
-    /// What limits each Agent's calls, whether its pod is there or not.
+    /// The budget terms of each Agent, whether it has a pod or not.
     limits: HashMap<AgentKey, BudgetTerms>,
-    /// Number of the last reading.
+    /// Id of the last subscription.
     readings: u64,
-    /// What runs in each Agent's pod, likewise.
+    /// The Sensors that run in each Agent's pod, whether it has one or not.
     sensors: HashMap<AgentKey, Vec<SensorTerms>>,
-    /// Which events can wake each Agent's loop, likewise.
+    /// The events that can wake each Agent's loop, whether it has a pod or not.
     wake_events: HashMap<AgentKey, Vec<String>>,
 }
 
-/// The table of live loops.
 pub struct PodSessions {
     table: Mutex<SessionTable>,
     changed: mpsc::UnboundedSender<AgentKey>,
 }
 
 impl PodSessions {
-    /// An empty table, and the stream of Agents to reconcile because of what their pods said.
+    /// Creates an empty table, and the stream of Agents to reconcile after new reports.
     #[must_use]
     pub fn new() -> (Self, mpsc::UnboundedReceiver<AgentKey>) {
         let (changed, stream) = mpsc::unbounded_channel();
@@ -86,9 +82,9 @@ impl PodSessions {
         )
     }
 
-    /// Says which pod is the Agent's, what is known of it, and what it is to do. Idempotent; another pod than before
-    /// starts a new entry, and the old pod is refused from then on. What limits its calls and which Sensors run in it is what
-    /// [`PodSessions::set_budget_terms`] and [`PodSessions::set_sensors`] say, before or after: `directives` says nothing of these.
+    /// Registers the Agent's pod with the known totals and its directives. Idempotent; a different pod starts a new
+    /// session, and the old pod is refused from then on. Budget terms and Sensors are set separately, before or after,
+    /// by [`PodSessions::set_budget_terms`] and [`PodSessions::set_sensors`]; those in `directives` are ignored.
     pub fn expect_pod(&self, agent: &AgentKey, pod: LivePod, known: LoopTotals, directives: Directives) {
         let mut table = self.lock();
         let mut directives = Directives {
@@ -107,6 +103,7 @@ impl PodSessions {
                     new
                 });
             }
+            // A different pod: replacing the session closes the old pod's directives and subscriptions.
             _ => {
                 let entry = PodSession {
                     pod,
@@ -121,7 +118,7 @@ impl PodSessions {
         }
     }
 
-    /// Says what limits an Agent's calls, at once. `None`: that is not decided, and no call is made.
+    /// Sets an Agent's budget terms and sends them at once. `None`: undecided, so no calls are made.
     pub fn set_budget_terms(&self, agent: &AgentKey, limits: Option<BudgetTerms>) {
         let mut table = self.lock();
         if let Some(entry) = table.entries.get(agent) {
@@ -137,8 +134,8 @@ impl PodSessions {
         };
     }
 
-    /// Says which Sensors run in an Agent's pod and which events can wake its loop, at once. `None`: that is not decided,
-    /// and what was said before goes on.
+    /// Sets the Sensors that run in an Agent's pod and the events that can wake its loop, and sends them at once.
+    /// `None`: undecided, so the pod keeps the previous ones.
     pub fn set_sensors(&self, agent: &AgentKey, sensors: Option<Vec<SensorTerms>>, wake_events: Option<Vec<String>>) {
         let mut table = self.lock();
         if let Some(entry) = table.entries.get(agent) {
@@ -159,26 +156,26 @@ impl PodSessions {
         };
     }
 
-    /// Asks for a reconcile of an Agent.
+    /// Requests a reconcile of an Agent.
     pub fn request_reconcile(&self, agent: &AgentKey) {
-        // The receiver is gone only while the process ends.
+        // Fails only during shutdown.
         let _ = self.changed.send(agent.clone());
     }
 
-    /// A pod speaks about its leases.
+    /// Records contact with a pod; an error if it may not act for the Agent.
     pub fn record_contact(&self, agent: &AgentKey, pod: &LivePod, now: Timestamp) -> Result<(), PodRefusal> {
         let mut table = self.lock();
         authorized_session(&mut table.entries, agent, pod)?.contact = Some(now);
         Ok(())
     }
 
-    /// The Agent has no pod: nobody may speak for it.
+    /// Removes the Agent's session: no pod may act for it.
     pub fn forget(&self, agent: &AgentKey) {
         self.lock().entries.remove(agent);
     }
 
-    /// The Agent's pod is `pod_uid` now, or there is none: another one that spoke is refused from now on. Which one that
-    /// was, and its last word, which is given once.
+    /// Ends the session of any pod other than `pod_uid`, and returns that pod with its last report, once. `None` for
+    /// `pod_uid`: the Agent has no pod.
     pub fn detach_other(&self, agent: &AgentKey, pod_uid: Option<&str>) -> Option<(LivePod, ReceivedReport)> {
         let mut table = self.lock();
         let entry = table.entries.get(agent)?;
@@ -189,7 +186,7 @@ impl PodSessions {
         heard.map(|heard| (pod, heard))
     }
 
-    /// What the pod with this uid last said; `None` when another pod spoke, or nobody yet.
+    /// The last report of the pod with this UID; `None` if the session belongs to another pod, or has no report yet.
     #[must_use]
     pub fn last_report(&self, agent: &AgentKey, pod_uid: &str) -> Option<ReceivedReport> {
         self.lock()
@@ -199,7 +196,7 @@ impl PodSessions {
             .and_then(|entry| entry.heard.clone())
     }
 
-    /// How many leases the Agent's gateway lost with its storage, as it last said; 0 until it has.
+    /// Number of leases that the Agent's gateway lost with its storage, from its last report; 0 before the first.
     #[must_use]
     pub fn lost_leases(&self, agent: &AgentKey) -> i64 {
         let table = self.lock();
@@ -207,7 +204,7 @@ impl PodSessions {
         heard.map_or(0, |heard| heard.report.budget.lost_leases)
     }
 
-    /// How many calls limits refused to the Agent, as its gateway last said.
+    /// Number of the Agent's calls that limits refused, from the last report of its gateway.
     #[must_use]
     pub fn refused_calls(&self, agent: &AgentKey) -> Option<i64> {
         let table = self.lock();
@@ -215,7 +212,7 @@ impl PodSessions {
         Some(heard.report.budget.refused_calls)
     }
 
-    /// When the pod with this uid last had contact of any kind.
+    /// Time of the last contact with the pod with this UID.
     #[must_use]
     pub fn last_contact(&self, agent: &AgentKey, pod_uid: &str) -> Option<Timestamp> {
         self.lock()
@@ -225,7 +222,7 @@ impl PodSessions {
             .and_then(|entry| entry.contact)
     }
 
-    /// A pod introduces itself: what is known of its loop, and its directives.
+    /// Attaches a pod: returns the known totals of its loop, and its directives.
     pub fn attach(
         &self,
         agent: &AgentKey,
@@ -238,7 +235,7 @@ impl PodSessions {
         Ok((entry.known.clone(), entry.directives.subscribe()))
     }
 
-    /// A pod reports. The reconciler is woken when what it says is new.
+    /// Stores the report of a pod. Triggers a reconcile if it differs from the last one.
     pub fn report(&self, agent: &AgentKey, pod: &LivePod, report: PodReport, now: Timestamp) -> Result<(), PodRefusal> {
         let mut table = self.lock();
         let entry = authorized_session(&mut table.entries, agent, pod)?;
@@ -246,13 +243,13 @@ impl PodSessions {
         let news = entry.heard.as_ref().is_none_or(|heard| heard.report != report);
         entry.heard = Some(ReceivedReport { report, at: now });
         if news {
-            // The receiver is gone only while the process ends.
+            // Fails only during shutdown.
             let _ = self.changed.send(agent.clone());
         }
         Ok(())
     }
 
-    /// Somebody reads the Agent's events from here on; its pod is told at once.
+    /// Opens a subscription to the Agent's events; the pod receives it with its directives at once.
     pub(super) fn open_subscription(
         &self,
         agent: &AgentKey,
@@ -261,7 +258,7 @@ impl PodSessions {
         let mut table = self.lock();
         if table.entries.values().map(|entry| entry.readings.len()).sum::<usize>() >= READINGS_OF_ALL {
             return Err(too_many(format!(
-                "{READINGS_OF_ALL} readers are served already; try again later"
+                "{READINGS_OF_ALL} readers are connected, which is the limit; retry later"
             )));
         }
         table.readings += 1;
@@ -269,10 +266,10 @@ impl PodSessions {
         let entry = table
             .entries
             .get_mut(agent)
-            .ok_or_else(|| unavailable("this Agent has no pod now, and its events are read from its pod"))?;
+            .ok_or_else(|| unavailable("this Agent has no pod now; its events are available once it runs again"))?;
         if entry.readings.len() >= READINGS_OF_ONE {
             return Err(too_many(format!(
-                "{READINGS_OF_ONE} read this Agent's events already; try again later"
+                "{READINGS_OF_ONE} readers of this Agent's events are connected, which is the limit; retry later"
             )));
         }
         let pages = entry.readings.open(EventSubscription { id, after, words });
@@ -280,7 +277,7 @@ impl PodSessions {
         Ok((id, pages))
     }
 
-    /// Nobody reads that any more.
+    /// Closes a subscription.
     pub(super) fn close_subscription(&self, agent: &AgentKey, id: u64) {
         let mut table = self.lock();
         if let Some(entry) = table.entries.get_mut(agent)
@@ -290,7 +287,7 @@ impl PodSessions {
         }
     }
 
-    /// A pod sends events to one who reads them.
+    /// Accepts a page of events from a pod.
     pub(super) fn receive_page(
         &self,
         agent: &AgentKey,
@@ -331,12 +328,12 @@ fn authorized_session<'a>(
 ) -> Result<&'a mut PodSession, PodRefusal> {
     let entry = entries.get_mut(agent).ok_or_else(|| PodRefusal {
         code: RefusalCode::NotLeading,
-        message: "the controller has not looked at this Agent yet; try again".into(),
+        message: "the controller has not reconciled this Agent yet; retry".into(),
     })?;
     if entry.pod != *pod {
         return Err(PodRefusal {
             code: RefusalCode::Fenced,
-            message: format!("epoch {} of another pod holds this Agent", entry.pod.epoch),
+            message: format!("another pod with epoch {} holds this Agent", entry.pod.epoch),
         });
     }
     Ok(entry)

@@ -1,39 +1,39 @@
-//! What the platform decides for every Agent: prices, whether calls without a budget are made, what pods may ask for.
+//! Settings of the platform for every Agent: prices, whether a budget is required, and what pods may request.
 
 use std::collections::BTreeMap;
 
 use crate::api::agent::PodSettings;
 use crate::api::price::ModelPrice;
 
-/// Prices by model, as the spec of an Agent names it.
+/// Prices by model name as in `spec.model.name`.
 pub type PriceTable = BTreeMap<String, ModelPrice>;
 
-/// What the platform decides for every Agent.
+/// Settings of the platform for every Agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlatformPolicy {
-    /// What models cost; wins over an Agent's own price.
+    /// Prices of models; they take precedence over an Agent's own price.
     pub prices: PriceTable,
-    /// An Agent that no AgentBudget selects and that names none makes no call.
+    /// Requires a budget: an Agent that no AgentBudget selects and that names none makes no calls.
     pub require_budget: bool,
-    /// Whether an Agent's own price counts where the table has none.
+    /// Whether an Agent's own price is used if the table has none.
     pub agent_prices: AgentPrices,
-    /// An answer is clipped to what is left of a limit, but not below so many tokens.
+    /// The output limit of a call is reduced to what remains of a limit, but not below this number of tokens.
     pub min_output_tokens: u32,
-    /// What Agents may ask for their pods.
+    /// What Agents may request for their pods.
     pub pods: PodPolicy,
 }
 
-/// What stands for every value of an allow-list.
+/// Allows every value in an allow-list.
 pub const ANY: &str = "*";
-/// Priority classes of the cluster itself; [`ANY`] does not stand for them.
+/// Prefix of the cluster's own priority classes, which [`ANY`] does not include.
 const SYSTEM: &str = "system-";
 
-/// What Agents may ask for their pods, as far as that reaches beyond the pod.
+/// What Agents may request for their pods with effects beyond the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPolicy {
-    /// Names of priority classes. [`ANY`]: all but those of the cluster itself.
+    /// Allowed priority classes. [`ANY`]: all except the cluster's own.
     pub priority_classes: Vec<String>,
-    /// Beginnings of annotations. [`ANY`]: all.
+    /// Allowed prefixes of annotation keys. [`ANY`]: all.
     pub annotation_prefixes: Vec<String>,
 }
 
@@ -47,24 +47,24 @@ impl Default for PodPolicy {
 }
 
 impl PodPolicy {
-    /// What in these settings is not allowed, with field and fix.
+    /// The first setting that is not allowed, with the field and the fix.
     #[must_use]
     pub fn problem(&self, pod: &PodSettings) -> Option<String> {
         let class = pod.priority_class_name.as_ref();
         if let Some(class) = class.filter(|class| !self.allows_class(class)) {
             return Some(format!(
-                "spec.pod.priorityClassName {class} is not allowed here: {}, or have {class} added to \
-                 policy.allowedPriorityClasses of the chart",
+                "spec.pod.priorityClassName {class} is not allowed: {}, or ask an administrator to add {class} to \
+                 policy.allowedPriorityClasses in the chart",
                 choice(
                     &self.priority_classes,
-                    "name none, or one that does not begin with system-"
+                    "remove it, or use a class without the prefix system-"
                 )
             ));
         }
         let key = pod.annotations.keys().find(|key| !self.allows_annotation(key))?;
         Some(format!(
-            "spec.pod.annotations has the key {key}, which is not allowed here: {}, or have its beginning added to \
-             policy.allowedAnnotationPrefixes of the chart",
+            "spec.pod.annotations has the key {key}, which is not allowed: {}, or ask an administrator to add its \
+             prefix to policy.allowedAnnotationPrefixes in the chart",
             choice(&self.annotation_prefixes, "remove it")
         ))
     }
@@ -80,7 +80,7 @@ impl PodPolicy {
     }
 }
 
-/// What else can be written.
+/// The alternatives to suggest.
 fn choice(allowed: &[String], without: &str) -> String {
     if allowed.is_empty() || allowed.iter().any(|one| one == ANY) {
         return without.into();
@@ -88,17 +88,17 @@ fn choice(allowed: &[String], without: &str) -> String {
     format!("remove it, or use one of {}", allowed.join(", "))
 }
 
-/// Whether `spec.model.price` counts for models that the table does not price.
+/// Whether `spec.model.price` is used for models without a price in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString, strum::Display)]
 pub enum AgentPrices {
-    /// It does.
+    /// It is used.
     #[default]
     Allow,
-    /// It does not: such a model has no price.
+    /// It is ignored: such a model has no price.
     Deny,
 }
 
-/// An answer of fewer tokens is seldom of use.
+/// Shorter answers are seldom useful.
 pub const MIN_OUTPUT_TOKENS: u32 = 256;
 
 impl Default for PlatformPolicy {
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(problem.is_none(), passes, "{problem:?}");
         if let Some(problem) = problem {
             assert!(
-                problem.starts_with(&format!("spec.pod.priorityClassName {class} is not allowed here: ")),
+                problem.starts_with(&format!("spec.pod.priorityClassName {class} is not allowed: ")),
                 "{problem}"
             );
         }
@@ -162,7 +162,7 @@ mod tests {
     fn a_refusal_says_what_is_allowed() {
         let said = problem(&["a", "b"], &["*"], json!({"priorityClassName": "c"})).unwrap();
         assert!(
-            said.contains("remove it, or use one of a, b, or have c added"),
+            said.contains("remove it, or use one of a, b, or ask an administrator to add c"),
             "{said}"
         );
         assert_eq!(problem(&[], &[], json!({})), None);

@@ -1,7 +1,7 @@
-//! The controller's process: wait for the lead, lead, and end well.
+//! The controller process: waits for leadership, leads, and shuts down.
 //!
-//! Wires election, certificates, link, reconciler and telemetry; owns their order at start and at the end. A lost Lease
-//! ends the process at once: whatever this replica still believes may be wrong by then.
+//! Wires election, certificates, link, reconcilers and telemetry, and owns the order of startup and shutdown. If the
+//! Lease is lost, the process exits at once, because its caches may be outdated by then.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,67 +23,63 @@ use super::sensor::pod::SensorPodSettings;
 use crate::telemetry::http::{self, HttpLimits, Readiness};
 use crate::telemetry::metrics::Metrics;
 
-/// Longest silence on a connection for requests about the Lease, which must fail early enough for another try.
+/// Read timeout of requests for the Lease. Short, so that a failed renewal leaves time for another attempt.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Longest pause between two attempts to reach the API server.
+/// Longest delay between two attempts to reach the API server.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
-/// How long each of the last requests (label, Lease) may take.
+/// Time limit for each of the last requests at shutdown: label and Lease.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the command line decides.
+/// Command-line options of the controller.
 #[derive(Clone, Debug)]
 pub struct ControllerOptions {
     /// Settings of the reconciler.
     pub settings: ReconcilerSettings,
-    /// What is decided for the pods of Sensors.
+    /// Settings of the pods of Sensors.
     pub sensor_pods: SensorPodSettings,
-    /// Where metrics are served.
+    /// Listen address of the metrics.
     pub metrics_address: SocketAddr,
-    /// Where probes are served.
+    /// Listen address of the probes.
     pub probe_address: SocketAddr,
-    /// Where the link is served.
+    /// Listen address of the link.
     pub link_address: SocketAddr,
-    /// Names and addresses in the link's certificate.
+    /// Host names and IP addresses in the link's certificate.
     pub link_hosts: Vec<String>,
     /// Name of this process's pod; absent outside a cluster.
     pub pod_name: Option<String>,
-    /// Leader election, under this identity; absent: this process leads alone.
+    /// Leader election; absent: this process leads without election.
     pub election: Option<ElectionOptions>,
 }
 
-/// How this process stands for election.
+/// Options of the leader election.
 #[derive(Clone, Debug)]
 pub struct ElectionOptions {
-    /// Who it is: the pod's name.
+    /// Identity of this replica: the pod's name.
     pub identity: String,
-    /// How long the Lease is valid.
+    /// Duration and renewal interval of the Lease.
     pub times: LeaseTimes,
 }
 
-/// Why the controller ended before it was told to.
+/// Why the controller exited without being stopped.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Debug)]
 pub enum ControllerError {
-    /// A port is taken, or the address is not of this host.
+    /// The port is in use, or the address does not belong to this host.
     #[error("cannot listen on {address}: {error}")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// The configuration of the client is not usable.
+    Listen { address: SocketAddr, error: std::io::Error },
+    /// The client configuration is invalid.
     #[error("Kubernetes client: {0}")]
     Client(#[from] kube::Error),
-    /// Metrics that contradict each other.
+    /// Conflicting metric definitions.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// Somebody else may lead by now.
-    #[error("the lead is lost: {0}; this process ends, so that it does nothing beside another leader")]
+    /// Another replica may lead by now.
+    #[error("lost leadership: {0}; exiting so that two leaders never act at the same time")]
     LeadLost(&'static str),
-    /// Another leader has written a budget's record.
-    #[error("{0}; this process ends, so that it grants nothing beside it")]
+    /// Another leader has written the record of a budget.
+    #[error("{0}; exiting so that two leaders never grant from the same budget")]
     Deposed(#[from] RecordConflictError),
-    /// A part of the leader ended by itself.
+    /// A task of the leader ended although it should run until shutdown.
     #[error("{0} ended unexpectedly")]
     PartEnded(&'static str),
 }
@@ -108,7 +104,7 @@ pub async fn run(options: ControllerOptions, config: Config, stop: CancellationT
     };
     let result = Box::pin(process.run(&leads, &stop)).await;
     leads.set(0);
-    // Probes answer until the very end.
+    // Probes are served until the end, so that the kubelet sees an orderly shutdown.
     served.iter().for_each(tokio::task::JoinHandle::abort);
     result
 }
@@ -122,11 +118,11 @@ struct ControllerProcess {
 }
 
 impl ControllerProcess {
-    /// From the first contact with the API server to the last.
+    /// Runs from the first contact with the API server to the last.
     async fn run(&self, leads: &IntGauge, stop: &CancellationToken) -> Result<(), ControllerError> {
         let candidate = self.candidate()?;
         let won = stop.run_until_cancelled(async {
-            // A label from an earlier life of this pod would draw the link's traffic to a follower.
+            // A label left over from before a restart of this container would route the link's traffic to a follower.
             self.set_label(false).await;
             match candidate {
                 Some(candidate) => Some(Box::pin(candidate.win(|| self.readiness.set(None))).await),
@@ -176,7 +172,7 @@ impl ControllerProcess {
         }))
     }
 
-    /// Sets or removes the leader's label on this process's own pod, however long it takes.
+    /// Sets or removes the leader label on this process's own pod; retries until it succeeds.
     async fn set_label(&self, leads: bool) {
         let Some(pod) = &self.options.pod_name else { return };
         let pods = self.pods();
@@ -186,16 +182,16 @@ impl ControllerProcess {
         .await;
     }
 
-    /// Gives label and Lease back, so that another replica leads at once.
+    /// Removes the label and releases the Lease, so that another replica leads at once.
     async fn release_leadership(&self, leadership: Option<&Leadership>) {
         if let Some(pod) = &self.options.pod_name {
             let _ = timeout(RELEASE_TIMEOUT, set_leader_label(&self.pods(), pod, false)).await;
         }
         if let Some(leadership) = leadership {
             match timeout(RELEASE_TIMEOUT, leadership.release()).await {
-                Ok(Ok(())) => tracing::info!("the Lease is released"),
-                Ok(Err(error)) => tracing::warn!(%error, "the Lease is not released; it expires by itself"),
-                Err(_) => tracing::warn!("the Lease is not released in time; it expires by itself"),
+                Ok(Ok(())) => tracing::info!("released the Lease"),
+                Ok(Err(error)) => tracing::warn!(%error, "failed to release the Lease; it will expire"),
+                Err(_) => tracing::warn!("timed out releasing the Lease; it will expire"),
             }
         }
     }
@@ -205,7 +201,7 @@ impl ControllerProcess {
     }
 }
 
-/// Ends when the lead is lost; never without election.
+/// Returns when leadership is lost; never returns without election.
 async fn hold(leadership: Option<&Leadership>) -> &'static str {
     match leadership {
         Some(leadership) => leadership.hold().await,
@@ -213,7 +209,7 @@ async fn hold(leadership: Option<&Leadership>) -> &'static str {
     }
 }
 
-/// Tries until it works, and says why it does not.
+/// Retries with backoff until it succeeds, and logs each error. `what` completes the sentence "failed to ...".
 pub(super) async fn retry<T, E, F>(what: &str, mut attempt: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, E>>,
@@ -225,14 +221,14 @@ where
             Ok(done) => return done,
             Err(error) => {
                 pause = (pause * 2).min(MAX_PAUSE);
-                tracing::warn!(%error, "cannot {what}; trying again in {:.1} s", pause.as_secs_f64());
+                tracing::warn!(%error, "failed to {what}; retrying in {:.1} s", pause.as_secs_f64());
                 tokio::time::sleep(pause).await;
             }
         }
     }
 }
 
-/// Opens a listener at once, so that a taken port ends the process with a clear word.
+/// Binds the listener at startup, so that a port in use ends the process with a clear error.
 pub(super) fn listen(address: SocketAddr) -> Result<tokio::net::TcpListener, ControllerError> {
     let listen = || {
         let listener = std::net::TcpListener::bind(address)?;

@@ -1,62 +1,16 @@
-//! Turns what the reconciler tells into metrics and readiness.
+//! Records reconciles as metrics, and sets the readiness of the process.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::agent::{AgentsView, ReconcileObserver, ReconcileResult};
+use super::agent::{AgentsView, ReconcileObserver};
 use super::pod_sessions::{AgentKey, PodSessions};
+use super::runtime::{ReconcileMetrics, ReconcileResult};
 use crate::telemetry::agent_collector::AgentCollector;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
 
-/// Counts the reconciles of one controller.
-pub struct ReconcileMetrics {
-    metrics: Arc<Metrics>,
-    /// Label `controller` of its metrics.
-    controller: &'static str,
-}
-
-impl ReconcileMetrics {
-    /// Of the controller of this name, in which `workers` reconciles may run at once.
-    #[must_use]
-    pub fn new(metrics: Arc<Metrics>, controller: &'static str, workers: u16) -> Self {
-        let label = [controller];
-        metrics.max_concurrent.with_label_values(&label).set(workers.into());
-        metrics.reconcile_errors.with_label_values(&label).inc_by(0);
-        metrics.active_workers.with_label_values(&label).set(0);
-        for result in ["success", "error", "requeue_after"] {
-            metrics.reconciles.with_label_values(&[controller, result]).inc_by(0);
-        }
-        Self { metrics, controller }
-    }
-
-    /// A reconcile starts.
-    pub fn started(&self) {
-        self.metrics.active_workers.with_label_values(&[self.controller]).inc();
-    }
-
-    /// A reconcile ended.
-    pub fn finished(&self, how: ReconcileResult, took: Duration) {
-        let result = match how {
-            ReconcileResult::Success => "success",
-            ReconcileResult::RequeueAfter => "requeue_after",
-            ReconcileResult::Error(_) => "error",
-        };
-        let label = [self.controller];
-        if matches!(how, ReconcileResult::Error(_)) {
-            self.metrics.reconcile_errors.with_label_values(&label).inc();
-        }
-        self.metrics
-            .reconciles
-            .with_label_values(&[self.controller, result])
-            .inc();
-        let seconds = self.metrics.reconcile_seconds.with_label_values(&label);
-        seconds.observe(took.as_secs_f64());
-        self.metrics.active_workers.with_label_values(&label).dec();
-    }
-}
-
-/// Observes the Agent reconciler.
+/// Observes the Agent reconciler: metrics of reconciles and Agents, and readiness.
 pub struct MetricsObserver {
     metrics: Arc<Metrics>,
     reconciles: ReconcileMetrics,
@@ -66,8 +20,8 @@ pub struct MetricsObserver {
 }
 
 impl MetricsObserver {
-    /// `agents` is filled, and the process made ready, when the caches are; `loops` knows what gateways last said;
-    /// `workers` reconciles may run at once.
+    /// `agents` is set and the process becomes ready once the caches are filled. `loops` has the last reports of the
+    /// gateways; `workers` is the number of concurrent reconciles.
     #[must_use]
     pub fn new(
         metrics: Arc<Metrics>,
@@ -107,13 +61,13 @@ impl ReconcileObserver for MetricsObserver {
         match AgentCollector::new(move |visit| view.for_each(visit), refused) {
             Ok(collector) => {
                 if let Err(error) = self.metrics.register(collector) {
-                    tracing::error!(%error, "the metrics of Agents are missing");
+                    tracing::error!(%error, "failed to register the metrics of Agents");
                 }
             }
-            Err(error) => tracing::error!(%error, "the metrics of Agents are missing"),
+            Err(error) => tracing::error!(%error, "failed to register the metrics of Agents"),
         }
         if self.agents.set(agents).is_err() {
-            tracing::error!("the caches were filled twice; the first ones are used");
+            tracing::error!("the caches were reported as filled twice; using the first view");
         }
         self.readiness.set(None);
     }

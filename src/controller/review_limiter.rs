@@ -1,7 +1,7 @@
-//! Who may have the API server asked about a token: bounds that keep one address from using up the questions of all.
+//! Limits requests for a TokenReview, so that one address cannot use up the capacity for all.
 //!
-//! Anybody who reaches the link may show any token, and each question is a request to the API server. So an address has
-//! a few questions open at once, and after several wrong tokens none for a while.
+//! Anyone who reaches the link can present any token, and each review is a request to the API server. Each address may
+//! therefore have only a few reviews pending, and none for a while after several invalid tokens.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,32 +11,31 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-use crate::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
+use crate::support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 
-/// Most questions that wait or are asked: in all, and of one address. The pods of a node may share an address.
+/// Most pending reviews, in total and per address. The pods of a node may share an address.
 const WAITING: ConnectionBounds = ConnectionBounds::of_strangers(4096, 64);
-/// Most wrong tokens of one address within [`WINDOW`].
+/// Most invalid tokens per address within [`WINDOW`].
 pub(super) const MAX_WRONG: u32 = 20;
-/// How long wrong tokens of an address count.
+/// How long the invalid tokens of an address count.
 pub(super) const WINDOW: Duration = Duration::from_secs(10);
-/// Most addresses whose wrong tokens are counted. When they are full, all are forgotten.
+/// Most addresses whose invalid tokens are counted. When it is reached, all counts are dropped.
 const MAX_ADDRESSES: usize = 16_384;
 
-/// The bounds, and what is open.
 pub(super) struct ReviewLimiter {
     waiting: Arc<ConnectionLimiter>,
     asking: Semaphore,
     wrong: Mutex<HashMap<IpAddr, (Instant, u32)>>,
 }
 
-/// One question may be asked.
+/// Permission for one review, held while it is pending.
 pub(super) struct ReviewPermit<'a> {
     _waited: ConnectionSlot,
     _asks: SemaphorePermit<'a>,
 }
 
 impl ReviewLimiter {
-    /// So many questions are asked at once; the others wait.
+    /// Allows `asking` concurrent reviews; further ones wait.
     pub(super) fn new(asking: usize) -> Self {
         Self {
             waiting: ConnectionLimiter::new(WAITING),
@@ -45,7 +44,7 @@ impl ReviewLimiter {
         }
     }
 
-    /// Waits for its turn; `None`: this address has asked too much.
+    /// Waits for a permit; `None` if this address has exceeded its limits.
     pub(super) async fn acquire(&self, address: IpAddr) -> Option<ReviewPermit<'_>> {
         let address = address.to_canonical();
         let now = Instant::now();
@@ -61,7 +60,7 @@ impl ReviewLimiter {
         })
     }
 
-    /// The token of this address was wrong.
+    /// Counts an invalid token from this address.
     pub(super) fn record_failure(&self, address: IpAddr) {
         let now = Instant::now();
         let mut wrong = self.wrong();
@@ -103,7 +102,7 @@ mod tests {
         tokio::time::advance(WINDOW).await;
         assert!(gate.acquire(address(1)).await.is_some());
         gate.record_failure(address(1));
-        assert!(gate.acquire(address(1)).await.is_some(), "the count began anew");
+        assert!(gate.acquire(address(1)).await.is_some(), "the count was reset");
     }
 
     #[tokio::test]

@@ -1,10 +1,11 @@
-//! Waiting for room in a budget: what a refused call does to the loop, and when it is tried again.
+//! Waiting for room in a budget: how a refused call holds the loop, and when it is retried.
 //!
-//! A refused call was never made: its turn stays as it is, no error is counted, and the same call is tried again with
-//! its next attempt. That happens when the refusal's own moment has come; when the [`BudgetState`] changed; and, where
-//! others hold the room and nobody knows for how long, every [`PROBE_INTERVAL`]. But for the first, such an attempt is made
-//! while the reason still holds, and the reason goes once the call was let through: a loop that waits among many is
-//! Paused the whole time, and not Running for an instant each time somebody gave something back.
+//! A refused call was never made: its turn stays as it is, no error is counted, and the call is retried as its next
+//! attempt. It is retried at the time that the refusal named; when the [`BudgetState`] changed; and, if other loops
+//! hold the room for an unknown time, every [`PROBE_INTERVAL`]. Except in the first case the attempt is a probe: it is
+//! made while the reason still holds, and the reason clears once the call was let through. A loop that competes with
+//! many others is therefore Paused the whole time, and not Running for an instant whenever one of them releases some
+//! room.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -15,108 +16,54 @@ use super::machine::Engine;
 use super::snapshot::{ActivePause, CallStep};
 use super::{EngineEffect, RecordKind, time_math};
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::api::status::PauseReason;
+use crate::api::pause::{PauseEnd, PauseReason};
 
-/// Time between two attempts at a call while others hold the room that it needs.
+/// Time between two attempts at a call while other loops hold the room that it needs.
 pub const PROBE_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
-/// Wait before another attempt when the budget changed while the refused one was under way.
+/// Delay before the next attempt if the budget changed while the refused one was under way.
 pub const PROBE_DELAY: SignedDuration = SignedDuration::from_secs(1);
-/// An attempt that was not refused for so long was let through: a gateway reserves before it calls, and waits ten seconds
-/// for room at most.
+/// A probe that is not refused within this time was let through: a gateway reserves before it calls, and waits at most
+/// ten seconds for room.
 pub const PROBE_TIMEOUT: SignedDuration = SignedDuration::from_secs(15);
 
-/// What limits the calls, as far as the loop has to know. A level: hearing it twice does nothing more.
+/// The limits on calls, as far as the loop needs them. A level: a repeated value has no effect.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
 pub struct BudgetState {
-    /// Another number whenever a refused call may have become possible.
+    /// Changes whenever a refused call may have become possible.
     pub revision: u64,
-    /// The smallest number of tokens that a whole limit leaves to one call; `None`: not limited.
+    /// The smallest token limit that a whole call must fit into; `None`: not limited.
     pub tokens: Option<u64>,
-    /// A person must act before any call is made: time alone brings no room.
+    /// A person must act before any call is made: waiting frees no room.
     pub held: bool,
-    /// A budget with `onExhausted: Stop` is spent: the loop is Stopped until room was added. What happened, and what to
-    /// do.
+    /// Set while a budget with `onExhausted: Stop` is spent, which stops the loop until room is added: what happened,
+    /// and how to fix it.
     pub stop: Option<String>,
-    /// What limits have left, for the model.
+    /// What is left of each limit, for the model.
     #[serde(skip)]
     pub health: Vec<BudgetHealth>,
 }
 
-/// When a held call is tried although its reason holds.
+/// When a held call is probed although its reason still holds.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeState {
-    /// At this moment.
+    /// Due at this time.
     At(Timestamp),
-    /// It was sent; when nobody has refused it by this moment, the reason is gone.
+    /// Sent; if it is not refused by this time, the reason clears.
     Sent(Timestamp),
 }
 
-/// The reason that a refusal of this kind gives the loop; `None`: it is not of a budget.
-pub(super) fn reason_of(kind: FailureKind) -> Option<PauseReason> {
-    match kind {
-        FailureKind::BudgetExhausted => Some(PauseReason::BudgetExhausted),
-        FailureKind::TokensPerHour => Some(PauseReason::TokensPerHour),
-        FailureKind::TotalTokens => Some(PauseReason::TotalTokens),
-        FailureKind::TotalCost => Some(PauseReason::TotalCost),
-        FailureKind::CallExceedsLimit => Some(PauseReason::CallExceedsLimit),
-        FailureKind::BudgetAsk => Some(PauseReason::BudgetAsk),
-        FailureKind::BudgetUnavailable => Some(PauseReason::BudgetUnavailable),
-        FailureKind::BoundViolated => Some(PauseReason::BoundViolated),
-        FailureKind::LoopDetected => Some(PauseReason::LoopDetected),
-        FailureKind::Unreachable
-        | FailureKind::Timeout
-        | FailureKind::RateLimited
-        | FailureKind::QuotaExceeded
-        | FailureKind::AuthenticationFailed
-        | FailureKind::BadResponse
-        | FailureKind::ContextExceeded
-        | FailureKind::Cancelled
-        | FailureKind::LinkLost
-        | FailureKind::Fenced
-        | FailureKind::Interrupted
-        | FailureKind::RecordFailed => None,
-    }
-}
-
-/// Whether a reason goes when there is room. `BoundViolated` and `LoopDetected` are a person's to clear.
+/// Whether a reason clears when there is room. `BoundViolated` and `LoopDetected` need a person.
 pub(super) fn waits_for_room(reason: PauseReason) -> bool {
-    match reason {
-        PauseReason::BudgetExhausted
-        | PauseReason::TokensPerHour
-        | PauseReason::TotalTokens
-        | PauseReason::TotalCost
-        | PauseReason::CallExceedsLimit
-        | PauseReason::BudgetAsk
-        | PauseReason::BudgetUnavailable => true,
-        PauseReason::BoundViolated
-        | PauseReason::LoopDetected
-        | PauseReason::SuspendedBySpec
-        | PauseReason::ProviderRateLimit
-        | PauseReason::ModelUnreachable
-        | PauseReason::AuthenticationFailed
-        | PauseReason::QuotaExceeded
-        | PauseReason::ModelRefused
-        | PauseReason::MaxConsecutiveTurns
-        | PauseReason::ActionsPerMinute
-        | PauseReason::RateWindow
-        | PauseReason::OutsideActiveHours
-        | PauseReason::ConsecutiveErrors
-        | PauseReason::CrashLoop
-        | PauseReason::LinkLost => false,
-    }
+    matches!(reason.facts().end, PauseEnd::Room { .. })
 }
 
-/// Whether a reason of unknown end may be gone any moment: others hold the room, or nobody could be asked for it.
+/// Whether a reason without a known end may clear at any time: other loops hold the room, or no gateway could be asked.
 fn is_worth_probing(reason: PauseReason) -> bool {
-    matches!(
-        reason,
-        PauseReason::BudgetExhausted | PauseReason::TokensPerHour | PauseReason::BudgetUnavailable
-    )
+    matches!(reason.facts().end, PauseEnd::Room { probed: true })
 }
 
 impl Engine {
-    /// The newest word about what limits the calls.
     pub(super) fn budget_changed(&mut self, budget: BudgetState, out: &mut EffectBuffer) {
         if budget == self.state.budget {
             return;
@@ -130,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// The gateway refused a call for a limit on what may be spent.
+    /// Handles a refusal by a limit on spending.
     pub(super) fn handle_budget_refusal(&mut self, reason: PauseReason, failure: CallFailure, out: &mut EffectBuffer) {
         if let (FailureKind::CallExceedsLimit, Some(compaction)) = (failure.kind, self.compaction()) {
             self.shorten_compaction(compaction, out);
@@ -140,20 +87,21 @@ impl Engine {
             .state
             .budget
             .tokens
-            .filter(|_| self.state.turn.is_some() && !self.is_heartbeat());
+            .filter(|_| self.state.turn.is_some() && !self.turn_rules().own_session);
+        // A prompt that exceeds a whole limit never fits: shrink it instead of waiting.
         if let (FailureKind::CallExceedsLimit, Some(limit)) = (failure.kind, limit)
             && self.shrink_for_limit(limit, out)
         {
             return;
         }
-        // Of several limits, the one that refused last is named.
+        // If several limits refuse, only the latest one is shown.
         self.state.reasons.retain(|reason, _| !waits_for_room(*reason));
         let turn = self.state.turn.as_ref();
         let asked_under = turn.map_or(self.state.pre_check.asked_under, |turn| turn.asked_under);
         let probe = if !waits_for_room(reason) {
             None
         } else if asked_under != self.state.budget.revision {
-            // The refusal may speak of the budget as it was.
+            // The refusal may refer to the previous state of the budget.
             Some(ProbeState::At(time_math::after(out.now, PROBE_DELAY)))
         } else if failure.resumes_at.is_none() && is_worth_probing(reason) && !self.state.budget.held {
             Some(ProbeState::At(time_math::after(out.now, PROBE_INTERVAL)))
@@ -168,7 +116,7 @@ impl Engine {
         self.state.reasons.insert(reason, hold);
     }
 
-    /// Tries held calls from this moment on, unless one is under way.
+    /// Schedules a probe of the held calls at this time, unless one is under way.
     fn probe_at(&mut self, moment: Timestamp) {
         for (reason, hold) in &mut self.state.reasons {
             if waits_for_room(*reason) && !matches!(hold.probe, Some(ProbeState::Sent(_))) {
@@ -177,7 +125,7 @@ impl Engine {
         }
     }
 
-    /// An attempt goes out: reasons that are tried know.
+    /// An attempt is sent: it is the probe for every reason that has one scheduled.
     pub(super) fn probes_sent(&mut self, now: Timestamp) {
         for hold in self.state.reasons.values_mut() {
             if let Some(ProbeState::At(_)) = hold.probe {
@@ -187,7 +135,7 @@ impl Engine {
         self.note_revision();
     }
 
-    /// What is asked now is asked under the budget as it is.
+    /// Remembers the budget revision that the next call is made under.
     fn note_revision(&mut self) {
         let revision = self.state.budget.revision;
         match &mut self.state.turn {
@@ -196,7 +144,7 @@ impl Engine {
         }
     }
 
-    /// The call in flight came to an end that is no refusal: there was room for it.
+    /// The call in flight ended without a refusal, so there was room for it.
     pub(super) fn clear_probed_pauses(&mut self) {
         let sent = |hold: &ActivePause| matches!(hold.probe, Some(ProbeState::Sent(_)));
         let reasons: Vec<PauseReason> = self
@@ -211,7 +159,7 @@ impl Engine {
         }
     }
 
-    /// The call in flight came to an end before anybody looked for room.
+    /// The call in flight ended before room was checked: probe again.
     pub(super) fn reschedule_probes(&mut self, now: Timestamp) {
         for hold in self.state.reasons.values_mut() {
             if let Some(ProbeState::Sent(_)) = hold.probe {
@@ -220,26 +168,27 @@ impl Engine {
         }
     }
 
-    /// From when on the loop may act as far as its reasons go: at any time, not before a probe, or `None`.
+    /// The earliest time at which the pauses let the loop act: any time, the time of the next probe, or never (`None`).
     pub(super) fn free_from(&self) -> Option<Timestamp> {
         let moment = |hold: &ActivePause| match hold.probe {
             Some(ProbeState::At(moment)) => Some(moment),
             Some(ProbeState::Sent(_)) => Some(Timestamp::MIN),
             None => None,
         };
+        // A reason without a probe holds the loop. Otherwise every probe must be due, so the latest one counts.
         self.state
             .reasons
             .values()
             .try_fold(Timestamp::MIN, |latest, hold| Some(moment(hold)?.max(latest)))
     }
 
-    /// Whether a spent budget with `onExhausted: Stop` keeps the loop down.
+    /// Whether a spent budget with `onExhausted: Stop` stops the loop.
     pub(super) fn is_stopped_by_budget(&self) -> bool {
         self.state.budget.stop.is_some() && self.state.reasons.contains_key(&PauseReason::BudgetExhausted)
     }
 
-    /// Cuts the call in flight. Its answer is lost and what it cost is not; the same call is made again once there is
-    /// room. So are runs of tools that only look; others finish, and no further one begins.
+    /// Cancels the call in flight. Its answer is lost but its cost counts; the same call is made again once there is
+    /// room. Read-only tool runs are cancelled too; others finish, and no new one starts.
     fn cancel_for_budget(&mut self, message: String, out: &mut EffectBuffer) {
         if let Some(turn) = self.state.turn.as_mut().filter(|turn| turn.step == CallStep::Tools) {
             turn.asked_under = self.state.budget.revision;

@@ -1,23 +1,34 @@
-//! What the loop's limits have left, in words for the model: part of the runtime's word at the end of a prompt, never of
-//! what stands before it.
+//! What the loop's limits have left, as text for the model: part of the state block at the end of a prompt, never of
+//! what precedes it.
 //!
-//! In tenths, so that it changes little. Decides nothing: who refuses a call is the gateway, or a guardrail.
+//! Shown in tenths, so that the text rarely changes. Decides nothing: calls are refused by the gateway or by a
+//! guardrail.
 
 use jiff::Timestamp;
 
 use super::machine::Engine;
 
-/// A limit of what calls may cost, and what is left of it.
+/// What the model can do about a limit that is nearly used up.
+const ADVICE: &str = "\nSome of it is nearly used up: do the most important thing now, or sleep with `yield`.";
+
+/// A limit on spending, and what is left of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BudgetHealth {
-    /// Whose limit it is: `AgentBudget team`.
+    /// The owner of the limit: `AgentBudget team`.
     pub name: String,
     /// The limit: `100000 tokens in any 3600 s`.
     pub limit: String,
     /// Tenths of it that are left, rounded down.
     pub tenths: u8,
-    /// When this holds no more, since the window ends.
+    /// When this expires, because the window ends.
     pub until: Option<Timestamp>,
+}
+
+impl BudgetHealth {
+    /// Less than 10 % is left.
+    fn is_low(&self) -> bool {
+        self.tenths == 0
+    }
 }
 
 impl std::fmt::Display for BudgetHealth {
@@ -38,7 +49,7 @@ fn tenths(left: u64, limit: u64) -> u8 {
 }
 
 impl Engine {
-    /// A line for each limit; `None`: nothing is limited, or nothing is known of it.
+    /// A line for each limit; `None`: no limit is set or known.
     pub(super) fn budget_health(&self, now: Timestamp) -> Option<String> {
         let holds = |health: &&BudgetHealth| health.until.is_none_or(|until| now < until);
         let budgets = self
@@ -47,7 +58,7 @@ impl Engine {
             .health
             .iter()
             .filter(holds)
-            .map(BudgetHealth::to_string);
+            .map(|health| (health.is_low(), health.to_string()));
         let rates = self.settings.rate_limits.iter().map(|limit| {
             let left = limit.amount.saturating_sub(self.state.used.used(*limit, now));
             let health = BudgetHealth {
@@ -56,12 +67,21 @@ impl Engine {
                 tenths: tenths(left, limit.amount),
                 until: None,
             };
-            health.to_string()
+            (health.is_low(), health.to_string())
         });
-        let lines: Vec<String> = budgets.chain(rates).map(|line| format!("\n- {line}")).collect();
-        let lines = (!lines.is_empty()).then(|| lines.concat())?;
+        let lines: Vec<(bool, String)> = budgets.chain(rates).collect();
+        if lines.is_empty() {
+            return None;
+        }
+        let advice = if lines.iter().any(|(is_low, _)| *is_low) {
+            ADVICE
+        } else {
+            ""
+        };
+        let lines: Vec<String> = lines.iter().map(|(_, line)| format!("\n- {line}")).collect();
+        let lines = lines.concat();
         Some(format!(
-            "What is left of your limits; a call that finds too little waits:{lines}"
+            "What is left of your limits; a call that finds too little waits:{lines}{advice}"
         ))
     }
 }

@@ -1,10 +1,10 @@
-//! Compaction: a call asks the model for a summary of the oldest messages, which takes their place in the prompt.
+//! Compaction: a call asks the model for a summary of the oldest messages, which replaces them in the prompt.
 //!
-//! Owns what such a call asks, and what its answer is worth; `window` says when it is made. It is a call of the turn that
-//! needs the room: metered, limited, journalled and repeated like any other, but it counts for nothing that limits the turn
-//! itself. What was summed up leaves the live transcript in the transaction that takes the summary, and stays in the
-//! journal's history. A summary that is not to be had stops nothing: its messages leave with a
-//! [`Digest`](super::digest::HistoryDigest), and the model is told.
+//! Owns what such a call asks, and how its answer is used; `context_window` decides when it is made. It is a call of
+//! the turn that needs the room: metered, limited, journalled and repeated like any other, but it does not count
+//! against the limits of the turn itself. The summarized messages leave the live transcript in the transaction that
+//! stores the summary, and stay in the journal's history. A failed summary stops nothing: its messages leave with a
+//! [`HistoryDigest`](super::digest::HistoryDigest), and the model is told.
 
 use std::sync::Arc;
 
@@ -20,54 +20,53 @@ use crate::api::failure::{CallFailure, FailureKind};
 
 /// Most bytes of a summary: it is written with each step of the loop.
 pub const MOST_BYTES: u64 = 16 * 1024;
-/// Tokens that a summary must replace: a call to save fewer costs more than they are worth.
+/// Tokens that a summary must replace: to save fewer, the call costs more than it is worth.
 pub const LEAST_REPLACED: u64 = 500;
-/// Attempts that fail until the turn goes on without a summary.
+/// Failed attempts after which the turn continues without a summary.
 pub const MOST_FAILURES: u32 = 2;
-/// Summaries in one turn: each is of as much as fits into one call.
+/// Summaries in one turn; each covers as much as fits into one call.
 pub const MOST_SUMMARIES: u32 = 4;
-/// Fewest bytes of a summary that comes with tool calls: fewer only say what the calls are for.
+/// Fewest bytes of a summary beside tool calls: a shorter text only announces the calls.
 const LEAST_BESIDE_CALLS: usize = 200;
 /// Fewest bytes that a summary may have.
 const LEAST_BYTES: u64 = 512;
-/// Wait before the attempt after a failed one.
+/// Delay before the attempt after a failed one.
 const AGAIN: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
-/// Bytes of a word of a summary, its space included: a little many.
+/// Bytes of a word of a summary including its space, rounded up.
 const BYTES_PER_WORD: u64 = 8;
 
-/// A summary that is being made.
+/// A summary in progress.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compaction {
-    /// It is of so many of the oldest messages: whole turns, or whole calls of one that is too large.
+    /// How many of the oldest messages it covers: whole turns, or whole calls of a turn that is too large.
     messages: usize,
-    /// Most bytes of it.
+    /// The most bytes it may have.
     most_bytes: u64,
-    /// Attempts at it that failed.
+    /// Failed attempts at it.
     failures: u32,
 }
 
-/// Whether the oldest messages can be summed up.
+/// Whether the oldest messages can be summarized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompactionPlan {
-    /// Like this.
+    /// They can, with this compaction.
     Worth(Compaction),
-    /// So many of them are too large for one call.
+    /// This many of them are too large for one call.
     TooLarge(usize),
-    /// There was no summary to be had in this turn, or they are too small to be worth one.
+    /// No summary could be had in this turn, or the messages are too small to be worth one.
     None,
 }
 
 impl Turn {
-    /// What its present call is for.
+    /// What its current call is for.
     pub fn purpose(&self) -> CallPurpose {
         match self.compaction {
             Some(_) => CallPurpose::Compaction,
-            None if self.heartbeat => CallPurpose::Heartbeat,
-            None => CallPurpose::Turn,
+            None => self.rules().purpose,
         }
     }
 
-    /// Number of its present call among those that are not for a summary, and were answered with something.
+    /// Number of its current call among those that are not for a summary and had a non-empty answer.
     pub fn own_call(&self) -> u32 {
         self.call.saturating_sub(self.compactions).saturating_sub(self.silent)
     }
@@ -78,9 +77,10 @@ impl Engine {
         self.state.turn.as_ref()?.compaction
     }
 
-    /// A summary of the `leaving` oldest messages, or of as many of them as fit into one call: the rest takes another.
+    /// Plans a summary of the `leaving` oldest messages, or of as many of them as fit into one call: the rest needs
+    /// another.
     pub(super) fn plan_compaction(&self, leaving: usize) -> CompactionPlan {
-        let may = |turn: &Turn| !turn.heartbeat && !turn.unsummed && turn.compactions < MOST_SUMMARIES;
+        let may = |turn: &Turn| turn.rules().summarizes && !turn.unsummed && turn.compactions < MOST_SUMMARIES;
         if leaving == 0 || !self.state.turn.as_ref().is_some_and(may) {
             return CompactionPlan::None;
         }
@@ -98,7 +98,7 @@ impl Engine {
         let messages = prompt_size::longest_prefix(oldest, cleared, most).unwrap_or(0);
         let replaced = prompt_size::messages_size(&oldest[..messages], cleared);
         if replaced >= LEAST_REPLACED {
-            // It leaves half of what it replaces free, and three quarters of the room to others.
+            // It frees half of what it replaces, and leaves three quarters of the room to others.
             let most_bytes = MOST_BYTES.min(room.share.max(room.history)).min(replaced * 2);
             return CompactionPlan::Worth(Compaction {
                 messages,
@@ -113,8 +113,8 @@ impl Engine {
         CompactionPlan::TooLarge(next.unwrap_or(oldest.len()))
     }
 
-    /// The call for a summary is larger than a whole limit, or than the window. Sizes are estimates, so it can be too large
-    /// all the same: one of the older half is made, while that is worth it.
+    /// The call for a summary exceeds a whole limit or the window. Since sizes are estimates, this can happen despite
+    /// the plan: the older half is summarized instead, while that is worth it.
     pub(super) fn shorten_compaction(&mut self, compaction: Compaction, out: &mut EffectBuffer) {
         let messages = compaction.messages.min(self.transcript.len());
         let half = prompt_size::messages_size(&self.transcript[..messages], self.cleared()) / 2;
@@ -131,19 +131,19 @@ impl Engine {
         }
     }
 
-    /// What the next attempt is for, and its prompt without the system message.
+    /// The purpose of the next attempt, and its prompt without the system message.
     pub(super) fn conversation(&self) -> (CallPurpose, Vec<Arc<Message>>) {
         let cleared = self.cleared();
-        if self.is_heartbeat() {
-            return (
-                CallPurpose::Heartbeat,
-                prompt_size::rendered(self.session(), cleared).collect(),
-            );
+        let rules = self.turn_rules();
+        if rules.own_session {
+            return (rules.purpose, prompt_size::rendered(self.session(), cleared).collect());
         }
         let head = self.head().map(|text| Arc::new(Message::User { text })).into_iter();
         let Some(compaction) = self.compaction() else {
-            let all = head.chain(prompt_size::rendered(&self.transcript, cleared).skip(self.left_out()));
-            return (CallPurpose::Turn, all.collect());
+            let left_out = self.left_out();
+            let rendered = prompt_size::rendered(&self.transcript, cleared).enumerate();
+            let kept = rendered.filter(|(place, _)| !left_out.contains(place));
+            return (rules.purpose, head.chain(kept.map(|(_, message)| message)).collect());
         };
         let oldest = &self.transcript[..compaction.messages.min(self.transcript.len())];
         let text = request(compaction);
@@ -152,12 +152,12 @@ impl Engine {
         (CallPurpose::Compaction, all.collect())
     }
 
-    /// What stands in a prompt for the messages that left it.
+    /// The text in a prompt that stands for the messages that left it.
     pub(super) fn head(&self) -> Option<String> {
-        if self.is_heartbeat() {
+        if self.turn_rules().own_session {
             return None;
         }
-        // In a small window it has a quarter of the room; the rest of it comes back with a larger one.
+        // In a small window it gets a quarter of the room; a larger window shows the rest again.
         let window = self
             .settings
             .context_tokens
@@ -172,7 +172,7 @@ impl Engine {
         prompt::head(summary, digest)
     }
 
-    /// Estimated tokens of that.
+    /// Estimated tokens of [`Self::head`].
     pub(super) fn head_tokens(&self) -> u64 {
         self.head().map_or(0, |text| prompt_size::message_size(&text))
     }
@@ -201,13 +201,13 @@ impl Engine {
             reasoning: None,
         };
         let note = format!("{:?}", answer.finish);
-        // Into the history, and out of the live transcript at once: it is in the snapshot.
+        // Recorded in the history, but retracted from the live transcript at once: the snapshot holds the summary.
         let messages = vec![Arc::new(asked), Arc::new(said)];
         out.record(answer_line((call, CallPurpose::Compaction), answer, note, messages));
         out.record(JournalRecord {
             call: Some(call),
             retract: 2,
-            forget: compaction.messages,
+            forget: 0..compaction.messages,
             ..journal_line(
                 RecordKind::Compacted,
                 call.turn,
@@ -216,12 +216,12 @@ impl Engine {
         });
         self.digest_opening(compaction.messages);
         self.state.digest.reset_after_summary(call.turn);
-        self.drop_messages(compaction.messages);
+        self.drop_messages(&(0..compaction.messages));
         self.state.summary = Some(text);
         self.end_compaction(true, out);
     }
 
-    /// An attempt at a summary failed in a way that says something of the summary. True: what follows is decided.
+    /// An attempt at a summary failed because of the summary itself. True: handled here.
     pub(super) fn compaction_failed(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> bool {
         let Some(turn) = &mut self.state.turn else {
             return false;
@@ -242,8 +242,8 @@ impl Engine {
         true
     }
 
-    /// The turn goes on with its own next call. Without a summary there is no further attempt at one in this turn: what is
-    /// still too much leaves before that call.
+    /// The turn continues with its own next call. After a failure no further summary is tried in this turn: what is
+    /// still too large leaves before that call.
     pub(super) fn end_compaction(&mut self, summed_up: bool, out: &EffectBuffer) {
         if let Some(turn) = &mut self.state.turn {
             turn.compaction = None;
@@ -254,12 +254,12 @@ impl Engine {
     }
 }
 
-/// What the model is asked; the same for each attempt.
+/// The request to the model; the same for each attempt.
 fn request(compaction: Compaction) -> String {
     prompt::summary_request(compaction.most_bytes / BYTES_PER_WORD)
 }
 
-/// The summary that an answer is; `None`: it is none. Models like to add a tool call, which is not run.
+/// The summary in an answer; `None`: there is none. Models tend to add a tool call, which is not run.
 fn summary_of(answer: &ModelAnswer, most_bytes: u64) -> Option<String> {
     let text = answer.text.as_deref().unwrap_or_default().trim();
     let least = if answer.tool_calls.is_empty() {

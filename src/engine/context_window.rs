@@ -1,20 +1,23 @@
 //! Keeps each prompt within the context window and at a size that is worth its price.
 //!
-//! Owns what leaves a prompt, in which order, and what the sizes of prompts are corrected by. In this order, each step only
-//! when the one before it is not enough:
+//! Owns what leaves a prompt, in which order, and how the estimated sizes are corrected. Each step is taken only if the
+//! previous one is not enough:
 //!
-//! 1. Results of tools of earlier turns are cleared: their beginning and their size stay. Nothing leaves the journal, and
-//!    they come back when the room doubles.
-//! 2. Earlier turns are summed up by the model, see `compaction`.
-//! 3. Earlier turns leave, and a [`Digest`](super::digest::HistoryDigest) of what they did stays.
-//! 4. The same three for the turn under way: results that the model has seen are cleared, its calls are summed up, or
-//!    leave. What the last answer asked for goes last.
+//! 1. Results of tools of earlier turns are cleared: their beginning and their size stay. The journal keeps them, and
+//!    they return when the room doubles.
+//! 2. Earlier turns are summarized by the model, see `compaction`.
+//! 3. Earlier turns leave, and a [`HistoryDigest`](super::digest::HistoryDigest) of their actions stays.
+//! 4. The same three for the turn under way: results that the model has seen are cleared, its calls are summarized or
+//!    leave. The results of the last answer go last.
 //!
-//! A prompt that the server refuses as too long is made smaller in the same way, and the call is repeated.
+//! A prompt that the server refuses as too long is reduced in the same way, and the call is repeated.
+
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use super::compaction::CompactionPlan;
+use super::digest::DigestDetail;
 use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
 use super::message::Message;
@@ -22,47 +25,47 @@ use super::snapshot::CallStep;
 use super::{JournalRecord, RecordKind, prompt_size};
 use crate::api::failure::{CallFailure, FailureKind};
 
-/// Prompts of one call that a server may refuse as too long until the turn fails: each is a fifth smaller than the one
-/// before, so that after these no tenth of the first is left.
+/// Prompts of one call that a server may refuse as too long before the turn fails. Each is a fifth smaller than the one
+/// before, so the last one is less than a tenth of the first.
 const MOST_REFUSALS: u32 = 12;
 /// Fewest bytes of one result, however little room there is: enough for an error message.
 const LEAST_RESULT_BYTES: usize = 512;
 
-/// Whose results are cleared.
+/// Which messages have their results cleared.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
 pub struct ClearedResults {
-    /// Those of so many of the oldest messages of the transcript.
+    /// How many of the oldest messages of the transcript.
     pub messages: usize,
-    /// Estimated tokens that earlier turns could have when it was done.
+    /// Estimated tokens that earlier turns could use at that time.
     room: u64,
 }
 
-/// What is to be done before the next call.
+/// The next step before a call can be sent.
 enum ShrinkStep {
-    /// Nothing: the prompt fits.
+    /// The prompt fits.
     Send,
     /// Clear results among so many of the first messages of the conversation.
     Clear(usize),
-    /// Have the oldest messages summed up.
+    /// Have the oldest messages summarized.
     Compact(super::compaction::Compaction),
-    /// Let so many of the oldest messages leave.
+    /// Drop so many of the oldest messages.
     Forget(usize),
     /// Nothing more can leave.
     TooLarge { needed: u64, room: u64 },
 }
 
 impl Engine {
-    /// Lets things leave the prompt until it fits, or has them summed up first. False: it cannot fit, and the turn has
+    /// Reduces the prompt until it fits, or has messages summarized first. False: it cannot fit, and the turn has
     /// failed.
     pub(super) fn make_room(&mut self, out: &mut EffectBuffer) -> bool {
         if self.compaction().is_some() {
             return true;
         }
-        // Newest messages may have left since.
+        // The newest messages may have left in the meantime.
         self.state.cleared.messages = self.state.cleared.messages.min(self.transcript.len());
         self.restore_results();
-        // Each round clears or forgets at least one message more.
+        // Terminates: each round clears or drops at least one message.
         loop {
             match self.next_to_leave() {
                 ShrinkStep::Send => return true,
@@ -79,7 +82,7 @@ impl Engine {
                 }
                 ShrinkStep::TooLarge { needed, room } => {
                     let message = format!(
-                        "the turn alone needs about {needed} tokens and {room} are left for it; raise \
+                        "the turn alone needs about {needed} tokens, but only {room} are available; raise \
                          spec.model.contextTokens, lower spec.model.maxOutputTokens or shorten the instructions"
                     );
                     self.reset_sizes();
@@ -99,9 +102,11 @@ impl Engine {
         let room = self.room(newest);
         let last = self.last_exchange(own);
         if prompt_size::messages_size(&messages[last..], messages.len()) > room.whole {
-            // Whatever else leaves would be lost for nothing.
+            // Anything else that leaves would be lost for nothing.
             return self.too_large(room);
         }
+        // Shrinks to half of the room at once: each change at the beginning of a prompt misses the provider's cache, so
+        // changes should be rare.
         if history > room.history && self.is_first_call() && own > 0 {
             let next = self.shrink_history(own, room.history / 2, room.history / 4 * 3);
             if let Some(next) = next {
@@ -112,7 +117,7 @@ impl Engine {
             let goal = (room.share / 2).saturating_sub(newest);
             let most = (room.share / 4 * 3).saturating_sub(newest);
             return self.shrink_history(own, goal, most).unwrap_or_else(|| {
-                // Three quarters stay in use: what leaves like this has no summary.
+                // Three quarters stay in use, since what leaves here has no summary.
                 ShrinkStep::Forget(prompt_size::oldest_to_drop(messages, cleared, own, most))
             });
         }
@@ -122,15 +127,15 @@ impl Engine {
         self.shrink_turn(last, own, room)
     }
 
-    /// Where the last answer of the present turn stands, which may have filled the window with its results; where the turn
-    /// begins if there is none. The model has not seen what comes after it.
+    /// The position of the last answer of the current turn, whose results may have filled the window, or of the
+    /// beginning of the turn. The model has not seen what comes after it.
     fn last_exchange(&self, own: usize) -> usize {
         let messages = self.session();
         let is_answer = |place: &usize| matches!(*messages[*place], Message::Assistant { .. });
         (own..messages.len()).rev().find(is_answer).unwrap_or(own)
     }
 
-    /// What brings the `own` messages of earlier turns to `goal` tokens. `None`: what is left is to forget them.
+    /// The step that brings the `own` messages of earlier turns to `goal` tokens. `None`: they can only be dropped.
     fn shrink_history(&self, own: usize, goal: u64, most: u64) -> Option<ShrinkStep> {
         let messages = self.session();
         let cleared = self.cleared();
@@ -144,21 +149,21 @@ impl Engine {
         let leaving = prompt_size::oldest_to_drop(messages, cleared, own, goal);
         match self.plan_compaction(leaving) {
             CompactionPlan::Worth(compaction) => return Some(ShrinkStep::Compact(compaction)),
-            // Its first messages cannot be summed up, not even without the results; the rest can.
+            // The first messages cannot be summarized, not even without their results; the rest can.
             CompactionPlan::TooLarge(first) => return Some(clear(0).unwrap_or(ShrinkStep::Forget(first))),
             CompactionPlan::None => {}
         }
         clear(0)
     }
 
-    /// What makes the turn under way smaller.
+    /// The step that reduces the turn under way.
     fn shrink_turn(&self, last: usize, own: usize, room: prompt_size::PromptRoom) -> ShrinkStep {
         let messages = self.session();
         let cleared = self.cleared();
         if let Some(messages) = prompt_size::clear_until(messages, cleared, last, room.whole / 4 * 3) {
             return ShrinkStep::Clear(messages);
         }
-        if last > own && !self.is_heartbeat() {
+        if last > own && self.turn_rules().summarizes {
             return match self.plan_compaction(last) {
                 CompactionPlan::Worth(compaction) => ShrinkStep::Compact(compaction),
                 CompactionPlan::TooLarge(first) => ShrinkStep::Forget(first),
@@ -181,13 +186,13 @@ impl Engine {
         }
     }
 
-    /// What there is for the conversation. `newest`: estimated tokens of the present turn.
+    /// The room for the conversation. `newest`: estimated tokens of the current turn.
     pub(super) fn room(&self, newest: u64) -> prompt_size::PromptRoom {
         let limit = self.state.budget.tokens;
         prompt_size::room(&self.settings, self.state.sizes, limit, self.fixed_tokens(), newest)
     }
 
-    /// How many messages of the present conversation belong to earlier turns.
+    /// How many messages of the current conversation belong to earlier turns.
     fn own_begin(&self) -> usize {
         let own = self.state.turn.as_ref().map_or(0, |turn| turn.messages);
         self.session().len().saturating_sub(own)
@@ -197,10 +202,10 @@ impl Engine {
         self.state.turn.as_ref().is_some_and(|turn| turn.own_call() == 1)
     }
 
-    /// Of so many messages of the present conversation, from its first, the results are cleared.
+    /// How many messages of the current conversation, from its first, have their results cleared.
     pub(super) fn cleared(&self) -> usize {
         match &self.state.turn {
-            Some(turn) if turn.heartbeat => turn.cleared,
+            Some(turn) if turn.rules().own_session => turn.cleared,
             Some(_) | None => self.state.cleared.messages,
         }
     }
@@ -209,7 +214,7 @@ impl Engine {
         let room = self.room(0).history;
         let before = std::mem::replace(
             match &mut self.state.turn {
-                Some(turn) if turn.heartbeat => &mut turn.cleared,
+                Some(turn) if turn.rules().own_session => &mut turn.cleared,
                 Some(_) | None => {
                     self.state.cleared.room = room;
                     &mut self.state.cleared.messages
@@ -223,10 +228,10 @@ impl Engine {
         out.record(journal_line(RecordKind::ResultsCleared, self.turn_number(), note));
     }
 
-    /// Cleared results come back when there is much more room than when they were cleared: a limit that was lowered for a
-    /// while, or a window that was wrong, costs no memory.
+    /// Restores cleared results when there is much more room than when they were cleared: a limit that was lowered for
+    /// a while, or a window that was wrong, costs no memory.
     fn restore_results(&mut self) {
-        if self.is_heartbeat() || !self.is_first_call() || self.state.cleared.messages == 0 {
+        if self.turn_rules().own_session || !self.is_first_call() || self.state.cleared.messages == 0 {
             return;
         }
         if self.room(0).history / 2 >= self.state.cleared.room {
@@ -234,21 +239,26 @@ impl Engine {
         }
     }
 
-    /// The oldest messages leave the transcript. What they did stays in words, and the model is told.
+    /// The oldest messages leave the transcript. A digest of their actions stays, and the model is told.
     pub(super) fn trim_messages(&mut self, messages: usize, out: &mut EffectBuffer) {
         self.digest_opening(messages);
+        self.trim_range(0..messages, DigestDetail::Results, out);
+    }
+
+    /// The same for whole turns in any place.
+    pub(super) fn trim_range(&mut self, range: Range<usize>, detail: DigestDetail, out: &mut EffectBuffer) {
         let toolbox = &self.toolbox;
         let acts = |name: &str| toolbox.may_act(name);
-        self.state.digest.add(&self.transcript[..messages], acts);
-        self.drop_messages(messages);
+        self.state.digest.add(&self.transcript[range.clone()], detail, acts);
+        self.drop_messages(&range);
         self.add_note("old turns left the context");
         out.record(JournalRecord {
-            forget: messages,
+            forget: range,
             ..journal_line(RecordKind::Trimmed, self.turn_number(), "")
         });
     }
 
-    /// What the turn under way was told stays in words when its first messages leave.
+    /// Keeps the opening of the turn under way as text if its first messages leave.
     pub(super) fn digest_opening(&mut self, messages: usize) {
         let own = self.own_begin();
         if let Some(turn) = &self.state.turn
@@ -259,21 +269,22 @@ impl Engine {
         }
     }
 
-    /// The oldest messages are no longer part of the transcript.
-    pub(super) fn drop_messages(&mut self, messages: usize) {
-        let messages = messages.min(self.transcript.len());
-        self.transcript.drain(..messages);
+    /// These messages are no longer part of the transcript.
+    pub(super) fn drop_messages(&mut self, range: &Range<usize>) {
+        let end = range.end.min(self.transcript.len());
+        let range = range.start.min(end)..end;
+        self.transcript.drain(range.clone());
         self.state.watch.forget_calls();
-        self.heed_left(messages);
+        self.heed_removed(&range);
         let cleared = &mut self.state.cleared.messages;
-        *cleared = cleared.saturating_sub(messages);
+        *cleared -= range.end.min(*cleared).saturating_sub(range.start);
         if let Some(turn) = &mut self.state.turn {
             turn.messages = turn.messages.min(self.transcript.len());
         }
     }
 
-    /// Bytes of one result of a tool: what the spec allows, at most a quarter of the free window, and so little that all
-    /// results of the answer fit together.
+    /// The most bytes of one tool result: at most what the spec allows and a quarter of the free window, and so few
+    /// that all results of the answer fit together.
     pub(super) fn most_result_bytes(&self) -> usize {
         let room = self.room(0).whole.saturating_mul(prompt_size::BYTES_PER_TOKEN);
         let calls = self
@@ -285,7 +296,7 @@ impl Engine {
         self.settings.max_result_bytes.min(each)
     }
 
-    /// The call last sent was answered, and the server said how large its prompt was.
+    /// The call last sent was answered, and the server reported the size of its prompt.
     pub(super) fn calibrate_sizes(&mut self, input_tokens: Option<u64>) {
         if let (Some(sent), Some(billed)) = (self.sent_tokens.take(), input_tokens) {
             self.state.sizes.calibrate(sent, billed, &self.settings);
@@ -295,8 +306,8 @@ impl Engine {
         }
     }
 
-    /// A turn fails for its size. A server may have said too much or too little of how it counts, and without a call that is
-    /// answered nothing would ever correct that: the next turn is tried by the estimate alone.
+    /// A turn failed because of its size. The learned ratio may be wrong, and without an answered call nothing would
+    /// ever correct it: the next turn relies on the estimate alone.
     fn reset_sizes(&mut self) {
         self.state.sizes = prompt_size::TokenEstimator::default();
     }
@@ -326,8 +337,8 @@ impl Engine {
         true
     }
 
-    /// A call that is larger than a whole limit, counted by bytes: results are cleared, then half of the history is summed
-    /// up, or leaves. False: nothing can help.
+    /// A call exceeds a whole limit, counted in bytes: results are cleared, then half of the history is summarized or
+    /// dropped. False: nothing helps.
     pub(super) fn shrink_for_limit(&mut self, limit: u64, out: &mut EffectBuffer) -> bool {
         if self.forget_left_out(out) {
             return true;
@@ -337,7 +348,7 @@ impl Engine {
         let history = prompt_size::messages_size(&self.transcript[..own], cleared) * prompt_size::BYTES_PER_TOKEN;
         let newest = prompt_size::messages_size(&self.transcript[own..], cleared.saturating_sub(own));
         let alone = newest.saturating_add(self.fixed_tokens()) * prompt_size::BYTES_PER_TOKEN;
-        // A limit that the turn alone does not fit into would only cost the history.
+        // A limit that the turn alone exceeds would only cost the history.
         if own == 0 || history <= limit / 4 || alone > limit {
             return false;
         }

@@ -1,7 +1,7 @@
-//! What a prompt says of messages that left it without a summary, so that nothing that was done is done again for want of
-//! a memory.
+//! The text in a prompt about messages that left it without a summary, so that no action is repeated because the model
+//! has forgotten it.
 //!
-//! Made without the model. It stands beside the model's own summary until the next one, which is also of it.
+//! Built without the model. It stands beside the model's own summary until the next summary, which covers it too.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -11,32 +11,46 @@ use serde::{Deserialize, Serialize};
 
 use super::message::{Message, ToolCall};
 use super::prompt::truncate;
-use super::yield_tool;
 
-/// Calls that are listed, the newest of those that left.
+/// Calls that are listed: the newest of those that left.
 pub const MOST_CALLS: usize = 24;
-/// Bytes of the arguments, and of the result, of one.
+/// Bytes of the arguments, and of the result, of one call.
 const MOST_BYTES: usize = 120;
 /// Bytes of the message that began the turn under way.
 const MOST_OPENING_BYTES: usize = 4096;
 
-/// What is left of messages that left without a summary.
+/// In place of quoted arguments, and of a quoted result.
+const NO_ARGUMENTS: &str = "[arguments left out]";
+const NO_RESULT: &str = "[result left out]";
+
+/// How much the line of a tool call quotes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DigestDetail {
+    /// The beginning of its arguments and of its result.
+    Results,
+    /// The beginning of its arguments, and whether it failed.
+    Arguments,
+    /// Its tool, and whether it failed.
+    Names,
+}
+
+/// What remains of messages that left without a summary.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
 pub struct HistoryDigest {
-    /// So many messages left.
+    /// How many messages left.
     messages: u64,
-    /// A line for each tool call among them that may have changed something, oldest first.
+    /// A line for each tool call among them that may have had side effects, oldest first.
     calls: VecDeque<String>,
-    /// So many such calls were before those.
+    /// How many such calls came before those.
     more: u64,
-    /// The message that began a turn whose first messages left while it went on, and that turn.
+    /// The turn whose first messages left while it was under way, and the message that began it.
     opening: Option<(i64, String)>,
 }
 
 impl HistoryDigest {
-    /// These messages leave. `acts`: whether a tool may have changed something.
-    pub fn add(&mut self, messages: &[Arc<Message>], acts: impl Fn(&str) -> bool) {
+    /// Adds messages that leave. `acts`: whether a tool may have side effects.
+    pub fn add(&mut self, messages: &[Arc<Message>], detail: DigestDetail, acts: impl Fn(&str) -> bool) {
         self.messages = self.messages.saturating_add(count(messages.len()));
         for (place, message) in messages.iter().enumerate() {
             let Message::Assistant { tool_calls, .. } = &**message else {
@@ -44,11 +58,10 @@ impl HistoryDigest {
             };
             let results = messages.iter().skip(place + 1);
             for (call, result) in tool_calls.iter().zip(results) {
-                if let Message::Tool { text, .. } = &**result
-                    && call.name != yield_tool::NAME
+                if let Message::Tool { text, failed, .. } = &**result
                     && acts(&call.name)
                 {
-                    self.calls.push_back(line(call, text));
+                    self.calls.push_back(line(call, text, *failed, detail));
                 }
             }
         }
@@ -58,7 +71,21 @@ impl HistoryDigest {
         }
     }
 
-    /// The first messages of this turn leave, and the turn goes on.
+    /// Keeps of each listed call its tool only: what is quoted may be what a provider refuses.
+    pub fn drop_quotes(&mut self) {
+        for line in self.calls.iter_mut().filter(|line| is_quoting(line)) {
+            // The name of a tool has no space.
+            let name = line.split(' ').next().unwrap_or_default();
+            *line = format!("{name} {NO_ARGUMENTS} -> {NO_RESULT}");
+        }
+    }
+
+    /// Whether any listed call quotes its arguments or its result.
+    pub fn has_quotes(&self) -> bool {
+        self.calls.iter().any(|line| is_quoting(line))
+    }
+
+    /// Keeps the opening of a turn whose first messages leave while it is under way.
     pub fn keep_opening(&mut self, turn: i64, message: Option<&Message>) {
         if self.opening.as_ref().is_some_and(|(known, _)| *known == turn) {
             return;
@@ -69,7 +96,7 @@ impl HistoryDigest {
         };
     }
 
-    /// A summary has taken the place of what is listed here. The turn under way still has its beginning here.
+    /// A summary replaces what is listed here. The turn under way still needs its opening.
     pub fn reset_after_summary(&mut self, turn: i64) {
         let opening = self.opening.take().filter(|(known, _)| *known == turn);
         *self = Self {
@@ -78,7 +105,7 @@ impl HistoryDigest {
         };
     }
 
-    /// What the prompt says, in about `most` bytes; `None`: nothing.
+    /// The text for the prompt, of about `most` bytes; `None`: nothing to say.
     #[must_use]
     pub fn text(&self, most: usize) -> Option<String> {
         let mut text = String::new();
@@ -109,7 +136,7 @@ impl HistoryDigest {
         (!text.is_empty()).then_some(text)
     }
 
-    /// The newest lines that have at most so many bytes together.
+    /// The newest lines that together have at most so many bytes.
     fn newest(&self, most: usize) -> Vec<&str> {
         let mut left = most;
         let fits = move |line: &&String| {
@@ -127,14 +154,24 @@ fn count(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
 
-fn line(call: &ToolCall, result: &str) -> String {
-    let ToolCall { name, arguments, .. } = call;
-    format!(
-        "{} {} -> {}",
-        truncate(name, MOST_BYTES),
-        on_one_line(arguments),
-        on_one_line(result)
-    )
+fn line(call: &ToolCall, result: &str, failed: bool, detail: DigestDetail) -> String {
+    let name = truncate(&call.name, MOST_BYTES);
+    let arguments = match detail {
+        DigestDetail::Results | DigestDetail::Arguments => on_one_line(&call.arguments),
+        DigestDetail::Names => NO_ARGUMENTS.to_owned(),
+    };
+    let result = match (detail, failed) {
+        (DigestDetail::Results, _) => on_one_line(result),
+        (DigestDetail::Arguments | DigestDetail::Names, true) => "[failed, or not run; result left out]".to_owned(),
+        (DigestDetail::Arguments | DigestDetail::Names, false) => NO_RESULT.to_owned(),
+    };
+    format!("{name} {arguments} -> {result}")
+}
+
+fn is_quoting(line: &str) -> bool {
+    !line
+        .split_once(' ')
+        .is_some_and(|(_, rest)| rest.starts_with(NO_ARGUMENTS))
 }
 
 fn on_one_line(text: &str) -> String {

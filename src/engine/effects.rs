@@ -1,37 +1,48 @@
-//! Collects the effects of one input, journal lines first.
+//! Collects the effects of one input, journal records first.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
 use super::message::{Message, ModelAnswer};
-use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordKind, RecordedUsage};
+use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, RecordedUsage, ids};
+use crate::api::usage_counts::GuardrailTrip;
 
-/// The effects of one input.
+/// The effects of one input, in the order to act on.
 pub struct EffectBuffer {
-    /// The moment of the input.
+    /// The time of the input.
     pub now: Timestamp,
     records: Vec<JournalRecord>,
     effects: Vec<EngineEffect>,
     stopped: bool,
 }
 
-/// A journal line of `kind`, to be completed by the caller.
+/// A journal record of `kind`, to be completed by the caller.
 pub fn journal_line(kind: RecordKind, turn: i64, note: impl Into<String>) -> JournalRecord {
     JournalRecord {
         kind,
+        member: ids::MAIN,
         turn,
         call: None,
         note: note.into(),
+        detail: RecordDetail::None,
         tool: None,
         used: None,
         messages: Vec::new(),
         retract: 0,
-        forget: 0,
+        forget: 0..0,
     }
 }
 
-/// A journal line about a call.
+/// The journal record of a limit that was reached, with what is counted of it, if anything.
+pub fn trip_line(turn: i64, trip: Option<GuardrailTrip>, note: impl Into<String>) -> JournalRecord {
+    JournalRecord {
+        detail: trip.map_or(RecordDetail::None, RecordDetail::Trip),
+        ..journal_line(RecordKind::GuardrailTriggered, turn, note)
+    }
+}
+
+/// A journal record about a call.
 pub fn call_line(
     kind: RecordKind,
     call: CallId,
@@ -39,13 +50,14 @@ pub fn call_line(
     messages: Vec<Arc<Message>>,
 ) -> JournalRecord {
     JournalRecord {
+        member: call.member,
         call: Some(call),
         messages,
         ..journal_line(kind, call.turn, note)
     }
 }
 
-/// The journal line of a call that was answered.
+/// The journal record of an answered call.
 pub fn answer_line(
     (call, purpose): (CallId, CallPurpose),
     answer: &ModelAnswer,
@@ -64,7 +76,6 @@ pub fn answer_line(
 }
 
 impl EffectBuffer {
-    /// An empty one.
     pub fn new(now: Timestamp) -> Self {
         Self {
             now,
@@ -74,17 +85,16 @@ impl EffectBuffer {
         }
     }
 
-    /// The journal lines so far.
+    /// The journal records so far.
     pub fn records(&self) -> &[JournalRecord] {
         &self.records
     }
 
-    /// Adds a journal line.
     pub fn record(&mut self, record: JournalRecord) {
         self.records.push(record);
     }
 
-    /// Lets messages join the transcript with the newest line; with one of its own where there is none.
+    /// Appends messages to the transcript with the newest record, or with a record from `line` if there is none.
     pub fn attach(&mut self, mut messages: Vec<Arc<Message>>, line: impl FnOnce() -> JournalRecord) {
         if self.records.is_empty() {
             self.records.push(line());
@@ -94,17 +104,17 @@ impl EffectBuffer {
         }
     }
 
-    /// Adds any other effect.
+    /// Adds any effect other than a record.
     pub fn push(&mut self, effect: EngineEffect) {
         self.effects.push(effect);
     }
 
-    /// The loop has stopped: the last effect of all.
+    /// The loop has stopped: adds the last effect of all.
     pub fn stopped(&mut self) {
         self.stopped = true;
     }
 
-    /// Drops the journal lines: this pod may write nothing any more.
+    /// Drops the journal records: this pod must not write any more.
     pub fn drop_records(&mut self) {
         self.records.clear();
     }

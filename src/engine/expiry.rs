@@ -1,7 +1,7 @@
-//! Tool calls with side effects that the model asked for and that have waited too long: they are not run.
+//! Expiry: tool calls with side effects that have waited too long are not run.
 //!
-//! What was right when the model asked for it may be wrong after a pause, a suspension or an edit of the spec. Such calls get
-//! a result that says so, and the model asks again where it still wants them. Reads go on: they do no harm.
+//! An action that was right when the model requested it may be wrong after a pause, a suspension or an edit of the
+//! spec. Such calls get a result that says so, and the model can request them again. Reads still run: they do no harm.
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
@@ -14,21 +14,21 @@ use super::tool::ToolOutcome;
 use super::tool_admission::{DenialReason, DeniedCall};
 use super::tool_batch::{MAX_TRIES, ToolSlot};
 
-/// The longest pause after which a call that the model asked for before it is still run.
+/// The longest pause after which a call that the model requested before it is still run.
 pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
-/// The longest that a model call can take: an answer to one that was sent before that has been waiting.
+/// The longest that a model call can take: an answer to an older one has been waiting.
 const LONGEST_CALL: SignedDuration = SignedDuration::from_hours(1);
 
 impl Engine {
-    /// A process starts. Why an answer, or the tool calls of one, may be older than what has changed since.
+    /// At the start of a process: why an answer, or its tool calls, may be out of date.
     pub(super) fn outdated_since_start(&mut self, before: Option<Timestamp>, now: Timestamp) -> Option<String> {
         let spec = self.settings.spec;
         let edited = self.state.spec.replace(spec).is_some_and(|before| before != spec);
         let asleep = before.map_or(SignedDuration::ZERO, |before| now.duration_since(before));
         let why = if self.state.suspended {
-            "the loop was suspended after you asked for it".to_owned()
+            "the loop was suspended after you requested it".to_owned()
         } else if edited {
-            "the spec of this agent was changed after you asked for it".to_owned()
+            "the spec of this agent was changed after you requested it".to_owned()
         } else if asleep > LONGEST_CALL + LONGEST_PAUSE {
             asked_before(asleep)
         } else {
@@ -40,14 +40,14 @@ impl Engine {
         Some(why)
     }
 
-    /// An answer has come. What it asks for is not run if things have changed since its call was sent.
+    /// An answer arrived. Its calls are not run if things have changed since its call was sent.
     pub(super) fn expire_outdated(&mut self, out: &mut EffectBuffer) {
         if let Some(why) = self.state.turn.as_mut().and_then(|turn| turn.outdated.take()) {
             self.expire(&why, false, out);
         }
     }
 
-    /// What a pause has held up for too long is not run when the loop goes on.
+    /// Calls that a pause has delayed for too long are not run when the loop resumes.
     pub(super) fn expire_held(&mut self, out: &mut EffectBuffer) {
         let free = self.free_from().is_some_and(|moment| moment <= out.now);
         if self.fenced || !free || self.state.lifecycle != LifecyclePhase::Active || !self.running.is_empty() {
@@ -60,8 +60,7 @@ impl Engine {
         }
     }
 
-    /// No waiting call with side effects is run, and with `repeats` none that was sent, and whose outcome is unknown, is
-    /// repeated.
+    /// Denies every waiting call with side effects. With `repeats`, a run of unknown outcome is not repeated either.
     pub(super) fn expire(&mut self, why: &str, repeats: bool, out: &mut EffectBuffer) {
         let places = self.tool_batch().map_or(0, |work| work.slots.len());
         for place in 0..places {
@@ -78,7 +77,7 @@ impl Engine {
                 }
                 Some(ToolSlot::Open(plan)) if repeats && !plan.only_looks() && !runs => {
                     plan.tries = MAX_TRIES;
-                    let message = format!("it was sent, its outcome is not known, and it is not repeated, since {why}");
+                    let message = format!("it was sent, its outcome is unknown, and it is not repeated, since {why}");
                     self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
                 }
                 Some(ToolSlot::Waiting(_) | ToolSlot::Open(_) | ToolSlot::Result(_) | ToolSlot::Yield(_)) | None => {}
@@ -90,9 +89,9 @@ impl Engine {
 fn asked_before(time: SignedDuration) -> String {
     let minutes = time.as_mins();
     if minutes < 120 {
-        format!("you asked for it more than {minutes} min ago")
+        format!("you requested it more than {minutes} min ago")
     } else {
-        format!("you asked for it more than {} h ago", minutes / 60)
+        format!("you requested it more than {} h ago", minutes / 60)
     }
 }
 
@@ -100,7 +99,7 @@ fn expired(why: &str) -> DeniedCall {
     let error = json!({
         "error": "not run",
         "detail": why,
-        "fix": "look at how things are now; ask again if it is still right",
+        "fix": "check how things are now; call it again if it is still right",
     });
     DeniedCall {
         why: DenialReason::Outdated,

@@ -1,5 +1,5 @@
-//! The engine: one loop's state, and the one function that changes it. Here: who hears which input, the lifecycle, and
-//! what the loop does next. The rules of turns, pauses and sleeps are in files of their own.
+//! The engine: one loop's state, and the only function that changes it. This file dispatches inputs, owns the lifecycle
+//! and does what comes next. The rules of modes, turns and pauses are in their own files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use super::budget::{BudgetState, PROBE_INTERVAL, PROBE_TIMEOUT, ProbeState};
 use super::effects::{EffectBuffer, journal_line};
 use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::HotState;
-use super::snapshot::{ActivePause, CallStep, ChosenSleep, LifecyclePhase};
+use super::modes::NextStep;
+use super::snapshot::{ActivePause, CallStep, CauseKind, ChosenSleep, LifecyclePhase};
 use super::tool::ToolRunId;
 use super::tool_admission::Toolbox;
-use super::yield_tool;
 use super::{
     CallId, EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, prompt, prompt::Skill,
     settings::EngineSettings, time_math,
@@ -24,7 +24,6 @@ use super::{
 use crate::api::agent::ExhaustionPolicy;
 use crate::api::status::PauseReason;
 
-/// One loop.
 #[derive(Clone, Debug)]
 pub struct Engine {
     pub(super) settings: EngineSettings,
@@ -32,29 +31,29 @@ pub struct Engine {
     pub(super) skills: Arc<[Skill]>,
     pub(super) transcript: Vec<Arc<Message>>,
     pub(super) state: EngineSnapshot,
-    /// This process has handed the open call to the driver and waits for its outcome.
+    /// Whether this process has handed the open call to the driver and awaits its outcome.
     pub(super) in_flight: bool,
-    /// Estimated tokens of the prompt that it handed over.
+    /// Estimated tokens of the prompt last handed to the driver.
     pub(super) sent_tokens: Option<u64>,
-    /// Uid of the Agent.
+    /// UID of the Agent.
     pub(super) agent: String,
-    /// What the model may call.
+    /// The tools that the model may call.
     pub(super) toolbox: Toolbox,
-    /// What the sources offer from the next turn on.
+    /// The tools from the next turn on.
     pub(super) next_toolbox: Option<Toolbox>,
     /// Events that can wake the loop; `None`: not known.
     pub(super) wake_events: Option<Vec<String>>,
-    /// What is known of the present moment.
+    /// Values of the moment; not persisted.
     pub(super) hot: HotState,
-    /// Runs of tools that this process has handed to the driver and waits for, and when it did.
+    /// Tool runs that this process has handed to the driver and awaits, with the time at which it did.
     pub(super) running: BTreeMap<ToolRunId, Timestamp>,
-    /// No contact for so long that no tool with side effects starts.
+    /// No contact with the controller for half the run lease: no tool with side effects starts.
     pub(super) link_silent: bool,
-    /// The moment of the driver's timer.
+    /// The time of the driver's timer.
     timer: Option<Timestamp>,
-    /// When a guardrail that depends on the clock alone says something else.
+    /// When a guardrail that depends only on the clock changes its decision.
     pub(super) clock_changes: Option<Timestamp>,
-    /// Another pod runs the loop: nothing is heard or written any more.
+    /// Another pod runs the loop: inputs are ignored and nothing is written.
     pub(super) fenced: bool,
 }
 
@@ -72,6 +71,11 @@ impl Engine {
         snapshot: EngineSnapshot,
         transcript: impl IntoIterator<Item = impl Into<Arc<Message>>>,
     ) -> Self {
+        let snapshot = EngineSnapshot {
+            mode: snapshot.mode.in_mode(&settings.mode),
+            ..snapshot
+        };
+        let mode_tools = snapshot.mode.mode().tools(&settings, None);
         Self {
             hot: HotState::new(settings.hot_state.clone()),
             instructions: String::new(),
@@ -81,7 +85,7 @@ impl Engine {
             in_flight: false,
             sent_tokens: None,
             agent: String::new(),
-            toolbox: Toolbox::before_any_offer(yield_tool::tool(&settings.rate_limits, None)),
+            toolbox: Toolbox::before_any_offer(mode_tools),
             next_toolbox: None,
             wake_events: None,
             settings,
@@ -93,28 +97,28 @@ impl Engine {
         }
     }
 
-    /// Takes the newest instructions; used from the next turn on, since a change within a turn would cost all that the
-    /// provider has of it in its cache. Never journalled.
+    /// Sets the instructions, which apply from the next turn on: a change within a turn would miss the provider's
+    /// prompt cache. Never journalled.
     pub fn set_instructions(&mut self, text: String) {
         if self.state.turn.is_none() || self.instructions.is_empty() {
             self.instructions = text;
         }
     }
 
-    /// Takes the newest skills, in the order of the prompt; used from the next turn on. Never journalled.
+    /// Sets the skills, in the order of the prompt; they apply from the next turn on. Never journalled.
     pub fn set_skills(&mut self, skills: Arc<[Skill]>) {
         if self.state.turn.is_none() || self.skills.is_empty() {
             self.skills = skills;
         }
     }
 
-    /// What to persist, see the module's contract.
+    /// The state to persist, see the module's contract.
     #[must_use]
     pub fn snapshot(&self) -> EngineSnapshot {
         self.state.clone()
     }
 
-    /// The one transition function. `now` may be earlier than before (a clock that was set back).
+    /// The only transition function. `now` may be earlier than before, if the clock was set back.
     pub fn handle(&mut self, now: Timestamp, input: EngineInput) -> Vec<EngineEffect> {
         if let EngineInput::ToolsChanged { tools, silent } = input {
             self.tools_changed(tools, silent);
@@ -131,11 +135,13 @@ impl Engine {
             }
             return out.into_effects();
         }
+        // Taken first, so that a change by the clock alone is reported as well.
         let before = self.view();
         let last = self.state.last_now;
         self.handle_clock_rollback(now);
         self.dispatch(input, last, &mut out);
         self.advance(&mut out);
+        // Before the comparison, so that a changed count is reported.
         self.count_records(&out);
         self.report_change(&before, &mut out);
         out.into_effects()
@@ -174,7 +180,7 @@ impl Engine {
             EngineInput::LinkBack => self.link_back(),
             EngineInput::Stop { cause } => self.stop(cause, live, out),
             EngineInput::DrainEnded if self.state.lifecycle == LifecyclePhase::Stopping => self.cancel_all(out),
-            // The others were heard before: levels without effects.
+            // The others were handled above: levels without effects.
             EngineInput::DrainEnded | EngineInput::ToolsChanged { .. } | EngineInput::WakeEventsChanged { .. } => {}
         }
     }
@@ -213,17 +219,20 @@ impl Engine {
             out.stopped();
             return;
         }
+        // The previous process did not stop its loop, so it crashed. A turn under a pause was not running and is not
+        // blamed.
         let crashed = self.state.lifecycle != LifecyclePhase::Stopped && self.state.reasons.is_empty();
-        let anew = self.state.outcome.take().is_some();
-        if anew {
+        let restarted = self.state.outcome.take().is_some();
+        if restarted {
             self.state.counters.idle = IdleClock::default();
         }
-        self.start_loop_detection(anew);
+        self.start_loop_detection(restarted);
         let outdated = self.outdated_since_start(last, out.now);
         self.state.suspended = false;
-        // What the process before knew of the link is no longer known; the driver says so anew.
+        // What the previous process knew of the link is out of date; the driver reports it again.
         self.state.reasons.remove(&PauseReason::LinkLost);
         self.state.used.retain_limits(&self.settings.windows());
+        self.retry_light_model(out.now);
         self.state.lifecycle = LifecyclePhase::Starting;
         self.note_transition(out);
         if crashed {
@@ -231,9 +240,9 @@ impl Engine {
         }
         if self.state.turn.is_none() && self.state.next_turn.is_none() {
             self.state.next_turn = Some(out.now);
-            prompt::STARTS.clone_into(&mut self.state.briefing.cause);
+            self.state.briefing.set_cause(CauseKind::Loop, prompt::STARTS);
         }
-        self.schedule_heartbeat(out.now);
+        self.ask_mode(out.now, |mode, context| mode.started(restarted, context));
         self.state.lifecycle = LifecyclePhase::Active;
         self.settle_interrupted_runs(outdated.as_deref(), out);
     }
@@ -256,7 +265,8 @@ impl Engine {
         self.note_transition(out);
     }
 
-    /// A newer pod runs the loop: this one does, writes and hears nothing any more. The state stays as it was journalled.
+    /// A newer pod runs the loop: this one does nothing and writes nothing from now on. The state stays as it was
+    /// journalled.
     pub(super) fn fence(&mut self, out: &mut EffectBuffer) {
         self.cancel_all(out);
         self.fenced = true;
@@ -264,13 +274,14 @@ impl Engine {
         out.stopped();
     }
 
-    /// Cuts all that is under way.
+    /// Cancels everything under way.
     fn cancel_all(&mut self, out: &mut EffectBuffer) {
         self.cancel_call(out);
         self.cancel_runs(true, out);
     }
 
-    /// Cuts the call in flight. It stays open, so that the next process asks for the same one: its answer may be kept.
+    /// Cancels the call in flight. It stays open, so that the next process requests the same call: its answer may be
+    /// kept.
     fn cancel_call(&mut self, out: &mut EffectBuffer) {
         if let Some(call) = self.call_in_flight() {
             out.push(EngineEffect::CancelCall { call });
@@ -280,25 +291,24 @@ impl Engine {
 
     /// Does what is due, and sets the timer for what is due next.
     fn advance(&mut self, out: &mut EffectBuffer) {
-        match self.state.lifecycle {
-            _ if self.fenced => {}
-            LifecyclePhase::Active => {
-                self.clear_expired(out.now);
-                self.check_clock_guardrails(out.now);
-                self.recheck_rate_limits(out);
-                self.end_sleep_if_over(out);
-                self.note_transition(out);
-                self.run_due_step(out);
-                self.end_preparation();
-                self.note_transition(out);
-            }
-            LifecyclePhase::Stopping if !self.in_flight && self.running.is_empty() => {
+        if self.state.lifecycle == LifecyclePhase::Active && !self.fenced {
+            self.clear_expired(out.now);
+            // Pauses and the sleep end before anything starts, and the transition is journalled before what it allows.
+            self.check_clock_guardrails(out.now);
+            self.recheck_rate_limits(out);
+            self.end_sleep_if_over(out);
+            self.note_transition(out);
+            self.run_due_step(out);
+            self.end_preparation();
+            self.note_transition(out);
+        }
+        // The step above may have ended the loop.
+        if self.state.lifecycle == LifecyclePhase::Stopping && !self.fenced {
+            if !self.in_flight && self.running.is_empty() {
                 self.state.lifecycle = LifecyclePhase::Stopped;
-                self.note_transition(out);
                 out.stopped();
             }
-            LifecyclePhase::Stopping => self.note_transition(out),
-            LifecyclePhase::Stopped | LifecyclePhase::Starting => {}
+            self.note_transition(out);
         }
         let timer = self.next_deadline(out.now);
         if timer != self.timer {
@@ -308,43 +318,44 @@ impl Engine {
     }
 
     fn run_due_step(&mut self, out: &mut EffectBuffer) {
-        let Some(due) = self.due() else {
-            return;
-        };
-        if due > out.now {
+        if self.due(out.now).is_none_or(|due| due > out.now) {
             return;
         }
         let turn = self.state.turn.as_ref();
         match turn.map(|turn| (turn.step, turn.call_id(), turn.own_call())) {
+            // A call without an outcome comes first: after a restart it is sent again under the same id.
             None if self.state.pre_check.is_open() => self.issue_pre_check(out),
             None if self.state.scoring.is_open() => self.issue_score(out),
             None if self.score_due().is_some_and(|due| due <= out.now) => self.send_score(out),
-            None if self.may_attempt(out) => self.begin_due_turn(out),
+            None => self.take_next_step(out),
             Some((CallStep::Due(_), ..)) if self.may_attempt(out) => self.send_attempt(out),
+            // The next call has no room: under the policy Skip the turn ends instead of waiting.
             Some((CallStep::Due(_), _, own_call))
                 if own_call > 1 && self.settings.exhaustion_policy == ExhaustionPolicy::Skip =>
             {
                 self.skip_rest(out);
             }
-            None | Some((CallStep::Due(_), ..)) => {}
+            Some((CallStep::Due(_), ..)) => {}
             Some((CallStep::Open, call, _)) => self.dispatch_attempt(call, out),
             Some((CallStep::Tools, ..)) => self.advance_tools(out),
         }
     }
 
-    /// Begins what is due: a heartbeat, or else the next turn. Where both are, they take turns.
-    fn begin_due_turn(&mut self, out: &mut EffectBuffer) {
-        let is_due = |moment: Option<Timestamp>| moment.is_some_and(|due| due <= out.now);
-        let own = is_due(self.own_turn_due()) && self.state.beat.own_first;
-        if is_due(self.heartbeat_due()) && !own {
-            self.begin_heartbeat(out);
-        } else if self.prepare_turn(out) && self.is_worth_a_turn(out) {
-            self.begin_turn(out);
+    /// Does what the mode says comes next.
+    fn take_next_step(&mut self, out: &mut EffectBuffer) {
+        match self.next_step(out.now) {
+            NextStep::Stop(outcome) => self.end_loop(outcome, out),
+            NextStep::Begin { kind, at } if at <= out.now && self.may_attempt(out) => {
+                if !kind.rules().is_prepared || (self.prepare_turn(out) && self.is_worth_a_turn(out)) {
+                    self.begin_turn(kind, out);
+                }
+            }
+            NextStep::Begin { .. } | NextStep::Wait => {}
         }
     }
 
-    /// When the loop acts next, if nothing holds it.
-    fn due(&self) -> Option<Timestamp> {
+    /// When the loop acts next, as far as its pauses allow.
+    fn due(&self, now: Timestamp) -> Option<Timestamp> {
         let free = self.state.lifecycle == LifecyclePhase::Active && !self.in_flight;
         if !free {
             return None;
@@ -353,36 +364,36 @@ impl Engine {
         let due = match self.state.turn.as_ref().map(|turn| turn.step) {
             None if self.is_refreshing() => return None,
             None if self.state.pre_check.is_open() || self.state.scoring.is_open() => Timestamp::MIN,
-            None => self.turn_due().into_iter().chain(self.score_due()).min()?,
+            None => self.next_step_due(now).into_iter().chain(self.score_due()).min()?,
             Some(CallStep::Due(at)) => at,
             Some(CallStep::Open | CallStep::Tools) => Timestamp::MIN,
         };
         Some(due.max(free_from))
     }
 
-    /// When the next turn, heartbeats included, begins by itself, if nothing holds the loop.
-    fn turn_due(&self) -> Option<Timestamp> {
-        self.own_turn_due().into_iter().chain(self.heartbeat_due()).min()
+    /// When the next turn begins or the loop ends, if no pause holds the loop.
+    fn next_step_due(&self, now: Timestamp) -> Option<Timestamp> {
+        match self.next_step(now) {
+            NextStep::Begin { at, .. } => Some(at),
+            NextStep::Stop(_) => Some(Timestamp::MIN),
+            NextStep::Wait => None,
+        }
     }
 
-    fn own_turn_due(&self) -> Option<Timestamp> {
-        self.state.next_turn.filter(|_| self.state.sleep.is_none())
-    }
-
-    /// The earliest moment at which something changes by itself.
+    /// The earliest time at which something changes without an input.
     fn next_deadline(&self, now: Timestamp) -> Option<Timestamp> {
         if self.fenced || self.state.lifecycle != LifecyclePhase::Active {
             return None;
         }
         let holds = self.state.reasons.values().filter_map(ActivePause::ends);
-        let sleep = self.state.sleep.iter().map(ChosenSleep::ends);
-        // What can be done for tools now is done: the rest waits for something else than time.
-        let due = self.due().filter(|due| self.tool_batch().is_none() || *due > now);
+        let sleep = self.mode().sleep().map(ChosenSleep::ends);
+        // Tool work that is possible now has been done; the rest waits for an input, not for a time.
+        let due = self.due(now).filter(|due| self.tool_batch().is_none() || *due > now);
         holds.chain(sleep).chain(self.clock_changes).chain(due).min()
     }
 
-    /// Deadlines are wall clock. When the clock was set back, delays move with it, and nothing lasts longer from now
-    /// on than its own limit: a pod that started with a clock a year ahead must not sleep for a year.
+    /// Deadlines are wall-clock times. If the clock was set back, delays move with it, and nothing lasts longer from
+    /// now on than its own limit: a pod that started with a clock a year ahead must not sleep for a year.
     fn handle_clock_rollback(&mut self, now: Timestamp) {
         let back = self
             .state
@@ -398,17 +409,13 @@ impl Engine {
         self.state.counters.idle.moved(back);
         self.state.used.handle_clock_rollback(now);
         self.state.scoring.moved(moved);
-        self.schedule_heartbeat(now);
+        self.ask_mode(now, |mode, context| mode.clock_set_back(context));
         self.hot.moved(back);
+        self.limit_light_wait(now);
         if let Some(turn) = &mut self.state.turn
             && let CallStep::Due(at) = turn.step
         {
             turn.step = CallStep::Due(moved(at));
-        }
-        if let Some(sleep) = &mut self.state.sleep {
-            let latest = time_math::after(now, self.settings.max_sleep);
-            sleep.until = sleep.until.min(latest);
-            sleep.room_at = sleep.room_at.map(|room_at| room_at.min(latest));
         }
         let reasons: Vec<PauseReason> = self.state.reasons.keys().copied().collect();
         for reason in reasons {
@@ -423,7 +430,7 @@ impl Engine {
         }
     }
 
-    /// The attempt whose outcome this process waits for.
+    /// The attempt whose outcome this process awaits.
     pub(super) fn call_in_flight(&self) -> Option<CallId> {
         if !self.in_flight {
             return None;
@@ -434,7 +441,7 @@ impl Engine {
         })
     }
 
-    /// The turn that a journal line belongs to.
+    /// The turn that a journal record belongs to.
     pub(super) fn turn_number(&self) -> i64 {
         self.state
             .turn

@@ -1,4 +1,4 @@
-//! Messages of a conversation, as the engine knows them; no vendor's format.
+//! Messages of a conversation, independent of any provider's format.
 
 use std::borrow::Cow;
 
@@ -12,35 +12,28 @@ use crate::api::agent::ModelApi;
 #[serde(tag = "role", rename_all = "lowercase")]
 pub enum Message {
     /// The instructions, always first; never part of the transcript.
-    System {
-        /// Text.
-        text: String,
-    },
-    /// The runtime's word to the model.
-    User {
-        /// Text.
-        text: String,
-    },
+    System { text: String },
+    /// A message of the runtime.
+    User { text: String },
     /// The model's answer.
     Assistant {
         /// Visible text, when there is any.
         text: Option<String>,
-        /// Tools it wants, in its order.
+        /// The tools it calls, in its order.
         tool_calls: Vec<ToolCall>,
-        /// What it thought before that, sealed. It goes back with the message, to the model that wrote it.
+        /// The reasoning before the answer, opaque. Sent back with the message, only to the model that wrote it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reasoning: Option<ReasoningContent>,
     },
-    /// The result of one tool call; always follows the assistant message that asked for it.
+    /// The result of one tool call; always follows the assistant message that requested it.
     Tool {
         /// [`ToolCall::id`] of the call.
         id: String,
-        /// The result.
         text: String,
         /// It failed, or was not run.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         failed: bool,
-        /// Why the model wanted it, in its own words. Kept in the journal's history; sent to nobody.
+        /// Why the model requested it, in its own words. Kept in the journal's history; never sent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reasoning: Option<String>,
     },
@@ -65,7 +58,7 @@ impl Message {
     }
 }
 
-/// A tool the model wants to use.
+/// A tool call that the model requests.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
     /// The id of the call: unique within one answer as the server gives it, and within the journal as the engine keeps
@@ -83,23 +76,23 @@ impl ToolCall {
     }
 }
 
-/// What a model thought before it answered, as its server wrote it: text, signatures, encrypted blocks. Nothing here is
-/// read or changed. Providers check it, so it goes back byte for byte, and only to the model and wire format that it came
-/// from; for all others the message is sent without it.
+/// The reasoning of a model before its answer, as its server wrote it: text, signatures, encrypted blocks. It is
+/// neither read nor changed. Providers verify it, so it is sent back byte for byte, and only to the model and wire
+/// format that it came from; for all others the message is sent without it.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct ReasoningContent {
-    /// The wire format it came in.
+    /// The wire format that it came in.
     pub api: ModelApi,
     /// `spec.model.name` of the model that wrote it.
     pub model: String,
-    /// The message in its original order, where that has reasoning in it.
+    /// The message in its original order, where that contains reasoning.
     pub parts: Vec<MessagePart>,
-    /// What the server attached to the tool calls, by their places; `null` for a call without. Empty: to none.
+    /// What the server attached to the tool calls, by position; `null` for a call without. Empty: nothing attached.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<Value>,
 }
 
-/// One part of a message with reasoning in it. Text and tool calls stand in the message itself, and are not kept twice.
+/// One part of a message that contains reasoning. Text and tool calls are in the message itself and not stored twice.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum MessagePart {
@@ -126,15 +119,15 @@ impl ReasoningContent {
             .sum()
     }
 
-    /// Whether there is nothing in it to send back.
+    /// Whether there is nothing to send back.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The id of an answer's tool call, unique over the journal. It has nine letters and digits, which every server takes and
-/// some want exactly: the turn, the call within it, and the place within the answer, in base 36.
+/// The id of an answer's tool call, unique within the journal: nine letters and digits, which every server accepts and
+/// some require. They encode the turn, the call within it, and the position within the answer, in base 36.
 #[must_use]
 pub fn call_id(turn: i64, call: u32, place: usize) -> String {
     let place = u64::try_from(place).unwrap_or(u64::MAX);
@@ -158,7 +151,7 @@ fn base_36(mut number: u64, digits: usize) -> String {
 }
 
 impl ModelAnswer {
-    /// The same answer, its reasoning marked as that of this model.
+    /// Marks the answer's reasoning as written by this model.
     #[must_use]
     pub fn written_by(mut self, api: ModelApi, model: &str) -> Self {
         if let Some(reasoning) = &mut self.reasoning {
@@ -169,7 +162,8 @@ impl ModelAnswer {
     }
 }
 
-/// The arguments of a call by name; `None`: they are not one JSON object. Servers write no arguments as an empty text.
+/// The arguments of a call by name; `None`: they are not one JSON object. Some servers write empty arguments as an
+/// empty text.
 #[must_use]
 pub fn arguments(text: &str) -> Option<Map<String, Value>> {
     if text.trim().is_empty() {
@@ -178,7 +172,8 @@ pub fn arguments(text: &str) -> Option<Map<String, Value>> {
     serde_json::from_str(text).ok()
 }
 
-/// The last JSON object in a text that has this field: some models think aloud first, and some explain themselves within it.
+/// The last JSON object in a text that has this field: some models think aloud first, and some add explanations to the
+/// object.
 #[must_use]
 pub fn last_object(text: &str, field: &str) -> Option<Map<String, Value>> {
     let mut found = None;
@@ -200,10 +195,9 @@ pub fn last_object(text: &str, field: &str) -> Option<Map<String, Value>> {
     found
 }
 
-/// A tool offered to the model.
+/// A tool as offered to the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolDefinition {
-    /// Name.
     pub name: Cow<'static, str>,
     /// What it does, for the model.
     pub description: Cow<'static, str>,
@@ -214,22 +208,21 @@ pub struct ToolDefinition {
 /// A model's answer.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelAnswer {
-    /// Visible text.
     pub text: Option<String>,
-    /// Tools it wants.
+    /// The tools it calls.
     pub tool_calls: Vec<ToolCall>,
-    /// What it thought, to be sent back with its text and tool calls.
+    /// Its reasoning, to be sent back with its text and tool calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<ReasoningContent>,
     /// Why it ended.
     pub finish: FinishReason,
-    /// What it used by the server's own word: uncached input, cache writes and output. `None`: it did not say.
+    /// Billed tokens as reported by the server: uncached input, cache writes and output. `None`: not reported.
     #[serde(default)]
     pub tokens: Option<u64>,
-    /// All input tokens by the server's own word, read from a cache or not. `None`: it did not say.
+    /// All input tokens as reported by the server, read from a cache or not. `None`: not reported.
     #[serde(default)]
     pub input_tokens: Option<u64>,
-    /// What it cost in micro-dollars. `None`: its price or its use is unknown.
+    /// Its cost in micro-dollars. `None`: its price or its usage is unknown.
     #[serde(default)]
     pub cost: Option<i64>,
 }
@@ -240,7 +233,7 @@ pub enum FinishReason {
     /// It was complete.
     #[default]
     Stop,
-    /// The output limit cut it.
+    /// Truncated at the output limit.
     Length,
     /// It waits for tool results.
     ToolCalls,

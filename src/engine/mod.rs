@@ -1,13 +1,13 @@
 //! The loop as a pure state machine: inputs in, effects out.
 //!
-//! Owns every rule about when a loop turns, sleeps, pauses and stops. No clock, no I/O, no randomness, no async:
-//! time comes in with each input, so that tests drive years in microseconds. Imports nothing of ours but `api`.
+//! Owns every rule about when a loop runs turns, sleeps, pauses and stops. It has no clock, I/O, randomness or async:
+//! the time comes with each input, so that tests simulate years in microseconds. Imports only `api` from this crate.
 //!
 //! Contract with the driver (`worker`): feed one [`EngineInput`] to [`machine::Engine::handle`]; commit all
 //! [`EngineEffect::Record`]s of that call together with [`machine::Engine::snapshot`] in **one** transaction **before**
-//! acting on any other effect of it; then act on the rest in order. Without a Record nothing is written, the snapshot
-//! neither: after [`StopCause::Fenced`] the journal belongs to another pod. A restart restores the engine from the last
-//! snapshot and the live transcript, and feeds [`EngineInput::Started`].
+//! acting on any other effect of it; then act on the rest in order. Without a Record nothing is written, not even the
+//! snapshot: after [`StopCause::Fenced`] the journal belongs to another pod. A restart restores the engine from the
+//! last snapshot and the live transcript, and feeds [`EngineInput::Started`].
 
 pub mod budget;
 mod budget_health;
@@ -18,13 +18,17 @@ mod doubt;
 mod effects;
 mod expiry;
 mod guardrails;
-mod heartbeat;
 mod hot_state;
+pub mod ids;
 pub mod lifetime_counts;
+mod light_model;
 mod loop_detection;
 pub mod machine;
 pub mod message;
+mod mode_calls;
+mod modes;
 pub mod notifications;
+mod own_session;
 mod pause;
 pub mod precheck;
 mod prompt;
@@ -32,6 +36,7 @@ mod prompt_size;
 mod purpose;
 mod resources;
 mod retry;
+mod runtime_mark;
 pub mod scoring;
 pub mod sensor_events;
 pub mod settings;
@@ -46,161 +51,100 @@ mod tool_offer;
 mod tool_results;
 mod turn;
 mod turn_failures;
+mod turn_kind;
 mod view;
 mod wake;
-mod yield_tool;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::api::failure::CallFailure;
+use crate::api::usage_counts::GuardrailTrip;
 use budget::BudgetState;
 use message::{Message, ModelAnswer, ToolDefinition};
 use sensor_events::SensedEvent;
 use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
 pub use budget_health::BudgetHealth;
+pub use ids::{CallId, CallIdError};
 pub use prompt::Skill;
 pub use purpose::CallPurpose;
 pub use tool_admission::check_schema;
 
-/// Identity of one attempt at one model call; unique over the life of an Agent. Shown as `t12c1a1`.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CallId {
-    /// The turn, from 1.
-    pub turn: i64,
-    /// The call within the turn, from 1; 0 is a pre-check or a score before it.
-    pub call: u32,
-    /// The attempt at that call, from 1.
-    pub attempt: u32,
-}
-
-impl std::fmt::Display for CallId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "t{}c{}a{}", self.turn, self.call, self.attempt)
-    }
-}
-
-/// A text is not the id of a call.
-#[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
-#[error("is not the id of a call, such as t12c1a1")]
-pub struct CallIdError;
-
-impl std::str::FromStr for CallId {
-    type Err = CallIdError;
-
-    /// Reads what `Display` writes, and nothing else.
-    fn from_str(text: &str) -> Result<Self, CallIdError> {
-        let parts = || {
-            let (turn, rest) = text.strip_prefix('t')?.split_once('c')?;
-            let (call, attempt) = rest.split_once('a')?;
-            Some(Self {
-                turn: turn.parse().ok()?,
-                call: call.parse().ok()?,
-                attempt: attempt.parse().ok()?,
-            })
-        };
-        parts().filter(|id| id.to_string() == text).ok_or(CallIdError)
-    }
-}
-
-/// What happened.
+/// An input of the engine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineInput {
-    /// The worker is up, for the first time or again.
+    /// The worker has started, for the first time or again.
     Started {
-        /// Uid of the Agent: runs of tools have keys that no other Agent's have.
+        /// UID of the Agent, part of the idempotency keys of tool runs.
         agent: String,
         /// Epoch of the pod. The same as before: the container restarted. Higher: a new pod.
         epoch: i64,
-        /// What the controller knows of, which a new journal goes on from.
+        /// Totals known to the controller, which a new journal continues.
         known: KnownTotals,
-        /// What limits the calls.
+        /// The limits on calls.
         budget: BudgetState,
         /// Whether [`EngineInput::LinkSilent`] holds.
         link_silent: bool,
     },
-    /// A model call gave an answer.
-    Answered {
-        /// Which.
-        call: CallId,
-        /// The answer.
-        answer: ModelAnswer,
-    },
-    /// A model call gave none.
-    Failed {
-        /// Which.
-        call: CallId,
-        /// Why.
-        failure: CallFailure,
-    },
-    /// What the sources of tools offer, whenever it has changed. A level, heard at any time and without effects; feed it
-    /// before [`EngineInput::Started`] as far as it is known, since an answer that was kept over a restart may ask for tools at
+    /// A model call was answered.
+    Answered { call: CallId, answer: ModelAnswer },
+    /// A model call failed.
+    Failed { call: CallId, failure: CallFailure },
+    /// The tools that the sources offer have changed. A level, accepted at any time and without effects. Feed it before
+    /// [`EngineInput::Started`] as far as it is known, since an answer that was kept over a restart may call tools at
     /// once.
     ToolsChanged {
-        /// All of it, in the order of the prompt.
+        /// All tools, in the order of the prompt.
         tools: Vec<ToolSpec>,
         /// Servers that have not answered yet, by name.
         silent: Vec<String>,
     },
-    /// The events that can wake the loop, whenever they have changed. A level like [`EngineInput::ToolsChanged`]. Until it is fed
-    /// any well-formed name may be waited for.
+    /// The events that can wake the loop have changed. A level like [`EngineInput::ToolsChanged`]. Until it is fed,
+    /// `yield` accepts any well-formed name.
     WakeEventsChanged {
-        /// Their names, such as `sensor/prices` and `signal/prices/spike`.
+        /// Such as `sensor/prices` and `signal/prices/spike`.
         names: Vec<String>,
     },
-    /// An event of a Sensor, whole. Always journalled while the loop runs, see [`machine::Engine::accepts_input`].
+    /// A complete event of a Sensor. Always journalled while the loop runs, see [`machine::Engine::accepts_input`].
     Sensed(SensedEvent),
-    /// A Sensor does not hear or understand what comes, for the first time since it last did.
-    SensorFailed {
-        /// Its name.
-        sensor: String,
-    },
-    /// An event of a Sensor wants a score of a signal. Repeat it until [`machine::Engine::score_outcome`] has its outcome.
+    /// A Sensor fails: it no longer receives or understands events. Fed once per outage.
+    SensorFailed { sensor: String },
+    /// A signal of a Sensor's event needs a score. Repeat it until [`machine::Engine::score_outcome`] has the outcome.
     Score(scoring::ScoreQuestion),
-    /// The outcome of this question is kept: the engine may forget it.
-    ScoreTaken {
-        /// Its id.
-        id: String,
-    },
-    /// A run of a tool came to an end.
-    ToolFinished {
-        /// Which.
-        run: ToolRunId,
-        /// How.
-        outcome: ToolOutcome,
-    },
-    /// The moment of the last [`EngineEffect::SetTimer`] has come. Harmless when early or repeated.
+    /// The outcome of this question is stored: the engine may forget it.
+    ScoreTaken { id: String },
+    /// A tool run ended.
+    ToolFinished { run: ToolRunId, outcome: ToolOutcome },
+    /// The time of the last [`EngineEffect::SetTimer`] has come. Harmless when early or repeated.
     Timer,
-    /// The request `agentloop.dev/wake`, handled once per token: ends a sleep, and nothing else.
+    /// The annotation `agentloop.dev/wake`, handled once per token. Ends only a sleep.
     WakeRequested {
         /// Value of the annotation.
         token: String,
     },
-    /// The request `agentloop.dev/resume`, handled once per token: ends a cool-down, or what a person had to look at.
+    /// The annotation `agentloop.dev/resume`, handled once per token. Ends cool-downs and pauses that need a person.
     ResumeRequested {
         /// Value of the annotation.
         token: String,
     },
-    /// What limits the calls, whenever it may have changed. A level: repeats do nothing.
-    BudgetChanged {
-        /// All of it.
-        budget: BudgetState,
-    },
+    /// The limits on calls may have changed. A level: repeats have no effect.
+    BudgetChanged { budget: BudgetState },
     /// No contact with the controller for half the run lease: no tool with side effects starts.
     LinkSilent,
     /// No contact with the controller for the whole run lease: nothing starts.
     LinkLost,
-    /// Contact again.
+    /// Contact with the controller is restored.
     LinkBack,
-    /// Finish.
+    /// Stop the loop.
     Stop {
         /// Why, and how fast.
         cause: StopCause,
     },
-    /// The drain time of [`StopCause::Drain`] is over: cut what still runs.
+    /// The drain time of [`StopCause::Drain`] is over: cancel what still runs.
     DrainEnded,
 }
 
@@ -215,126 +159,129 @@ pub struct KnownTotals {
     pub actions: i64,
 }
 
-/// Why a loop is to stop. Runs of tools that only look are cut with it, others may finish within the drain time.
+/// Why a loop is to stop. Read-only tool runs are cancelled with it; others may finish within the drain time.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopCause {
-    /// SIGTERM: the call in flight may finish within the drain time. The next pod goes on.
+    /// SIGTERM: the call in flight may finish within the drain time. The next pod continues the loop.
     Drain,
-    /// `spec.suspend`: the call in flight is cut at once. The next pod goes on.
+    /// `spec.suspend`: the call in flight is cancelled at once. The next pod continues the loop.
     Suspend,
-    /// A newer pod has taken over: cut, and write nothing more.
+    /// A newer pod has taken over: cancel everything, and write nothing more.
     Fenced,
 }
 
-/// What the driver is to do.
+/// What the driver must do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEffect {
-    /// Journal this; see the module's contract for when.
+    /// Commit this to the journal, as the module's contract says.
     Record(JournalRecord),
     /// Send a call to the model. The engine has at most one in flight.
     CallModel {
-        /// Its id.
         call: CallId,
-        /// What it is for.
         purpose: CallPurpose,
         /// The whole prompt, the system message first; shared with the engine, since it may be large.
         messages: Vec<Arc<Message>>,
-        /// The runtime's word on how things stand now: the last message of all, after `messages`. Never part of the
-        /// transcript, so that what is before it stays the same from call to call.
+        /// The runtime's state block: the last message, after `messages`. Never part of the transcript, so that what
+        /// precedes it stays the same from call to call and can be read from the provider's cache.
         state: Option<String>,
-        /// Tools offered; shared with the engine, since their schemas may be large.
+        /// The tools offered; shared with the engine, since their schemas may be large.
         tools: Arc<[ToolDefinition]>,
     },
-    /// Run a tool, for so long at most; an end by that time is an unknown outcome. Several at a time: the engine says how
-    /// many.
+    /// Run a tool, for at most this long; a run cut off by then has an unknown outcome. The engine decides how many run
+    /// concurrently.
     RunTool(ToolRun, SignedDuration),
-    /// Cut a run; whatever it still says means nothing.
+    /// Cancel a run; a later result of it is ignored.
     CancelTool(ToolRunId),
-    /// Cut the call in flight; its end is reported as [`EngineInput::Failed`] with kind `Cancelled`, or not at all.
-    CancelCall {
-        /// Which.
-        call: CallId,
-    },
+    /// Cancel the call in flight. Its end is reported as [`EngineInput::Failed`] with kind `Cancelled`, or not at all.
+    CancelCall { call: CallId },
     /// The journal holds the outcome of this call: the gateway may forget it.
-    Acknowledge {
-        /// Which.
-        call: CallId,
-    },
-    /// Feed [`EngineInput::Timer`] at this moment; replaces the one set before. `None`: no timer.
+    Acknowledge { call: CallId },
+    /// Feed [`EngineInput::Timer`] at this time; replaces the previous timer. `None`: no timer.
     SetTimer(Option<Timestamp>),
-    /// The state changed: report it.
+    /// The state changed: send a report.
     Report,
-    /// The loop has stopped. The driver reports, closes the journal, and ends (Drain, Fenced) or idles (Suspend, an
-    /// outcome) until its pod goes.
+    /// The loop has stopped. The driver reports, closes the journal, and exits (Drain, Fenced) or idles (Suspend, an
+    /// outcome) until its pod is deleted.
     Stopped,
 }
 
 /// One line of the journal. Its `kind` and ids are safe to log; the messages are not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JournalRecord {
-    /// What.
     pub kind: RecordKind,
+    /// The member of the Agent that it belongs to.
+    pub member: u16,
     /// The turn it belongs to.
     pub turn: i64,
     /// The call it belongs to.
     pub call: Option<CallId>,
-    /// A short note without any text of a prompt or an answer: `Running -> Sleeping`, a failure kind.
+    /// A short note without text of a prompt or an answer: `Running -> Sleeping`, a failure kind. For people: code reads
+    /// `detail`.
     pub note: String,
+    /// What code reads from the record besides its kind. Not written to the journal.
+    pub detail: RecordDetail,
     /// The tool call it belongs to.
     pub tool: Option<ToolLine>,
-    /// What the call was for and used; of a line that says that it was answered.
+    /// Only in the record of an answered call: what it was for, and what it used.
     pub used: Option<RecordedUsage>,
     /// Messages that join the transcript.
     pub messages: Vec<Arc<Message>>,
-    /// How many of the newest messages leave the live transcript, before `messages` join it: those of a turn that
-    /// failed (they stay in the journal's history).
+    /// How many of the newest messages leave the live transcript before `messages` join it, because their turn failed.
+    /// They stay in the journal's history.
     pub retract: usize,
-    /// How many of the oldest messages leave the live transcript (they stay in the journal's history).
-    pub forget: usize,
+    /// Which messages then leave the live transcript, counted from the oldest (they stay in the journal's history).
+    pub forget: Range<usize>,
+}
+
+/// What code reads from a record besides its kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecordDetail {
+    /// Nothing.
+    #[default]
+    None,
+    /// A limit was reached, or a detected loop led to a step: what is counted.
+    Trip(GuardrailTrip),
+    /// The answer has no use: it is empty or a refusal, or, of a pre-check, neither yes nor no.
+    UselessAnswer,
 }
 
 /// What an answered call was for, and what it used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedUsage {
-    /// What for.
     pub purpose: CallPurpose,
-    /// Tokens by the server's own word, see [`ModelAnswer::tokens`].
+    /// Tokens as the server reported them, see [`ModelAnswer::tokens`].
     pub tokens: Option<u64>,
-    /// What it cost in micro-dollars, see [`ModelAnswer::cost`].
+    /// Cost in micro-dollars, see [`ModelAnswer::cost`].
     pub cost: Option<i64>,
 }
 
-/// What a journal line says of a tool call; safe to log.
+/// What a journal record says about a tool call; safe to log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolLine {
-    /// Which.
     pub run: ToolRunId,
-    /// Name of the tool; none where the model called one that there is not.
+    /// Name of the tool; `None` if the model called an unknown one.
     pub tool: Option<String>,
-    /// What it may do.
     pub effect: Option<ToolEffect>,
-    /// Its idempotency key.
     pub key: Option<String>,
     /// Hash of its arguments.
     pub arguments: Option<String>,
-    /// What became of it.
+    /// Set once the run has ended.
     pub outcome: Option<OutcomeKind>,
 }
 
-/// What became of a run, in one word.
+/// The outcome of a tool run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
 pub enum OutcomeKind {
-    /// It ran.
     Ok,
-    /// It said that it failed.
+    /// It reported a failure.
     Error,
-    /// It certainly did not run.
+    /// It certainly did not run: nothing was sent.
     Unavailable,
     /// It may have run.
     Unknown,
 }
 
-/// Kinds of journal lines.
+/// Kinds of journal records.
 #[derive(
     Serialize,
     Deserialize,
@@ -349,58 +296,55 @@ pub enum OutcomeKind {
     strum::EnumIter,
 )]
 pub enum RecordKind {
-    /// The worker started.
     Started,
     /// The public state or its reasons changed.
     Transition,
-    /// A turn began.
     TurnStarted,
     /// A call is about to be sent: the intent. Its note is the call's [`CallPurpose`].
     CallStarted,
-    /// A call gave an answer: the outcome.
+    /// A call was answered: the outcome.
     CallAnswered,
-    /// A call gave none: the outcome.
+    /// A call failed: the outcome. Its note is the kind of the failure.
     CallFailed,
     /// A tool is about to be run, for the first time or again: the intent.
     ToolIntent,
-    /// A run of a tool came to an end: the outcome. A run whose intent has none may have happened.
+    /// A tool run ended: the outcome. A run whose intent has no outcome may have happened.
     ToolOutcome,
     /// A tool call was denied: nothing was run.
     ToolDenied,
-    /// A loop was detected, or went on: what showed it, and the step that followed.
+    /// A loop was detected, or continued: the sign, and the step that followed.
     LoopDetected,
-    /// A field of the hot state did not get its value; said once until it gets one.
+    /// A field of the hot state did not get its value; recorded once until it does.
     HotStateRefused,
-    /// An event of a Sensor came. Its note says how much it gave.
+    /// A Sensor event arrived. Its note says how many fields and notifications it had.
     SensorUpdated,
     /// A Sensor began to fail. Its note is the Sensor's name.
     SensorFailed,
-    /// A notification came. Its note is the priority.
+    /// A notification arrived. Its note is the priority.
     Notified,
     /// A signal was scored. Its note is the signal and its score.
     SignalScored,
-    /// A signal got no score. Its note is the signal and the failure's kind, `Unreadable` or `NoLightModel`.
+    /// A signal could not be scored. Its note is the signal and the failure's kind, `Unreadable` or `NoLightModel`.
     SignalUnscored,
-    /// Notifications left before the model saw them: too many waited, or each turn that showed them was refused.
+    /// Notifications were dropped before the model saw them: too many waited, or every turn that showed them was
+    /// refused.
     NotificationDropped,
     /// A guardrail was reached. Its note is the reason that it raised, or the limit.
     GuardrailTriggered,
-    /// The pre-check saw nothing that matters: the coming turn is skipped, and the sleep goes on.
+    /// The pre-check found nothing that matters: the next turn is skipped, and the sleep continues.
     PrecheckSkipped,
-    /// The pre-check gave no clear answer: the turn runs. Its note is the failure's kind, or `Unreadable`.
+    /// The pre-check had no clear answer: the turn runs. Its note is the failure's kind, or `Unreadable`.
     PrecheckFailed,
-    /// A turn ended.
     TurnCompleted,
-    /// A turn was given up after its calls failed.
+    /// A turn failed and was given up. Its note is the kind of the failure, or `Refused`.
     TurnFailed,
-    /// Results of tools that the model has seen are left out of the prompt from now on. Its note is how much that saves.
+    /// Tool results that the model has seen are left out of further prompts. Its note says how much that saves.
     ResultsCleared,
-    /// The next turn is tried without the older half of the history, since turns with it were refused. Its note says how
-    /// much that is.
+    /// The next turn is tried without a part of the history, since turns with it were refused. Its note names the part.
     HistoryDoubted,
     /// Old messages left the live transcript.
     Trimmed,
-    /// Old messages left the live transcript, and a summary has taken their place.
+    /// Old messages left the live transcript, replaced by a summary.
     Compacted,
     /// A request annotation was handled.
     RequestHandled,

@@ -1,51 +1,24 @@
-//! Reasons that hold the loop: how each is raised, and the one rule by which each clears.
+//! Pauses: how each reason is raised, and the one rule by which it clears.
 
 use jiff::{SignedDuration, Timestamp};
+use strum::IntoEnumIterator;
 
 use super::effects::{EffectBuffer, journal_line};
 use super::guardrails::{self, ClockDecision, ClockPause, Guardrail, TrippedGuardrail};
 use super::machine::Engine;
-use super::snapshot::ActivePause;
-use super::{RecordKind, prompt, retry, time_math};
-use crate::api::status::PauseReason;
+use super::snapshot::{ActivePause, CauseKind};
+use super::{RecordKind, retry, time_math};
+use crate::api::pause::{CooldownCause, PauseEnd, PauseReason};
 
 const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
 const LONGEST_COOLDOWN: SignedDuration = SignedDuration::from_hours(1);
-/// Refused turns in a row until the loop pauses.
+/// Refused turns in a row after which the loop pauses.
 pub const MOST_REFUSALS: u32 = 2;
-/// Crashes in one turn until the loop pauses.
+/// Crashes within one turn after which the loop pauses.
 pub const MAX_CRASHES: u32 = 3;
 
-/// Whether a reason is a limit that was reached, and not trouble outside or a person's wish.
-pub const fn is_guardrail(reason: PauseReason) -> bool {
-    match reason {
-        PauseReason::MaxConsecutiveTurns
-        | PauseReason::ActionsPerMinute
-        | PauseReason::RateWindow
-        | PauseReason::OutsideActiveHours
-        | PauseReason::BudgetExhausted
-        | PauseReason::TokensPerHour
-        | PauseReason::TotalTokens
-        | PauseReason::TotalCost
-        | PauseReason::CallExceedsLimit
-        | PauseReason::BudgetAsk
-        | PauseReason::ConsecutiveErrors
-        | PauseReason::CrashLoop
-        | PauseReason::LoopDetected => true,
-        PauseReason::ProviderRateLimit
-        | PauseReason::ModelUnreachable
-        | PauseReason::AuthenticationFailed
-        | PauseReason::QuotaExceeded
-        | PauseReason::ModelRefused
-        | PauseReason::LinkLost
-        | PauseReason::SuspendedBySpec
-        | PauseReason::BudgetUnavailable
-        | PauseReason::BoundViolated => false,
-    }
-}
-
 impl Engine {
-    /// The loop may not go on until the reason clears.
+    /// Holds the loop until the reason clears.
     pub(super) fn raise_pause(&mut self, reason: PauseReason, until: Option<Timestamp>, message: String) {
         let hold = ActivePause {
             until,
@@ -55,12 +28,11 @@ impl Engine {
         self.state.reasons.insert(reason, hold);
     }
 
-    /// A guardrail was reached.
     pub(super) fn raise_guardrail_pause(&mut self, trip: TrippedGuardrail, out: &EffectBuffer) {
         self.raise_pause(trip.reason, Some(time_math::after(out.now, trip.wait)), trip.message);
     }
 
-    /// Clears the reasons whose moment has come.
+    /// Clears the pauses whose end has come.
     pub(super) fn clear_expired(&mut self, now: Timestamp) {
         let over = |hold: &ActivePause| hold.ends().is_some_and(|end| end <= now);
         let expired: Vec<PauseReason> = self
@@ -75,7 +47,7 @@ impl Engine {
         }
     }
 
-    /// Asks the guardrails that depend on the clock alone: their reasons are levels.
+    /// Evaluates the guardrails that depend only on the clock. Their reasons are levels, set again on each input.
     pub(super) fn check_clock_guardrails(&mut self, now: Timestamp) {
         self.clock_changes = None;
         for guardrail in guardrails::ALL {
@@ -95,13 +67,13 @@ impl Engine {
         }
     }
 
-    /// Whether a guardrail holds the next attempt at a call, which then waits.
+    /// The guardrail that holds the next attempt at a call, if any.
     pub(super) fn trip_before_attempt(&self, now: Timestamp) -> Option<TrippedGuardrail> {
         let ask = |guardrail: &&dyn Guardrail| guardrail.before_attempt(&self.settings, &self.state.used, now);
         guardrails::ALL.iter().find_map(ask)
     }
 
-    /// Asks before an attempt. False: it waits.
+    /// Checks the guardrails before an attempt. False: the attempt waits.
     pub(super) fn may_attempt(&mut self, out: &EffectBuffer) -> bool {
         match self.trip_before_attempt(out.now) {
             Some(trip) => {
@@ -112,13 +84,14 @@ impl Engine {
         }
     }
 
-    /// The guardrails that hold a tool run with side effects, which then waits.
+    /// The guardrails that hold the next tool run with side effects.
     pub(super) fn trips_before_action(&self, now: Timestamp) -> impl Iterator<Item = TrippedGuardrail> {
         let ask = move |guardrail: &&dyn Guardrail| guardrail.before_action(&self.settings, &self.state.used, now);
         guardrails::ALL.iter().filter_map(ask)
     }
 
-    /// Whether `guardrails.rateLimits` still hold what they hold: a tool run where the turn waits for one, else a call.
+    /// Whether `guardrails.rateLimits` still hold what they paused: a tool run if the turn waits for one, otherwise a
+    /// call.
     pub(super) fn trip_of_window(&self, now: Timestamp) -> Option<TrippedGuardrail> {
         if self.tool_batch().is_none() {
             return self.trip_before_attempt(now);
@@ -127,7 +100,7 @@ impl Engine {
         trips.find(|trip| trip.reason == PauseReason::RateWindow)
     }
 
-    /// What is held is asked for again, since what it waits for may have changed with the spec or the clock.
+    /// Evaluates a rate-limit pause again, since the spec or the clock may have changed what it waits for.
     pub(super) fn recheck_rate_limits(&mut self, out: &EffectBuffer) {
         if !self.state.reasons.contains_key(&PauseReason::RateWindow) {
             return;
@@ -142,105 +115,90 @@ impl Engine {
         if self.state.reasons.remove(&reason).is_none() {
             return;
         }
-        match reason {
-            PauseReason::ConsecutiveErrors => self.state.counters.errors = 0,
-            PauseReason::CrashLoop => {
-                if let Some(turn) = &mut self.state.turn {
-                    turn.crashes = 0;
-                }
-            }
-            PauseReason::MaxConsecutiveTurns
-            | PauseReason::ActionsPerMinute
-            | PauseReason::RateWindow
-            | PauseReason::OutsideActiveHours
-            | PauseReason::ProviderRateLimit
-            | PauseReason::ModelUnreachable
-            | PauseReason::AuthenticationFailed
-            | PauseReason::QuotaExceeded
-            | PauseReason::ModelRefused
-            | PauseReason::LinkLost
-            | PauseReason::SuspendedBySpec
-            | PauseReason::BudgetExhausted
-            | PauseReason::TokensPerHour
-            | PauseReason::TotalTokens
-            | PauseReason::TotalCost
-            | PauseReason::CallExceedsLimit
-            | PauseReason::BudgetAsk
-            | PauseReason::BudgetUnavailable
-            | PauseReason::BoundViolated
-            | PauseReason::LoopDetected => {}
+        if let PauseEnd::Cooldown(cause) = reason.facts().end {
+            self.count_anew(cause);
         }
         for guardrail in guardrails::ALL {
             guardrail.cleared(reason, &mut self.state.counters);
         }
-        if self.state.turn.is_none() && self.state.sleep.is_none() {
+        if self.state.turn.is_none() && self.mode().sleep().is_none() {
             let over = format!("a pause ({reason}) is over");
             let briefing = &mut self.state.briefing;
-            // What ended a sleep meanwhile says more.
-            if [prompt::GOES_ON, prompt::STARTS].contains(&&*briefing.cause) || briefing.cause.starts_with("a pause (")
-            {
-                briefing.cause = over;
-            } else {
-                self.add_note(&over);
+            match briefing.cause_kind {
+                CauseKind::Loop | CauseKind::Pause => briefing.set_cause(CauseKind::Pause, over),
+                // If a sleep ended during the pause, its cause tells the model more.
+                CauseKind::Event => self.add_note(&over),
             }
         }
     }
 
     /// The request `resume`, once per token: it ends the cool-downs after errors, crashes and refusals, what a person had to
-    /// look at first, and the wait for a model that cannot be used, and nothing else.
+    /// look at first, and the wait for a model or light model that cannot be used, and nothing else.
     pub(super) fn resume_requested(&mut self, token: String, out: &mut EffectBuffer) {
         if self.state.handled.resume.as_ref() == Some(&token) {
             return;
         }
         self.state.handled.resume = Some(token);
         out.record(journal_line(RecordKind::RequestHandled, self.turn_number(), "resume"));
-        if self.state.reasons.contains_key(&PauseReason::ConsecutiveErrors) {
-            self.clear_pause(PauseReason::ConsecutiveErrors);
-            self.state.counters.error_cooldowns = 0;
-        }
-        if self.state.reasons.contains_key(&PauseReason::CrashLoop) {
-            self.clear_pause(PauseReason::CrashLoop);
-            self.state.counters.crash_cooldowns = 0;
-        }
-        if self.state.reasons.contains_key(&PauseReason::ModelRefused) {
-            self.clear_pause(PauseReason::ModelRefused);
-            self.state.counters.refusals = 0;
-        }
-        for reason in [
-            PauseReason::BoundViolated,
-            PauseReason::LoopDetected,
-            PauseReason::ModelUnreachable,
-            PauseReason::AuthenticationFailed,
-            PauseReason::QuotaExceeded,
-        ] {
+        for reason in PauseReason::iter().filter(|reason| reason.facts().ends_on_resume) {
+            if let PauseEnd::Cooldown(cause) = reason.facts().end
+                && self.state.reasons.contains_key(&reason)
+            {
+                self.shorten_cooldowns(cause);
+            }
             self.clear_pause(reason);
+        }
+        self.retry_light_model(out.now);
+    }
+
+    /// After a cool-down: what led to it has to happen as often again before the next one. Refusals are the exception: each
+    /// further one in a row brings a longer cool-down.
+    fn count_anew(&mut self, cause: CooldownCause) {
+        match cause {
+            CooldownCause::Errors => self.state.counters.errors = 0,
+            CooldownCause::Crashes => {
+                if let Some(turn) = &mut self.state.turn {
+                    turn.crashes = 0;
+                }
+            }
+            CooldownCause::Refusals => {}
         }
     }
 
-    /// No contact with the controller: nothing new starts until it is back, however long that takes.
+    /// The next cool-down of this cause is as short as the first.
+    fn shorten_cooldowns(&mut self, cause: CooldownCause) {
+        let counters = &mut self.state.counters;
+        match cause {
+            CooldownCause::Errors => counters.error_cooldowns = 0,
+            CooldownCause::Crashes => counters.crash_cooldowns = 0,
+            CooldownCause::Refusals => counters.refusals = 0,
+        }
+    }
+
+    /// Contact with the controller is lost: nothing new starts until it is restored, however long that takes.
     pub(super) fn link_lost(&mut self) {
         self.link_silent = true;
-        let message = "no contact with the controller for the whole run lease; the loop goes on when it is back";
+        let message =
+            "no contact with the controller for the whole run lease; the loop resumes when contact is restored";
         self.raise_pause(PauseReason::LinkLost, None, message.to_owned());
     }
 
-    /// Contact again.
     pub(super) fn link_back(&mut self) {
         self.link_silent = false;
         self.clear_pause(PauseReason::LinkLost);
     }
 
-    /// The gateway refused a call for want of the link, before the worker was told of it. The reason ends by itself
-    /// so that a link that came back unseen does not hold the loop for ever.
+    /// The gateway refused a call because it has no link, before the worker was notified. The pause ends after
+    /// [`retry::LINK_PROBE`], so that a link that was restored unnoticed does not hold the loop forever.
     pub(super) fn link_refused(&mut self, out: &EffectBuffer) {
         if !self.state.reasons.contains_key(&PauseReason::LinkLost) {
-            let message = "the gateway has no contact with the controller and made no call; the call is tried again";
+            let message = "the gateway has no contact with the controller and made no call; the call is retried";
             let until = time_math::after(out.now, retry::LINK_PROBE);
             self.raise_pause(PauseReason::LinkLost, Some(until), message.to_owned());
         }
     }
 
-    /// A turn has failed: at the limit of failures in a row the loop cools down.
+    /// After a failed turn: starts a cool-down once the limit of failed turns in a row is reached.
     pub(super) fn check_error_limit(&mut self, last: &str, out: &EffectBuffer) {
         let counters = &mut self.state.counters;
         if counters.errors < self.settings.max_consecutive_errors.max(1) {
@@ -249,7 +207,7 @@ impl Engine {
         let wait = time_math::doubled(FIRST_COOLDOWN, counters.error_cooldowns, LONGEST_COOLDOWN);
         counters.error_cooldowns = counters.error_cooldowns.saturating_add(1);
         let message = format!(
-            "{} turns in a row failed (loop.maxConsecutiveErrors), the last one: {last}. The loop goes on after a \
+            "{} turns in a row failed (loop.maxConsecutiveErrors), the last one: {last}. The loop resumes after a \
              cool-down; the annotation agentloop.dev/resume ends it at once",
             counters.errors
         );
@@ -260,15 +218,15 @@ impl Engine {
         );
     }
 
-    /// The model refused a turn: from the second in a row on the loop cools down, since asking again at once only costs.
+    /// After a refused turn: starts a cool-down from the second in a row on, since an immediate retry only costs money.
     pub(super) fn check_refusals(&mut self, out: &EffectBuffer) {
         let Some(earlier) = self.state.counters.refusals.checked_sub(MOST_REFUSALS) else {
             return;
         };
         let wait = time_math::doubled(FIRST_COOLDOWN, earlier, LONGEST_COOLDOWN);
         let message = format!(
-            "the model or its provider refused {} turns in a row. Look at the instructions, at what its tools and Sensors \
-             show it, and at the provider's filters. The loop goes on after a cool-down; the annotation \
+            "the model or its provider refused {} turns in a row. Check the instructions, what its tools and Sensors \
+             return, and the provider's content filters. The loop resumes after a cool-down; the annotation \
              agentloop.dev/resume ends it at once",
             self.state.counters.refusals
         );
@@ -279,7 +237,7 @@ impl Engine {
         );
     }
 
-    /// The worker ended in the middle of a turn: a turn that does so again and again must not go on for ever.
+    /// The worker ended during a turn. A turn that crashes the worker repeatedly must not be retried forever.
     pub(super) fn count_crash(&mut self, out: &EffectBuffer) {
         let Some(turn) = &mut self.state.turn else {
             return;
@@ -289,8 +247,8 @@ impl Engine {
             return;
         }
         let message = format!(
-            "the worker ended {} times in the middle of turn {}. Look at the log of the pod's previous containers; the \
-             loop goes on after a cool-down, the annotation agentloop.dev/resume ends it at once",
+            "the worker ended {} times during turn {}. Check the log of the pod's previous containers; the \
+             loop resumes after a cool-down; the annotation agentloop.dev/resume ends it at once",
             turn.crashes, turn.number
         );
         let counters = &mut self.state.counters;
@@ -299,31 +257,16 @@ impl Engine {
         self.raise_pause(PauseReason::CrashLoop, Some(time_math::after(out.now, wait)), message);
     }
 
-    /// The longest that a reason holds, when it clears by itself and by this machine's clock. Room in a budget comes by
-    /// the leader's.
+    /// The longest pause for this reason, if it ends at a time of this machine's clock. `None`: budgets reset by the
+    /// leader's clock, and the other reasons are re-evaluated or need a person.
     pub(super) fn longest_hold(&self, reason: PauseReason) -> Option<SignedDuration> {
-        match reason {
-            PauseReason::MaxConsecutiveTurns | PauseReason::LoopDetected => Some(self.settings.max_sleep),
-            PauseReason::ActionsPerMinute => Some(guardrails::LONGEST_HOLD_OF_ACTIONS),
-            PauseReason::ProviderRateLimit
-            | PauseReason::ModelUnreachable
-            | PauseReason::AuthenticationFailed
-            | PauseReason::QuotaExceeded => Some(retry::LONGEST_RETRY_AFTER),
-            PauseReason::LinkLost => Some(retry::LINK_PROBE),
-            PauseReason::ConsecutiveErrors | PauseReason::CrashLoop | PauseReason::ModelRefused => {
-                Some(LONGEST_COOLDOWN)
-            }
-            PauseReason::SuspendedBySpec
-            | PauseReason::RateWindow
-            | PauseReason::OutsideActiveHours
-            | PauseReason::BudgetExhausted
-            | PauseReason::TokensPerHour
-            | PauseReason::TotalTokens
-            | PauseReason::TotalCost
-            | PauseReason::CallExceedsLimit
-            | PauseReason::BudgetAsk
-            | PauseReason::BudgetUnavailable
-            | PauseReason::BoundViolated => None,
+        match reason.facts().end {
+            PauseEnd::ForcedSleep => Some(self.settings.max_sleep),
+            PauseEnd::ActionWindow => Some(guardrails::LONGEST_HOLD_OF_ACTIONS),
+            PauseEnd::NextAttempt => Some(retry::LONGEST_RETRY_AFTER),
+            PauseEnd::Contact => Some(retry::LINK_PROBE),
+            PauseEnd::Cooldown(_) => Some(LONGEST_COOLDOWN),
+            PauseEnd::Spec | PauseEnd::Recheck | PauseEnd::Room { .. } | PauseEnd::User => None,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Sizes of prompts, and what a prompt leaves out so that it fits. Pure functions of messages and numbers; the engine's
-//! decisions are in `window`.
+//! decisions are in `context_window`.
 //!
-//! All sizes are estimates. [`TokenEstimator`] corrects them: limits, which are in tokens of the server, are converted into
-//! estimated tokens, so that all sums here are in one unit.
+//! All sizes are estimates. [`TokenEstimator`] corrects them: limits, which are in tokens of the server, are converted
+//! into estimated tokens, so that all sums here use one unit.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,33 +12,33 @@ use serde::{Deserialize, Serialize};
 use super::message::{Message, ToolDefinition};
 use super::settings::EngineSettings;
 
-/// Tokens that a message costs beside its text.
+/// Tokens of a message in addition to its text.
 const PER_MESSAGE: u64 = 8;
 
-/// Bytes that count as a token before the server has said how it counts.
+/// Bytes that count as one token until the server has reported its count.
 pub const BYTES_PER_TOKEN: u64 = 4;
 
-/// Results of tools with fewer bytes are never cleared: the words that say so would be as long.
+/// Shorter tool results are never cleared: the text that says so would be as long.
 pub const LEAST_CLEARED_BYTES: usize = 600;
 
-/// Bytes of a cleared result that stay: what was done and under which id stands at the beginning of most results.
+/// Bytes of a cleared result that stay: most results begin with what was done and its id.
 const KEPT_BYTES: usize = 160;
 
-/// The largest correction: no tokenizer needs more than a token for each byte.
+/// The largest correction, in thousandths: no tokenizer needs more than one token per byte.
 const MOST_RATIO: u32 = 4000;
 
-/// Prompts of fewer estimated tokens say nothing of the ratio: what the server itself adds outweighs them.
+/// Prompts with fewer estimated tokens do not change the ratio: the server's own additions dominate them.
 const LEAST_MEASURED: u64 = 250;
 
-/// What a server's answers and refusals say about the estimate.
+/// What a server's answers and refusals reveal about the estimate.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(default)]
 pub struct TokenEstimator {
-    /// Tokens that the server counted for a thousand estimated ones, in the last answered call; from 1000 to 4000.
+    /// Tokens counted by the server per thousand estimated ones, in the last answered call; from 1000 to 4000.
     ratio: u32,
     /// Estimated tokens of the smallest prompt that the server refused as too long.
     refused: Option<u64>,
-    /// `contextTokens` when it did: another window is another model's.
+    /// `contextTokens` at that time: another window belongs to another model.
     window: u32,
 }
 
@@ -53,26 +53,26 @@ impl Default for TokenEstimator {
 }
 
 impl TokenEstimator {
-    /// So many tokens of the server, in estimated ones.
+    /// Converts tokens of the server into estimated ones.
     #[must_use]
     pub fn estimated(self, tokens: u64) -> u64 {
         ratio_of(tokens, 1000, self.ratio.max(1000).into())
     }
 
-    /// So many estimated tokens, in those of the server.
+    /// Converts estimated tokens into those of the server.
     #[must_use]
     pub fn billed(self, estimate: u64) -> u64 {
         ratio_of(estimate, self.ratio.max(1000).into(), 1000)
     }
 
-    /// The server counted so many tokens for a prompt of so many estimated ones.
+    /// The server counted `billed` tokens for a prompt of `estimate` tokens.
     pub fn calibrate(&mut self, estimate: u64, billed: u64, settings: &EngineSettings) {
         if estimate < LEAST_MEASURED || billed == 0 {
             return;
         }
         let ratio = u32::try_from(ratio_of(billed, 1000, estimate)).unwrap_or(u32::MAX);
         self.ratio = ratio.clamp(1000, MOST_RATIO);
-        // A refusal that the ratio explains says nothing about the window.
+        // A refusal that the ratio explains reveals nothing about the window.
         self.refused = self
             .refused
             .filter(|refused| self.billed(*refused) <= prompt_limit(settings));
@@ -89,15 +89,15 @@ impl TokenEstimator {
         self.refused.filter(|_| self.window == settings.context_tokens)
     }
 
-    /// Estimated tokens of the largest prompt that the server takes, as far as is known.
+    /// Estimated tokens of the largest prompt that the server accepts, as far as is known.
     fn largest_prompt(self, settings: &EngineSettings) -> u64 {
         let refused = self.known_refusal(settings).map_or(u64::MAX, |refused| refused / 5 * 4);
         self.estimated(prompt_limit(settings)).min(refused)
     }
 }
 
-/// Tokens of the window that are not the answer's.
-fn prompt_limit(settings: &EngineSettings) -> u64 {
+/// Tokens of the window that are not reserved for the answer.
+pub fn prompt_limit(settings: &EngineSettings) -> u64 {
     settings
         .context_tokens
         .saturating_sub(settings.max_output_tokens)
@@ -109,20 +109,20 @@ fn ratio_of(number: u64, by: u64, of: u64) -> u64 {
     u64::try_from(result).unwrap_or(u64::MAX)
 }
 
-/// What there is for the messages of a prompt, in estimated tokens.
+/// The room for the messages of a prompt, in estimated tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptRoom {
-    /// A prompt with more does not fit into the window.
+    /// A larger prompt does not fit into the window.
     pub whole: u64,
-    /// With earlier turns in it a prompt takes at most this: 80 % of the window, and 40 % of the smallest limit that a
-    /// whole call must fit into. A history that fills a limit would leave no second call to its window (C39).
+    /// The most for a prompt with earlier turns: 80 % of the window, and 40 % of the smallest limit that a whole call
+    /// must fit into. A history that filled a limit would leave no room for a second call in its window.
     pub share: u64,
-    /// Earlier turns alone take at most this when a turn begins, since each call pays for them.
+    /// The most for earlier turns alone when a turn begins, since each call pays for them.
     pub history: u64,
 }
 
-/// What there is beside `fixed` estimated tokens. `limit`: the smallest limit that a whole call must fit into; `newest`:
-/// what the present turn needs.
+/// The room beside `fixed` estimated tokens. `limit`: the smallest limit that a whole call must fit into; `newest`:
+/// what the current turn needs.
 #[must_use]
 pub fn room(
     settings: &EngineSettings,
@@ -133,7 +133,7 @@ pub fn room(
 ) -> PromptRoom {
     let whole = sizes.largest_prompt(settings);
     let needed = fixed.saturating_add(newest);
-    // A limit that no call fits into would only cost the history: zero is how people block an Agent.
+    // A limit that no call fits into would only cost the history: people set zero to block an Agent.
     let limit = limit
         .map(|limit| sizes.estimated(limit))
         .filter(|limit| needed <= *limit);
@@ -149,7 +149,7 @@ pub fn room(
     }
 }
 
-/// Messages as a prompt carries them: of the results among the first `cleared` messages only the beginning is left.
+/// Messages as sent in a prompt: of the results among the first `cleared` messages only the beginning is kept.
 pub fn rendered(messages: &[Arc<Message>], cleared: usize) -> impl Iterator<Item = Arc<Message>> + '_ {
     messages
         .iter()
@@ -197,8 +197,8 @@ pub fn messages_size(messages: &[Arc<Message>], cleared: usize) -> u64 {
     })
 }
 
-/// How many of the first messages to clear of their results so that all have at most `goal` tokens: more than `from`, and
-/// at most `to`. `None`: nothing in between could be cleared.
+/// How many of the first messages to clear so that all together have at most `goal` tokens: more than `from`, and at
+/// most `to`. `None`: no message in between can be cleared.
 #[must_use]
 pub fn clear_until(messages: &[Arc<Message>], from: usize, to: usize, goal: u64) -> Option<usize> {
     let mut size = messages_size(messages, from);
@@ -217,7 +217,7 @@ pub fn clear_until(messages: &[Arc<Message>], from: usize, to: usize, goal: u64)
     last
 }
 
-/// Where messages may be cut so that no call is parted from its result, the ends left out.
+/// Where messages may be cut without separating a call from its result, excluding both ends.
 pub fn cuts(messages: &[Arc<Message>]) -> impl DoubleEndedIterator<Item = usize> + '_ {
     (1..messages.len()).filter(|place| !matches!(*messages[*place], Message::Tool { .. }))
 }
@@ -239,7 +239,7 @@ fn sums(messages: &[Arc<Message>], cleared: usize) -> Vec<u64> {
 }
 
 /// How many of the oldest messages must leave, in whole turns, until the rest of the first `end` has at most `goal`
-/// tokens; `end` when not even its last turn does.
+/// tokens; `end` if not even the last turn has.
 #[must_use]
 pub fn oldest_to_drop(messages: &[Arc<Message>], cleared: usize, end: usize, goal: u64) -> usize {
     let sums = sums(&messages[..end], cleared);
@@ -248,8 +248,8 @@ pub fn oldest_to_drop(messages: &[Arc<Message>], cleared: usize, end: usize, goa
     turns.chain([end]).find(|cut| rest(*cut) <= goal).unwrap_or(end)
 }
 
-/// The longest beginning of these messages that has at most `goal` tokens: so many whole turns, or, where not even the first
-/// fits, so many whole calls of it. `None`: not even the first call fits.
+/// The longest prefix of these messages with at most `goal` tokens, in whole turns or, if not even the first turn fits,
+/// in whole calls of it. `None`: not even the first call fits.
 #[must_use]
 pub fn longest_prefix(messages: &[Arc<Message>], cleared: usize, goal: u64) -> Option<usize> {
     let sums = sums(messages, cleared);
@@ -268,7 +268,7 @@ pub fn message_size(text: &str) -> u64 {
     PER_MESSAGE + text_tokens(text)
 }
 
-/// Estimated tokens of the tools that every prompt carries.
+/// Estimated tokens of the tools in every prompt.
 #[must_use]
 pub fn tools_size(tools: &[ToolDefinition]) -> u64 {
     tools

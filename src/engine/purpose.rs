@@ -1,8 +1,8 @@
-//! What a model call is for. Every call is metered and limited alike, whatever its purpose.
+//! The purposes of model calls. Every call is metered and limited alike, whatever its purpose.
 
 use serde::{Deserialize, Serialize};
 
-/// What a model call is for; journalled with it, and kept in the gateway's record.
+/// The purpose of a model call; journalled with it, and kept in the gateway's record.
 #[derive(
     Serialize,
     Deserialize,
@@ -22,16 +22,16 @@ pub enum CallPurpose {
     Turn,
     /// A call of a heartbeat.
     Heartbeat,
-    /// A summary of old turns, which takes their place in the prompt.
+    /// A summary of old turns, which replaces them in the prompt.
     Compaction,
-    /// The question whether a turn is worth it.
+    /// A pre-check: whether a turn is worth it.
     Precheck,
     /// The score of a signal of a Sensor.
     Signal,
 }
 
 impl CallPurpose {
-    /// Whether `spec.lightModel` serves it, and not `spec.model`.
+    /// Whether the call uses `spec.lightModel` instead of `spec.model`.
     #[must_use]
     pub fn uses_light_model(self) -> bool {
         match self {

@@ -1,8 +1,8 @@
-//! What the loop used of each limited resource in rolling windows: the tracker of the rate limits. Pure.
+//! Usage of each limited resource in rolling windows: the state of the rate limits. Pure.
 //!
-//! Up to an amount of [`PIECES`] each use is remembered with its moment. A window with a larger one is counted in so many
-//! pieces and parts of two more, so that a limit of a million costs the snapshot no more than one of sixty. A piece leaves
-//! only when all of it is out: never early, and late by a piece at most.
+//! For limits of up to [`PIECES`], each use is stored with its time. A larger limit counts its window in that many
+//! pieces and parts of two more, so that a limit of a million costs the snapshot no more than one of sixty. A piece
+//! expires when all of it is outside the window: never early, and late by at most one piece.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,12 +16,11 @@ const PIECES: i64 = 60;
 /// Milliseconds of the shortest piece.
 const SHORTEST_PIECE: i64 = 50;
 
-/// A limit of one resource.
+/// A limit on one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceLimit {
-    /// What is limited.
     pub resource: LimitedResource,
-    /// How much of it, at least 1.
+    /// At least 1.
     pub amount: u64,
     seconds: u32,
 }
@@ -37,7 +36,7 @@ impl From<&RateLimit> for ResourceLimit {
 }
 
 impl ResourceLimit {
-    /// A limit of tool runs with side effects in a minute.
+    /// The limit on tool runs with side effects per minute.
     pub fn of_actions_per_minute(amount: u32) -> Self {
         Self {
             resource: LimitedResource::Actions,
@@ -54,7 +53,7 @@ impl std::fmt::Display for ResourceLimit {
 }
 
 impl ResourceLimit {
-    /// Names its window, whatever its amount: an edited amount keeps what was used.
+    /// Identifies its window, whatever the amount: an edited amount keeps the usage.
     fn key(self) -> String {
         format!("{}/{}", self.resource, self.seconds)
     }
@@ -67,23 +66,23 @@ impl ResourceLimit {
         if self.amount <= PIECES.unsigned_abs() {
             return 1;
         }
-        // Rounded up, so that there are not more of them.
+        // Rounded up, so that there are at most PIECES.
         (self.window() + PIECES - 1).div_euclid(PIECES).max(SHORTEST_PIECE)
     }
 
-    /// The last millisecond of the piece at hand.
+    /// The last millisecond of the current piece.
     fn piece_ends(self, now: Timestamp) -> i64 {
         let now = rounded_up(now);
         now - now.rem_euclid(self.piece()) + self.piece() - 1
     }
 
-    /// When a piece is out of the window.
+    /// When a piece leaves the window.
     fn leaves(self, end: i64) -> i64 {
         end.saturating_add(self.window())
     }
 }
 
-/// So that nothing leaves early.
+/// Milliseconds, rounded up so that nothing expires early.
 fn rounded_up(now: Timestamp) -> i64 {
     let is_between = now.subsec_nanosecond() % 1_000_000 != 0;
     now.as_millisecond().saturating_add(i64::from(is_between))
@@ -94,7 +93,7 @@ fn rounded_up(now: Timestamp) -> i64 {
 pub struct ResourceWait(LimitedResource, u64);
 
 impl ResourceWait {
-    /// Reads a name; `None`: it is none of these.
+    /// Parses a name; `None`: it has another form.
     #[must_use]
     pub fn read(name: &str) -> Option<Self> {
         let (resource, amount) = name.strip_prefix("resource/")?.split_once('/')?;
@@ -102,13 +101,13 @@ impl ResourceWait {
         Some(Self(resource.parse().ok()?, amount))
     }
 
-    /// What of, and how much.
+    /// The resource and the amount.
     #[must_use]
     pub fn parts(self) -> (LimitedResource, u64) {
         (self.0, self.1)
     }
 
-    /// When there is so much room under all limits, if nothing is used meanwhile. `None`: now.
+    /// When all limits have that much room, if nothing is used meanwhile. `None`: now.
     #[must_use]
     pub fn comes_at(self, used: &ResourceTracker, limits: &[ResourceLimit], now: Timestamp) -> Option<Timestamp> {
         let (resource, amount) = self.parts();
@@ -117,20 +116,20 @@ impl ResourceWait {
     }
 }
 
-/// What was used: by window, the last millisecond of each piece and what was used in it. Persisted; milliseconds are of
-/// Unix time.
+/// Usage by window: the last millisecond of each piece, and the amount used in it. Persisted, in milliseconds of Unix
+/// time.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(transparent)]
 pub struct ResourceTracker(BTreeMap<String, VecDeque<(i64, u64)>>);
 
 impl ResourceTracker {
-    /// Forgets windows that no limit has any more.
+    /// Drops the windows that no limit has any more.
     pub fn retain_limits(&mut self, limits: &[ResourceLimit]) {
         let keys: Vec<String> = limits.iter().map(|limit| limit.key()).collect();
         self.0.retain(|key, _| keys.contains(key));
     }
 
-    /// So much of a resource was used.
+    /// Counts the use of an amount.
     pub fn count(&mut self, limits: &[ResourceLimit], resource: LimitedResource, amount: u64, now: Timestamp) {
         for limit in windows(limits, resource) {
             let pieces = self.0.entry(limit.key()).or_default();
@@ -147,7 +146,7 @@ impl ResourceTracker {
         }
     }
 
-    /// So much of what was counted last was not used after all.
+    /// Takes back an amount of what was counted last.
     pub fn give_back(&mut self, limits: &[ResourceLimit], resource: LimitedResource, amount: u64) {
         for limit in windows(limits, resource) {
             let pieces = self.0.get_mut(&limit.key());
@@ -157,7 +156,7 @@ impl ResourceTracker {
         }
     }
 
-    /// So much of a limit is used up.
+    /// The amount of a limit that is used now.
     #[must_use]
     pub fn used(&self, limit: ResourceLimit, now: Timestamp) -> u64 {
         let now = now.as_millisecond();
@@ -166,7 +165,7 @@ impl ResourceTracker {
         inside.fold(0, |sum, (_, used)| sum.saturating_add(*used))
     }
 
-    /// When there is room for so much more under a limit: `None`: now. For more than the whole limit: once it is empty.
+    /// When a limit has room for that much more. `None`: now. For more than the whole limit: once the window is empty.
     #[must_use]
     pub fn room_at(&self, limit: ResourceLimit, amount: u64, now: Timestamp) -> Option<Timestamp> {
         let now = now.as_millisecond();
@@ -174,6 +173,7 @@ impl ResourceTracker {
         let inside = pieces.iter().filter(|(end, _)| limit.leaves(*end) > now);
         let mut used = inside.clone().fold(0_u64, |sum, (_, used)| sum.saturating_add(*used));
         let mut room_at = None;
+        // Pieces expire from the oldest on: the wait ends once enough of them have left.
         for (end, amount_of_piece) in inside {
             if used.saturating_add(amount) <= limit.amount {
                 break;
@@ -184,7 +184,7 @@ impl ResourceTracker {
         room_at.map(|at| Timestamp::from_millisecond(at).unwrap_or(Timestamp::MAX))
     }
 
-    /// The clock was set back: nothing was used in the future.
+    /// The clock was set back: no use may lie in the future.
     pub fn handle_clock_rollback(&mut self, now: Timestamp) {
         for (end, _) in self.0.values_mut().flatten() {
             *end = (*end).min(rounded_up(now));
@@ -192,7 +192,7 @@ impl ResourceTracker {
     }
 }
 
-/// The limits of a resource, one for each window: two of one window count the same uses.
+/// The limits on a resource, one for each window: two limits on one window count the same uses.
 fn windows(limits: &[ResourceLimit], resource: LimitedResource) -> impl Iterator<Item = &ResourceLimit> {
     limits.iter().enumerate().filter_map(move |(place, limit)| {
         let known = limits[..place].iter().any(|earlier| earlier.key() == limit.key());
@@ -306,8 +306,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain list of all uses: never more than the amount in any window, and no wait longer than needed
-        /// by more than a piece.
+        /// Compared with a plain list of all uses: never more than the amount in any window, and no wait longer than
+        /// needed by more than a piece.
         #[test]
         fn it_keeps_every_window_and_wastes_a_piece_at_most(
             (amount, seconds) in (1_u32..90, 1_u32..200),

@@ -1,31 +1,31 @@
-//! What follows a failed attempt at a call: another attempt, after how long, or none.
+//! What follows a failed attempt at a call: another attempt and after how long, or none.
 //!
-//! Trouble outside the turn (a server that is away, a rate limit, a key that is refused) never ends it: what the turn has
-//! done so far was paid for, and is still right when the trouble is over.
+//! Trouble outside the turn (a server that is down, a rate limit, a rejected key) never ends it: the work of the turn
+//! so far was paid for, and is still valid when the trouble is over.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use jiff::{SignedDuration, Timestamp};
 
 use super::{CallId, time_math};
-use crate::api::failure::{CallFailure, FailureKind};
-use crate::api::status::PauseReason;
+use crate::api::failure::{AfterFailure, CallFailure};
+use crate::api::pause::PauseReason;
 
-/// Attempts at one call after which a server that is away is shown as a pause.
+/// Attempts at one call after which an unreachable server is shown as a pause.
 pub const QUICK_ATTEMPTS: u32 = 5;
 /// A wait longer than this is shown as a pause.
 pub const LONG_WAIT: SignedDuration = SignedDuration::from_secs(30);
-/// Longest wait a server can ask for.
+/// The longest wait that a server can request.
 pub const LONGEST_RETRY_AFTER: SignedDuration = SignedDuration::from_mins(15);
-/// How long a call waits when the gateway says that the link is lost and the worker has not seen it yet.
+/// How long a call waits if the gateway reports a lost link before the worker has noticed.
 pub const LINK_PROBE: SignedDuration = SignedDuration::from_secs(10);
 const FIRST_WAIT: SignedDuration = SignedDuration::from_secs(1);
 const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(60);
-/// The first wait for a server that is away; each further one is twice as long.
+/// The first wait for an unreachable server; each further one doubles it.
 const FIRST_OUTAGE_WAIT: SignedDuration = SignedDuration::from_secs(15);
-/// The longest of them.
+/// The longest wait for an unreachable server.
 const LONGEST_OUTAGE_WAIT: SignedDuration = SignedDuration::from_mins(5);
-/// Between two attempts with a key or an account that a person has to mend.
+/// Between two attempts with a key or an account that a person has to fix.
 pub const PERSON_WAIT: SignedDuration = SignedDuration::from_secs(60);
 
 /// What follows a failed attempt.
@@ -33,42 +33,26 @@ pub const PERSON_WAIT: SignedDuration = SignedDuration::from_secs(60);
 pub enum RetryDecision {
     /// Another attempt after this wait.
     Retry(SignedDuration),
-    /// Another attempt after this wait, which is long enough to be shown: the loop is paused for this reason.
+    /// Another attempt after this wait, which is long enough to be shown as a pause for this reason.
     Pause(PauseReason, SignedDuration),
-    /// Another attempt once the link is back; the failure does not count.
+    /// Another attempt once the link is restored; the failure does not count.
     AwaitLink,
-    /// None: the turn has failed.
+    /// No further attempt: the turn has failed.
     GiveUp,
 }
 
-/// Decides, but for refusals of a budget, which are no failures, after attempt `call` failed, the `failures`-th of this call that counts (from 1).
+/// Decides what follows a failed attempt `call`, the `failures`-th of this call that counts (from 1). Budget refusals
+/// are not failures and are handled elsewhere.
 pub fn decide(failure: &CallFailure, call: CallId, failures: u32, now: Timestamp) -> RetryDecision {
     let asked = retry_after(failure);
-    match failure.kind {
-        FailureKind::LinkLost => RetryDecision::AwaitLink,
-        FailureKind::AuthenticationFailed => {
-            RetryDecision::Pause(PauseReason::AuthenticationFailed, PERSON_WAIT.max(asked))
-        }
-        FailureKind::QuotaExceeded => RetryDecision::Pause(PauseReason::QuotaExceeded, PERSON_WAIT.max(asked)),
-        FailureKind::BadResponse
-        | FailureKind::ContextExceeded
-        | FailureKind::Fenced
-        | FailureKind::BudgetExhausted
-        | FailureKind::TokensPerHour
-        | FailureKind::TotalTokens
-        | FailureKind::TotalCost
-        | FailureKind::CallExceedsLimit
-        | FailureKind::BudgetAsk
-        | FailureKind::BudgetUnavailable
-        | FailureKind::BoundViolated
-        | FailureKind::LoopDetected => RetryDecision::GiveUp,
-        FailureKind::Interrupted if failures < QUICK_ATTEMPTS => RetryDecision::Retry(SignedDuration::ZERO),
-        FailureKind::Unreachable
-        | FailureKind::Timeout
-        | FailureKind::RateLimited
-        | FailureKind::Cancelled
-        | FailureKind::Interrupted
-        | FailureKind::RecordFailed => {
+    match failure.kind.facts().next {
+        AfterFailure::AwaitContact => RetryDecision::AwaitLink,
+        AfterFailure::RetrySlowly(reason) => RetryDecision::Pause(reason, PERSON_WAIT.max(asked)),
+        AfterFailure::GiveUp | AfterFailure::Pause(_) => RetryDecision::GiveUp,
+        AfterFailure::RetryAtOnce(_) if failures < QUICK_ATTEMPTS => RetryDecision::Retry(SignedDuration::ZERO),
+        AfterFailure::Retry(reason) | AfterFailure::RetryAtOnce(reason) => {
+            // The first attempts follow quickly, with full jitter. From then on the outage is shown as a pause, with
+            // longer waits.
             let away = failures >= QUICK_ATTEMPTS;
             let own = if away {
                 outage_wait(call, failures - QUICK_ATTEMPTS, now)
@@ -79,22 +63,21 @@ pub fn decide(failure: &CallFailure, call: CallId, failures: u32, now: Timestamp
             let wait = own.max(asked);
             if !away && wait <= LONG_WAIT {
                 RetryDecision::Retry(wait)
-            } else if failure.kind == FailureKind::RateLimited {
-                RetryDecision::Pause(PauseReason::ProviderRateLimit, wait)
             } else {
-                RetryDecision::Pause(PauseReason::ModelUnreachable, wait)
+                RetryDecision::Pause(reason, wait)
             }
         }
     }
 }
 
-/// The wait before the attempt after `pauses` others in one outage: from half of the doubled wait to all of it.
+/// The wait before the attempt after `pauses` earlier ones in the same outage: between half of the doubled wait and all
+/// of it.
 fn outage_wait(call: CallId, pauses: u32, now: Timestamp) -> SignedDuration {
     let half = time_math::doubled(FIRST_OUTAGE_WAIT, pauses, LONGEST_OUTAGE_WAIT) / 2;
     half + up_to(half, call, now)
 }
 
-/// How long the server asked to wait; zero when it did not.
+/// How long the server asked to wait; zero if it did not.
 pub fn retry_after(failure: &CallFailure) -> SignedDuration {
     failure
         .retry_after_milliseconds
@@ -103,8 +86,8 @@ pub fn retry_after(failure: &CallFailure) -> SignedDuration {
         })
 }
 
-/// Full jitter: anything from nothing to `longest`. Hashed from the call and the moment, so that the engine stays
-/// deterministic and yet many loops that failed together do not come back together.
+/// Full jitter: between zero and `longest`. A hash of the call and the time keeps the engine deterministic, and still
+/// spreads the retries of many loops that failed together.
 fn up_to(longest: SignedDuration, call: CallId, now: Timestamp) -> SignedDuration {
     let mut hasher = DefaultHasher::new();
     (call, now).hash(&mut hasher);

@@ -1,6 +1,7 @@
-//! What Sensors tell the loop: values, notifications and what wakes it, of one event at a time.
+//! Events of Sensors in the loop: the values, notifications and wake-ups of one event at a time.
 //!
-//! An event is heard whole, in one step, so that it is journalled whole. Who feeds it sees to it that it comes once.
+//! An event is applied completely in one step, so that it is journalled completely. The caller must feed each event
+//! once.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -13,39 +14,40 @@ use super::notifications::{Notification, NotificationPriority};
 /// One event of a Sensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SensedEvent {
-    /// The same for each delivery of it, and of no other.
+    /// The same for each delivery of the event, and unique to it.
     pub id: String,
     /// Name of the Sensor.
     pub sensor: String,
-    /// When it came up.
+    /// When the event occurred.
     pub at: Timestamp,
-    /// Fields of the hot state and their values. Each is taken or refused for itself.
+    /// Fields of the hot state and their new values. Each is accepted or refused separately.
     pub updates: Vec<(String, Value)>,
-    /// What the model is to see.
+    /// The notifications for the model.
     pub notices: Vec<SensedNotice>,
-    /// Names of events: what a sleep may have in `wake_early_if`.
+    /// Names of events that `wake_early_if` can contain.
     pub wakes: Vec<String>,
 }
 
-/// What the model is to see of an event.
+/// A notification of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SensedNotice {
-    /// The event that it is, such as `sensor/prices`.
+    /// Its event, such as `sensor/prices`.
     pub source: String,
     /// How urgent it is.
     pub priority: NotificationPriority,
-    /// What it says. Data, never an instruction.
+    /// Data, never an instruction.
     pub text: String,
 }
 
 impl Engine {
-    /// Whether an input has an effect: the loop is up, or finishing.
+    /// Whether the engine accepts inputs: the loop is up or stopping.
     #[must_use]
     pub fn accepts_input(&self) -> bool {
         !self.fenced && self.is_live()
     }
 
-    /// A value that a Sensor gave before this process began, with its age; what the schema does not take is passed over.
+    /// Restores a value that a Sensor set before this process began, with its age. A value that does not fit the schema
+    /// is skipped.
     pub fn restore_field(&mut self, field: &str, value: Value, at: Timestamp) {
         let _ = self.hot.write(field, value, at);
     }

@@ -1,66 +1,83 @@
-//! The engine's numbers, taken from a spec.
+//! The engine's settings, taken from a spec.
 
 use jiff::SignedDuration;
 use ring::digest::{SHA256, digest};
 
 use super::guardrails::active_hours::{ActiveHours, ActiveHoursError};
-use super::heartbeat::HeartbeatSettings;
 use super::hot_state::FieldSchema;
+use super::modes::continuous::heartbeat::HeartbeatSettings;
 use super::precheck;
 use super::resources::ResourceLimit;
 use crate::api::AgentSpec;
-use crate::api::agent::{ExhaustionPolicy, LoopDetection, ModelSpec};
+use crate::api::agent::{AgentMode, ExhaustionPolicy, LoopDetection, ModelSpec};
 
-/// The engine's numbers.
+/// The mode of a loop, and the settings that only it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModeSettings {
+    Continuous,
+    #[cfg(test)]
+    Countdown {
+        turns: u32,
+    },
+}
+
+impl From<AgentMode> for ModeSettings {
+    fn from(mode: AgentMode) -> Self {
+        match mode {
+            AgentMode::Continuous => Self::Continuous,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineSettings {
+    pub mode: ModeSettings,
     /// Pause between turns; each failed turn in a row doubles it.
     pub min_delay: SignedDuration,
-    /// Turns in a row without a tool call after which the next ones slow down.
+    /// Turns in a row without a tool call after which further ones slow down.
     pub quick_text_turns: u32,
-    /// Longest delay after more of them; zero: they are as any other.
+    /// The longest delay that they slow down to; zero: no slowdown.
     pub longest_text_delay: SignedDuration,
-    /// Longest delay after errors.
+    /// The longest delay after errors.
     pub max_delay: SignedDuration,
-    /// Failed turns in a row until the loop pauses.
+    /// Failed turns in a row after which the loop pauses.
     pub max_consecutive_errors: u32,
-    /// Longest sleep.
     pub max_sleep: SignedDuration,
-    /// The heartbeat; `None`: there is none.
+    /// `None`: no heartbeats.
     pub heartbeat: Option<HeartbeatSettings>,
-    /// Turns without a sleep until one is forced.
+    /// Turns without a sleep after which a sleep is forced.
     pub max_consecutive_turns: u32,
-    /// Model calls in one turn.
+    /// The most model calls in one turn.
     pub max_calls_per_turn: u32,
-    /// Time awake without an effective action until the loop ends.
+    /// Time awake without an effective action after which the loop ends.
     pub idle_timeout: SignedDuration,
-    /// Limits of resources in rolling windows, without that of actions per minute.
+    /// Limits on resources in rolling windows, except for the actions per minute.
     pub rate_limits: Vec<ResourceLimit>,
-    /// What becomes of a turn whose next call finds no room in them.
+    /// What happens to a turn whose next call finds no room in them.
     pub exhaustion_policy: ExhaustionPolicy,
-    /// When the loop may turn; `None`: always.
+    /// When the loop may run turns; `None`: always.
     pub active_hours: Option<ActiveHours>,
     /// Context window, in tokens.
     pub context_tokens: u32,
     /// Output limit of one answer, in tokens.
     pub max_output_tokens: u32,
-    /// Tokens of earlier turns that a turn begins with at most.
+    /// The most tokens of earlier turns that a turn begins with.
     pub history_tokens: u32,
-    /// Tool runs with side effects in 60 s.
+    /// The most tool runs with side effects in 60 s.
     pub actions_per_minute: u32,
-    /// Whether a turn after a sleep is worth it is asked first; `None`: it is not.
+    /// `None`: turns after a sleep run without a pre-check.
     pub pre_check: Option<precheck::PreCheckSettings>,
-    /// Output limit of an answer of the small model, in tokens; `None`: there is no small model.
+    /// Output limit of an answer of the light model, in tokens; `None`: there is no light model.
     pub light_output_tokens: Option<u32>,
-    /// Context window of the small model, in tokens.
+    /// Context window of the light model, in tokens.
     pub light_context_tokens: u32,
     /// Fields of the hot state.
     pub hot_state: Vec<FieldSchema>,
-    /// Bytes of one result of a tool.
+    /// The most bytes of one tool result.
     pub max_result_bytes: usize,
     /// What a detected loop leads to.
     pub loop_detection: LoopDetection,
-    /// Stands for the whole spec but for `suspend`: another one where anything else was edited.
+    /// A hash of the whole spec except for `suspend`: it changes with any other edit.
     pub spec: u64,
 }
 
@@ -70,8 +87,8 @@ impl EngineSettings {
         ResourceLimit::of_actions_per_minute(self.actions_per_minute)
     }
 
-    /// Data for the small model, cut so that it fits into its window beside these words. Nothing says how it counts: two
-    /// bytes are a token here, so that it fits in any case.
+    /// Truncates data for the light model, so that it fits into the context window beside so many bytes of
+    /// instructions. How that model counts is unknown: two bytes count as a token, which is safe.
     pub(super) fn for_light_model(&self, data: &str, words: usize) -> String {
         let tokens = self
             .light_context_tokens
@@ -84,16 +101,16 @@ impl EngineSettings {
         format!("{} [cut]", &data[..data.floor_char_boundary(most)])
     }
 
-    /// All that is counted in rolling windows.
+    /// Everything that is counted in rolling windows.
     pub(super) fn windows(&self) -> Vec<ResourceLimit> {
         self.rate_limits.iter().copied().chain([self.actions()]).collect()
     }
 }
 
-/// A spec that the engine cannot use. The controller makes no pod of it; one that is made all the same does not run.
+/// A spec that the engine cannot use. The controller creates no pod for it; if a pod exists anyway, its loop does not
+/// run.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 pub enum SettingsError {
-    /// Its active hours.
     #[error(transparent)]
     Hours(#[from] ActiveHoursError),
 }
@@ -103,6 +120,7 @@ impl TryFrom<&AgentSpec> for EngineSettings {
 
     fn try_from(spec: &AgentSpec) -> Result<Self, SettingsError> {
         Ok(Self {
+            mode: spec.mode.into(),
             min_delay: SignedDuration::from_millis(spec.r#loop.min_delay_milliseconds.into()),
             quick_text_turns: spec.guardrails.max_consecutive_turns / 2,
             longest_text_delay: SignedDuration::from_secs(60),
@@ -136,7 +154,7 @@ impl TryFrom<&AgentSpec> for EngineSettings {
     }
 }
 
-/// The same in every version, since it is persisted.
+/// Must stay the same in every version, since it is persisted.
 fn hash(spec: &AgentSpec) -> u64 {
     let spec = AgentSpec {
         suspend: false,
@@ -147,7 +165,7 @@ fn hash(spec: &AgentSpec) -> u64 {
     u64::from_be_bytes(hash.as_ref().first_chunk().copied().unwrap_or_default())
 }
 
-/// Only with a small model, and with something to look at.
+/// Only with a light model and at least one hot state field.
 fn pre_check(spec: &AgentSpec) -> Option<precheck::PreCheckSettings> {
     let asked = spec.continuous.pre_check.as_ref().filter(|check| check.enabled)?;
     let light = spec.light_model.as_ref()?;

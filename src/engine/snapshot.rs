@@ -1,105 +1,108 @@
-//! What of a loop outlives its process, but for the transcript. Plain data; the rules are elsewhere.
+//! What outlives the process of a loop, except for the transcript. Plain data; the rules are elsewhere.
 
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::CallId;
 use super::budget::{BudgetState, ProbeState};
 use super::compaction::Compaction;
 use super::context_window::ClearedResults;
 use super::digest::HistoryDigest;
 use super::doubt::HistoryDoubt;
 use super::guardrails::idle_timeout::IdleClock;
-use super::heartbeat::HeartbeatState;
 use super::hot_state::HotStateRefresh;
 use super::lifetime_counts::LifetimeCounts;
+use super::light_model::LightModelOutage;
 use super::loop_detection::LoopDetector;
+use super::modes::ModeState;
 use super::notifications::{NotificationInbox, ShownNotifications};
 use super::precheck::PreCheckState;
 use super::prompt_size::TokenEstimator;
 use super::resources::ResourceTracker;
 use super::scoring::ScoringState;
 use super::tool_batch::ToolBatch;
+use super::turn_kind::TurnKind;
+use super::{CallId, ids};
 use crate::api::failure::CallFailure;
 use crate::api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason};
 
-/// Everything of an engine that outlives its process, without the transcript.
+/// Everything of an engine that outlives its process, except for the transcript.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
 pub struct EngineSnapshot {
     pub(super) epoch: i64,
     pub(super) lifecycle: LifecyclePhase,
-    /// The public state as last journalled; a difference to the present one is a transition.
+    /// The public state as last journalled; if the current one differs, that is a transition.
     pub(super) public: PublicState,
     pub(super) since: Option<Timestamp>,
-    /// The latest `now`, to notice a clock that was set back.
+    /// The latest `now`, to detect a clock that was set back.
     pub(super) last_now: Option<Timestamp>,
     pub(super) outcome: Option<LoopOutcome>,
     /// Stopped because of `spec.suspend`.
     pub(super) suspended: bool,
     pub(super) turns_begun: i64,
     pub(super) turns_completed: i64,
-    /// Runs of tools that were sent, each once; those of them that do not only look.
+    /// Tool runs that were sent, each counted once; `actions` are those with side effects.
     pub(super) tool_calls: i64,
     pub(super) actions: i64,
-    /// What limits did, and how runs of tools ended.
+    /// How often limits were reached, and how tool runs ended.
     pub(super) tally: LifetimeCounts,
-    /// The turn that is not finished yet.
+    /// The turn under way.
     pub(super) turn: Option<Turn>,
-    /// Runs that fill the hot state before the next turn.
+    /// Tool runs that fill the hot state before the next turn.
     pub(super) refresh: HotStateRefresh,
-    /// Notifications that wait.
+    /// Waiting notifications.
     pub(super) inbox: NotificationInbox,
-    /// The question whether the coming turn is worth it.
+    /// The pre-check before the next turn.
     pub(super) pre_check: PreCheckState,
-    /// The signal that is scored.
+    /// The signal that is being scored.
     pub(super) scoring: ScoringState,
-    /// When the next turn may begin, once nothing holds the loop.
+    /// When the next own turn may begin, if neither a pause nor a sleep holds the loop.
     pub(super) next_turn: Option<Timestamp>,
-    pub(super) sleep: Option<ChosenSleep>,
     pub(super) reasons: BTreeMap<PauseReason, ActivePause>,
     pub(super) counters: StreakCounters,
-    /// What the detection of loops remembers.
+    /// The memory of loop detection.
     pub(super) watch: LoopDetector,
-    /// What was used of resources with a rate limit.
+    /// Usage of resources with a rate limit.
     pub(super) used: ResourceTracker,
-    /// So many of the newest messages are of turns that failed without having changed anything, and no call has been
-    /// answered since.
+    /// How many of the newest messages are of failed turns without side effects, with no call answered since.
     pub(super) unproven: usize,
-    /// Whether the history may be what the server refuses.
+    /// Whether the server may be refusing the history.
     pub(super) doubt: HistoryDoubt,
-    /// [`super::settings::EngineSettings::spec`] of the process before.
+    /// [`super::settings::EngineSettings::spec`] of the previous process.
     pub(super) spec: Option<u64>,
-    /// What the next turn's first message will say.
+    /// The content of the next turn's first message.
     pub(super) briefing: TurnBriefing,
     pub(super) handled: HandledRequests,
-    /// What the turns that left the transcript came to, in the model's own words.
+    /// The model's own summary of the turns that left the transcript.
     pub(super) summary: Option<String>,
-    /// What is known of messages that left without a summary.
+    /// What remains of messages that left without a summary.
     pub(super) digest: HistoryDigest,
     /// Whose results are left out of the prompt.
     pub(super) cleared: ClearedResults,
-    /// How the server's sizes compare with the estimate.
+    /// How the server's token counts compare with the estimate.
     pub(super) sizes: TokenEstimator,
-    /// The heartbeat.
-    pub(super) beat: HeartbeatState,
-    /// What limits the calls, as last heard.
+    /// What the loop's mode keeps between turns.
+    #[serde(flatten)]
+    pub(super) mode: ModeState,
+    /// The latest limits on calls.
     pub(super) budget: BudgetState,
     pub(super) last_error: Option<(Timestamp, CallFailure)>,
+    /// Why the light model cannot be used, if only a user can fix that.
+    pub(super) light_model: Option<LightModelOutage>,
 }
 
 impl EngineSnapshot {
-    /// The same loop for an Agent that was made again and keeps the volume of the one before: its epochs count from
-    /// the start.
+    /// The same loop for an Agent that was recreated and keeps the volume of the previous one: its epochs start again
+    /// from zero.
     #[must_use]
     pub fn inherited(self) -> Self {
         Self { epoch: 0, ..self }
     }
 }
 
-/// Whether the loop is up. Pauses and sleeps are apart from it.
+/// Whether the loop is up. Independent of pauses and sleeps.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LifecyclePhase {
     /// Not running.
@@ -109,7 +112,7 @@ pub enum LifecyclePhase {
     Starting,
     /// Up: running, sleeping or paused.
     Active,
-    /// Finishing.
+    /// Finishing what is under way.
     Stopping,
 }
 
@@ -133,22 +136,22 @@ impl std::fmt::Display for PublicState {
     }
 }
 
-/// A turn that is not finished.
+/// A turn under way.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Turn {
     /// Its number, from 1.
     pub number: i64,
-    /// Number of its present call, from 1: so many calls were or are being made.
+    /// Number of its current call, from 1.
     pub call: u32,
     /// Attempts at that call that were sent.
     pub attempt: u32,
     /// Attempts at that call that failed and count against its limit.
     pub failures: u32,
-    /// Where that call stands.
+    /// The state of that call.
     pub step: CallStep,
-    /// How many messages at the end of the transcript are this turn's.
+    /// How many messages at the end of the transcript belong to this turn.
     pub messages: usize,
-    /// How often the worker ended in the middle of it.
+    /// How often the worker ended during it.
     pub crashes: u32,
     /// [`BudgetState::revision`] when the last attempt was sent.
     #[serde(default)]
@@ -162,38 +165,38 @@ pub struct Turn {
     /// How many of its calls were for a summary.
     #[serde(default)]
     pub compactions: u32,
-    /// A summary was asked for in it, and there was none to be had.
+    /// A summary was requested in it and could not be had.
     #[serde(default)]
     pub unsummed: bool,
-    /// Prompts of its present call that the server refused as too long.
+    /// Prompts of its current call that the server refused as too long.
     #[serde(default)]
     pub refusals: u32,
-    /// Of so many of its messages the results are cleared; only of a heartbeat, whose messages are apart.
+    /// Of how many of its messages the results are cleared; used only by heartbeats, whose messages are separate.
     #[serde(default)]
     pub cleared: usize,
     /// How often each tool was denied in it.
     #[serde(default)]
     pub denials: BTreeMap<String, u32>,
-    /// A tool that does not only look was run in it: its messages stay, however it ends.
+    /// A tool with side effects ran in it: its messages stay, however it ends.
     #[serde(default)]
     pub acted: bool,
     /// Notifications that it has shown.
     #[serde(default)]
     pub shown: ShownNotifications,
-    /// What came since the attempt last sent, which did not show it.
+    /// What arrived after the attempt last sent, which did not show it.
     #[serde(default)]
     pub unseen: UnseenEvents,
-    /// How often its first call was answered with nothing at all.
+    /// How often its first call had an empty answer.
     #[serde(default)]
     pub silent: u32,
-    /// Why tool calls with side effects in the answer to its open call are not run without being asked for again: the
-    /// answer may be older than what has changed since.
+    /// Why tool calls with side effects in the answer to its open call are not run: the answer may be older than later
+    /// changes.
     #[serde(default)]
     pub outdated: Option<String>,
-    /// It is a heartbeat, with a conversation of its own.
-    #[serde(default)]
-    pub heartbeat: bool,
-    /// What its first message said; the next turn says it again when this one fails.
+    /// What it is for.
+    #[serde(default, rename = "heartbeat")]
+    pub kind: TurnKind,
+    /// The content of its first message; the next turn repeats it if this one fails.
     pub briefing: TurnBriefing,
 }
 
@@ -201,6 +204,7 @@ impl Turn {
     /// The attempt last sent.
     pub fn call_id(&self) -> CallId {
         CallId {
+            member: ids::MAIN,
             turn: self.number,
             call: self.call,
             attempt: self.attempt,
@@ -208,65 +212,65 @@ impl Turn {
     }
 }
 
-/// What came up that would end a sleep, and that no prompt has shown.
+/// Input that would end a sleep and that no prompt has shown.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
 pub struct UnseenEvents {
-    /// Names of events, each once.
+    /// Names of events, without duplicates.
     pub events: Vec<String>,
-    /// Among it was a notification of high priority.
+    /// Whether it includes a notification of high priority.
     pub urgent: bool,
 }
 
-/// Where the present call of a turn stands.
+/// The state of the current call of a turn.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallStep {
-    /// The next attempt is to be sent at this moment.
+    /// The next attempt is due at this time.
     Due(Timestamp),
     /// An attempt was sent, and its outcome is not known.
     Open,
-    /// It was answered, and tool calls of its answer have no result yet.
+    /// Answered; tool calls of its answer have no result yet.
     Tools,
 }
 
 /// A sleep that the agent chose.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct ChosenSleep {
-    /// Wall-clock moment of its end.
+    /// The wall-clock time of its end.
     pub until: Timestamp,
-    /// How long it was to last.
+    /// The length that was requested.
     #[serde(default)]
     pub length: SignedDuration,
     /// What ends it early.
     pub wake_early_if: Vec<String>,
-    /// When a resource in there has the room that it waits for; nothing is used during a sleep.
+    /// When a resource that it waits for has room; nothing is used during a sleep.
     #[serde(default)]
     pub room_at: Option<Timestamp>,
-    /// Why, in the agent's words; told back to it, and to nobody else.
+    /// Why, in the agent's words; shown only to the agent.
     pub reason: String,
 }
 
 impl ChosenSleep {
-    /// When it ends by itself.
+    /// When it ends without an input.
     pub fn ends(&self) -> Timestamp {
         self.room_at.map_or(self.until, |room_at| room_at.min(self.until))
     }
 }
 
-/// What is behind a reason that holds the loop.
+/// The details of a reason that holds the loop.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct ActivePause {
-    /// When it clears by itself.
+    /// When it clears without an input.
     pub until: Option<Timestamp>,
-    /// What happened and what to do.
+    /// What happened, and how to fix it.
     pub message: String,
-    /// When the held call is tried all the same.
+    /// When the held call is probed although the reason still holds.
     #[serde(default)]
     pub probe: Option<ProbeState>,
 }
 
 impl ActivePause {
-    /// When it goes by itself, as far as is known here.
+    /// When it clears without an input, as far as is known here.
     pub fn ends(&self) -> Option<Timestamp> {
         let let_through = match self.probe {
             Some(ProbeState::Sent(moment)) => Some(moment),
@@ -276,7 +280,7 @@ impl ActivePause {
     }
 }
 
-/// Streaks, and how often each limit was reached in a row (the `n` of its cool-down).
+/// Streaks, and how often each limit was reached in a row, which sets the length of its cool-down.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
 pub struct StreakCounters {
@@ -292,9 +296,9 @@ pub struct StreakCounters {
     pub turns: u32,
     /// Completed turns in a row that called no tool.
     pub words: u32,
-    /// Naps since the last time that they came to a minute.
+    /// Naps since the last time that they added up to a minute.
     pub napped: SignedDuration,
-    /// Forced sleeps since the agent last slept of its own choice.
+    /// Forced sleeps since the agent last chose to sleep.
     pub forced_sleeps: u32,
     /// Time awake without an effective action.
     pub idle: IdleClock,
@@ -302,10 +306,87 @@ pub struct StreakCounters {
 
 /// What a turn's first message tells the model.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-#[serde(default)]
+#[serde(default, from = "StoredBriefing")]
 pub struct TurnBriefing {
-    /// Why this turn begins.
+    /// Why this turn begins, in words.
     pub cause: String,
-    /// What else it should know.
+    pub cause_kind: CauseKind,
+    /// Further notes for the model.
     pub notes: Vec<String>,
+}
+
+/// Why a turn begins.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CauseKind {
+    /// Only because the loop starts or continues.
+    Loop,
+    /// A pause is over.
+    Pause,
+    /// Something that tells the model more, such as the end of a sleep.
+    #[default]
+    Event,
+}
+
+impl TurnBriefing {
+    pub fn set_cause(&mut self, kind: CauseKind, cause: impl Into<String>) {
+        self.cause = cause.into();
+        self.cause_kind = kind;
+    }
+}
+
+/// A briefing as the journal holds it. Early journals had only the words.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct StoredBriefing {
+    cause: String,
+    cause_kind: Option<CauseKind>,
+    notes: Vec<String>,
+}
+
+impl From<StoredBriefing> for TurnBriefing {
+    fn from(stored: StoredBriefing) -> Self {
+        let StoredBriefing {
+            cause,
+            cause_kind,
+            notes,
+        } = stored;
+        let cause_kind = cause_kind.unwrap_or_else(|| match cause.as_str() {
+            "the loop starts" | "the loop continues" => CauseKind::Loop,
+            words if words.starts_with("a pause (") => CauseKind::Pause,
+            _ => CauseKind::Event,
+        });
+        Self {
+            cause,
+            cause_kind,
+            notes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    #[rstest]
+    #[case("the loop starts", CauseKind::Loop)]
+    #[case("the loop continues", CauseKind::Loop)]
+    #[case("a pause (LinkLost) is over", CauseKind::Pause)]
+    #[case("a wake request ended your sleep (it was to last until noon)", CauseKind::Event)]
+    #[case("", CauseKind::Event)]
+    fn a_briefing_of_an_early_journal_has_the_kind_that_its_words_say(#[case] cause: &str, #[case] kind: CauseKind) {
+        let read: TurnBriefing = serde_json::from_value(json!({"cause": cause, "notes": ["n"]})).unwrap();
+        assert_eq!((read.cause.as_str(), read.cause_kind), (cause, kind));
+        assert_eq!(read.notes, ["n"]);
+    }
+
+    #[test]
+    fn a_briefing_keeps_its_kind_whatever_its_words_say() {
+        let mut briefing = TurnBriefing::default();
+        briefing.set_cause(CauseKind::Event, "a pause (of the model's own making) is over");
+        let text = serde_json::to_string(&briefing).unwrap();
+        assert_eq!(serde_json::from_str::<TurnBriefing>(&text).unwrap(), briefing);
+    }
 }

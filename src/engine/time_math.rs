@@ -1,8 +1,8 @@
-//! Arithmetic with moments and durations that cannot overflow. Reads no clock.
+//! Arithmetic on times and durations that cannot overflow. Reads no clock.
 
 use jiff::{SignedDuration, Timestamp};
 
-/// The moment `wait` after `now`; the end of time when that is beyond it.
+/// The time `wait` after `now`, at most [`Timestamp::MAX`].
 pub fn after(now: Timestamp, wait: SignedDuration) -> Timestamp {
     now.checked_add(wait).unwrap_or(Timestamp::MAX)
 }
@@ -13,7 +13,7 @@ pub fn doubled(base: SignedDuration, times: u32, cap: SignedDuration) -> SignedD
         .map_or(cap, |duration| duration.min(cap))
 }
 
-/// A moment as people and models read it: RFC 3339, whole seconds.
+/// A time as people and models read it: RFC 3339, whole seconds.
 pub fn format_moment(moment: Timestamp) -> String {
     moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -1,8 +1,8 @@
-//! The gate of every tool call: whether a call that a model wants becomes a run. Here: what is offered, and the rules
-//! that need nothing but the call itself. Runs nothing; limits over time are guardrails.
+//! Admission of tool calls: whether a call that the model requests becomes a run. Owns what is offered, and the rules
+//! that need only the call itself. Runs nothing; limits over time are guardrails.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jsonschema::{PatternOptions, Validator};
@@ -11,54 +11,56 @@ use serde_json::{Map, Value, json};
 use strum::AsRefStr;
 
 use super::message::{self, ToolCall, ToolDefinition};
-use super::tool::{ToolEffect, ToolSpec};
-use super::{prompt_size, yield_tool};
+use super::tool::{ToolEffect, ToolRunId, ToolSpec};
+use super::{ids, prompt_size};
 
 /// Denials of one tool in one turn after which all its calls are denied until the turn ends.
 pub const MOST_DENIALS: u32 = 3;
-/// Most characters of a name, a path or a problem that are told back to the model.
+/// Most characters of a name, a path or a problem that are returned to the model.
 const MAX_TOLD: usize = 500;
-/// Names that are told to a model that called an unknown tool.
+/// Tool names that are listed to a model that called an unknown tool.
 const MAX_NAMES: usize = 64;
-/// Steps that a pattern of a tool's schema may take on one text: a server's pattern must not hold the loop up.
+/// Steps that a pattern of a tool's schema may take on one text: a server's pattern must not block the loop.
 const MAX_BACKTRACKS: usize = 100_000;
 
-/// Why a call does not become a run.
+/// Why a call is not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr)]
 pub enum DenialReason {
-    /// There is no such tool.
+    /// No source offers the tool.
     UnknownTool,
-    /// Its server has not answered yet, so nobody knows.
+    /// Its server has not answered yet, so its tools are unknown.
     ServerSilent,
     /// The arguments do not fit the tool's schema.
     BadArguments,
     /// The tool was denied too often in this turn.
     Hidden,
-    /// The answer was cut at the output limit in the middle of it.
+    /// The answer was truncated at the output limit within this call.
     Cut,
-    /// A pause, a suspension or an edit of the spec came between the call and its run.
+    /// A pause, a suspension or an edit of the spec came between the request and its run.
     Outdated,
     /// It is part of a detected loop.
     Repeated,
 }
 
-/// A call that does not become a run.
+/// A call that is not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeniedCall {
-    /// Why; safe to log.
+    /// Safe to log.
     pub why: DenialReason,
     /// The result for the model.
     pub text: String,
 }
 
-/// What is offered to the model.
+/// The tools offered to the model.
 #[derive(Clone, Debug)]
 pub struct Toolbox {
     offered: Arc<[ToolDefinition]>,
+    /// Names of the tools of the mode, which are the first of those offered.
+    of_mode: BTreeSet<String>,
     known: BTreeMap<String, Arc<KnownTool>>,
-    /// Servers that have not answered yet: what they offer is not known.
+    /// Servers that have not answered yet: their tools are unknown.
     silent: Vec<String>,
-    /// A source has said what it offers, if only that it offers nothing.
+    /// A source has declared its tools, even if it has none.
     is_offered: bool,
     tokens: u64,
 }
@@ -66,26 +68,26 @@ pub struct Toolbox {
 /// One tool of a source.
 #[derive(Clone, Debug)]
 pub struct KnownTool {
-    /// Its rules.
     pub spec: ToolSpec,
     schema: Validator,
 }
 
 impl Toolbox {
-    /// `yield` alone, since no source has said yet what it offers.
-    pub fn before_any_offer(yields: ToolDefinition) -> Self {
+    /// Only the tools of the mode, since no source has declared its tools yet.
+    pub fn before_any_offer(mode_tools: Vec<ToolDefinition>) -> Self {
         Self {
             is_offered: false,
-            ..Self::new(Vec::new(), Vec::new(), yields)
+            ..Self::new(Vec::new(), Vec::new(), mode_tools)
         }
     }
 
-    /// `yield`, and these. One whose schema cannot be used is left out, and so is one that takes another's name.
-    pub fn new(specs: Vec<ToolSpec>, silent: Vec<String>, yields: ToolDefinition) -> Self {
-        let mut offered = vec![yields];
+    /// The tools of the mode and these tools. A tool with an unusable schema or a name that is taken is left out.
+    pub fn new(specs: Vec<ToolSpec>, silent: Vec<String>, mode_tools: Vec<ToolDefinition>) -> Self {
+        let of_mode = names(&mode_tools);
+        let mut offered = mode_tools;
         let mut known = BTreeMap::new();
         for spec in specs {
-            if spec.name == yield_tool::NAME || known.contains_key(&spec.name) {
+            if of_mode.contains(&spec.name) || known.contains_key(&spec.name) {
                 continue;
             }
             let Ok(schema) = compile(&spec.parameters) else {
@@ -101,6 +103,7 @@ impl Toolbox {
         Self {
             tokens: prompt_size::tools_size(&offered),
             offered: offered.into(),
+            of_mode,
             known,
             silent,
             is_offered: true,
@@ -112,8 +115,8 @@ impl Toolbox {
         self.tokens
     }
 
-    /// The tools for the model. They stand first in each prompt, so they are the same in all calls of all turns, also where
-    /// one of them is refused: another list would cost all that the provider has in its cache.
+    /// The tools for the model. They come first in each prompt and include denied tools, so that the list stays the
+    /// same: another list would miss the provider's prompt cache.
     pub fn offered(&self) -> Arc<[ToolDefinition]> {
         self.offered.clone()
     }
@@ -129,7 +132,7 @@ impl Toolbox {
         };
         if is_hidden(&call.name, denials) {
             let error = format!(
-                "{} was denied {MOST_DENIALS} times and is closed until the next turn: do without it",
+                "{} was denied {MOST_DENIALS} times and is unavailable until the next turn: continue without it",
                 call.name
             );
             return Err(denied(DenialReason::Hidden, &json!({ "error": error })));
@@ -139,7 +142,7 @@ impl Toolbox {
         known.check(arguments).map(|arguments| (known.clone(), arguments))
     }
 
-    /// The full name of the tool that a spec means: its name as it is offered, or its name at its server where only one
+    /// The full name of the tool that a spec refers to: its name as offered, or its name at its server if only one
     /// server has it.
     pub fn resolve(&self, wanted: &str) -> Option<&str> {
         if let Some((name, _)) = self.known.get_key_value(wanted) {
@@ -153,31 +156,31 @@ impl Toolbox {
         ends.next().is_none().then_some(found)
     }
 
-    /// What a tool may do; `None`: it is not known.
+    /// What a tool may do; `None`: unknown tool.
     pub fn effect(&self, name: &str) -> Option<ToolEffect> {
         self.known.get(name).map(|known| known.spec.effect)
     }
 
-    /// Whether a tool may have changed something, as far as is known.
+    /// Whether a tool may have had side effects, as far as is known. Tools of the mode have none.
     pub fn may_act(&self, name: &str) -> bool {
-        self.effect(name) != Some(ToolEffect::Read)
+        !self.of_mode.contains(name) && self.effect(name) != Some(ToolEffect::Read)
     }
 
-    /// Whether a denial of a call by this name counts against a tool.
+    /// Whether a denial of this name counts against a tool.
     pub fn knows(&self, name: &str) -> bool {
         self.known.contains_key(name)
     }
 
-    /// Whether any source has said what it offers.
+    /// Whether any source has declared its tools.
     pub fn is_offered(&self) -> bool {
         self.is_offered
     }
 
-    /// The same with another `yield`.
-    pub fn with_yield(mut self, yields: ToolDefinition) -> Self {
-        self.offered = std::iter::once(yields)
-            .chain(self.offered.iter().skip(1).cloned())
-            .collect();
+    /// The same with other definitions of the mode's tools.
+    pub fn with_mode_tools(mut self, mode_tools: Vec<ToolDefinition>) -> Self {
+        let others = self.offered.iter().skip(self.of_mode.len()).cloned();
+        self.of_mode = names(&mode_tools);
+        self.offered = mode_tools.into_iter().chain(others).collect();
         self.tokens = prompt_size::tools_size(&self.offered);
         self
     }
@@ -201,7 +204,7 @@ impl Toolbox {
 }
 
 impl KnownTool {
-    /// The arguments back, when they fit the schema.
+    /// Returns the arguments if they fit the schema.
     fn check(&self, arguments: Map<String, Value>) -> Result<Map<String, Value>, DeniedCall> {
         let arguments = Value::Object(arguments);
         if let Err(problem) = self.schema.validate(&arguments) {
@@ -218,12 +221,12 @@ impl KnownTool {
     }
 }
 
-/// Whether a tool's schema can be used; what is wrong with it else. A source leaves such a tool out, and says so.
+/// Checks that a tool's schema can be used. A source leaves a tool with an unusable schema out, and reports the error.
 pub fn check_schema(parameters: &Value) -> Result<(), String> {
     compile(parameters).map(|_| ())
 }
 
-/// Nothing is fetched: a schema that refers to another document cannot be used.
+/// Fetches nothing: a schema that refers to another document cannot be used.
 fn compile(parameters: &Value) -> Result<Validator, String> {
     jsonschema::options()
         .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACKS))
@@ -231,7 +234,7 @@ fn compile(parameters: &Value) -> Result<Validator, String> {
         .map_err(|error| truncate(&error.to_string()).into_owned())
 }
 
-/// The last call of an answer that was cut at its limit of so many tokens.
+/// Denies the last call of an answer that was truncated at its limit of so many tokens.
 pub fn truncated_call(tokens: u32) -> DeniedCall {
     let error = json!({
         "error": "not run",
@@ -246,7 +249,22 @@ pub fn arguments_hash(arguments: &Map<String, Value>) -> String {
     hash(&sorted(arguments))
 }
 
-/// A key that each repeat of a run has and no other run. `of` says whose and which.
+/// What identifies a run among those of all Agents. The number of the main member is left out, as before there were others:
+/// a run that an upgrade interrupts is repeated under the same key.
+pub(super) fn run_identity(agent: &str, epoch: i64, id: ToolRunId) -> Value {
+    let ToolRunId {
+        member,
+        turn,
+        call,
+        index,
+    } = id;
+    match member {
+        ids::MAIN => json!([agent, epoch, turn, call, index]),
+        member => json!([agent, epoch, turn, call, index, member]),
+    }
+}
+
+/// A key that all repeats of a run share, and no other run has. `of` identifies the run.
 pub fn idempotency_key(of: &Value, tool: &str, arguments: &Map<String, Value>) -> String {
     hash(&json!([of, tool, sorted(arguments)]))
 }
@@ -261,6 +279,10 @@ fn hash(value: &Value) -> String {
     let digest = digest(&SHA256, value.to_string().as_bytes());
     let first = digest.as_ref().first_chunk().copied().unwrap_or_default();
     format!("{:032x}", u128::from_be_bytes(first))
+}
+
+fn names(tools: &[ToolDefinition]) -> BTreeSet<String> {
+    tools.iter().map(|tool| tool.name.to_string()).collect()
 }
 
 fn is_hidden(name: &str, denials: &BTreeMap<String, u32>) -> bool {
@@ -286,5 +308,24 @@ fn truncate(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(MAX_TOLD) {
         Some((end, _)) => format!("{}...", &text[..end]).into(),
         None => text.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_the_main_member_are_as_before_there_were_others_and_those_of_others_differ() {
+        let run = ToolRunId {
+            member: ids::MAIN,
+            turn: 12,
+            call: 1,
+            index: 2,
+        };
+        let key = |id| idempotency_key(&run_identity("uid", 4, id), "files__write", &Map::new());
+        let before = idempotency_key(&json!(["uid", 4, 12, 1, 2]), "files__write", &Map::new());
+        assert_eq!(key(run), before);
+        assert_ne!(key(ToolRunId { member: 3, ..run }), before);
     }
 }

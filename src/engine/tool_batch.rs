@@ -1,31 +1,33 @@
-//! The tool calls of one answer, from the gate to their results: which run now, what a restart does with those that
-//! were cut, and when their results join the transcript.
+//! The tool calls of one answer, from admission to their results: which run now, what a restart does with interrupted
+//! runs, and when results join the transcript.
 //!
-//! Each run is journalled before it is sent. Runs that only look go up to four at a time, all others alone and in order.
-//! Results join in the order of the calls. Whoever stops the loop cuts what only looks, and awaits the rest.
+//! Each run is journalled before it is sent. Up to four read-only runs are concurrent; all others run alone and in
+//! order. Results join in the order of the calls. A stop of the loop cancels read-only runs and awaits the rest.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 use super::effects::{EffectBuffer, journal_line};
 use super::loop_detection::ToolCallEnding;
 use super::machine::Engine;
 use super::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
+use super::modes::LoopPace;
 use super::snapshot::{CallStep, LifecyclePhase};
 use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, UnknownOutcomePolicy};
 use super::tool_admission::{self, DeniedCall};
 use super::tool_results::render_outcome;
-use super::yield_tool::{self, LoopPace, YieldContext};
 use super::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine};
 use crate::api::agent::LimitedResource;
 
-/// Runs that only look, at a time.
+/// Concurrent read-only runs.
 pub const MOST_READS: usize = 4;
-/// Times that one run is sent when its outcome stays unknown and its tool says `Retry`.
+/// How many calls after the first one without a result may run meanwhile. Their results wait for it in the snapshot, which is
+/// written with each step: without a bound, one slow read before 127 quick ones would cost 25 MB.
+pub const MOST_AHEAD: usize = 8;
+/// How often one run is sent if its outcome stays unknown and its tool's policy is `Retry`.
 pub const MAX_TRIES: u32 = 3;
 /// Most characters of the reasoning that the journal keeps with a call.
 const MAX_REASONING: usize = 1_000;
@@ -33,27 +35,28 @@ const MAX_REASONING: usize = 1_000;
 /// The tool calls of the turn's last answer.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct ToolBatch {
-    /// So many calls, from the first, have their results in the transcript.
+    /// How many calls, from the first, have their results in the transcript.
     pub joined: usize,
-    /// Where the calls after those stand.
+    /// The state of the calls after those.
     pub slots: VecDeque<ToolSlot>,
-    /// What the last valid `yield` among them asked for.
+    /// The pace requested by the last valid call of a tool of the mode, such as `yield`.
     pub pace: Option<LoopPace>,
-    /// How calls ended whose results have not joined yet, by their place among all; those that are no tool calls of the
-    /// world outside are not in it.
+    /// How calls ended whose results have not joined yet, by their position among all calls. Calls of the
+    /// mode's tools are not in it.
     #[serde(default)]
     pub endings: BTreeMap<usize, ToolCallEnding>,
-    /// A call among them was not run, failed, or has an unknown outcome: a `yield` beside it has to wait until the model
-    /// has seen that.
+    /// A call was not run, failed, or has an unknown outcome: a call beside it that ends the turn has to wait until
+    /// the model has seen that.
     #[serde(default)]
     pub failed: bool,
-    /// When the model asked for them, or the last of their runs ended: since then only pauses can have held the rest up.
+    /// When the model requested them, or the last of their runs ended: only pauses can have delayed the rest since
+    /// then.
     #[serde(default)]
     pub fresh_at: Option<Timestamp>,
 }
 
 impl ToolBatch {
-    /// The call at this place, counted among those that have not joined, came to this end.
+    /// Ends the call at this position, counted among those that have not joined.
     pub(super) fn end(&mut self, place: usize, ending: ToolCallEnding, text: String) {
         self.endings.insert(self.joined + place, ending);
         self.failed |= ending == ToolCallEnding::Failed;
@@ -62,44 +65,41 @@ impl ToolBatch {
         }
     }
 
-    /// Whether nothing is to be run any more.
+    /// Whether every call has its result.
     fn all_done(&self) -> bool {
         let is_done = |slot: &ToolSlot| matches!(slot, ToolSlot::Result(_) | ToolSlot::Yield(_));
         self.slots.iter().all(is_done)
     }
 }
 
-/// Where one call stands.
+/// The state of one call.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum ToolSlot {
-    /// It passed the gate and was not sent.
+    /// Admitted, and not sent.
     Waiting(ToolRunPlan),
-    /// It was sent, and its outcome is not known.
+    /// Sent, and its outcome is not known.
     Open(ToolRunPlan),
     /// Its result; it waits for those before it.
     Result(String),
-    /// It is the `yield` that counts, and this its result if all others go well; it waits for them.
+    /// The call that ends the turn, such as `yield`, with its result if all others succeed; it waits for them.
     Yield(String),
 }
 
-/// A run, with the rules of the moment when the model asked for it: an edit changes the next one.
+/// A run, with the rules at the time of the model's request: an edit of the spec affects only later runs.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct ToolRunPlan {
-    /// Name of the tool.
     pub tool: String,
-    /// What it may do.
     pub effect: ToolEffect,
-    /// A repeat changes nothing more.
+    /// A repeat with the same key has no further effect.
     pub idempotent: bool,
-    /// What follows an unknown outcome.
     pub on_unknown: UnknownOutcomePolicy,
-    /// Longest that it may take.
+    /// The longest that it may take.
     pub timeout: SignedDuration,
-    /// Key of it and of its repeats.
+    /// Shared by its repeats.
     pub key: String,
     /// Hash of its arguments.
     pub arguments: String,
-    /// Times that it was sent.
+    /// How often it was sent.
     pub tries: u32,
 }
 
@@ -108,7 +108,7 @@ impl ToolRunPlan {
         self.effect == ToolEffect::Read
     }
 
-    /// Whether the same run may be sent once more when nobody knows what became of it.
+    /// Whether the same run may be sent again if its outcome is unknown.
     fn may_be_repeated(&self) -> bool {
         self.only_looks() || self.idempotent || self.retries()
     }
@@ -118,23 +118,23 @@ impl ToolRunPlan {
     }
 }
 
-/// What can be done next.
+/// The next step of a batch.
 enum NextRun {
     /// This slot can be sent.
     Send(usize),
-    /// Nothing, until something else happens.
+    /// Nothing can be sent until another input arrives.
     Wait,
 }
 
 impl Engine {
-    /// Takes the tool calls of an answer through the gate, and starts with them.
+    /// Admits or denies the tool calls of an answer, and starts them.
     pub(super) fn begin_tool_batch(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
         let mut work = ToolBatch {
             fresh_at: Some(out.now),
             ..ToolBatch::default()
         };
-        let mut paces = Vec::new();
-        // Where an answer was cut, its last call may lack arguments, and still fit the tool's schema.
+        let mut decisions = Vec::new();
+        // The last call of a truncated answer may lack arguments and still fit the tool's schema.
         let cut = answer.tool_calls.len().checked_sub(1);
         let cut = cut.filter(|_| answer.finish == FinishReason::Length);
         for (place, wanted) in answer.tool_calls.iter().enumerate() {
@@ -145,37 +145,24 @@ impl Engine {
                 work.end(place, ToolCallEnding::Failed, text);
                 continue;
             }
-            let slot = if wanted.name == yield_tool::NAME && self.is_heartbeat() {
-                ToolSlot::Result(yield_tool::NOT_HERE.to_owned())
-            } else if wanted.name == yield_tool::NAME {
-                let around = YieldContext {
-                    settings: &self.settings,
-                    events: self.wake_events.as_deref(),
-                    silent_servers: self.toolbox.silent(),
-                };
-                match yield_tool::read(&wanted.arguments, around, out.now) {
-                    Ok((pace, text)) => {
-                        paces.push((place, pace));
-                        ToolSlot::Result(text)
-                    }
-                    Err(text) => ToolSlot::Result(text),
-                }
+            if let Some(decision) = self.mode_decision(wanted, out.now) {
+                work.slots.push_back(ToolSlot::Result(String::new()));
+                decisions.push((place, decision));
             } else {
                 let slot = self.admit_call(run_id(call, place), wanted, out);
                 if matches!(slot, ToolSlot::Result(_)) {
                     work.endings.insert(place, ToolCallEnding::Failed);
                     work.failed = true;
                 }
-                slot
-            };
-            work.slots.push_back(slot);
+                work.slots.push_back(slot);
+            }
         }
-        work.pace = last_pace(&mut work.slots, paces);
+        work.apply_decisions(decisions, &answer.tool_calls);
         if let Some(turn) = &mut self.state.turn {
             turn.step = CallStep::Tools;
             turn.work = Some(work);
         }
-        if !self.is_heartbeat() {
+        if self.turn_rules().counts_as_turn {
             self.state.counters.words = 0;
         }
         self.expire_outdated(out);
@@ -183,8 +170,7 @@ impl Engine {
     }
 
     fn admit_call(&mut self, id: ToolRunId, wanted: &ToolCall, out: &mut EffectBuffer) -> ToolSlot {
-        let epoch = self.state.epoch;
-        let of = json!([self.agent, epoch, id.turn, id.call, id.index]);
+        let of = tool_admission::run_identity(&self.agent, self.state.epoch, id);
         let Some(turn) = &mut self.state.turn else {
             return ToolSlot::Result(String::new());
         };
@@ -209,9 +195,9 @@ impl Engine {
         }
     }
 
-    /// Journals that a call is not run. Its result.
+    /// Journals that a call is not run. Returns its result.
     pub(super) fn deny(&self, id: ToolRunId, wanted: &ToolCall, denied: DeniedCall, out: &mut EffectBuffer) -> String {
-        // A name that nobody declared is the model's text.
+        // A name that no source declares is the model's text.
         let tool = self.toolbox.knows(&wanted.name).then(|| wanted.name.clone());
         out.record(tool_line(RecordKind::ToolDenied, id, denied.why.as_ref(), |line| {
             line.tool = tool;
@@ -219,9 +205,9 @@ impl Engine {
         denied.text
     }
 
-    /// Does what can be done for the answer's tool calls now.
+    /// Advances the tool calls as far as possible now.
     pub(super) fn advance_tools(&mut self, out: &mut EffectBuffer) {
-        // What has just ended may be part of a loop, and then so is what waits.
+        // Join first: what has just ended may be part of a loop, which denies what waits.
         self.join_results(out);
         self.deny_repetitions(out);
         self.expire_held(out);
@@ -232,7 +218,7 @@ impl Engine {
         self.finish_tool_batch(out);
     }
 
-    /// The next run that may be sent. Holds the loop when a guardrail says no.
+    /// The next run that may be sent. Pauses the loop if a guardrail trips.
     fn next_run(&mut self, out: &mut EffectBuffer) -> NextRun {
         let held = self.free_from().is_none_or(|moment| moment > out.now);
         if self.fenced || held || self.state.lifecycle != LifecyclePhase::Active {
@@ -241,6 +227,7 @@ impl Engine {
         let Some(work) = self.tool_batch() else {
             return NextRun::Wait;
         };
+        // In order: a read-only run may join read-only runs under way, any other run waits until none is.
         let mut under_way = 0;
         for (place, slot) in work.slots.iter().enumerate() {
             let (plan, is_new) = match slot {
@@ -256,7 +243,7 @@ impl Engine {
                 ToolSlot::Open(plan) => (plan, false),
             };
             if plan.only_looks() {
-                return if under_way < MOST_READS {
+                return if under_way == 0 || (under_way < MOST_READS && place <= MOST_AHEAD) {
                     NextRun::Send(place)
                 } else {
                     NextRun::Wait
@@ -298,6 +285,7 @@ impl Engine {
                 return;
             }
         };
+        // The intent is committed before the run is sent: after a crash it shows that the run may have happened.
         plan.tries = plan.tries.saturating_add(1);
         *slot = ToolSlot::Open(plan.clone());
         if is_new {
@@ -327,7 +315,7 @@ impl Engine {
         }
     }
 
-    /// A run came to an end. One that was cut, or that another process sent, means nothing any more.
+    /// A run ended. The outcome of a run that was cancelled, or that another process sent, is ignored.
     pub(super) fn handle_tool_outcome(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
         let Some(sent) = self.running.remove(&id) else {
             return;
@@ -349,7 +337,7 @@ impl Engine {
 
     pub(super) fn record_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
         let most = self.most_result_bytes();
-        let is_heartbeat = self.is_heartbeat();
+        let counts = self.turn_rules().counts_as_turn;
         let Some(ToolSlot::Open(plan)) = self.slot(place) else {
             return;
         };
@@ -364,14 +352,14 @@ impl Engine {
             out.record(plan_line(
                 RecordKind::ToolOutcome,
                 id,
-                "to be repeated",
+                "will be repeated",
                 plan,
                 Some(kind),
             ));
             return;
         }
         out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
-        if !is_heartbeat {
+        if counts {
             let tool = plan.tool.clone();
             self.state.counters.idle.observe_result(&tool, &text, out.now);
         }
@@ -380,8 +368,8 @@ impl Engine {
         }
     }
 
-    /// A process that starts finds runs that another one sent: what may not be repeated has an unknown outcome.
-    /// `outdated`: why none with side effects is repeated, and none that waits is sent.
+    /// Settles the runs that an earlier process left open: those that must not be repeated have an unknown outcome.
+    /// `outdated`: why none with side effects is repeated, and no waiting one is sent.
     pub(super) fn settle_interrupted_runs(&mut self, outdated: Option<&str>, out: &mut EffectBuffer) {
         let places = self.tool_batch().map_or(0, |work| work.slots.len());
         for place in 0..places {
@@ -399,7 +387,8 @@ impl Engine {
         }
     }
 
-    /// Cuts the runs under way that only look, or all. They stay open: who starts next goes by the rule of a restart.
+    /// Cancels the runs under way, all or only the read-only ones. They stay open: the next process applies the restart
+    /// rule.
     pub(super) fn cancel_runs(&mut self, all: bool, out: &mut EffectBuffer) {
         let looks = |engine: &Self, id: &ToolRunId| {
             let slot = engine
@@ -419,9 +408,11 @@ impl Engine {
         }
     }
 
-    /// Results whose predecessors have all joined join the transcript.
+    /// Appends results to the transcript once all results before them are there.
     fn join_results(&mut self, out: &mut EffectBuffer) {
         let mut messages = Vec::new();
+        // Strictly in the order of the calls. A call that ends the turn waits for all others, since a failed one
+        // rejects it.
         while self.tool_batch().is_some_and(|work| match work.slots.front() {
             Some(ToolSlot::Result(_)) => true,
             Some(ToolSlot::Yield(_)) => work.all_done(),
@@ -436,7 +427,10 @@ impl Engine {
                 return;
             };
             let mut text = match work.slots.pop_front() {
-                Some(ToolSlot::Yield(_)) if work.failed => yield_tool::NOT_YET.to_owned(),
+                Some(ToolSlot::Yield(_)) if work.failed => format!(
+                    "Not yet: another call of this answer failed. Look at its result first, then {} again.",
+                    wanted.name
+                ),
                 Some(ToolSlot::Result(text) | ToolSlot::Yield(text)) => text,
                 Some(ToolSlot::Waiting(_) | ToolSlot::Open(_)) | None => return,
             };
@@ -462,7 +456,7 @@ impl Engine {
         }
     }
 
-    /// All calls have their results: the turn goes on, or ends as a `yield` among them wanted if all others went well.
+    /// All calls have their results: the turn continues, or ends as one of them requests, if all others succeeded.
     fn finish_tool_batch(&mut self, out: &mut EffectBuffer) {
         let Some(turn) = &mut self.state.turn else {
             return;
@@ -476,7 +470,7 @@ impl Engine {
         if pace.is_none() && !self.ended_by_guardrail(calls, out) {
             self.next_call(out);
         } else {
-            self.complete_turn(pace.unwrap_or(LoopPace::Continue), out);
+            self.complete_turn(&pace.unwrap_or(LoopPace::Continue), out);
         }
     }
 
@@ -488,7 +482,7 @@ impl Engine {
         self.state.turn.as_mut()?.work.as_mut()?.slots.get_mut(place)
     }
 
-    /// The call behind a slot. The answer stands in the transcript, before the results that have joined.
+    /// The call behind a slot. The answer is in the transcript, before the results that have joined.
     pub(super) fn wanted_call(&self, place: usize) -> Option<&ToolCall> {
         let (calls, _) = self.last_answer()?;
         calls.get(self.tool_batch()?.joined + place)
@@ -503,7 +497,7 @@ impl Engine {
         }
     }
 
-    /// Why the model wants a call: what it says in the call itself, or in the answer.
+    /// Why the model requests a call: from the call's own arguments, or else the text of the answer.
     fn reasoning(&self, wanted: &ToolCall) -> Option<String> {
         let own = message::arguments(&wanted.arguments)
             .and_then(|arguments| Some(arguments.get("reasoning")?.as_str()?.to_owned()));
@@ -529,28 +523,11 @@ impl Engine {
 /// `place` counts from 0.
 fn run_id(call: CallId, place: usize) -> ToolRunId {
     ToolRunId {
+        member: call.member,
         turn: call.turn,
         call: call.call,
         index: u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1),
     }
-}
-
-/// Of several valid `yield`s in one answer the last one counts, and the model is told so.
-fn last_pace(slots: &mut VecDeque<ToolSlot>, mut paces: Vec<(usize, LoopPace)>) -> Option<LoopPace> {
-    let (last, pace) = paces.pop()?;
-    for (earlier, _) in paces {
-        slots[earlier] = ToolSlot::Result("Replaced by a later yield in the same answer.".to_owned());
-    }
-    if let LoopPace::Sleep { wait, .. } = pace
-        && slots.iter().any(|slot| matches!(slot, ToolSlot::Waiting(_)))
-    {
-        slots[last] = ToolSlot::Yield(yield_tool::once_all_is_done(wait));
-    } else if let Some(slot) = slots.get_mut(last)
-        && let ToolSlot::Result(text) = slot
-    {
-        *slot = ToolSlot::Yield(std::mem::take(text));
-    }
-    Some(pace)
 }
 
 pub(super) fn tool_line(
@@ -569,6 +546,7 @@ pub(super) fn tool_line(
     };
     fill(&mut tool);
     JournalRecord {
+        member: id.member,
         tool: Some(tool),
         ..journal_line(kind, id.turn, note)
     }

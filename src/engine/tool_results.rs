@@ -1,12 +1,13 @@
-//! What the model is told of a run that came to its end. Pure.
+//! The result of a run as the model sees it. Pure.
 
 use serde_json::json;
 
 use super::OutcomeKind;
+use super::runtime_mark::without_marks;
 use super::tool::ToolOutcome;
 use super::tool_batch::ToolRunPlan;
 
-/// What became of a run, and the result for the model: at most so many bytes.
+/// The kind of an outcome, and its result for the model of at most so many bytes.
 pub fn render_outcome(outcome: ToolOutcome, plan: &ToolRunPlan, most: usize) -> (OutcomeKind, String) {
     let (kind, text) = match outcome {
         ToolOutcome::Done { text } => (OutcomeKind::Ok, text),
@@ -27,17 +28,17 @@ pub fn render_outcome(outcome: ToolOutcome, plan: &ToolRunPlan, most: usize) -> 
         }
     };
     if text.trim().is_empty() {
-        // Servers refuse a result with nothing in it.
+        // Servers reject an empty result.
         return (kind, "[no text]".to_owned());
     }
-    (kind, shortened(text, most))
+    (kind, shortened(without_marks(&text).into_owned(), most))
 }
 
-/// The text of a tool that failed, marked so that nobody takes it for a success.
+/// Marks the text of a tool that failed, so that it is not mistaken for a success.
 fn as_error(text: String) -> String {
     let start = text.trim_start();
     if start.is_empty() {
-        "error: the tool failed and said nothing".to_owned()
+        "error: the tool failed without a message".to_owned()
     } else if start.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("error")) {
         text
     } else {
@@ -45,8 +46,8 @@ fn as_error(text: String) -> String {
     }
 }
 
-/// At most so many bytes of a text, without the line that says what is missing: its beginning, and its end, where
-/// errors and totals stand.
+/// Truncates a text to so many bytes, not counting the line that says what is missing. Keeps its beginning and its end,
+/// where errors and totals usually are.
 pub fn shortened(text: String, most: usize) -> String {
     if text.len() <= most {
         return text;

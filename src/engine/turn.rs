@@ -1,37 +1,50 @@
-//! One turn: its first message, its calls one after the other, what their answers mean, and its end.
+//! One turn: its first message, its calls in order, what their answers mean, and its end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::effects::{EffectBuffer, answer_line, call_line, journal_line};
-use super::guardrails::{self, Guardrail, RestKind};
-use super::heartbeat::HEARTBEAT;
+use super::effects::{EffectBuffer, answer_line, call_line, journal_line, trip_line};
+use super::guardrails::{self, Guardrail, RestKind, TurnLimit};
 use super::machine::Engine;
 use super::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
+use super::modes::{LoopPace, NextStep, TurnEnd, TurnOpening};
 use super::notifications::ShownNotifications;
 use super::precheck::PreCheckState;
-use super::snapshot::{CallStep, LifecyclePhase, Turn, TurnBriefing, UnseenEvents};
-use super::yield_tool::LoopPace;
-use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordKind, prompt, prompt_size, time_math};
+use super::snapshot::{CallStep, CauseKind, LifecyclePhase, Turn, TurnBriefing, UnseenEvents};
+use super::turn_kind::TurnKind;
+use super::{
+    CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, prompt, prompt_size, time_math,
+};
 use crate::api::agent::LimitedResource;
 use crate::api::status::LoopOutcome;
+use crate::api::usage_counts::GuardrailTrip;
 
 impl Engine {
-    /// Begins the next turn with its first message and its first call.
-    pub(super) fn begin_turn(&mut self, out: &mut EffectBuffer) {
-        let number = self.state.turns_begun.saturating_add(1);
-        let briefing = std::mem::take(&mut self.state.briefing);
-        let text = prompt::turn_opening(number, out.now, &briefing, self.hot.summary(out.now));
-        self.state.next_turn = None;
-        self.state.beat.own_first = false;
-        self.state.pre_check = PreCheckState::default();
-        self.open_turn(text, briefing, false, out);
+    /// Begins a turn: its first message and its first call.
+    pub(super) fn begin_turn(&mut self, kind: TurnKind, out: &mut EffectBuffer) {
+        let rules = kind.rules();
+        let (briefing, hot_state) = if rules.has_briefing {
+            (std::mem::take(&mut self.state.briefing), self.hot.summary(out.now))
+        } else {
+            (TurnBriefing::default(), None)
+        };
+        let opening = TurnOpening {
+            number: self.state.turns_begun.saturating_add(1),
+            briefing: &briefing,
+            hot_state,
+        };
+        let text = self.ask_mode(out.now, |mode, context| mode.begin_turn(kind, &opening, context));
+        if !rules.own_session {
+            self.state.next_turn = None;
+            self.state.pre_check = PreCheckState::default();
+        }
+        self.open_turn(text, briefing, kind, out);
     }
 
-    /// Begins a turn with this message.
-    pub(super) fn open_turn(&mut self, text: String, briefing: TurnBriefing, heartbeat: bool, out: &mut EffectBuffer) {
+    /// Begins a turn with `text` as its first message.
+    fn open_turn(&mut self, text: String, briefing: TurnBriefing, kind: TurnKind, out: &mut EffectBuffer) {
         self.take_tools();
         let number = self.state.turns_begun.saturating_add(1);
         let message = Arc::new(Message::User { text });
@@ -55,7 +68,7 @@ impl Engine {
             acted: false,
             shown: ShownNotifications::default(),
             unseen: UnseenEvents::default(),
-            heartbeat,
+            kind,
             silent: 0,
             outdated: None,
             briefing,
@@ -63,16 +76,17 @@ impl Engine {
         self.transcript.push(message.clone());
         out.record(JournalRecord {
             messages: vec![message],
-            ..journal_line(RecordKind::TurnStarted, number, if heartbeat { HEARTBEAT } else { "" })
+            ..journal_line(RecordKind::TurnStarted, number, kind.rules().note)
         });
         self.send_attempt(out);
     }
 
-    /// Sends the next attempt at the present call of the turn.
+    /// Sends the next attempt at the current call of the turn.
     pub(super) fn send_attempt(&mut self, out: &mut EffectBuffer) {
-        if !self.is_heartbeat() {
+        if self.turn_rules().shows_notifications {
             self.show_notifications();
         }
+        // May plan a compaction instead: the attempt below is then the call for the summary.
         if !self.make_room(out) {
             return;
         }
@@ -94,10 +108,10 @@ impl Engine {
         self.dispatch_attempt(call, out);
     }
 
-    /// Hands the open attempt to the driver; after a restart once more, under the same id.
+    /// Hands the open attempt to the driver; after a restart again, under the same id.
     pub(super) fn dispatch_attempt(&mut self, call: CallId, out: &mut EffectBuffer) {
         let system = Arc::new(Message::System {
-            text: prompt::system_prompt(&self.instructions, &self.skills),
+            text: self.system_prompt(),
         });
         self.in_flight = true;
         let (purpose, conversation) = self.conversation();
@@ -117,16 +131,17 @@ impl Engine {
         });
     }
 
-    /// Estimated tokens of what is in every prompt.
-    pub(super) fn fixed_tokens(&self) -> u64 {
-        let state = self.state_block().map_or(0, |block| prompt_size::message_size(&block));
-        prompt_size::message_size(&prompt::system_prompt(&self.instructions, &self.skills))
-            + self.toolbox.tokens()
-            + self.head_tokens()
-            + state
+    fn system_prompt(&self) -> String {
+        prompt::system_prompt(&self.instructions, self.mode().runtime_text(), &self.skills)
     }
 
-    /// Estimated tokens of the call last sent, its answer as long as it may be.
+    /// Estimated tokens of what every prompt contains.
+    pub(super) fn fixed_tokens(&self) -> u64 {
+        let state = self.state_block().map_or(0, |block| prompt_size::message_size(&block));
+        prompt_size::message_size(&self.system_prompt()) + self.toolbox.tokens() + self.head_tokens() + state
+    }
+
+    /// Estimated tokens of the call last sent, with the longest possible answer.
     fn largest_call(&self) -> u64 {
         let prompt = prompt_size::messages_size(self.session(), self.cleared()).saturating_add(self.fixed_tokens());
         let prompt = self.state.sizes.billed(prompt);
@@ -139,22 +154,20 @@ impl Engine {
             .count(&self.settings.windows(), resource, amount, out.now);
     }
 
-    /// The call last sent was not made after all.
+    /// Takes back the count of the call last sent: it was not made.
     pub(super) fn uncount_call(&mut self) {
         self.state
             .used
             .give_back(&self.settings.windows(), LimitedResource::LLMCalls, 1);
     }
 
-    /// Ends a turn whose next call would have to wait; what it has done so far stays.
+    /// Ends a turn whose next call would have to wait; its work so far stays.
     pub(super) fn skip_rest(&mut self, out: &mut EffectBuffer) {
-        self.add_note(
-            "the last turn was ended before it was done, since guardrails.rateLimits left no room for another call",
-        );
-        self.complete_turn(LoopPace::Continue, out);
+        self.add_note("the last turn was ended early, since guardrails.rateLimits left no room for another call");
+        self.complete_turn(&LoopPace::Continue, out);
     }
 
-    /// The call in flight gave an answer. Any other call's answer is late and means nothing any more.
+    /// The call in flight was answered. The answer to any other call is late and is ignored.
     pub(super) fn handle_answer(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
         if self.call_in_flight() != Some(call) {
             return;
@@ -167,13 +180,14 @@ impl Engine {
         };
         out.push(EngineEffect::Acknowledge { call });
         self.calibrate_sizes(answer.input_tokens);
+        // Usage that the server does not report counts as the largest possible call, so that rate limits hold.
         let tokens = answer.tokens.unwrap_or_else(|| self.largest_call());
         self.count_use(LimitedResource::LLMTokens, tokens, out);
         if let Some(compaction) = self.compaction() {
             self.handle_summary(compaction, call, answer, out);
             return;
         }
-        if !self.is_heartbeat() {
+        if self.turn_rules().counts_as_turn {
             self.state.counters.idle.count_call(out.now);
         }
         let silent = answer.text.as_deref().is_none_or(|text| text.trim().is_empty()) && answer.tool_calls.is_empty();
@@ -182,7 +196,7 @@ impl Engine {
             return;
         }
         let message = Arc::new(Message::Assistant {
-            // Servers refuse an assistant message with nothing in it.
+            // Servers reject an assistant message without content.
             text: if silent {
                 Some("[no text]".to_owned())
             } else {
@@ -193,8 +207,16 @@ impl Engine {
         });
         self.append(std::slice::from_ref(&message));
         let note = format!("{:?}", answer.finish);
-        out.record(answer_line((call, purpose), answer, note, vec![message]));
-        if answer.finish == FinishReason::Refused {
+        let refused = answer.finish == FinishReason::Refused;
+        out.record(JournalRecord {
+            detail: if refused {
+                RecordDetail::UselessAnswer
+            } else {
+                RecordDetail::None
+            },
+            ..answer_line((call, purpose), answer, note, vec![message])
+        });
+        if refused {
             self.handle_model_refusal(out);
             return;
         }
@@ -208,7 +230,7 @@ impl Engine {
         }
         if answer.tool_calls.is_empty() {
             self.count_text_turn();
-            self.complete_turn(LoopPace::Continue, out);
+            self.complete_turn(&LoopPace::Continue, out);
         } else {
             self.begin_tool_batch(call, answer, out);
         }
@@ -222,7 +244,7 @@ impl Engine {
         }
     }
 
-    /// The call before the coming turn has an outcome, or is not to have one.
+    /// The call before the next turn has an outcome, or will not get one.
     pub(super) fn close_call_before_turn(&mut self, now: Timestamp) {
         self.state.pre_check.close();
         self.state.scoring.reopen(now);
@@ -241,15 +263,15 @@ impl Engine {
         }
         let settings = &self.settings;
         let ask = |guardrail: &&dyn Guardrail| guardrail.before_call(settings, calls);
-        let Some(note) = guardrails::ALL.iter().find_map(ask) else {
+        let Some(TurnLimit { trip, note }) = guardrails::ALL.iter().find_map(ask) else {
             return false;
         };
-        out.record(journal_line(RecordKind::GuardrailTriggered, self.turn_number(), &*note));
+        out.record(trip_line(self.turn_number(), Some(trip), &*note));
         self.add_note(&note);
         true
     }
 
-    /// How a guardrail, or a loop that was detected, ends the loop, if one does.
+    /// The outcome with which a guardrail or a detected loop ends the loop, if any.
     fn ending(&self) -> Option<LoopOutcome> {
         if self.state.watch.has_failed() {
             return Some(LoopOutcome::Failed);
@@ -260,7 +282,7 @@ impl Engine {
             .find_map(|guardrail| guardrail.ends(settings, counters))
     }
 
-    fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
+    pub(super) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
         self.state.outcome = Some(outcome);
         self.state.lifecycle = LifecyclePhase::Stopping;
         self.note_transition(out);
@@ -275,28 +297,31 @@ impl Engine {
         }
     }
 
-    pub(super) fn complete_turn(&mut self, pace: LoopPace, out: &mut EffectBuffer) {
-        if self.is_heartbeat() {
-            self.complete_heartbeat(out);
+    pub(super) fn complete_turn(&mut self, pace: &LoopPace, out: &mut EffectBuffer) {
+        if self.turn_rules().own_session {
+            self.complete_own_session(pace, out);
             return;
         }
-        let note = match &pace {
+        let note = match pace {
             LoopPace::Continue => "continue",
             LoopPace::Sleep { .. } => "sleep",
             LoopPace::Shutdown => "shutdown",
         };
+        // The kept notifications join the transcript in the record that completes the turn: both are committed, or
+        // neither.
         let kept = self.keep_notifications(out.now);
         out.record(JournalRecord {
             messages: kept,
             ..journal_line(RecordKind::TurnCompleted, self.turn_number(), note)
         });
         self.acknowledge_notifications();
-        let rest = match &pace {
+        let rest = match pace {
             LoopPace::Sleep { wait, .. } => self.record_rest(*wait, out.now),
             LoopPace::Continue | LoopPace::Shutdown => RestKind::None,
         };
-        self.inspect_turn(&pace, out);
+        self.inspect_turn(pace, out);
         self.hot.mark_committed();
+        let kind = self.state.turn.as_ref().map_or(TurnKind::Own, |turn| turn.kind);
         let unseen = self.state.turn.take().map(|turn| turn.unseen).unwrap_or_default();
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
         let counters = &mut self.state.counters;
@@ -304,29 +329,37 @@ impl Engine {
         counters.refusals = 0;
         self.trust_history();
         self.state.next_turn = Some(time_math::after(out.now, self.delay()));
-        prompt::GOES_ON.clone_into(&mut self.state.briefing.cause);
-        match pace {
-            LoopPace::Continue => match self.ending() {
+        self.state.briefing.set_cause(CauseKind::Loop, prompt::GOES_ON);
+        let end = TurnEnd::Completed { pace, said: "" };
+        let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, &end, context));
+        self.follow_turn(next, rest, &unseen, out);
+    }
+
+    /// Does what the mode says follows a completed turn, as far as the guardrails allow.
+    fn follow_turn(&mut self, next: NextStep, rest: RestKind, unseen: &UnseenEvents, out: &mut EffectBuffer) {
+        match next {
+            NextStep::Begin { .. } => match self.ending() {
                 Some(outcome) => {
-                    out.record(journal_line(
-                        RecordKind::GuardrailTriggered,
-                        self.turn_number(),
-                        outcome.as_ref(),
-                    ));
+                    let trip = GuardrailTrip::of_outcome(outcome);
+                    out.record(trip_line(self.turn_number(), trip, outcome.as_ref()));
                     self.end_loop(outcome, out);
                 }
-                None => self.after_turn(RestKind::None, out),
+                None => self.after_turn(rest, out),
             },
-            LoopPace::Sleep {
-                wait,
-                wake_early_if,
-                reason,
-            } => {
-                self.begin_sleep(wait, wake_early_if, reason, out.now);
-                self.end_sleep_for(&unseen, out);
+            NextStep::Wait => {
+                self.end_sleep_for(unseen, out);
                 self.after_turn(rest, out);
             }
-            LoopPace::Shutdown => self.end_loop(LoopOutcome::Completed, out),
+            NextStep::Stop(outcome) => self.end_loop(outcome, out),
+        }
+    }
+
+    /// Tells the mode that a turn has ended that is not followed by the checks of a completed one: it failed, or had its
+    /// own conversation.
+    pub(super) fn mode_turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, out: &mut EffectBuffer) {
+        let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, end, context));
+        if let NextStep::Stop(outcome) = next {
+            self.end_loop(outcome, out);
         }
     }
 
@@ -338,9 +371,9 @@ impl Engine {
         }
     }
 
-    /// The next turn's first message says so; what concerns a heartbeat is not the next turn's business.
+    /// Adds a note to the next turn's first message, unless the notes of the current turn do not concern it.
     pub(super) fn add_note(&mut self, note: &str) {
-        if self.is_heartbeat() {
+        if !self.turn_rules().has_briefing {
             return;
         }
         let notes = &mut self.state.briefing.notes;
@@ -350,7 +383,7 @@ impl Engine {
     }
 }
 
-/// The calls under ids of our own: servers repeat theirs, and refuse those of others.
+/// The calls with ids of the engine: servers reuse their own ids, and reject those of other servers.
 fn named(answer: CallId, calls: &[ToolCall]) -> Vec<ToolCall> {
     let named = |(place, call): (usize, &ToolCall)| ToolCall {
         id: message::call_id(answer.turn, answer.call, place),

@@ -1,23 +1,22 @@
-//! Calls without an answer, and answers that are of no use: what the turn makes of them.
+//! Failed calls and unusable answers: what they do to the turn.
 //!
-//! A turn is given up only for an answer that makes the turn itself hopeless. Trouble outside it leaves it open, see
-//! [`super::retry`]. What answered calls brought stays in the conversation, since it was paid for; what nobody has
-//! accepted yet may be the very cause, and leaves when the next turn fails as well.
+//! A turn is given up only for an answer that no retry can improve. Trouble outside the turn leaves it open, see
+//! [`super::retry`]. The messages of answered calls stay in the conversation, since they were paid for. Messages that
+//! no later call has confirmed may themselves be the cause, and leave if the next turn fails as well.
 
 use super::effects::{EffectBuffer, answer_line, call_line, journal_line};
 use super::machine::Engine;
 use super::message::{FinishReason, ModelAnswer};
+use super::modes::{LoopPace, TurnEnd};
 use super::retry::{self, RetryDecision};
-use super::snapshot::{CallStep, Turn, TurnBriefing};
-use super::yield_tool::LoopPace;
-use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordKind, budget, time_math};
+use super::snapshot::{CallStep, CauseKind, Turn};
+use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, budget, time_math};
 use crate::api::failure::{CallFailure, FailureKind};
 
 /// Note of a turn that the model or its provider refused.
 const REFUSED: &str = "Refused";
 
 impl Engine {
-    /// The call in flight gave no answer.
     pub(super) fn handle_call_failure(&mut self, call: CallId, failure: CallFailure, out: &mut EffectBuffer) {
         if self.call_in_flight() != Some(call) {
             return;
@@ -38,15 +37,15 @@ impl Engine {
         out.push(EngineEffect::Acknowledge { call });
         let note = failure.kind.as_ref();
         out.record(call_line(RecordKind::CallFailed, call, note, Vec::new()));
-        // The gateway may have cut it before the worker heard why.
+        // The gateway may have cancelled it before the worker learned why.
         let failure = match &self.state.budget.stop {
             Some(message) if failure.kind == FailureKind::Cancelled => budget::budget_stop_failure(message.clone()),
             Some(_) | None => failure,
         };
-        if let Some(reason) = budget::reason_of(failure.kind) {
+        if let Some(reason) = failure.kind.refused_by() {
             self.uncount_call();
             if scores && failure.kind == FailureKind::CallExceedsLimit {
-                // An event that is too large for a limit is not to hold the loop.
+                // An event that is too large for a limit must not hold the loop.
                 self.give_up_score(failure, out);
             } else {
                 self.handle_budget_refusal(reason, failure, out);
@@ -66,7 +65,7 @@ impl Engine {
         }
     }
 
-    /// A call failed that a limit had let through.
+    /// Handles a failed call that the limits had let through.
     fn handle_model_failure(&mut self, call: CallId, failure: CallFailure, out: &mut EffectBuffer) {
         if self.context_exceeded(&failure, out) || self.compaction_failed(&failure, out) {
             return;
@@ -87,7 +86,7 @@ impl Engine {
             RetryDecision::Pause(reason, wait) => {
                 let until = time_math::after(out.now, wait);
                 let message = format!(
-                    "{failure}. The open turn waits and the call is tried again; the annotation agentloop.dev/resume tries \
+                    "{failure}. The open turn waits and the call is retried; the annotation agentloop.dev/resume retries \
                      it at once"
                 );
                 self.raise_pause(reason, Some(until), message);
@@ -97,18 +96,21 @@ impl Engine {
         }
     }
 
-    /// The model answered with neither text nor a tool call. After results of tools that means that it is done. At first it
-    /// may be chance, once.
+    /// The model answered with neither text nor a tool call. After tool results this means that it is done. In a first
+    /// call it may be chance, so the call is made once again.
     pub(super) fn handle_empty_answer(
         &mut self,
         of: (CallId, CallPurpose),
         answer: &ModelAnswer,
         out: &mut EffectBuffer,
     ) {
-        out.record(answer_line(of, answer, "empty", Vec::new()));
+        out.record(JournalRecord {
+            detail: RecordDetail::UselessAnswer,
+            ..answer_line(of, answer, "empty", Vec::new())
+        });
         if answer.finish == FinishReason::Length {
             let message = format!(
-                "the answer reached the output limit of {} tokens before it said anything, as models that reason do: raise \
+                "the answer reached the output limit of {} tokens before any text or tool call, as reasoning models may: raise \
                  spec.model.maxOutputTokens",
                 self.settings.max_output_tokens
             );
@@ -120,7 +122,7 @@ impl Engine {
         };
         if turn.own_call() > 1 {
             self.confirm_accepted(out);
-            self.complete_turn(LoopPace::Continue, out);
+            self.complete_turn(&LoopPace::Continue, out);
         } else if turn.silent == 0 {
             turn.silent = 1;
             self.next_call(out);
@@ -131,31 +133,37 @@ impl Engine {
         }
     }
 
-    /// The provider took the conversation as it is.
+    /// The provider accepted the conversation as it is.
     pub(super) fn confirm_accepted(&mut self, out: &mut EffectBuffer) {
         self.notifications_seen();
-        if !self.is_heartbeat() {
+        if !self.turn_rules().own_session {
             self.state.unproven = 0;
             self.forget_left_out(out);
+            self.trust_history();
         }
     }
 
     /// The model or its provider refused to answer. The refusal leaves the conversation, since it makes the next one
     /// likely; so does what the turn read, which may be its cause, unless the turn has changed something.
     pub(super) fn handle_model_refusal(&mut self, out: &mut EffectBuffer) {
-        let message = "the model or its provider refused or filtered the answer; look at the instructions, and at what \
-                       the tools and Sensors of the Agent show it";
+        let message = "the model or its provider refused or filtered the answer; check the instructions, and what \
+                       the tools and Sensors of the Agent return";
         let failure = bad_response(message.to_owned());
         let Some(turn) = self.take_failed(&failure, out) else {
             return;
         };
         let unproven = std::mem::take(&mut self.state.unproven);
+        let (kind, acted) = (turn.kind, turn.acted);
         let retract = if turn.acted {
             1
         } else {
             turn.messages.saturating_add(unproven)
         };
+        if unproven > 0 && !turn.acted {
+            self.trust_history();
+        }
         self.give_up(turn, retract, REFUSED, out);
+        let failure = self.with_doubt(failure, out);
         self.add_note("the provider refused or filtered your last answer, and it was taken out of this conversation");
         let counters = &mut self.state.counters;
         counters.refusals = counters.refusals.saturating_add(1);
@@ -163,20 +171,33 @@ impl Engine {
         self.state.next_turn = Some(time_math::after(out.now, delay));
         self.check_refusals(out);
         self.state.last_error = Some((out.now, failure));
+        self.mode_turn_ended(kind, &TurnEnd::Failed { acted }, out);
     }
 
-    /// Gives the turn up after a failure that another attempt would not mend.
+    /// The failure of a turn that was given up, and what its message says about the history.
+    fn with_doubt(&mut self, failure: CallFailure, out: &mut EffectBuffer) -> CallFailure {
+        match self.doubt_history(&failure, out) {
+            Some(more) => CallFailure {
+                message: format!("{}; {more}", failure.message),
+                ..failure
+            },
+            None => failure,
+        }
+    }
+
+    /// Gives the turn up after a failure that a retry would not fix.
     pub(super) fn fail_turn(&mut self, failure: CallFailure, out: &mut EffectBuffer) {
         let brought = self.state.turn.as_ref().is_some_and(|turn| turn.own_call() > 1);
         self.fail_turn_and_keep(brought, failure, out);
     }
 
-    /// The same; `brought`: what its answered calls brought stays. What has changed something stays in any case.
+    /// The same. `brought`: the messages of its answered calls stay. After side effects they stay in any case.
     pub(super) fn fail_turn_and_keep(&mut self, brought: bool, failure: CallFailure, out: &mut EffectBuffer) {
         let Some(turn) = self.take_failed(&failure, out) else {
             return;
         };
         let messages = turn.messages;
+        let (kind, acted) = (turn.kind, turn.acted);
         if turn.acted {
             self.state.unproven = 0;
             self.give_up(turn, 0, failure.kind.as_ref(), out);
@@ -187,63 +208,60 @@ impl Engine {
             let unproven = std::mem::take(&mut self.state.unproven);
             self.give_up(turn, messages.saturating_add(unproven), failure.kind.as_ref(), out);
             if unproven > 0 {
+                // What was suspected has just left: the rest was not refused without it.
+                self.trust_history();
                 self.add_note(
-                    "a turn before this one was taken out of this conversation, since no call went well after it",
+                    "a turn before this one was taken out of this conversation, since no call after it succeeded",
                 );
             }
         }
-        let failure = match self.doubt_history(&failure, out) {
-            Some(more) => CallFailure {
-                message: format!("{}; {more}", failure.message),
-                ..failure
-            },
-            None => failure,
-        };
+        let failure = self.with_doubt(failure, out);
         let counters = &mut self.state.counters;
         counters.errors = counters.errors.saturating_add(1);
         let delay = time_math::doubled(self.settings.min_delay, counters.errors, self.settings.max_delay);
         self.state.next_turn = Some(time_math::after(out.now, delay.max(retry::retry_after(&failure))));
         self.check_error_limit(&failure.to_string(), out);
         self.state.last_error = Some((out.now, failure));
+        self.mode_turn_ended(kind, &TurnEnd::Failed { acted }, out);
     }
 
-    /// The agent's own turn that has failed, with what it showed blamed. `None`: there is none, or it was a heartbeat, which
-    /// has been seen to.
+    /// Takes the agent's own failed turn, and blames the notifications that it showed. `None`: there is no turn, or it
+    /// had its own conversation, and its failure is handled here.
     fn take_failed(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> Option<Turn> {
         let turn = self.state.turn.take()?;
-        if turn.heartbeat {
-            self.fail_heartbeat(&turn, failure.clone(), out);
+        if turn.rules().own_session {
+            self.fail_own_session(&turn, failure.clone(), out);
             return None;
         }
         self.blame_notifications(&turn.shown, failure, out);
         Some(turn)
     }
 
-    /// The turn ends without its purpose, and so many of the newest messages leave the conversation. When all of its own do,
-    /// the next turn is told what its first message said.
+    /// Ends the turn as failed: the newest `retract` messages leave the conversation. If all of the turn's own messages
+    /// leave, the next turn inherits its briefing.
     fn give_up(&mut self, turn: Turn, retract: usize, note: &str, out: &mut EffectBuffer) {
         self.state.counters.idle.interrupted();
         self.state.watch.turn_failed();
         let retract = retract.min(self.transcript.len());
         self.transcript.truncate(self.transcript.len() - retract);
-        self.heed_left(0);
+        self.heed_removed(&(0..0));
         out.record(JournalRecord {
             retract,
             ..journal_line(RecordKind::TurnFailed, turn.number, note)
         });
         if retract < turn.messages {
-            "the last turn failed before its end; what its tools did and said stands"
-                .clone_into(&mut self.state.briefing.cause);
+            let text = "the last turn failed before it ended; its tool calls and their results stand";
+            self.state.briefing.set_cause(CauseKind::Event, text);
         } else {
-            let TurnBriefing { cause, mut notes } = turn.briefing;
-            notes.append(&mut self.state.briefing.notes);
-            notes.dedup();
-            self.state.briefing = TurnBriefing { cause, notes };
+            let mut briefing = turn.briefing;
+            briefing.notes.append(&mut self.state.briefing.notes);
+            briefing.notes.dedup();
+            self.state.briefing = briefing;
         }
     }
 }
 
-/// A failure that another attempt at the same call would not mend.
+/// A failure that a retry of the same call would not fix.
 pub(super) fn bad_response(message: String) -> CallFailure {
     CallFailure {
         kind: FailureKind::BadResponse,

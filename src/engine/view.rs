@@ -2,10 +2,9 @@
 
 use jiff::Timestamp;
 
-use super::effects::{EffectBuffer, journal_line};
+use super::effects::{EffectBuffer, journal_line, trip_line};
 use super::lifetime_counts::LifetimeCounts;
 use super::machine::Engine;
-use super::pause::is_guardrail;
 use super::resources::ResourceWait;
 use super::snapshot::{ChosenSleep, LifecyclePhase, PublicState};
 use super::time_math;
@@ -13,66 +12,65 @@ use super::{EngineEffect, RecordKind};
 use crate::api::condition::LoopSign;
 use crate::api::failure::CallFailure;
 use crate::api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason, WakeCondition, WakeType};
+use crate::api::usage_counts::GuardrailTrip;
 
 /// A loop as seen from outside; the worker turns it into a report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoopView {
     /// One of the six states.
     pub state: LoopState,
-    /// Reasons that hold.
+    /// The reasons that hold the loop.
     pub reasons: Vec<ReportedPause>,
-    /// Since when the state holds.
+    /// When the state began.
     pub since: Option<Timestamp>,
-    /// When the loop goes on by itself: the latest `until` of all reasons, or the end of the sleep.
+    /// When the loop resumes on its own: the latest `until` of all reasons, or the end of the sleep.
     pub resumes_at: Option<Timestamp>,
     /// What a sleep waits for.
     pub wake: Option<WakeCondition>,
     /// How the loop ended.
     pub outcome: Option<LoopOutcome>,
-    /// Turns begun.
     pub turn: i64,
-    /// Turns completed.
     pub turns_completed: i64,
-    /// Runs of tools that were sent.
+    /// Tool runs that were sent.
     pub tool_calls: i64,
-    /// Those of them that do not only look.
+    /// Those of them with side effects.
     pub actions: i64,
-    /// What limits did, and how runs of tools ended.
+    /// How often limits were reached, and how tool runs ended.
     pub tally: LifetimeCounts,
     /// Failed turns in a row.
     pub consecutive_errors: u32,
     /// Turns since the last sleep.
     pub consecutive_turns: u32,
-    /// Requests handled.
     pub handled: HandledRequests,
     /// The last failure: when and what.
     pub last_error: Option<(Timestamp, CallFailure)>,
     /// The repetition that the loop is in.
     pub detected: Option<DetectedRepetition>,
+    /// Why the light model cannot be used, if only a user can fix that.
+    pub light_model: Option<CallFailure>,
 }
 
 /// A repetition that was detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DetectedRepetition {
-    /// What showed it.
+    /// The sign that showed it.
     pub sign: LoopSign,
-    /// What was seen and what followed, with hashes as evidence.
+    /// What was detected and what followed, with hashes as evidence.
     pub message: String,
 }
 
 /// A reason that holds the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedPause {
-    /// Which.
     pub reason: PauseReason,
-    /// When it clears by itself.
+    /// When it clears without an input.
     pub until: Option<Timestamp>,
-    /// What happened and what to do.
+    /// What happened, and how to fix it.
     pub message: String,
 }
 
 impl Engine {
-    /// What the loop looks like from outside.
+    /// The state of the loop as reported.
     #[must_use]
     pub fn view(&self) -> LoopView {
         let state = &self.state;
@@ -94,6 +92,7 @@ impl Engine {
             handled: state.handled.clone(),
             last_error: state.last_error.clone(),
             detected: self.detected(),
+            light_model: self.light_model_failure().cloned(),
         }
     }
 
@@ -106,15 +105,15 @@ impl Engine {
             LifecyclePhase::Stopping => LoopState::Stopping,
             LifecyclePhase::Active if self.is_stopped_by_budget() => LoopState::Stopped,
             LifecyclePhase::Active if !self.state.reasons.is_empty() => LoopState::Paused,
-            // A heartbeat comes in the middle of a sleep.
-            LifecyclePhase::Active if self.state.sleep.is_some() && self.state.turn.is_none() => LoopState::Sleeping,
+            // A heartbeat may run during a sleep.
+            LifecyclePhase::Active if self.mode().sleep().is_some() && self.state.turn.is_none() => LoopState::Sleeping,
             LifecyclePhase::Active => LoopState::Running,
         };
         let reasons = self.reported_pauses().into_iter().map(|held| held.reason).collect();
         PublicState { state, reasons }
     }
 
-    /// Journals a changed public state, and reports it.
+    /// Journals a change of the public state, and reports it.
     pub(super) fn note_transition(&mut self, out: &mut EffectBuffer) {
         let public = self.public_state();
         if public == self.state.public {
@@ -130,18 +129,15 @@ impl Engine {
         }
         let note = format!("{} -> {public}", self.state.public);
         out.record(journal_line(RecordKind::Transition, self.turn_number(), note));
-        let reached = public.reasons.iter().filter(|reason| is_guardrail(**reason));
+        let reached = public.reasons.iter().filter(|reason| reason.facts().is_guardrail);
         for reason in reached.filter(|reason| !self.state.public.reasons.contains(reason)) {
-            out.record(journal_line(
-                RecordKind::GuardrailTriggered,
-                self.turn_number(),
-                reason.as_ref(),
-            ));
+            let trip = GuardrailTrip::of_pause(*reason);
+            out.record(trip_line(self.turn_number(), trip, reason.as_ref()));
         }
         self.state.public = public;
     }
 
-    /// Asks for a report when `before` is no longer what the loop looks like.
+    /// Requests a report if the view differs from `before`.
     pub(super) fn report_change(&self, before: &LoopView, out: &mut EffectBuffer) {
         if self.view() != *before {
             out.push(EngineEffect::Report);
@@ -152,7 +148,7 @@ impl Engine {
         let suspended = self.state.suspended.then(|| ReportedPause {
             reason: PauseReason::SuspendedBySpec,
             until: None,
-            message: "spec.suspend is true; set it to false to go on".to_owned(),
+            message: "spec.suspend is true; set it to false to resume".to_owned(),
         });
         let held = self.state.reasons.iter().map(|(reason, hold)| ReportedPause {
             reason: *reason,
@@ -168,13 +164,13 @@ impl Engine {
                 let moments: Option<Vec<Timestamp>> = self.state.reasons.values().map(|hold| hold.until).collect();
                 moments?.into_iter().max()
             }
-            LoopState::Sleeping => self.state.sleep.as_ref().map(ChosenSleep::ends),
+            LoopState::Sleeping => self.mode().sleep().map(ChosenSleep::ends),
             LoopState::Starting | LoopState::Running | LoopState::Stopping | LoopState::Stopped => None,
         }
     }
 
     fn wake_condition(&self, state: LoopState) -> Option<WakeCondition> {
-        let sleep = self.state.sleep.as_ref().filter(|_| state == LoopState::Sleeping)?;
+        let sleep = self.mode().sleep().filter(|_| state == LoopState::Sleeping)?;
         let names = &sleep.wake_early_if;
         let (r#type, value) = if names.is_empty() {
             (WakeType::Time, time_math::format_moment(sleep.until))

@@ -1,7 +1,8 @@
-//! Model calls: each id reaches the upstream at most once, whatever happens to worker or gateway.
+//! Model calls: each id reaches the upstream at most once, even across crashes of the worker or the gateway.
 //!
-//! A new call is paid for, recorded, sent, and settled in a task of its own: a worker that goes away does not end it. A repeat
-//! joins the call in flight or gets what is kept. Only a cancel, a stop from outside or a deadline cuts it.
+//! A new call is reserved, recorded, sent and settled in its own task, so a disconnecting worker does not end it. A
+//! repeated request joins the call in flight or gets the recorded outcome. Only a cancellation, a stop by the
+//! controller or a deadline cuts a call.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,23 +17,23 @@ use super::in_flight::InFlightCall;
 use super::link_state::{LinkRefusal, LinkState};
 use super::store::{CallEnd, CallSettlement, CallStore, CallStoreError, CallUsage, ModelCall, RecordedCall};
 use super::upstream::{AnswerTail, ModelUpstream, ModelUpstreams, PreparedRequest};
-use crate::api::failure::{CallFailure, FailureKind};
-use crate::clock::ClockReading;
+use crate::api::failure::{CallFailure, FailureKind, ModelEvidence};
 use crate::engine::CallId;
 use crate::link::messages::ModelReport;
+use crate::support::clock::ClockReading;
 
-/// Time between two tries to record an outcome.
+/// Time between two attempts to record an outcome.
 const SETTLE_AGAIN: Duration = Duration::from_secs(1);
 
-/// What a worker gets for a call.
+/// The reply to a worker's request for a call.
 pub enum CallReply {
-    /// The call in flight.
+    /// The call is in flight.
     Live(Arc<InFlightCall>),
-    /// What is kept of one that ended.
+    /// The call ended with this outcome.
     Ended(CallEnd),
-    /// The worker said that it has the outcome; nothing is kept.
+    /// The worker acknowledged the outcome; nothing is kept.
     Acknowledged,
-    /// Not now; ask again.
+    /// Not available yet; the worker retries.
     NotYet,
 }
 
@@ -43,24 +44,22 @@ pub struct ModelCalls {
     contact: Arc<LinkState>,
     upstreams: ModelUpstreams,
     flights: Mutex<HashMap<CallId, Arc<InFlightCall>>>,
-    /// Number of calls that ended here, and how the last one spoke of the model.
+    /// Number of calls that ended, and what the last one says about the model.
     ended: watch::Sender<(u64, Option<ModelReport>)>,
     end: watch::Sender<ShutdownStage>,
 }
 
-/// How far the end of the pod is.
+/// Progress of the shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ShutdownStage {
-    /// It is not.
     No,
-    /// No new call is made.
+    /// No new calls are accepted.
     Closed,
-    /// Nothing is waited for any more.
+    /// Nothing is awaited any more.
     Now,
 }
 
 impl ModelCalls {
-    /// No call in flight.
     pub fn new(
         store: Arc<CallStore>,
         budget: Arc<GatewayBudget>,
@@ -79,19 +78,19 @@ impl ModelCalls {
         }
     }
 
-    /// The record.
     pub fn store(&self) -> &CallStore {
         &self.store
     }
 
-    /// Follows the ends of calls.
+    /// Notifies about ended calls.
     pub fn subscribe(&self) -> watch::Receiver<(u64, Option<ModelReport>)> {
         self.ended.subscribe()
     }
 
-    /// A call, or the repeat of one.
+    /// Starts a call, or joins an earlier request for the same call.
     pub fn submit(self: &Arc<Self>, call: ModelCall, body: &[u8]) -> CallReply {
-        // Held until the call is in the table or is not made: of two repeats at the same time the second joins the first.
+        // The lock is held until the call is in the table or is rejected, so that of two concurrent requests the second
+        // joins the first.
         let mut flights = self.flights();
         match flights.get(&call.id) {
             Some(flight) if flight.is_unrecorded() => return CallReply::NotYet,
@@ -104,7 +103,8 @@ impl ModelCalls {
                 .unwrap_or_else(|failure| CallReply::Ended(CallEnd::Failed(failure))),
             Ok(Some(RecordedCall::Ended(end))) => CallReply::Ended(end),
             Ok(Some(RecordedCall::Acknowledged)) => CallReply::Acknowledged,
-            // Between its record and its flight there is no await: it cannot be seen open without one.
+            // There is no await between recording a call and entering its flight: an open call without a flight is not
+            // observable.
             Ok(Some(RecordedCall::Open)) => CallReply::NotYet,
             Err(error) => CallReply::Ended(CallEnd::Failed(not_recorded(&error))),
         }
@@ -129,7 +129,7 @@ impl ModelCalls {
             .map_err(|failure| adapt_to_purpose(call.purpose, failure))
             .inspect_err(|failure| self.note_end(call, Some(failure)))?;
         let flight = Arc::new(InFlightCall::new());
-        // Before any await, so that a repeat joins it also while it waits for room.
+        // Entered before any await, so that a repeated request also joins while the call waits for room.
         flights.insert(call.id, Arc::clone(&flight));
         tokio::spawn(Arc::clone(self).run_call(call, request, Arc::clone(&flight)));
         Ok(CallReply::Live(flight))
@@ -145,7 +145,7 @@ impl ModelCalls {
         let failure = match paid {
             Ok(hold) => self.send_and_settle(call, request, hold, &flight).await,
             Err(failure) => {
-                tracing::info!(call = %call.id, purpose = %call.purpose, kind = %failure.kind, message = failure.message, "no call is made");
+                tracing::info!(call = %call.id, purpose = %call.purpose, kind = %failure.kind, message = failure.message, "call rejected before it was sent");
                 Some(failure)
             }
         };
@@ -164,7 +164,7 @@ impl ModelCalls {
         ran.map_err(|failure| adapt_to_purpose(call.purpose, failure))
     }
 
-    /// Sends the call and settles it; why there is no answer, when there is none.
+    /// Sends the call and settles it. Returns the failure if there is no answer.
     async fn send_and_settle(
         &self,
         call: ModelCall,
@@ -172,6 +172,8 @@ impl ModelCalls {
         hold: CallReservation,
         flight: &InFlightCall,
     ) -> Option<CallFailure> {
+        // Dropping the request closes the connection; what the server had done by then is unknown, unless its usage was
+        // already read.
         let result = tokio::select! {
             biased;
             why = flight.until_cut() => Err((why, true)),
@@ -193,7 +195,7 @@ impl ModelCalls {
         let settlement = CallSettlement {
             call,
             end,
-            // A turn of the script that ran out of time was not given.
+            // A turn of the script that timed out was not delivered, so it is not consumed.
             scripted_turn: self.upstreams.of(call.purpose).is_ok_and(ModelUpstream::is_scripted)
                 && !was_cut
                 && metered != CallUsage::Unknown,
@@ -206,7 +208,7 @@ impl ModelCalls {
         };
         let settled = self.settle(settlement, flight).await;
         if let Some(violation) = violation {
-            tracing::error!(call = %call.id, message = violation.failure.message, "a bill is above its bound");
+            tracing::error!(call = %call.id, message = violation.failure.message, "a call was billed above its bound");
         }
         match (settled, result) {
             (Err(error), _) => Some(not_recorded(&error)),
@@ -219,8 +221,9 @@ impl ModelCalls {
         }
     }
 
-    /// Records the outcome. While that cannot be done, because the disk is full, the call is not over: its answer is in
-    /// memory, is paid for, and must neither be given up nor be acknowledged. It ends with the pod at the latest.
+    /// Records the outcome. As long as that fails, for example because the disk is full, the call is not over: its
+    /// answer was paid for and exists only in memory, so it must be neither dropped nor acknowledged. The shutdown of
+    /// the pod ends the wait.
     async fn settle(&self, settlement: CallSettlement, flight: &InFlightCall) -> Result<(), CallStoreError> {
         let mut end = self.end.subscribe();
         let mut settled = self.store.settle(settlement);
@@ -228,11 +231,11 @@ impl ModelCalls {
             if *end.borrow_and_update() == ShutdownStage::Now {
                 return Err(error);
             }
-            tracing::error!(%error, "an outcome cannot be recorded; trying again until it can be");
+            tracing::error!(%error, "failed to record the outcome of a call; retrying");
             flight.note_unrecorded(true);
             tokio::select! {
                 () = tokio::time::sleep(SETTLE_AGAIN) => {}
-                // The sender is ours: it cannot be gone.
+                // The sender is owned by `self`, so it cannot be dropped.
                 _ = end.changed() => {}
             }
             settled = self.store.settle_rest();
@@ -241,22 +244,22 @@ impl ModelCalls {
         Ok(())
     }
 
-    /// The worker has the outcome. `false`: the call is still in flight.
+    /// The worker has stored the outcome. `false`: the call is still in flight.
     pub fn acknowledge(&self, id: CallId) -> Result<bool, CallStoreError> {
-        if self.flights().keys().any(|flying| *flying <= id) {
+        if self.flights().keys().any(|flying| flying.is_up_to(id)) {
             return Ok(false);
         }
         self.store.acknowledge(id).map(|()| true)
     }
 
-    /// Cuts one call; nothing happens when it is not in flight.
+    /// Cuts the call if it is in flight.
     pub fn cancel(&self, id: CallId) {
         if let Some(flight) = self.flights().get(&id) {
-            flight.cut(failure(FailureKind::Cancelled, "the worker cut the call"));
+            flight.cut(failure(FailureKind::Cancelled, "the worker cancelled the call"));
         }
     }
 
-    /// Cuts every call in flight whenever the controller says so. Never ends.
+    /// Cuts all calls in flight whenever the controller requires it. Never returns.
     pub async fn enforce_stops(&self) {
         let mut view = self.contact.subscribe();
         loop {
@@ -274,13 +277,14 @@ impl ModelCalls {
         }
     }
 
-    /// Refuses new calls, gives those in flight `grace` to finish, then cuts them; returns when all are settled.
+    /// Rejects new calls, gives those in flight `grace` to finish, then cuts them; returns when all are settled.
     pub async fn close(&self, grace: Duration) {
         self.end.send_replace(ShutdownStage::Closed);
         let mut ended = self.ended.subscribe();
         let landed = async {
             while !self.flights().is_empty() {
-                // A flight has left the table when its end is told; the sender is ours and cannot be gone.
+                // A flight leaves the table before its end is announced; the sender is owned by `self`, so it cannot be
+                // dropped.
                 let _ = ended.changed().await;
             }
         };
@@ -298,9 +302,9 @@ impl ModelCalls {
         }
     }
 
-    /// Tells the reports how the call ended. Ends that say nothing of `spec.model` leave its state as it was.
+    /// Publishes the end of a call. Ends that say nothing about `spec.model` leave its state unchanged.
     fn note_end(&self, call: ModelCall, failure: Option<&CallFailure>) {
-        // An answer whose bill was above its bound says nothing good of the model.
+        // An answer that was billed above its bound does not count as a success.
         let violated = self.store.violation();
         match violated.as_ref().map(|violation| &violation.failure).or(failure) {
             None if call.purpose.uses_light_model() => {
@@ -338,44 +342,27 @@ fn report(failure: &CallFailure) -> ModelReport {
 }
 
 fn ending() -> CallFailure {
-    failure(FailureKind::Cancelled, "the gateway ends with its pod")
+    failure(FailureKind::Cancelled, "the gateway is shutting down with its pod")
 }
 
-/// The record cannot be written: no call.
+/// The record cannot be written, so no call may be made.
 pub fn not_recorded(error: &CallStoreError) -> CallFailure {
-    tracing::error!(%error, "the record of calls cannot be written");
+    tracing::error!(%error, "failed to write the record of calls");
     failure(
         FailureKind::RecordFailed,
-        format!("{error}; no new call is made until it can: raise spec.storage.size or make room"),
+        format!(
+            "{error}; no calls are made until it can be written: expand the PersistentVolumeClaim or free space on the volume"
+        ),
     )
 }
 
+/// Whether the end of the call is evidence about `spec.model`.
 fn concerns_main_model(call: ModelCall, kind: FailureKind) -> bool {
-    match kind {
-        // Without its answer the turns go on.
-        _ if call.purpose.uses_light_model() => kind == FailureKind::BoundViolated,
-        FailureKind::Unreachable
-        | FailureKind::Timeout
-        | FailureKind::RateLimited
-        | FailureKind::QuotaExceeded
-        | FailureKind::AuthenticationFailed
-        | FailureKind::BadResponse
-        | FailureKind::ContextExceeded
-        | FailureKind::BoundViolated => true,
-        FailureKind::Cancelled
-        | FailureKind::LinkLost
-        | FailureKind::Fenced
-        | FailureKind::Interrupted
-        | FailureKind::RecordFailed
-        | FailureKind::BudgetExhausted
-        | FailureKind::TokensPerHour
-        | FailureKind::TotalTokens
-        | FailureKind::TotalCost
-        | FailureKind::CallExceedsLimit
-        | FailureKind::BudgetAsk
-        | FailureKind::BudgetUnavailable
-        | FailureKind::LoopDetected => false,
+    if call.purpose.uses_light_model() {
+        // Turns continue without the answers of the light model, but no call is made after a bill above its bound.
+        return kind == FailureKind::BoundViolated;
     }
+    kind.facts().model != ModelEvidence::None
 }
 
 fn log(call: ModelCall, end: &CallEnd, metered: &CallUsage) {
@@ -413,10 +400,10 @@ mod tests {
     use crate::link::socket::WorkerSession;
     use crate::sensing::address::AddressPolicy;
 
-    /// A gateway's calls to a script, without a controller: nothing limits them.
+    /// The calls of a gateway with a script and no controller, so without limits.
     fn calls(directory: &TempDir) -> Arc<ModelCalls> {
         let path = |name: &str| directory.path().join(name);
-        // So long that its outcome needs room of its own.
+        // So long that its outcome does not fit on the full disk.
         let text = "one ".repeat(16_000);
         let script = format!("turns: [{{text: '{text}', delayMilliseconds: 200}}, {{text: two}}]");
         std::fs::write(path("script"), script).unwrap();
@@ -470,7 +457,7 @@ mod tests {
         flight
     }
 
-    /// Waits until the call is recorded as open, and lets the disk be full then.
+    /// Waits until the call is recorded as open, then fills the disk.
     async fn fill_disk(calls: &ModelCalls, id: &str) {
         let id = id.parse().unwrap();
         while calls.store.find(id).unwrap() != Some(RecordedCall::Open) {
@@ -479,7 +466,7 @@ mod tests {
         calls.store.fill_disk(true);
     }
 
-    /// What follows all that has come of an answer.
+    /// The item after all chunks received so far.
     async fn after_its_chunks(flight: &InFlightCall) -> AnswerItem {
         let mut read = 0;
         loop {
@@ -496,7 +483,7 @@ mod tests {
         let calls = calls(&directory);
         let flight = live(submit(&calls, "t1c1a1"));
         fill_disk(&calls, "t1c1a1").await;
-        // Neither its end nor a failure: ask again.
+        // Neither an end nor a failure: the worker retries.
         assert_eq!(after_its_chunks(&flight).await, AnswerItem::NotYet);
         assert!(matches!(submit(&calls, "t1c1a1"), CallReply::NotYet));
         assert!(!calls.acknowledge("t1c1a1".parse().unwrap()).unwrap());
@@ -511,7 +498,7 @@ mod tests {
             panic!("no answer")
         };
         assert!(body.len() > 60_000);
-        assert_eq!(calls.store.usage().calls, 1, "paid once");
+        assert_eq!(calls.store.usage().calls, 1, "charged once");
         assert!(calls.acknowledge("t1c1a1".parse().unwrap()).unwrap());
     }
 

@@ -1,7 +1,7 @@
-//! Events of sensor pods on their way to the worker.
+//! Events of sensor pods in transit to the worker.
 //!
-//! Keeps few, and only in memory: what is lost or refused here is sent again by the sensor pod, which waits for the word
-//! that the worker has it on disk.
+//! Keeps few of them, in memory only: what is lost or rejected here is resent by the sensor pod, which waits until the
+//! worker has acknowledged that it is on disk.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,10 +13,9 @@ use tokio::time::timeout;
 use crate::link::client::{LinkClient, LinkError};
 use crate::link::deliveries::{Delivery, DeliveryAck, RelayedDeliveryAck};
 
-/// Deliveries that wait for the worker; more are passed over.
+/// Maximum number of deliveries that wait for the worker; more are dropped.
 const MOST: usize = 4;
 
-/// Deliveries that wait for the worker.
 pub struct DeliveryQueue {
     waiting: Mutex<VecDeque<Delivery>>,
     news: Notify,
@@ -26,7 +25,7 @@ pub struct DeliveryQueue {
 }
 
 impl DeliveryQueue {
-    /// None so far, for the Agent with this uid; words go back through `client`.
+    /// An empty queue for the Agent with this uid; acknowledgements are sent through `client`.
     pub fn new(client: Arc<LinkClient>, agent: &str, epoch: i64) -> Self {
         Self {
             waiting: Mutex::default(),
@@ -37,14 +36,14 @@ impl DeliveryQueue {
         }
     }
 
-    /// Something came for the worker.
+    /// Queues a delivery for the worker.
     pub fn put(&self, delivery: Delivery) {
         if !delivery.receiver.is_empty() && delivery.receiver != self.agent {
-            // Of an Agent of the same name that came after this one: its own gateway will get it.
+            // For a later Agent of the same name, whose own gateway will get it.
             return;
         }
         let mut waiting = self.lock();
-        // A repeat says the same and more: the newest of a Sensor is enough.
+        // A repeated delivery contains the earlier one: the newest of a Sensor is enough.
         waiting.retain(|old| old.sensor != delivery.sensor);
         if waiting.len() < MOST {
             waiting.push_back(delivery);
@@ -52,7 +51,7 @@ impl DeliveryQueue {
         }
     }
 
-    /// The next one for the worker, which waits so long for it.
+    /// The next delivery for the worker; waits up to `limit`.
     pub async fn next(&self, limit: Duration) -> Option<Delivery> {
         timeout(limit, async {
             loop {
@@ -67,7 +66,7 @@ impl DeliveryQueue {
         .ok()
     }
 
-    /// The worker has events on disk: says so once. When that is lost, they come again, and so does the worker's word.
+    /// Relays the worker's acknowledgement, once. If it is lost, the events are resent and acknowledged again.
     pub async fn report_delivered(&self, delivered: DeliveryAck) -> Result<(), LinkError> {
         let epoch = self.epoch;
         self.client.delivered(&RelayedDeliveryAck { epoch, delivered }).await

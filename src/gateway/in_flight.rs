@@ -1,6 +1,6 @@
-//! One call in flight: its bytes so far, for all who listen; what is known of its cost; and how it can be cut.
+//! One call in flight: its bytes so far for all listeners, what is known of its cost, and how it can be cut.
 //!
-//! Everybody who asks for the call reads the same bytes from the beginning. That nobody listens does not end it.
+//! All listeners read the same bytes from the beginning. A call continues without listeners.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,6 @@ use super::store::CallUsage;
 use crate::api::failure::CallFailure;
 use crate::ledger::bound::CallBill;
 
-/// A call in flight.
 pub struct InFlightCall {
     progress: Mutex<CallProgress>,
     changed: watch::Sender<()>,
@@ -24,7 +23,7 @@ struct CallProgress {
     bill: Option<(CallBill, String)>,
     /// The model that the answer names.
     answered: String,
-    /// The outcome is known and cannot be written yet.
+    /// The outcome is known but not yet recorded.
     unrecorded: bool,
     content_type: Option<String>,
     cost: Option<i64>,
@@ -32,28 +31,27 @@ struct CallProgress {
     end: Option<Result<(), CallFailure>>,
 }
 
-/// How far the request came.
+/// Progress of sending the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SendStatus {
-    /// It has not left.
+    /// It was not sent.
     #[default]
     No,
-    /// It has left, or may have.
+    /// It was sent, or may have been.
     Yes,
-    /// The server answered with an HTTP error that says that it did nothing.
+    /// The server answered with an HTTP error that means that it did nothing.
     Refused,
 }
 
-/// The next thing a listener gets.
+/// The next item for a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnswerItem {
-    /// Bytes.
     Chunk(Bytes),
-    /// The end of the answer.
+    /// The answer is complete.
     End,
-    /// There is no answer, or no more of it.
+    /// The answer failed, or ended early.
     Failed(CallFailure),
-    /// Its end is there and cannot be recorded yet: ask again.
+    /// The outcome is known but not yet recorded: ask again.
     NotYet,
 }
 
@@ -67,7 +65,7 @@ impl InFlightCall {
         }
     }
 
-    /// Cuts the call; the first reason given stays.
+    /// Cuts the call; the first reason is kept.
     pub fn cut(&self, why: CallFailure) {
         self.cut.send_if_modified(|cut| {
             let first = cut.is_none();
@@ -78,60 +76,56 @@ impl InFlightCall {
         });
     }
 
-    /// Waits until the call is cut.
     pub async fn until_cut(&self) -> CallFailure {
         let mut cut = self.cut.subscribe();
         loop {
             if let Some(why) = cut.borrow_and_update().clone() {
                 return why;
             }
-            // The sender is ours: it cannot be gone.
+            // The sender is owned by `self`, so it cannot be dropped.
             let _ = cut.changed().await;
         }
     }
 
-    /// Notes how far the request came.
     pub fn note_sent(&self, sent: SendStatus) {
         self.lock().sent = sent;
     }
 
-    /// Notes what the server says the call used, as read and as said; `None`: nothing that can be believed.
+    /// Records the bill as parsed and as reported; `None`: no credible one.
     pub fn note_bill(&self, bill: Option<(CallBill, String)>) {
         self.lock().bill = bill;
     }
 
-    /// Notes which model answered.
     pub fn note_answered(&self, model: &str) {
         model.clone_into(&mut self.lock().answered);
     }
 
-    /// The model that answered; empty: none is named.
+    /// The model that answered; empty if it is not named.
     pub fn answered(&self) -> String {
         self.lock().answered.clone()
     }
 
-    /// Notes whether the outcome waits for the record. Who listens meanwhile is told to ask again.
+    /// Marks the outcome as waiting for the record. Listeners are asked to retry meanwhile.
     pub fn note_unrecorded(&self, unrecorded: bool) {
         self.lock().unrecorded = unrecorded;
         self.changed.send_replace(());
     }
 
-    /// Whether it does.
     pub fn is_unrecorded(&self) -> bool {
         self.lock().unrecorded
     }
 
-    /// Notes what the answer cost in micro-dollars; before its last bytes.
+    /// Records the cost in micro-dollars; called before the last bytes are pushed.
     pub fn note_cost(&self, cost: Option<i64>) {
         self.lock().cost = cost;
     }
 
-    /// What the answer cost, once its last bytes are there and where that is known.
+    /// The cost in micro-dollars, once the last bytes are pushed and if it is known.
     pub fn cost(&self) -> Option<i64> {
         self.lock().cost
     }
 
-    /// The answer begins, or goes on.
+    /// Appends bytes of the answer.
     pub fn push(&self, content_type: &str, bytes: Bytes) {
         let mut progress = self.lock();
         progress.content_type.get_or_insert_with(|| content_type.into());
@@ -142,20 +136,28 @@ impl InFlightCall {
         self.changed.send_replace(());
     }
 
-    /// The bytes so far, and these after them.
-    pub fn body_with(&self, rest: &Bytes) -> Vec<u8> {
-        let mut pieces = self.lock().chunks.clone();
-        pieces.push(rest.clone());
-        pieces.concat()
+    /// The bytes so far, followed by `rest`.
+    pub fn body_with(&self, rest: &Bytes) -> Bytes {
+        let progress = self.lock();
+        if progress.chunks.is_empty() {
+            // An answer that was not streamed is in one piece, and may be long: it is not copied.
+            return rest.clone();
+        }
+        let length = progress.chunks.iter().map(Bytes::len).sum::<usize>() + rest.len();
+        let mut body = Vec::with_capacity(length);
+        for piece in progress.chunks.iter().chain([rest]) {
+            body.extend_from_slice(piece);
+        }
+        body.into()
     }
 
-    /// Nothing more comes.
+    /// Marks the end of the answer.
     pub fn end(&self, result: Result<(), CallFailure>) {
         self.lock().end.get_or_insert(result);
         self.changed.send_replace(());
     }
 
-    /// What is known of the cost.
+    /// What is known of the usage.
     pub fn metered(&self) -> CallUsage {
         let progress = self.lock();
         match (progress.sent, &progress.bill) {
@@ -166,7 +168,7 @@ impl InFlightCall {
         }
     }
 
-    /// The content type, once the first bytes are there; the failure, when none ever came; `None`: ask again.
+    /// The content type, once the first bytes are there; the failure if there are none; `None`: ask again.
     pub async fn head(&self) -> Option<Result<String, CallFailure>> {
         let mut changed = self.changed.subscribe();
         loop {
@@ -184,7 +186,7 @@ impl InFlightCall {
         }
     }
 
-    /// What follows the first `read` chunks.
+    /// The item after the first `read` chunks.
     pub async fn next(&self, read: usize) -> AnswerItem {
         let mut changed = self.changed.subscribe();
         loop {

@@ -1,6 +1,6 @@
-//! What the gateway knows through the link: its session, its directives, and how long ago it last had contact.
+//! The gateway's view of the link: its session, its directives, and the time of its last contact.
 //!
-//! Decides whether a call may be sent at all. Closed, not open: without a session or after the run lease there is no call.
+//! Decides whether a call may be sent at all. Fails closed: without a session, or after the run lease, no call is made.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,30 +9,30 @@ use tokio::sync::watch;
 
 use super::failures::failure;
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::clock::ClockReading;
 use crate::link::messages::Directives;
 use crate::link::socket::{SocketEvent, WorkerSession};
+use crate::support::clock::ClockReading;
 
-/// What is known.
+/// The state received from the controller.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinkView {
     /// Set once attached.
     pub session: Option<WorkerSession>,
-    /// What the pod is to do.
+    /// What the controller wants the pod to do.
     pub directives: Directives,
-    /// A newer pod has taken over. For good.
+    /// A newer pod has taken over. Final.
     pub fenced: bool,
-    /// Times that the controller accepted this pod: each may be another leader.
+    /// Number of times that the controller accepted this pod; each time it may be another leader.
     pub attaches: u64,
 }
 
 impl LinkView {
-    /// Why calls, also the one in flight, must not go on.
+    /// Why calls must stop, including the one in flight.
     pub fn stop(&self) -> Option<CallFailure> {
         if self.fenced {
             return Some(failure(
                 FailureKind::Fenced,
-                "a newer pod runs this Agent's loop; this one makes no call any more",
+                "a newer pod runs this Agent's loop; this pod makes no more calls",
             ));
         }
         self.directives.suspend.then(|| {
@@ -47,11 +47,11 @@ impl LinkView {
 /// Why no new call may be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkRefusal {
-    /// The gateway has just started; the controller will answer, or the run lease ends.
+    /// The gateway has just started and has no answer from the controller yet.
     NotAttached,
-    /// Suspended, or fenced.
+    /// Suspended or fenced.
     Stopped(CallFailure),
-    /// The run lease is over.
+    /// The run lease has expired.
     LinkLost(CallFailure),
 }
 
@@ -63,7 +63,7 @@ pub struct LinkState {
 }
 
 impl LinkState {
-    /// No contact yet. `lease`: how long calls go on without any.
+    /// `lease`: how long calls may continue without contact.
     pub fn new(lease: Duration, now: ClockReading) -> Self {
         Self {
             view: watch::Sender::new(LinkView::default()),
@@ -72,8 +72,8 @@ impl LinkState {
         }
     }
 
-    /// The controller answered at `now` what was sent at `sent`. It is contact of then: an answer, and even more what is
-    /// pushed, may have lain in a buffer for as long as this process stood still.
+    /// The controller answered at `now` a request sent at `sent`. The contact counts from `sent`: an answer, or a
+    /// pushed message even more so, may have sat in a buffer while this process was stopped.
     pub fn note_answer(&self, sent: ClockReading, now: ClockReading) {
         let was_lost = self.age(now) >= self.lease;
         {
@@ -83,7 +83,7 @@ impl LinkState {
             }
         }
         if was_lost {
-            // The worker learns at once that the lease is back.
+            // The worker learns at once that the lease is valid again.
             self.view.send_modify(|_| {});
         }
     }
@@ -98,7 +98,7 @@ impl LinkState {
         });
     }
 
-    /// The controller says what to do. That it is pushed makes it no contact.
+    /// New directives. A push does not count as contact.
     pub fn directed(&self, directives: Directives) {
         self.view.send_if_modified(|view| {
             let new = view.directives != directives;
@@ -107,18 +107,17 @@ impl LinkState {
         });
     }
 
-    /// How long calls go on without contact.
+    /// How long calls may continue without contact.
     pub fn lease(&self) -> Duration {
         self.lease
     }
 
-    /// The controller says that a newer pod has taken over.
+    /// A newer pod has taken over, as the controller reports.
     pub fn fence(&self) {
         self.view
             .send_if_modified(|view| !std::mem::replace(&mut view.fenced, true));
     }
 
-    /// Changes of what is known.
     pub fn subscribe(&self) -> watch::Receiver<LinkView> {
         self.view.subscribe()
     }
@@ -134,13 +133,13 @@ impl LinkState {
             let seconds = age.as_secs();
             return Some(LinkRefusal::LinkLost(failure(
                 FailureKind::LinkLost,
-                format!("no contact with the controller for {seconds} s; calls go on when it is back"),
+                format!("no contact with the controller for {seconds} s; calls resume when contact is restored"),
             )));
         }
         view.session.is_none().then_some(LinkRefusal::NotAttached)
     }
 
-    /// What the worker is told.
+    /// The state as sent to the worker.
     pub fn socket_event(&self, now: ClockReading) -> SocketEvent {
         let view = self.view.borrow();
         SocketEvent {
@@ -205,7 +204,7 @@ mod tests {
         let start = ClockReading::now();
         for (last_moment, end) in [
             (start.later(59_999, 59_999), start.later(60_000, 60_000)),
-            // The machine was suspended: its monotonic clock stood still.
+            // The machine was suspended: its monotonic clock stopped.
             (start.later(10, 59_999), start.later(11, 60_000)),
             // The wall clock was set back.
             (start.later(59_999, -3_600_000), start.later(60_000, -3_600_000)),
@@ -227,18 +226,18 @@ mod tests {
     fn what_is_pushed_is_no_contact_and_an_answer_is_contact_of_when_it_was_asked_for() {
         let start = ClockReading::now();
         let contact = attached(start);
-        // The process stood still, and reads now what was pushed long ago.
+        // The process was stopped, and now reads what was pushed long ago.
         let thaw = start.later(59_000, 59_000);
         contact.directed(Directives {
             wake: Some("x".into()),
             ..Directives::default()
         });
         assert_eq!(contact.socket_event(thaw).link_age_milliseconds, 59_000);
-        // An answer, too, may have lain there.
+        // An answer may have been buffered as well.
         let sent = start.later(1_000, 1_000);
         contact.note_answer(sent, thaw);
         assert_eq!(contact.socket_event(thaw).link_age_milliseconds, 58_000);
-        // An older one does not make it older.
+        // An older contact does not replace a newer one.
         contact.note_answer(start, thaw);
         assert_eq!(contact.socket_event(thaw).link_age_milliseconds, 58_000);
         assert_eq!(contact.socket_event(thaw).said_at, Some(thaw.wall));

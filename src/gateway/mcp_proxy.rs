@@ -1,8 +1,9 @@
-//! The way to the tool servers of the spec: a proxy that adds their headers, takes them out of what the servers say, and does
+//! Proxy to the tool servers of the spec: adds their configured headers, redacts secrets from their answers, and does
 //! nothing else.
 //!
-//! Knows of the protocol only which request runs a tool: such a one is not sent once this pod must not act any more. What
-//! the servers say passes through as it comes, but for the values of secrets. Headers are read for each request, go into it, and nowhere else.
+//! Of the protocol it knows only which request runs a tool: that request is not sent once this pod may no longer act.
+//! Answers are passed on as they arrive, except for secret values. Header values are read for each request and used
+//! only in it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,41 +20,41 @@ use super::http;
 use super::link_state::{LinkRefusal, LinkState};
 use super::redaction::SecretRedactor;
 use crate::api::tools::{ToolServer, is_tool_header};
-use crate::clock::ClockReading;
 use crate::link::socket::{MCP_FAILURE_HEADER, NO_ANSWER, NOT_SENT};
 use crate::sensing::address::AddressPolicy;
+use crate::support::clock::ClockReading;
 
 /// Longest value of a header.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
-/// Headers of the protocol, all of which pass in both directions.
+/// Prefix of the protocol's headers, which pass in both directions.
 const PROTOCOL_PREFIX: &str = "mcp-";
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The tool servers of one Agent.
 pub struct McpProxy {
     servers: BTreeMap<String, ProxiedServer>,
-    /// Files with keys of providers, which may be there.
+    /// Files with provider keys, which may exist.
     keys: Vec<PathBuf>,
     contact: Arc<LinkState>,
 }
 
 struct ProxiedServer {
-    /// The spec's field, for messages.
+    /// The field of the spec, for messages.
     field: String,
-    /// What requests are sent with, or why none can be.
+    /// The client and URL to use, or why there is none.
     target: Result<(Client, Url), String>,
     headers_dir: Option<PathBuf>,
 }
 
-/// The one field of a request that matters here. A text with two of them is refused: this reader and the server's might
-/// not agree on which counts.
+/// The only field of a request that matters here. JSON with the field twice is rejected: this parser and the server's
+/// might disagree on which one counts.
 #[derive(Deserialize)]
 struct RequestMethod {
     method: Option<String>,
 }
 
 impl McpProxy {
-    /// The servers of a spec. Never fails: what is wrong with one is said with each request to it.
+    /// The servers of a spec. Never fails: an invalid server is reported for each request to it.
     pub fn new(
         servers: &[ToolServer],
         headers_dir: &Path,
@@ -75,12 +76,12 @@ impl McpProxy {
         }
     }
 
-    /// Passes one request on. Ends the request when it is dropped.
+    /// Forwards one request. Dropping the future cancels the request.
     pub async fn forward(&self, server: &str, method: Method, headers: &HeaderMap, body: Bytes) -> Response {
         let Some(server) = self.servers.get(server) else {
             return not_sent(
                 StatusCode::NOT_FOUND,
-                "spec.tools.servers names no such server".to_owned(),
+                "spec.tools.servers has no server of this name".to_owned(),
             );
         };
         if method == Method::POST
@@ -91,13 +92,13 @@ impl McpProxy {
         server.forward(method, headers, body, || self.secret_redactor()).await
     }
 
-    /// Every value of a secret that this gateway holds; one server may know what is for another.
+    /// All secret values that this gateway holds: one server may know a value that is meant for another.
     fn secret_redactor(&self) -> SecretRedactor {
         let dirs = self.servers.values().filter_map(|server| server.headers_dir.as_ref());
         let files = dirs
             .filter_map(|dir| std::fs::read_dir(dir).ok())
             .flat_map(|entries| entries.flatten().map(|entry| entry.path()));
-        // What cannot be read, such as the kubelet's own directories, is sent nowhere either.
+        // Entries that cannot be read, such as the kubelet's own directories, are never sent either.
         let values = files
             .chain(self.keys.iter().cloned())
             .filter_map(|file| std::fs::read(file).ok());
@@ -105,11 +106,11 @@ impl McpProxy {
         SecretRedactor::from_values(values.iter().map(|value| value.trim_ascii()))
     }
 
-    /// Whether this may be sent. The loop asks the same before; this holds whatever the loop does.
-    #[expect(clippy::result_large_err, reason = "it is the answer")]
+    /// Whether the request may be sent. The loop checks the same first; this check holds whatever the loop does.
+    #[expect(clippy::result_large_err, reason = "the error is the response")]
     fn check(&self, body: &[u8]) -> Result<(), Response> {
         let Ok(request) = serde_json::from_slice::<RequestMethod>(body) else {
-            let message = "the request is not one JSON-RPC message".to_owned();
+            let message = "the request is not a single JSON-RPC message".to_owned();
             return Err(not_sent(StatusCode::BAD_REQUEST, message));
         };
         if request.method.as_deref() != Some("tools/call") {
@@ -127,10 +128,10 @@ impl McpProxy {
 impl ProxiedServer {
     fn new(server: &ToolServer, headers_dir: Option<PathBuf>, policy: &Arc<AddressPolicy>) -> Self {
         let field = format!("spec.tools.servers[{}]", server.name);
-        let url = Url::parse(&server.url).map_err(|error| format!("{field}.url is no address: {error}"));
+        let url = Url::parse(&server.url).map_err(|error| format!("{field}.url is not a valid URL: {error}"));
         let target = url.and_then(|url| {
-            let client = http::client(&url, policy)
-                .map_err(|error| format!("no connection to {field}.url is possible: {error}"))?;
+            let client =
+                http::client(&url, policy).map_err(|error| format!("cannot connect to {field}.url: {error}"))?;
             Ok((client, url))
         });
         Self {
@@ -167,7 +168,7 @@ impl ProxiedServer {
                 *response.status_mut() = answer.status();
                 *response.headers_mut() = passed(answer.headers(), &[CONTENT_TYPE, RETRY_AFTER]);
                 let bytes = Box::pin(answer.bytes_stream());
-                // Read after the answer, so that a value that was just changed is known.
+                // Secrets are read after the answer arrived, so that a value rotated meanwhile is redacted too.
                 *response.body_mut() = Body::from_stream(masks().apply(bytes));
                 response
             }
@@ -177,30 +178,30 @@ impl ProxiedServer {
                     let message = format!("the server at {}.url cannot be reached: {cause}", self.field);
                     return not_sent(StatusCode::BAD_GATEWAY, message);
                 }
-                let message = format!("the server at {}.url broke the connection: {cause}", self.field);
+                let message = format!("the server at {}.url closed the connection: {cause}", self.field);
                 failed(StatusCode::BAD_GATEWAY, NO_ANSWER, message)
             }
         }
     }
 
-    /// What the mounted Secret adds. Messages name its keys, never its values.
+    /// The headers from the mounted Secret. Messages contain its keys, never its values.
     fn secret_headers(&self) -> Result<HeaderMap, String> {
         let mut headers = HeaderMap::new();
         let Some(dir) = &self.headers_dir else {
             return Ok(headers);
         };
-        let secret = format!("the Secret that {}.headersSecretRef names", self.field);
-        let unreadable = |_| format!("{secret} cannot be read; it is mounted when it exists");
+        let secret = format!("the Secret of {}.headersSecretRef", self.field);
+        let unreadable = |_| format!("{secret} cannot be read; it is mounted once it exists");
         for entry in std::fs::read_dir(dir).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
             let key = entry.file_name().to_string_lossy().into_owned();
-            // The kubelet's own links and directories.
+            // Links and directories of the kubelet.
             if key.starts_with("..") {
                 continue;
             }
             if !is_tool_header(&key) {
                 return Err(format!(
-                    "{secret} has the key {key}, which is no header that can be sent: remove it"
+                    "{secret} has the key {key}, which is not an allowed header name: remove the key"
                 ));
             }
             let value = std::fs::read(entry.path()).map_err(unreadable)?;
@@ -210,7 +211,7 @@ impl ProxiedServer {
                 .filter(|_| value.len() <= MAX_HEADER_BYTES);
             let (Ok(name), Some(mut value)) = (HeaderName::try_from(&key), value) else {
                 return Err(format!(
-                    "{secret} has under {key} more than one short line of text: correct the value"
+                    "{secret} has a value of {key} that is not a single short line of text: correct the value"
                 ));
             };
             value.set_sensitive(true);
@@ -220,7 +221,7 @@ impl ProxiedServer {
     }
 }
 
-/// The headers that pass: those named, and the protocol's own.
+/// The headers that pass the proxy: the named ones and those of the protocol.
 fn passed(headers: &HeaderMap, named: &[HeaderName]) -> HeaderMap {
     let passes = |name: &HeaderName| named.contains(name) || name.as_str().starts_with(PROTOCOL_PREFIX);
     let pairs = headers.iter().filter(|(name, _)| passes(name));

@@ -1,13 +1,11 @@
-//! The gateway: the pod's only way out. Holds the provider key and the link token, counts every call.
+//! The gateway: the pod's only way out. Holds the provider key and the link token, and meters every call.
 //!
-//! Owns the record of calls and their usage (its counts, never the worker's, feed status), and the link's client side.
-//! Knows nothing of loops: the worker decides when to call, the controller whether the pod may.
+//! Owns the record of calls and their usage (its own counts, never the worker's, feed the status) and the client side
+//! of the link. Knows nothing of loops: the worker decides when to call, the controller whether the pod may.
 
-mod answer;
 mod budget;
 mod calls;
 mod deliveries;
-mod dialect;
 mod failures;
 mod http;
 mod in_flight;
@@ -18,9 +16,10 @@ mod request;
 mod server;
 mod shutdown_retry;
 mod store;
+#[cfg(test)]
+mod text_tests;
 mod uplink;
 mod upstream;
-mod usage;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -40,66 +39,50 @@ use self::store::{CallStore, ModelNames};
 use self::uplink::GatewayUplink;
 use self::upstream::{ModelUpstream, ModelUpstreams, UpstreamConfig};
 use crate::api::AgentSpec;
-use crate::clock::ClockReading;
 use crate::link::client::LinkClient;
 use crate::link::messages::PricedModel;
 use crate::link::pod::{AgentEgress, PodConfig, PrivateAddresses};
 use crate::sensing::address::{AddressPolicy, Cidr, CidrError};
+use crate::support::clock::ClockReading;
 
 pub use self::store::CallStoreError;
 
-/// Time for calls in flight once the pod ends. The worker has had its drain before, and the pod has 5 s more in all.
+/// Time for calls in flight when the pod ends. The worker has drained before, and 5 s remain for the pod in all.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
-/// Time for giving leases back and for the last report, at the same time: the rest of the pod's.
+/// Time for returning leases and sending the last report, concurrently: the rest of the pod's 5 s.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-/// What a gateway runs with.
+/// The options of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
-    /// Configuration of the pod.
     pub config: PodConfig,
-    /// Path of the socket to listen on.
     pub socket: PathBuf,
-    /// Directory of the record.
     pub record_dir: PathBuf,
-    /// File of the script.
     pub script_file: PathBuf,
-    /// File of the provider's key.
     pub api_key_file: PathBuf,
-    /// File of the light model's script.
     pub light_script_file: PathBuf,
-    /// File of the light model's key.
     pub light_api_key_file: PathBuf,
-    /// Directory with one directory for each tool server's headers.
+    /// Contains one directory per tool server, with its headers.
     pub tool_headers_dir: PathBuf,
-    /// File of the link's token.
     pub link_token_file: PathBuf,
-    /// File of the link's CA bundle.
     pub link_ca_file: PathBuf,
     /// Time without contact after which no new call is made.
     pub run_lease: Duration,
 }
 
-/// Why a gateway cannot serve.
+/// Why a gateway cannot start.
 #[derive(thiserror::Error, Debug)]
 pub enum GatewayError {
-    /// Its record.
     #[error(transparent)]
     Store(#[from] CallStoreError),
-    /// The ranges of addresses that its operator configured.
+    /// The address ranges configured for the pod are invalid.
     #[error(transparent)]
     Ranges(#[from] CidrError),
-    /// Its socket.
     #[error("the socket {path} cannot be served: {source}")]
-    Socket {
-        /// Its path.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Socket { path: PathBuf, source: std::io::Error },
 }
 
-/// Serves until `end`, then finishes what is in flight, reports for the last time, and returns.
+/// Serves until `end`, then finishes the calls in flight, sends a last report and returns.
 pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Result<(), GatewayError> {
     let spec = &options.config.spec;
     let store = Arc::new(CallStore::open(
@@ -168,7 +151,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         said,
     });
     let serve = async { axum::serve(listener, router).await };
-    // Fenced or not, the socket is served on: the worker must be told.
+    // The socket is served even when fenced: the worker has to learn about it.
     let speak = async {
         uplink.run().await;
         std::future::pending::<()>().await;
@@ -186,7 +169,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
     Ok(())
 }
 
-/// The models of a spec, with the prices that it gives.
+/// The models of a spec with their prices there.
 fn priced_models(spec: &AgentSpec) -> Vec<PricedModel> {
     let models = [Some(&spec.model), spec.light_model.as_ref()];
     models

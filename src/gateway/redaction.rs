@@ -1,8 +1,8 @@
-//! Takes the values of secrets out of what tool servers say, before it leaves the gateway: a server that shows its own
-//! configuration, or repeats a request, would else put a credential into the model's context and the journal.
+//! Redacts secret values from the answers of tool servers before they leave the gateway: a server that shows its
+//! configuration or echoes a request would otherwise put a credential into the model's context and the journal.
 //!
-//! Finds a value as it is spelt, in JSON, and in base64; no value of fewer than [`SHORTEST`] bytes, which would be found in
-//! ordinary text. Bytes pass as they come: only what may be the beginning of a value waits for the next ones.
+//! Finds a value verbatim, JSON-escaped and in base64. Values of fewer than [`SHORTEST`] bytes are ignored, since they
+//! occur in ordinary text. Bytes pass as they arrive; only a possible beginning of a value is held back.
 
 use std::io;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use futures::{Stream, StreamExt, stream};
 
-/// Shortest value that is looked for, in bytes.
+/// Length of the shortest value that is redacted, in bytes.
 pub const SHORTEST: usize = 8;
-/// What stands in its place.
+/// The replacement of a redacted value.
 pub const MASK: &str = "[masked]";
 
-/// Values to look for.
+/// Redacts a set of values.
 #[derive(Clone, Default)]
 pub struct SecretRedactor {
-    /// All spellings, the longest first.
+    /// All spellings of the values, longest first.
     spellings: Arc<[Vec<u8>]>,
 }
 
 impl SecretRedactor {
-    /// Of these values of secrets: each whole, and each of its words, such as the token after `Bearer`.
+    /// Redacts each of these values as a whole, and each of its words, such as the token after `Bearer`.
     pub fn from_values<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut spellings = Vec::new();
         for value in values {
@@ -44,7 +44,7 @@ impl SecretRedactor {
         }
     }
 
-    /// The stream without the values.
+    /// The stream with the values redacted.
     pub fn apply<S, E>(self, bytes: S) -> impl Stream<Item = Result<Bytes, io::Error>> + Send + 'static
     where
         S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
@@ -69,12 +69,12 @@ impl SecretRedactor {
     }
 }
 
-/// The masks on one stream.
+/// The redaction of one stream.
 struct StreamRedactor {
     masks: SecretRedactor,
-    /// Which bytes a spelling begins with.
+    /// The first bytes of all spellings.
     first: [bool; 256],
-    /// What may be the beginning of a value.
+    /// Bytes that may be the beginning of a value.
     held: Vec<u8>,
 }
 
@@ -91,7 +91,7 @@ impl StreamRedactor {
         }
     }
 
-    /// What of it and of the bytes before may pass.
+    /// The bytes held back and this chunk, as far as they may pass.
     fn pass(&mut self, chunk: Bytes) -> Bytes {
         let nothing_begins = || !chunk.iter().any(|byte| self.first[usize::from(*byte)]);
         if self.held.is_empty() && nothing_begins() {
@@ -101,7 +101,7 @@ impl StreamRedactor {
         self.masked(false)
     }
 
-    /// What was held back, at the end.
+    /// The bytes held back, at the end of the stream.
     fn rest(&mut self) -> Bytes {
         self.masked(true)
     }
@@ -117,7 +117,7 @@ impl StreamRedactor {
                 continue;
             }
             let rest = &text[at..];
-            // The longest first: it may still come, whatever shorter one is there.
+            // The longest spelling first: it may still be completed, even if a shorter one already matches.
             let mut spellings = self.masks.spellings.iter();
             let found = spellings.find(|spelling| {
                 rest.starts_with(spelling) || (!is_end && spelling.len() > rest.len() && spelling.starts_with(rest))
@@ -141,7 +141,7 @@ impl StreamRedactor {
     }
 }
 
-/// Without padding; `last` are the digits 62 and 63.
+/// Without padding; `last` are the digits for 62 and 63.
 fn base64(bytes: &[u8], last: [u8; 2]) -> Vec<u8> {
     const DIGITS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     let digit = |sextet: u32| {
@@ -170,7 +170,7 @@ mod tests {
         SecretRedactor::from_values(values.iter().map(|value| value.as_bytes()))
     }
 
-    /// What comes of a text that arrives in these pieces.
+    /// The result for a text that arrives in these pieces.
     fn through(masks: &SecretRedactor, pieces: &[&[u8]]) -> String {
         let mut masker = StreamRedactor::new(masks.clone());
         let mut passed = Vec::new();

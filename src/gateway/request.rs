@@ -1,17 +1,17 @@
-//! What the gateway changes in a request on its way to the server, and what it refuses.
+//! Rewrites a request on its way to the server, and rejects what must not be sent.
 //!
-//! Exactly these fields change; every other value is passed on byte for byte, in its order:
+//! Exactly these fields change; all other values are passed on byte for byte and in order:
 //!
 //! | field | becomes |
 //! |---|---|
-//! | those of `spec.model.extraBody` | what that says; new ones come last |
-//! | `max_tokens`, `max_completion_tokens` | both leave; the one that the server knows is set to `spec.model.maxOutputTokens`, or what is left of it |
-//! | `stream_options` | `{"include_usage": true}`, when `stream` is; of chat completions only |
+//! | those of `spec.model.extraBody` | their values there; new ones are appended |
+//! | the output limits ([`RequestSchema::output_limits`]) | all are removed; the one that the server supports is set to `spec.model.maxOutputTokens`, or to what is left of it |
+//! | those that the format forces ([`RequestSchema::forced`]) | their values there, such as `stream_options` of chat completions |
 //!
-//! A request has the fields that our own worker writes ([`ProviderDialect::fields`]) and those of `spec.model.extraBody`; any
-//! other is refused, since it may raise the bill in a way that only its server knows. Refused are another model than the
-//! spec's, content that is not text, since nothing of its cost shows in the request, tools that the server runs, and a
-//! request that is longer than `spec.model.contextTokens` can be.
+//! A request may contain the fields that the worker writes ([`RequestSchema::fields`]) and those of
+//! `spec.model.extraBody`; any other field is rejected, since it may raise the bill in a way that only its server
+//! knows. Also rejected: a model other than the spec's, non-text content, whose cost the request does not show,
+//! server-side tools, and a request that is too long for `spec.model.contextTokens`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,136 +21,122 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::dialect::ProviderDialect;
 use crate::api::agent::ModelSpec;
 use crate::api::extra::{OWN_FIELDS, REFUSED_FIELDS};
+use crate::provider::WireFormat;
+use crate::provider::request_schema::{ForcedField, PartSchema, RequestSchema};
 
-/// Fields of which nothing comes before the model.
-const UNSEEN: [&str; 7] = [
-    "model",
-    "stream",
-    "stream_options",
-    "cache_control",
-    "prompt_cache_key",
-    OUTPUT_LIMITS[0],
-    OUTPUT_LIMITS[1],
-];
-const OUTPUT_LIMITS: [&str; 2] = ["max_tokens", "max_completion_tokens"];
-/// Fields of a message that bring reasoning back, which servers count in one request and leave out of another.
+/// Fields whose content is not shown to the model, in any format.
+const UNSEEN: [&str; 5] = ["model", "stream", "stream_options", "cache_control", "prompt_cache_key"];
+/// Fields of a message that carry reasoning back. Servers may count it in one request and drop it in another.
 const REASONING: [&str; 3] = ["reasoning", "reasoning_content", "reasoning_details"];
-/// Fields of a call of a tool that carry no reasoning.
+/// Fields of a tool call that carry no reasoning.
 const CALL_FIELDS: [&str; 4] = ["function", "id", "index", "type"];
-/// The name of a field in which a template of the request's own would be rendered, as long as it likes.
+/// A field with a template in the request, which could render text of any length.
 const TEMPLATE: &str = "chat_template";
-/// Bytes of a request for each token of the context, beside [`SPARE_BYTES`]. Text has about four; only text that no
-/// tokenizer was made for has more than eight.
+/// Bytes of a request per token of the context, in addition to [`SPARE_BYTES`]. Text has about four; only text for
+/// which no tokenizer was made has more than eight.
 const BYTES_PER_TOKEN: usize = 8;
-/// Bytes that any request may have: names of fields, and text that compresses well.
+/// Bytes that any request may have: field names, and text that compresses well.
 const SPARE_BYTES: usize = 64 * 1024;
 /// Longest name of a field that a message repeats.
 const MAX_NAME: usize = 64;
 
-/// How requests are to be changed.
+/// The rules by which requests are rewritten.
 #[derive(Clone, Debug)]
 pub struct RequestRules {
-    dialect: ProviderDialect,
-    /// `spec.model.name`.
+    schema: &'static RequestSchema,
     model: String,
-    /// `spec.model.maxOutputTokens`.
     max_output_tokens: u32,
     /// Most bytes of a request that can fit into `spec.model.contextTokens`.
     max_bytes: usize,
-    /// Name of the output limit that the server knows.
+    /// Name of the output limit that the server supports.
     output_limit: &'static str,
-    /// `spec.model.extraBody`.
     extra: Vec<(String, Box<RawValue>)>,
 }
 
-/// Why a request is not sent. Names fields, quotes no values.
+/// Why a request is rejected. Names fields, never quotes values.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Debug, PartialEq, Eq)]
 pub enum RequestError {
-    /// No JSON object.
     #[error("the request is not a JSON object")]
     NotAnObject,
-    /// Another model.
     #[error("the request's model is not spec.model.name")]
     OtherModel,
-    /// A field that no worker writes.
-    #[error("the request's field {0} is none that a worker writes: set it in spec.model.extraBody")]
+    /// A field that the worker does not write.
+    #[error("the request has the unknown field {0}: set it in spec.model.extraBody")]
     Unknown(String),
     /// A field that raises the bill.
-    #[error("the field {0} is refused: it could raise the bill beyond the output limit")]
+    #[error("the field {0} is not allowed: it could raise the bill beyond the output limit")]
     Refused(&'static str),
-    /// A field that is not the spec's to say.
-    #[error("the field {0} is refused: the loop or another field of the spec says it")]
+    /// A field that the loop or another field of the spec sets.
+    #[error("the field {0} is not allowed: the loop or another field of the spec sets it")]
     NotYours(&'static str),
-    /// The name of a field may read like another's to some servers.
-    #[error("the names of fields must be ASCII")]
+    /// A non-ASCII field name, which some servers may read as another name.
+    #[error("field names must be ASCII")]
     Disguised,
-    /// Content whose cost does not show in the request.
-    #[error(
-        "the request's {0} hold something else than text (an image, a sound, a file): what that costs has no bound"
-    )]
+    /// Content whose cost the request does not show.
+    #[error("the request has non-text content (an image, audio or a file) in {0}: its cost has no bound")]
     NotText(&'static str),
     /// A tool that the server runs.
-    #[error("the request's tools hold one that the server itself runs: what that costs has no bound")]
+    #[error("the request has a tool that the server itself runs: its cost has no bound")]
     ServerTool,
-    /// A field of the wrong type.
-    #[error("the request's field {0} is not of the type it must be")]
+    #[error("the request field {0} has the wrong type")]
     Malformed(&'static str),
     /// It cannot fit into the context.
     #[error(
-        "it has {bytes} bytes, and no more than {most} fit into spec.model.contextTokens: raise that to what the model \
-         has, or lower spec.tools.maxResultBytes"
+        "the request has {bytes} bytes, but at most {most} fit into spec.model.contextTokens: raise it to the context length of \
+         the model, or lower spec.tools.maxResultBytes"
     )]
     TooLong {
         /// Its length.
         bytes: usize,
-        /// The most.
+        /// The maximum.
         most: usize,
     },
 }
 
-/// A JSON object whose values stay as they were written.
+/// A JSON object whose values are kept as written.
 #[derive(Debug)]
 struct RawObject(Vec<(String, Box<RawValue>)>);
 
-/// A piece of what a request puts before the model, as its bytes on the wire.
+/// A part of what a request shows the model, as bytes on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptPart<'a> {
-    /// The bytes.
     pub bytes: &'a [u8],
-    /// Whether it is one message of the conversation, and not a tool or a setting.
+    /// Whether it is a message of the conversation, rather than a tool or a setting.
     pub is_message: bool,
-    /// What is known of a message beside that.
+    /// Cost-related properties of a message.
     pub traits: MessageTraits,
 }
 
-/// What of a message bears on its cost.
+/// Properties of a message that affect its cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MessageTraits {
-    /// Bytes of arguments of tools: templates write them anew, such as with more spaces.
+    /// Bytes of tool arguments, which templates may re-render with other whitespace.
     pub rewritten: usize,
-    /// It carries reasoning, which a server may count in one request and leave out of another.
+    /// It carries reasoning, which a server may count in one request and drop in another.
     pub unsteady: bool,
 }
 
-/// A request that may be sent. Only its output limit can still change.
+/// A request that may be sent. Only its output limit can still be lowered.
 pub struct CheckedRequest {
+    schema: &'static RequestSchema,
     fields: RawObject,
-    /// Of each message.
+    /// One per message.
     traits: Vec<MessageTraits>,
     output_limit: &'static str,
     max_output_tokens: u32,
 }
 
 impl CheckedRequest {
-    /// Everything in it that the server may show the model: each message, each tool, each other field for itself.
+    /// Everything that the server may show the model: each message, each tool and each other field is one part.
     pub fn parts(&self) -> Vec<PromptPart<'_>> {
         let mut parts = Vec::new();
         for (name, value) in &self.fields.0 {
-            let is_message = name == "messages";
-            if UNSEEN.contains(&name.as_str()) {
+            let is_message = name == self.schema.conversation;
+            let unseen = [&UNSEEN, self.schema.unseen, self.schema.output_limits];
+            if unseen.iter().any(|names| names.contains(&name.as_str())) {
                 continue;
             }
             let part = |bytes, traits| PromptPart {
@@ -193,7 +179,7 @@ impl CheckedRequest {
         self.max_output_tokens
     }
 
-    /// Lowers the output limit; it never rises.
+    /// Lowers the output limit; never raises it.
     pub fn limit_output(&mut self, tokens: u32) {
         let tokens = tokens.min(self.max_output_tokens);
         let place = self.fields.0.iter_mut().find(|(name, _)| name == self.output_limit);
@@ -203,97 +189,20 @@ impl CheckedRequest {
         }
     }
 
-    /// As it goes to the server.
+    /// The body to send to the server.
     pub fn body(&self) -> Result<Vec<u8>, RequestError> {
         serde_json::to_vec(&self.fields).map_err(|_| RequestError::NotAnObject)
     }
 }
 
-impl ProviderDialect {
-    /// The fields of a request that a worker writes.
-    fn fields(self) -> &'static [&'static str] {
-        match self {
-            Self::Chat => &[
-                "max_completion_tokens",
-                "max_tokens",
-                "messages",
-                "model",
-                "prompt_cache_key",
-                "reasoning_effort",
-                "response_format",
-                "stream",
-                "stream_options",
-                "temperature",
-                "tool_choice",
-                "tools",
-            ],
-            Self::Messages => &[
-                "cache_control",
-                "max_tokens",
-                "messages",
-                "model",
-                "output_config",
-                "stream",
-                "system",
-                "temperature",
-                "thinking",
-                "tool_choice",
-                "tools",
-            ],
-        }
-    }
-
-    /// The same of a message.
-    fn message_fields(self) -> &'static [&'static str] {
-        match self {
-            Self::Chat => &[
-                "content",
-                "extra_content",
-                "name",
-                "reasoning",
-                "reasoning_content",
-                "reasoning_details",
-                "role",
-                "tool_call_id",
-                "tool_calls",
-            ],
-            Self::Messages => &["content", "role"],
-        }
-    }
-
-    /// The same of a tool.
-    fn tool_fields(self) -> &'static [&'static str] {
-        match self {
-            Self::Chat => &["cache_control", "function", "type"],
-            Self::Messages => &["cache_control", "description", "input_schema", "name", "type"],
-        }
-    }
-
-    /// Whether a part of a message's content is reasoning: it goes back to its server as it came, whatever is in it.
-    fn is_reasoning(self, kind: &str) -> bool {
-        self == Self::Messages && matches!(kind, "thinking" | "redacted_thinking")
-    }
-
-    /// The same of any other part of a message's content; `None`: such a part is no text.
-    fn part_fields(self, kind: &str, in_message: bool) -> Option<&'static [&'static str]> {
-        match (self, kind) {
-            (_, "text") => Some(&["cache_control", "text", "type"]),
-            (Self::Messages, "tool_use") if in_message => Some(&["cache_control", "id", "input", "name", "type"]),
-            (Self::Messages, "tool_result") if in_message => {
-                Some(&["cache_control", "content", "is_error", "tool_use_id", "type"])
-            }
-            _ => None,
-        }
-    }
-}
-
 impl RequestRules {
-    /// The rules of a model on this host.
+    /// The rules for a model on this host.
     pub fn new(model: &ModelSpec, host: Option<&str>) -> Result<Self, RequestError> {
-        let dialect = ProviderDialect::of(model.api);
+        let format = WireFormat::of_api(model.api);
+        let schema = format.schema();
         let mut extra = Vec::new();
         for (name, value) in &model.extra_body {
-            refuse(name, value)?;
+            refuse(schema, name, value)?;
             extra.push((
                 name.clone(),
                 to_raw_value(value).map_err(|_| RequestError::NotAnObject)?,
@@ -301,16 +210,16 @@ impl RequestRules {
         }
         let context = usize::try_from(model.context_tokens).unwrap_or(usize::MAX);
         Ok(Self {
-            dialect,
+            schema,
             model: model.name.clone(),
             max_output_tokens: model.output_limit(),
             max_bytes: context.saturating_mul(BYTES_PER_TOKEN).saturating_add(SPARE_BYTES),
-            output_limit: dialect.output_limit(model, host),
+            output_limit: format.output_limit(model, host),
             extra,
         })
     }
 
-    /// The request as it may go to the server.
+    /// The request as it may be sent to the server.
     pub fn apply(&self, body: &[u8]) -> Result<CheckedRequest, RequestError> {
         if body.len() > self.max_bytes {
             return Err(RequestError::TooLong {
@@ -319,7 +228,7 @@ impl RequestRules {
             });
         }
         let mut fields: RawObject = serde_json::from_slice(body).map_err(|_| RequestError::NotAnObject)?;
-        fields.has_only(self.dialect.fields())?;
+        fields.has_only(self.schema.fields)?;
         if get::<String>(&fields.0, "model")?.as_ref() != Some(&self.model) {
             return Err(RequestError::OtherModel);
         }
@@ -331,10 +240,14 @@ impl RequestRules {
             }
         }
         self.limit_output(&mut fields.0)?;
-        if self.dialect == ProviderDialect::Chat && get::<bool>(&fields.0, "stream")?.unwrap_or(false) {
-            include_usage(&mut fields.0)?;
+        let is_streamed = get::<bool>(&fields.0, "stream")?.unwrap_or(false);
+        for field in self.schema.forced {
+            if is_streamed || !field.only_streamed {
+                force(&mut fields.0, *field)?;
+            }
         }
         Ok(CheckedRequest {
+            schema: self.schema,
             fields,
             traits,
             output_limit: self.output_limit,
@@ -342,55 +255,70 @@ impl RequestRules {
         })
     }
 
-    /// Everything that the model is shown is text, and no tool is the server's. What bears on the cost of each message.
+    /// Checks that the model is shown only text and that no tool is server-side. Returns the cost-related properties of
+    /// each message.
     fn check_text(&self, fields: &RawObject) -> Result<Vec<MessageTraits>, RequestError> {
-        let messages = get::<Vec<RawObject>>(&fields.0, "messages")?.unwrap_or_default();
+        let schema = self.schema;
+        let messages = get::<Vec<RawObject>>(&fields.0, schema.conversation)?.unwrap_or_default();
         let traits = messages.iter().map(|message| self.check_message(message));
         let traits = traits.collect::<Result<_, _>>()?;
-        if let (ProviderDialect::Messages, Some(system)) = (self.dialect, fields.get("system")) {
-            self.check_content(system, "system", &mut MessageTraits::default())?;
+        if let Some((name, text)) = schema.text.and_then(|name| Some((name, fields.get(name)?))) {
+            self.check_content(text, name, &mut MessageTraits::default())?;
         }
-        let own = match self.dialect {
-            ProviderDialect::Chat => "function",
-            ProviderDialect::Messages => "custom",
-        };
+        for (name, known) in schema.settings {
+            if let Some(setting) = get::<Option<RawObject>>(&fields.0, name)?.flatten() {
+                setting.has_only(known)?;
+            }
+        }
         for tool in get::<Vec<RawObject>>(&fields.0, "tools")?.unwrap_or_default() {
             let kind = tool
                 .get("type")
                 .map_or(Ok(None), |kind| read::<Option<String>>(kind, "tools"))?;
-            if kind.is_some_and(|kind| kind != own) {
+            if kind.is_some_and(|kind| kind != schema.tool_type) {
                 return Err(RequestError::ServerTool);
             }
-            tool.has_only(self.dialect.tool_fields())?;
+            tool.has_only(schema.tool_fields)?;
         }
         Ok(traits)
     }
 
     fn check_message(&self, message: &RawObject) -> Result<MessageTraits, RequestError> {
-        const OF: &str = "messages";
-        message.has_only(self.dialect.message_fields())?;
+        let of = self.schema.conversation;
+        let kind = message.kind(of)?;
+        match (self.schema.entry)(&kind).ok_or(RequestError::NotText(of))? {
+            PartSchema::Fields(known) => message.has_only(known)?,
+            PartSchema::Reasoning => {
+                return Ok(MessageTraits {
+                    rewritten: 0,
+                    unsteady: true,
+                });
+            }
+        }
         let is_there = |name: &&str| message.get(name).is_some_and(|value| value.get() != "null");
         let mut traits = MessageTraits {
             rewritten: 0,
             unsteady: REASONING.iter().any(is_there),
         };
-        if let Some(content) = message.get("content") {
-            self.check_content(content, OF, &mut traits)?;
+        // `output` is the content of a result in Responses.
+        for content in ["content", "output"].iter().filter_map(|name| message.get(name)) {
+            self.check_content(content, of, &mut traits)?;
         }
+        // Calls are messages of their own in Responses, and fields of a message in chat completions.
+        traits.rewritten += message.get("arguments").map_or(0, |arguments| arguments.get().len());
         let calls = message.get("tool_calls");
-        let calls = calls.map_or(Ok(None), |calls| read::<Option<Vec<RawObject>>>(calls, OF))?;
+        let calls = calls.map_or(Ok(None), |calls| read::<Option<Vec<RawObject>>>(calls, of))?;
         for call in calls.into_iter().flatten() {
-            // Signatures of thoughts, wherever a server puts them.
+            // Signatures of reasoning, in whichever field a server puts them.
             traits.unsteady |= call.has_only(&CALL_FIELDS).is_err();
             if let Some(function) = call.get("function") {
-                let arguments = read::<RawObject>(function, OF)?;
+                let arguments = read::<RawObject>(function, of)?;
                 traits.rewritten += arguments.get("arguments").map_or(0, |arguments| arguments.get().len());
             }
         }
         Ok(traits)
     }
 
-    /// A string, or a list of parts each of which is text or, in a message, a tool's call or result.
+    /// Accepts a string, or a list of parts that are text or, in a message, a tool call or its result.
     fn check_content(
         &self,
         content: &RawValue,
@@ -402,24 +330,22 @@ impl RequestRules {
         }
         if content.get().starts_with('"') {
             let text = read::<DecodedText<'_>>(content, of)?;
-            // Templates leave such text out of all but the last messages.
+            // Templates drop such text from all but the last messages.
             traits.unsteady |= text.0.contains("</think>");
             return Ok(());
         }
-        let in_message = of == "messages";
+        let in_entry = of == self.schema.conversation;
         for part in read::<Vec<RawObject>>(content, of)? {
-            let kind = part
-                .get("type")
-                .map_or(Ok(String::new()), |kind| read::<String>(kind, of))?;
-            if in_message && self.dialect.is_reasoning(&kind) {
-                traits.unsteady = true;
-                continue;
+            match (self.schema.part)(&part.kind(of)?, in_entry).ok_or(RequestError::NotText(of))? {
+                PartSchema::Fields(known) => part.has_only(known)?,
+                PartSchema::Reasoning => {
+                    traits.unsteady = true;
+                    continue;
+                }
             }
-            let fields = self.dialect.part_fields(&kind, in_message);
-            part.has_only(fields.ok_or(RequestError::NotText(of))?)?;
             traits.rewritten += part.get("input").map_or(0, |input| input.get().len());
             if let Some(content) = part.get("content") {
-                // Within a result of a tool there is text only.
+                // A tool result may contain only text.
                 self.check_content_of_result(content, of, traits)?;
             }
             if let Some(text) = part.get("text") {
@@ -437,11 +363,10 @@ impl RequestRules {
     ) -> Result<(), RequestError> {
         if content.get().starts_with('[') {
             for part in read::<Vec<RawObject>>(content, of)? {
-                let kind = part
-                    .get("type")
-                    .map_or(Ok(String::new()), |kind| read::<String>(kind, of))?;
-                let fields = self.dialect.part_fields(&kind, false);
-                part.has_only(fields.ok_or(RequestError::NotText(of))?)?;
+                match (self.schema.part)(&part.kind(of)?, false) {
+                    Some(PartSchema::Fields(known)) => part.has_only(known)?,
+                    Some(PartSchema::Reasoning) | None => return Err(RequestError::NotText(of)),
+                }
             }
             return Ok(());
         }
@@ -453,17 +378,17 @@ impl RequestRules {
         let limit = to_raw_value(&self.max_output_tokens).map_err(malformed)?;
         let place = fields
             .iter()
-            .position(|(name, _)| OUTPUT_LIMITS.contains(&name.as_str()));
-        fields.retain(|(name, _)| !OUTPUT_LIMITS.contains(&name.as_str()));
-        // Nothing before the first one left, so its place is still the same.
+            .position(|(name, _)| self.schema.output_limits.contains(&name.as_str()));
+        fields.retain(|(name, _)| !self.schema.output_limits.contains(&name.as_str()));
+        // No field before the first limit was removed, so its position is still valid.
         fields.insert(place.unwrap_or(fields.len()), (self.output_limit.into(), limit));
         Ok(())
     }
 }
 
-/// Of `spec.model.extraBody`. Names are compared without regard to case: some servers read them so. For the same reason
-/// they are plain letters.
-fn refuse(name: &str, value: &Value) -> Result<(), RequestError> {
+/// Checks a field of `spec.model.extraBody`. Names are compared case-insensitively, as some servers do. For the same
+/// reason they must be ASCII.
+fn refuse(schema: &RequestSchema, name: &str, value: &Value) -> Result<(), RequestError> {
     if !name.is_ascii() {
         return Err(RequestError::Disguised);
     }
@@ -474,13 +399,16 @@ fn refuse(name: &str, value: &Value) -> Result<(), RequestError> {
     if let Some((own, _)) = OWN_FIELDS.iter().find(is_it) {
         return Err(RequestError::NotYours(own));
     }
+    if let Some(own) = schema.reserved.iter().find(|own| own.eq_ignore_ascii_case(name)) {
+        return Err(RequestError::NotYours(own));
+    }
     if has_template(value) {
         return Err(RequestError::Refused(TEMPLATE));
     }
     Ok(())
 }
 
-/// Whether a template stands anywhere in it, such as in `chat_template_kwargs`.
+/// Whether it contains a template at any depth, such as in `chat_template_kwargs`.
 fn has_template(value: &Value) -> bool {
     match value {
         Value::Object(fields) => fields
@@ -491,7 +419,7 @@ fn has_template(value: &Value) -> bool {
     }
 }
 
-/// A text as a server reads it.
+/// A string with its escapes decoded, as a server reads it.
 #[derive(Deserialize)]
 struct DecodedText<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -509,13 +437,12 @@ fn get<'a, T: Deserialize<'a>>(
     serde_json::from_str(value.get()).map_err(|_| RequestError::Malformed(name))
 }
 
-fn include_usage(fields: &mut Vec<(String, Box<RawValue>)>) -> Result<(), RequestError> {
-    const NAME: &str = "stream_options";
-    let options = serde_json::json!({"include_usage": true});
-    let options = to_raw_value(&options).map_err(|_| RequestError::Malformed(NAME))?;
-    match fields.iter_mut().find(|(field, _)| field == NAME) {
-        Some((_, value)) => *value = options,
-        None => fields.push((NAME.into(), options)),
+fn force(fields: &mut Vec<(String, Box<RawValue>)>, forced: ForcedField) -> Result<(), RequestError> {
+    let malformed = |_| RequestError::Malformed(forced.name);
+    let value = RawValue::from_string(forced.value.into()).map_err(malformed)?;
+    match fields.iter_mut().find(|(field, _)| field == forced.name) {
+        Some((_, old)) => *old = value,
+        None => fields.push((forced.name.into(), value)),
     }
     Ok(())
 }
@@ -526,10 +453,15 @@ impl RawObject {
         found.map(|(_, value)| &**value)
     }
 
+    /// Its `type`; empty if it has none.
+    fn kind(&self, of: &'static str) -> Result<String, RequestError> {
+        self.get("type").map_or(Ok(String::new()), |kind| read(kind, of))
+    }
+
     fn has_only(&self, known: &[&str]) -> Result<(), RequestError> {
         let other = self.0.iter().find(|(name, _)| !known.contains(&name.as_str()));
         other.map_or(Ok(()), |(name, _)| {
-            // What is no plain name may be a text of the conversation.
+            // Any other name could be text of the conversation.
             let is_plain = name.len() <= MAX_NAME
                 && name
                     .chars()
@@ -537,7 +469,7 @@ impl RawObject {
             let name = if is_plain {
                 name.as_str()
             } else {
-                "with a name that is no plain word"
+                "with a name that is not a plain word"
             };
             Err(RequestError::Unknown(name.to_owned()))
         })
@@ -557,9 +489,9 @@ impl<'de> Deserialize<'de> for RawObject {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
                 let mut fields: Vec<(String, Box<RawValue>)> = Vec::new();
                 while let Some((name, value)) = map.next_entry::<String, _>()? {
-                    // Of two fields of one name a server might read the other one than we check.
+                    // A server might read another one of the duplicates than is checked here.
                     if fields.iter().any(|(field, _)| *field == name) {
-                        return Err(serde::de::Error::custom("a field is there twice"));
+                        return Err(serde::de::Error::custom("duplicate field"));
                     }
                     fields.push((name, value));
                 }
@@ -599,7 +531,7 @@ mod tests {
         rules(&serde_json::json!({}))?.apply(body.as_bytes())
     }
 
-    /// The same of Anthropic messages.
+    /// The same for Anthropic messages.
     fn message(body: &str) -> Result<String, RequestError> {
         let rules = rules(&serde_json::json!({"api": "AnthropicMessages"}))?;
         let checked = rules.apply(body.as_bytes())?;
@@ -685,7 +617,7 @@ mod tests {
     #[case(r#"{"model":"m","enable_search":true}"#, unknown("enable_search"))]
     #[case(r#"{"model":"m","of_a_vendor_of_tomorrow":1}"#, unknown("of_a_vendor_of_tomorrow"))]
     #[case(r#"{"model":"m","system":"x"}"#, unknown("system"))]
-    #[case(r#"{"model":"m","said: it":1}"#, unknown("with a name that is no plain word"))]
+    #[case(r#"{"model":"m","said: it":1}"#, unknown("with a name that is not a plain word"))]
     #[case(r#"{"model":"other"}"#, RequestError::OtherModel)]
     #[case("{}", RequestError::OtherModel)]
     #[case(r#"{"model":5}"#, RequestError::Malformed("model"))]
@@ -733,7 +665,7 @@ mod tests {
         unknown("image_url")
     )]
     #[case(r#"{"model":"m","Max_Tokens":9}"#, unknown("Max_Tokens"))]
-    #[case(r#"{"model":"m","max_tokenſ":9}"#, unknown("with a name that is no plain word"))]
+    #[case(r#"{"model":"m","max_tokenſ":9}"#, unknown("with a name that is not a plain word"))]
     fn what_has_no_bound_or_hides_is_refused(#[case] body: &str, #[case] expected: RequestError) {
         assert_eq!(apply(body).unwrap_err(), expected);
     }

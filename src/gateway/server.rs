@@ -1,4 +1,4 @@
-//! The pod's socket: the routes of [`crate::link::socket`].
+//! The pod's Unix socket: implements the routes of [`crate::link::socket`].
 
 use std::fs::Permissions;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -27,39 +27,35 @@ use super::mcp_proxy::McpProxy;
 use super::store::{CallEnd, ModelCall};
 use super::upstream::EVENT_STREAM;
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::clock::ClockReading;
 use crate::engine::{CallId, CallPurpose};
 use crate::link::client::LinkClient;
 use crate::link::deliveries::{DeliveryAck, POLL_SECONDS};
 use crate::link::events::EventsPage;
 use crate::link::messages::LoopReport;
 use crate::link::socket::{CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER};
+use crate::provider::WireFormat;
+use crate::support::clock::ClockReading;
 
-/// Longest request of a worker.
+/// Largest request of a worker.
 const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;
-/// Time between two events when nothing changes.
+/// Interval of events while nothing changes.
 const EVENT_PERIOD: Duration = Duration::from_secs(5);
-/// Worker and gateway have different uids and one group.
+/// Worker and gateway have different uids and share a group.
 const SOCKET_MODE: u32 = 0o660;
 
-/// What the routes work with.
 #[derive(Clone)]
 pub struct GatewayState {
-    /// The calls.
     pub calls: Arc<ModelCalls>,
-    /// The link.
     pub contact: Arc<LinkState>,
-    /// The tool servers.
     pub mcp: Arc<McpProxy>,
-    /// The way to the controller, and the pod's epoch, for events that somebody reads.
+    /// The connection to the controller and the pod's epoch, for event subscriptions.
     pub link: (Arc<LinkClient>, i64),
-    /// Events of Sensors.
     pub deliveries: Arc<DeliveryQueue>,
-    /// What the worker last said.
+    /// The last report of the worker.
     pub said: watch::Sender<Option<LoopReport>>,
 }
 
-/// Listens on the socket, in place of one that a dead gateway left behind.
+/// Listens on the socket, replacing one left behind by a previous gateway.
 pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
     if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
         std::fs::remove_file(path)?;
@@ -69,12 +65,13 @@ pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// The routes.
 pub fn router(gateway: GatewayState) -> Router {
-    Router::new()
+    let formats = WireFormat::ENDPOINTS.iter();
+    let calls = formats.fold(Router::new(), |router, format| {
+        router.route(format.endpoint().route, post(call))
+    });
+    calls
         .route("/v1/session", get(session))
-        .route("/v1/chat/completions", post(call))
-        .route("/v1/messages", post(call))
         .route("/v1/calls/{id}/ack", post(acknowledge))
         .route("/v1/calls/{id}/cancel", post(cancel))
         .route("/v1/mcp/{server}", post(mcp).get(mcp).delete(mcp))
@@ -102,7 +99,7 @@ async fn call(State(gateway): State<GatewayState>, headers: HeaderMap, body: Byt
         .and_then(|id| id.to_str().ok())
         .and_then(|id| id.parse::<CallId>().ok());
     let Some(id) = id else {
-        let message = format!("the header {CALL_HEADER} is not the id of a call, such as t12c1a1");
+        let message = format!("the header {CALL_HEADER} is not a call id such as t12c1a1");
         return failed(StatusCode::BAD_REQUEST, &failure(FailureKind::BadResponse, message));
     };
     let purpose = match headers.get(PURPOSE_HEADER) {
@@ -110,11 +107,11 @@ async fn call(State(gateway): State<GatewayState>, headers: HeaderMap, body: Byt
         None => Some(CallPurpose::default()),
     };
     let Some(purpose) = purpose else {
-        let message = format!("the header {PURPOSE_HEADER} is no purpose of a call that this gateway knows");
+        let message = format!("the header {PURPOSE_HEADER} is not a known purpose of a call");
         return failed(StatusCode::BAD_REQUEST, &failure(FailureKind::BadResponse, message));
     };
     let reply = gateway.calls.submit(ModelCall { id, purpose }, &body);
-    // It may be long, and the answer may take long.
+    // Free the body early: it may be large, and the answer may take long.
     drop(body);
     match reply {
         CallReply::Live(flight) => live_response(flight).await,
@@ -125,7 +122,7 @@ async fn call(State(gateway): State<GatewayState>, headers: HeaderMap, body: Byt
         }) => kept_response(content_type, body, cost),
         CallReply::Ended(CallEnd::Failed(failure)) => failed(StatusCode::BAD_GATEWAY, &failure),
         CallReply::Acknowledged => {
-            let message = "this call, or one after it, was acknowledged: its answer is not kept any more";
+            let message = "this call or a later one was acknowledged: its answer is no longer kept";
             failed(StatusCode::CONFLICT, &failure(FailureKind::BadResponse, message))
         }
         CallReply::NotYet => not_yet(),
@@ -142,7 +139,7 @@ async fn live_response(flight: Arc<InFlightCall>) -> Response {
             Body::from_stream(answer_stream(flight, true)),
         )
             .into_response(),
-        // Of a whole answer nothing is there before all is.
+        // The head of a non-streamed answer is available only once all of it is.
         Ok(content_type) => {
             let cost = flight.cost().map(|cost| [(COST_HEADER, cost.to_string())]);
             let body = Body::from_stream(answer_stream(flight, false));
@@ -152,23 +149,25 @@ async fn live_response(flight: Arc<InFlightCall>) -> Response {
     }
 }
 
-/// What is kept of an answer, as it was given.
-fn kept_response(content_type: String, mut body: Vec<u8>, cost: Option<i64>) -> Response {
+/// A recorded answer, byte for byte as first given.
+fn kept_response(content_type: String, body: Bytes, cost: Option<i64>) -> Response {
     let is_stream = content_type == EVENT_STREAM;
-    let said = cost.filter(|_| is_stream).map(cost_event);
-    body.extend(said.unwrap_or_default());
+    let body = match cost.filter(|_| is_stream).map(cost_event) {
+        Some(last) => [body, last].concat().into(),
+        None => body,
+    };
     let header = cost
         .filter(|_| !is_stream)
         .map(|cost| [(COST_HEADER, cost.to_string())]);
     (header, [(CONTENT_TYPE, content_type)], body).into_response()
 }
 
-/// A line break first: what was passed on are whole lines, but maybe not a whole event.
+/// Starts with a line break: whole lines were passed on before, but maybe not a whole event.
 fn cost_event(cost: i64) -> Bytes {
     format!("\nevent: {COST_EVENT}\ndata: {cost}\n\n").into()
 }
 
-/// The bytes of a call from its beginning, as they come; of a stream, what it cost in the end.
+/// The bytes of a call from its beginning as they arrive; a stream ends with its cost.
 fn answer_stream(flight: Arc<InFlightCall>, is_stream: bool) -> impl Stream<Item = std::io::Result<Bytes>> {
     stream::unfold((flight, Some(0)), move |(flight, read)| async move {
         let read = read?;
@@ -178,14 +177,17 @@ fn answer_stream(flight: Arc<InFlightCall>, is_stream: bool) -> impl Stream<Item
                 let cost = flight.cost().filter(|_| is_stream)?;
                 Some((Ok(cost_event(cost)), (flight, None)))
             }
-            // A line break first: what was passed on are whole lines, but maybe not a whole event.
+            // Starts with a line break: whole lines were passed on before, but maybe not a whole event.
             AnswerItem::Failed(failure) => {
                 let json = serde_json::to_string(&failure).unwrap_or_default();
                 let event = format!("\nevent: {FAILURE_EVENT}\ndata: {json}\n\n");
                 Some((Ok(event.into()), (flight, None)))
             }
-            // Nothing that could pass for an end: the worker asks again.
-            AnswerItem::NotYet => Some((Err(std::io::Error::other("not recorded yet")), (flight, None))),
+            // Nothing that could be taken for an end: the worker retries.
+            AnswerItem::NotYet => Some((
+                Err(std::io::Error::other("the outcome is not recorded yet")),
+                (flight, None),
+            )),
         }
     })
 }
@@ -228,7 +230,7 @@ async fn report(State(gateway): State<GatewayState>, Json(report): Json<LoopRepo
     StatusCode::NO_CONTENT
 }
 
-/// Passes events on to one who reads them. Keeps nothing: the worker repeats what was not taken.
+/// Forwards events to a subscriber. Keeps nothing: the worker repeats what was not accepted.
 async fn forward_events(State(gateway): State<GatewayState>, Json(page): Json<EventsPage>) -> Response {
     let (link, epoch) = gateway.link;
     match link.events(&EventsPage { epoch, ..page }).await {
@@ -255,7 +257,7 @@ async fn events(State(gateway): State<GatewayState>) -> Response {
     let view = gateway.contact.subscribe();
     let events = stream::unfold((gateway.contact, view, true), |(contact, mut view, first)| async move {
         if !first {
-            // The sender is in `contact`: it cannot be gone.
+            // The sender is in `contact`, so it cannot be dropped.
             let _ = tokio::time::timeout(EVENT_PERIOD, view.changed()).await;
         }
         view.mark_unchanged();
@@ -268,7 +270,7 @@ async fn events(State(gateway): State<GatewayState>) -> Response {
 fn not_yet() -> Response {
     (
         StatusCode::SERVICE_UNAVAILABLE,
-        "the controller has not accepted this pod yet, or an outcome is not recorded yet; ask again",
+        "the controller has not accepted this pod yet, or an outcome is not recorded yet; retry later",
     )
         .into_response()
 }

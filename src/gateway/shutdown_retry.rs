@@ -1,5 +1,5 @@
-//! What a gateway has to say before its pod ends. What is not said then is known only once the Agent has a pod again: worth
-//! more than one attempt.
+//! Retries of the last messages before the pod ends. What they carry would otherwise be known only once the Agent has a
+//! pod again, which is worth more than one attempt.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use tokio::time::{sleep, timeout};
 
 use crate::link::client::LinkError;
 
-/// Between two attempts.
+/// Delay between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Tries for so long, unless another pod has taken this one's place. `failed` and `late` are for the log.
+/// Retries `attempt` for up to `limit`, unless the pod is fenced. `failed` and `late` are log messages.
 pub(super) async fn retry_within<T, F: Future<Output = Result<T, LinkError>>>(
     limit: Duration,
     (failed, late): (&str, &str),

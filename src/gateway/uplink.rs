@@ -1,7 +1,7 @@
-//! The gateway's conversation with the controller: attach, listen to directives, report.
+//! The gateway's connection to the controller: attaches, follows directives and sends reports.
 //!
-//! Tries for ever, with growing pauses; how long calls go on without contact is [`LinkState`]'s decision. Being fenced
-//! ends it for good.
+//! Retries indefinitely with exponential backoff; [`LinkState`] decides how long calls continue without contact.
+//! Fencing ends it permanently.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,35 +16,33 @@ use super::deliveries::DeliveryQueue;
 use super::link_state::LinkState;
 use super::shutdown_retry;
 use crate::api::usage_counts::{merge_tools, merge_trips};
-use crate::clock::ClockReading;
 use crate::link::client::{DirectiveEvent, LinkClient, LinkError};
 use crate::link::messages::{
-    AttachRequest, AttachResponse, LoopReport, OLDEST_PROTOCOL, PROTOCOL, PodReport, PricedModel, REPORT_SECONDS,
+    AttachRequest, AttachResponse, LoopReport, OLDEST_CONTROLLER_PROTOCOL, PROTOCOL, PodRefusal, PodReport,
+    PricedModel, REPORT_SECONDS, RefusalCode,
 };
 use crate::link::socket::WorkerSession;
+use crate::support::clock::ClockReading;
 
-/// First and longest pause between two attempts.
+/// First and longest delay between two attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// Shortest time between two reports.
+/// Shortest interval between two reports.
 const COALESCE: Duration = Duration::from_millis(250);
 
-/// One gateway's uplink.
 pub struct GatewayUplink {
-    /// The pod's epoch.
     pub epoch: i64,
-    /// The models that it calls, with the prices of its spec.
+    /// The models that the gateway calls, with their prices in the spec.
     pub models: Vec<PricedModel>,
-    /// The way to the controller.
     pub client: Arc<LinkClient>,
-    /// Where what is learnt goes.
+    /// Receives the state of the link.
     pub contact: Arc<LinkState>,
-    /// The calls to report.
+    /// The calls to report on.
     pub calls: Arc<ModelCalls>,
-    /// What pays for them.
+    /// The budget to report on.
     pub budget: Arc<GatewayBudget>,
-    /// Where events of Sensors go.
+    /// Receives the events of Sensors.
     pub deliveries: Arc<DeliveryQueue>,
-    /// What the worker says.
+    /// The reports of the worker.
     pub said: watch::Receiver<Option<LoopReport>>,
 }
 
@@ -64,19 +62,19 @@ impl GatewayUplink {
         self.contact.fence();
     }
 
-    /// The last word, as short as the end of a pod must be.
+    /// Sends the last report, within `limit`.
     pub async fn last_report(&self, limit: Duration) {
         if self.contact.subscribe().borrow().fenced {
             return;
         }
-        let words = ("the last report was not taken", "the last report took too long");
+        let words = ("failed to send the last report", "timed out sending the last report");
         shutdown_retry::retry_within(limit, words, || async {
             self.client.report(&self.build_report()).await
         })
         .await;
     }
 
-    /// Attaches, and follows the directives until they end; then again.
+    /// Attaches and follows the directives until they end, in a loop.
     async fn follow_directives(&self) -> PodFenced {
         let mut backoff = UplinkBackoff::default();
         loop {
@@ -86,15 +84,27 @@ impl GatewayUplink {
                     let since = Instant::now();
                     match self.listen().await {
                         Err(error) if error.is_fence() => return PodFenced,
-                        Err(error) => tracing::info!(%error, "the directives ended"),
-                        Ok(()) => tracing::info!("the directives ended"),
+                        Err(error) => tracing::info!(%error, "the stream of directives ended; attaching again"),
+                        Ok(()) => tracing::info!("the stream of directives ended; attaching again"),
                     }
                     if since.elapsed() > BACKOFF.1 {
                         backoff = UplinkBackoff::default();
                     }
                 }
                 Err(error) if error.is_fence() => return PodFenced,
-                Err(error) => tracing::info!(%error, "not attached"),
+                // The controller cannot read the request: their versions are too far apart.
+                Err(
+                    error @ LinkError::Refused(PodRefusal {
+                        code: RefusalCode::Malformed,
+                        ..
+                    }),
+                ) => tracing::error!(
+                    %error,
+                    protocol = PROTOCOL,
+                    "the controller does not support this gateway's version, so no call is made: upgrade the controller, \
+                     or delete the pod so that the controller creates one of its own version"
+                ),
+                Err(error) => tracing::info!(%error, "failed to attach to the controller; retrying"),
             }
             sleep(backoff.next()).await;
         }
@@ -103,7 +113,7 @@ impl GatewayUplink {
     async fn attach(&self) -> Result<(), LinkError> {
         let attach = AttachRequest {
             protocol: PROTOCOL,
-            oldest_protocol: Some(OLDEST_PROTOCOL),
+            oldest_protocol: Some(OLDEST_CONTROLLER_PROTOCOL),
             epoch: self.epoch,
             models: self.models.clone(),
         };
@@ -114,16 +124,17 @@ impl GatewayUplink {
             directives,
             ..
         } = self.client.attach(&attach).await?;
-        if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&protocol) {
+        if !(OLDEST_CONTROLLER_PROTOCOL..=PROTOCOL).contains(&protocol) {
             return Err(LinkError::Unreadable(format!(
-                "the controller speaks protocol {protocol}"
+                "the controller uses protocol version {protocol}, and this gateway supports \
+                 {OLDEST_CONTROLLER_PROTOCOL} to {PROTOCOL}"
             )));
         }
-        // Without its totals the gateway may make no call: what it counts could step back.
+        // Without the known totals no call may be made: the counts of a new record would fall behind the status.
         self.calls
             .store()
             .adopt(&known.usage)
-            .map_err(|error| LinkError::Unreadable(format!("the known totals are not recorded: {error}")))?;
+            .map_err(|error| LinkError::Unreadable(format!("the known totals could not be recorded: {error}")))?;
         let session = WorkerSession {
             epoch: self.epoch,
             known,
@@ -145,17 +156,17 @@ impl GatewayUplink {
         Ok(())
     }
 
-    /// Reports every change, and now and then without one.
+    /// Sends a report on every change, and at intervals without one.
     async fn report_changes(&self) -> PodFenced {
         let mut view = self.contact.subscribe();
         while view.borrow_and_update().session.is_none() {
-            // The sender is in `contact`: it cannot be gone.
+            // The sender is in `contact`, so it cannot be dropped.
             let _ = view.changed().await;
         }
         let mut said = self.said.clone();
         let mut ended = self.calls.subscribe();
         let mut backoff = UplinkBackoff::default();
-        // The answers to reports are the contact: four of them within the run lease.
+        // Answers to reports renew the run lease: four of them fit into it.
         let period = Duration::from_secs(REPORT_SECONDS).min(self.contact.lease() / 4);
         loop {
             said.mark_unchanged();
@@ -165,7 +176,7 @@ impl GatewayUplink {
                 Ok(()) => self.contact.note_answer(sent, ClockReading::now()),
                 Err(error) if error.is_fence() => return PodFenced,
                 Err(error) => {
-                    tracing::info!(%error, "a report was not taken");
+                    tracing::info!(%error, "failed to send a report; retrying");
                     sleep(backoff.next()).await;
                     continue;
                 }
@@ -210,7 +221,7 @@ impl GatewayUplink {
     }
 }
 
-/// Pauses that double, with jitter: a controller that comes back meets its pods one after the other.
+/// Exponential backoff with jitter, so that a returning controller is not met by all pods at once.
 #[derive(Default)]
 struct UplinkBackoff {
     attempts: u32,
@@ -220,12 +231,12 @@ impl UplinkBackoff {
     fn next(&mut self) -> Duration {
         let full = BACKOFF.0.saturating_mul(1 << self.attempts.min(10)).min(BACKOFF.1);
         self.attempts += 1;
-        // Between half of it and all of it.
+        // Between half and all of the delay.
         full.mul_f64(0.5 + jitter() / 2.0)
     }
 }
 
-/// A number from 0 to 1, different in each process and each time.
+/// A random number from 0 to 1.
 fn jitter() -> f64 {
     use std::hash::{BuildHasher, RandomState};
     let bits = RandomState::new().hash_one(0_u8) >> 32;

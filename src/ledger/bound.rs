@@ -1,25 +1,25 @@
-//! The most that a call can cost, before it is made; and what it did cost, after (DESIGN 4).
+//! The most that a call can cost, before it is sent, and its actual cost afterwards.
 //!
-//! The bound of the input rests on three statements about servers; a bill above it is `BoundViolated`:
+//! The bound of the input rests on three assumptions about servers; a bill above it is `BoundViolated`:
 //!
-//! 1. A token stands for at least one byte of the text that the server renders, so text costs at most its bytes. This
+//! 1. A token represents at least one byte of the text that the server renders, so text costs at most its bytes. This
 //!    holds for byte-level BPE and for SentencePiece; only a normalization that lengthens text could break it.
-//! 2. Beside our text a server renders no more than [`RequestOverhead`] allows: see there.
-//! 3. A part costs the same in each request in which the server counts it, and parts that leave make nothing dearer. So
-//!    what was in the request before costs at most that request's bill. A part that is [`RequestPart::unsteady`] may
-//!    be left out of one request and counted in the next.
+//! 2. In addition to our text a server renders no more than [`RequestOverhead`] allows.
+//! 3. A part costs the same in every request in which the server counts it, and removing parts makes nothing more
+//!    expensive. So everything that was in the previous request costs at most that request's bill. A part that is
+//!    [`RequestPart::unsteady`] may be dropped from one request and counted in the next.
 //!
-//! Nothing is known of what a part only refers to (an image by its address, a file by its id): such requests have no
-//! bound and must not be sent.
+//! The size of content that a part only references (an image by its URL, a file by its id) is unknown: such requests
+//! have no bound and must not be sent.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::price::ModelRates;
-use crate::api::amount::{Amount, LimitAmounts};
+use agentloop_api::amount::{Amount, LimitAmounts};
 
-/// What a server billed for one call, in disjoint kinds; reasoning is a part of the output.
+/// The usage that a server billed for one call, in disjoint kinds; reasoning is a part of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallBill {
     /// Input that was neither read from nor written to a cache.
@@ -30,14 +30,14 @@ pub struct CallBill {
     pub cache_write: i64,
     /// Input written to a cache for an hour.
     pub cache_write_1h: i64,
-    /// Output, reasoning included.
+    /// Output, including reasoning.
     pub output: i64,
     /// Output spent on reasoning.
     pub reasoning: i64,
 }
 
 impl CallBill {
-    /// All input, cached or not. `None`: it does not fit into 64 bits.
+    /// All input, cached or not. `None`: more than 64 bits.
     #[must_use]
     pub fn all_input(&self) -> Option<i64> {
         self.input
@@ -46,8 +46,8 @@ impl CallBill {
             .checked_add(self.cache_write_1h)
     }
 
-    /// What the call counts in every account: one call, its tokens, and its cost, which is 0 without rates. `None`: a
-    /// count is negative or does not fit into 64 bits, so it is no bill.
+    /// The amount that the call counts in every account: one call, its tokens, and its cost, which is 0 without rates.
+    /// `None`: a count is negative or exceeds 64 bits, so the bill is invalid.
     #[must_use]
     pub fn amount(&self, rates: Option<&ModelRates>) -> Option<Amount> {
         let kinds = [
@@ -62,7 +62,7 @@ impl CallBill {
         }
         let input_tokens = self.all_input()?;
         Some(Amount {
-            // Cache reads are input, and no new tokens (C37).
+            // Cache reads count as input tokens, but not as new tokens.
             tokens: (input_tokens - self.cache_read).checked_add(self.output)?,
             input_tokens,
             output_tokens: self.output,
@@ -72,46 +72,46 @@ impl CallBill {
     }
 }
 
-/// One part of a request: the system text, the tools, each message.
+/// One part of a request: the system text, the tools, or one message.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[serde(rename_all = "camelCase")]
 pub struct RequestPart {
-    /// Of all its content: equal parts have equal hashes, others do not.
+    /// Hash of its whole content: parts are equal exactly if their hashes are.
     pub hash: [u8; 32],
-    /// Its length as it is in the request. The JSON around the text is in it: it pays for what a template writes around
-    /// a tool call or a name.
+    /// Its length in the request. It includes the JSON around the text, which pays for what a template writes around a
+    /// tool call or a name.
     pub bytes: i64,
-    /// A server may count it in one request and leave it out of another, such as reasoning that is sent back.
+    /// Whether a server may count it in one request and drop it in another, such as reasoning that is sent back.
     pub unsteady: bool,
-    /// A message; else the system text or the tools.
+    /// Whether it is a message rather than the system text or the tools.
     pub is_message: bool,
 }
 
-/// What a server renders beside the text of a request, in tokens.
+/// What a server renders in addition to the text of a request, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestOverhead {
-    /// Hidden text of a request: for what makes tools usable, for the model's name, date and channels. Counted for a
-    /// request of which no bill is known, and whenever its system text or its tools are new.
+    /// Hidden text per request: instructions for tools, and the model's name, date and channels. Counted for a request
+    /// without a previous bill, and whenever its system text or tools are new.
     ///
     /// Known: Anthropic adds 159 to 530 tokens when a request has tools; the templates of Llama 3, Qwen and gpt-oss
-    /// write 20 to 300 tokens about tools, knowledge and date. 1,024 is about twice the most.
+    /// write 20 to 300 tokens about tools, knowledge and date. 1,024 is about twice the maximum.
     pub request: i64,
     /// What a template writes around one message: its role, its borders, a channel, the name of a tool that the message
-    /// itself does not carry. Known: 3 to 12 tokens. 32.
+    /// itself does not contain. Known: 3 to 12 tokens. 32.
     pub message: i64,
-    /// How much a server's own text may differ between two requests, and tokens that join or part where a part left: a
-    /// date, a border. 64.
+    /// How much the server's own text may differ between two requests, and tokens that merge or split where a part was
+    /// removed: a date, a border. 64.
     pub drift: i64,
 }
 
 impl RequestOverhead {
-    /// Of chat completions, whatever serves them.
+    /// For chat completions, on any server.
     pub const CHAT_COMPLETIONS: Self = Self {
         request: 1_024,
         message: 32,
         drift: 64,
     };
-    /// Of Anthropic messages.
+    /// For Anthropic messages.
     pub const MESSAGES: Self = Self {
         request: 1_024,
         message: 32,
@@ -119,20 +119,20 @@ impl RequestOverhead {
     };
 }
 
-/// A request of the same conversation to the same model, and what the server billed for its input.
+/// The previous request of the same conversation to the same model, and its billed input.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PreviousRequest {
     /// Its parts.
     pub parts: Vec<RequestPart>,
-    /// All input of its bill, cached input included. An estimate is no bill.
+    /// All input on its bill, including cached input. An estimate must not be used here.
     pub billed_input: i64,
 }
 
-/// The most tokens that a server can bill for the input of a request with these parts: the bill of the request before
-/// plus the bytes of all that was not in it, or the bytes of everything, whichever is less.
+/// The most tokens that a server can bill for the input of a request with these parts: the lesser of the previous bill
+/// plus the bytes of all new parts, and the bytes of all parts.
 ///
-/// What does not fit into 64 bits is `i64::MAX`, for which there is room nowhere.
+/// A bound that exceeds 64 bits is `i64::MAX`, for which no limit has room.
 #[must_use]
 pub fn input_bound(previous: Option<&PreviousRequest>, parts: &[RequestPart], overhead: RequestOverhead) -> i64 {
     let afresh = parts.iter().fold(overhead.request, |sum, part| {
@@ -163,16 +163,16 @@ pub fn input_bound(previous: Option<&PreviousRequest>, parts: &[RequestPart], ov
 }
 
 impl RequestPart {
-    /// What it can cost where nothing is known of it. A message is rendered as it is; tools are rendered in the
-    /// server's own way, such as indented JSON, and the system text goes with them: these count twice.
+    /// The bound of a part without a previous bill. A message is rendered as it is; tools are rendered in the server's
+    /// own format, such as indented JSON, together with the system text: these count twice.
     fn bound_when_new(&self, overhead: RequestOverhead) -> i64 {
         let times = if self.is_message { 1 } else { 2 };
         self.bytes.saturating_mul(times).saturating_add(overhead.message)
     }
 }
 
-/// What a call with at most so much input and output can count in every account; the cost is 0 without rates. `None`:
-/// it does not fit into 64 bits, so there is room for it nowhere.
+/// The most that a call with this input and output bound can count in every account; the cost is 0 without rates.
+/// `None`: more than 64 bits, so no limit has room for it.
 #[must_use]
 pub fn worst_case(input: i64, output: i64, rates: Option<&ModelRates>) -> Option<Amount> {
     Some(Amount {
@@ -184,8 +184,8 @@ pub fn worst_case(input: i64, output: i64, rates: Option<&ModelRates>) -> Option
     })
 }
 
-/// The longest output, at most `max`, with which the worst case of a call is within `available`; kinds that are absent
-/// there are not limited. 0: there is no room for any output.
+/// The longest output, at most `max`, with which the worst case of a call fits into `available`; kinds that are absent
+/// there are unlimited. 0: there is no room for any output.
 #[must_use]
 pub fn output_that_fits(available: &LimitAmounts, input: i64, rates: Option<&ModelRates>, max: i64) -> i64 {
     let no_room =
@@ -195,12 +195,12 @@ pub fn output_that_fits(available: &LimitAmounts, input: i64, rates: Option<&Mod
     }
     let by_tokens = available.tokens.map(|tokens| tokens.saturating_sub(input));
     let by_money = match (available.cost, rates) {
-        // With money limited and no price known, no call is possible.
+        // If the cost is limited and the price is unknown, no call is possible.
         (Some(_), None) => Some(0),
         (Some(cost), Some(rates)) => Some(rates.output_within(cost, input).unwrap_or(0)),
         (None, _) => None,
     };
-    // The sum of both must be an amount too.
+    // Their sum must fit into 64 bits as well.
     let by_size = i64::MAX - input;
     [by_tokens, available.output_tokens, by_money, Some(by_size)]
         .into_iter()
@@ -215,7 +215,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::api::price::ModelPrice;
+    use agentloop_api::price::ModelPrice;
 
     const OVERHEAD: RequestOverhead = RequestOverhead {
         request: 1_000,
@@ -427,7 +427,7 @@ mod tests {
     }
 
     proptest! {
-        /// A server as the three statements say: any of its bills is within the bound.
+        /// Any bill of a server that meets the three assumptions is within the bound.
         #[test]
         fn no_server_that_keeps_the_statements_bills_above_the_bound(
             sizes in proptest::collection::vec((1..200_i64, 0..=100_i64, any::<bool>()), 8),
@@ -436,11 +436,11 @@ mod tests {
             (hidden, drift) in (0..=1_000_i64, 0..=50_i64),
             counts_unsteady in any::<(bool, bool)>(),
         ) {
-            // The first two are system text and tools.
+            // The first two are the system text and the tools.
             let all: Vec<(RequestPart, i64)> = sizes.iter().zip(0_u8..).map(|((bytes, percent, unsteady), name)| {
                 let part = RequestPart { unsteady: *unsteady && name > 1, is_message: name > 1, ..part(name, *bytes) };
                 let tokens = bytes * percent / 100 * if name > 1 { 1 } else { 2 };
-                // What a template writes around it is there whether the part is counted or not.
+                // A template writes text around the part whether or not the part is counted.
                 let tokens = if part.unsteady { 0 } else { tokens } + percent % 10;
                 (part, tokens)
             }).collect();
@@ -451,7 +451,7 @@ mod tests {
                 })
             };
             let parts = |indices: &[usize]| -> Vec<RequestPart> { indices.iter().map(|index| all[*index].0).collect() };
-            // Hidden text comes with tools and system text, and with nothing else.
+            // Only tools and system text bring hidden text.
             let has_more = |indices: &[usize]| indices.iter().any(|index| *index < 2 && !before.contains(index));
             let first_hidden = if before.iter().any(|index| *index < 2) { hidden } else { 0 };
             let first = bill(&before, first_hidden, counts_unsteady.0);

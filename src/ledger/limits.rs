@@ -1,10 +1,10 @@
-//! Limits as people write them, as amounts to count with.
+//! Converts the limits of a spec into amounts.
 
 use super::price::{MoneyError, micro_usd};
-use crate::api::amount::{Amount, AmountKind, LimitAmounts};
-use crate::api::budget::BudgetLimits;
+use agentloop_api::amount::{Amount, AmountKind, LimitAmounts};
+use agentloop_api::budget::BudgetLimits;
 
-/// The limits of a spec; a kind that is absent is not limited. The error's field is `costUSD`.
+/// The limits of a spec; an absent kind is unlimited. The error's field is `costUSD`.
 pub fn limit_amounts(limits: &BudgetLimits) -> Result<LimitAmounts, MoneyError> {
     let cost = limits.cost_usd.as_deref().map(micro_usd).transpose();
     Ok(LimitAmounts {
@@ -16,7 +16,7 @@ pub fn limit_amounts(limits: &BudgetLimits) -> Result<LimitAmounts, MoneyError> 
     })
 }
 
-/// An addition to limits, such as a top-up; a kind that is absent adds nothing. The error's field is `costUSD`.
+/// An addition to limits, such as a top-up; an absent kind adds nothing. The error's field is `costUSD`.
 pub fn added_amount(limits: &BudgetLimits) -> Result<Amount, MoneyError> {
     let read = limit_amounts(limits)?;
     Ok(Amount::from_fn(|kind: AmountKind| read.get(kind).unwrap_or(0)))

@@ -1,37 +1,39 @@
-//! What tokens cost, in whole millionths of a US dollar.
+//! The cost of tokens, in whole micro-dollars.
 //!
-//! Prices are exact: a call's cost is summed in quarters of a millionth per million tokens, in 128 bits, and rounded up
-//! once. What does not fit into 64 bits is `None`, never a smaller number.
+//! Exact: a call's cost is summed in quarters of a micro-dollar per million tokens, in 128 bits, and rounded up once. A
+//! result that exceeds 64 bits is `None`, never a smaller number.
 
 use std::fmt;
 
 use super::bound::CallBill;
-use crate::api::price::{LongContextPrice, ModelPrice};
+use agentloop_api::price::{LongContextPrice, ModelPrice};
 
-/// Rates are kept in quarters of a micro-USD per million tokens: a cache write costs 1.25 times the input by default.
+/// Rates are in quarters of a micro-dollar per million tokens, since a cache write costs 1.25 times the input by
+/// default.
 const QUARTERS: i128 = 4;
-/// A sum of rates times tokens is so many times the cost in micro-USD.
+/// The ratio of a sum of rates times tokens to the cost in micro-dollars.
 const SCALE: i128 = QUARTERS * 1_000_000;
 
-/// Money that cannot be used. Says which field, as a path from where reading began; empty for a bare text.
+/// An invalid amount of money. Names the field by its path from where parsing began; empty for a bare value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoneyError {
-    /// Which field.
+    /// Path of the field.
     pub field: String,
     /// What is wrong with it.
     pub problem: MoneyProblem,
 }
 
 /// What is wrong with an amount of money.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoneyProblem {
-    /// Something else than digits, a point, digits.
+    /// Not digits, optionally followed by a point and digits.
     #[error("must be US dollars as a decimal number in quotes, such as \"3.00\"")]
     NotDecimal,
-    /// Below a millionth of a dollar.
+    /// Finer than a millionth of a dollar.
     #[error("must have at most six decimals")]
     TooFine,
-    /// More than 64 bits hold.
+    /// Larger than 64 bits.
     #[error("is too large; the largest amount is 9223372036854.775807")]
     TooLarge,
 }
@@ -48,7 +50,7 @@ impl fmt::Display for MoneyError {
 impl std::error::Error for MoneyError {}
 
 impl MoneyError {
-    /// The same, with the field seen from further out: `price` makes `inputPerMillion` into `price.inputPerMillion`.
+    /// The same error with an outer field prepended: `price` turns `inputPerMillion` into `price.inputPerMillion`.
     #[must_use]
     pub fn within(self, outer: &str) -> Self {
         let field = match self.field.as_str() {
@@ -59,7 +61,7 @@ impl MoneyError {
     }
 }
 
-/// US dollars as people write them, in millionths: digits, and at most six decimals after a point.
+/// Parses US dollars into micro-dollars: digits, and at most six decimals after a point.
 pub fn micro_usd(text: &str) -> Result<i64, MoneyError> {
     micro(text).map_err(|problem| MoneyError {
         field: String::new(),
@@ -81,7 +83,7 @@ fn micro(text: &str) -> Result<i64, MoneyProblem> {
         .map_err(|_| MoneyProblem::TooLarge)
 }
 
-/// What each kind of token costs, in quarters of a micro-USD per million.
+/// The prices of each kind of token, in quarters of a micro-dollar per million.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PriceTier {
     input: i128,
@@ -99,7 +101,7 @@ impl PriceTier {
             .max(self.cache_write_1h)
     }
 
-    /// Cost of a call in micro-USD, times [`SCALE`].
+    /// Cost of a call in micro-dollars, times [`SCALE`].
     fn scaled(&self, bill: &CallBill) -> Option<i128> {
         [
             (bill.input, self.input),
@@ -115,16 +117,16 @@ impl PriceTier {
     }
 }
 
-/// Prices of one model, ready to count with.
+/// Parsed prices of one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelRates {
     base: PriceTier,
-    /// For all tokens of a call whose whole input is more than so many tokens.
+    /// The prices of all tokens of a call whose total input exceeds this number of tokens.
     long: Option<(i64, PriceTier)>,
 }
 
 impl ModelRates {
-    /// The rates of a price. An error names the field, such as `longContext.outputPerMillion`.
+    /// Parses a price. An error names the field, such as `longContext.outputPerMillion`.
     pub fn read(price: &ModelPrice) -> Result<Self, MoneyError> {
         let base = read_tier([
             Some(&price.input_per_million),
@@ -137,7 +139,7 @@ impl ModelRates {
         Ok(Self { base, long })
     }
 
-    /// What a call costs, rounded up to a whole micro-USD. `None`: it does not fit, or is no bill at all.
+    /// The cost of a call, rounded up to a whole micro-dollar. `None`: it exceeds 64 bits, or the bill is invalid.
     #[must_use]
     pub fn cost(&self, bill: &CallBill) -> Option<i64> {
         let tier = match &self.long {
@@ -147,8 +149,8 @@ impl ModelRates {
         rounded_up(tier.scaled(bill)?)
     }
 
-    /// The most that a call can cost whose input and output are at most so long, in whatever kinds they are billed.
-    /// `None`: it does not fit.
+    /// The highest cost of a call with at most this input and output, whatever kinds of tokens they are billed as.
+    /// `None`: it exceeds 64 bits.
     #[must_use]
     pub fn worst_cost(&self, input: i64, output: i64) -> Option<i64> {
         let output = count(output)?;
@@ -166,13 +168,14 @@ impl ModelRates {
         let cost = count(cost)?.checked_mul(SCALE)?;
         self.dearest(input)?.try_fold(i64::MAX, |least, (input, tier)| {
             let left = cost.checked_sub(input).filter(|left| *left >= 0)?;
-            // Output that is free is not bounded by money.
+            // Free output is not limited by cost.
             let output = left.checked_div(tier.output).unwrap_or(i128::MAX);
             Some(least.min(i64::try_from(output).unwrap_or(i64::MAX)))
         })
     }
 
-    /// The tiers that a call with at most so much input can fall into, with the most that its input costs there, scaled.
+    /// The tiers that a call with at most this input can fall into, each with the highest cost of its input there,
+    /// scaled.
     fn dearest(&self, input: i64) -> Option<impl Iterator<Item = (i128, PriceTier)> + use<>> {
         let below = self.long.map_or(input, |(above, _)| input.min(above));
         let in_tier = |input: i64, tier: PriceTier| Some((count(input)?.checked_mul(tier.dearest_input())?, tier));
@@ -185,7 +188,7 @@ impl ModelRates {
     }
 }
 
-/// A count of tokens; a negative one is none.
+/// A token count; `None` if it is negative.
 fn count(tokens: i64) -> Option<i128> {
     (tokens >= 0).then_some(i128::from(tokens))
 }
@@ -216,7 +219,7 @@ fn read_tier(texts: [Option<&String>; 5]) -> Result<PriceTier, MoneyError> {
         input,
         output,
         cache_read: cache_read.unwrap_or(input),
-        // Exact: the rates are whole quarters times four.
+        // Exact, because the rates are multiples of four quarters.
         cache_write: cache_write.unwrap_or(input / 4 * 5),
         cache_write_1h: cache_write_1h.unwrap_or(input * 2),
     })
@@ -358,10 +361,11 @@ mod tests {
             ..CallBill::default()
         };
         assert_eq!(cheap.cost(&tokens(1, 0)), Some(1));
-        // Two parts below a millionth are one millionth together.
+        // Two fractions below a micro-dollar add up to one micro-dollar.
         assert_eq!(cheap.cost(&tokens(500_000, 500_000)), Some(1));
         assert_eq!(cheap.cost(&tokens(500_000, 500_001)), Some(2));
-        // 1.25 times one millionth per million is kept exactly: 800,000 tokens are one millionth, one more is two.
+        // 1.25 times a micro-dollar per million is exact: 800,000 tokens cost one micro-dollar, one token more costs
+        // two.
         let written = |cache_write| CallBill {
             cache_write,
             ..CallBill::default()
@@ -393,7 +397,7 @@ mod tests {
             ..CallBill::default()
         };
         assert_eq!(rates.cost(&at(100_000, 100_000)), Some(300_000 + 30_000 + 15_000_000));
-        // One more token, and all tokens of the call cost more.
+        // With one token more, all tokens of the call cost more.
         assert_eq!(rates.cost(&at(100_000, 100_001)), Some(600_000 + 60_001 + 22_500_000));
     }
 
@@ -419,7 +423,7 @@ mod tests {
 
     #[test]
     fn the_worst_case_looks_below_the_threshold_too() {
-        // Cheaper above the threshold: the dearest call is then the longest one below it.
+        // Cheaper above the threshold: the most expensive call is then the longest one below it.
         let odd = ModelPrice {
             long_context: Some(LongContextPrice {
                 above_input_tokens: 1_000,

@@ -1,8 +1,8 @@
-//! Sums of amounts that things are added to and taken from: exact in 128 bits, whatever is in them.
+//! Running sums of amounts, with additions and subtractions: exact in 128 bits.
 
 use strum::IntoEnumIterator;
 
-use crate::api::amount::{Amount, AmountKind};
+use agentloop_api::amount::{Amount, AmountKind};
 
 /// A running sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl AmountSum {
         }
     }
 
-    /// The sum; what does not fit into 64 bits stands at their end, where no limit has room for it.
+    /// The sum, saturated to 64 bits, where no limit has room for it.
     pub(super) fn amount(&self) -> Amount {
         let mut kinds = self.kinds.iter();
         Amount::from_fn(|_| {
@@ -37,7 +37,7 @@ impl AmountSum {
     }
 }
 
-/// The sum of two amounts; what does not fit into 64 bits stands at their end, where no limit has room for it.
+/// The sum of two amounts, saturated to 64 bits, where no limit has room for it.
 pub(super) fn saturating_sum(a: &Amount, b: &Amount) -> Amount {
     Amount::from_fn(|kind| a.get(kind).saturating_add(b.get(kind)))
 }

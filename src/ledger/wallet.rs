@@ -1,8 +1,8 @@
-//! What a gateway holds: leases of every account that its Agent draws on, and reservations of the calls in flight.
+//! A gateway's wallet: leases in every account that its Agent draws on, and the reservations of calls in flight.
 //!
-//! Order, for whoever drives this: a change of `spent`, `returned` or of the open reservations is on the gateway's
-//! disk ([`Wallet::rows`], and the reservation with its call) **before** it is acted on or said. `granted` need not
-//! be: the leader says it again. So work on a clone, commit, then put the clone in its place.
+//! Required order: a change of `spent`, `returned` or the open reservations must be on the gateway's disk
+//! ([`Wallet::rows`], and the reservation with its call) **before** it is acted on or reported. `granted` need not be:
+//! the leader sends it again. So change a clone, commit it, then replace the wallet by the clone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,34 +10,34 @@ use serde::{Deserialize, Serialize};
 
 use super::account::{DurableGrant, GrantRequest, LeaseId, LeaseStatement};
 use super::sum::saturating_sum;
-use crate::api::amount::{Amount, AmountKind, LimitAmounts};
+use agentloop_api::amount::{Amount, AmountKind, LimitAmounts};
 
-/// Identity of an account: the uid of a budget, or of an Agent with the name of its own limit.
+/// Id of an account: the uid of a budget, or the uid of an Agent with the name of its own limit.
 pub type AccountId = String;
 
-/// What a gateway knows of one account.
+/// The leases of one account.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct AccountLeases {
-    /// Of the newest record that the leader spoke from; what an older one says is a deposed leader's word.
+    /// Epoch of the newest ledger record seen; an answer with an older one is from a deposed leader.
     epoch: i64,
     leases: BTreeMap<LeaseId, HeldLease>,
 }
 
-/// One lease as its gateway knows it.
+/// One lease at its gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct HeldLease {
     granted: Amount,
     spent: Amount,
     returned: Amount,
     open: Amount,
-    /// Of `spent`, what was billed above reservations since calls are open on it: said once none is, or the leader would
-    /// take it from what those still hold.
+    /// The part of `spent` billed above reservations while calls are open on the lease. It is reported once none is
+    /// open; before that, the leader would deduct it from what those calls still hold.
     over: Amount,
-    /// Calls open on it.
+    /// Number of calls open on the lease.
     calls: u32,
-    /// Use for new calls ends at this moment of the boot-time clock, in milliseconds. `None`: not by time.
+    /// End of its use for new calls, in milliseconds of the lease clock. `None`: no end by time.
     until: Option<u64>,
-    /// Nothing more is spent from it; kept until the leader knows its last numbers.
+    /// Never spent from again; kept until the leader has its final numbers.
     closed: bool,
 }
 
@@ -62,7 +62,7 @@ impl HeldLease {
         !rest.is_zero()
     }
 
-    /// What was written of it is lost: all that the leader does not know to be given back counts as spent.
+    /// Handles lost data about the lease: everything not known to be returned counts as spent.
     fn write_off(&mut self, grant: &DurableGrant) {
         self.returned = self.returned.max(&grant.returned);
         let rest = self.granted.saturating_sub(&self.returned);
@@ -79,53 +79,53 @@ impl HeldLease {
 /// One lease on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRow {
-    /// Its account.
+    /// Id of its account.
     pub account: AccountId,
     /// Its number.
     pub lease: LeaseId,
-    /// Settled.
+    /// Total settled.
     pub spent: Amount,
-    /// Given back.
+    /// Total returned.
     pub returned: Amount,
-    /// Never used again.
+    /// Whether it is closed for good.
     pub closed: bool,
 }
 
-/// What became of the leader's word.
+/// The result of applying an answer of the leader.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GrantUpdate {
-    /// What is on disk must change **before** anything is spent. `false` also for a deposed leader's word.
+    /// Whether the change must be written to disk **before** anything is spent. `false` for a deposed leader's answer.
     pub changed: bool,
-    /// Leases of which the leader knew more than the disk.
+    /// Leases about which the leader knew more than the disk.
     pub lost: Vec<LeaseId>,
 }
 
 /// What one call holds until it is settled: the same amount of every lease.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservation {
-    /// How much.
+    /// The amount.
     pub amount: Amount,
-    /// Of which leases, by account.
+    /// The leases, by account.
     pub leases: Vec<(AccountId, LeaseId)>,
 }
 
-/// An account that applies, and the kinds that it limits, per Agent or in all.
+/// An account that applies to a call, and the kinds that it limits, per Agent or in total.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccountDraw<'a> {
-    /// Which.
+    /// Id of the account.
     pub account: &'a str,
-    /// Its limits; only the kinds matter here, and whether there may be nothing at all of one.
+    /// Its limits; only the set of kinds matters here, and which limits are 0.
     pub limits: LimitAmounts,
 }
 
-/// Everything that a gateway holds.
+/// All leases and reservations of a gateway.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wallet {
     purses: BTreeMap<AccountId, AccountLeases>,
 }
 
 impl Wallet {
-    /// From disk. Nothing can be spent until the leader has said what is granted.
+    /// Restores the wallet from disk. Nothing can be spent until the leader has confirmed the grants.
     #[must_use]
     pub fn restore(
         epochs: impl IntoIterator<Item = (AccountId, i64)>,
@@ -152,7 +152,7 @@ impl Wallet {
         wallet
     }
 
-    /// As it is on disk.
+    /// The leases to be written to disk.
     pub fn rows(&self) -> impl Iterator<Item = LeaseRow> {
         self.purses.iter().flat_map(|(account, purse)| {
             purse.leases.iter().map(|(lease, held)| LeaseRow {
@@ -165,7 +165,7 @@ impl Wallet {
         })
     }
 
-    /// Reserves `amount` in every account; all of them or none. The accounts that have too little, when some have.
+    /// Reserves `amount` in every account, or in none. `Err`: the accounts that hold too little.
     pub fn reserve(
         &mut self,
         draws: &[AccountDraw<'_>],
@@ -176,6 +176,8 @@ impl Wallet {
         let mut short = BTreeSet::new();
         for draw in draws {
             let needed = amount.limited_by(&draw.limits);
+            // One lease per account must cover the whole call, newest first: a call that is split over two leases could
+            // not be settled against numbers of each.
             let found = self
                 .purses
                 .get(draw.account)
@@ -205,7 +207,7 @@ impl Wallet {
         })
     }
 
-    /// A call of a gateway that ended is open again, as its record says.
+    /// Reopens a call that was recorded as open by an earlier gateway.
     pub fn reopen(&mut self, reservation: &Reservation) {
         for (account, lease) in &reservation.leases {
             let held = self
@@ -220,8 +222,8 @@ impl Wallet {
         }
     }
 
-    /// The call is over: `bill` of its reservation counts as spent, the rest may be spent again. A bill above the
-    /// reservation is charged as it is.
+    /// Settles a call: `bill` counts as spent, the rest of the reservation becomes available. A bill above the
+    /// reservation is charged in full.
     pub fn settle(&mut self, reservation: &Reservation, bill: &Amount) {
         for (account, lease) in &reservation.leases {
             if let Some(held) = self.held_mut(account, *lease) {
@@ -237,7 +239,7 @@ impl Wallet {
         }
     }
 
-    /// Gives back what no open call needs: of one account, or of all. Whether anything changed.
+    /// Returns what no open call needs, of one account or of all. Returns whether anything changed.
     pub fn give_back(&mut self, account: Option<&str>) -> bool {
         let mut changed = false;
         for (_, purse) in self
@@ -252,8 +254,8 @@ impl Wallet {
         changed
     }
 
-    /// Closes leases that are of no more use: of accounts that do not apply any more, or of a window that is over. Where
-    /// a call is open, all that it does not need is given back. Whether anything changed.
+    /// Closes leases of accounts that no longer apply, and of windows that have ended. If calls are open on a lease,
+    /// returns what they do not need instead. Returns whether anything changed.
     pub fn close_idle(&mut self, draws: &[AccountDraw<'_>], now: u64) -> bool {
         let mut changed = false;
         for (account, purse) in &mut self.purses {
@@ -272,12 +274,13 @@ impl Wallet {
         changed
     }
 
-    /// Closes every lease with nothing open: the loop sleeps, or the pod ends. Whether anything changed.
+    /// Closes every lease without open calls, because the loop sleeps or the pod ends. Returns whether anything
+    /// changed.
     pub fn close_all(&mut self) -> bool {
         self.close_idle(&[], 0)
     }
 
-    /// What to say of every lease.
+    /// The statements about all leases.
     pub fn statements(&self) -> impl Iterator<Item = (&str, LeaseStatement)> {
         self.purses.iter().flat_map(|(account, purse)| {
             let said = |(lease, held): (&LeaseId, &HeldLease)| (account.as_str(), held.statement(*lease));
@@ -285,7 +288,7 @@ impl Wallet {
         })
     }
 
-    /// What to ask of an account for one more call.
+    /// The request for one more call to an account.
     #[must_use]
     pub fn grant_request(&self, account: &str, least: Amount, full: Amount, now: u64) -> GrantRequest {
         let current = self
@@ -300,11 +303,11 @@ impl Wallet {
         }
     }
 
-    /// The leader's word about one account, from its record `epoch`: what is granted, and leases that it knows nothing
-    /// of (any more), because all about them is accounted for. Each lease comes with its end on the boot-time clock.
+    /// Applies the leader's answer for one account from its record `epoch`: the grants, and the leases it does not know
+    /// (any more) because they are completely accounted for. Each grant comes with its end on the lease clock.
     ///
-    /// Where the leader heard of more than is on disk, the disk went back to an earlier state, such as a snapshot. Nobody
-    /// knows what was spent since: the lease is closed, and all that was not given back counts as spent.
+    /// If the leader knows more than the disk, the disk was restored to an earlier state, for example from a snapshot,
+    /// and what was spent since is unknown: the lease is closed, and everything not returned counts as spent.
     pub fn apply_grants(
         &mut self,
         account: &str,
@@ -324,6 +327,7 @@ impl Wallet {
                 changed = true;
                 HeldLease::default()
             });
+            // Grants only grow, so a repeated answer changes nothing.
             held.granted = held.granted.max(&grant.granted);
             held.until = *until;
             if !held.spent.covers(&grant.spent) || !held.returned.covers(&grant.returned) {
@@ -334,7 +338,7 @@ impl Wallet {
         }
         for lease in forgotten {
             match purse.leases.get_mut(lease) {
-                // What is in flight was counted as spent with it; its settlement will be said to nobody.
+                // Open calls were counted as spent with the lease, so their settlement is not reported any more.
                 Some(held) if held.calls > 0 => held.closed = true,
                 Some(_) => {
                     purse.leases.remove(lease);
@@ -346,14 +350,14 @@ impl Wallet {
         GrantUpdate { changed, lost }
     }
 
-    /// The newest record heard of, by account.
+    /// The newest ledger epoch seen, by account.
     pub fn epochs(&self) -> impl Iterator<Item = (&str, i64)> {
         self.purses
             .iter()
             .map(|(account, purse)| (account.as_str(), purse.epoch))
     }
 
-    /// What could be reserved of an account now.
+    /// The amount that could be reserved in an account now.
     #[must_use]
     pub fn available(&self, account: &str, now: u64) -> Amount {
         self.purses
@@ -362,7 +366,7 @@ impl Wallet {
             .map_or(Amount::ZERO, HeldLease::available)
     }
 
-    /// The kind of which an account has too little for `amount`.
+    /// The first kind of which an account holds too little for `amount`.
     #[must_use]
     pub fn lacking(&self, draw: &AccountDraw<'_>, amount: &Amount, now: u64) -> Option<AmountKind> {
         let available = self.available(draw.account, now);

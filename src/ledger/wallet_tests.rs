@@ -1,4 +1,4 @@
-//! Tests of the wallet: each function by itself.
+//! Unit tests of the wallet.
 
 use pretty_assertions::assert_eq;
 
@@ -34,7 +34,7 @@ fn ending(lease: LeaseId, granted: i64) -> (DurableGrant, Option<u64>) {
     (grant(lease, granted).0, Some(END))
 }
 
-/// Holds lease 1 of each of these accounts, granted by record 1.
+/// A wallet with lease 1 of each of these accounts, granted by record 1.
 fn holding(accounts: &[(&str, i64)]) -> Wallet {
     let mut wallet = Wallet::default();
     for (account, granted) in accounts {
@@ -74,7 +74,7 @@ fn all_that_a_call_needs_is_reserved_or_nothing_and_who_is_short_is_named() {
     assert_eq!(held(&wallet, "a", 1), (10, 0, 0, 9));
     assert_eq!(wallet.reserve(&[draw("a")], &tokens(2), 0), short(&["a"]));
     assert!(wallet.reserve(&[draw("a")], &tokens(1), 0).is_ok());
-    // An account that nothing is held of is short, and without accounts nothing is.
+    // An account without a lease is short; without accounts nothing is.
     assert_eq!(wallet.reserve(&[draw("x")], &tokens(0), 0), short(&["x"]));
     assert!(wallet.reserve(&[], &tokens(i64::MAX), 0).is_ok());
 }
@@ -95,7 +95,7 @@ fn a_call_takes_all_it_needs_from_the_newest_lease_that_has_it() {
     wallet.apply_grants("a", 2, &[grant(1, 10), grant(2, 5)], &[]);
     assert_eq!(reserve(&mut wallet, "a", 6).leases, [("a".to_owned(), 1)]);
     assert_eq!(reserve(&mut wallet, "a", 4).leases, [("a".to_owned(), 2)]);
-    // 4 and 1 are left: no call is paid from two leases.
+    // 4 and 1 are left: a call is never paid from two leases.
     assert_eq!(wallet.reserve(&[draw("a")], &tokens(5), 0), short(&["a"]));
 }
 
@@ -127,7 +127,7 @@ fn a_bill_above_its_reservation_is_spent_as_it_is() {
     let reservation = reserve(&mut wallet, "a", 6);
     wallet.settle(&reservation, &tokens(25));
     assert_eq!(held(&wallet, "a", 1), (10, 25, 0, 0));
-    assert_eq!(wallet.available("a", 0), Amount::ZERO, "and never less than nothing");
+    assert_eq!(wallet.available("a", 0), Amount::ZERO, "never negative");
     assert_eq!(wallet.reserve(&[draw("a")], &tokens(1), 0), short(&["a"]));
     wallet.apply_grants("a", 2, &[grant(1, 26)], &[]);
     assert!(wallet.reserve(&[draw("a")], &tokens(1), 0).is_ok());
@@ -140,10 +140,10 @@ fn a_bill_above_its_reservation_takes_nothing_from_what_another_call_holds() {
     let first = reserve(&mut wallet, "a", 8);
     let second = reserve(&mut wallet, "a", 1);
     wallet.settle(&second, &tokens(8));
-    // 8 of the 10 are still held for the first call: of the bill only 1 can have come out of this lease.
+    // 8 of the 10 are still held for the first call: only 1 of the bill can have come out of this lease.
     assert_eq!((said(&wallet), wallet.available("a", 0)), (1, Amount::ZERO));
     wallet.settle(&first, &tokens(5));
-    assert_eq!(said(&wallet), 13, "all of it is said once nothing is open");
+    assert_eq!(said(&wallet), 13, "everything is reported once nothing is open");
     assert_eq!(
         wallet.reserve(&[draw("a")], &tokens(1), 0),
         short(&["a"]),
@@ -194,7 +194,7 @@ fn what_no_open_call_needs_is_given_back_once_and_of_the_account_that_is_meant()
         (held(&wallet, "a", 1), held(&wallet, "b", 1)),
         ((10, 1, 9, 0), (10, 0, 10, 0))
     );
-    assert!(!is_closed(&wallet, "a", 1), "it may be filled again");
+    assert!(!is_closed(&wallet, "a", 1), "it may be refilled");
     wallet.apply_grants("a", 2, &[grant(1, 12)], &[]);
     assert_eq!(wallet.available("a", 0), tokens(2));
 }
@@ -206,10 +206,10 @@ fn leases_that_are_of_no_more_use_are_closed_and_the_others_stay() {
     wallet.apply_grants("b", 1, &[grant(1, 10)], &[]);
     let all = ["a", "b"].map(draw);
     assert!(!wallet.close_idle(&all, END - 1));
-    // Its window is over.
+    // Its window has ended.
     assert!(wallet.close_idle(&all, END));
     assert!(is_closed(&wallet, "a", 1) && !is_closed(&wallet, "a", 2) && !is_closed(&wallet, "b", 1));
-    // Its account does not apply any more.
+    // Its account no longer applies.
     assert!(wallet.close_idle(&all[..1], 0));
     assert!(is_closed(&wallet, "b", 1) && !is_closed(&wallet, "a", 2));
     assert!(!wallet.close_idle(&all[..1], END), "nothing is closed twice");
@@ -228,7 +228,7 @@ fn a_lease_with_an_open_call_gives_the_rest_back_and_is_closed_after_it() {
     assert!(wallet.close_all());
     assert!(is_closed(&wallet, "a", 1));
     let (_, said) = wallet.statements().next().unwrap();
-    // The 1 that was not billed needs no return: a closed lease holds nothing.
+    // The unbilled 1 needs no return: a closed lease holds nothing.
     assert_eq!((said.spent, said.returned, said.closed), (tokens(3), tokens(6), true));
 }
 
@@ -237,17 +237,17 @@ fn an_older_record_is_a_deposed_leaders_word_and_changes_nothing() {
     let mut wallet = holding(&[("a", 10)]);
     assert!(
         wallet.apply_grants("a", 5, &[grant(1, 20)], &[]).changed,
-        "a newer record is to be on disk"
+        "a newer epoch must be on disk"
     );
     let before = wallet.clone();
     assert!(!wallet.apply_grants("a", 4, &[grant(1, 90), grant(2, 90)], &[1]).changed);
     assert_eq!(wallet, before);
-    // The same record again, late: totals do not go back.
+    // The same record again, late: totals do not decrease.
     assert!(!wallet.apply_grants("a", 5, &[grant(1, 15)], &[]).changed);
     assert_eq!(wallet, before);
     assert!(
         wallet.apply_grants("a", 5, &[grant(2, 1)], &[]).changed,
-        "a new lease is to be on disk"
+        "a new lease must be on disk"
     );
     assert_eq!(wallet.epochs().collect::<Vec<_>>(), [("a", 5)]);
 }
@@ -264,10 +264,7 @@ fn a_forgotten_lease_leaves_and_one_with_a_call_open_is_only_closed() {
     wallet.settle(&reservation, &tokens(4));
     assert!(wallet.apply_grants("a", 1, &[], &[2]).changed);
     assert_eq!(wallet.rows().count(), 0);
-    assert!(
-        !wallet.apply_grants("a", 1, &[], &[2]).changed,
-        "nothing is known of it"
-    );
+    assert!(!wallet.apply_grants("a", 1, &[], &[2]).changed, "the lease is unknown");
 }
 
 #[test]
@@ -310,7 +307,7 @@ fn what_is_lacking_is_the_first_limited_kind_that_has_too_little() {
         ..tokens(amount)
     };
     let dear = Amount { cost: 1, ..call(1, 10) };
-    assert_eq!(wallet.lacking(&draw, &dear, 0), None, "money is not limited");
+    assert_eq!(wallet.lacking(&draw, &dear, 0), None, "cost is not limited");
     assert_eq!(wallet.lacking(&draw, &call(1, 11), 0), Some(AmountKind::Tokens));
     assert_eq!(wallet.lacking(&draw, &call(2, 10), 0), Some(AmountKind::Calls));
     assert_eq!(
@@ -338,7 +335,7 @@ fn a_disk_that_went_back_gives_nothing_to_spend_again() {
         returned: tokens(returned),
         closed: false,
     };
-    // The leader heard of 900 of 1,000; on disk are 100.
+    // The leader knows 900 of 1,000 as spent; 100 are on disk.
     let mut wallet = Wallet::restore([("a".to_owned(), 3)], [row(100, 0)]);
     let news = wallet.apply_grants("a", 9, &[known(7, 1_000, 900, 0)], &[]);
     assert_eq!((news.changed, news.lost), (true, vec![7]));
@@ -346,19 +343,19 @@ fn a_disk_that_went_back_gives_nothing_to_spend_again() {
     let said = |wallet: &Wallet| wallet.statements().next().unwrap().1;
     assert_eq!((said(&wallet).spent, said(&wallet).closed), (tokens(1_000), true));
     let again = wallet.apply_grants("a", 9, &[known(7, 1_000, 1_000, 0)], &[]);
-    assert_eq!(again, GrantUpdate::default(), "it is known now");
-    // What was given back is not spent.
+    assert_eq!(again, GrantUpdate::default(), "the loss is known now");
+    // What was returned is not spent.
     let mut wallet = Wallet::restore([], [row(100, 0)]);
     assert_eq!(wallet.apply_grants("a", 9, &[known(7, 1_000, 100, 600)], &[]).lost, [7]);
     assert_eq!(
         (said(&wallet).spent, said(&wallet).returned),
         (tokens(400), tokens(600))
     );
-    // A lease that the disk has never seen, and of which something was spent, is one more.
+    // A lease with spending that the disk has never seen is lost, too.
     let mut wallet = Wallet::default();
     assert_eq!(wallet.apply_grants("a", 9, &[known(8, 50, 1, 0)], &[]).lost, [8]);
     assert_eq!(wallet.available("a", 0), Amount::ZERO);
-    // One that knows as much, or more than the leader, has lost nothing.
+    // A lease that knows at least as much as the leader has lost nothing.
     for spent in [900, 901] {
         let mut wallet = Wallet::restore([], [row(spent, 0)]);
         assert_eq!(

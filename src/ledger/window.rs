@@ -1,4 +1,4 @@
-//! When something counts: rolling, calendar and lifetime windows, and what is settled in them.
+//! Windows: rolling, calendar and lifetime, and the usage settled in them.
 
 use std::collections::VecDeque;
 
@@ -7,34 +7,35 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp, ToSpan};
 
 use super::sum::{self, AmountSum};
-use crate::api::amount::Amount;
-use crate::api::budget::{BudgetWindow, CalendarPeriod, CalendarWindow, LifetimeWindow, RollingWindow, UsageBucket};
+use agentloop_api::amount::Amount;
+use agentloop_api::budget::{BudgetWindow, CalendarPeriod, CalendarWindow, LifetimeWindow, RollingWindow, UsageBucket};
 
-/// Pieces that a rolling window is counted in; a piece leaves only when all of it is out.
+/// Number of buckets of a rolling window; a bucket expires only as a whole.
 pub const PIECES: i32 = 60;
-/// The same for what each single Agent used.
+/// The same for the usage of each single Agent.
 pub const SHARE_PIECES: i32 = 4;
 const SHORTEST_PIECE: SignedDuration = SignedDuration::from_millis(50);
 
 /// The rule of a window.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WindowRule {
-    /// The last so long, at every moment.
+    /// The time of this length before now.
     Rolling(SignedDuration),
-    /// Days, weeks or months of a zone.
+    /// Days, weeks or months in a time zone.
     Calendar(CalendarPeriod, TimeZone),
-    /// One window for ever.
+    /// A single window without an end.
     Lifetime,
 }
 
-/// A window that cannot be used.
+/// An invalid window.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 pub enum WindowError {
-    /// Not exactly one kind.
-    #[error("spec.window must have exactly one of rolling, calendar and lifetime")]
+    /// Not exactly one kind of window.
+    #[error("spec.window must have exactly one of rolling, calendar and lifetime, such as {{lifetime: {{}}}}")]
     NotOne,
-    /// A zone that is not in the IANA database.
-    #[error("spec.window.calendar.timeZone {0} is no IANA time zone, such as Europe/Berlin")]
+    /// A time zone that is not in the IANA database.
+    #[error("spec.window.calendar.timeZone {0} is not an IANA time zone: use for example Europe/Berlin or UTC")]
     Zone(String),
 }
 
@@ -51,7 +52,7 @@ impl WindowRule {
         }
     }
 
-    /// The same as a spec says it, in whole seconds.
+    /// The rule as in a spec, in whole seconds.
     #[must_use]
     pub fn write(&self) -> BudgetWindow {
         let mut window = BudgetWindow {
@@ -75,7 +76,8 @@ impl WindowRule {
         window
     }
 
-    /// Beginning of the window at `now`, which names it; 1970 where windows have no name (rolling, lifetime).
+    /// Beginning of the window at `now`, which identifies it; 1970 for rolling and lifetime windows, which have no
+    /// identity.
     #[must_use]
     pub fn start(&self, now: Timestamp) -> Timestamp {
         match self {
@@ -94,7 +96,7 @@ impl WindowRule {
         }
     }
 
-    /// End of the calendar window at `now`: the beginning of the next.
+    /// End of the calendar window at `now`, which is the beginning of the next.
     #[must_use]
     pub fn end(&self, now: Timestamp) -> Option<Timestamp> {
         match self {
@@ -103,7 +105,7 @@ impl WindowRule {
         }
     }
 
-    /// Where something settled at `now` is counted, with windows in `pieces`.
+    /// Start of the bucket for usage settled at `now`, in windows of `pieces` buckets.
     #[must_use]
     fn piece(&self, now: Timestamp, pieces: i32) -> Timestamp {
         match self {
@@ -120,7 +122,7 @@ impl WindowRule {
         }
     }
 
-    /// When a piece that began at `start` counts no more; `None`: never.
+    /// When a bucket that starts at `start` expires; `None`: never.
     #[must_use]
     fn expires(&self, start: Timestamp, pieces: i32) -> Option<Timestamp> {
         match self {
@@ -133,7 +135,7 @@ impl WindowRule {
         }
     }
 
-    /// When what landed at `at` counts no more, if it counts at `now`; `None`: never.
+    /// When usage settled at `at` expires, provided it counts at `now`; `None`: never.
     #[must_use]
     pub fn expires_at(&self, at: Timestamp, now: Timestamp) -> Option<Timestamp> {
         match self {
@@ -143,7 +145,7 @@ impl WindowRule {
         }
     }
 
-    /// Whether what landed at `at` counts at `now`.
+    /// Whether usage settled at `at` counts at `now`.
     #[must_use]
     pub fn counts(&self, at: Timestamp, now: Timestamp) -> bool {
         match self {
@@ -154,16 +156,16 @@ impl WindowRule {
     }
 }
 
-/// In whole milliseconds, rounded up: a window has at most `pieces` of them, and parts of two more at its ends.
+/// In whole milliseconds, rounded up: a window has at most `pieces` whole buckets, and parts of two more at its ends.
 fn piece_length(window: SignedDuration, pieces: i32) -> SignedDuration {
     let nanos = (window / pieces).as_nanos();
     let millis = nanos.div_euclid(1_000_000) + i128::from(nanos.rem_euclid(1_000_000) > 0);
     SignedDuration::from_millis(i64::try_from(millis).unwrap_or(i64::MAX)).max(SHORTEST_PIECE)
 }
 
-/// Beginning and end of the calendar window at `now`. Windows begin at the first instant of a civil day and end where
-/// the next begins, so that every instant is in exactly one: also where midnight does not exist (then the day begins
-/// when the clocks jump), comes twice, or where clocks set back after midnight return to the day before.
+/// Beginning and end of the calendar window at `now`. A window begins at the first instant of a civil day and ends
+/// where the next begins, so every instant is in exactly one window, even if midnight does not exist (the day then
+/// begins when the clocks jump), occurs twice, or clocks set back after midnight return to the previous day.
 fn bounds(period: CalendarPeriod, zone: &TimeZone, now: Timestamp) -> (Timestamp, Option<Timestamp>) {
     let begins = |date: Date| date.to_zoned(zone.clone()).ok().map(|start| start.timestamp());
     let today = zone.to_datetime(now).date();
@@ -180,7 +182,7 @@ fn bounds(period: CalendarPeriod, zone: &TimeZone, now: Timestamp) -> (Timestamp
         CalendarPeriod::Weekly => 1.week(),
         CalendarPeriod::Monthly => 1.month(),
     };
-    // Where clocks jump over midnight, the day begins a little after its first instant.
+    // If clocks jump over midnight, the day begins a little after its nominal first instant.
     if begins(first).is_some_and(|start| start > now) {
         first = first.checked_sub(span).unwrap_or(first);
     }
@@ -193,17 +195,17 @@ fn bounds(period: CalendarPeriod, zone: &TimeZone, now: Timestamp) -> (Timestamp
     }
 }
 
-/// What is settled in the window at hand, in pieces.
+/// The usage settled in the current window, in buckets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SettledUsage {
     pieces: i32,
-    /// The oldest first, which is also the first to leave.
+    /// Oldest first, which is also the order of expiry.
     buckets: VecDeque<UsageBucket>,
     sum: AmountSum,
 }
 
 impl SettledUsage {
-    /// Nothing, counted in at most so many pieces.
+    /// No usage, counted in at most `pieces` buckets.
     #[must_use]
     pub fn new(pieces: i32) -> Self {
         Self {
@@ -213,7 +215,7 @@ impl SettledUsage {
         }
     }
 
-    /// As it was written.
+    /// Restores written buckets.
     #[must_use]
     pub fn restore(pieces: i32, buckets: &[UsageBucket]) -> Self {
         let mut settled = Self::new(pieces);
@@ -223,18 +225,18 @@ impl SettledUsage {
         settled
     }
 
-    /// As it is written.
+    /// The buckets to be written.
     #[must_use]
     pub fn buckets(&self) -> Vec<UsageBucket> {
         self.buckets.iter().cloned().collect()
     }
 
-    /// What each piece counts.
+    /// The amount of each bucket.
     pub fn amounts(&self) -> impl Iterator<Item = &Amount> {
         self.buckets.iter().map(|bucket| &bucket.amount)
     }
 
-    /// Adds what was settled at `now`. A sum that does not fit into 64 bits stays at their end, and leaves no room.
+    /// Adds usage settled at `now`. A sum that exceeds 64 bits saturates and leaves no room.
     pub fn add(&mut self, rule: &WindowRule, now: Timestamp, amount: &Amount) {
         self.put(rule.piece(now, self.pieces), amount);
     }
@@ -255,7 +257,7 @@ impl SettledUsage {
         }
     }
 
-    /// Lets go what counts no more at `now`.
+    /// Drops what has expired at `now`.
     pub fn advance(&mut self, rule: &WindowRule, now: Timestamp) {
         while self.expiries(rule).next().is_some_and(|end| end <= now) {
             if let Some(bucket) = self.buckets.pop_front() {
@@ -264,13 +266,13 @@ impl SettledUsage {
         }
     }
 
-    /// Sum of all that counts.
+    /// The sum of all buckets.
     #[must_use]
     pub fn total(&self) -> Amount {
         self.sum.amount()
     }
 
-    /// Sums of what counts when nothing is added, each from its moment on; the first is the sum now.
+    /// The future sums if nothing is added, each with the time from which it holds; the first is the current sum.
     #[must_use]
     pub fn forecast(&self, rule: &WindowRule) -> Vec<(Timestamp, Amount)> {
         let mut sum = self.sum;
@@ -282,14 +284,14 @@ impl SettledUsage {
         sums
     }
 
-    /// The moments at which something of this leaves, in order.
+    /// The times at which buckets expire, in order.
     pub fn expiries<'a>(&'a self, rule: &'a WindowRule) -> impl Iterator<Item = Timestamp> + 'a {
         self.buckets
             .iter()
             .map_while(|bucket| rule.expires(bucket.start, self.pieces))
     }
 
-    /// Under another rule: each piece counts as if it had been settled at the last moment it can have been.
+    /// Converts to another rule: each bucket counts as if it had been settled at the last possible moment.
     pub fn translate(&mut self, old: &WindowRule, new: &WindowRule, now: Timestamp) {
         self.advance(old, now);
         let before = std::mem::replace(self, Self::new(self.pieces));
@@ -306,7 +308,7 @@ impl SettledUsage {
         self.advance(new, now);
     }
 
-    /// At least as much as `other` at every moment: of each piece the greater.
+    /// Raises each bucket to at least that of `other`.
     pub fn raise_to(&mut self, other: &Self) {
         for bucket in &other.buckets {
             let here = self.buckets.iter().find(|here| here.start == bucket.start);
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[rstest]
-    // Clocks go forward: the day has 23 hours; and back: 25.
+    // Clocks go forward: the day has 23 hours; or back: 25.
     #[case::forward(
         CalendarPeriod::Daily,
         "Europe/Berlin",
@@ -359,7 +361,7 @@ mod tests {
         "2026-11-01T04:00:00Z",
         "2026-11-02T05:00:00Z"
     )]
-    // A day without a midnight begins with its first moment.
+    // A day without midnight begins with its first instant.
     #[case::no_midnight(
         CalendarPeriod::Daily,
         "Asia/Beirut",
@@ -374,7 +376,7 @@ mod tests {
         "2018-11-04T03:00:00Z",
         "2018-11-05T02:00:00Z"
     )]
-    // Weeks begin on Monday, also over a change of the clocks.
+    // Weeks begin on Monday, also across clock changes.
     #[case::week(
         CalendarPeriod::Weekly,
         "UTC",
@@ -428,7 +430,7 @@ mod tests {
         let rule = WindowRule::Calendar(period, TimeZone::get(zone).unwrap());
         let (start, end) = (at(start), at(end));
         assert_eq!((rule.start(at(now)), rule.end(at(now))), (start, Some(end)));
-        // It holds from its first moment to its last, and not a moment longer.
+        // It holds from its first instant to its last.
         let last = end - SignedDuration::from_nanos(1);
         assert_eq!((rule.start(start), rule.start(last)), (start, start));
         assert_eq!(rule.start(end), end);

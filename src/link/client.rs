@@ -1,7 +1,7 @@
-//! The pod's side of the link: one request each for attach, report and lease, one long answer for directives.
+//! The pod's side of the link: one request each for attach, report and lease, one streamed response for directives.
 //!
-//! Reads its token anew for each request, since the kubelet rotates it, and the CA bundle whenever it has changed.
-//! Never retries: when and how often is the caller's matter.
+//! Reads its token for each request, since the kubelet rotates it, and the CA bundle whenever it has changed. Never
+//! retries: that is up to the caller.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -24,47 +24,48 @@ use super::messages::{
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Two heartbeats missed and a little: the stream is dead.
+/// Two missed heartbeats plus a margin: after this silence the stream is considered dead.
 const SILENCE: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
 
-/// Why the controller was not reached, or said no.
+/// Why a request to the controller failed.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Debug)]
 pub enum LinkError {
-    /// It said no.
-    #[error("the controller refuses this pod: {0}")]
+    /// The controller refused the request.
+    #[error("the controller rejects this pod: {0}")]
     Refused(PodRefusal),
-    /// The token or the CA bundle cannot be used.
+    /// The token or the CA bundle is unusable.
     #[error("{path}: {problem}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         problem: String,
     },
-    /// No connection, or it broke.
+    /// The connection failed or broke.
     #[error("the controller cannot be reached: {0}")]
     Transport(String),
-    /// It answered something else than the protocol says.
-    #[error("the controller's answer cannot be read: {0}")]
+    /// The answer does not follow the protocol.
+    #[error("the controller's response cannot be parsed: {0}")]
     Unreadable(String),
 }
 
 impl LinkError {
-    /// Whether another pod has taken this one's place, so that asking again is of no use.
+    /// Whether another pod has taken this one's place, so that a retry is pointless.
     #[must_use]
     pub fn is_fence(&self) -> bool {
         matches!(self, Self::Refused(refusal) if refusal.code == RefusalCode::Fenced)
     }
 }
 
-/// What the stream of directives carries.
+/// An item of the stream of directives.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DirectiveEvent {
-    /// What the pod is to do.
+    /// What the pod has to do.
     Directives(Box<Directives>),
     /// Events of a Sensor for this pod's Agent.
     Delivery(Box<Delivery>),
-    /// The controller is there.
+    /// The connection is alive.
     Heartbeat,
 }
 
@@ -77,7 +78,7 @@ pub struct LinkClient {
 }
 
 impl LinkClient {
-    /// A client for the controller at `base`; nothing is read or sent yet.
+    /// A client for the controller at `base`; does not read files or connect yet.
     #[must_use]
     pub fn new(base: &str, ca_file: PathBuf, token_file: PathBuf) -> Self {
         Self {
@@ -88,30 +89,30 @@ impl LinkClient {
         }
     }
 
-    /// Introduces the pod.
+    /// Attaches the pod.
     pub async fn attach(&self, attach: &AttachRequest) -> Result<AttachResponse, LinkError> {
         let response = self.post("/v1/attach", attach).await?;
         read_json(response).await
     }
 
-    /// Says how the pod is.
+    /// Sends a report of the pod.
     pub async fn report(&self, report: &PodReport) -> Result<(), LinkError> {
         self.post("/v1/report", report).await.map(drop)
     }
 
-    /// Says what became of leases, and asks for more.
+    /// Reports the state of leases and requests more.
     pub async fn lease(&self, request: &LeaseRequest) -> Result<LeaseResponse, LinkError> {
         let response = self.post("/v1/lease", request).await?;
         read_json(response).await
     }
 
-    /// Sends events to one who reads them.
+    /// Sends events to a subscriber.
     pub async fn events(&self, page: &EventsPage) -> Result<EventsResponse, LinkError> {
         let response = self.post("/v1/events", page).await?;
         read_json(response).await
     }
 
-    /// Listens to what the pod is to do. The stream ends when the connection does.
+    /// Follows the directives of a pod. The stream ends with the connection.
     pub async fn directives(
         &self,
         epoch: i64,
@@ -122,18 +123,18 @@ impl LinkClient {
             match (event.event.as_deref(), event.data) {
                 (Some("directives"), Some(data)) => Ok(DirectiveEvent::Directives(Box::new(parse(&data)?))),
                 (Some("delivery"), Some(data)) => Ok(DirectiveEvent::Delivery(Box::new(parse(&data)?))),
-                // Comments and events of a newer version show that it is there, no more.
+                // Comments and events of later versions only show that the connection is alive.
                 _ => Ok(DirectiveEvent::Heartbeat),
             }
         }))
     }
 
-    /// Says that the worker has events on disk.
+    /// Acknowledges events that the worker has on disk.
     pub async fn delivered(&self, delivered: &RelayedDeliveryAck) -> Result<(), LinkError> {
         self.post("/v1/delivered", delivered).await.map(drop)
     }
 
-    /// Listens to what a sensor pod is to do; `None` is a heartbeat. The stream ends when the connection does.
+    /// Follows the directives of a sensor pod; `None` is a heartbeat. The stream ends with the connection.
     pub async fn sensor(
         &self,
     ) -> Result<impl Stream<Item = Result<Option<SensorDirectives>, LinkError>> + Send + use<>, LinkError> {
@@ -147,7 +148,7 @@ impl LinkClient {
         }))
     }
 
-    /// Says how a sensor pod is.
+    /// Sends a report of a sensor pod.
     pub async fn sensor_report(&self, report: &SensorPodReport) -> Result<(), LinkError> {
         self.post("/v1/sensor/report", report).await.map(drop)
     }
@@ -165,7 +166,7 @@ impl LinkClient {
         let request = self.request(Method::GET, path)?;
         let response = tokio::time::timeout(REQUEST_TIMEOUT, send(request))
             .await
-            .map_err(|_| LinkError::Transport("no answer to the request for directives".into()))??;
+            .map_err(|_| LinkError::Transport("the request for directives timed out".into()))??;
         Ok(SseStream::from_bytes_stream(response.bytes_stream()))
     }
 
@@ -174,7 +175,7 @@ impl LinkClient {
     }
 
     fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, LinkError> {
-        let token = String::from_utf8(read(&self.token_file)?).map_err(|_| self.bad_token("is no text"))?;
+        let token = String::from_utf8(read(&self.token_file)?).map_err(|_| self.bad_token("is not UTF-8 text"))?;
         let token = token.trim();
         if token.is_empty() {
             return Err(self.bad_token("is empty"));
@@ -192,7 +193,7 @@ impl LinkClient {
         }
     }
 
-    /// The HTTP client; another one once the CA bundle has changed.
+    /// The HTTP client, rebuilt whenever the CA bundle has changed.
     fn client(&self) -> Result<Client, LinkError> {
         let bundle = read(&self.ca_file)?;
         let mut kept = self.client.lock().unwrap_or_else(PoisonError::into_inner);
@@ -201,7 +202,7 @@ impl LinkClient {
         }
         let client = build(&bundle).map_err(|error| LinkError::File {
             path: self.ca_file.clone(),
-            problem: format!("is no bundle of CA certificates: {error}"),
+            problem: format!("is not a bundle of CA certificates: {error}"),
         })?;
         *kept = Some((bundle, client.clone()));
         Ok(client)
@@ -234,7 +235,9 @@ async fn send(request: RequestBuilder) -> Result<Response, LinkError> {
     let status = response.status();
     match read_json(response).await {
         Ok(refusal) => Err(LinkError::Refused(refusal)),
-        Err(_) => Err(LinkError::Unreadable(format!("status {status} without a refusal"))),
+        Err(_) => Err(LinkError::Unreadable(format!(
+            "status {status} without a readable refusal"
+        ))),
     }
 }
 
@@ -247,7 +250,7 @@ async fn read_json<T: DeserializeOwned>(response: Response) -> Result<T, LinkErr
     serde_json::from_slice(&body).map_err(|error| LinkError::Unreadable(error.to_string()))
 }
 
-/// The innermost cause says most: `connection refused`, `invalid peer certificate`.
+/// Keeps the innermost cause, which is the most specific: `connection refused`, `invalid peer certificate`.
 fn transport(error: &reqwest::Error) -> LinkError {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {

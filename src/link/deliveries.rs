@@ -1,4 +1,4 @@
-//! How events of a sensor pod reach a receiver's worker, and the word that they did comes back.
+//! Messages that carry events of a sensor pod to a receiver's worker, and the acknowledgements back.
 //!
 //! | hop | carries |
 //! |---|---|
@@ -8,96 +8,102 @@
 //! | worker → gateway | `POST /v1/deliveries/ack` [`DeliveryAck`] |
 //! | gateway → controller | `POST /v1/delivered` [`RelayedDeliveryAck`] |
 //!
-//! Nobody on the way keeps anything: what is lost is sent again by the sensor pod's outbox, and what comes twice has no
-//! effect, since a worker passes over numbers of an outbox that it knows and acknowledges them again.
+//! No hop stores anything: what is lost is resent from the sensor pod's outbox. Duplicates have no effect, since a
+//! worker skips and re-acknowledges numbers of an outbox that it already has.
 //!
-//! A sensor pod hears what it is to do on `GET /v1/sensor`, server-sent events `directives` with [`SensorDirectives`], and
-//! reports on `POST /v1/sensor/report` a [`SensorPodReport`].
+//! A sensor pod gets its directives from `GET /v1/sensor`, server-sent events `directives` with [`SensorDirectives`],
+//! and reports to `POST /v1/sensor/report` with a [`SensorPodReport`].
 
 use serde::{Deserialize, Serialize};
 
 use super::sensor_messages::{SensorReport, SensorTerms};
-pub use crate::sensing::delivery::{Delivery, SensorEvent};
+pub use agentloop_sensing::delivery::{Delivery, SensorEvent};
 
-/// Most bytes of the events of one [`DeliveryRequest`]; an event is never so long.
+/// Most bytes of the events of one [`DeliveryRequest`]; a single event is always shorter.
 pub const MOST_DELIVERY_BYTES: usize = 192 * 1024;
-/// Most events of one [`DeliveryRequest`]: a receiver takes so many before it looks at anything else.
+/// Most events of one [`DeliveryRequest`]: a receiver takes this many before it does anything else.
 pub const MOST_DELIVERY_EVENTS: usize = 64;
-/// Notifications that an outbox keeps for receivers that are away.
+/// Most notifications that an outbox keeps for receivers that are not reachable.
 pub const MOST_NOTIFICATIONS: i64 = 10_000;
-/// Events that an outbox keeps: those beyond have lost their values and notifications before, or have none before they are
-/// scored.
+/// Most events that an outbox keeps. Older ones have already lost their values and notifications, or have none before
+/// they are scored.
 pub const MOST_EVENTS: i64 = 10_000;
-/// Seconds that the controller waits for a receiver's word.
+/// Seconds that the controller waits for a receiver's acknowledgement.
 pub const DELIVERY_SECONDS: u64 = 5;
-/// Seconds that a gateway lets its worker wait for a delivery.
+/// Seconds of a worker's long poll for a delivery at its gateway.
 pub const POLL_SECONDS: u64 = 20;
 
-/// What a sensor pod is to do. A level, sent whole.
+/// What a sensor pod has to do. The complete desired state, so repeats have no effect.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SensorDirectives {
-    /// The Sensor. `None`: not decided yet, so it goes on as it did.
+    /// The Sensor. `None`: not decided yet, so the pod continues as before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub terms: Option<SensorTerms>,
-    /// Who gets its events. `None`: not decided yet.
+    /// The receivers of its events. `None`: not decided yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub receivers: Option<Vec<ReceiverTerms>>,
 }
 
-/// An Agent that gets events.
+/// An Agent that receives events.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ReceiverTerms {
-    /// Its uid.
+    /// Uid of the Agent.
     pub uid: String,
-    /// Its name.
+    /// Name of the Agent.
     pub name: String,
-    /// Changes whenever it may have become reachable: who waits to try again does so at once.
+    /// Changes whenever the Agent may have become reachable: a sender that waits for a retry then retries at once.
     #[serde(default)]
     pub revision: u64,
 }
 
-/// What a sensor pod says of itself. Totals and levels: repeats do no harm.
+/// A report of a sensor pod. Totals and current state, so repeats have no effect.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SensorPodReport {
-    /// Of its Sensor.
+    /// The report of its Sensor.
     pub report: SensorReport,
-    /// Events that some receiver does not have yet.
+    /// Number of events that some receiver does not have yet.
     #[serde(default)]
     pub pending_deliveries: i64,
 }
 
 /// Events for one receiver.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct DeliveryRequest {
     /// Uid of the receiver.
     pub receiver: String,
-    /// What it gets.
+    /// The events.
     pub delivery: Delivery,
 }
 
-/// A receiver has all events of a Sensor through a number on disk.
+/// A receiver has all events of a Sensor up to a number on disk.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct DeliveryAck {
     /// Uid of the Sensor.
     pub sensor: String,
-    /// Id of the outbox that gave the number; empty where it is not said.
+    /// Id of the outbox that assigned the number; empty if unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub outbox: String,
     /// The number.
     pub through: i64,
 }
 
-/// A gateway passes its worker's word on.
+/// An acknowledgement of a worker, relayed by its gateway.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct RelayedDeliveryAck {
     /// Epoch of the pod.
     pub epoch: i64,
-    /// What the worker said.
+    /// The worker's acknowledgement.
     pub delivered: DeliveryAck,
 }

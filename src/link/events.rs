@@ -1,154 +1,168 @@
-//! Messages about the events of a loop: from the worker's journal over gateway and controller to whoever reads them.
+//! Messages that carry the events of a loop from the worker's journal through gateway and controller to subscribers.
 //!
 //! | route | does |
 //! |---|---|
-//! | `GET /v1/namespaces/{namespace}/agents/{name}/events?after=N&words=true`, controller | server-sent events for people, see docs/reference/events.md |
+//! | `GET /v1/namespaces/{namespace}/agents/{name}/events?after=N&words=true`, controller | server-sent events for clients, see docs/reference/events.md |
 //! | `POST /v1/events`, controller | an [`EventsPage`] of a pod → [`EventsResponse`] |
-//! | `POST /v1/readings`, gateway's socket | the same, of the worker |
+//! | `POST /v1/readings`, gateway's socket | the same, from the worker |
 //!
-//! Nothing is sent while nobody reads. Who reads shows in [`Directives::readings`](super::messages::Directives); the
-//! worker then sends pages from there on, each only after the answer to the one before. The controller keeps the cursor
-//! of each reading and takes no page that begins elsewhere, so a repeat does no harm, also of a worker that restarted.
+//! Nothing is sent without subscribers. Subscriptions are in [`Directives::readings`](super::messages::Directives); the
+//! worker then sends pages from their cursor on, each only after the answer to the previous one. The controller keeps
+//! the cursor of each subscription and rejects pages that begin elsewhere, so repeats are harmless, even by a restarted
+//! worker.
 
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
 /// Most lines of a page.
 pub const PAGE_LINES: usize = 200;
-/// Most messages that show what a detected loop was.
+/// Most messages in [`EventLine::words`].
 pub const WORDS_MESSAGES: usize = 12;
-/// Most bytes of each.
+/// Most bytes of each of these messages.
 pub const MOST_WORDS: usize = 2048;
-/// Name of the last event of a stream that the controller ends: why, and how to go on.
+/// Name of the last event of a stream that the controller ends; it gives the reason and how to continue.
 pub const END_EVENT: &str = "end";
 
-/// One event: a line of the journal. Names, numbers and hashes; no prompt, answer, argument or result but in `words`.
+/// One event: a line of the journal. Names, numbers and hashes; prompts, answers, arguments and results only in
+/// `words`.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EventLine {
     /// The line's number in the journal: the cursor.
     pub seq: i64,
-    /// Its name, such as `tool:intent`.
+    /// Name of the event, such as `tool:intent`.
     pub event: String,
-    /// When it was committed, RFC 3339.
+    /// Time of the commit, RFC 3339.
     pub at: String,
     /// The kind of line in the journal.
     pub kind: String,
-    /// The turn it belongs to.
+    /// The member of the Agent that the event is of; absent for the agent itself.
+    #[serde(skip_serializing_if = "is_main")]
+    pub member: u16,
+    /// The turn of the event.
     pub turn: i64,
-    /// The model call it belongs to.
+    /// The model call of the event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call: Option<String>,
-    /// The run of a tool it belongs to.
+    /// The tool run of the event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
-    /// Name of that tool.
+    /// Name of the tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool: Option<String>,
-    /// What that tool may do.
+    /// The declared effect of the tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub effect: Option<String>,
-    /// What became of that run.
+    /// The outcome of the tool run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
     /// A short note.
     pub note: String,
-    /// Only for who reads with words, and of `autonomy:loop_detected`: what the model said and what its tools gave last,
-    /// newest last, each as JSON and cut after [`MOST_WORDS`] bytes.
+    /// Only for subscriptions with words, and only for `autonomy:loop_detected`: the last messages of the model and
+    /// results of its tools, newest last, each as JSON and cut after [`MOST_WORDS`] bytes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub words: Vec<String>,
 }
 
-/// Somebody reads an Agent's events.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_main(member: &u16) -> bool {
+    *member == 0
+}
+
+/// A subscription to an Agent's events.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EventSubscription {
-    /// Its number, of this leader.
+    /// Number of the subscription, unique per leader.
     pub id: u64,
-    /// Where it began: after this line.
+    /// The line after which the subscription started.
     pub after: i64,
-    /// Whether the words of detected loops are wanted too.
+    /// Whether the subscriber also wants the words of detected loops.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub words: bool,
 }
 
-/// Lines for one reading, in order and without a gap but for lines that are not kept any more.
+/// Lines for one subscription, in order and without gaps, except for lines that are no longer kept.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EventsPage {
-    /// Epoch of the pod; the gateway's word.
+    /// Epoch of the pod; set by the gateway.
     pub epoch: i64,
-    /// Whose.
+    /// Number of the subscription.
     pub reading: u64,
     /// The page begins after this line.
     pub after: i64,
-    /// And ends with this one.
+    /// The page ends with this line.
     pub next: i64,
     /// The newest line of the journal.
     pub newest: i64,
-    /// The lines. The first page of a reading may have none: it says that the pod is there.
+    /// The lines. The first page of a subscription may be empty: it shows that the pod is connected.
     pub events: Vec<EventLine>,
 }
 
-/// What the controller says to a page.
+/// The controller's answer to a page.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EventsResponse {
-    /// The next page is to begin after this line: the page's own end, or its beginning when the reader has no room yet.
-    /// `None`: nobody reads any more.
+    /// The next page must begin after this line: the page's end, or its beginning if the subscriber has no room yet.
+    /// `None`: the subscription has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<i64>,
 }
 
-/// What somebody wants to read.
+/// A request to subscribe to events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
     /// Namespace of the Agent.
     pub namespace: String,
     /// Name of the Agent.
     pub name: String,
-    /// The cursor.
+    /// The cursor: begin after this line.
     pub after: i64,
-    /// Whether the words of detected loops are wanted too.
+    /// Whether the subscriber also wants the words of detected loops.
     pub words: bool,
 }
 
-/// What a reader is told.
+/// An item of a subscriber's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventStreamItem {
     /// An event.
     Line(Box<EventLine>),
-    /// The last word: why there is no more.
+    /// The end of the stream, with the reason.
     End(String),
 }
 
-/// What a reader is told, one after the other; ends after [`EventStreamItem::End`]. The reading is over when this is dropped.
+/// The stream of a subscriber; ends after [`EventStreamItem::End`]. Dropping it ends the subscription.
 pub type EventStream = BoxStream<'static, EventStreamItem>;
 
-/// Why nothing can be read.
+/// Why a subscription is refused.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 #[serde(rename_all = "camelCase")]
 pub struct ReadRefusal {
-    /// What kind.
+    /// The kind of refusal.
     pub code: ReadRefusalCode,
-    /// In words.
+    /// The reason and the fix, for people.
     pub message: String,
 }
 
-/// Kinds of refusal of a reader.
+/// Kinds of refusals of a subscription.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 pub enum ReadRefusalCode {
-    /// 400: the request cannot be read.
+    /// 400: the request is malformed.
     Malformed,
-    /// 401: no token, or none of this cluster.
+    /// 401: the token is missing or not of this cluster.
     Unauthenticated,
-    /// 403: whose token it is may not read this.
+    /// 403: the owner of the token may not read these events.
     Forbidden,
-    /// 404: there is no such Agent.
+    /// 404: the Agent does not exist.
     NotFound,
-    /// 429: too many read already.
+    /// 429: too many subscriptions.
     TooManyReaders,
-    /// 503: nothing can be read now; the message says why.
+    /// 503: no events are available now; the message gives the reason.
     Unavailable,
 }

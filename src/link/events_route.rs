@@ -1,6 +1,6 @@
-//! The route for people: an Agent's events as server-sent events.
+//! The route for clients: an Agent's events as server-sent events.
 //!
-//! Owns the HTTP side only: the cursor, the form of events, status codes. Who may read what is decided by
+//! Owns the HTTP side only: the cursor, the format of events, status codes. Authorization is up to
 //! [`Link::read`](super::server::LinkHandler::read).
 
 use axum::Json;
@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::events::{END_EVENT, EventStreamItem, ReadRefusal, ReadRefusalCode, ReadRequest};
 use super::server::{LinkCaller, LinkHandler, LinkServer, closing};
 
-/// What a browser sends when it connects again; it wins over the query, which stays the same then.
+/// Sent by browsers when they reconnect; takes precedence over the query, which they repeat unchanged.
 const LAST_EVENT_ID: &str = "last-event-id";
 
 #[derive(Deserialize)]
@@ -72,12 +72,12 @@ fn event(told: EventStreamItem) -> Result<Event, axum::Error> {
 fn no_token() -> ReadRefusal {
     ReadRefusal {
         code: ReadRefusalCode::Unauthenticated,
-        message: "no token; send the header «Authorization: Bearer <token>», such as one of «kubectl create token»"
+        message: "the token is missing; send it as `Authorization: Bearer <token>`, for example a token from `kubectl create token`"
             .into(),
     }
 }
 
-/// After which line to begin (0: with the oldest that is kept), and whether words are wanted.
+/// The line after which to begin (0: the oldest that is kept), and whether words are wanted.
 fn events_query(headers: &HeaderMap, uri: &Uri) -> Result<(i64, bool), ReadRefusal> {
     let asked = Query::<EventsQuery>::try_from_uri(uri).ok();
     let asked = asked.and_then(|Query(asked)| {
@@ -89,9 +89,8 @@ fn events_query(headers: &HeaderMap, uri: &Uri) -> Result<(i64, bool), ReadRefus
     });
     asked.ok_or_else(|| ReadRefusal {
         code: ReadRefusalCode::Malformed,
-        message:
-            "after=N and the header Last-Event-ID are the number of an event, 0 or its seq; words is true or false"
-                .into(),
+        message: "after=N and the header Last-Event-ID must be 0 or the seq of an event; words must be true or false"
+            .into(),
     })
 }
 

@@ -13,7 +13,7 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use super::sensor_messages::{SensorReport, SensorTerms};
-use crate::api::{
+use agentloop_api::{
     amount::{Amount, LimitAmounts},
     condition::LoopSign,
     failure::{CallFailure, FailureKind},
@@ -21,15 +21,17 @@ use crate::api::{
     status::{HandledRequests, LastError, LoopOutcome, LoopState, LoopUsage, PauseReason, WakeCondition},
     usage_counts::{GuardrailTrips, ToolUsage},
 };
-use crate::ledger::account::{GrantRefusal, GrantRequest, LeaseStatement};
+use agentloop_ledger::account::{GrantRefusal, GrantRequest, LeaseStatement};
 
 use super::events::EventSubscription;
 
-/// Version of this protocol.
-pub const PROTOCOL: u32 = 1;
-/// The oldest version that is still spoken: the one before, so that running pods outlive an upgrade of the controller, and
-/// new ones its way back.
-pub const OLDEST_PROTOCOL: u32 = if PROTOCOL > 1 { PROTOCOL - 1 } else { 1 };
+/// Version of this protocol. `docs/development/link-protocol.md` says when it is raised and what each version changed.
+pub const PROTOCOL: u32 = 2;
+/// The oldest version that a controller serves: the previous one, so that running pods survive an upgrade.
+pub const OLDEST_PROTOCOL: u32 = PROTOCOL - 1;
+/// The oldest version of a controller that a gateway attaches to. Controllers of version 1 do not negotiate and reject
+/// every other version. Becomes [`OLDEST_PROTOCOL`] with version 3.
+pub const OLDEST_CONTROLLER_PROTOCOL: u32 = 2;
 
 /// The newest version that both ends speak, each from its oldest to its newest; `None`: there is none.
 #[must_use]
@@ -39,50 +41,53 @@ pub fn common_protocol(ours: RangeInclusive<u32>, theirs: RangeInclusive<u32>) -
 }
 /// Seconds between heartbeats of the directives stream.
 pub const HEARTBEAT_SECONDS: u64 = 10;
-/// Seconds without contact after which a pod may do nothing any more (the run lease, DESIGN 5).
+/// Seconds without contact after which a pod must stop acting: the run lease.
 pub const RUN_LEASE_SECONDS: u64 = 60;
 /// Seconds between two reports of an unchanged loop.
 pub const REPORT_SECONDS: u64 = 15;
 
-/// A gateway introduces itself. Who it is comes from its token, never from this body.
+/// Attaches a gateway. Its identity comes from its token, never from this body.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct AttachRequest {
     /// [`PROTOCOL`] of the gateway.
     pub protocol: u32,
-    /// [`OLDEST_PROTOCOL`] of the gateway; absent: it speaks no other.
+    /// The oldest version of a controller that the gateway supports; absent: only `protocol`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest_protocol: Option<u32>,
-    /// The epoch the pod was created with.
+    /// The epoch with which the pod was created.
     pub epoch: i64,
-    /// The models that it calls: the spec may name others by now.
+    /// The models that the pod calls: the current spec may name others.
     #[serde(default)]
     pub models: Vec<PricedModel>,
 }
 
 /// A model that a pod calls.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PricedModel {
-    /// Its name, as requests carry it.
+    /// Its name in requests.
     pub name: String,
-    /// The price that the spec of the pod gives for it.
+    /// Its price in the pod's spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<ModelPrice>,
 }
 
-/// The controller's answer to [`AttachRequest`].
+/// The controller's answer to an [`AttachRequest`].
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct AttachResponse {
     /// The version that is spoken from now on.
     #[serde(default = "first_protocol")]
     pub protocol: u32,
-    /// The epoch, confirmed.
+    /// The confirmed epoch.
     pub epoch: i64,
-    /// What is known from `status`, for a pod whose storage is new: totals go on from here and never step back.
+    /// The totals in `status`, for a pod whose storage is new: totals continue from here and never decrease.
     pub known: LoopTotals,
-    /// What the pod is to do.
+    /// What the pod has to do.
     pub directives: Directives,
 }
 
@@ -92,6 +97,7 @@ fn first_protocol() -> u32 {
 }
 
 /// Totals known to the controller.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoopTotals {
@@ -101,95 +107,106 @@ pub struct LoopTotals {
     pub turn: i64,
 }
 
-/// What a pod is to do. A level, sent whole: applying it twice does nothing more.
+/// What a pod has to do. The complete desired state, so applying it twice has no further effect.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Directives {
-    /// Cut the call in flight, journal, stop. Nothing more is sent to the model.
+    /// Cut the call in flight, write the journal, and stop. Nothing more is sent to the model.
     pub suspend: bool,
-    /// Value of the annotation `agentloop.dev/wake`: end the sleep, once per value.
+    /// Value of the annotation `agentloop.dev/wake`: ends the sleep, once per value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake: Option<String>,
-    /// Value of the annotation `agentloop.dev/resume`: end a cool-down, once per value.
+    /// Value of the annotation `agentloop.dev/resume`: ends a cool-down, once per value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume: Option<String>,
-    /// What limits the calls. `None`: not decided yet, so no call is made.
+    /// The limits of the calls. `None`: not decided yet, so no call is made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<BudgetTerms>,
-    /// Sensors that run in this pod, by uid. `None`: not decided yet, so those that ran go on.
+    /// Sensors that run in this pod, by uid. `None`: not decided yet, so the running ones continue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sensors: Option<Vec<SensorTerms>>,
-    /// Names of the events that can wake the loop, of all Sensors that tell this Agent. `None`: not known yet.
+    /// Names of the events that can wake the loop, of all Sensors that deliver to this Agent. `None`: not known yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake_events: Option<Vec<String>>,
-    /// Who reads the loop's events: the worker sends them for as long as they stand here.
+    /// Subscriptions to the loop's events: the worker sends events for as long as they are listed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub readings: Vec<EventSubscription>,
 }
 
-/// What limits an Agent's calls. A call needs room in every account, and counts in all of them.
+/// The limits of an Agent's calls. A call needs room in every account and counts in all of them.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BudgetTerms {
-    /// The accounts that apply; none: nothing limits the calls.
+    /// The accounts that apply; empty: the calls are not limited.
     pub accounts: Vec<AccountTerms>,
-    /// Prices by name of the model: of those that the spec names, and of those that the running pod calls, which may be
-    /// others until the pod is replaced. Of a model that is not here no cost is counted, and no limit of cost can be
-    /// kept.
+    /// Prices by model name, for the models in the spec and those that the running pod calls, which may differ until
+    /// the pod is replaced. For a model without a price no cost is counted and no cost limit can be enforced.
     pub prices: BTreeMap<String, ModelPrice>,
-    /// An answer is clipped to what is left, but not below so many tokens.
+    /// Price of `spec.model`, for gateways of version 1 only, which ignore `prices`. Remove with version 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub price: Option<ModelPrice>,
+    /// Price of `spec.lightModel`, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub light_price: Option<ModelPrice>,
+    /// An answer is shortened to the room that is left, but not below this many tokens.
     pub min_output_tokens: u32,
     /// Why no call may be made at all: `BudgetUnavailable`, `LoopDetected`.
     pub blocked: Option<CallFailure>,
-    /// The call in flight is cut too: a budget with `onExhausted: Stop` is spent.
+    /// The call in flight is cut as well: a budget with `onExhausted: Stop` is exhausted.
     pub cut: bool,
 }
 
 /// One account that applies to an Agent.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct AccountTerms {
-    /// Its id: the uid of a budget, or `<uid of the Agent>/tokensPerHour`, `<uid of the Agent>/total`.
+    /// Id of the account: the uid of a budget, or `<uid of the Agent>/tokensPerHour`, `<uid of the Agent>/total`.
     pub account: String,
-    /// Whose limit it is, for messages.
+    /// The limit it belongs to, for messages.
     pub limit: LimitName,
-    /// Limits of the window at hand, top-ups included.
+    /// Limits of the current window, including top-ups.
     pub limits: LimitAmounts,
-    /// Limits of this Agent alone.
+    /// Limits of each single Agent.
     #[serde(default)]
     pub per_agent: LimitAmounts,
-    /// Gateways give back at once what no call in flight needs, and ask for single calls.
+    /// Gateways must return at once what no call in flight needs, and request leases for single calls only.
     #[serde(default)]
     pub recall: bool,
-    /// Spent, and a person is needed: `BudgetAsk` (a gate is open) or `BudgetExhausted` (`onExhausted: Stop`). No call.
+    /// Exhausted, and a person has to act: `BudgetAsk` (a gate is open) or `BudgetExhausted` (`onExhausted: Stop`). No
+    /// call is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<CallFailure>,
-    /// Changes whenever a refused call may have become possible: a raised limit, a top-up, a returned lease. Who waits
-    /// for room tries again then.
+    /// Changes whenever a refused call may have become possible: a raised limit, a top-up, a returned lease. Waiting
+    /// calls then retry.
     pub revision: i64,
-    /// What of it is left for this Agent.
+    /// What is left of it for this Agent.
     #[serde(default)]
     pub left: AccountRemaining,
 }
 
-/// What is left of an account's limits, in tenths of each, rounded down: it changes little, and so makes little traffic.
-/// As old as the gateway's last request for leases.
+/// What is left of an account's limits, in tenths of each, rounded down, so that it changes rarely and causes little
+/// traffic. As of the gateway's last lease request.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AccountRemaining {
     /// Of the account's limits.
     pub of_limits: LimitAmounts,
-    /// Of the Agent's part.
+    /// Of the limits per Agent.
     pub of_per_agent: LimitAmounts,
-    /// Seconds after which what was used counts no more, in a rolling window.
+    /// Length of a rolling window in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rolling_seconds: Option<i64>,
-    /// When the next window begins, where windows have an end.
+    /// Beginning of the next window, if windows have an end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resets_at: Option<jiff::Timestamp>,
 }
 
-/// Whose limit an account is.
+/// The limit that an account belongs to.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub enum LimitName {
@@ -202,7 +219,7 @@ pub enum LimitName {
 }
 
 impl std::fmt::Display for LimitName {
-    /// As people know it: `AgentBudget team`, `guardrails.total`.
+    /// The name in messages: `AgentBudget team`, `guardrails.total`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Budget(name) => write!(f, "AgentBudget {name}"),
@@ -212,32 +229,35 @@ impl std::fmt::Display for LimitName {
     }
 }
 
-/// A gateway says what became of its leases, and asks for more. Totals: repeats do no harm.
+/// Reports the state of a gateway's leases and requests more. Totals, so repeats have no effect.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LeaseRequest {
     /// Epoch of the pod.
     pub epoch: i64,
-    /// Name of the gateway's record: made once with it, 32 hexadecimal digits.
+    /// Name of the gateway's record, generated with it: 32 hexadecimal digits.
     pub record: String,
-    /// Every account that it holds leases of or asks for.
+    /// Every account in which the gateway holds or requests leases.
     pub accounts: Vec<AccountRequest>,
 }
 
-/// What a gateway says and asks of one account.
+/// A gateway's statements and request for one account.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AccountRequest {
-    /// Which.
+    /// Id of the account.
     pub account: String,
-    /// Of every lease that it knows.
+    /// The state of every lease that the gateway knows.
     pub statements: Vec<LeaseStatement>,
-    /// What it needs for its next call.
+    /// What the gateway needs for its next call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ask: Option<GrantRequest>,
 }
 
-/// The leader's answer, given once all that it grants is written.
+/// The leader's answer, sent once everything that it grants is written.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LeaseResponse {
@@ -245,198 +265,214 @@ pub struct LeaseResponse {
     pub accounts: Vec<AccountResponse>,
 }
 
-/// The leader's word about one account.
+/// The leader's answer for one account.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AccountResponse {
-    /// Which.
+    /// Id of the account.
     pub account: String,
-    /// Number of the record that it speaks from; a gateway that has heard of a newer one ignores the rest.
+    /// Epoch of the ledger record behind the answer; a gateway that knows a later one ignores the rest.
     pub epoch: i64,
-    /// Every lease of this gateway's record, whether it asked for it or not.
+    /// Every lease of this gateway's record, whether requested or not.
     pub leases: Vec<LeaseGrant>,
-    /// Leases of the request that the leader knows nothing of (any more): all about them is accounted for.
+    /// Leases of the request that the leader does not know (any more): they are completely accounted for.
     pub forgotten: Vec<i64>,
-    /// Why it gets no more.
+    /// Why no more was granted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<GrantRefusal>,
 }
 
-/// What is granted of one lease.
+/// The grant of one lease.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct LeaseGrant {
-    /// Its number.
+    /// Number of the lease.
     pub lease: i64,
     /// Total granted.
     pub granted: Amount,
-    /// What the leader heard that was spent of it. A gateway that knows less has lost what it wrote.
+    /// Total spent, as last reported to the leader. A gateway that knows less has lost data.
     #[serde(default, skip_serializing_if = "Amount::is_zero")]
     pub spent: Amount,
-    /// What the leader heard that was given back.
+    /// Total returned, as last reported to the leader.
     #[serde(default, skip_serializing_if = "Amount::is_zero")]
     pub returned: Amount,
-    /// Milliseconds, from when the request was sent, for which it may be used for new calls. `None`: not limited.
+    /// Milliseconds from the sending of the request during which the lease may be used for new calls. `None`:
+    /// unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub valid_milliseconds: Option<u64>,
 }
 
-/// What a gateway says of its pod: on every change, and every [`REPORT_SECONDS`].
+/// A report of a pod's gateway: sent on every change, and every [`REPORT_SECONDS`].
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodReport {
     /// The pod's epoch.
     pub epoch: i64,
-    /// The loop, once the worker has spoken.
+    /// The state of the loop, once the worker has reported it.
     #[serde(rename = "loop")]
     pub loop_: Option<LoopReport>,
     /// The gateway's counts since the Agent was created.
     pub usage: LoopUsage,
     /// How the last model call ended; absent before the first.
     pub model: Option<ModelReport>,
-    /// What the limits did so far.
+    /// Counters of what the limits did.
     pub budget: BudgetReport,
-    /// What the last requests looked like from outside the loop; absent before the first answer.
+    /// Statistics of the last requests, taken outside the loop; absent before the first answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pulse: Option<RequestStats>,
 }
 
-/// What limits did to the calls of one gateway: totals of its record.
+/// Effects of limits on the calls of one gateway: totals of its record.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BudgetReport {
-    /// Calls that were not made because of a limit, each refusal for itself.
+    /// Number of refusals of calls because of a limit.
     pub refused_calls: i64,
-    /// Leases of which the leader knew more than this gateway: its storage went back to an earlier state. Each was closed,
-    /// and all that was left of it counts as spent.
+    /// Number of leases about which the leader knew more than this gateway, because its storage was restored to an
+    /// earlier state. Each was closed and the rest of it counted as used.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_leases: i64,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
 fn is_zero(value: &i64) -> bool {
     *value == 0
 }
 
-/// What requests look like to one who does not trust the worker. Counting begins anew with each new value of
-/// [`Directives::resume`]: a person looked at what was before.
+/// Request statistics that do not depend on the worker. They start over with each new value of [`Directives::resume`],
+/// because a person reviewed what was before.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RequestStats {
-    /// How many of the last 20 answered requests had, byte for byte, the messages of the most frequent one.
+    /// How many of the last 20 answered requests had byte for byte the messages of the most frequent one.
     pub identical: u32,
-    /// The beginning of that one's hash: 16 hexadecimal digits.
+    /// The beginning of the hash of that request: 16 hexadecimal digits.
     pub hash: String,
     /// Tokens charged in the last 300 s: uncached input, cache writes and output.
     pub tokens: i64,
 }
 
 /// How the last model call ended.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelReport {
-    /// Absent: it answered.
+    /// The failure; absent if the call was answered.
     pub failure: Option<FailureKind>,
-    /// What to do about it; empty when it answered.
+    /// The cause and the fix; empty if the call was answered.
     #[serde(default)]
     pub message: String,
 }
 
-/// What a worker says of its loop.
+/// A worker's report of its loop.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoopReport {
-    /// One of the six states.
+    /// The current state.
     pub state: LoopState,
-    /// All reasons that hold, each with the moment it clears by itself, when that is known.
+    /// All reasons that hold the loop, each with the time at which it ends by rule, if known.
     pub reasons: Vec<HeldReason>,
-    /// Since when the state holds.
+    /// Since when the loop is in this state.
     pub since: Option<jiff::Timestamp>,
-    /// When the loop goes on by itself.
+    /// When the loop resumes by rule.
     pub resumes_at: Option<jiff::Timestamp>,
     /// What a sleep waits for.
     pub wake: Option<WakeCondition>,
     /// How the loop ended.
     pub outcome: Option<LoopOutcome>,
-    /// Turns begun.
+    /// Number of turns begun.
     pub turn: i64,
-    /// Turns completed.
+    /// Number of turns completed.
     pub turns_completed: i64,
-    /// Runs of tools that were sent.
+    /// Number of tool runs sent.
     pub tool_calls: i64,
-    /// Those of them with side effects.
+    /// Number of those with side effects.
     pub actions: i64,
-    /// How runs of tools ended.
+    /// Tool runs by outcome.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub by_tool: Vec<ToolUsage>,
-    /// How often limits were reached and loops were detected.
+    /// Number of times that limits were reached and loops were detected.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub guardrail_trips: Vec<GuardrailTrips>,
-    /// Failed turns in a row.
+    /// Consecutive failed turns.
     pub consecutive_errors: i32,
     /// Turns since the last sleep.
     pub consecutive_turns: i32,
-    /// Requests handled.
+    /// Requests by annotation that were handled.
     pub handled: HandledRequests,
     /// The last failure.
     pub last_error: Option<LastError>,
     /// The repetition that the loop is in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detected: Option<DetectedLoop>,
+    /// How the last call to `spec.lightModel` failed, while only a user can fix that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub light_model: Option<ModelReport>,
     /// Sensors that run in this pod, by uid.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sensors: Vec<SensorReport>,
 }
 
 /// A repetition that a loop is in.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct DetectedLoop {
-    /// What showed it.
+    /// The sign by which it was detected.
     pub sign: LoopSign,
-    /// What was seen and what followed, for the condition's message; hashes, and no text of a model or a tool.
+    /// The observation and the consequence, for the condition's message; contains hashes, but no text of a model or a
+    /// tool.
     pub message: String,
 }
 
 /// A reason that holds a loop.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct HeldReason {
-    /// Which.
+    /// The reason.
     pub reason: PauseReason,
-    /// When it clears by itself.
+    /// When it ends by rule; absent if unknown.
     pub until: Option<jiff::Timestamp>,
-    /// What happened and what to do, for the condition's message.
+    /// The cause and the fix, for the condition's message.
     pub message: String,
 }
 
-/// Why the controller refuses a pod.
+/// Why the controller refuses a request of a pod.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 #[serde(rename_all = "camelCase")]
 pub struct PodRefusal {
-    /// What kind.
+    /// The kind of refusal.
     pub code: RefusalCode,
-    /// In words.
+    /// The cause and the fix, for people.
     pub message: String,
 }
 
-/// Kinds of refusal.
+/// Kinds of refusals.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(
     Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::AsRefStr, strum::EnumIter,
 )]
 pub enum RefusalCode {
-    /// 401: the token is missing, expired, or of another audience.
+    /// 401: the token is missing, expired, or for another audience.
     Unauthenticated,
-    /// 403: this pod is not the pod of any Agent.
+    /// 403: this pod does not belong to any Agent.
     Unknown,
-    /// 409: another pod or a newer epoch holds this Agent.
+    /// 409: another pod, or a newer epoch, holds this Agent.
     Fenced,
-    /// 503: this replica does not lead, or its caches are not filled yet.
+    /// 503: this replica is not the leader, or its caches are not filled yet.
     NotLeading,
-    /// 503: the receiver cannot be reached now.
+    /// 503: the receiver is not reachable now.
     Away,
-    /// 400: the message cannot be read.
+    /// 400: the message is malformed.
     Malformed,
 }
 

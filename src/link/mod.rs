@@ -1,10 +1,17 @@
-//! Where controller, gateway and worker meet: the messages they exchange, and both ends of the link.
+//! The protocol between controller, gateway and worker: its messages, and both ends of the link.
 //!
-//! Two hops. Pod ⇄ controller ([`messages`]): HTTPS, an audience-bound token, the gateway speaks for its pod.
-//! Worker ⇄ gateway ([`socket`]): HTTP on a Unix socket in a volume that only those two mount.
-//! Everything is a total or a level, never a delta, so that repeats do no harm; unknown fields are ignored.
-//! Owns no decision about loops: those are the engine's and the controller's.
+//! Two hops. Pod ⇄ controller ([`messages`]): HTTPS with an audience-bound token; the gateway speaks for its pod.
+//! Worker ⇄ gateway ([`socket`]): HTTP over a Unix socket in a volume that only those two mount.
+//! Messages carry totals and complete states, never deltas, so repeats are harmless; unknown fields are ignored.
+//! Must not decide anything about loops: that is up to the engine and the controller.
 
+#![warn(missing_docs)]
+
+#[cfg(test)]
+#[macro_use]
+extern crate agentloop_texts;
+
+mod acceptor;
 pub mod client;
 pub mod deliveries;
 pub mod events;
@@ -14,3 +21,7 @@ pub mod pod;
 pub mod sensor_messages;
 pub mod server;
 pub mod socket;
+#[cfg(test)]
+mod text_tests;
+#[cfg(test)]
+mod wire_tests;

@@ -1,11 +1,11 @@
-//! What the controller tells a pod through its manifest: names of paths, variables, and the loop's configuration.
+//! What the controller passes to a pod in its manifest: paths, environment variables, and the loop's configuration.
 //!
-//! The controller writes it, worker and gateway read it; none of the three may know it any other way.
+//! Written by the controller, read by worker and gateway. Names shared through the manifest are defined only here.
 
 use serde::{Deserialize, Serialize};
 
 use super::sensor_messages::SensorTerms;
-use crate::api::AgentSpec;
+use agentloop_api::AgentSpec;
 
 /// Environment variable with [`PodConfig`] as JSON.
 pub const CONFIG_ENV: &str = "AGENTLOOP_POD";
@@ -19,7 +19,7 @@ pub const JOURNAL_DIR: &str = "/var/lib/agentloop/worker";
 pub const RECORD_DIR: &str = "/var/lib/agentloop/gateway";
 /// Files of the Agent (worker, read-only).
 pub const WORKSPACE_DIR: &str = "/workspace";
-/// Name of their volume in the manifest.
+/// Name of the workspace volume in the manifest.
 pub const WORKSPACE_VOLUME: &str = "workspace";
 /// Mounted ConfigMap key of `instructionsFrom` (worker).
 pub const INSTRUCTIONS_FILE: &str = "/etc/agentloop/instructions/text";
@@ -67,7 +67,7 @@ pub const GATEWAY_UID: i64 = 65533;
 pub const MOST_SKILL_BYTES: usize = 128 * 1024;
 /// Seconds a worker has to finish or cancel its call after SIGTERM.
 pub const DRAIN_SECONDS: u64 = 25;
-/// `terminationGracePeriodSeconds` of the pod: drain and 5 s more (C33).
+/// `terminationGracePeriodSeconds` of the pod: the drain and 5 s more.
 pub const GRACE_SECONDS: i64 = 30;
 
 /// Configuration of one pod.
@@ -82,9 +82,9 @@ pub struct PodConfig {
     pub uid: String,
     /// Fencing epoch of this pod.
     pub epoch: i64,
-    /// Base address of the link, `https://agentloop-link.<namespace>.svc:8443`.
+    /// Base URL of the link, `https://agentloop-link.<namespace>.svc:8443`.
     pub link_url: String,
-    /// The spec, whole but for `pod`; for the gateway also without `instructions`.
+    /// The spec without `pod`; for the gateway also without `instructions`.
     pub spec: AgentSpec,
     /// Where the gateway may connect to.
     #[serde(default)]
@@ -95,21 +95,21 @@ pub struct PodConfig {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AgentEgress {
-    /// Whether addresses of private networks are open.
+    /// Whether private addresses are allowed.
     pub private_addresses: PrivateAddresses,
-    /// Ranges of addresses that are open though they are closed.
+    /// Address ranges that are allowed although they are blocked by default.
     pub allowed_ranges: Vec<String>,
-    /// Ranges of addresses that are closed too.
+    /// Address ranges that are blocked in addition.
     pub denied_ranges: Vec<String>,
 }
 
-/// Whether Agents reach addresses of private networks, which pods and Services of a cluster mostly have.
+/// Whether Agents may connect to private addresses, which most pods and Services of a cluster have.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString, strum::Display)]
 pub enum PrivateAddresses {
-    /// They do: many model servers and tool servers are there.
+    /// Allowed, because many model and tool servers have private addresses.
     #[default]
     Allow,
-    /// They do not, but for ranges that are allowed.
+    /// Blocked, except for the allowed ranges.
     Deny,
 }
 
@@ -119,14 +119,14 @@ pub enum PrivateAddresses {
 pub struct SensorPodConfig {
     /// Namespace of the Sensor.
     pub namespace: String,
-    /// Base address of the link.
+    /// Base URL of the link.
     pub link_url: String,
-    /// The Sensor as it was when the pod was made: with it the pod listens before it has heard of the controller.
+    /// The Sensor at the creation of the pod: with it the pod can start before it has reached the controller.
     pub terms: SensorTerms,
-    /// Ranges of addresses that it may connect to though they are closed.
+    /// Address ranges that are allowed although they are blocked by default.
     #[serde(default)]
     pub allowed_ranges: Vec<String>,
-    /// Ranges of addresses that it may not connect to.
+    /// Address ranges that are blocked in addition.
     #[serde(default)]
     pub denied_ranges: Vec<String>,
 }

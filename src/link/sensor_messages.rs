@@ -1,13 +1,14 @@
-//! What the controller and the pods say to each other about Sensors.
+//! Messages between the controller and pods about Sensors.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::api::SensorSpec;
-use crate::api::sensor::SensorTotals;
+use agentloop_api::SensorSpec;
+use agentloop_api::sensor::SensorTotals;
 
-/// A Sensor that a pod is to run. A level: an unknown one starts, a changed one goes on with its new spec, one that is
-/// not named any more ends.
+/// A Sensor that a pod has to run. The complete desired state: an unknown Sensor starts, a changed one continues with
+/// its new spec, and one that is not listed ends.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct SensorTerms {
@@ -18,40 +19,44 @@ pub struct SensorTerms {
     /// Generation of its spec.
     pub generation: i64,
     /// The spec, without its receivers.
+    #[cfg_attr(test, schemars(with = "serde_json::Value"))]
     pub spec: SensorSpec,
 }
 
-/// What a pod says of a Sensor that it runs, or that has events scored there. Totals and levels: repeats do no harm.
+/// A pod's report about a Sensor that it runs, or whose events it scores. Totals and current state, so repeats have no
+/// effect.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SensorReport {
     /// Uid of the Sensor.
     pub uid: String,
-    /// Generation of the spec that it runs by. 0: it runs in a pod of its own, and of `totals` only what scores did in
-    /// this one is said.
+    /// Generation of the spec in use. 0: the Sensor runs in its own pod, and `totals` contains only what scores did in
+    /// this one.
     pub generation: i64,
-    /// What it did since the pod's Agent first heard of it; kept with the journal.
+    /// Totals since the pod's Agent became a receiver; kept with the journal.
     pub totals: SensorTotals,
-    /// When the last accepted event came, and its id.
+    /// The last accepted event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<LastEvent>,
     /// Failures since the last success.
     #[serde(default)]
     pub consecutive_failures: i64,
-    /// Why it does not hear or understand what comes; absent: it does. Never text of a payload.
+    /// Why events are not received or understood; absent: they are. Never contains text of a payload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// When it tries again after a failure, or ticks next.
+    /// The next retry after a failure, or the next tick.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt_at: Option<Timestamp>,
 }
 
 /// The last accepted event.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct LastEvent {
-    /// When it came.
+    /// When it was received.
     pub at: Timestamp,
-    /// Its id.
+    /// Id of the event.
     pub id: String,
 }

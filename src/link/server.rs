@@ -1,10 +1,10 @@
 //! The controller's end of the link: routes, limits and status codes.
 //!
-//! Owns the HTTP side only. Who a pod is and what it may do is decided by an implementation of [`LinkHandler`]. The route for
-//! people is in `reading`.
+//! Owns the HTTP side only. Authentication and all decisions are up to an implementation of [`LinkHandler`]. The route
+//! for subscribers is in `events_route`.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
 use axum_server::Handle;
-use axum_server::tls_rustls::RustlsConfig;
+use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use futures::future::ready;
 use futures::{Stream, StreamExt, stream};
 use hyper_util::rt::TokioTimer;
@@ -27,6 +27,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tokio_util::sync::CancellationToken;
 
+use super::acceptor::SlotAcceptor;
 use super::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
@@ -36,16 +37,16 @@ use super::messages::{
     AttachRequest, AttachResponse, Directives, HEARTBEAT_SECONDS, LeaseRequest, LeaseResponse, OLDEST_PROTOCOL,
     PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode, common_protocol,
 };
-use crate::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
+use agentloop_support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 
-/// Largest body of a request.
+/// Largest request body in bytes.
 pub const MAX_BODY_BYTES: usize = 256 * 1024;
 /// Length of the name of a gateway's record.
 const RECORD_DIGITS: usize = 32;
-/// How long open requests may go on after the server was told to stop.
+/// How long open requests may continue after the server is stopped.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
-/// Who speaks, as its token proves.
+/// Identity of a pod, as proved by its token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodIdentity {
     /// Namespace of the pod.
@@ -58,7 +59,7 @@ pub struct PodIdentity {
     pub kind: PodKind,
 }
 
-/// What a pod may speak about, as the service account of its token says.
+/// The kind of a pod, which follows from the service account of its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodKind {
     /// An Agent.
@@ -67,33 +68,34 @@ pub enum PodKind {
     Sensor,
 }
 
-/// What answers pods.
+/// Handles the requests of pods.
 pub trait LinkHandler: Send + Sync + 'static {
-    /// Which pod holds this token, which came from `address`.
+    /// The pod that holds this token; the request came from `address`.
     fn authenticate(
         &self,
         token: &str,
         address: IpAddr,
     ) -> impl Future<Output = Result<PodIdentity, PodRefusal>> + Send;
-    /// A pod introduces itself.
+    /// A pod attaches.
     fn attach(&self, pod: &PodIdentity, attach: &AttachRequest) -> Result<AttachResponse, PodRefusal>;
     /// A pod reports.
     fn report(&self, pod: &PodIdentity, report: PodReport) -> Result<(), PodRefusal>;
-    /// A gateway says what became of its leases, and asks for more; answered once what it is granted is written.
+    /// A gateway reports its leases and requests more; answered once what it is granted is written.
     fn lease(
         &self,
         pod: &PodIdentity,
         request: LeaseRequest,
     ) -> impl Future<Output = Result<LeaseResponse, PodRefusal>> + Send;
-    /// What a pod is to do, now and later. The sender goes away when the pod may no longer speak.
+    /// The directives of a pod, now and on each change. The sender is dropped when the pod may no longer use the link.
     fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, PodRefusal>;
-    /// A pod sends events to one who reads them; answered once there is room for them, or there is none for too long.
+    /// A pod sends events to a subscriber; answered once the subscriber has room for them, or has had none for too
+    /// long.
     fn events(
         &self,
         pod: &PodIdentity,
         page: EventsPage,
     ) -> impl Future<Output = Result<EventsResponse, PodRefusal>> + Send;
-    /// Somebody with this token wants to read an Agent's events, from `address`.
+    /// The holder of this token subscribes to an Agent's events, from `address`.
     fn read(
         &self,
         token: &str,
@@ -104,24 +106,24 @@ pub trait LinkHandler: Send + Sync + 'static {
     fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, PodRefusal>;
     /// The Agent of this pod has events on disk.
     fn delivered(&self, pod: &PodIdentity, delivered: RelayedDeliveryAck) -> Result<(), PodRefusal>;
-    /// What a sensor pod is to do, now and later.
+    /// The directives of a sensor pod, now and on each change.
     fn sensor(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, PodRefusal>;
     /// A sensor pod reports.
     fn sensor_report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), PodRefusal>;
-    /// A sensor pod has events for a receiver; answered once that has them on disk.
+    /// A sensor pod sends events for a receiver; answered once the receiver has them on disk.
     fn deliver(
         &self,
         pod: &PodIdentity,
         deliver: DeliveryRequest,
     ) -> impl Future<Output = Result<DeliveryAck, PodRefusal>> + Send;
-    /// A request was refused.
+    /// Called for each refused request.
     fn refused(&self, refusal: &PodRefusal);
 }
 
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkLimits {
-    /// Connections; those over the bounds are closed at once. Whose token was taken is no stranger.
+    /// Connections. A peer is a stranger until a token of it was accepted.
     pub connections: ConnectionBounds,
     /// Time between two heartbeats of a directives stream.
     pub heartbeat: Duration,
@@ -185,7 +187,7 @@ fn router<L: LinkHandler>(link: Arc<L>, limits: LinkLimits, stop: CancellationTo
         .with_state(server)
 }
 
-/// Serves the link over TLS until `stop`, then lets open requests finish for a moment.
+/// Serves the link over TLS until `stop`, then gives open requests a moment to finish.
 pub async fn serve<L: LinkHandler>(
     listener: tokio::net::TcpListener,
     tls: RustlsConfig,
@@ -194,18 +196,13 @@ pub async fn serve<L: LinkHandler>(
     stop: CancellationToken,
 ) -> std::io::Result<()> {
     let app = router(link, limits, stop.clone());
-    let slots = ConnectionLimiter::new(limits.connections);
-    // A connection without a slot is closed before its handshake; a slot lives as long as its connection's service.
-    let per_connection = tower::service_fn(move |address: SocketAddr| {
-        let slot = slots.take(address.ip());
-        let app = app.clone();
-        async move {
-            slot.map(|slot| app.layer(Extension(Arc::new(slot))))
-                .ok_or_else(|| std::io::Error::other("no slot"))
-        }
-    });
+    let acceptor = SlotAcceptor {
+        tls: RustlsAcceptor::new(tls),
+        slots: ConnectionLimiter::new(limits.connections),
+    };
     let handle = Handle::new();
-    let mut server = axum_server::from_tcp_rustls(listener.into_std()?, tls)?
+    let mut server = axum_server::from_tcp(listener.into_std()?)?
+        .acceptor(acceptor)
         .handle(handle.clone())
         .http1_only();
     server
@@ -219,7 +216,7 @@ pub async fn serve<L: LinkHandler>(
         std::future::pending::<Infallible>().await
     };
     tokio::select! {
-        result = server.serve(per_connection) => result,
+        result = server.serve(app.into_make_service()) => result,
         never = stopper => match never {},
     }
 }
@@ -231,8 +228,8 @@ async fn attach<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: Lin
         let theirs = attach.oldest_protocol.unwrap_or(attach.protocol)..=attach.protocol;
         let Some(protocol) = common_protocol(OLDEST_PROTOCOL..=PROTOCOL, theirs) else {
             return Err(malformed(format!(
-                "protocol {} is not spoken here, {OLDEST_PROTOCOL} to {PROTOCOL} are; run gateway and controller of versions \
-                 that follow each other",
+                "protocol version {} is not supported, {OLDEST_PROTOCOL} to {PROTOCOL} are: delete the pod, so that the \
+                 controller creates one of its own version",
                 attach.protocol
             )));
         };
@@ -264,7 +261,9 @@ async fn lease<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: Link
         let request: LeaseRequest = read(request, server.limits.read_timeout).await?;
         let digits = request.record.bytes().all(|byte| byte.is_ascii_hexdigit());
         if request.record.len() != RECORD_DIGITS || !digits {
-            return Err(malformed(format!("record must be {RECORD_DIGITS} hexadecimal digits")));
+            return Err(malformed(format!(
+                "record must have {RECORD_DIGITS} hexadecimal digits"
+            )));
         }
         server.link.lease(&pod, request).await
     };
@@ -283,7 +282,7 @@ async fn directives<L: LinkHandler>(State(server): State<LinkServer<L>>, caller:
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         let query = Query::<DirectivesQuery>::try_from_uri(&uri)
-            .map_err(|_| malformed("the query must be epoch=N, the epoch of the pod".into()))?;
+            .map_err(|_| malformed("the query must be epoch=N with the epoch of the pod".into()))?;
         let levels = server.link.directives(&pod, query.epoch)?;
         Ok((levels, server.link.deliveries(&pod, query.epoch)?))
     };
@@ -327,7 +326,7 @@ async fn sensor<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: Lin
 
 type SseItem = Option<Result<Event, axum::Error>>;
 
-/// An answer that goes on until its first `None`, or until the server stops.
+/// A stream of server-sent events that ends at its first `None`, or when the server stops.
 fn sse_response<L: LinkHandler>(
     server: &LinkServer<L>,
     events: impl Stream<Item = SseItem> + Send + 'static,
@@ -342,14 +341,14 @@ fn sse_response<L: LinkHandler>(
         .into_response()
 }
 
-/// The level now and each new one; its end when the sender is gone.
+/// The current value and each later one; ends when the sender is dropped.
 fn directives_stream<T: Serialize + Clone + Send + Sync + 'static>(
     levels: watch::Receiver<T>,
 ) -> impl Stream<Item = SseItem> {
     with_end_marker(WatchStream::new(levels).map(|level| Event::default().event("directives").json_data(level)))
 }
 
-/// A stream whose end shows among the items of others.
+/// Appends an end marker, so that the end is visible after merging with other streams.
 fn with_end_marker(events: impl Stream<Item = Result<Event, axum::Error>>) -> impl Stream<Item = SseItem> {
     events.map(Some).chain(stream::iter([None]))
 }
@@ -404,19 +403,19 @@ async fn deliver<L: LinkHandler>(
     }
 }
 
-/// Who sent a request, as far as the request says.
+/// The caller of a request, as far as the request identifies it.
 pub(super) struct LinkCaller {
     slot: Arc<ConnectionSlot>,
     token: Option<String>,
 }
 
 impl LinkCaller {
-    /// The token that came, and from where; `None`: none came.
+    /// The token and the address it came from; `None` without a token.
     pub(super) fn token(&self) -> Option<(&str, IpAddr)> {
         Some((self.token.as_deref()?, self.slot.address()))
     }
 
-    /// Its token was taken: its connection is no stranger's any more.
+    /// Called once the token is accepted: the connection no longer counts as one of a stranger.
     pub(super) fn mark_authenticated(&self) {
         self.slot.mark_authenticated();
     }
@@ -426,7 +425,7 @@ impl<S: Sync> FromRequestParts<S> for LinkCaller {
     type Rejection = StatusCode;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, StatusCode> {
-        // Every connection has a slot.
+        // The server gives every connection a slot.
         let slot = parts.extensions.get::<Arc<ConnectionSlot>>().cloned();
         let token = parts
             .headers
@@ -442,7 +441,7 @@ impl<S: Sync> FromRequestParts<S> for LinkCaller {
     }
 }
 
-/// Who speaks; refused when it is another kind of pod than the route is for.
+/// The pod behind a request; refuses pods of another kind than the route is for.
 async fn authenticate<L: LinkHandler>(
     server: &LinkServer<L>,
     caller: &LinkCaller,
@@ -451,7 +450,7 @@ async fn authenticate<L: LinkHandler>(
     let Some((token, address)) = caller.token() else {
         return Err(PodRefusal {
             code: RefusalCode::Unauthenticated,
-            message: "no token; send the header «Authorization: Bearer <token>»".into(),
+            message: "the token is missing; send it as `Authorization: Bearer <token>`".into(),
         });
     };
     let pod = server.link.authenticate(token, address).await?;
@@ -459,28 +458,28 @@ async fn authenticate<L: LinkHandler>(
     if pod.kind != kind {
         return Err(PodRefusal {
             code: RefusalCode::Unknown,
-            message: "this route is not for pods of this service account".into(),
+            message: "this route does not serve pods with this service account".into(),
         });
     }
     Ok(pod)
 }
 
-/// Reads a JSON body within the limits. Messages never repeat what was sent.
+/// Reads a JSON body within the limits. Messages never quote it.
 async fn read<T: DeserializeOwned>(request: Request, longest: Duration) -> Result<T, PodRefusal> {
     let body = timeout(longest, axum::body::to_bytes(request.into_body(), MAX_BODY_BYTES));
     let bytes = body
         .await
         .map_err(|_| malformed(format!("the body did not arrive within {} s", longest.as_secs())))?
-        .map_err(|_| malformed(format!("the body is cut, or larger than {MAX_BODY_BYTES} bytes")))?;
+        .map_err(|_| malformed(format!("the body is truncated, or larger than {MAX_BODY_BYTES} bytes")))?;
     serde_json::from_slice(&bytes).map_err(|error| {
         malformed(format!(
-            "the body is not the JSON that is expected (line {}, column {}: {})",
+            "the body is not the expected JSON (line {}, column {}: {})",
             error.line(),
             error.column(),
             match error.classify() {
-                serde_json::error::Category::Data => "a field is missing or of another type",
-                serde_json::error::Category::Eof => "it ends too early",
-                serde_json::error::Category::Io | serde_json::error::Category::Syntax => "it is not JSON",
+                serde_json::error::Category::Data => "a field is missing or has the wrong type",
+                serde_json::error::Category::Eof => "it is truncated",
+                serde_json::error::Category::Io | serde_json::error::Category::Syntax => "it is not valid JSON",
             }
         ))
     })
@@ -502,7 +501,7 @@ fn refuse<L: LinkHandler>(link: &L, refusal: &PodRefusal) -> Response {
     answer.into_response()
 }
 
-/// An answer to one who did not show who they are: the last one on its connection.
+/// An answer to an unauthenticated caller: it closes the connection.
 pub(super) fn closing(answer: impl IntoResponse) -> Response {
     ([(header::CONNECTION, "close")], answer).into_response()
 }

@@ -3,25 +3,26 @@
 //! | route | does |
 //! |---|---|
 //! | `GET /v1/session` | [`WorkerSession`]; 503 until the gateway is attached |
-//! | `POST /v1/chat/completions` | one model call; header [`CALL_HEADER`] names it, [`PURPOSE_HEADER`] says what it is for |
-//! | `POST /v1/messages` | the same, of api `AnthropicMessages` |
-//! | `POST /v1/calls/{id}/ack` | the journal has the answer: the gateway may forget it |
+//! | `POST /v1/chat/completions` | one model call; header [`CALL_HEADER`] identifies it, [`PURPOSE_HEADER`] gives its purpose |
+//! | `POST /v1/messages` | the same for api `AnthropicMessages` |
+//! | `POST /v1/responses` | the same for api `OpenAIResponses` |
+//! | `POST /v1/calls/{id}/ack` | the outcome is in the journal: the gateway may delete it |
 //! | `POST /v1/calls/{id}/cancel` | cut the call in flight |
-//! | `POST`, `GET`, `DELETE /v1/mcp/{server}` | passed on to that tool server of the spec, streaming; [`MCP_FAILURE_HEADER`] |
+//! | `POST`, `GET`, `DELETE /v1/mcp/{server}` | forwarded to that tool server of the spec, streaming; [`MCP_FAILURE_HEADER`] |
 //! | `PUT /v1/report` | a [`LoopReport`](super::messages::LoopReport), relayed upwards |
-//! | `POST /v1/readings` | an [`EventsPage`](super::events::EventsPage) for one who reads, passed on; 502: not now |
+//! | `POST /v1/readings` | an [`EventsPage`](super::events::EventsPage) for a subscriber, relayed; 502: not now |
 //! | `GET /v1/events` | server-sent events, each a [`SocketEvent`]: at once, on change, and every 5 s |
-//! | `GET /v1/deliveries` | waits for events of a Sensor's pod: 200 with a [`Delivery`](super::deliveries::Delivery), or 204 |
-//! | `POST /v1/deliveries/ack` | a [`Delivered`](super::deliveries::DeliveryAck): they are on disk; 502 when nobody could be told |
+//! | `GET /v1/deliveries` | waits for events of a sensor pod: 200 with a [`Delivery`](super::deliveries::Delivery), or 204 |
+//! | `POST /v1/deliveries/ack` | a [`DeliveryAck`](super::deliveries::DeliveryAck): the events are on disk; 502 if it could not be relayed |
 //! | `GET /v1/healthz` | 200 while the gateway serves |
 //!
-//! A call is idempotent by its id: a repeat joins the call in flight, or gets the kept answer byte for byte,
-//! and never reaches the provider a second time. A failed call answers with a status of 500 or above, the header
-//! [`FAILURE_HEADER`] and a [`CallFailure`](crate::api::failure::CallFailure) as JSON; a stream that fails after its start
-//! ends with an event named [`FAILURE_EVENT`] carrying the same JSON.
+//! A call is idempotent by its id: a repeated request joins the call in flight or gets the recorded answer byte for
+//! byte, and never reaches the provider a second time. A failed call is answered with a status of 500 or above, the
+//! header [`FAILURE_HEADER`] and a [`CallFailure`](agentloop_api::failure::CallFailure) as JSON; a stream that fails after
+//! its start ends with an event named [`FAILURE_EVENT`] that contains the same JSON.
 //!
-//! What an answer cost, where its price is known, is said beside it in whole micro-dollars: of a whole answer in the header
-//! [`COST_HEADER`], of a stream in an event named [`COST_EVENT`] after all others. The server's own bytes stay as they are.
+//! The cost of an answer, if its price is known, is given in whole micro-dollars: in the header [`COST_HEADER`] of a
+//! whole answer, or in an event named [`COST_EVENT`] at the end of a stream. The server's own bytes are unchanged.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,22 +30,22 @@ use super::messages::{Directives, LoopTotals};
 
 /// Request header: the call's id, such as `t12c1a1`.
 pub const CALL_HEADER: &str = "x-agentloop-call";
-/// Request header: what the call is for, a [`CallPurpose`](crate::engine::CallPurpose); absent: a turn.
+/// Request header: the purpose of the call, a `CallPurpose` of the engine; absent: a turn.
 pub const PURPOSE_HEADER: &str = "x-agentloop-purpose";
-/// Response header of a failed call: its [`FailureKind`](crate::api::failure::FailureKind).
+/// Response header of a failed call: its [`FailureKind`](agentloop_api::failure::FailureKind).
 pub const FAILURE_HEADER: &str = "x-agentloop-failure";
-/// Response header of a request that a tool server did not answer: `NotSent` when it certainly did not get it, else
-/// `NoAnswer`. The body says why, in words. An answer of the server itself never has this header.
+/// Response header of a request that a tool server did not answer: `NotSent` if it certainly did not receive it,
+/// otherwise `NoAnswer`. The body is a message for people. Answers of the server itself never have this header.
 pub const MCP_FAILURE_HEADER: &str = "x-agentloop-mcp-failure";
-/// The server certainly did not get the request.
+/// The server certainly did not receive the request.
 pub const NOT_SENT: &str = "NotSent";
-/// The server may have got the request.
+/// The server may have received the request.
 pub const NO_ANSWER: &str = "NoAnswer";
 /// Name of the last event of a stream that failed after its start.
 pub const FAILURE_EVENT: &str = "agentloop.failure";
-/// Response header of a whole answer: what it cost in micro-dollars. Absent: nobody knows.
+/// Response header of a whole answer: its cost in micro-dollars. Absent: unknown.
 pub const COST_HEADER: &str = "x-agentloop-cost-micro-usd";
-/// Name of the last event of a stream that says the same.
+/// Name of the last event of a stream: its cost in micro-dollars.
 pub const COST_EVENT: &str = "agentloop.cost-micro-usd";
 
 /// What a worker must know before it starts its loop.
@@ -53,21 +54,21 @@ pub const COST_EVENT: &str = "agentloop.cost-micro-usd";
 pub struct WorkerSession {
     /// The pod's epoch.
     pub epoch: i64,
-    /// Totals that a worker with a new journal goes on from.
+    /// Totals from which a worker with a new journal continues.
     pub known: LoopTotals,
 }
 
-/// What the gateway tells the worker.
+/// The gateway's state, as sent to the worker.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SocketEvent {
-    /// What the pod is to do.
+    /// What the pod has to do.
     pub directives: Directives,
     /// Milliseconds since the last contact with the controller.
     pub link_age_milliseconds: u64,
-    /// When this was said, by the wall clock that worker and gateway share.
+    /// Time of this event by the wall clock, which worker and gateway share.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub said_at: Option<jiff::Timestamp>,
-    /// True: a newer pod has taken over; this one stops for good.
+    /// A newer pod has taken over; this one stops permanently.
     pub fenced: bool,
 }

@@ -1,7 +1,7 @@
-//! What the loops of a run look like at one moment: one row an Agent.
+//! The state of the loops of a run at one moment: one row for each Agent.
 //!
-//! From what gateways last said where a pod runs, else from the status. Decides whether a loop can still do anything by
-//! itself. No text of a prompt or an answer is in any of it.
+//! Taken from the last report of a gateway if a pod runs, otherwise from the status. Decides whether a loop can still
+//! do anything without an input. Contains no text of a prompt or an answer.
 
 use std::fmt::Write as _;
 
@@ -12,22 +12,18 @@ use crate::api::Agent;
 use crate::api::status::{LoopOutcome, LoopState, PauseReason, WakeType};
 use crate::link::messages::{LoopReport, PodReport};
 
-/// One Agent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentRow {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub agent: String,
     /// State of the loop.
     pub state: LoopState,
-    /// What holds it.
+    /// The reasons that hold it.
     pub reasons: Vec<PauseReason>,
-    /// When it goes on by itself.
+    /// When it resumes without an input.
     pub resumes_at: Option<Timestamp>,
-    /// What a sleep waits for, when it is more than a moment.
+    /// What a sleep waits for, other than a time.
     pub wakes_on: Option<String>,
-    /// How it ended.
     pub outcome: Option<LoopOutcome>,
     /// Turns begun and completed.
     pub turns: (i64, i64),
@@ -35,15 +31,15 @@ pub struct AgentRow {
     pub tokens: i64,
     /// Failed turns in a row.
     pub errors: i32,
-    /// Kind of the last failure, while failures go on.
+    /// Kind of the last failure, while failures continue.
     pub last_error: Option<String>,
-    /// Why it cannot run at all, or what a person has to do: in words.
+    /// Why it cannot run at all, or what a person has to do.
     pub message: Option<String>,
-    /// It does nothing more by itself.
+    /// It does nothing more without an input.
     pub at_rest: LoopActivity,
 }
 
-/// Whether a loop still does anything by itself.
+/// Whether a loop still does anything without an input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoopActivity {
     /// It does.
@@ -51,11 +47,11 @@ pub enum LoopActivity {
     Alive,
     /// It ended, is suspended, or waits for a person.
     Resting,
-    /// It cannot run: a mistake that shows only in the run.
+    /// It cannot run: a mistake that only shows at run time.
     Refused,
 }
 
-/// The row of an Agent. `said`: what its gateway last said.
+/// The row of an Agent. `said`: the last report of its gateway.
 #[must_use]
 pub fn row(agent: &Agent, said: Option<&PodReport>) -> AgentRow {
     let meta = &agent.metadata;
@@ -67,7 +63,7 @@ pub fn row(agent: &Agent, said: Option<&PodReport>) -> AgentRow {
     let written = of_status(agent, empty);
     let said = said.and_then(|report| Some((report, report.loop_.as_ref()?)));
     let mut row = match said {
-        // An end that is written is final: the pod is on its way out.
+        // An end that is persisted is final: the pod is terminating.
         Some((report, loop_)) if written.at_rest != LoopActivity::Refused && written.outcome.is_none() => {
             of_report(report, loop_, written)
         }
@@ -96,7 +92,7 @@ fn of_status(agent: &Agent, empty: AgentRow) -> AgentRow {
         .iter()
         .find(|condition| condition.type_ == "Accepted" && condition.status == "False");
     let loop_ = status.r#loop.clone().unwrap_or_default();
-    // What an earlier run wrote of a loop that is to go on.
+    // A status of an earlier run, about a loop that is to continue.
     let stale = loop_.outcome.is_none() && !agent.spec.suspend && refused.is_none();
     let rest = match (refused, loop_.outcome) {
         (Some(_), _) => LoopActivity::Refused,
@@ -145,18 +141,17 @@ fn of_report(report: &PodReport, loop_: &LoopReport, written: AgentRow) -> Agent
     }
 }
 
-/// Paused, and no moment is known at which it goes on: somebody has to change something. A lost link and limits that
-/// are not known yet heal by themselves.
+/// Paused without a known end: a person has to change something. A lost link and limits that are not known yet recover
+/// without one.
 fn waits_for_person(loop_: &LoopReport) -> bool {
-    let heals = |reason: PauseReason| matches!(reason, PauseReason::LinkLost | PauseReason::BudgetUnavailable);
     loop_.state == LoopState::Paused
         && loop_.resumes_at.is_none()
         && !loop_.reasons.is_empty()
-        && loop_.reasons.iter().all(|held| !heals(held.reason))
+        && loop_.reasons.iter().all(|held| !held.reason.facts().recovers)
 }
 
 impl AgentRow {
-    /// What it waits for, in a few words.
+    /// What it waits for, as a short text.
     #[must_use]
     pub fn waits_for(&self, zone: &TimeZone) -> String {
         let mut text = String::new();

@@ -1,6 +1,7 @@
-//! Kubernetes' API over the [`ObjectStore`], as far as the controller speaks it. No socket: the client's transport is this.
+//! The Kubernetes API over the [`ObjectStore`], as far as the controller uses it. There is no socket: this is the
+//! client's transport.
 //!
-//! Owns paths, verbs and answers. Serves the controller of this process and nobody else, so it checks no rights.
+//! Owns paths, verbs and responses. Serves only the controller of this process, so it checks no authorization.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -26,22 +27,21 @@ use crate::api::LINK_AUDIENCE;
 use crate::link::pod::{SENSOR_SERVICE_ACCOUNT, SERVICE_ACCOUNT};
 use crate::link::server::{PodIdentity, PodKind};
 
-/// Longest body; the controller's own requests are far shorter.
+/// The longest body; the controller's own requests are far shorter.
 const MAX_BODY: usize = 4 * 1024 * 1024;
-/// Events: they are answered and not kept.
+/// Events are accepted and dropped.
 const EVENTS: &str = "events.k8s.io/events";
-/// Reviews of tokens.
 const TOKEN_REVIEWS: &str = "authentication.k8s.io/tokenreviews";
 
-/// How long a token says that it is valid: longer than any run. It ends with its pod.
+/// The lifetime that a token states: longer than any run. It ends with its pod.
 const TOKEN_SECONDS: i64 = 10 * 366 * 86_400;
 
-/// The pods' tokens.
+/// The tokens of the pods.
 #[derive(Default)]
 pub struct PodTokens(Mutex<HashMap<String, PodIdentity>>);
 
 impl PodTokens {
-    /// A token that this pod holds from now on: in the shape of a cluster's, with `secret` in place of a signature.
+    /// Issues a token to this pod: in the form of a cluster's, with `secret` in place of a signature.
     pub fn issue(&self, secret: &str, pod: PodIdentity) -> String {
         let claims = json!({
             "aud": [LINK_AUDIENCE],
@@ -57,7 +57,7 @@ impl PodTokens {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(token, pod);
     }
 
-    /// A pod is gone.
+    /// The pod has ended: revokes its token.
     pub fn remove(&self, pod_uid: &str) {
         let mut tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         tokens.retain(|_, pod| pod.uid != pod_uid);
@@ -72,7 +72,6 @@ impl PodTokens {
     }
 }
 
-/// What answers.
 #[derive(Clone)]
 struct LocalApiServer {
     store: Arc<ObjectStore>,
@@ -86,7 +85,7 @@ pub fn client(store: Arc<ObjectStore>, tokens: Arc<PodTokens>) -> Client {
     Client::new(Router::new().fallback(answer).with_state(server), "default")
 }
 
-/// What a path names.
+/// The target of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ResourcePath {
     resource: String,
@@ -202,7 +201,7 @@ impl LocalApiServer {
         self.store.patch(&key, target.status, &patch)
     }
 
-    /// Who holds a token.
+    /// The holder of a token.
     fn review(&self, mut review: Value) -> Value {
         let held = self.tokens.get(review["spec"]["token"].as_str().unwrap_or_default());
         review["status"] = match held {
@@ -236,7 +235,7 @@ impl LocalApiServer {
     }
 }
 
-/// The service account that tells what a pod is.
+/// The service account that identifies the kind of a pod.
 fn account(kind: PodKind) -> &'static str {
     match kind {
         PodKind::Agent => SERVICE_ACCOUNT,
@@ -244,7 +243,6 @@ fn account(kind: PodKind) -> &'static str {
     }
 }
 
-/// One watch.
 struct ObjectWatch {
     store: Arc<ObjectStore>,
     news: watch::Receiver<u64>,
@@ -261,7 +259,7 @@ impl ObjectWatch {
                 if follow.expired {
                     return None;
                 }
-                // Seen before it is read: what comes meanwhile wakes this again.
+                // Mark as seen before reading: a change in the meantime wakes this again.
                 follow.news.mark_unchanged();
                 let lines = follow.next();
                 if !lines.is_empty() {
@@ -293,7 +291,7 @@ impl ObjectWatch {
     }
 }
 
-/// Label selectors in the only form that the controller uses: the label is there.
+/// The only form of label selectors that the controller uses: the label exists.
 fn selects(query: &BTreeMap<String, String>, object: &Value) -> bool {
     let label = query.get("labelSelector");
     label.is_none_or(|label| object["metadata"]["labels"].get(label).is_some())
@@ -324,7 +322,7 @@ fn status(code: StatusCode, reason: &str, message: &str) -> Value {
     })
 }
 
-/// The key of a namespace, which is in none.
+/// The key of a namespace, which is not in a namespace.
 #[must_use]
 pub fn namespace_key(name: &str) -> ObjectKey {
     ObjectKey::new(NAMESPACES, "", name)

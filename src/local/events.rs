@@ -1,6 +1,6 @@
-//! The events of all loops as JSON lines on standard output, those of docs/reference/events.md.
+//! Writes the events of all loops as JSON lines to standard output, as in docs/reference/events.md.
 //!
-//! Listens to the lines in which workers log them; whose loop it is stands in the span around it.
+//! Reads them from the log records of the workers; the span around a record identifies its loop.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -15,17 +15,16 @@ use tracing_subscriber::registry::LookupSpan;
 use super::output::{line, stamp};
 use crate::worker::events::TARGET;
 
-/// Fields of an event that are shown.
+/// Fields of an event that are written.
 const SHOWN: [&str; 10] = [
     "seq", "event", "kind", "turn", "call", "run", "tool", "effect", "outcome", "note",
 ];
 /// Fields of the span around a loop.
 const WHOSE: [&str; 2] = ["namespace", "agent"];
 
-/// Prints events.
 struct EventLayer;
 
-/// The layer that prints them.
+/// The layer that writes them.
 #[must_use]
 pub fn layer<S>() -> impl Layer<S> + Send + Sync
 where
@@ -35,7 +34,7 @@ where
     EventLayer.with_filter(filter_fn(ours))
 }
 
-/// Whose loop a span is around.
+/// The loop of a span.
 struct SpanOwner(Map<String, Value>);
 
 impl<S> Layer<S> for EventLayer
@@ -67,12 +66,12 @@ where
             }
         }
         shown.extend(fields.1);
-        // Whoever shows the run notices that nobody reads any more.
+        // The code that shows the run notices when the output is closed.
         let _ = line(&mut std::io::stdout().lock(), &Value::Object(shown));
     }
 }
 
-/// The fields of these names.
+/// The fields with these names.
 struct FieldVisitor<'a>(&'a [&'static str], Map<String, Value>);
 
 impl FieldVisitor<'_> {

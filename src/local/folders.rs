@@ -1,4 +1,5 @@
-//! The folders of a run: the state, which stays and is one run's at a time, and a private one that goes with the process.
+//! The directories of a run: the state, which persists and belongs to one run at a time, and a private one that is
+//! removed with the process.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -6,19 +7,18 @@ use std::path::{Path, PathBuf};
 use super::pods::random;
 use super::volumes::make_folder;
 
-/// Longest path of the private folder: sockets are a little deeper, and a socket's path has at most 107 bytes.
+/// The longest path of the private directory: sockets are a little deeper, and a socket's path has at most 107 bytes.
 const LONGEST_PRIVATE: usize = 60;
 
 /// The state of a run, locked.
 pub struct StateFolder {
-    /// Its folder.
     pub folder: PathBuf,
-    /// Held as long as this lives.
+    /// Held as long as this value lives.
     _lock: File,
 }
 
 impl StateFolder {
-    /// Makes the folder when it is not there, and locks it.
+    /// Creates the directory if it does not exist, and locks it.
     pub fn open(folder: &Path) -> Result<Self, String> {
         let problem = |error: &dyn std::fmt::Display| format!("cannot use the state in {}: {error}", folder.display());
         make_folder(folder).map_err(|error| problem(&error))?;
@@ -34,16 +34,17 @@ impl StateFolder {
     }
 }
 
-/// What the private folder's name begins with.
+/// Prefix of the private directory's name.
 const PRIVATE: &str = "agentloop-";
-/// File of the state with the path of the private folder: a run that was killed left it behind, with secrets in it.
+/// File of the state with the path of the private directory: a run that was killed leaves it behind, with secrets in
+/// it.
 const PRIVATE_PATH: &str = "private";
 
-/// A folder that only this user may look into; removed with this value.
+/// A directory that only this user can access; removed with this value.
 pub struct PrivateFolder(PathBuf);
 
 impl PrivateFolder {
-    /// Makes one, where the system keeps such things, and removes that of an earlier run with this state.
+    /// Creates one in the system's place for such files, and removes that of an earlier run with this state.
     pub fn make(state: &Path) -> Result<Self, String> {
         let note = state.join(PRIVATE_PATH);
         if let Ok(earlier) = std::fs::read_to_string(&note) {
@@ -71,7 +72,6 @@ impl PrivateFolder {
         Err(last)
     }
 
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0

@@ -1,6 +1,6 @@
-//! Manifests from files: the objects of a run, and all that is wrong with them.
+//! Manifests from files: the objects of a run, and all mistakes in them.
 //!
-//! Reads everything before it says anything, so that one run shows every mistake. Starts nothing.
+//! Reads everything before it reports anything, so that one run shows every mistake. Starts nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,23 +20,22 @@ use crate::controller::agent::{ReconcilerSettings, ReferenceKind, find_problem};
 use crate::controller::sensor::secrets::required;
 use crate::sensing;
 
-/// Namespace of objects that name none.
+/// Namespace of objects without one.
 pub const DEFAULT_NAMESPACE: &str = "default";
-/// Group and version of our kinds.
+/// Group and version of the project's kinds.
 const OURS: &str = "agentloop.dev/v1alpha1";
 
 /// One object of a file.
 #[derive(Clone, Debug)]
 pub struct ManifestObject {
-    /// Which object.
     pub key: ObjectKey,
     /// The object, with its namespace.
     pub object: Value,
-    /// Where it stands, for messages.
+    /// Its position, for messages.
     pub place: String,
 }
 
-/// Mistakes in what the user gave: nothing was started.
+/// Mistakes in the user's input: nothing was started.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ManifestError(pub Vec<String>);
 
@@ -51,14 +50,12 @@ impl fmt::Display for ManifestError {
 
 impl std::error::Error for ManifestError {}
 
-/// A key of a Secret whose value is in the environment: `<secret>/<key>=<variable>`.
+/// A key of a Secret whose value comes from the environment: `<secret>/<key>=<variable>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretSource {
     /// Name of the Secret, in every namespace with Agents.
     pub secret: String,
-    /// Its key.
     pub key: String,
-    /// The variable.
     pub variable: String,
 }
 
@@ -89,14 +86,14 @@ pub struct CheckContext<'a> {
     pub kept: &'a dyn Fn(&ObjectKey) -> Option<Value>,
     /// A variable of the environment.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
-    /// What the platform decides.
+    /// The settings of the platform.
     pub settings: &'a ReconcilerSettings,
 }
 
-/// The text of a file, by its name; or why it cannot be read.
+/// The name of a file, and its text or why it cannot be read.
 pub type ManifestText = (String, Result<String, String>);
 
-/// Reads files (`-`: standard input; a folder: its YAML and JSON files).
+/// Reads files (`-`: standard input; a directory: its YAML and JSON files).
 #[must_use]
 pub fn texts(files: &[PathBuf]) -> Vec<ManifestText> {
     let read = |name: String, text: std::io::Result<String>| (name, text.map_err(|error| error.to_string()));
@@ -134,7 +131,7 @@ fn in_folder(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads the objects of these texts, and checks them.
+/// Parses the objects in these texts, and checks them.
 pub fn read(
     texts: &[ManifestText],
     secrets: &[SecretSource],
@@ -240,7 +237,7 @@ fn is_name(name: &str) -> bool {
     bytes.len() <= 253 && bytes.iter().all(|byte| fine(*byte)) && ends(bytes.first()) && ends(bytes.last())
 }
 
-/// Texts of `stringData` become `data`, as an API server does it.
+/// Moves the values of `stringData` to `data`, as an API server does.
 fn secret(object: &mut Value) -> Result<(), String> {
     let data = object["data"].as_object().into_iter().flatten();
     for (key, value) in data {
@@ -279,7 +276,7 @@ fn unique(manifests: &[ManifestObject], mistakes: &mut Vec<String>) {
     }
 }
 
-/// Adds the keys of Secrets whose values are in the environment.
+/// Adds the keys of Secrets whose values come from the environment.
 fn from_environment(
     manifests: &mut Vec<ManifestObject>,
     secrets: &[SecretSource],
@@ -314,7 +311,7 @@ fn from_environment(
     }
 }
 
-/// What an API server and the controller would refuse.
+/// What an API server and the controller would reject.
 fn check(manifests: &[ManifestObject], world: &CheckContext<'_>, mistakes: &mut Vec<String>) {
     let schemas = [
         (AGENTS, ObjectSchema::of("agents.agentloop.dev")),
@@ -345,7 +342,7 @@ fn check(manifests: &[ManifestObject], world: &CheckContext<'_>, mistakes: &mut 
     }
 }
 
-/// What only the controller sees: an object that cannot be used, and references that lead nowhere.
+/// Checks that the controller makes: unusable objects, and references to objects that do not exist.
 fn meaning(manifest: &ManifestObject, all: &[ManifestObject], world: &CheckContext<'_>) -> Result<(), String> {
     let key = &manifest.key;
     if key.resource == BUDGETS {
@@ -389,7 +386,7 @@ fn meaning(manifest: &ManifestObject, all: &[ManifestObject], world: &CheckConte
     found.map_or(Ok(()), Err)
 }
 
-/// Whether the Secrets of a source are there.
+/// Whether the Secrets of a source exist.
 fn secrets<'a>(source: &SensorSource, find: impl Fn(&str) -> Option<&'a Value>) -> Result<(), String> {
     for needed in required(source) {
         let (field, name) = (&needed.field, needed.name);
@@ -411,7 +408,7 @@ fn secrets<'a>(source: &SensorSource, find: impl Fn(&str) -> Option<&'a Value>) 
     Ok(())
 }
 
-/// The schema lets it pass and the type does not. The error's own words may repeat a text of the object.
+/// The schema accepts the object and the type does not. The parser's message may repeat a text of the object.
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn unreadable(error: serde_json::Error) -> String {
     format!(
@@ -420,7 +417,7 @@ fn unreadable(error: serde_json::Error) -> String {
     )
 }
 
-/// Every namespace that is used is there, with the label that each has in a cluster.
+/// Adds every namespace that is used, with its label as in a cluster.
 fn with_namespaces(mut manifests: Vec<ManifestObject>) -> Vec<ManifestObject> {
     let mut names: BTreeSet<String> = manifests
         .iter()

@@ -1,8 +1,8 @@
 //! A run without a cluster: controller, gateways and workers in one process, on manifests from files.
 //!
-//! Owns what a cluster owns elsewhere: the objects and their API, the pods, the checks before an object is taken. The
-//! roles are those of a cluster, unchanged; what limits and meters a loop is theirs. Listens on loopback and on
-//! sockets in a private folder only.
+//! Owns what a cluster provides elsewhere: the objects and their API, the pods, and the checks at admission. The roles
+//! are those of a cluster, unchanged, including all limits and metering. Listens only on loopback and on sockets in a
+//! private directory.
 
 pub mod agent_rows;
 pub mod api_server;

@@ -1,8 +1,8 @@
-//! The objects of a local run: what an API server keeps for a cluster.
+//! The objects of a local run, as an API server stores them for a cluster.
 //!
 //! Owns versions, generations, uids and the history that watches read. Agents, AgentBudgets and Sensors are on disk
-//! before a write is answered, since the ledger's promise and the uids of Sensors rest on that; all else lives as long as
-//! the process. Knows nothing of HTTP and nothing of what the objects mean.
+//! before a write is acknowledged, since the ledger's guarantees and the uids of Sensors depend on that; everything
+//! else lives as long as the process. Knows neither HTTP nor the meaning of the objects.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -17,25 +17,18 @@ use tokio::sync::watch;
 
 use super::patch::{self, ObjectPatch};
 
-/// Agents, as the store names their kind: group and plural.
+/// Agents: group and plural.
 pub const AGENTS: &str = "agentloop.dev/agents";
-/// AgentBudgets.
 pub const BUDGETS: &str = "agentloop.dev/agentbudgets";
-/// Sensors.
 pub const SENSORS: &str = "agentloop.dev/sensors";
-/// Pods.
 pub const PODS: &str = "/pods";
-/// ConfigMaps.
 pub const CONFIG_MAPS: &str = "/configmaps";
-/// Secrets.
 pub const SECRETS: &str = "/secrets";
-/// Sets of pods: of each Sensor that listens in a pod of its own.
+/// One for each Sensor that runs in its own pod.
 pub const STATEFUL_SETS: &str = "apps/statefulsets";
-/// Volume claims.
 pub const CLAIMS: &str = "/persistentvolumeclaims";
-/// Namespaces.
 pub const NAMESPACES: &str = "/namespaces";
-/// Changes that watches can still read; a slower one lists anew.
+/// Changes that watches can still read; a slower watch lists again.
 const HISTORY: usize = 4096;
 /// The table on disk.
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS objects (
@@ -46,16 +39,14 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS objects (
 /// Identity of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectKey {
-    /// Group and plural; the group of the core is empty.
+    /// Group and plural; the core group is empty.
     pub resource: String,
-    /// Its namespace; empty where its kind has none.
+    /// Empty for kinds without namespaces.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
 impl ObjectKey {
-    /// The key of an object.
     #[must_use]
     pub fn new(resource: &str, namespace: &str, name: &str) -> Self {
         Self {
@@ -70,50 +61,45 @@ impl ObjectKey {
     }
 }
 
-/// What became of an object.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
 #[strum(serialize_all = "UPPERCASE")]
 pub enum ChangeKind {
-    /// It is new.
+    /// The object was created.
     Added,
-    /// It is another than before.
+    /// The object was modified.
     Modified,
-    /// It is gone; the object is as it was last.
+    /// The object was deleted; this is its last state.
     Deleted,
 }
 
 /// One change, for watches.
 #[derive(Clone, Debug)]
 pub struct ObjectChange {
-    /// Version of the store after it.
+    /// Version of the store after the change.
     pub version: u64,
-    /// Which object.
     pub key: ObjectKey,
-    /// What became of it.
     pub kind: ChangeKind,
-    /// The object.
     pub object: Value,
 }
 
-/// Why a request is refused.
+/// Why a request is rejected.
 #[derive(thiserror::Error, Debug)]
 pub enum ObjectStoreError {
-    /// It is not there.
     #[error("{0} not found")]
     NotFound(String),
-    /// It is there already.
     #[error("{0} already exists")]
     AlreadyExists(String),
-    /// It is another than the request expects.
+    /// The object differs from what the request expects.
     #[error("{0}")]
     Conflict(String),
-    /// The request makes no sense for it.
+    /// The request does not apply to the object.
     #[error("{0}")]
     Invalid(String),
-    /// The state directory takes no more.
+    /// The state directory cannot be written.
     #[error("cannot write the state: {0}")]
     Disk(#[from] rusqlite::Error),
-    /// There is no randomness for a new uid.
+    /// No random numbers for a new uid.
     #[error("cannot get random numbers from the system")]
     Random,
 }
@@ -125,7 +111,6 @@ struct ObjectStoreInner {
     disk: Connection,
 }
 
-/// The objects.
 pub struct ObjectStore {
     inner: Mutex<ObjectStoreInner>,
     news: watch::Sender<u64>,
@@ -133,7 +118,7 @@ pub struct ObjectStore {
 }
 
 impl ObjectStore {
-    /// Opens the file of the kept objects; none of them is there before it is applied again.
+    /// Opens the file of the persisted objects; none of them exists before it is applied again.
     pub fn open(file: &Path) -> rusqlite::Result<Self> {
         let disk = Connection::open(file)?;
         disk.pragma_update(None, "journal_mode", "WAL")?;
@@ -151,13 +136,13 @@ impl ObjectStore {
         })
     }
 
-    /// Tells of every change; the value is the version.
+    /// Notifies of every change; the value is the version.
     #[must_use]
     pub fn news(&self) -> watch::Receiver<u64> {
         self.news.subscribe()
     }
 
-    /// An object as an earlier run left it, whether it is applied in this one or not.
+    /// An object as an earlier run left it, whether or not it is applied in this one.
     pub fn kept(&self, key: &ObjectKey) -> Result<Option<Value>, ObjectStoreError> {
         let text: Option<String> = self
             .lock()
@@ -171,7 +156,7 @@ impl ObjectStore {
         Ok(text.and_then(|text| serde_json::from_str(&text).ok()))
     }
 
-    /// Puts an object as a person applies it: status, uid and age of an earlier run stay, another spec is a new
+    /// Applies an object as a user does: status, uid and age of an earlier run stay, and a changed spec increments the
     /// generation.
     pub fn apply(&self, key: ObjectKey, mut object: Value) -> Result<Value, ObjectStoreError> {
         let before = if key.is_kept() { self.kept(&key)? } else { None };
@@ -190,13 +175,12 @@ impl ObjectStore {
         self.store_object(&mut self.lock(), key, object)
     }
 
-    /// One object.
     #[must_use]
     pub fn get(&self, key: &ObjectKey) -> Option<Value> {
         self.lock().objects.get(key).cloned()
     }
 
-    /// All objects of a kind, in one namespace or (empty) all, and the version that this is.
+    /// All objects of a kind in one namespace, or in all if it is empty, and the version of the list.
     #[must_use]
     pub fn list(&self, resource: &str, namespace: &str) -> (u64, Vec<(ObjectKey, Value)>) {
         let inner = self.lock();
@@ -209,7 +193,7 @@ impl ObjectStore {
         )
     }
 
-    /// Changes of a kind after a version, and the version that they lead to; `None`: they are forgotten.
+    /// Changes of a kind after a version, and the version that they lead to; `None`: they are no longer in the history.
     #[must_use]
     pub fn changes(&self, resource: &str, after: u64) -> Option<(u64, Vec<ObjectChange>)> {
         let inner = self.lock();
@@ -222,7 +206,6 @@ impl ObjectStore {
         Some((inner.version, of_kind.cloned().collect()))
     }
 
-    /// Adds a new object.
     pub fn create(&self, key: ObjectKey, mut object: Value) -> Result<Value, ObjectStoreError> {
         if !object.is_object() {
             return Err(ObjectStoreError::Invalid("the body is not an object".into()));
@@ -235,7 +218,7 @@ impl ObjectStore {
         self.store_object(&mut inner, key, object)
     }
 
-    /// Puts an object in place of the version that it names.
+    /// Replaces an object at the version that the new one names.
     pub fn replace(&self, key: &ObjectKey, mut object: Value) -> Result<Value, ObjectStoreError> {
         let mut inner = self.lock();
         let old = inner.objects.get(key).ok_or_else(|| not_found(key))?;
@@ -249,7 +232,7 @@ impl ObjectStore {
         self.store_object(&mut inner, key.clone(), object)
     }
 
-    /// Changes an object, or its status only.
+    /// Patches an object, or only its status.
     pub fn patch(&self, key: &ObjectKey, status: bool, patch: &ObjectPatch) -> Result<Value, ObjectStoreError> {
         let mut inner = self.lock();
         let old = inner.objects.get(key).ok_or_else(|| not_found(key))?.clone();
@@ -272,7 +255,8 @@ impl ObjectStore {
         self.store_object(&mut inner, key.clone(), new)
     }
 
-    /// Marks a pod as ending: whoever runs it removes it. Anything else is removed. `uid`: only that one.
+    /// Marks a pod as terminating; the runner of pods removes it. Any other object is removed. `uid`: only if it
+    /// matches.
     pub fn delete(&self, key: &ObjectKey, uid: Option<&str>, at_once: bool) -> Result<Value, ObjectStoreError> {
         let mut inner = self.lock();
         let mut object = inner.objects.get(key).ok_or_else(|| not_found(key))?.clone();
@@ -293,7 +277,7 @@ impl ObjectStore {
         Ok(object)
     }
 
-    /// What an API server adds to a new object.
+    /// Sets the fields that an API server adds to a new object.
     fn fill_metadata(&self, key: &ObjectKey, object: &mut Value) -> Result<(), ObjectStoreError> {
         let uid = self.uid()?;
         let meta = &mut object["metadata"];
@@ -367,7 +351,7 @@ fn bump_generation(object: &mut Value) {
     object["metadata"]["generation"] = json!(generation + 1);
 }
 
-/// A moment as Kubernetes writes it: in whole seconds.
+/// A time as Kubernetes writes it: in whole seconds.
 #[must_use]
 pub fn second(moment: Timestamp) -> String {
     moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
@@ -397,7 +381,7 @@ mod tests {
         let second = store(directory.path());
         assert!(
             second.get(&agent()).is_none(),
-            "an Agent that nobody applies is not there"
+            "an Agent that is not applied does not exist"
         );
         let same = second.apply(agent(), json!({"spec": {"x": 1}})).unwrap();
         assert_eq!(same["metadata"]["uid"], made["metadata"]["uid"]);

@@ -1,6 +1,6 @@
-//! Shows a run: a table that is drawn anew on a terminal, else JSON lines.
+//! Shows a run: a table that is redrawn on a terminal, otherwise JSON lines.
 //!
-//! A line says what has changed and nothing else. Whatever reads them may go away: that ends the run.
+//! A line contains only what has changed. If the reader closes the output, the run ends.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -14,24 +14,24 @@ use super::sensor_rows::{self, SensorRow};
 
 /// Rows that are drawn; more are counted.
 const MOST_ROWS: usize = 40;
-/// Cursor up and to the left, and all below it gone; without wrapping of long lines while drawing.
+/// Moves the cursor up and to the left, and clears everything below; disables wrapping while drawing.
 const NO_WRAP: &str = "\x1b[?7l";
 const WRAP: &str = "\x1b[?7h";
 
 /// Where and how a run is shown.
 pub enum RunOutput {
-    /// A table, drawn anew.
+    /// A table, redrawn in place.
     Table {
         /// The user's time zone.
         zone: TimeZone,
-        /// Lines that the last drawing took.
+        /// Lines of the last drawing.
         drawn: usize,
     },
     /// JSON lines.
     Lines {
-        /// As they were last shown.
+        /// As last shown.
         shown: Vec<AgentRow>,
-        /// Likewise.
+        /// As last shown.
         sensors: Vec<SensorRow>,
     },
 }
@@ -52,7 +52,7 @@ impl RunOutput {
         }
     }
 
-    /// Shows the rows where they are other than before.
+    /// Shows the rows that have changed.
     pub fn show(
         &mut self,
         out: &mut impl Write,
@@ -84,7 +84,7 @@ impl RunOutput {
         out.flush()
     }
 
-    /// Says why the run ended.
+    /// Shows why the run ended.
     pub fn end(&self, out: &mut impl Write, cause: &str, words: &str, now: Timestamp) -> io::Result<()> {
         match self {
             Self::Table { .. } => writeln!(out, "{words}")?,
@@ -94,12 +94,12 @@ impl RunOutput {
     }
 }
 
-/// One line, in one piece: several threads write lines.
+/// Writes a line at once: several threads write lines.
 pub fn line(out: &mut impl Write, value: &Value) -> io::Result<()> {
     out.write_all(format!("{value}\n").as_bytes())
 }
 
-/// A moment in a line.
+/// A time in a line.
 #[must_use]
 pub fn stamp(now: Timestamp) -> String {
     format!("{now:.3}")

@@ -1,20 +1,19 @@
-//! The two kinds of patches that the controller sends: RFC 7386, and of RFC 6902 the operations `test`, `add` and
-//! `remove` on fields. Pure.
+//! The two kinds of patches that the controller sends: RFC 7386, and the operations `test`, `add` and `remove` of RFC
+//! 6902 on fields. Pure.
 //!
-//! As in Kubernetes a `test` for null holds where nothing is.
+//! As in Kubernetes, a `test` for null succeeds on a missing field.
 
 use serde_json::Value;
 
-/// A patch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ObjectPatch {
-    /// RFC 7386. An apply is one too: there is one writer of each field here.
+    /// RFC 7386. An apply is treated as one, since each field has only one writer here.
     Merge(Value),
     /// RFC 6902.
     Json(Value),
 }
 
-/// Changes `object`, or says why that is not possible; it is half changed then and must not be used.
+/// Changes `object`, or returns why that is impossible; it may then be partly changed and must not be used.
 pub fn change(object: &mut Value, patch: &ObjectPatch) -> Result<(), String> {
     match patch {
         ObjectPatch::Merge(patch) => {

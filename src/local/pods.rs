@@ -1,6 +1,6 @@
-//! Runs pods: what a kubelet does, with tasks of this process in place of containers.
+//! Runs pods like a kubelet, with tasks of this process in place of containers.
 //!
-//! Starts the roles of each pod of the store (gateway and worker, or sensor), starts them again when they end by themselves, and ends
+//! Starts the roles of each pod in the store (gateway and worker, or sensor), restarts a role that exits, and stops
 //! them in the order of a real pod: the worker first. Decides nothing about pods; the controller does.
 
 use std::collections::BTreeMap;
@@ -26,26 +26,26 @@ use crate::link::server::PodIdentity;
 use crate::worker::startup;
 use crate::{gateway, sensor};
 
-/// Seconds that a call in flight may go on once a pod is to end.
+/// Seconds for which a call in flight may continue once a pod terminates.
 pub const DRAIN: Duration = Duration::from_secs(5);
-/// First and longest pause before a role that ended by itself is started again.
+/// The first and the longest delay before a role that exited is restarted.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// The node that all pods are on.
+/// The node of all pods.
 const NODE: &str = "local";
 
-/// All that pods are run with.
+/// What is needed to run pods.
 pub struct PodRunner {
-    /// Where they are.
+    /// The objects.
     pub store: Arc<ObjectStore>,
-    /// Who holds which token.
+    /// The holders of tokens.
     pub tokens: Arc<PodTokens>,
-    /// Private folder of this process, with a short name: sockets are in it.
+    /// Private directory of this process, with a short name: it contains sockets.
     pub private: PathBuf,
-    /// Folder of the volume claims.
+    /// Directory of the volume claims.
     pub claims: PathBuf,
     /// Where webhooks listen.
     pub webhooks: WebhookAddresses,
-    /// The workspace of every pod that has one; `None`: the folder of its claim.
+    /// The workspace of every pod that has one; `None`: the directory of its claim.
     pub workspace: Option<PathBuf>,
 }
 
@@ -99,7 +99,7 @@ impl PodRunner {
                 Some(ended) = tasks.join_next() => if let Ok((key, uid)) = ended {
                     running.remove(&uid);
                     self.tokens.remove(&uid);
-                    // At the end of the run nothing follows it.
+                    // At the end of the run no other pod replaces it.
                     if !stop.is_cancelled() {
                         self.remove(&key, &uid);
                     }
@@ -109,7 +109,7 @@ impl PodRunner {
         }
     }
 
-    /// The pod has ended. While its controller has not deleted it, it is gone all the same: another follows.
+    /// The pod has ended. It is removed even if its controller has not deleted it: another one replaces it.
     fn remove(&self, key: &ObjectKey, uid: &str) {
         let _ = self.store.delete(key, Some(uid), true);
     }
@@ -140,7 +140,7 @@ impl PodRunner {
                 Ok(PodRoles::Agent(roles)) => live(*roles, &status, &terminate).await,
                 Ok(PodRoles::Sensor(options)) => listen(*options, &status, &terminate).await,
                 Err(error) => {
-                    tracing::error!(%error, "cannot start a pod");
+                    tracing::error!(%error, "failed to start a pod");
                     status.failed(&error.to_string());
                     terminate.cancelled().await;
                 }
@@ -182,7 +182,7 @@ pub(super) fn random() -> Result<String, PodError> {
     }))
 }
 
-/// Both roles until `terminate`: then the worker has its drain, and the gateway ends after it.
+/// Runs both roles until `terminate`: then the worker drains, and the gateway stops after it.
 async fn live(roles: AgentRoles, status: &PodStatusWriter, terminate: &CancellationToken) {
     let gateway_end = CancellationToken::new();
     let AgentRoles { gateway, worker } = roles;
@@ -218,7 +218,7 @@ async fn live(roles: AgentRoles, status: &PodStatusWriter, terminate: &Cancellat
     while tasks.join_next().await.is_some() {}
 }
 
-/// The one role of a Sensor's pod until `terminate`.
+/// Runs the one role of a Sensor's pod until `terminate`.
 async fn listen(options: sensor::SensorPodOptions, status: &PodStatusWriter, terminate: &CancellationToken) {
     let end = terminate.clone();
     let role = keep_up("sensor", status.clone(), terminate.clone(), move || {
@@ -233,7 +233,7 @@ async fn listen(options: sensor::SensorPodOptions, status: &PodStatusWriter, ter
     role.await;
 }
 
-/// Runs a role again and again until it is to end.
+/// Runs a role and restarts it until it is told to stop.
 async fn keep_up<F>(role: &'static str, status: PodStatusWriter, end: CancellationToken, mut run: impl FnMut() -> F)
 where
     F: Future<Output = Result<(), String>> + Send + 'static,
@@ -242,7 +242,7 @@ where
     let mut restarts = 0;
     loop {
         let started = Instant::now();
-        // A task of its own: a panic ends the role and not the pod.
+        // Its own task: a panic ends the role and not the pod.
         let ended = tokio::spawn(run().in_current_span()).await;
         if end.is_cancelled() {
             return;
@@ -264,7 +264,7 @@ where
     }
 }
 
-/// What is said of a pod.
+/// The status of a pod.
 #[derive(Clone)]
 struct PodStatusWriter {
     store: Arc<ObjectStore>,
@@ -281,7 +281,7 @@ impl PodStatusWriter {
                 "state": { "running": { "startedAt": now } },
             })
         };
-        // The last one is the main container; those before it are started first.
+        // The last one is the main container; the others start before it.
         let (main, first) = self
             .containers
             .split_last()
@@ -301,7 +301,7 @@ impl PodStatusWriter {
 
     fn put(&self, status: &Value) {
         let node = ObjectPatch::Merge(json!({ "spec": { "nodeName": NODE } }));
-        // A pod that is gone by now needs no status.
+        // A pod that was removed in the meantime needs no status.
         let _ = self.store.patch(&self.key, false, &node);
         let _ = self.store.patch(&self.key, true, &ObjectPatch::Merge(status.clone()));
     }

@@ -1,4 +1,4 @@
-//! What a pod's manifest says to its containers, with their paths led to folders of this machine.
+//! Reads the settings of a pod's containers from its manifest, with their paths mapped to directories of this machine.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -23,15 +23,15 @@ use crate::{gateway, sensor};
 /// Where the webhook of a Sensor listens, by namespace and name.
 pub type WebhookAddresses = BTreeMap<(String, String), SocketAddr>;
 
-/// What the roles of a pod are started with.
+/// The settings that the roles of a pod are started with.
 pub(super) enum PodRoles {
-    /// Of an Agent.
+    /// Of an Agent's pod.
     Agent(Box<AgentRoles>),
-    /// Of a Sensor.
+    /// Of a Sensor's pod.
     Sensor(Box<sensor::SensorPodOptions>),
 }
 
-/// What both roles of an Agent's pod are started with.
+/// The settings of both roles of an Agent's pod.
 pub(super) struct AgentRoles {
     pub(super) gateway: gateway::GatewayOptions,
     pub(super) worker: WorkerOptionsTemplate,
@@ -49,7 +49,7 @@ pub(super) struct WorkerOptionsTemplate {
     pub(super) workspace_dir: PathBuf,
 }
 
-/// What a pod is, by its service account, as the controller of a cluster tells it.
+/// The kind of a pod, by its service account, as in a cluster.
 pub(super) fn kind(pod: &Pod) -> PodKind {
     let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
     if account == Some(SENSOR_SERVICE_ACCOUNT) {
@@ -59,7 +59,7 @@ pub(super) fn kind(pod: &Pod) -> PodKind {
     }
 }
 
-/// What the manifest says to the pod's containers.
+/// The settings of the pod's containers.
 pub(super) fn roles(
     pod: &Pod,
     uid: &str,
@@ -122,9 +122,9 @@ fn sensor(pod: &Pod, volumes: &PodVolumes, webhooks: &WebhookAddresses) -> Resul
     let whose = (config.namespace.clone(), config.terms.name.clone());
     let file = |path: &str| volumes.resolve(container, path);
     Ok(sensor::SensorPodOptions {
-        // Nobody probes it, and one of another name is in nobody's way.
+        // Nothing probes it here; the uid makes the name unique.
         health_socket: format!("agentloop-sensor-{}", config.terms.uid),
-        // Only a webhook listens there, and each has its own.
+        // Only a webhook listens there, and each has its own port.
         webhook_address: webhooks
             .get(&whose)
             .copied()
@@ -140,7 +140,7 @@ fn sensor(pod: &Pod, volumes: &PodVolumes, webhooks: &WebhookAddresses) -> Resul
     })
 }
 
-/// A folder with one of headers for each server: each is a volume of its own.
+/// One directory with the headers of each server: in a pod, each is a separate volume.
 fn tool_headers(gateway: &Container, volumes: &PodVolumes) -> PathBuf {
     let mounts = gateway.volume_mounts.iter().flatten();
     let mut servers = mounts.filter_map(|mount| {
@@ -154,7 +154,7 @@ fn tool_headers(gateway: &Container, volumes: &PodVolumes) -> PathBuf {
     for (server, folder) in std::iter::once((server, folder)).chain(servers) {
         let linked = make_folder(&parent).map(|()| std::os::unix::fs::symlink(folder, parent.join(server)));
         if !matches!(linked, Ok(Ok(()))) {
-            tracing::error!(server, "cannot mount the headers of a tool server");
+            tracing::error!(server, "failed to mount the headers of a tool server");
         }
     }
     parent
@@ -167,6 +167,6 @@ fn config<C: DeserializeOwned>(container: &Container) -> Result<C, PodError> {
         .next()
         .and_then(|variable| variable.value.as_deref())
         .unwrap_or_default();
-    // The error's own words may repeat a text of the spec.
+    // The parser's message may repeat a text of the spec.
     serde_json::from_str(text).map_err(|_| PodError::Unreadable(format!("{CONFIG_ENV} is not a valid configuration")))
 }

@@ -1,4 +1,4 @@
-//! One run from its start to its end: check, start, show, drain.
+//! One run from start to end: check, start, show, drain.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ use super::pods::PodRunner;
 use super::roles::WebhookAddresses;
 use super::sensor_rows::{self, SensorRow};
 use super::stateful_set;
-use crate::api::{Agent, Sensor};
+use crate::api::{Agent, Sensor, WORKSPACE_LABEL};
 use crate::controller::agent::ReconcilerSettings;
 use crate::controller::embedded::{self, EmbeddedOptions};
 use crate::controller::pod_sessions::{AgentKey, PodSessions};
@@ -32,18 +32,18 @@ use crate::controller::policy::PlatformPolicy;
 use crate::controller::sensor::pod::SensorPodSettings;
 use crate::link::pod::AgentEgress;
 
-/// How often the rows are looked at.
+/// How often the rows are refreshed.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long nothing may have run until the run ends: a refusal may still turn out to be another's reserve.
+/// How long nothing may run before the run ends: a refusal may still clear when another loop releases a reserve.
 const QUIET: Duration = Duration::from_secs(3);
-/// Longest time from the request to end until the end.
+/// The longest time from the request to stop until the end.
 const LAST: Duration = Duration::from_secs(9);
-/// The controller's own time at the end.
+/// The time of it that the controller gets.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// Agents reconciled at the same time.
+/// Agents reconciled concurrently.
 const WORKERS: u16 = 8;
-/// Ranges that Sensors may reach here and not in a cluster: whoever wrote the manifests is who runs them. Link-local addresses
-/// stay closed: on machines of a cloud they give credentials.
+/// Ranges that Sensors may reach here but not in a cluster: the author of the manifests is the user of this machine.
+/// Link-local addresses stay closed: on cloud machines they serve credentials.
 const OPEN: [&str; 7] = [
     "127.0.0.0/8",
     "10.0.0.0/8",
@@ -56,37 +56,35 @@ const OPEN: [&str; 7] = [
 /// Namespace of the controller: AgentBudgets there may select other namespaces, as in a cluster.
 const SYSTEM_NAMESPACE: &str = "agentloop-system";
 
-/// What the user wants.
+/// The options of a run.
 pub struct RunOptions {
-    /// The manifests.
     pub files: Vec<PathBuf>,
     /// Keys of Secrets from the environment.
     pub secrets: Vec<SecretSource>,
-    /// Folder of the state.
+    /// Directory of the state.
     pub state: PathBuf,
-    /// The workspace of every Agent that has one; absent: the folder of its claim in the state.
+    /// The workspace of every Agent that has one; absent: the directory of its claim in the state.
     pub workspace: Option<PathBuf>,
-    /// Ends the run; absent: it ends when nothing runs.
+    /// The duration of the run; absent: it ends when nothing runs.
     pub duration: Option<Duration>,
-    /// Port of the first webhook; each further one has the next.
+    /// Port of the first webhook; each further one uses the next.
     pub webhook_port: u16,
-    /// Prices and rules of the platform.
+    /// Prices and settings of the platform.
     pub policy: PlatformPolicy,
 }
 
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
 pub enum RunEndCause {
-    /// A signal.
     Interrupted,
-    /// The time is over.
+    /// The duration is over.
     Duration,
-    /// No loop does anything more by itself.
+    /// No loop does anything more without an input.
     NothingRuns,
 }
 
 impl RunEndCause {
-    /// In words.
+    /// The cause as a sentence.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -97,13 +95,13 @@ impl RunEndCause {
     }
 }
 
-/// Why a run could not go on.
+/// Why a run failed.
 #[derive(thiserror::Error, Debug)]
 pub enum RunError {
-    /// Nothing was started.
+    /// Mistakes in the manifests: nothing was started.
     #[error(transparent)]
     Mistakes(#[from] ManifestError),
-    /// Anything else.
+    /// Any other error.
     #[error("{0}")]
     Trouble(String),
 }
@@ -126,11 +124,12 @@ pub struct LocalRun {
     duration: Option<Duration>,
 }
 
-/// A claim that an Agent names is a folder here, which is there as soon as it is needed.
+/// A claim that an Agent names is a directory here, created when it is needed.
 fn put_claim(store: &ObjectStore, agent: &ObjectKey, object: &serde_json::Value) -> Result<(), RunError> {
     if let Some(name) = object["spec"]["workspace"]["claimName"].as_str() {
         let (namespace, kind) = (&agent.namespace, "PersistentVolumeClaim");
-        let metadata = json!({ "name": name, "namespace": namespace });
+        // Naming a claim on one's own machine permits its use.
+        let metadata = json!({ "name": name, "namespace": namespace, "labels": { WORKSPACE_LABEL: "true" } });
         let claim = json!({ "apiVersion": "v1", "kind": kind, "metadata": metadata });
         store
             .apply(ObjectKey::new(CLAIMS, namespace, name), claim)
@@ -139,7 +138,7 @@ fn put_claim(store: &ObjectStore, agent: &ObjectKey, object: &serde_json::Value)
     Ok(())
 }
 
-/// What goes on.
+/// The tasks of a run.
 struct RunTasks {
     loops: Arc<PodSessions>,
     pods: JoinHandle<()>,
@@ -175,7 +174,7 @@ impl LocalRun {
             };
             manifest::read(&texts, &options.secrets, &world)
         };
-        // Files alone first: a mistake makes no folder.
+        // First check the files without the state, so that a mistake creates no directory.
         if !options.state.exists() {
             read(&|_| None)?;
         }
@@ -212,19 +211,19 @@ impl LocalRun {
         })
     }
 
-    /// Folder of the state.
+    /// Directory of the state.
     #[must_use]
     pub fn state_folder(&self) -> &std::path::Path {
         &self.state.folder
     }
 
-    /// The private folder, to be removed should the process end in a hurry.
+    /// The private directory, to be removed if the process exits early.
     #[must_use]
     pub fn private_folder(&self) -> PathBuf {
         self.private.path().into()
     }
 
-    /// Runs until something ends it, then drains. Returns the last rows too.
+    /// Runs until something ends it, then drains. Also returns the last rows.
     pub async fn run(
         self,
         mut output: RunOutput,
@@ -237,14 +236,14 @@ impl LocalRun {
         let mut rows = self.rows(&parts.loops);
         let end_by = Instant::now() + LAST;
         parts.end_pods.cancel();
-        // Of loops at rest it shows to the last what they wait for.
+        // Idle loops show to the end what they wait for.
         let shows = !matches!(result, Ok(RunEndCause::NothingRuns));
         while Instant::now() < end_by {
             if timeout(LOOK, &mut parts.pods).await.is_ok() {
                 break;
             }
             if shows {
-                // What was asked for is done whether it can be shown or not.
+                // The run completes even if it can no longer be shown.
                 let _ = output.show(out, (&self.rows(&parts.loops), &self.sensor_rows()), Timestamp::now());
             }
         }

@@ -1,7 +1,7 @@
-//! What an API server checks before it takes an object: the structural schema with its bounds, unknown fields, and the
-//! CEL rules with their own messages. Pure.
+//! The admission checks of an API server: the structural schema with its bounds, unknown fields, and the CEL rules with
+//! their own messages. Pure.
 //!
-//! Reads the same definitions as are installed in a cluster. Never repeats a value: it may be a prompt.
+//! Reads the same definitions that are installed in a cluster. Never repeats a value, since it may be a prompt.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::api::crd;
 
-/// The schema of one of our kinds.
+/// The schema of one of the project's kinds.
 pub struct ObjectSchema {
     root: Value,
     structure: Validator,
@@ -34,7 +34,7 @@ impl ObjectSchema {
         })
     }
 
-    /// All that is wrong with an object, each with its field. `before`: the object as it was, for rules of change.
+    /// All problems of an object, each with its field. `before`: the previous object, for transition rules.
     #[must_use]
     pub fn problems(&self, object: &Value, before: Option<&Value>) -> Vec<String> {
         let mut problems = Vec::new();
@@ -53,7 +53,7 @@ impl ObjectSchema {
                 error.masked()
             )
         }));
-        // Rules are written for objects of the right shape.
+        // The rules assume objects that match the schema.
         if problems.is_empty()
             && let Err(errors) = cel::Validator::new().validate_compiled(&self.rules, object, before)
         {
@@ -63,7 +63,7 @@ impl ObjectSchema {
     }
 }
 
-/// The same schema for readers of JSON Schema: what Kubernetes says in words of its own is said in theirs.
+/// The same schema in plain JSON Schema: extensions of Kubernetes are translated.
 fn standard(schema: &Value) -> Value {
     let fields = match schema {
         Value::Object(fields) => fields,
@@ -89,7 +89,7 @@ fn standard(schema: &Value) -> Value {
     Value::Object(new)
 }
 
-/// Fields that the schema does not have: an API server drops them, and what was meant by them does not happen.
+/// Finds fields that are not in the schema: an API server would drop them silently.
 fn unknown(path: &str, schema: &Value, value: &Value, problems: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -113,7 +113,7 @@ fn unknown(path: &str, schema: &Value, value: &Value, problems: &mut Vec<String>
     }
 }
 
-/// Items of a list that is a set or a map, and that are there twice.
+/// Finds duplicate items in lists that are sets or maps.
 fn repeated(path: &str, schema: &Value, value: &Value, problems: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -155,7 +155,7 @@ fn join(path: &str, name: &str) -> String {
     }
 }
 
-/// A JSON pointer as a path that people write.
+/// A JSON pointer as a readable path.
 fn dotted(pointer: &str) -> String {
     pointer.split('/').skip(1).fold(String::new(), |path, part| {
         if part.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -1,6 +1,6 @@
-//! What the Sensors of a run look like at one moment, from their status; and where their webhooks listen here.
+//! The state of the Sensors of a run at one moment, from their status, and the addresses of their webhooks.
 //!
-//! No text of a payload is in any of it.
+//! Contains no text of a payload.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,20 +14,17 @@ use crate::api::Sensor;
 /// Rows that are drawn; more are counted.
 const MOST_ROWS: usize = 20;
 
-/// One Sensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SensorRow {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub sensor: String,
-    /// What it listens to.
+    /// The type of its source.
     pub source: String,
-    /// Where others send to.
+    /// The URL of its webhook.
     pub url: Option<String>,
     /// Whether it works: `True`, `False` or `Unknown`.
     pub ready: String,
-    /// Why it does not, and what to do.
+    /// Why it does not work, and how to fix it.
     pub message: Option<String>,
     /// Events accepted, and failures.
     pub counts: (i64, i64),
@@ -51,7 +48,7 @@ pub fn row(sensor: &Sensor, webhook: Option<&SocketAddr>) -> SensorRow {
     }
 }
 
-/// A row as a line.
+/// A row as a JSON line.
 #[must_use]
 pub fn json_row(row: &SensorRow, now: &str) -> Value {
     let mut line = json!({
@@ -67,7 +64,7 @@ pub fn json_row(row: &SensorRow, now: &str) -> Value {
     line
 }
 
-/// The rows as a table; nothing without any.
+/// The rows as a table; empty without rows.
 #[must_use]
 pub fn table(rows: &[SensorRow]) -> String {
     if rows.is_empty() {
@@ -103,7 +100,7 @@ pub fn table(rows: &[SensorRow]) -> String {
     text
 }
 
-/// Gives each webhook a port of this machine, from `first` on, in the order of their names; or says which is taken.
+/// Assigns each webhook a port of this machine, from `first` on, in the order of their names. Fails if one is taken.
 pub fn webhooks<'a>(
     objects: impl Iterator<Item = (&'a ObjectKey, &'a Value)>,
     first: u16,
@@ -142,7 +139,7 @@ mod tests {
         )
     }
 
-    /// A port with a free one after it, as far as anybody can know.
+    /// A port whose next port is free too, as far as can be known.
     fn two_free() -> u16 {
         loop {
             let one = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,7 +1,7 @@
-//! Keeps one pod for each `StatefulSet`: what the controller of sets does in a cluster.
+//! Keeps one pod for each `StatefulSet`, like the `StatefulSet` controller of a cluster.
 //!
-//! Ours makes a set for each Sensor that listens in a pod of its own. Replaces a pod whose template is another one now, once
-//! the old pod has ended; claims keep their names, and so their folders. Runs no pods.
+//! The controller creates a set for each Sensor that runs in its own pod. A pod whose template has changed is replaced
+//! once the old pod has ended; claims keep their names, and so their directories. Runs no pods.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::object_store::{ObjectKey, ObjectStore, PODS, STATEFUL_SETS};
 
-/// Label of a pod: the generation of the set that it was made of.
+/// Label of a pod: the generation of its set when it was created.
 const REVISION: &str = "controller-revision-hash";
 
-/// Keeps pods until `stop`.
+/// Maintains the pods until `stop`.
 pub async fn run(store: Arc<ObjectStore>, stop: CancellationToken) {
     let mut news = store.news();
     loop {
-        // Seen before it is read: what comes meanwhile wakes this again.
+        // Mark as seen before reading: a change in the meantime wakes this again.
         news.mark_unchanged();
         reconcile_sets(&store);
         tokio::select! {
@@ -27,7 +27,7 @@ pub async fn run(store: Arc<ObjectStore>, stop: CancellationToken) {
     }
 }
 
-/// Makes the pods that are not there, and ends those that are to be others or none.
+/// Creates missing pods, and terminates those that are outdated or not wanted.
 fn reconcile_sets(store: &ObjectStore) {
     let (_, sets) = store.list(STATEFUL_SETS, "");
     let (_, pods) = store.list(PODS, "");
@@ -37,7 +37,7 @@ fn reconcile_sets(store: &ObjectStore) {
         let stays =
             set.is_some_and(|(_, set)| runs(set) && pod["metadata"]["labels"][REVISION] == revision(set).as_str());
         if !stays && pod["metadata"]["deletionTimestamp"].is_null() {
-            // It may be gone by now.
+            // It may have been removed in the meantime.
             let _ = store.delete(key, pod["metadata"]["uid"].as_str(), false);
         }
     }
@@ -47,7 +47,7 @@ fn reconcile_sets(store: &ObjectStore) {
         if store.get(&pod).is_none()
             && let Err(error) = store.create(pod, pod_from_template(set, &key.name))
         {
-            tracing::error!(%error, name, "cannot create a pod");
+            tracing::error!(%error, name, "failed to create a pod");
         }
     }
 }
@@ -101,7 +101,7 @@ mod tests {
         store.get(&ObjectKey::new(PODS, "n", "s-0"))
     }
 
-    /// What whoever runs pods does with one that is to end.
+    /// Removes a terminating pod, as the runner of pods does.
     fn ends(store: &ObjectStore) {
         let old = pod(store).unwrap();
         assert!(old["metadata"]["deletionTimestamp"].is_string(), "{old}");

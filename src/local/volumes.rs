@@ -1,7 +1,7 @@
-//! The volumes of a pod as folders, and which path of a container leads where.
+//! The volumes of a pod as directories, and which container path maps to which.
 //!
-//! What a kubelet does with the pod's manifest. Everything but the volume claims is in a private folder that goes with
-//! the pod.
+//! Does what a kubelet does with the pod's manifest. Everything except the volume claims is in a private directory that
+//! is removed with the pod.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::Write as _;
@@ -14,36 +14,25 @@ use k8s_openapi::api::core::v1::{Container, KeyToPath, Pod, Volume};
 use super::object_store::{CONFIG_MAPS, ObjectKey, ObjectStore, SECRETS};
 use crate::link::pod::WORKSPACE_VOLUME;
 
-/// Why a volume cannot be made.
+/// Why a volume cannot be created.
 #[derive(thiserror::Error, Debug)]
 pub enum VolumeError {
-    /// The file system.
+    /// An error of the file system.
     #[error("{path}: {source}")]
-    File {
-        /// The path.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// What it is made of.
+    File { path: PathBuf, source: std::io::Error },
+    /// Its source is missing.
     #[error("volume {volume}: {what}")]
-    Missing {
-        /// The volume.
-        volume: String,
-        /// What is not there.
-        what: String,
-    },
+    Missing { volume: String, what: String },
 }
 
-/// Where volumes are made.
+/// Where volumes are created.
 pub struct VolumeFolders<'a> {
-    /// Private, of this pod alone.
+    /// Private directory of this pod.
     pub pod: &'a Path,
-    /// Of the claims, which stay.
+    /// Directory of the claims, which persist.
     pub claims: &'a Path,
-    /// The workspace of every pod that has one; `None`: the folder of its claim.
+    /// The workspace of every pod that has one; `None`: the directory of its claim.
     pub workspace: Option<&'a Path>,
-    /// The pod's token.
     pub token: &'a str,
 }
 
@@ -52,7 +41,7 @@ pub struct VolumeFolders<'a> {
 pub struct PodVolumes(Vec<(String, PathBuf)>);
 
 impl PodVolumes {
-    /// Makes all volumes of a pod.
+    /// Creates all volumes of a pod.
     pub fn make(store: &ObjectStore, pod: &Pod, folders: &VolumeFolders<'_>) -> Result<Self, VolumeError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
@@ -68,7 +57,7 @@ impl PodVolumes {
         let volumes = Self(made.collect::<Result<_, VolumeError>>()?);
         let spec = pod.spec.iter();
         let containers = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
-        // A kubelet makes the folders of sub-paths too.
+        // A kubelet creates the directories of sub-paths too.
         for mount in containers.flat_map(|container| container.volume_mounts.iter().flatten()) {
             if let (Some(folder), Some(inner)) = (volumes.folder(&mount.name), &mount.sub_path) {
                 make_folder(&folder.join(inner))?;
@@ -77,7 +66,7 @@ impl PodVolumes {
         Ok(volumes)
     }
 
-    /// Where a path of a container leads; a path that no mount covers leads nowhere.
+    /// Maps a path of a container to this machine. A path that no mount covers maps to one that does not exist.
     #[must_use]
     pub fn resolve(&self, container: &Container, path: &str) -> PathBuf {
         let mounts = container.volume_mounts.iter().flatten();
@@ -91,7 +80,7 @@ impl PodVolumes {
         longest.map_or_else(|| PathBuf::from("/nonexistent"), |(_, found)| found)
     }
 
-    /// The folder of a volume.
+    /// The directory of a volume.
     #[must_use]
     pub fn folder(&self, volume: &str) -> Option<&Path> {
         let found = self.0.iter().find(|(name, _)| name == volume);
@@ -140,7 +129,7 @@ impl VolumeMaker<'_> {
         Ok(folder)
     }
 
-    /// The keys of an object as files: all, or those that are named.
+    /// Writes the keys of an object as files: all, or the named ones.
     fn files(&self, folder: &Path, resource: &str, name: &str, items: Option<&[KeyToPath]>) -> Result<(), VolumeError> {
         let missing = |what: String| VolumeError::Missing {
             volume: self.volume.name.clone(),
@@ -171,7 +160,7 @@ impl VolumeMaker<'_> {
     }
 }
 
-/// Makes a folder that only its owner may look into.
+/// Creates a directory that only its owner can access.
 pub fn make_folder(path: &Path) -> Result<(), VolumeError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|source| VolumeError::File {

@@ -1,4 +1,4 @@
-//! Why a tool server did not do what it was asked.
+//! Errors of requests to a tool server.
 
 use rmcp::service::{ClientInitializeError, ServiceError};
 use rmcp::transport::DynamicTransportError;
@@ -6,36 +6,35 @@ use rmcp::transport::streamable_http_client::StreamableHttpError;
 
 use super::http::McpTransportError;
 
-/// Why a request to a server led to nothing. The words are ours, but for `Said`.
+/// Why a request failed. The text is the runtime's own, except for `Said`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum McpRequestError {
-    /// The server certainly did not get it.
+    /// The server certainly did not receive it.
     NotSent(String),
-    /// It got it and did nothing: its status.
+    /// The server received it and did nothing: its status.
     Refused(u16),
-    /// It may have got it.
+    /// The server may have received it.
     NoAnswer(String),
-    /// It answered with an error, in its own words, which are for the model and for nobody else.
+    /// It answered with an error. The text is the server's, for the model only.
     Said {
-        /// The error's code.
         code: i32,
-        /// The server's words.
+        /// The server's text.
         words: String,
     },
 }
 
 impl McpRequestError {
-    /// For who runs it: never the server's words.
+    /// For operators: never the server's text.
     #[must_use]
     pub fn for_log(&self) -> String {
         match self {
             Self::NotSent(words) | Self::NoAnswer(words) => words.clone(),
-            Self::Refused(status) => format!("the server refused with status {status}"),
-            Self::Said { code, .. } => format!("the server answered with error {code}"),
+            Self::Refused(status) => format!("the server rejected the request with status {status}"),
+            Self::Said { code, .. } => format!("the server returned the error {code}"),
         }
     }
 
-    /// Why a request was not answered as it should.
+    /// Why a request has no valid answer.
     #[must_use]
     pub fn from_service_error(error: &ServiceError) -> Self {
         match error {
@@ -44,13 +43,15 @@ impl McpRequestError {
                 words: error.message.to_string(),
             },
             ServiceError::TransportSend(error) => from_transport_error(error),
-            ServiceError::TransportClosed => McpRequestError::NoAnswer("the connection broke before an answer".into()),
-            ServiceError::Cancelled { .. } => McpRequestError::NoAnswer("the server cancelled it".into()),
+            ServiceError::TransportClosed => {
+                McpRequestError::NoAnswer("the connection was interrupted before a response".into())
+            }
+            ServiceError::Cancelled { .. } => McpRequestError::NoAnswer("the server cancelled the request".into()),
             ServiceError::UnexpectedResponse
             | ServiceError::SubscriptionLagged { .. }
             | ServiceError::Timeout { .. }
             | ServiceError::InputRequiredRoundsExceeded { .. }
-            | _ => McpRequestError::NoAnswer("the server's answer is not of MCP".into()),
+            | _ => McpRequestError::NoAnswer("the response is not valid MCP".into()),
         }
     }
 }
@@ -62,8 +63,8 @@ fn from_transport_error(error: &DynamicTransportError) -> McpRequestError {
             McpRequestError::NoAnswer(words.clone())
         }
         Some(StreamableHttpError::Client(McpTransportError::Refused(status))) => McpRequestError::Refused(*status),
-        Some(StreamableHttpError::SessionExpired) => McpRequestError::NotSent("it has forgotten the session".into()),
-        _ => McpRequestError::NoAnswer("the connection broke before an answer".into()),
+        Some(StreamableHttpError::SessionExpired) => McpRequestError::NotSent("the session has expired".into()),
+        _ => McpRequestError::NoAnswer("the connection was interrupted before a response".into()),
     }
 }
 
@@ -76,7 +77,7 @@ pub(super) fn unconnected(error: &ClientInitializeError) -> McpRequestError {
             words: String::new(),
         },
         ClientInitializeError::NoCompatibleProtocolVersion { .. } => {
-            McpRequestError::NoAnswer("it speaks no version of MCP that is known here".into())
+            McpRequestError::NoAnswer("the server does not support a known version of MCP".into())
         }
         ClientInitializeError::LegacyFallbackFailed { fallback, .. } => unconnected(fallback),
         ClientInitializeError::ExpectedInitResponse(_)
@@ -86,6 +87,6 @@ pub(super) fn unconnected(error: &ClientInitializeError) -> McpRequestError {
         | ClientInitializeError::ConnectionClosed(_)
         | ClientInitializeError::NoPreferredProtocolVersion
         | ClientInitializeError::Cancelled
-        | _ => McpRequestError::NoAnswer("it does not speak MCP at this address".into()),
+        | _ => McpRequestError::NoAnswer("the server does not speak MCP at this URL".into()),
     }
 }

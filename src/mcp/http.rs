@@ -1,12 +1,11 @@
-//! HTTP to a tool server, as the protocol's own client library wants it, with bounds on what is read.
+//! The HTTP transport to a tool server, as the protocol's client library expects it, with bounds on what is read.
 //!
-//! Says of each failed request whether the server may have got it: a tool that may have run is never run again unasked.
+//! Owns whether a server may have received a failed request: a tool that may have run is never run again unasked.
 
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 
-use axum::body::Bytes;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, stream};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue};
@@ -16,62 +15,63 @@ use rmcp::transport::streamable_http_client::{
     SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
 };
 use sse_stream::{Sse, SseStream};
+use tokio_util::bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 const JSON: &str = "application/json";
 const EVENT_STREAM: &str = "text/event-stream";
 const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-/// Longest message of a server. A result that a model gets is far shorter (`tools.maxResultBytes`).
+/// The longest message of a server. A result for a model is far shorter (`tools.maxResultBytes`).
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
-/// As much of a refusal as is read.
+/// The most that is read of a refusal.
 const MAX_REFUSAL_BYTES: usize = 16 * 1024;
 
-/// Why a request has no answer. The words are ours, never the server's.
+/// Why a request has no answer. The text is the runtime's own, never the server's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum McpTransportError {
-    /// The server certainly did not get it.
+    /// The server certainly did not receive it.
     #[error("{0}")]
     NotSent(String),
-    /// The server may have got it.
+    /// The server may have received it.
     #[error("{0}")]
     NoAnswer(String),
     /// The server answered with a status that means it did nothing.
-    #[error("the server refused it with status {0}")]
+    #[error("the server rejected the request with status {0}")]
     Refused(u16),
 }
 
 type McpHttpError = StreamableHttpError<McpTransportError>;
 
-/// What is special about the way to a server.
+/// The properties of the connection to a server.
 pub trait McpTransport: Clone + Send + Sync + 'static {
-    /// Adds what the way needs to a request.
+    /// Adds what the connection needs to a request.
     fn prepare(&self, request: RequestBuilder) -> Result<RequestBuilder, McpTransportError>;
 
     /// Why a request had no answer at all.
     fn unanswered(&self, error: &reqwest::Error) -> McpTransportError;
 
-    /// The answer, unless it is the way's own and stands for a failure.
+    /// Returns the answer, unless an intermediary gave it to report a failure.
     fn judge(&self, response: Response) -> impl Future<Output = Result<Response, McpTransportError>> + Send;
 }
 
-/// Speaks to one server.
+/// The client of one server.
 #[derive(Clone)]
 pub struct McpHttpClient<W> {
     client: Client,
     way: W,
-    /// Cancelled once the server is known to be gone, or to have forgotten the session.
+    /// Cancelled once the server is known to be gone, or the session has expired.
     lost: CancellationToken,
 }
 
 impl<W: McpTransport> McpHttpClient<W> {
-    /// For one connection, which ends with `lost`.
+    /// A client for one connection, which ends with `lost`.
     #[must_use]
     pub fn new(client: Client, way: W, lost: CancellationToken) -> Self {
         Self { client, way, lost }
     }
 
-    /// Sends a request that belongs to a session, or to none.
+    /// Sends a request, with the id of its session if it has one.
     async fn send(&self, request: RequestBuilder, session: Option<&str>) -> Result<Response, McpHttpError> {
         let mut request = self.way.prepare(request).map_err(StreamableHttpError::Client)?;
         if let Some(session) = session {
@@ -130,12 +130,12 @@ impl<W: McpTransport> StreamableHttpClient for McpHttpClient<W> {
             ));
         }
         if !kind.starts_with(JSON) {
-            return Err(no_answer("the server's answer is neither JSON nor an event stream"));
+            return Err(no_answer("the response is neither JSON nor an event stream"));
         }
         let message = match read(response, MAX_MESSAGE_BYTES).await {
-            Ok(body) => serde_json::from_slice(&body).map_err(|_| no_answer("the server's answer is not of MCP"))?,
+            Ok(body) => serde_json::from_slice(&body).map_err(|_| no_answer("the response is not valid MCP"))?,
             Err(BodyReadError::TooLong) => too_long(request.id),
-            Err(BodyReadError::Broken) => return Err(no_answer("the server cut its answer short")),
+            Err(BodyReadError::Broken) => return Err(no_answer("the response ended early")),
         };
         Ok(StreamableHttpPostResponse::Json(message, session))
     }
@@ -172,18 +172,18 @@ impl<W: McpTransport> StreamableHttpClient for McpHttpClient<W> {
         if response.status().is_success() && is_stream {
             return Ok(events(response, None));
         }
-        // 405 as the protocol has it; whatever else was answered is no stream either.
+        // 405 is the status that the protocol defines; any other answer is not a stream either.
         Err(StreamableHttpError::ServerDoesNotSupportSse)
     }
 }
 
-/// Whether the server may have done something before it answered so. A proxy that gave up waiting says 408: the server
-/// behind it may still be at it.
+/// Whether the server may have acted before it gave this status. A proxy that timed out sends 408 while the server
+/// behind it may still be working.
 fn may_have_run(status: StatusCode) -> bool {
     status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT
 }
 
-/// The error that a refusal carries, else what its status means.
+/// The error in a refusal, or else the meaning of its status.
 async fn refusal(
     response: Response,
     message: &ClientJsonRpcMessage,
@@ -195,27 +195,27 @@ async fn refusal(
     };
     let error = match serde_json::from_slice(&body) {
         Ok(ServerJsonRpcMessage::Error(error)) if status.is_client_error() => error.error,
-        // A server of an older revision knows no discovery, and may say so without an error of the protocol.
+        // A server of an older revision does not support discovery, and may reply without an error of the protocol.
         _ if matches!(request.request, ClientRequest::DiscoverRequest(_)) && says_unknown(status) => {
-            ErrorData::invalid_request("the server refused discovery", None)
+            ErrorData::invalid_request("the server rejected discovery", None)
         }
         _ if may_have_run(status) => {
             let status = status.as_u16();
-            return Err(no_answer(format!("the server answered with status {status}")));
+            return Err(no_answer(format!("the server returned status {status}")));
         }
         _ => return Err(StreamableHttpError::Client(McpTransportError::Refused(status.as_u16()))),
     };
-    // A server that could not read the request does not know its id.
+    // A server that could not parse the request does not know its id.
     let error = ServerJsonRpcMessage::error(error, Some(request.id.clone()));
     Ok(StreamableHttpPostResponse::Json(error, None))
 }
 
-/// Whether a status may mean that a request is unknown, and not that its sender is.
+/// Whether a status may mean that the request is unknown, rather than its sender.
 fn says_unknown(status: StatusCode) -> bool {
     status.is_client_error() && status != StatusCode::UNAUTHORIZED && status != StatusCode::FORBIDDEN
 }
 
-/// A short text, such as a refusal; nothing, if it is longer.
+/// A short text, such as a refusal; empty if it is longer.
 pub async fn words(response: Response) -> String {
     let words = read(response, MAX_REFUSAL_BYTES).await.unwrap_or_default();
     String::from_utf8_lossy(&words).into_owned()
@@ -254,7 +254,8 @@ async fn read(mut response: Response, limit: usize) -> Result<Vec<u8>, BodyReadE
     Ok(body)
 }
 
-/// The events of a stream. One that is too long ends it; where the stream answers a request, with words instead.
+/// The events of a stream. An event that is too long ends the stream; if the stream answers a request, an error text
+/// replaces it.
 fn events(response: Response, answers: Option<RequestId>) -> BoxStream<'static, Result<Sse, SseError>> {
     let bytes = bounded(response.bytes_stream());
     let events = SseStream::from_bytes_stream(bytes).map(move |event| match (event, &answers) {
@@ -276,7 +277,7 @@ fn events(response: Response, answers: Option<RequestId>) -> BoxStream<'static, 
     events.boxed()
 }
 
-/// Why a stream is not read on.
+/// Why a stream ended early.
 #[derive(Debug, thiserror::Error)]
 enum StreamReadError {
     #[error("an event of the server is too long")]
@@ -291,7 +292,7 @@ impl StreamReadError {
     }
 }
 
-/// The same bytes, until an event is too long.
+/// The same bytes, up to an event that is too long.
 fn bounded(
     bytes: impl Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
 ) -> impl Stream<Item = Result<Bytes, StreamReadError>> + Send {
@@ -310,7 +311,7 @@ fn bounded(
     })
 }
 
-/// How long the event is that is being read. An empty line ends one.
+/// The length of the event being read. An empty line ends an event.
 #[derive(Debug, Default)]
 struct EventLength {
     event: usize,
@@ -318,7 +319,7 @@ struct EventLength {
 }
 
 impl EventLength {
-    /// Takes more bytes; the greatest length of an event within them.
+    /// Adds bytes, and returns the greatest length of an event among them.
     fn take(&mut self, bytes: &[u8]) -> usize {
         let mut greatest = self.event;
         for byte in bytes {

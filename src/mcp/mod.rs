@@ -1,6 +1,6 @@
-//! The client of the Model Context Protocol, as far as those who run tools share it: the worker, and polls of Sensors.
+//! The client of the Model Context Protocol, as shared by the worker and the polls of Sensors.
 //!
-//! Owns how requests travel and how failures and results are told. Decides nothing: neither what may run nor when.
+//! Owns how requests are sent, and how failures and results are reported. Does not decide what runs, or when.
 
 mod error;
 pub mod http;
@@ -19,25 +19,25 @@ use tokio::time::timeout;
 pub use self::error::McpRequestError;
 use self::http::{McpHttpClient, McpTransport};
 
-/// Longest time that connecting, or a page of the list, may take. Discovery alone waits 10 s for servers of the older
+/// The longest time for connecting, or for a page of the list. Discovery alone waits 10 s for servers of the older
 /// revision that do not answer it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// Most pages of a list that are read.
+/// The most pages of a list that are read.
 const MAX_PAGES: usize = 64;
-/// Most tools of a list that are kept, and most bytes of them as JSON. The rest of a longer list is not read: a server must
-/// not fill its client's memory.
+/// The most tools of a list that are kept, and the most bytes of them as JSON. The rest of a longer list is not read: a
+/// server must not fill its client's memory.
 const MAX_LISTED: (usize, usize) = (1024, 4 * 1024 * 1024);
-/// Tries to open a broken stream of notifications again before the server counts as gone.
+/// Attempts to reopen a broken stream of notifications before the server counts as gone.
 const STREAM_TRIES: usize = 3;
 
-/// Who asks.
+/// The client, as introduced to servers.
 #[must_use]
 pub fn own_config() -> ClientConfig {
     let own = Implementation::new("agentloop", env!("CARGO_PKG_VERSION"));
     ClientConfig::new(ClientCapabilities::default(), own)
 }
 
-/// A connection to the server at `uri`, of either generation of the protocol.
+/// Connects to the server at `uri`, of either generation of the protocol.
 pub async fn connect<H: ClientHandler, W: McpTransport>(
     handler: H,
     http: McpHttpClient<W>,
@@ -56,7 +56,7 @@ pub async fn connect<H: ClientHandler, W: McpTransport>(
     connected.map_err(|error| error::unconnected(&error))
 }
 
-/// The tools of a server, as far as they are within the bounds.
+/// The tools of a server, up to the bounds.
 pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, McpRequestError> {
     let mut tools = Vec::new();
     let mut bytes = 0_usize;
@@ -65,18 +65,14 @@ pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, McpRequestErr
         let params = PaginatedRequestParams::default().with_cursor(cursor);
         let page = timeout(PATIENCE, server.list_tools(Some(params)))
             .await
-            .map_err(|_| McpRequestError::NoAnswer("it does not answer a question for its tools".into()))?
+            .map_err(|_| McpRequestError::NoAnswer("it does not answer tools/list".into()))?
             .map_err(|error| McpRequestError::from_service_error(&error))?;
-        for tool in page.tools {
-            bytes = bytes.saturating_add(serde_json::to_vec(&tool).map_or(0, |json| json.len()));
-            if tools.len() >= MAX_LISTED.0 || bytes > MAX_LISTED.1 {
-                tracing::warn!(
-                    tools = tools.len(),
-                    "a tool server lists too much; the rest is not read"
-                );
-                return Ok(tools);
-            }
-            tools.push(tool);
+        if !keep(page.tools, &mut tools, &mut bytes) {
+            tracing::warn!(
+                tools = tools.len(),
+                "a tool server lists too much; the rest is not read"
+            );
+            return Ok(tools);
         }
         cursor = page.next_cursor;
         if cursor.is_none() {
@@ -86,4 +82,60 @@ pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, McpRequestErr
     Err(McpRequestError::NoAnswer(format!(
         "its list of tools has more than {MAX_PAGES} pages"
     )))
+}
+
+/// Adds a page to the tools of a list, which have so many bytes. False: the rest of the list is beyond the bounds.
+fn keep(page: Vec<Tool>, tools: &mut Vec<Tool>, bytes: &mut usize) -> bool {
+    for tool in page {
+        *bytes = bytes.saturating_add(serde_json::to_vec(&tool).map_or(0, |json| json.len()));
+        if tools.len() >= MAX_LISTED.0 || *bytes > MAX_LISTED.1 {
+            return false;
+        }
+        tools.push(tool);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use rmcp::model::JsonObject;
+
+    use super::*;
+
+    fn tool(name: usize, description: usize) -> Tool {
+        Tool::new(format!("{name:04}"), "x".repeat(description), JsonObject::new())
+    }
+
+    /// How many tools of these pages are kept, and whether all were.
+    fn kept(pages: Vec<Vec<Tool>>) -> (usize, bool) {
+        let (mut tools, mut bytes) = (Vec::new(), 0);
+        let all = pages.into_iter().all(|page| keep(page, &mut tools, &mut bytes));
+        (tools.len(), all)
+    }
+
+    #[test]
+    fn a_list_is_kept_up_to_its_most_tools_over_all_its_pages() {
+        let pages = |count: usize| {
+            vec![
+                (0..600).map(|name| tool(name, 1)).collect(),
+                (600..count).map(|name| tool(name, 1)).collect(),
+            ]
+        };
+        assert_eq!(kept(pages(MAX_LISTED.0 - 1)), (MAX_LISTED.0 - 1, true));
+        assert_eq!(kept(pages(MAX_LISTED.0)), (MAX_LISTED.0, true));
+        assert_eq!(kept(pages(MAX_LISTED.0 + 1)), (MAX_LISTED.0, false));
+    }
+
+    #[test]
+    fn a_list_is_kept_up_to_its_most_bytes() {
+        let frame = serde_json::to_vec(&tool(0, 0)).unwrap().len();
+        let quarter = MAX_LISTED.1 / 4 - frame;
+        let four = |last: usize| {
+            (0..4)
+                .map(|name| tool(name, if name == 3 { last } else { quarter }))
+                .collect()
+        };
+        assert_eq!(kept(vec![four(quarter)]), (4, true));
+        assert_eq!(kept(vec![four(quarter + 1)]), (3, false));
+    }
 }

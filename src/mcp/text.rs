@@ -1,12 +1,12 @@
-//! What a tool said, as text. Pure.
+//! The result of a tool as text. Pure.
 
 use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
 use serde_json::Value;
 
-/// In place of kinds of later versions of the protocol.
-const UNKNOWN: &str = "[content of a kind that is not known here was left out]";
+/// Replaces content of later versions of the protocol.
+const UNKNOWN: &str = "[content of an unknown kind was left out]";
 
-/// What is structured alone, where there is any, else the text.
+/// The structured content alone, if there is any, otherwise the text.
 #[must_use]
 pub fn value(result: &CallToolResult) -> String {
     result
@@ -15,7 +15,7 @@ pub fn value(result: &CallToolResult) -> String {
         .map_or_else(|| of(result), Value::to_string)
 }
 
-/// All that it said, for a model.
+/// The complete result, for a model.
 #[must_use]
 pub fn of(result: &CallToolResult) -> String {
     let mut parts: Vec<String> = result.content.iter().map(block).collect();
@@ -27,8 +27,8 @@ pub fn of(result: &CallToolResult) -> String {
     parts.join("\n")
 }
 
-/// Whether the texts say the same already: servers repeat structured content as text, for clients that know only text.
-/// A single value is wrapped as `{"result": …}`, and a list as a text for each of its items.
+/// Whether the texts repeat the structured content, as servers do for clients that know only text. A single value is
+/// wrapped as `{"result": …}`, and a list as one text for each of its items.
 fn is_said(parts: &[String], structured: &Value) -> bool {
     let read = |text: &String| serde_json::from_str::<Value>(text).unwrap_or_else(|_| Value::String(text.clone()));
     let said: Vec<Value> = parts.iter().map(read).collect();
@@ -55,7 +55,7 @@ fn block(block: &ContentBlock) -> String {
     }
 }
 
-/// A note in place of what a model cannot read. `data` is base64: four characters for three bytes.
+/// A note that replaces content that a model cannot read. `data` is base64: four characters for three bytes.
 fn left_out(kind: &str, mime_type: Option<&str>, data: &str) -> String {
     let bytes = data.trim_end_matches('=').len() * 3 / 4;
     let mime_type = mime_type.unwrap_or("unknown type");

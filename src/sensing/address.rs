@@ -1,8 +1,9 @@
-//! Which addresses a Sensor may connect to: those of the world outside, unless the operator says otherwise. Which an Agent's
-//! gateway may: also those of private networks, where many model and tool servers are, but no metadata server.
+//! Which addresses Sensors and Agents may connect to. Sensors may connect only to public addresses, and the gateway of
+//! an Agent also to private networks, where many model and tool servers are, but not to metadata servers; the
+//! operator's configuration can change both.
 //!
-//! A user who may write a Sensor or an Agent must not reach through it what only the cluster or the node may reach. Names are checked
-//! after they are resolved, and the connection goes to the very address that was checked.
+//! A user who may write a Sensor or an Agent must not use it to reach what only the cluster or the node may reach.
+//! Names are checked after they are resolved, and the connection goes to the same address that was checked.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
@@ -11,8 +12,8 @@ use std::sync::Arc;
 use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-/// Ranges that are denied unless allowed: this machine and its link (metadata servers are there), addresses of private
-/// networks (pods and Services of a cluster have those), and what is no address of one host.
+/// Ranges that are denied unless allowed: loopback and link-local addresses (metadata servers are there), private
+/// networks (pods and Services have such addresses), and addresses that are not unicast.
 const CLOSED: [&str; 19] = [
     "0.0.0.0/8",
     "10.0.0.0/8",
@@ -35,8 +36,8 @@ const CLOSED: [&str; 19] = [
     "64:ff9b:1::/48",
 ];
 
-/// Ranges that are denied to Agents unless allowed: the link and its metadata servers, which give credentials of the node,
-/// and what is no address of one host.
+/// Ranges that are denied to Agents unless allowed: link-local addresses and metadata servers, which hand out
+/// credentials of the node, and addresses that are not unicast.
 const CLOSED_TO_AGENTS: [&str; 10] = [
     "0.0.0.0/8",
     "100.100.100.200/32",
@@ -50,7 +51,7 @@ const CLOSED_TO_AGENTS: [&str; 10] = [
     "ff00::/8",
 ];
 
-/// A range of addresses, such as `10.96.0.0/12`.
+/// A CIDR range, such as `10.96.0.0/12`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr {
     network: u128,
@@ -58,30 +59,29 @@ pub struct Cidr {
     four: bool,
 }
 
-/// A text is no range of addresses.
+/// A string is not a CIDR range.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
-#[error("«{0}» is no range of addresses; write it as 10.96.0.0/12 or fd00::/8")]
+#[error("'{0}' is not a CIDR range; write it as 10.96.0.0/12 or fd00::/8")]
 pub struct CidrError(String);
 
-/// An address may not be connected to.
+/// The policy denies an address.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 pub enum AddressError {
-    /// It is in a closed range.
-    #[error("{0} is an address that Sensors may not reach; who runs the operator can allow it (egress.allowedCIDRs)")]
+    /// The address is in a range that is denied to Sensors.
+    #[error("Sensors may not connect to {0}: ask an administrator to add it to egress.allowedCIDRs in the chart")]
     Address(IpAddr),
-    /// Each address of a name is.
+    /// All addresses of a host are denied to Sensors.
     #[error(
-        "the host has only addresses that Sensors may not reach, such as {0}; who runs the operator can allow them (egress.allowedCIDRs)"
+        "Sensors may not connect to any address of the host, such as {0}: ask an administrator to add it to egress.allowedCIDRs in the chart"
     )]
     Host(IpAddr),
-    /// It is in a range that is closed to Agents.
-    #[error(
-        "{0} is an address that Agents may not reach; who runs the operator can allow it (egress.agents.allowedCIDRs)"
-    )]
+    /// The address is in a range that is denied to Agents.
+    #[error("Agents may not connect to {0}: ask an administrator to add it to egress.agents.allowedCIDRs in the chart")]
     AgentAddress(IpAddr),
-    /// Each address of a name is.
+    /// All addresses of a host are denied to Agents.
     #[error(
-        "the host has only addresses that Agents may not reach, such as {0}; who runs the operator can allow them (egress.agents.allowedCIDRs)"
+        "Agents may not connect to any address of the host, such as {0}: ask an administrator to add it to egress.agents.allowedCIDRs in the chart"
     )]
     AgentHost(IpAddr),
 }
@@ -117,11 +117,11 @@ impl Cidr {
         } else {
             (128, u128::MAX)
         };
-        // Shifting by the whole width is not defined.
+        // A shift by the full width overflows.
         all.checked_shl(width - self.bits).unwrap_or(0) & all
     }
 
-    /// Whether it has this address.
+    /// Whether the range contains this address.
     #[must_use]
     pub fn contains(self, address: IpAddr) -> bool {
         self.four == address.is_ipv4() && number(address).0 & self.mask() == self.network
@@ -135,8 +135,8 @@ fn number(address: IpAddr) -> (u128, u32) {
     }
 }
 
-/// Which addresses may be connected to. What is denied by name is denied; of the rest, what is allowed by name is allowed,
-/// and so is all that is in no closed range.
+/// Which addresses may be connected to. `denied` takes precedence over `allowed`, and `allowed` over the built-in
+/// `closed` ranges; all other addresses are open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressPolicy {
     allowed: Vec<Cidr>,
@@ -146,7 +146,7 @@ pub struct AddressPolicy {
 }
 
 impl AddressPolicy {
-    /// The policy of a configuration.
+    /// The policy of Sensors.
     #[must_use]
     pub fn new(allowed: Vec<Cidr>, denied: Vec<Cidr>) -> Self {
         Self {
@@ -157,7 +157,7 @@ impl AddressPolicy {
         }
     }
 
-    /// The policy of Agents. `private`: addresses of private networks and of the pod itself are open too.
+    /// The policy of Agents. `private`: private networks and the pod itself are open too.
     #[must_use]
     pub fn of_agents(allowed: Vec<Cidr>, denied: Vec<Cidr>, private: bool) -> Self {
         let closed: &[&str] = if private { &CLOSED_TO_AGENTS } else { &CLOSED };
@@ -169,7 +169,6 @@ impl AddressPolicy {
         }
     }
 
-    /// Whether an address may be connected to.
     pub fn check(&self, address: IpAddr) -> Result<(), AddressError> {
         let real = real(address);
         let is_in = |ranges: &[Cidr]| {
@@ -187,7 +186,7 @@ impl AddressPolicy {
         Ok(())
     }
 
-    /// Whether the host of `url` may be connected to, as far as the address says it: names are checked once resolved.
+    /// Checks the host of `url` if it is an address; names are checked once resolved.
     pub fn check_url(&self, url: &Url) -> Result<(), AddressError> {
         let host = url.host_str().unwrap_or_default();
         match host.trim_start_matches('[').trim_end_matches(']').parse() {
@@ -196,7 +195,7 @@ impl AddressPolicy {
         }
     }
 
-    /// Those of a host's addresses that may be connected to.
+    /// The open addresses of a host; an error if it has only denied ones.
     pub fn filter(&self, found: impl Iterator<Item = SocketAddr>) -> Result<Vec<SocketAddr>, AddressError> {
         let mut denied = None;
         let mut open = Vec::new();
@@ -214,7 +213,7 @@ impl AddressPolicy {
     }
 }
 
-/// The IPv4 address that an IPv6 one stands for (mapped, NAT64, 6to4): it would be reached through it.
+/// The IPv4 address embedded in an IPv6 address (mapped, NAT64, 6to4), which a connection would reach.
 fn real(address: IpAddr) -> IpAddr {
     let IpAddr::V6(six) = address else {
         return address;
@@ -227,7 +226,7 @@ fn real(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Resolves names, and lets through only addresses that may be connected to.
+/// A DNS resolver that returns only open addresses.
 pub struct FilteringResolver(pub Arc<AddressPolicy>);
 
 impl Resolve for FilteringResolver {

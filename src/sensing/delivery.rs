@@ -1,4 +1,4 @@
-//! What a Sensor gives its receivers.
+//! The wire format of events from a Sensor to its receivers.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -6,49 +6,49 @@ use serde_json::Value;
 
 use super::rules::{MOST_TEXT_BYTES, MOST_VALUE_BYTES};
 use super::scored_effects::ScoredEffects;
-use crate::api::sensor::SignalPriority;
+use agentloop_api::sensor::SignalPriority;
 
 /// One accepted event and all that it does to a receiver. Takes effect once: a receiver has a number for each Sensor, and
 /// passes over events up to it.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[derive(schemars::JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct SensorEvent {
-    /// Its number among the events of its Sensor, from 1; gaps are events that were dropped or not meant for the receiver.
+    /// Number among the Sensor's events, from 1; gaps are events that were dropped or not meant for the receiver.
     pub seq: i64,
-    /// The outbox that gave the number, once a receiver has taken the event; empty for one that gives no id of its own.
+    /// The outbox that assigned the number, set when a receiver takes the event; empty if the sender has no outbox id.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub outbox: String,
-    /// What makes it one event: the tick, the sender's own id, or a hash of what it says.
+    /// Identifies the event: its tick, the sender's id, or a hash of its content.
     pub id: String,
-    /// When it came.
+    /// When it arrived.
     pub at: Timestamp,
     /// Fields of the hot state and their values, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub updates: Vec<FieldValue>,
-    /// Notifications, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notifications: Vec<SensorNotification>,
-    /// What a sleep may have named in `wake_early_if`: `sensor/<name>`, and `signal/<sensor>/<signal>` of each that holds.
+    /// The names that `wake_early_if` may contain: `sensor/<name>`, and `signal/<sensor>/<signal>` of each signal that
+    /// holds.
     pub wakes: Vec<String>,
-    /// What else it does, once a model of the receiver's has scored it.
+    /// Effects that depend on scores of the receiver's light model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trial: Option<ScoredEffects>,
 }
 
-/// Highest number of an event; JSON carries numbers up to it everywhere.
+/// Highest number of an event: the largest integer that every JSON parser reads exactly.
 pub const MOST_SEQ: i64 = (1 << 53) - 1;
-/// Most updates, notifications or questions of one event: as many as a Sensor may have updates or signals, and its own.
+/// Most updates, notifications or questions of one event: the most updates or signals of a Sensor, plus one of its own.
 pub(super) const MOST_PARTS: usize = 17;
-/// Most bytes of the name of a field.
+/// Most bytes of a field's name.
 const MOST_FIELD_BYTES: usize = 63;
-/// Most bytes of the name of an event: `signal/<sensor>/<signal>`.
+/// Most bytes of an event's name: `signal/<sensor>/<signal>`.
 pub(super) const MOST_NAME_BYTES: usize = 512;
-/// Most bytes of an id. The longest is that of a file, which has its path in it.
+/// Most bytes of an id. The longest is that of a file event, which contains the path.
 const MOST_ID_BYTES: usize = 8 * 1024;
 
 impl SensorEvent {
-    /// Whether rules could have made it. A receiver does not rely on the pod that sent it: whoever took that pod over must
-    /// not flood what a model reads, nor use up the numbers.
+    /// Whether the rules could have produced it. A receiver does not trust the sending pod: an attacker who took it
+    /// over must not flood the model's context, nor exhaust the numbers.
     #[must_use]
     pub fn is_plausible(&self) -> bool {
         let asked = self.trial.as_ref();
@@ -76,44 +76,37 @@ impl SensorEvent {
 }
 
 /// A field of the hot state and its value.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(schemars::JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct FieldValue {
-    /// The field.
     pub field: String,
-    /// The value.
     pub value: Value,
 }
 
 /// What the model is told.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(schemars::JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SensorNotification {
-    /// The event that it is: `sensor/<name>` or `signal/<sensor>/<signal>`.
+    /// The event's name: `sensor/<name>` or `signal/<sensor>/<signal>`.
     pub source: String,
-    /// What it says.
     pub text: String,
-    /// How urgent it is.
     pub priority: SignalPriority,
 }
 
 /// Events of one Sensor for one receiver, in order.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[derive(schemars::JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Delivery {
-    /// Uid of the Sensor.
     pub sensor: String,
-    /// Name of the Sensor.
     pub name: String,
-    /// Uid of the Agent that is to get them; empty where it is not said.
+    /// Uid of the receiving Agent; empty if not set.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub receiver: String,
-    /// Id of the outbox whose numbers these are: those of another one say nothing of them.
+    /// Id of the outbox that assigned the numbers; numbers of different outboxes are not comparable.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub outbox: String,
-    /// `limits.perMinute` of the Sensor, by the controller's word; what the sensor's pod says here is nobody's.
+    /// `limits.perMinute` of the Sensor, set by the controller; a value from the sensor pod is ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_minute: Option<u32>,
-    /// The events.
     pub events: Vec<SensorEvent>,
 }

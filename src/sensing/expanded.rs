@@ -1,35 +1,35 @@
-//! How much memory JSON takes once it is read: `[0,0,…]` grows to sixteen times its text, `[{"":0},…]` to a hundred times.
-//! Measured without building anything of it.
+//! How much memory JSON takes once parsed: `[0,0,…]` grows to sixteen times its text, `[{"":0},…]` to a hundred times.
+//! Measured without building the value.
 
 use std::cell::Cell;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Most bytes of a payload in memory. A pod of 128 MiB has room for six of it: the one that came, the one before, copies of
-/// both while they are written, and of both as expressions see them.
+/// Most bytes of a parsed payload. A pod of 128 MiB has room for six such values: the payload, the previous one, copies
+/// of both for serialization, and both as expression values.
 pub const MOST_BYTES: usize = 12 * 1024 * 1024;
-/// No text that is shorter can grow to more.
+/// A shorter text cannot exceed the bound.
 const SHORT: usize = 64 * 1024;
-/// A value in its place.
+/// Size of a value in place.
 const VALUE: usize = 32;
-/// The room of the first items of a list, beside their places.
+/// Heap size of the first items of a list, beside their places.
 const LIST: usize = 96;
-/// The room of the first entries of an object, which is there as a whole.
+/// Heap size of the first entries of an object, which is allocated at once.
 const OBJECT: usize = 640;
-/// How many those are.
+/// Number of these first entries.
 const FIRST_ENTRIES: usize = 11;
-/// An entry more.
+/// Size of each further entry.
 const ENTRY: usize = 112;
 
-/// Whether a text of JSON takes more than [`MOST_BYTES`]. What is no JSON does not.
+/// Whether a JSON text takes more than [`MOST_BYTES`]. Text that is not JSON does not.
 #[must_use]
 pub fn is_too_large(text: &str) -> bool {
     if text.len() <= SHORT {
         return false;
     }
     let left = Cell::new(Some(MOST_BYTES));
-    // What is wrong with it is said by who reads it.
+    // A syntax error is reported by the actual parser.
     let _ = Measure(&left).deserialize(&mut serde_json::Deserializer::from_str(text));
     left.get().is_none()
 }
@@ -98,7 +98,7 @@ impl<'de> Visitor<'de> for Measure<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
         self.pay(VALUE)?;
         let mut count = 0_usize;
-        // A key costs what a text costs.
+        // A key costs as much as a string.
         while entries.next_key_seed(self)?.is_some() {
             count += 1;
             match count {
@@ -131,7 +131,7 @@ mod tests {
         let record = r#"{"id":123456,"name":"a name of some length","price":12.5,"tags":"a,b,c","at":"2026-01-05T08:00:00Z","x":1,"y":2}"#;
         assert!(!is_too_large(&list(record, MEBIBYTE)));
         assert!(!is_too_large(&format!("\"{}\"", "x".repeat(MEBIBYTE))));
-        assert!(!is_too_large(&"[".repeat(MEBIBYTE)), "no JSON");
+        assert!(!is_too_large(&"[".repeat(MEBIBYTE)), "not JSON");
     }
 
     #[test]

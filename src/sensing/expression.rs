@@ -1,10 +1,10 @@
-//! Expressions of a Sensor: CEL over `payload`, `previous` and `now`, compiled once, and never long to evaluate.
+//! Expressions of a Sensor: CEL over `payload`, `previous` and `now`, compiled once, with a bounded cost of evaluation.
 //!
-//! Owns what an expression may be made of and how much it may cost. The library counts no cost, so macros over lists become
-//! functions that do; what could fail hard in it, such as times and bytes, is not offered. Text of a payload never gets into
-//! an error.
+//! Owns which constructs an expression may contain and how much it may cost. The CEL library does not meter cost, so
+//! macros over lists are rewritten to functions that do. Features of the library that could panic, such as times and
+//! bytes, are not offered. Errors never contain text of a payload.
 
-// Of the library's kinds of steps, values and errors only some come up here.
+// Only some of the library's kinds of nodes, values and errors occur here.
 #![allow(clippy::wildcard_enum_match_arm)]
 
 mod functions;
@@ -24,35 +24,36 @@ use values::{TEXT_PER_COST, size, to_cel, to_json};
 
 /// Most bytes of an expression.
 pub const MOST_BYTES: usize = 4096;
-/// Most steps into each other.
+/// Most nested nodes.
 pub const MOST_DEPTH: usize = 64;
-/// Most brackets within each other.
+/// Most nested brackets.
 pub const MOST_BRACKETS: usize = 24;
-/// Most characters of operators.
+/// Most operator characters.
 pub const MOST_OPERATORS: usize = 256;
-/// Steps into each other for which the room of any thread is enough.
+/// Nesting for which the stack of any thread suffices.
 const SHALLOW: usize = 12;
-/// The parser takes much for each bracket, an evaluation for each step; what is not touched costs nothing.
+/// Stack size of the helper thread: the parser needs much for each bracket, an evaluation for each node. Untouched
+/// stack costs no memory.
 const STACK_BYTES: usize = 32 * 1024 * 1024;
-/// Most that one evaluation may cost: about so many values and pieces of text are looked at.
+/// Most that one evaluation may cost, in values and pieces of text that are visited.
 pub const MOST_COST: u64 = 4_000_000;
 /// Most patterns in all expressions of one Sensor.
 pub const MOST_PATTERNS: usize = 32;
-/// Most bytes of one pattern as it is written.
+/// Most bytes of one pattern's text.
 pub const MOST_PATTERN_BYTES: usize = 512;
-/// Most bytes of one automaton of a compiled pattern, of which there are two: a few written bytes such as `\w{100}` grow to
-/// as much as is allowed.
+/// Most bytes of one automaton of a compiled pattern, of which there are two. A short pattern such as `\w{100}` grows
+/// to whatever is allowed.
 const PATTERN_BYTES: usize = 256 * 1024;
-/// The same of patterns that cost less, smallest first.
+/// Size classes of patterns that cost less, smallest first.
 const SMALL_PATTERNS: [usize; 2] = [16 * 1024, 64 * 1024];
-/// So many bytes of an automaton cost one for each 32 bytes of the text that it goes through.
+/// This many bytes of an automaton cost 1 for each 32 bytes of text that it scans.
 const PATTERN_PER_COST: usize = 1024;
-/// Most bytes of a text that `json` makes: each `json` around another one doubles what is escaped.
+/// Most bytes of a string that `json` returns: each nested `json` doubles the escapes.
 pub const MOST_JSON_BYTES: usize = 4 * 1024 * 1024;
 
-/// What an expression may name.
+/// The variables of an expression.
 const VARIABLES: [&str; 3] = ["payload", "previous", "now"];
-/// Functions, and how many values each is given, what it is called on included.
+/// Functions, and their number of arguments, including the receiver of a method call.
 const FUNCTIONS: [(&str, usize); 14] = [
     ("contains", 2),
     ("size", 1),
@@ -69,27 +70,27 @@ const FUNCTIONS: [(&str, usize); 14] = [
     ("lowerAscii", 1),
     ("json", 1),
 ];
-/// One or more, and called on nothing.
+/// One or more arguments, and no receiver.
 const MANY: usize = 0;
 
-/// Why an expression gave no value. Says nothing of the payload.
+/// Why an evaluation failed. Contains nothing of the payload.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpressionError {
     /// It costs too much with this payload.
-    #[error("costs too much with what came: narrow down the lists that it goes through")]
+    #[error("costs too much with this payload: reduce the lists that it iterates over")]
     TooCostly,
-    /// A field or an item is not there.
-    #[error("names a field or an item that is not in what came: ask with has() first")]
+    /// A field or an item does not exist.
+    #[error("refers to a field or an item that the payload does not have: check with has() first")]
     Missing,
-    /// An operator or a function does not take what it was given.
-    #[error("does not fit the types of what came: numbers with and without a fraction need double() or int()")]
+    /// An operator or a function does not accept the types of its arguments.
+    #[error("does not fit the types in the payload: convert integers and doubles with double() or int()")]
     Types,
-    /// Anything else.
-    #[error("cannot be evaluated with what came, such as a division by zero")]
+    /// Any other error.
+    #[error("cannot be evaluated with this payload, for example because of a division by zero")]
     Other,
 }
 
-/// A compiled expression.
 #[derive(Clone, Debug)]
 pub struct Expression {
     tree: IdedExpr,
@@ -99,8 +100,8 @@ pub struct Expression {
     uses_previous: bool,
 }
 
-/// What the patterns of one Sensor may still take. A pattern is short as text and large once it is compiled, so that it is
-/// their number that bounds the memory and the time of a Sensor.
+/// The patterns that the expressions of one Sensor may still contain. A pattern is short as text and large once
+/// compiled, so their number bounds the memory and the time of a Sensor.
 #[derive(Debug)]
 pub struct PatternAllowance {
     patterns: usize,
@@ -124,7 +125,7 @@ impl PatternAllowance {
         }
         let Some(left) = self.patterns.checked_sub(1) else {
             return Err(format!(
-                "calls matches once too often: all expressions of a Sensor may have {MOST_PATTERNS} patterns; join patterns \
+                "calls matches too often: the expressions of a Sensor may have {MOST_PATTERNS} patterns in total; join them \
                  with |"
             ));
         };
@@ -133,12 +134,11 @@ impl PatternAllowance {
     }
 }
 
-/// A compiled pattern.
 #[derive(Clone, Debug)]
 struct Pattern {
     regex: Regex,
-    /// What it costs for each [`values::TEXT_PER_COST`] bytes of a text. In the worst case all of the automaton is looked at
-    /// for each byte.
+    /// Cost for each [`values::TEXT_PER_COST`] bytes of text. In the worst case the whole automaton is visited for each
+    /// byte.
     weight: u64,
 }
 
@@ -161,7 +161,7 @@ impl Pattern {
     }
 }
 
-/// What an expression sees.
+/// The variables of one evaluation.
 #[derive(Clone, Debug)]
 pub struct ExpressionVariables {
     payload: Cel,
@@ -171,7 +171,6 @@ pub struct ExpressionVariables {
 }
 
 impl ExpressionVariables {
-    /// Of one event.
     #[must_use]
     pub fn new(payload: &Value, previous: Option<&Value>, now: Timestamp) -> Self {
         let (payload, previous) = (to_cel(payload), previous.map_or(Cel::Null, to_cel));
@@ -186,16 +185,15 @@ impl ExpressionVariables {
 }
 
 impl Expression {
-    /// Compiles the only expression of a Sensor. The error says what is wrong with it, in words that go after its field's
-    /// name.
+    /// Compiles the only expression of a Sensor. The error is text that follows the name of its field.
     pub fn compile(text: &str) -> Result<Self, String> {
         Self::compile_within(text, &mut PatternAllowance::default())
     }
 
-    /// Compiles one of the expressions of a Sensor, which share an allowance.
+    /// Compiles one of a Sensor's expressions, which share an allowance.
     pub fn compile_within(text: &str, allowance: &mut PatternAllowance) -> Result<Self, String> {
         if text.len() > MOST_BYTES {
-            return Err(format!("may have {MOST_BYTES} bytes, and has {}", text.len()));
+            return Err(format!("must be at most {MOST_BYTES} bytes, and has {}", text.len()));
         }
         check_nesting(text)?;
         let mut tree = parse(text)?;
@@ -217,13 +215,12 @@ impl Expression {
         })
     }
 
-    /// Whether its value depends on the event before.
+    /// Whether its value depends on the previous event.
     #[must_use]
     pub fn uses_previous(&self) -> bool {
         self.uses_previous
     }
 
-    /// Its value.
     pub fn evaluate(&self, variables: &ExpressionVariables) -> Result<Value, ExpressionError> {
         let purse = CostMeter::new(variables.size);
         if !purse.pay(self.weight, 0) {
@@ -251,10 +248,10 @@ fn parse(text: &str) -> Result<IdedExpr, String> {
         let parsed = Program::compile(text).map(|program| program.expression().clone());
         parsed.map_err(|errors| parse_error::describe_errors(text, &errors))
     });
-    parsed.unwrap_or_else(|| Err("could not be parsed: there is no room for it now".into()))
+    parsed.unwrap_or_else(|| Err("cannot be parsed now: not enough memory".into()))
 }
 
-/// Does something with more room than a thread of the runtime has. `None`: there is no such room.
+/// Runs `work` on a thread with a large stack. `None`: the thread could not be started, or it panicked.
 fn with_room<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
@@ -263,7 +260,7 @@ fn with_room<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     })
 }
 
-/// The parser goes into itself with each bracket and operator, as deep as a text asks for: such a text it does not get.
+/// Bounds the recursion of the parser, which descends with each bracket and operator, before it sees the text.
 fn check_nesting(text: &str) -> Result<(), String> {
     let (mut brackets, mut operators) = (0_usize, 0_usize);
     let mut quote = None;
@@ -281,25 +278,25 @@ fn check_nesting(text: &str) -> Result<(), String> {
         }
         if brackets > MOST_BRACKETS || operators > MOST_OPERATORS {
             return Err(format!(
-                "has more than {MOST_BRACKETS} brackets within each other or {MOST_OPERATORS} operators: make it simpler"
+                "has more than {MOST_BRACKETS} nested brackets or {MOST_OPERATORS} operators: simplify it"
             ));
         }
     }
     Ok(())
 }
 
-/// How much one evaluation of a piece costs.
+/// Cost of one evaluation of a subtree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct EvaluationCost {
-    /// Steps.
+    /// Number of nodes.
     steps: u64,
-    /// Of them those that name a variable of the event, which may be large.
+    /// Number of nodes that name a variable of the event, which may be large.
     large: u64,
-    /// Of them those that join two values: what they make grows.
+    /// Number of nodes that concatenate two values, whose results grow.
     joins: u64,
 }
 
-/// Counts what an evaluation costs.
+/// Meters the cost of an evaluation.
 #[derive(Clone, Debug)]
 struct CostMeter {
     left: Arc<AtomicU64>,
@@ -314,7 +311,7 @@ impl CostMeter {
         }
     }
 
-    /// Pays for one evaluation of a piece in which a variable of this size may stand. False: there is not enough left.
+    /// Pays for one evaluation of a subtree whose item variable has this size. False: the budget is exhausted.
     fn pay(&self, weight: EvaluationCost, item: u64) -> bool {
         let small = weight.steps.saturating_mul(1 + item);
         let large = weight.large.saturating_mul(self.size);
@@ -325,7 +322,7 @@ impl CostMeter {
         after > 0
     }
 
-    /// Pays for a look at a text of so many bytes. False: there is not enough left.
+    /// Pays for a scan of a text with this many bytes. False: the budget is exhausted.
     fn pay_for_text(&self, bytes: usize, weight: u64) -> bool {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         let steps = bytes.saturating_mul(weight) / TEXT_PER_COST;
@@ -338,7 +335,7 @@ impl CostMeter {
         )
     }
 
-    /// What is left is not enough.
+    /// Exhausts the budget.
     fn empty(&self) {
         self.left.store(0, Ordering::Relaxed);
     }
@@ -348,27 +345,27 @@ impl CostMeter {
     }
 }
 
-/// Checks a tree, and makes it one that is cheap and counted.
+/// Validates a tree, and rewrites it to one whose cost is metered.
 struct ExpressionCompiler<'a> {
     allowance: &'a mut PatternAllowance,
     patterns: Vec<Pattern>,
     weight: EvaluationCost,
     depth: usize,
     uses_previous: bool,
-    /// The variable of the macro whose body this is.
+    /// The variable of the macro whose body is being visited.
     item: Option<String>,
 }
 
 impl ExpressionCompiler<'_> {
     fn visit(&mut self, tree: &mut IdedExpr, depth: usize) -> Result<(), String> {
         if depth >= MOST_DEPTH {
-            return Err(format!("goes deeper than {MOST_DEPTH} steps: make it simpler"));
+            return Err(format!("is nested deeper than {MOST_DEPTH} levels: simplify it"));
         }
         self.weight.steps += 1;
         let depth = depth + 1;
         self.depth = self.depth.max(depth);
         match &mut tree.expr {
-            Expr::Literal(LiteralValue::Bytes(_)) => Err("has bytes, which there are none of here".into()),
+            Expr::Literal(LiteralValue::Bytes(_)) => Err("has a bytes literal, which is not supported".into()),
             Expr::Literal(_) => Ok(()),
             Expr::Ident(name) => self.name(name),
             Expr::Select(select) => self.visit(&mut select.operand, depth),
@@ -396,7 +393,7 @@ impl ExpressionCompiler<'_> {
         }
         if !VARIABLES.contains(&name) {
             return Err(format!(
-                "names {name}, which is not there: there are payload, previous and now"
+                "refers to unknown variable {name}: use payload, previous or now"
             ));
         }
         self.weight.large += 1;
@@ -421,31 +418,31 @@ impl ExpressionCompiler<'_> {
             .try_for_each(|argument| self.visit(argument, depth))
     }
 
-    /// A pattern is compiled once: in its place stands its number.
+    /// Compiles a literal pattern once, and replaces it with its index.
     fn pattern(&mut self, call: &mut CallExpr) -> Result<(), String> {
         let Some(IdedExpr {
             expr: Expr::Literal(literal),
             ..
         }) = call.args.last_mut()
         else {
-            return Err("calls matches with a pattern that is not written in the expression".into());
+            return Err("calls matches with a pattern that is not a literal".into());
         };
         let LiteralValue::String(text) = literal else {
-            return Err("calls matches with a pattern that is no text".into());
+            return Err("calls matches with a pattern that is not a string".into());
         };
         self.allowance.pattern(text.inner())?;
         let pattern = Pattern::compile(text.inner())
-            .ok_or("has a pattern in matches that is no regular expression, or too large")?;
+            .ok_or("has a pattern in matches that is not a valid regular expression, or is too large")?;
         *literal = LiteralValue::Int(i64::try_from(self.patterns.len()).unwrap_or(i64::MAX).into());
         self.patterns.push(pattern);
         Ok(())
     }
 
-    /// A macro over a list, as a function that counts.
+    /// Rewrites a macro over a list to a metered function.
     fn macro_of(&mut self, found: ComprehensionExpr, depth: usize) -> Result<Expr, String> {
         if self.item.is_some() {
             return Err(
-                "has one of all, exists, exists_one, filter and map within another: use one after the other".into(),
+                "nests all, exists, exists_one, filter or map in each other: use them one after the other".into(),
             );
         }
         let mut range = found.iter_range;
@@ -455,7 +452,9 @@ impl ExpressionCompiler<'_> {
             expr: Expr::Ident(found.iter_var.clone()),
         };
         let (name, mut bodies) =
-            taken_apart(&found.accu_init.expr, found.loop_step.expr).ok_or("has a macro that is not known")?;
+            taken_apart(&found.accu_init.expr, found.loop_step.expr).ok_or("has an unknown macro")?;
+        // The bodies are weighed separately: their cost is paid per item at evaluation, and passed to the function as
+        // the last three arguments.
         let outer = std::mem::take(&mut self.weight);
         self.item = Some(found.iter_var);
         bodies.iter_mut().try_for_each(|body| self.visit(body, depth))?;
@@ -478,27 +477,27 @@ impl ExpressionCompiler<'_> {
 fn check_function(call: &CallExpr) -> Result<(), String> {
     let name = &call.func_name;
     let Some((_, wanted)) = FUNCTIONS.iter().find(|(known, _)| known == name) else {
-        return Err(format!("calls {name}, which is not there"));
+        return Err(format!("calls unknown function {name}"));
     };
     let given = call.args.len() + usize::from(call.target.is_some());
     match *wanted {
-        MANY if call.target.is_some() || given == 0 => Err(format!("calls {name} in another way than {name}(a, b)")),
+        MANY if call.target.is_some() || given == 0 => Err(format!("must call {name} as {name}(a, b)")),
         MANY => Ok(()),
         wanted if wanted == given => Ok(()),
-        wanted => Err(format!("gives {given} values to {name}, which takes {wanted}")),
+        wanted => Err(format!("passes {given} arguments to {name}, which takes {wanted}")),
     }
 }
 
 fn no_types() -> String {
-    "makes an object of a type: write a map instead".into()
+    "creates a typed object: use a map instead".into()
 }
 
 fn is_operator(name: &str) -> bool {
-    // Operators are no names that anybody could write.
+    // Operators have names that are not identifiers.
     name.starts_with(|first: char| !first.is_ascii_alphabetic())
 }
 
-/// Which macro it was, and what it does with each item.
+/// Which macro a comprehension came from, and its bodies for each item.
 fn taken_apart(start: &Expr, step: Expr) -> Option<(&'static str, Vec<IdedExpr>)> {
     let Expr::Call(mut step) = step else {
         return None;
@@ -522,7 +521,7 @@ fn taken_apart(start: &Expr, step: Expr) -> Option<(&'static str, Vec<IdedExpr>)
     }
 }
 
-/// The item of a list that has one.
+/// The item of a list with one element.
 fn only(list: IdedExpr) -> Option<IdedExpr> {
     match list.expr {
         Expr::List(ListExpr { mut elements, .. }) if elements.len() == 1 => elements.pop(),

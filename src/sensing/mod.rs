@@ -1,7 +1,12 @@
-//! What Sensors do with what they hear: pure rules, and the sources that listen.
+//! What Sensors do with events: pure rules, and the sources that receive them.
 //!
-//! Owns how an event becomes a [`delivery`]: expressions, sameness, pace, signals. Knows neither journals nor links: who
-//! runs it, a worker or a sensor pod, keeps its state and passes on what comes of it. Time comes in from outside.
+//! Owns how an event becomes a [`delivery`]: expressions, deduplication, rate limits, signals. Knows neither journals
+//! nor links: the process that runs a Sensor, a worker or a sensor pod, stores its state and delivers its events. Time
+//! is passed in.
+
+#[cfg(test)]
+#[macro_use]
+extern crate agentloop_texts;
 
 pub mod address;
 pub mod delivery;
@@ -13,21 +18,21 @@ pub mod schedule;
 pub mod scored_effects;
 mod signals;
 pub mod source;
+#[cfg(test)]
+mod text_tests;
 pub mod watch;
 
-use crate::api::SensorSpec;
+use agentloop_api::SensorSpec;
 
-/// What of a spec cannot be used, beyond what its schema refuses: `spec.updates[0].value: …`.
+/// An error in a spec that its schema does not catch: `spec.updates[0].value: …`.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 #[error("{field}: {detail}")]
 pub struct FieldError {
-    /// The field.
     pub field: String,
-    /// What is wrong with it.
     pub detail: String,
 }
 
-/// All that cannot be used of a spec; at least one.
+/// All errors in a spec; at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecError(Vec<FieldError>);
 
@@ -40,12 +45,12 @@ impl std::fmt::Display for SpecError {
     }
 }
 
-/// Compiles one thing after the other, and remembers what is wrong with each.
+/// Collects the errors of several compilations.
 #[derive(Debug, Default)]
 struct SpecErrorCollector(Vec<FieldError>);
 
 impl SpecErrorCollector {
-    /// `None`: it is wrong.
+    /// The compiled value; `None` if it is invalid.
     fn take<T>(&mut self, compiled: Result<T, FieldError>) -> Option<T> {
         compiled.map_err(|invalid| self.0.push(invalid)).ok()
     }
@@ -54,7 +59,7 @@ impl SpecErrorCollector {
         compiled.map_err(|mistakes| self.0.extend(mistakes.0)).ok()
     }
 
-    /// What was compiled, unless something was wrong.
+    /// The compiled whole, unless there was an error.
     fn end<T>(self, compiled: impl FnOnce() -> Option<T>) -> Result<T, SpecError> {
         match compiled() {
             Some(whole) if self.0.is_empty() => Ok(whole),
@@ -63,18 +68,18 @@ impl SpecErrorCollector {
     }
 }
 
-/// All of a spec, compiled.
+/// A compiled spec.
 #[derive(Clone, Debug)]
 pub struct CompiledSpec {
-    /// What becomes of what is heard.
+    /// The rules for incoming events.
     pub rules: rules::SensorRules,
-    /// Of a `schedule`.
+    /// The calendar of a `schedule`.
     pub calendar: Option<schedule::TickCalendar>,
-    /// Of a `watch`.
+    /// The scope of a `watch`.
     pub scope: Option<watch::WatchScope>,
 }
 
-/// Compiles all of a spec, for a Sensor of this name.
+/// Compiles a spec, for a Sensor of this name.
 pub fn compile(name: &str, spec: &SensorSpec) -> Result<CompiledSpec, SpecError> {
     let mut compiling = SpecErrorCollector::default();
     let (schedule, watch) = (spec.source.schedule.as_ref(), spec.source.watch.as_ref());
@@ -91,7 +96,7 @@ pub fn compile(name: &str, spec: &SensorSpec) -> Result<CompiledSpec, SpecError>
     })
 }
 
-/// Whether a Sensor can run by this spec. Keeps nothing of what it compiles.
+/// Validates a spec without keeping what it compiles.
 pub fn check(spec: &SensorSpec) -> Result<(), SpecError> {
     let mut compiling = SpecErrorCollector::default();
     let (schedule, watch) = (spec.source.schedule.as_ref(), spec.source.watch.as_ref());

@@ -1,7 +1,7 @@
-//! The rules of one Sensor: what becomes of what it hears.
+//! The rules of one Sensor: turn an arrival into an event with its effects.
 //!
-//! Pure: the state comes in and goes out, time comes in. Owns sameness, pace, fields, signals and notifications, in this
-//! order; each event that is heard counts in exactly one total, but for one that waits. Knows no source.
+//! Pure: state and time are passed in. Owns deduplication, rate limits, fields, signals and notifications, applied in
+//! this order. Each arrival counts in exactly one total, except while it is held. Knows no source.
 
 use jiff::{SignedDuration, Timestamp};
 use ring::digest::{SHA256, digest};
@@ -14,32 +14,31 @@ pub use super::rules_state::{LastAccepted, RulesState};
 use super::scored_effects::{ScoredEffects, SignalScoreRequest, most_urgent};
 use super::signals::{CompiledSignal, EvaluatedSignal, SignalMatch};
 use super::{FieldError, SpecError, SpecErrorCollector, expanded};
-use crate::api::SensorSpec;
-use crate::api::sensor::{SignalGate, SignalPriority};
+use agentloop_api::SensorSpec;
+use agentloop_api::sensor::{SignalGate, SignalPriority};
 
-/// Most levels of a payload.
+/// Most levels of nesting in a payload.
 pub const MOST_DEPTH: usize = 32;
 /// Most bytes of a field's value, as JSON.
 pub const MOST_VALUE_BYTES: usize = 8 * 1024;
 /// Most bytes of a notification.
 pub const MOST_TEXT_BYTES: usize = 2 * 1024;
-/// Most bytes of a notification as a text of JSON.
+/// Most bytes of a notification as a JSON string.
 pub const MOST_ESCAPED_BYTES: usize = 2 * MOST_TEXT_BYTES;
-/// What a task begins with.
+/// Prefix of a task.
 const TASK: &str = "Task: ";
-/// What ends a text that was longer.
+/// Suffix of a truncated text.
 const CUT: &str = " [cut]";
 
-/// The compiled rules of a Sensor.
 #[derive(Clone, Debug)]
 pub struct SensorRules {
     name: String,
     updates: Vec<FieldUpdate>,
     signals: Vec<CompiledSignal>,
     text: Option<NotificationText>,
-    /// Notifications are tasks: an event gives one at most.
+    /// Notifications are tasks: an event has at most one.
     is_task: bool,
-    /// Without signals: whether an event gives a notification.
+    /// Whether an event of a Sensor without signals has a notification.
     notifies: bool,
     keeps_previous: bool,
     max_payload_bytes: usize,
@@ -54,27 +53,27 @@ struct FieldUpdate {
     value: Expression,
 }
 
-/// What a notification says.
+/// The text of a notification, and the field that defines it.
 #[derive(Clone, Debug)]
 struct NotificationText {
     field: &'static str,
     expression: Expression,
 }
 
-/// What came of an event that was heard.
+/// The outcome of an arrival.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RulesOutcome {
-    /// It takes effect.
+    /// It became an event.
     Accepted(Box<SensorEvent>),
-    /// It waits for the end of `minIntervalMilliseconds`, unless a newer one comes before.
+    /// It is held until `minIntervalMilliseconds` is over, unless a newer one replaces it.
     Held,
-    /// It was no news.
+    /// It is a repeat.
     Filtered,
-    /// It was beyond a limit.
+    /// It exceeds a limit.
     Dropped,
-    /// It has more than [`MOST_DEPTH`] levels; counted as dropped.
+    /// It is nested deeper than [`MOST_DEPTH`]; counted as dropped.
     TooDeep,
-    /// It was not understood; [`RulesState::failure`] says why.
+    /// It could not be processed; [`RulesState::failure`] says why.
     Failed,
 }
 
@@ -118,8 +117,9 @@ impl SensorRules {
         })
     }
 
-    /// Whether [`SensorRules::compile`] takes a spec. Holds one compiled expression at a time: a process that checks the Sensors of
-    /// many tenants needs no more memory for one with many large patterns.
+    /// Whether [`SensorRules::compile`] accepts a spec. Holds one compiled expression at a time, so that the
+    /// controller, which validates the Sensors of many tenants, needs little memory for a spec with many large
+    /// patterns.
     pub fn check(spec: &SensorSpec) -> Result<(), SpecError> {
         let (mut compiling, mut allowance) = (SpecErrorCollector::default(), PatternAllowance::default());
         for (place, update) in spec.updates.iter().enumerate() {
@@ -135,13 +135,13 @@ impl SensorRules {
         compiling.end(|| Some(()))
     }
 
-    /// Hears of something: JSON, or else a text. `id` is the sender's own; without one, what says the same as the event
-    /// before is no news.
+    /// Processes an arrival: JSON, or else a string. `id` is the sender's id; without one, an arrival with the same
+    /// content as the last event is a repeat.
     pub fn process(&self, state: &mut RulesState, now: Timestamp, id: Option<&str>, body: &[u8]) -> RulesOutcome {
         self.process_any(state, now, (id, false), body)
     }
 
-    /// The same for what is known to be no repeat.
+    /// The same for an arrival that is known not to be a repeat.
     pub fn process_new(&self, state: &mut RulesState, now: Timestamp, id: Option<&str>, body: &[u8]) -> RulesOutcome {
         self.process_any(state, now, (id, true), body)
     }
@@ -158,20 +158,20 @@ impl SensorRules {
             return dropped(state);
         }
         let Ok(text) = std::str::from_utf8(body) else {
-            return failed(state, "what came is neither JSON nor text in UTF-8".into());
+            return failed(state, "the payload is neither JSON nor UTF-8 text".into());
         };
         if expanded::is_too_large(text) {
             let most = expanded::MOST_BYTES / (1024 * 1024);
             return failed(
                 state,
                 format!(
-                    "what came takes more than {most} MiB of memory: have the source say less, or lower limits.maxPayloadBytes"
+                    "the payload takes more than {most} MiB of memory: make the source send less, or lower spec.limits.maxPayloadBytes"
                 ),
             );
         }
         let payload: Value = match serde_json::from_str(text) {
             Ok(payload) => payload,
-            // Deeper than the parser goes: more so than is allowed, and no text.
+            // Nested deeper than the parser's limit, which is above ours; it is JSON, not a string.
             Err(error) if error.to_string().starts_with("recursion limit exceeded") => return too_deep(state),
             Err(_) => text.into(),
         };
@@ -188,6 +188,7 @@ impl SensorRules {
             state.totals.filtered += 1;
             return RulesOutcome::Filtered;
         }
+        // At most one event is held: a newer one replaces it, and the replaced one counts as dropped.
         if self.free_from(state).is_some_and(|free| now < free) {
             if state.held.replace(heard).is_some() {
                 state.totals.dropped += 1;
@@ -200,14 +201,14 @@ impl SensorRules {
         self.accept(state, now, heard)
     }
 
-    /// When an event that waits is to be taken up by [`SensorRules::release_held`].
+    /// When the held event is due for [`SensorRules::release_held`].
     #[must_use]
     pub fn waits_until(&self, state: &RulesState) -> Option<Timestamp> {
         state.held.as_ref()?;
         Some(self.free_from(state).unwrap_or(Timestamp::MIN))
     }
 
-    /// Takes up the event that waits, once it has waited long enough.
+    /// Processes the held event once it is due.
     pub fn release_held(&self, state: &mut RulesState, now: Timestamp) -> Option<RulesOutcome> {
         self.apply_clock(state, now);
         if self.waits_until(state)? > now {
@@ -221,25 +222,25 @@ impl SensorRules {
         Some(self.accept(state, now, held))
     }
 
-    /// The source heard nothing, and why; never text of a payload.
+    /// Records a failure of the source; `failure` never contains text of a payload.
     pub fn record_failure(state: &mut RulesState, failure: String) {
         let _ = failed(state, failure);
     }
 
-    /// When the next event finds room in the limits of time: one that could wait need not be held or dropped.
+    /// When the next event fits into the rate limits. A source that can wait until then avoids held and dropped events.
     #[must_use]
     pub fn room_from(&self, state: &RulesState, now: Timestamp) -> Timestamp {
         let free = self.free_from(state).unwrap_or(Timestamp::MIN);
         free.max(state.room_from(now, self.per_minute))
     }
 
-    /// The clock may have been set back.
+    /// Adjusts the state if the clock was set back.
     pub fn apply_clock(&self, state: &mut RulesState, now: Timestamp) {
         let cooldowns = self.signals.iter().map(|signal| signal.cooldown);
         state.apply_clock(now, cooldowns.max().unwrap_or_default());
     }
 
-    /// When the next event may be accepted.
+    /// When `minIntervalMilliseconds` allows the next event.
     fn free_from(&self, state: &RulesState) -> Option<Timestamp> {
         let last = state.last.as_ref().filter(|_| self.min_interval.is_positive())?;
         Some(last.at.checked_add(self.min_interval).unwrap_or(Timestamp::MAX))
@@ -258,7 +259,7 @@ impl SensorRules {
         }
     }
 
-    /// What an event does.
+    /// The event with its effects.
     fn event(&self, state: &RulesState, now: Timestamp, heard: &HeldEvent) -> Result<SensorEvent, FieldError> {
         let variables = ExpressionVariables::new(&heard.payload, state.previous.as_ref(), now);
         let seen = self
@@ -277,6 +278,8 @@ impl SensorRules {
             let values = self.updates.iter().map(|update| update.value(&variables));
             updates = values.collect::<Result<_, _>>()?;
         }
+        // If a score gates the updates, they move into the scored effects: the receiver writes them once it has the
+        // score.
         let trial = (!questions.is_empty()).then(|| {
             let gated = questions.iter().any(|question| question.gate != SignalGate::Notify);
             ScoredEffects {
@@ -304,7 +307,7 @@ impl SensorRules {
         })
     }
 
-    /// What is asked of an event, and what it tells already.
+    /// The questions to the model, and the notifications that need no score.
     fn notices(
         &self,
         seen: &[EvaluatedSignal<'_>],
@@ -318,7 +321,7 @@ impl SensorRules {
         let (mut questions, mut notices) = (Vec::new(), Vec::new());
         for EvaluatedSignal { signal, holds } in seen {
             let told = match holds {
-                // Whoever waits for the signal is not to wake without it.
+                // A loop that waits for the signal must not wake before it is scored.
                 SignalMatch::Asked => Some(self.source()),
                 SignalMatch::Yes => Some(signal.event(&self.name)),
                 SignalMatch::No => (signal.gate == SignalGate::Update).then(|| self.source()),
@@ -353,12 +356,12 @@ impl SensorRules {
             Value::String(text) if self.is_task => Ok(truncate(format!("{TASK}{text}"))),
             Value::String(text) => Ok(truncate(text)),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
-                Err(invalid("is no text: string() or json() makes one".into()))
+                Err(invalid("is not a string: use string() or json()".into()))
             }
         }
     }
 
-    /// Remembers an event that was accepted.
+    /// Updates the state after an accepted event.
     fn record_event(&self, state: &mut RulesState, now: Timestamp, event: &SensorEvent, heard: HeldEvent) {
         state.seq = event.seq;
         state.totals.events += 1;
@@ -390,7 +393,7 @@ impl FieldUpdate {
             .map_err(|failure| invalid(field(), &failure))?;
         let bytes = value.to_string().len();
         if bytes > MOST_VALUE_BYTES {
-            let detail = format!("may have {MOST_VALUE_BYTES} bytes as JSON, and has {bytes}");
+            let detail = format!("must be at most {MOST_VALUE_BYTES} bytes as JSON, and has {bytes}");
             return Err(invalid(field(), &detail));
         }
         Ok(FieldValue {
@@ -404,7 +407,7 @@ pub(super) fn compiled(field: String, text: &str, allowance: &mut PatternAllowan
     Expression::compile_within(text, allowance).map_err(|detail| FieldError { field, detail })
 }
 
-/// What a notification or a task says, and the field that says so.
+/// The expression of a notification or a task, and its field.
 fn text_of(spec: &SensorSpec) -> Option<(&'static str, &String)> {
     let task = spec.task.as_ref().map(|found| ("spec.task.prompt", &found.prompt));
     task.or_else(|| {
@@ -437,7 +440,7 @@ fn failed(state: &mut RulesState, failure: String) -> RulesOutcome {
     RulesOutcome::Failed
 }
 
-/// Whether it came before: under the sender's own id, or as what the newest one says.
+/// Whether it is a repeat: by the sender's id, or by the content of the newest arrival.
 fn is_known(state: &RulesState, heard: &HeldEvent) -> bool {
     if heard.is_news {
         return false;
@@ -471,8 +474,8 @@ fn is_deep(value: &Value, levels: usize) -> bool {
     }
 }
 
-/// As much of a text as a notification may have. Control characters become six bytes each in JSON, in which a notification
-/// travels: what is mostly those is cut earlier.
+/// Truncates a text to the size of a notification. Control characters take six bytes each in JSON, so text that
+/// consists mostly of those is cut earlier.
 fn truncate(mut text: String) -> String {
     let most = MOST_TEXT_BYTES - CUT.len();
     let (mut end, mut escaped) = (0, 0);
@@ -490,7 +493,7 @@ fn truncate(mut text: String) -> String {
     text
 }
 
-/// Bytes of a character in a text of JSON.
+/// Bytes of a character in a JSON string.
 fn escaped_length(character: char) -> usize {
     match character {
         '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,

@@ -1,4 +1,4 @@
-//! What the rules of a Sensor remember between events. Plain data, bounded, kept by who runs the Sensor.
+//! The state of a Sensor's rules between events. Plain data, bounded, stored by the process that runs the Sensor.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,71 +6,65 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::api::sensor::SensorTotals;
+use agentloop_api::sensor::SensorTotals;
 
-/// Ids of the senders' own that are remembered.
+/// Sender ids that are remembered.
 pub const MOST_REMEMBERED: usize = 256;
-/// Seconds in which events are counted for `perMinute`.
+/// Length of the window of `perMinute`, in seconds.
 const WINDOW_SECONDS: i64 = 60;
 
-/// What the rules remember.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RulesState {
     /// Number of the last accepted event.
     pub seq: i64,
-    /// What was done so far.
     pub totals: SensorTotals,
-    /// The last accepted event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<LastAccepted>,
-    /// Failures since the last success.
+    /// Consecutive failures.
     pub consecutive_failures: i64,
-    /// Why the last event was not understood; never text of a payload.
+    /// Why the last event could not be processed; never text of a payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// Payload of the last accepted event, where an expression asks for it.
+    /// Payload of the last accepted event, if an expression uses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) previous: Option<Value>,
-    /// The newest event of those that wait for the end of `minIntervalMilliseconds`.
+    /// The newest event that is held for `minIntervalMilliseconds`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) held: Option<HeldEvent>,
-    /// Keys of the newest ids, the oldest first.
+    /// Keys of the newest ids, oldest first.
     #[serde(skip_serializing_if = "VecDeque::is_empty")]
     pub(super) remembered: VecDeque<u64>,
-    /// How many events were accepted in which second.
+    /// Number of accepted events, by second.
     #[serde(skip_serializing_if = "VecDeque::is_empty")]
     pub(super) accepted: VecDeque<(i64, u32)>,
-    /// Until when a signal does not hold again.
+    /// The end of each signal's cooldown.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) cooldowns: BTreeMap<String, Timestamp>,
 }
 
-/// The last accepted event.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct LastAccepted {
-    /// When it came.
     pub at: Timestamp,
-    /// Its id.
     pub id: String,
 }
 
-/// An event that waits.
+/// A held event.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct HeldEvent {
     pub(super) id: String,
-    /// The id is the sender's own.
+    /// Whether the id is the sender's own.
     pub(super) own_id: bool,
-    /// That it is no repeat is known already.
+    /// Whether it is already known not to be a repeat.
     #[serde(default)]
     pub(super) is_news: bool,
     pub(super) payload: Value,
 }
 
 impl RulesState {
-    /// The clock was set back: nothing that was remembered lies in the future.
+    /// After the clock was set back: moves remembered moments out of the future, which would block events until then.
     pub(super) fn apply_clock(&mut self, now: Timestamp, longest_cooldown: SignedDuration) {
         if let Some(last) = &mut self.last {
             last.at = last.at.min(now);
@@ -86,7 +80,7 @@ impl RulesState {
             .for_each(|until| *until = (*until).min(latest));
     }
 
-    /// Accepted events of the last minute: never fewer than there were.
+    /// Accepted events of the last minute; counts whole seconds, so never too few.
     pub(super) fn recent(&mut self, now: Timestamp) -> u32 {
         let oldest = now.as_second() - WINDOW_SECONDS;
         while self.accepted.front().is_some_and(|(at, _)| *at < oldest) {

@@ -1,8 +1,8 @@
-//! Ticks of a schedule: when the next one comes, and which of those that nobody heard still does.
+//! Ticks of a schedule: when the next one is due, and which missed ones still fire.
 //!
-//! Pure; knows neither timers nor journals. The calendar is the library's, after Vixie cron: a time of the day that a change
-//! of the clocks skips comes once, right after the gap, one that is repeated comes once; a schedule by the hour or the
-//! minute goes by the clock on the wall, so that it skips the gap and comes in both of the repeated hours.
+//! Pure; knows neither timers nor journals. The calendar is that of the croner library, after Vixie cron. When clocks
+//! change, a fixed time in the skipped hour fires once, right after the gap, and one in the repeated hour fires once.
+//! Schedules with a wildcard hour or minute follow the wall clock: they skip the gap and fire in both repeated hours.
 
 use croner::Cron;
 use croner::parser::{CronParser, Seconds, Year};
@@ -11,12 +11,11 @@ use jiff::{SignedDuration, Timestamp, Zoned};
 use serde_json::{Value, json};
 
 use super::{FieldError, SpecError, SpecErrorCollector};
-use crate::api::sensor::{MissedTickPolicy, ScheduleSource};
+use agentloop_api::sensor::{MissedTickPolicy, ScheduleSource};
 
-/// A tick that is later than this was missed: timers are not as late.
+/// A tick that is later than this was missed; a timer's delay is shorter.
 const LATE: SignedDuration = SignedDuration::from_secs(60);
 
-/// A compiled schedule.
 #[derive(Clone, Debug)]
 pub struct TickCalendar {
     cron: Cron,
@@ -25,7 +24,6 @@ pub struct TickCalendar {
 }
 
 impl TickCalendar {
-    /// Compiles a schedule.
     pub fn compile(schedule: &ScheduleSource) -> Result<Self, SpecError> {
         let mut compiling = SpecErrorCollector::default();
         let invalid = |field: &str, detail: String| FieldError {
@@ -33,7 +31,10 @@ impl TickCalendar {
             detail,
         };
         let zone = compiling.take(TimeZone::get(&schedule.time_zone).map_err(|_| {
-            let detail = format!("{} is no time zone of the IANA database", schedule.time_zone);
+            let detail = format!(
+                "{} is not an IANA time zone: use for example Europe/Berlin or UTC",
+                schedule.time_zone
+            );
             invalid("timeZone", detail)
         }));
         let parser = CronParser::builder()
@@ -47,7 +48,7 @@ impl TickCalendar {
             cron.find_next_occurrence(&from, false).is_err()
         };
         if cron.as_ref().is_some_and(never) {
-            compiling.take::<()>(Err(invalid("cron", "never comes".into())));
+            compiling.take::<()>(Err(invalid("cron", "never matches a date".into())));
         }
         let missed = schedule.missed;
         compiling.end(|| {
@@ -59,21 +60,21 @@ impl TickCalendar {
         })
     }
 
-    /// The first tick after a moment.
     #[must_use]
     pub fn after(&self, moment: Timestamp) -> Option<Timestamp> {
         let found = self.cron.find_next_occurrence(&self.at(moment), false).ok()?;
         Some(found.timestamp()).filter(|found| *found > moment)
     }
 
-    /// The tick that is to be heard now, if ticks up to `through` are done with and somebody listens since `since`.
+    /// The tick that is due at `now`, given that ticks up to `through` are done and that the Sensor has been running
+    /// since `since`.
     #[must_use]
     pub fn due(&self, through: Timestamp, since: Timestamp, now: Timestamp) -> DueTick {
         if self.after(through).is_none_or(|next| next > now) {
             return DueTick::Nothing;
         }
         let last = self.cron.find_previous_occurrence(&self.at(now), true).ok();
-        // The search back knows of no tick that the search forward found: that one it is.
+        // The backward search may miss a tick that the forward search found: then it is that one.
         let last = last.map(|last| last.timestamp()).filter(|last| *last > through);
         let Some(last) = last.or_else(|| self.after(through)) else {
             return DueTick::Nothing;
@@ -91,24 +92,24 @@ impl TickCalendar {
     }
 }
 
-/// What is to be done about ticks now.
+/// The ticks due at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DueTick {
-    /// Nothing: none has come.
+    /// No tick is due.
     Nothing,
-    /// This one is to be heard; those before it are not.
+    /// This tick fires; earlier ones do not.
     Tick(Timestamp),
-    /// Those up to this one were missed, and are not to be heard.
+    /// Ticks up to this one were missed and are skipped.
     Skipped(Timestamp),
 }
 
-/// The id of a tick.
+/// The event id of a tick.
 #[must_use]
 pub fn delivery_id(sensor: &str, tick: Timestamp) -> String {
     format!("{sensor}/{tick}")
 }
 
-/// What a tick says.
+/// The payload of a tick.
 #[must_use]
 pub fn payload(tick: Timestamp) -> Value {
     json!({ "scheduledTime": tick.to_string() })
@@ -139,7 +140,7 @@ mod tests {
         let (mut at, to) = (moment(from), moment(to));
         let mut found = Vec::new();
         while let Some(next) = calendar.after(at).filter(|next| *next <= to) {
-            // Nobody who looks back finds another one.
+            // The backward search finds the same tick.
             let seen = calendar.due(at, at, next);
             assert_eq!(seen, DueTick::Tick(next), "after {at}");
             found.push(next.to_string());
@@ -184,11 +185,11 @@ mod tests {
     #[case("* * * *", "UTC", "spec.source.schedule.cron: ")]
     #[case("* * * * * *", "UTC", "spec.source.schedule.cron: ")]
     #[case("61 * * * *", "UTC", "spec.source.schedule.cron: ")]
-    #[case("0 0 30 2 *", "UTC", "spec.source.schedule.cron: never comes")]
+    #[case("0 0 30 2 *", "UTC", "spec.source.schedule.cron: never matches a date")]
     #[case(
         "0 0 1 1 *",
         "Europe/Atlantis",
-        "spec.source.schedule.timeZone: Europe/Atlantis is no time zone"
+        "spec.source.schedule.timeZone: Europe/Atlantis is not an IANA time zone: use for example Europe/Berlin or UTC"
     )]
     fn what_is_no_schedule_is_refused_with_its_field(#[case] cron: &str, #[case] zone: &str, #[case] expected: &str) {
         let schedule = ScheduleSource {
@@ -225,7 +226,7 @@ mod tests {
         assert_eq!(calendar.due(through, through, at(0)), DueTick::Tick(tick));
         assert_eq!(calendar.due(through, through, at(60)), DueTick::Tick(tick));
         assert_eq!(calendar.due(through, through, at(61)), DueTick::Skipped(tick));
-        // Who listens only since then has missed it.
+        // A Sensor that runs only since then has missed it.
         assert_eq!(calendar.due(through, at(1), at(2)), DueTick::Skipped(tick));
         assert_eq!(calendar.due(through, at(0), at(2)), DueTick::Tick(tick));
     }

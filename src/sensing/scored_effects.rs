@@ -1,74 +1,73 @@
-//! What of an event depends on a model's word: the questions, and what each answer leads to.
+//! Effects of an event that depend on a model's score: the questions, and the consequence of each answer.
 //!
-//! Pure. Who receives the event has the questions answered, one after the other, and only then lets it take effect. It
-//! fails open: a signal that could not be scored tells the model of the loop, and says so, but only the first of such
-//! signals in a row may wake it.
+//! Pure. The receiver has the questions answered, one after the other, and only then applies the event. Scoring fails
+//! open: a signal that could not be scored is still delivered, marked as unscored, but only the first of several in a
+//! row may wake the loop. signals in a row may wake it.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::delivery::{FieldValue, MOST_NAME_BYTES, MOST_PARTS, SensorEvent, SensorNotification};
-use crate::api::sensor::{SignalGate, SignalPriority};
+use agentloop_api::sensor::{SignalGate, SignalPriority};
 
-/// Most bytes of a payload, as JSON, that a model is shown.
+/// Most bytes of a payload, as JSON, in a question.
 pub const MOST_DATA_BYTES: usize = 8 * 1024;
 /// Most bytes of a question's prompt: 2,048 characters.
 const MOST_PROMPT_BYTES: usize = 4 * 2048;
-/// Stands before a text whose signal was not scored.
+/// Prefix of a notification whose signal was not scored.
 const UNSCORED: &str = "[not scored: the light model gave no answer] ";
 
 /// What an event does when its signals hold.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[derive(schemars::JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ScoredEffects {
-    /// What the model is asked, in order; at least one.
+    /// The questions to the model, in order; at least one.
     pub questions: Vec<SignalScoreRequest>,
-    /// The payload as JSON, its beginning. Text of the world's.
+    /// The payload as JSON, truncated. Untrusted text.
     pub data: String,
-    /// Fields that are written when no question that gates them says no.
+    /// Fields that are written unless a question that gates them does not hold.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub updates: Vec<FieldValue>,
-    /// The notification is a task: of several the most urgent one is given.
+    /// Whether the notification is a task: only the most urgent one is delivered.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub task: bool,
 }
 
 /// A signal that a model is to score.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(schemars::JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SignalScoreRequest {
-    /// The event that it is when it holds: `signal/<sensor>/<signal>`.
+    /// The event's name when the signal holds: `signal/<sensor>/<signal>`.
     pub signal: String,
-    /// What is to be scored, in the user's words.
+    /// What to score, in the user's words.
     pub prompt: String,
     /// The least score with which it holds.
     pub threshold_percent: u32,
-    /// What an event without it does not do.
+    /// Which effects require that the signal holds.
     pub gate: SignalGate,
     /// Seconds after it held in which it does not hold again.
     #[serde(default)]
     pub cooldown_seconds: u32,
-    /// What it tells. Its source is that of an event without the signal.
+    /// The notification. Its source is that of an event without the signal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<SensorNotification>,
 }
 
-/// What came of a question.
+/// The result of a question.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalVerdict {
-    /// The score is at the threshold or above.
+    /// The score is at or above the threshold.
     Holds,
-    /// It is below, or it was not asked for, since the signal held a short while ago.
+    /// The score is below the threshold, or it was not requested because of the cooldown.
     HoldsNot,
-    /// There is no score.
     Unscored {
-        /// The first in a row.
+        /// Whether it is the first in a row.
         first: bool,
     },
 }
 
 impl SignalScoreRequest {
-    /// What a score from 0 to 100 says.
+    /// The verdict of a score from 0 to 100.
     #[must_use]
     pub fn verdict(&self, score: u8) -> SignalVerdict {
         if u32::from(score) >= self.threshold_percent {
@@ -78,7 +77,7 @@ impl SignalScoreRequest {
         }
     }
 
-    /// What it tells, when that was said.
+    /// The notification that follows from a verdict.
     fn tells(&self, verdict: SignalVerdict) -> Option<SensorNotification> {
         let notice = self.notice.clone()?;
         let held = || SensorNotification {
@@ -106,7 +105,7 @@ impl SignalScoreRequest {
 }
 
 impl ScoredEffects {
-    /// Whether rules could have asked this.
+    /// Whether the rules could have produced it.
     pub(super) fn is_plausible(&self) -> bool {
         let short = |question: &SignalScoreRequest| {
             question.signal.len() <= MOST_NAME_BYTES && question.prompt.len() <= MOST_PROMPT_BYTES
@@ -114,7 +113,7 @@ impl ScoredEffects {
         self.data.len() <= MOST_DATA_BYTES && self.updates.len() <= MOST_PARTS && self.questions.iter().all(short)
     }
 
-    /// The payload as the model is shown it.
+    /// The payload as shown to the model.
     #[must_use]
     pub fn data(payload: &Value) -> String {
         let mut data = payload.to_string();
@@ -124,7 +123,7 @@ impl ScoredEffects {
 }
 
 impl SensorEvent {
-    /// What it does, once all that was asked of it is known.
+    /// The event with the effects that follow from the verdicts.
     #[must_use]
     pub fn settled(mut self, verdicts: &[SignalVerdict]) -> Self {
         let Some(trial) = self.trial.take() else {
@@ -150,7 +149,7 @@ impl SensorEvent {
     }
 }
 
-/// Of several notifications of one task the first of the most urgent ones.
+/// The notification of a task: the first of the most urgent ones.
 pub(super) fn most_urgent(notices: Vec<SensorNotification>) -> Option<SensorNotification> {
     let rank = |notice: &SensorNotification| match notice.priority {
         SignalPriority::Low => 2,

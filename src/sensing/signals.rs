@@ -1,4 +1,4 @@
-//! Signals of a Sensor: which of them an event has, as far as expressions say, and what a model is to be asked of it.
+//! Signals of a Sensor: which of them hold for an event by their expressions, and what the light model must score.
 
 use jiff::SignedDuration;
 
@@ -7,9 +7,8 @@ use super::expression::{Expression, ExpressionVariables, PatternAllowance};
 use super::rules_state::RulesState;
 use super::scored_effects::SignalScoreRequest;
 use super::{FieldError, rules};
-use crate::api::sensor::{self, SignalGate, SignalModel, SignalPriority};
+use agentloop_api::sensor::{self, SignalGate, SignalModel, SignalPriority};
 
-/// A compiled signal.
 #[derive(Clone, Debug)]
 pub(super) struct CompiledSignal {
     pub(super) name: String,
@@ -22,18 +21,17 @@ pub(super) struct CompiledSignal {
     model: Option<SignalModel>,
 }
 
-/// A signal and what is known of an event.
+/// The result of a signal for an event.
 pub(super) struct EvaluatedSignal<'a> {
     pub(super) signal: &'a CompiledSignal,
     pub(super) holds: SignalMatch,
 }
 
-/// Whether a signal holds for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SignalMatch {
     Yes,
     No,
-    /// A model is to be asked.
+    /// It depends on a model's score.
     Asked,
 }
 
@@ -69,7 +67,7 @@ impl CompiledSignal {
     ) -> Result<EvaluatedSignal<'_>, FieldError> {
         let holds = match (self.wanted(variables)?, &self.model) {
             (false, _) => SignalMatch::No,
-            // Its cooldown is the receivers' affair: each has a model of its own.
+            // The receivers apply its cooldown: each scores it with its own model.
             (true, Some(_)) => SignalMatch::Asked,
             (true, None) if state.cooldowns.contains_key(&self.name) => SignalMatch::No,
             (true, None) => SignalMatch::Yes,
@@ -88,17 +86,15 @@ impl CompiledSignal {
         let value = when
             .evaluate(variables)
             .map_err(|failure| invalid(failure.to_string()))?;
-        value
-            .as_bool()
-            .ok_or_else(|| invalid("is neither true nor false".into()))
+        value.as_bool().ok_or_else(|| invalid("must be true or false".into()))
     }
 
-    /// Its name among events.
+    /// The name of its event.
     pub(super) fn event(&self, sensor: &str) -> String {
         format!("signal/{sensor}/{}", self.name)
     }
 
-    /// What a model is to be asked. `notice`: what it tells.
+    /// What the model must score. `notice`: the notification if it holds.
     pub(super) fn question(&self, sensor: &str, notice: Option<SensorNotification>) -> Option<SignalScoreRequest> {
         let model = self.model.clone()?;
         Some(SignalScoreRequest {

@@ -1,7 +1,7 @@
-//! Files of a workspace: which of them a Sensor watches, what has changed, and what an event says of it.
+//! File changes in a workspace: which files a Sensor watches, what has changed, and the payload of the event.
 //!
-//! Pure: who looks at the files brings what it found, and the time. Knows no file system; paths are those below the
-//! workspace, with `/` between names.
+//! Pure: the caller passes in the files found and the time. Does no file I/O; paths are relative to the workspace, with
+//! `/` between names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,36 +10,36 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::FieldError;
-use crate::api::sensor::WatchSource;
+use agentloop_api::sensor::WatchSource;
 
-/// Most files and folders below what is watched: with more, nothing is heard until there are fewer.
+/// Most files and folders below the watched path: with more, the source fails until there are fewer.
 pub const MOST_ENTRIES: usize = 10_000;
-/// Most folders inside each other.
+/// Most nested folders.
 pub const MOST_LEVELS: usize = 32;
-/// Of larger files the content is not looked at: they have changed when size or time of change have.
+/// Larger files are not hashed: they count as changed when their size or modification time changes.
 pub const MOST_HASHED_BYTES: u64 = 64 * 1024 * 1024;
-/// How long a file must look the same until it counts as written.
+/// How long a file must be unchanged until it counts as completely written.
 pub const SETTLED: Duration = Duration::from_secs(1);
-/// How long a file that somebody has open for writing, and does not write, is waited for.
+/// How long to wait for a file that is open for writing but not written to.
 pub const ABANDONED: Duration = Duration::from_mins(1);
 
-/// What of a workspace is watched.
+/// The part of a workspace that is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchScope {
-    /// A file or folder; empty: all.
+    /// A file or folder; empty: the whole workspace.
     path: String,
     recursive: bool,
 }
 
 impl WatchScope {
-    /// Reads it from the spec.
+    /// Validates and normalizes the path of the spec.
     pub fn of(watch: &WatchSource) -> Result<Self, FieldError> {
         let invalid = |detail: &str| FieldError {
             field: "spec.source.watch.path".into(),
             detail: detail.into(),
         };
         if watch.path.starts_with('/') {
-            return Err(invalid("is a path below the workspace and begins without /"));
+            return Err(invalid("must be relative to the workspace, without a leading /"));
         }
         let names: Vec<&str> = watch
             .path
@@ -47,10 +47,10 @@ impl WatchScope {
             .filter(|name| !name.is_empty() && *name != ".")
             .collect();
         if names.contains(&"..") {
-            return Err(invalid("may not lead out of the workspace: write it without .."));
+            return Err(invalid("must stay within the workspace: write it without .."));
         }
         if watch.path.contains('\0') {
-            return Err(invalid("has a character that no path has"));
+            return Err(invalid("must not contain a NUL character"));
         }
         Ok(Self {
             path: names.join("/"),
@@ -58,18 +58,18 @@ impl WatchScope {
         })
     }
 
-    /// The names on the way to it.
+    /// The components of its path.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.path.split('/').filter(|name| !name.is_empty())
     }
 
-    /// Whether it goes into folders of the folder that it names.
+    /// Whether subfolders are watched too.
     #[must_use]
     pub fn is_recursive(&self) -> bool {
         self.recursive
     }
 
-    /// Whether a file belongs to it.
+    /// Whether a file is in scope.
     #[must_use]
     pub fn covers(&self, path: &str) -> bool {
         let below = match path.strip_prefix(&*self.path) {
@@ -85,15 +85,14 @@ impl WatchScope {
     }
 }
 
-/// What a file looks like from outside.
+/// Metadata of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileStat {
-    /// Its bytes.
     pub size: u64,
-    /// When it was last changed, in nanoseconds since 1970.
+    /// Modification time, in nanoseconds since 1970.
     pub modified: i64,
-    /// A hash of what else the file system says of it: which file it is, and when that last changed in any way. A copy that
-    /// keeps the time of the original shows in this alone. 0: not known, as in what a journal remembers.
+    /// A hash of further metadata: the file's identity and its change time. A copy that keeps the modification time of
+    /// the original differs only here. 0: unknown, as for a file restored from a journal.
     pub stamp: u64,
 }
 
@@ -109,40 +108,39 @@ impl FileStat {
 /// What is remembered of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileFingerprint {
-    /// What it looked like.
+    /// Its metadata.
     pub look: FileStat,
-    /// SHA-256 of its content, in hexadecimal digits; `None`: it was too large.
+    /// SHA-256 of its content in hex; `None`: it was too large.
     pub hash: Option<String>,
 }
 
 impl FileFingerprint {
-    /// Whether a file still says what it said.
+    /// Whether the content is the same.
     #[must_use]
     pub fn says_the_same_as(&self, other: &Self) -> bool {
         match (&self.hash, &other.hash) {
             (Some(hash), Some(other)) => hash == other,
-            // Nobody reads it: more than a change of its rights must have happened to it.
+            // Not hashed: compare size and modification time, so that a change of permissions alone does not count.
             (None, None) => (self.look.size, self.look.modified) == (other.look.size, other.look.modified),
             (Some(_), None) | (None, Some(_)) => false,
         }
     }
 }
 
-/// What happened to a file.
+/// A change of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileChange {
-    /// The file.
     pub path: String,
-    /// What it is now; `None`: it is gone.
+    /// The current file; `None`: it was removed.
     pub print: Option<FileFingerprint>,
-    /// Whether it was there before.
+    /// Whether it existed before.
     pub was_there: bool,
-    /// What it says, where that is a text that may fit.
+    /// Its content, if it is text that may fit.
     pub text: Option<String>,
 }
 
 impl FileChange {
-    /// What the event says, with the text where there is room for it.
+    /// The payload of the event, with the content if it fits.
     #[must_use]
     pub fn payload(&self, most_bytes: usize) -> String {
         let kind = match (&self.print, self.was_there) {
@@ -172,32 +170,32 @@ impl FileChange {
         payload.to_string()
     }
 
-    /// The event's id: a file that says again what it said once is another event.
+    /// The event's id. Includes the number: a file that returns to earlier content is a new event.
     #[must_use]
     pub fn delivery_id(&self, sensor: &str, seq: i64) -> String {
         format!("{sensor}/{seq}/{}", self.path)
     }
 }
 
-/// What is to be done about a file.
+/// What to do about a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileTask {
-    /// It is gone.
+    /// It was removed.
     Forget(String),
-    /// It is to be read: it may have changed.
+    /// Read it: it may have changed.
     Read(String, FileStat),
 }
 
-/// Compares what is found with what is known, and waits for those who write to be done.
+/// Compares the files found with the known ones, and waits until writers are done.
 #[derive(Debug, Default)]
 pub struct ChangeDetector {
     known: BTreeMap<String, FileFingerprint>,
-    /// What differs, what it looks like, and since when it does: a moment of the watcher's own clock.
+    /// Files that differ, with their metadata and the time since when they do, on the watcher's monotonic clock.
     unsettled: BTreeMap<String, (Option<FileStat>, Duration)>,
 }
 
 impl ChangeDetector {
-    /// Knows what was remembered.
+    /// Starts with the files remembered.
     #[must_use]
     pub fn new(known: BTreeMap<String, FileFingerprint>) -> Self {
         Self {
@@ -206,13 +204,13 @@ impl ChangeDetector {
         }
     }
 
-    /// What is known of a file.
+    /// The known state of a file.
     #[must_use]
     pub fn known(&self, path: &str) -> Option<&FileFingerprint> {
         self.known.get(path)
     }
 
-    /// What is known below a folder, or at its path.
+    /// The known files below a folder, or at its path.
     #[must_use]
     pub fn below(&self, folder: &str) -> Vec<(String, FileStat)> {
         let files = self.known.iter().filter(|(path, _)| {
@@ -222,7 +220,7 @@ impl ChangeDetector {
         files.map(|(path, print)| (path.clone(), print.look)).collect()
     }
 
-    /// It is known now.
+    /// Records the state of a file.
     pub fn learn(&mut self, path: &str, print: Option<FileFingerprint>) {
         self.unsettled.remove(path);
         match print {
@@ -231,8 +229,8 @@ impl ChangeDetector {
         };
     }
 
-    /// What is to be done at `now`, by the watcher's own clock: first what is gone, then what has changed, the oldest first.
-    /// `open`: files that somebody writes to.
+    /// The tasks due at `now` on the watcher's monotonic clock: removals first, then changes, oldest first. `open`:
+    /// files that are open for writing.
     pub fn compare(
         &mut self,
         now: Duration,
@@ -240,7 +238,7 @@ impl ChangeDetector {
         open: &BTreeSet<String>,
     ) -> Vec<FileTask> {
         for (path, print) in &mut self.known {
-            // From now on it is known whole.
+            // Complete the stamp of a file restored from a journal.
             if let Some(look) = found.get(path).filter(|look| print.look.is_like(look)) {
                 print.look = *look;
             }
@@ -252,6 +250,8 @@ impl ChangeDetector {
         let differing = gone
             .map(|path| (path.clone(), None))
             .chain(changed.map(|(path, look)| (path.clone(), Some(*look))));
+        // A file is due once it has looked the same for the whole settling time. Any change restarts that time, so that
+        // a file is not read while it is being written.
         let before = std::mem::take(&mut self.unsettled);
         let mut tasks = Vec::new();
         for (path, look) in differing {
@@ -275,7 +275,8 @@ impl ChangeDetector {
         tasks
     }
 
-    /// When something may have settled after `now`, by the watcher's own clock. What had settled before could not be read.
+    /// When the next file settles after `now`, on the watcher's clock. Excludes files that settled before but could not
+    /// be read.
     #[must_use]
     pub fn settles_at(&self, now: Duration, open: &BTreeSet<String>) -> Option<Duration> {
         let moments = self.unsettled.iter().map(|(path, (_, since))| {

@@ -1,7 +1,8 @@
-//! Sends what is in the outbox to each receiver, in order, until it has it.
+//! Delivers the events in the outbox to each receiver, in order, until it acknowledges them.
 //!
-//! One task a receiver, so that one that is away holds nobody up. Sends again whatever was not answered: a receiver passes
-//! over what it has. Who is away is tried less and less often, and at once when the controller says that it may be back.
+//! One task per receiver, so that an unreachable receiver delays no other. Delivery is at least once: unacknowledged
+//! events are sent again, and a receiver skips those that it has. Unreachable receivers are retried with exponential
+//! backoff, and at once when the controller reports that they may be back.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,14 +19,15 @@ use crate::link::deliveries::{DeliveryAck, DeliveryRequest, MOST_DELIVERY_BYTES,
 use crate::sensing::delivery::{Delivery, SensorEvent};
 use crate::sensing::source::backoff::jitter;
 
-/// Pause after the volume was full.
+/// Pause after a write failed because the volume is full.
 const FULL: Duration = Duration::from_secs(1);
-/// First and longest pause between two tries.
+/// First and longest pause between two attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
-/// The way to receivers.
+/// How events reach their receivers.
 pub trait DeliveryTransport: Send + Sync + 'static {
-    /// Sends events; says through which number of which outbox the receiver has them on disk, or why it is not known.
+    /// Sends events. Returns the outbox and the number through which the receiver has them on disk, or why that is
+    /// unknown.
     fn send(&self, deliver: &DeliveryRequest) -> impl Future<Output = Result<DeliveryAck, String>> + Send;
 }
 
@@ -35,13 +37,13 @@ impl DeliveryTransport for LinkClient {
     }
 }
 
-/// The outbox, and the number of its last event, which wakes who waits for more.
+/// The outbox, and the number of its last event, which wakes the tasks that wait for more.
 pub struct WatchedOutbox {
     inner: Mutex<Outbox>,
     last: watch::Sender<i64>,
 }
 
-/// The outbox as all parts of the pod share it.
+/// The outbox, shared by all parts of the pod.
 pub type SharedOutbox = Arc<WatchedOutbox>;
 
 impl WatchedOutbox {
@@ -54,26 +56,21 @@ impl WatchedOutbox {
         })
     }
 
-    /// The outbox, for a moment.
+    /// The outbox. The guard must not be held across an await.
     pub fn lock(&self) -> MutexGuard<'_, Outbox> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// There is a new event.
+    /// Wakes the deliverers: there is a new event.
     pub fn notify_new(&self, last: i64) {
         self.last.send_replace(last);
     }
 }
 
-/// Sends to all receivers.
 pub struct EventDeliverer<R> {
-    /// The outbox.
     pub outbox: SharedOutbox,
-    /// The way.
     pub road: Arc<R>,
-    /// Uid of the Sensor.
     pub sensor: String,
-    /// Name of the Sensor.
     pub name: String,
 }
 
@@ -89,7 +86,7 @@ impl<R> Clone for EventDeliverer<R> {
 }
 
 impl<R: DeliveryTransport> EventDeliverer<R> {
-    /// Sends to these receivers until the outbox cannot be used.
+    /// Delivers to the receivers of the latest terms until the outbox fails.
     pub async fn run(self, mut terms: watch::Receiver<Option<Vec<ReceiverTerms>>>) -> OutboxError {
         let mut tasks = JoinSet::new();
         let mut running = HashMap::new();
@@ -108,7 +105,7 @@ impl<R: DeliveryTransport> EventDeliverer<R> {
             }
             tokio::select! {
                 changed = terms.changed() => if changed.is_err() {
-                    // Nobody decides any more: the pod ends.
+                    // The sender is gone: the pod is shutting down.
                     std::future::pending::<()>().await;
                 },
                 Some(Ok(error)) = tasks.join_next() => return error,
@@ -143,13 +140,14 @@ impl<R: DeliveryTransport> EventDeliverer<R> {
         let mut last = self.outbox.last.subscribe();
         let mut backoff = DeliveryBackoff::default();
         loop {
+            // Before the outbox is read: an event that is stored between the two still wakes this task.
             last.mark_unchanged();
             let (outbox, events) = match self.offer(&uid) {
                 Ok(offer) => offer,
                 Err(error) => return error,
             };
             if events.is_empty() {
-                // The sender is in `outbox`: it cannot be gone.
+                // The sender is in `outbox`, so the channel is open.
                 let _ = last.changed().await;
                 continue;
             }
@@ -168,7 +166,8 @@ impl<R: DeliveryTransport> EventDeliverer<R> {
                 Ok(word) => {
                     let meant = self.outbox.lock().acknowledge(&uid, &word.outbox, word.through);
                     match meant {
-                        // Without progress it pauses, whatever the receiver says.
+                        // Without progress it backs off, whatever the receiver acknowledges: a faulty one must not
+                        // cause a hot loop.
                         Ok(AckOutcome::More) => {
                             backoff = DeliveryBackoff::default();
                             continue;
@@ -176,15 +175,15 @@ impl<R: DeliveryTransport> EventDeliverer<R> {
                         Ok(AckOutcome::Nothing) => {}
                         Ok(AckOutcome::Ahead) => tracing::warn!(
                             receiver = uid,
-                            "a receiver knows of events that this outbox never gave; it gets what waits for it under a new id"
+                            "a receiver acknowledged events that were never sent; resending its events under a new outbox id"
                         ),
                         Err(error @ OutboxError::Full { .. }) => {
-                            tracing::warn!(%error, "what a receiver has cannot be noted yet; it gets it again");
+                            tracing::warn!(%error, "failed to record an acknowledgement; events will be redelivered");
                         }
                         Err(error) => return error,
                     }
                 }
-                Err(error) => tracing::debug!(receiver = uid, error, "events were not taken; they go again"),
+                Err(error) => tracing::debug!(receiver = uid, error, "failed to deliver events; retrying"),
             }
             let revision = revision(&terms, &uid);
             tokio::select! {
@@ -203,7 +202,7 @@ impl<R> EventDeliverer<R> {
     }
 }
 
-/// Those that get events, in the order of their uids.
+/// The receivers of these terms, sorted by uid.
 #[must_use]
 pub fn receivers(terms: &[ReceiverTerms]) -> Vec<EventReceiver> {
     let mut receivers: Vec<_> = terms
@@ -225,7 +224,8 @@ fn revision_of(terms: Option<&[ReceiverTerms]>, uid: &str) -> Option<u64> {
     terms?.iter().find(|terms| terms.uid == uid).map(|terms| terms.revision)
 }
 
-/// Pauses that double, with jitter: a controller that comes back meets the sensor pods one after the other.
+/// Exponential backoff with jitter, so that the sensor pods do not all reconnect at once to a controller that comes
+/// back.
 #[derive(Default)]
 struct DeliveryBackoff {
     tries: u32,

@@ -1,4 +1,4 @@
-//! The pod's main loop: arrivals, clocks, and what the controller says; one after the other.
+//! The pod's main loop: handles arrivals, timers and directives, one at a time.
 
 use std::time::Duration;
 
@@ -17,10 +17,9 @@ use crate::link::sensor_messages::{LastEvent, SensorReport, SensorTerms};
 use crate::sensing::rules::SensorRules;
 use crate::sensing::source::{ArrivalOutcome, SourceArrival, SourceCondition, SourceCursor, SourceFeed};
 
-/// Longest time that the loop waits for nothing: what is pending may have changed.
+/// Longest wait of the loop: the number of pending deliveries may have changed.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The loop and all that it speaks with.
 pub struct SensorEventLoop {
     pub pulse: LoopLiveness,
     pub keeper: EventIngester,
@@ -32,19 +31,19 @@ pub struct SensorEventLoop {
     pub report: watch::Sender<Option<SensorPodReport>>,
 }
 
-/// A source and what comes of it.
+/// A running source and its channels.
 struct ActiveSource {
     _running: Option<RunningSource>,
     arrivals: mpsc::Receiver<SourceArrival>,
     condition: watch::Receiver<SourceCondition>,
     /// Keeps the channel open while there is no source.
     _feed: SourceFeed,
-    /// Failures and refusals that the totals have.
+    /// Failures and refusals that are already in the totals.
     counted: (i64, i64),
 }
 
 impl SensorEventLoop {
-    /// Runs until the outbox cannot be used.
+    /// Runs until the outbox fails.
     pub async fn run(mut self) -> OutboxError {
         let cursor = self.keeper.cursor().clone();
         let mut ear = self.start_source(cursor);
@@ -67,7 +66,7 @@ impl SensorEventLoop {
             match result {
                 Ok(()) => {}
                 Err(error @ OutboxError::Full { .. }) => {
-                    tracing::warn!(%error, "nothing can be kept");
+                    tracing::warn!(%error, "failed to store events; retrying");
                     sleep(Duration::from_secs(1)).await;
                 }
                 Err(error) => return error,
@@ -82,22 +81,22 @@ impl SensorEventLoop {
         }
         let result = self.keeper.ingest(&arrival.heard, arrival.at);
         let taken = result.as_ref().copied().unwrap_or(ArrivalOutcome::NotNow);
-        // Who asked may be gone.
+        // The sender may be gone.
         let _ = arrival.answer.send(taken);
         result.map(drop)
     }
 
-    /// Does what the controller says now.
+    /// Applies the latest directives.
     fn apply_directives(&mut self, ear: &mut ActiveSource) -> Result<(), OutboxError> {
         let directives = self.directives.borrow_and_update().clone();
         if let Some(receivers) = directives.receivers {
-            // On disk before anything more is taken.
+            // Store the receivers before anything more is accepted.
             let receives = self
                 .outbox
                 .lock()
                 .set_receivers(&deliverer::receivers(&receivers), Timestamp::now());
             if let Err(error) = receives {
-                // They are a level: once there is room they are followed, without being said again.
+                // Directives are level-triggered: retry them once there is room, although they are not sent again.
                 self.directives.mark_changed();
                 return Err(error);
             }
@@ -117,8 +116,8 @@ impl SensorEventLoop {
         let rules = match SensorRules::compile(&terms.name, &terms.spec) {
             Ok(rules) => rules,
             Err(invalid) => {
-                // The controller compiles them too, and sends none that it refuses.
-                tracing::warn!(%invalid, "the new spec cannot be used; the old one stays");
+                // The controller compiles the rules too, and sends none that it rejects.
+                tracing::warn!(%invalid, "failed to compile the new spec; keeping the old one");
                 return Ok(());
             }
         };
@@ -165,7 +164,7 @@ impl SensorEventLoop {
         ear.counted = (failures, refused);
     }
 
-    /// Says how the Sensor is, when that is new.
+    /// Updates the report; sends it only if it changed.
     fn send_report(&mut self, ear: &mut ActiveSource) -> Result<(), OutboxError> {
         self.count(ear);
         let pending = self.outbox.lock().pending()?;
@@ -199,8 +198,8 @@ impl SensorEventLoop {
     }
 }
 
-/// Whether what comes now would get lost: it is not known who gets it. A sender that waits for an answer sends it again; what
-/// a page or a stream says while nobody receives it is nobody's.
+/// Whether an arrival would be lost because its receivers are unknown or absent. The sender of a webhook is told to
+/// retry. What a page or a stream delivers while there are no receivers is dropped.
 fn is_lost(spec: &SensorSpec, receivers: Option<&[ReceiverTerms]>) -> bool {
     receivers.is_none_or(|receivers| spec.source.webhook.is_some() && receivers.is_empty())
 }

@@ -1,7 +1,7 @@
-//! Answers the kubelet's probes: whether the loop of this pod still turns.
+//! Answers the kubelet's probes: whether the pod's main loop makes progress.
 //!
-//! Listens on an abstract socket, which only processes of this pod can reach and which needs no file: strangers cannot take
-//! the probe's place in a queue, as they could at the port of a webhook.
+//! Listens on an abstract socket, which only processes of this pod can reach and which needs no file. Outsiders cannot
+//! fill its accept queue, as they could at the port of a webhook.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::SocketAddr;
@@ -13,12 +13,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-/// A loop that did not turn for so long hangs; its own waits are a few seconds.
+/// A loop without an iteration for this long hangs; its own waits are a few seconds.
 const HANGS: Duration = Duration::from_mins(1);
-/// Longest time for one question.
+/// Longest time for one probe.
 const QUESTION: Duration = Duration::from_secs(1);
 
-/// When the loop last turned.
+/// When the loop last made an iteration.
 #[derive(Clone, Debug)]
 pub struct LoopLiveness {
     begun: Instant,
@@ -36,7 +36,7 @@ impl Default for LoopLiveness {
 }
 
 impl LoopLiveness {
-    /// The loop turns.
+    /// Records an iteration.
     pub fn beat(&self) {
         self.beat.store(self.now(), Ordering::Relaxed);
     }
@@ -59,13 +59,13 @@ pub fn listen(name: &str) -> std::io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-/// Answers until it is dropped.
+/// Answers probes until it is dropped.
 pub async fn serve(listener: UnixListener, pulse: LoopLiveness) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => drop(timeout(QUESTION, answer(stream, &pulse)).await),
             Err(error) => {
-                tracing::debug!(%error, "a probe could not be taken");
+                tracing::debug!(%error, "failed to accept a probe connection");
                 tokio::time::sleep(QUESTION).await;
             }
         }
@@ -73,7 +73,7 @@ pub async fn serve(listener: UnixListener, pulse: LoopLiveness) {
 }
 
 async fn answer(mut stream: UnixStream, pulse: &LoopLiveness) -> std::io::Result<()> {
-    // The one question there is fits into one read.
+    // There is only one request, and it fits into one read.
     let _ = stream.read(&mut [0; 1024]).await?;
     let status = if pulse.is_alive() {
         "200 OK"

@@ -1,4 +1,4 @@
-//! What becomes of an arrival: the rules decide, the outbox keeps, and only then is it answered.
+//! Handles an arrival: the rules decide, the outbox stores the result, and only then is the arrival acknowledged.
 
 use jiff::Timestamp;
 
@@ -7,7 +7,7 @@ use super::outbox::{ArrivalRecord, OutboxError, RepeatKey, RestoredOutbox};
 use crate::sensing::rules::{RulesOutcome, RulesState, SensorRules};
 use crate::sensing::source::{ArrivalOutcome, RepeatRule, SourceCursor, SourceMessage};
 
-/// Keeps what a Sensor hears.
+/// Applies the rules to arrivals and stores the results.
 pub struct EventIngester {
     outbox: SharedOutbox,
     rules: SensorRules,
@@ -16,7 +16,7 @@ pub struct EventIngester {
 }
 
 impl EventIngester {
-    /// Goes on from what the outbox remembers.
+    /// Continues from the restored outbox.
     #[must_use]
     pub fn new(outbox: SharedOutbox, restored: RestoredOutbox<RulesState>, rules: SensorRules) -> Self {
         let mut state = restored.state.unwrap_or_default();
@@ -29,24 +29,23 @@ impl EventIngester {
         }
     }
 
-    /// Goes on by other rules.
     pub fn set_rules(&mut self, rules: SensorRules) {
         self.rules = rules;
     }
 
-    /// Where the source goes on.
+    /// Where the source resumes.
     #[must_use]
     pub fn cursor(&self) -> &SourceCursor {
         &self.cursor
     }
 
-    /// What was remembered last.
+    /// The rules' state as last stored, with counters that are newer.
     #[must_use]
     pub fn state(&self) -> &RulesState {
         &self.state
     }
 
-    /// Says which source it is that is heard; of another one than before it forgets where to go on.
+    /// Sets the identity of the source. If it changed, the cursor is reset.
     pub fn set_source(&mut self, source: &str) -> Result<(), OutboxError> {
         if self.outbox.lock().set_source(source)? {
             self.cursor = SourceCursor::default();
@@ -54,9 +53,9 @@ impl EventIngester {
         Ok(())
     }
 
-    /// Something came.
+    /// Handles one arrival.
     pub fn ingest(&mut self, heard: &SourceMessage, at: Timestamp) -> Result<ArrivalOutcome, OutboxError> {
-        // First what waited and is due: what comes now must not take its place.
+        // First release a held event that is due, before this arrival replaces it.
         self.release_held(at)?;
         let keys = RepeatKeys::of(heard);
         let mut state = self.state.clone();
@@ -77,7 +76,7 @@ impl EventIngester {
             }
         };
         let taken = match outcome {
-            // Held is on disk too, with the rest of what the rules remember.
+            // A held event is on disk too, within the rules' state.
             RulesOutcome::Accepted(_) | RulesOutcome::Held | RulesOutcome::Failed => ArrivalOutcome::OnDisk,
             RulesOutcome::Filtered => ArrivalOutcome::Known,
             RulesOutcome::Dropped => ArrivalOutcome::Dropped,
@@ -86,7 +85,7 @@ impl EventIngester {
         let moves = !matches!(taken, ArrivalOutcome::Dropped | ArrivalOutcome::TooDeep);
         let cursor = (moves && heard.cursor != self.cursor).then(|| heard.cursor.clone());
         if !matches!(taken, ArrivalOutcome::OnDisk) && cursor.is_none() {
-            // Only totals changed: they are written with the next event. A page that stays the same costs no write.
+            // Only totals changed: they are stored with the next event, so that an unchanged page costs no write.
             self.state = state;
             return Ok(taken);
         }
@@ -105,7 +104,7 @@ impl EventIngester {
         self.rules.waits_until(&self.state)
     }
 
-    /// What waited for the end of `minIntervalMilliseconds` takes effect, once that is over.
+    /// Processes the event that was held for `minIntervalMilliseconds`, once that is over.
     pub fn release_held(&mut self, now: Timestamp) -> Result<(), OutboxError> {
         let mut state = self.state.clone();
         match self.rules.release_held(&mut state, now) {
@@ -114,18 +113,18 @@ impl EventIngester {
         }
     }
 
-    /// The source failed so often since it was last asked.
+    /// Adds failures of the source since the last call.
     pub fn count_failures(&mut self, failures: i64) {
-        // Written with the next event.
+        // Stored with the next event.
         self.state.totals.errors = self.state.totals.errors.saturating_add(failures);
     }
 
-    /// So many deliveries were refused since it was last asked.
+    /// Adds refused deliveries since the last call.
     pub fn count_refused(&mut self, refused: i64) {
         self.state.totals.refused = self.state.totals.refused.saturating_add(refused);
     }
 
-    /// Gives up what waits for receivers that ceased to be some a while ago.
+    /// Drops the pending events of former receivers after their grace period.
     pub fn expire(&mut self, now: Timestamp) -> Result<(), OutboxError> {
         let lost = self.outbox.lock().expire(now)?;
         self.state.totals.dropped = self.state.totals.dropped.saturating_add(lost);
@@ -154,7 +153,7 @@ impl EventIngester {
             ids,
         };
         let gone = self.outbox.lock().record_arrival(&taking)?;
-        // Written with the next event.
+        // Stored with the next event.
         state.totals.dropped += gone;
         self.state = state;
         self.cursor = cursor.unwrap_or_else(|| self.cursor.clone());
@@ -165,12 +164,12 @@ impl EventIngester {
     }
 }
 
-/// What a repeat of something is known by.
+/// The keys by which a repeated arrival is recognized.
 #[derive(Default)]
 struct RepeatKeys {
-    /// Its own.
+    /// The key of the arrival itself.
     own: Option<RepeatKey>,
-    /// That of its text, where that must not come under another id.
+    /// The key of its text, where the same text must not come under another id.
     text: Option<RepeatKey>,
 }
 
@@ -196,7 +195,7 @@ impl RepeatKeys {
         }
     }
 
-    /// What becomes of it because of what came before; `None`: it is new.
+    /// The outcome if the arrival is a repeat; `None`: it is new.
     fn look_up(&self, outbox: &SharedOutbox) -> Result<Option<ArrivalOutcome>, OutboxError> {
         let outbox = outbox.lock();
         let knows = |key: &Option<RepeatKey>| key.as_ref().map_or(Ok(false), |key| outbox.knows(key));

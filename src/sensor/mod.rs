@@ -1,7 +1,8 @@
-//! The sensor pod: one Sensor that listens to the world for all its receivers.
+//! The sensor pod: runs the source of one Sensor for all its receivers.
 //!
-//! Owns the outbox: what was heard is on disk, with all that it does, before anybody is told that it was taken; and it
-//! leaves the outbox once each receiver has it. Knows its receivers only through the link, and holds no Kubernetes token.
+//! Owns the outbox: an arrival is on disk, with all its effects, before it is acknowledged to its sender, and it leaves
+//! the outbox once each receiver has acknowledged it. Reaches its receivers only through the link, and holds no
+//! Kubernetes token.
 
 pub mod deliverer;
 mod event_loop;
@@ -9,6 +10,8 @@ mod health;
 pub mod ingest;
 pub mod outbox;
 mod source;
+#[cfg(test)]
+mod text_tests;
 mod uplink;
 
 use std::net::SocketAddr;
@@ -33,46 +36,42 @@ use crate::sensing::SpecError;
 use crate::sensing::address::{AddressPolicy, Cidr, CidrError};
 use crate::sensing::rules::SensorRules;
 
-/// What a sensor pod runs with.
 #[derive(Clone, Debug)]
 pub struct SensorPodOptions {
-    /// Configuration of the pod.
     pub config: SensorPodConfig,
-    /// Directory of the outbox.
     pub outbox_dir: PathBuf,
-    /// Directory with a file for each header of a Secret.
+    /// Directory with one file per header of the Secret.
     pub headers_dir: PathBuf,
-    /// Directory with the authority that a source trusts.
+    /// Directory with the certificate authority that the source trusts.
     pub ca_dir: PathBuf,
-    /// Directory with the certificate that a source is known by.
+    /// Directory with the client certificate of the source.
     pub certificate_dir: PathBuf,
-    /// File of the webhook's key.
+    /// File with the webhook's key.
     pub key_file: PathBuf,
-    /// Where the webhook listens.
+    /// Address that the webhook listens on.
     pub webhook_address: SocketAddr,
-    /// Name of the abstract socket on which probes are answered.
+    /// Name of the abstract socket that serves probes.
     pub health_socket: String,
-    /// File of the link's token.
+    /// File with the link's token.
     pub link_token_file: PathBuf,
-    /// File of the link's CA bundle.
+    /// File with the link's CA bundle.
     pub link_ca_file: PathBuf,
 }
 
-/// Why a sensor pod cannot run.
 #[derive(thiserror::Error, Debug)]
 pub enum SensorError {
-    /// Its outbox.
+    /// The outbox cannot be used.
     #[error(transparent)]
     Outbox(#[from] OutboxError),
-    /// Its rules; the controller makes no pod of such a Sensor.
+    /// The rules do not compile; the controller creates no pod for such a Sensor.
     #[error(transparent)]
     Rules(#[from] SpecError),
-    /// The ranges of addresses that its operator configured.
+    /// A configured address range is invalid.
     #[error(transparent)]
     Ranges(#[from] CidrError),
 }
 
-/// Listens, keeps and delivers until `end`.
+/// Runs the source, stores and delivers its events until `end`.
 pub async fn run(options: SensorPodOptions, end: impl Future<Output = ()>) -> Result<(), SensorError> {
     let terms = options.config.terms.clone();
     let rules = SensorRules::compile(&terms.name, &terms.spec)?;
@@ -89,7 +88,7 @@ pub async fn run(options: SensorPodOptions, end: impl Future<Output = ()>) -> Re
         options.link_token_file,
     ));
     let uplink = SensorUplink::new(Arc::clone(&client));
-    // Those that are known go on until the controller says otherwise; a new outbox knows of none.
+    // The known receivers stay until the controller sends others; a new outbox knows none.
     let known = outbox.lock().receivers()?;
     let known: Vec<_> = known.into_iter().map(|(receiver, _)| terms_of(receiver)).collect();
     let receivers = watch::Sender::new((!known.is_empty()).then_some(known));
@@ -103,8 +102,8 @@ pub async fn run(options: SensorPodOptions, end: impl Future<Output = ()>) -> Re
     keeper.set_source(&source::identity(&terms.spec.source))?;
     let pulse = LoopLiveness::default();
     let health = health::listen(&options.health_socket).map_err(|error| {
-        // Processes that share a network, as in `agentloop run`, share these names; nobody probes them.
-        tracing::debug!(%error, "no probe will be answered");
+        // In `agentloop run`, processes share one network and thus this name; there are no probes there.
+        tracing::debug!(%error, "failed to listen for probes; none will be answered");
     });
     let hearing = SensorEventLoop {
         pulse: pulse.clone(),

@@ -1,4 +1,4 @@
-//! Starts what a spec says to listen to.
+//! Starts the source of a spec.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,12 +26,12 @@ use crate::sensing::source::webhook::WebhookReceiver;
 use crate::sensing::source::webhook::signature::SignatureRule;
 use crate::sensing::source::{SourceCursor, SourceFeed};
 
-/// Most connections of a webhook at once.
+/// Most concurrent connections of a webhook.
 const CONNECTIONS: usize = 256;
-/// Time until a webhook whose port is taken tries again.
+/// Time between two attempts to bind the webhook's port.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
-/// Bytes of a quantity such as `100Mi`; one that is none counts as the smallest that admission lets through.
+/// Bytes of a quantity such as `100Mi`; an invalid one counts as the smallest that admission accepts.
 #[must_use]
 pub fn bytes(quantity: &str) -> i64 {
     const LEAST: i64 = 32 << 20;
@@ -54,7 +54,7 @@ pub fn bytes(quantity: &str) -> i64 {
         .map_or(LEAST, |whole| whole.saturating_mul(factor).max(LEAST))
 }
 
-/// Fields that say how a source is reached and not which one it is.
+/// Fields that say how a source is accessed, and not which source it is.
 const MEANS: [&str; 6] = [
     "intervalSeconds",
     "timeoutSeconds",
@@ -64,8 +64,8 @@ const MEANS: [&str; 6] = [
     "tls",
 ];
 
-/// What tells one source from another: a hash of where it is and what is asked of it. A place in one source, or an id of
-/// its sender, says nothing of another one.
+/// Identifies a source: a hash of its address and its request. A cursor or a sender's event id of one source is
+/// meaningless for another.
 #[must_use]
 pub fn identity(source: &SensorSource) -> String {
     let mut source = serde_json::json!(source);
@@ -90,23 +90,23 @@ pub fn identity(source: &SensorSource) -> String {
         .fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// What sources need of the pod.
+/// What sources need from the pod.
 pub struct SourceContext {
-    /// Directory with a file for each header of a Secret.
+    /// Directory with one file per header of the Secret.
     pub headers_dir: PathBuf,
-    /// Directory with the authority that a source trusts.
+    /// Directory with the certificate authority that the source trusts.
     pub ca_dir: PathBuf,
-    /// Directory with the certificate that a source is known by.
+    /// Directory with the client certificate of the source.
     pub certificate_dir: PathBuf,
-    /// File of the webhook's key.
+    /// File with the webhook's key.
     pub key_file: PathBuf,
-    /// Where the webhook listens.
+    /// Address that the webhook listens on.
     pub webhook_address: SocketAddr,
-    /// Where requests may go.
+    /// Addresses that requests may go to.
     pub policy: Arc<AddressPolicy>,
 }
 
-/// A source that listens until it is dropped.
+/// A source that runs until it is dropped.
 pub struct RunningSource(JoinHandle<()>);
 
 impl Drop for RunningSource {
@@ -116,7 +116,6 @@ impl Drop for RunningSource {
 }
 
 impl SourceContext {
-    /// Starts the source of a spec.
     pub fn start(
         &self,
         spec: &SensorSpec,
@@ -131,7 +130,7 @@ impl SourceContext {
             (_, _, Some(webhook)) => {
                 tokio::spawn(receive(self.receiver(webhook, most_bytes), self.webhook_address, feed))
             }
-            (None, None, None) => return Err(SourceError("this Sensor has no source of a sensor pod".into())),
+            (None, None, None) => return Err(SourceError("spec.source needs no sensor pod".into())),
         };
         Ok(RunningSource(task))
     }
@@ -150,7 +149,7 @@ impl SourceContext {
 
     fn place(&self, source: &SensorSource, most_bytes: usize) -> Result<SourceTarget, SourceError> {
         let endpoint = source.endpoint();
-        let endpoint = endpoint.ok_or_else(|| SourceError("spec.source says no address".into()))?;
+        let endpoint = endpoint.ok_or_else(|| SourceError("spec.source has no URL".into()))?;
         Ok(SourceTarget {
             url: url(&endpoint).map_err(|invalid| SourceError(invalid.to_string()))?,
             headers_dir: endpoint.headers.map(|_| self.headers_dir.clone()),
@@ -176,7 +175,7 @@ fn poller(poll: &PollSource, mut place: SourceTarget) -> Result<SourcePoller, So
     } else if let Some(tool) = &poll.tool {
         PollQuery::Tool(tool.clone())
     } else {
-        return Err(SourceError("spec.source.poll says nothing to ask".into()));
+        return Err(SourceError("spec.source.poll has no source".into()));
     };
     Ok(SourcePoller {
         place,
@@ -203,14 +202,14 @@ fn listen(
             };
             Ok(tokio::spawn(listener.run(feed)))
         }
-        (None, None) => Err(SourceError("spec.source.stream says nothing to listen to".into())),
+        (None, None) => Err(SourceError("spec.source.stream has no source".into())),
     }
 }
 
 async fn receive(receiver: WebhookReceiver, address: SocketAddr, feed: SourceFeed) {
     loop {
         let error = match TcpListener::bind(address).await {
-            // Ends with this task, and with it all its connections' part in the feed.
+            // Dropping this task aborts the server and its connections, which hold clones of the feed.
             Ok(listener) => receiver
                 .clone()
                 .run(listener, feed.clone(), CancellationToken::new())
@@ -218,8 +217,8 @@ async fn receive(receiver: WebhookReceiver, address: SocketAddr, feed: SourceFee
                 .err(),
             Err(error) => Some(error),
         };
-        let why = error.map_or_else(|| "it ended".to_owned(), |error| error.to_string());
-        feed.failed(&format!("the webhook's port cannot be served: {why}"), LISTEN_AGAIN);
+        let why = error.map_or_else(|| "the server stopped".to_owned(), |error| error.to_string());
+        feed.failed(&format!("cannot serve the webhook's port: {why}"), LISTEN_AGAIN);
         sleep(LISTEN_AGAIN).await;
     }
 }

@@ -1,6 +1,6 @@
-//! A sensor pod's conversation with the controller: what it is to do, and how it is.
+//! A sensor pod's connection to the controller: receives directives and sends reports.
 //!
-//! Tries for ever, with growing pauses. Without contact the pod goes on listening: what it hears waits in the outbox.
+//! Reconnects forever with growing pauses. Without contact the source keeps running, and its events wait in the outbox.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +14,13 @@ use crate::link::deliveries::{SensorDirectives, SensorPodReport};
 use crate::link::messages::{HEARTBEAT_SECONDS, REPORT_SECONDS};
 use crate::sensing::source::backoff::jitter;
 
-/// First and longest pause between two tries.
+/// First and longest pause between two attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 /// Shortest time between two reports.
 const COALESCE: Duration = Duration::from_millis(250);
-/// Two heartbeats missed and a little: the stream is dead.
+/// Without data for two heartbeats and a little more, the stream is dead.
 const SILENCE: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
 
-/// The conversation.
 pub struct SensorUplink {
     client: Arc<LinkClient>,
     directives: watch::Sender<SensorDirectives>,
@@ -37,17 +36,17 @@ impl SensorUplink {
         }
     }
 
-    /// What the pod is to do, as far as it was said.
+    /// The latest directives.
     pub fn directives(&self) -> watch::Receiver<SensorDirectives> {
         self.directives.subscribe()
     }
 
-    /// Where the pod says how it is.
+    /// Where the pod puts its report.
     pub fn report(&self) -> watch::Sender<Option<SensorPodReport>> {
         self.report.clone()
     }
 
-    /// Speaks until it is dropped.
+    /// Runs until it is dropped.
     pub async fn run(&self) {
         tokio::join!(self.follow(), self.report_on());
     }
@@ -57,8 +56,8 @@ impl SensorUplink {
         loop {
             let since = Instant::now();
             match self.listen().await {
-                Ok(()) => tracing::info!("the directives ended"),
-                Err(error) => tracing::info!(%error, "the directives ended"),
+                Ok(()) => tracing::info!("the stream of directives ended; reconnecting"),
+                Err(error) => tracing::info!(%error, "the stream of directives ended; reconnecting"),
             }
             if since.elapsed() > BACKOFF.1 {
                 pause = BACKOFF.0;
@@ -71,7 +70,7 @@ impl SensorUplink {
         let events = self.client.sensor().await?;
         tokio::pin!(events);
         loop {
-            let silent = |_| LinkError::Transport("silent for two heartbeats".into());
+            let silent = |_| LinkError::Transport("no data for two heartbeats".into());
             match timeout(SILENCE, events.next()).await.map_err(silent)? {
                 None => return Ok(()),
                 Some(event) => {
@@ -94,20 +93,20 @@ impl SensorUplink {
             let now = report.borrow_and_update().clone();
             if let Some(now) = now {
                 if let Err(error) = self.client.sensor_report(&now).await {
-                    tracing::debug!(%error, "a report was not taken");
+                    tracing::debug!(%error, "failed to send a report; retrying");
                     wait(&mut pause).await;
                     continue;
                 }
                 pause = BACKOFF.0;
                 sleep(COALESCE).await;
             }
-            // The sender is in `self`: it cannot be gone.
+            // The sender is in `self`, so the channel is open.
             let _ = timeout(Duration::from_secs(REPORT_SECONDS), report.changed()).await;
         }
     }
 }
 
-/// Waits, a little longer each time, with jitter.
+/// Waits with exponential backoff and jitter.
 async fn wait(pause: &mut Duration) {
     sleep(pause.mul_f64(0.5 + jitter() / 2.0)).await;
     *pause = (*pause * 2).min(BACKOFF.1);

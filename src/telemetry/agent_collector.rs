@@ -1,7 +1,6 @@
-//! Metrics of Agents, read from the controller's cache when Prometheus scrapes.
+//! Metrics of Agents, read from the controller's cache at each scrape.
 //!
-//! Nothing is kept here: a deleted Agent leaves no series behind, and the counters are exactly the totals that its
-//! status holds.
+//! Holds no state: a deleted Agent leaves no series behind, and the counters equal the totals in its status.
 
 use kube::ResourceExt;
 use prometheus::core::{Collector, Desc};
@@ -11,21 +10,20 @@ use strum::IntoEnumIterator;
 use super::families::{MetricFamilies, bit, number};
 use super::registry::{self, Metric, MetricSource};
 use crate::api::Agent;
-use crate::api::agent::ModelApi;
-use crate::api::condition::{self, ConditionType, LoopSign};
+use crate::api::condition::{self, ConditionType, GatewaySign, LoopSign};
 use crate::api::status::{LoopState, LoopUsage, ModelUsage, PauseReason};
-use crate::api::usage_counts::{OTHER_TOOLS, TRIPS, ToolUsage};
+use crate::api::usage_counts::{GuardrailTrip, OTHER_TOOLS, ToolUsage};
 
-/// Model label of usage that is in no entry of `status.usage.byModel`.
+/// `model` label of usage that is in no entry of `status.usage.byModel`.
 const OTHER_MODELS: &str = "other";
 
-/// Calls its argument with each Agent of the cache.
+/// Calls its argument with each Agent in the cache.
 type ForEachAgent = Box<dyn Fn(&mut dyn FnMut(&Agent)) + Send + Sync>;
 
-/// What limits refused so far to the Agent of this namespace and name, as its gateway last said.
+/// Number of calls that limits refused to the Agent of this namespace and name, as last reported by its gateway.
 type RefusedCalls = Box<dyn Fn(&str, &str) -> Option<i64> + Send + Sync>;
 
-/// Reads the Agents of the cache at each scrape.
+/// Collects the Agents in the cache at each scrape.
 pub struct AgentCollector {
     for_each: ForEachAgent,
     refused: RefusedCalls,
@@ -33,8 +31,8 @@ pub struct AgentCollector {
 }
 
 impl AgentCollector {
-    /// A collector of the Agents that `for_each` visits at the time of a scrape; `refused` knows how many calls limits
-    /// refused to one.
+    /// `for_each` visits the Agents at the time of a scrape; `refused` returns the number of calls that limits refused
+    /// to one.
     pub fn new(
         for_each: impl Fn(&mut dyn FnMut(&Agent)) + Send + Sync + 'static,
         refused: impl Fn(&str, &str) -> Option<i64> + Send + Sync + 'static,
@@ -62,16 +60,11 @@ impl Collector for AgentCollector {
     }
 }
 
-/// All series of one Agent.
 fn agent_series(families: &mut MetricFamilies, agent: &Agent, refused: &RefusedCalls) {
     let namespace = agent.namespace().unwrap_or_default();
     let name = agent.name_any();
     let id = [namespace.as_str(), name.as_str()];
-    let api = match agent.spec.model.api {
-        ModelApi::OpenAIChat => "OpenAIChat",
-        ModelApi::AnthropicMessages => "AnthropicMessages",
-        ModelApi::Scripted => "Scripted",
-    };
+    let api = agent.spec.model.api.name();
     let model = agent.spec.model.name.as_str();
     families.put(&registry::AGENT_INFO, &[id[0], id[1], api, model], 1.0);
     let created = agent.metadata.creation_timestamp.as_ref();
@@ -106,7 +99,7 @@ fn agent_series(families: &mut MetricFamilies, agent: &Agent, refused: &RefusedC
     families.put(&registry::AGENT_TURNS, &id, number(usage.turns));
     families.put(&registry::AGENT_TOOL_CALLS, &id, number(usage.tool_calls));
     families.put(&registry::AGENT_ACTIONS, &id, number(usage.actions));
-    for (guardrail, action) in TRIPS {
+    for (guardrail, action) in GuardrailTrip::all().map(GuardrailTrip::labels) {
         let found = usage.guardrail_trips.iter();
         let count = found
             .filter(|trip| (trip.guardrail.as_str(), trip.action.as_str()) == (guardrail, action))
@@ -144,16 +137,17 @@ fn loop_series(families: &mut MetricFamilies, agent: &Agent, [namespace, name]: 
 fn detection_series(families: &mut MetricFamilies, agent: &Agent, [namespace, name]: [&str; 2]) {
     let conditions = agent.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let held = condition::find(conditions, ConditionType::LoopDetected).filter(|held| held.status == "True");
-    for sign in LoopSign::iter() {
-        let seen = held.is_some_and(|held| held.reason == sign.as_ref());
-        let labels = [namespace, name, sign.as_ref()];
-        families.put(&registry::AGENT_LOOP_DETECTED, &labels, bit(seen));
-    }
+    let mut put = |sign: &str| {
+        let seen = held.is_some_and(|held| held.reason == sign);
+        families.put(&registry::AGENT_LOOP_DETECTED, &[namespace, name, sign], bit(seen));
+    };
+    LoopSign::iter().for_each(|sign| put(sign.as_ref()));
+    GatewaySign::iter().for_each(|sign| put(sign.as_ref()));
 }
 
 fn condition_series(families: &mut MetricFamilies, agent: &Agent, [namespace, name]: [&str; 2]) {
     for condition in agent.status.iter().flat_map(|status| &status.conditions) {
-        // Conditions that others write are theirs to count, and would make the label unbounded.
+        // Conditions of other writers would make the label unbounded.
         if condition.type_.parse::<ConditionType>().is_err() {
             continue;
         }
@@ -205,8 +199,8 @@ fn tool_series(families: &mut MetricFamilies, usage: &LoopUsage, [namespace, nam
     }
 }
 
-/// Usage by model, so that the sum is exactly the total: with zeros for the model of the spec before its first call,
-/// and the rest under [`OTHER_MODELS`] when the list does not hold all models.
+/// Usage by model, whose sum is exactly the total: with zeros for the model of the spec before its first call, and the
+/// rest under [`OTHER_MODELS`] if the list does not contain all models.
 fn by_model(usage: &LoopUsage, spec_model: &str) -> Vec<ModelUsage> {
     let mut models = usage.by_model.clone();
     if models.iter().all(|used| used.model != spec_model) {
@@ -230,7 +224,7 @@ fn by_model(usage: &LoopUsage, spec_model: &str) -> Vec<ModelUsage> {
     };
     if rest.calls > 0 {
         match models.iter_mut().find(|used| used.model == OTHER_MODELS) {
-            // A model that is really called so: one series, not two with the same labels.
+            // A model with this name: add the rest, since two series must not have the same labels.
             Some(named) => *named += &rest,
             None => models.push(rest),
         }

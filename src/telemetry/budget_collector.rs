@@ -1,7 +1,7 @@
-//! Metrics of AgentBudgets, read from the controller's cache when Prometheus scrapes.
+//! Metrics of AgentBudgets, read from the controller's cache at each scrape.
 //!
-//! Everything but the burn is exactly what the status holds. The burn needs a past: what each scrape saw of the last
-//! ten minutes is kept here, and forgotten with the budget.
+//! All values but the burn rate equal those in the status. For the burn rate the samples of the last ten minutes of
+//! scrapes are kept here, until the budget is deleted.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -17,17 +17,17 @@ use super::registry::{self, Metric, MetricSource};
 use crate::api::amount::{Amount, AmountKind, LimitAmounts};
 use crate::api::budget::{AgentBudget, BudgetWindow, LedgerRecord, UsageBucket};
 
-/// The past that the burn is measured over.
+/// The time over which the burn rate is measured.
 const HORIZON: Duration = Duration::from_mins(10);
-/// Time between two samples that are kept.
+/// Shortest time between two samples that are kept.
 const STEP: Duration = Duration::from_secs(10);
-/// Conditions that the controller writes.
+/// The conditions that the controller writes.
 const CONDITIONS: [&str; 4] = ["Ready", "Accepted", "NearLimit", "Exhausted"];
 
-/// Calls its argument with each AgentBudget of the cache.
+/// Calls its argument with each AgentBudget in the cache.
 type ForEachBudget = Box<dyn Fn(&mut dyn FnMut(&AgentBudget)) + Send + Sync>;
 
-/// Reads the AgentBudgets of the cache at each scrape.
+/// Collects the AgentBudgets in the cache at each scrape.
 pub struct BudgetCollector {
     for_each: ForEachBudget,
     descriptions: Vec<Desc>,
@@ -35,7 +35,7 @@ pub struct BudgetCollector {
 }
 
 impl BudgetCollector {
-    /// A collector of the AgentBudgets that `for_each` visits at the time of a scrape.
+    /// `for_each` visits the AgentBudgets at the time of a scrape.
     pub fn new(for_each: impl Fn(&mut dyn FnMut(&AgentBudget)) + Send + Sync + 'static) -> prometheus::Result<Self> {
         let metrics = registry::ALL
             .iter()
@@ -47,7 +47,7 @@ impl BudgetCollector {
         })
     }
 
-    /// The series at a moment.
+    /// The series at `now`.
     fn collect_at(&self, now: Instant) -> Vec<MetricFamily> {
         let mut families = MetricFamilies::default();
         let mut burns = self.burns.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +73,6 @@ impl Collector for BudgetCollector {
     }
 }
 
-/// All series of one AgentBudget.
 fn budget_series(families: &mut MetricFamilies, budget: &AgentBudget, burn: &BurnHistory) {
     let namespace = budget.namespace().unwrap_or_default();
     let name = budget.name_any();
@@ -111,7 +110,7 @@ fn budget_series(families: &mut MetricFamilies, budget: &AgentBudget, burn: &Bur
         };
         put(&registry::BUDGET_BURN, scale(kind, per_second * 3600.0));
         if per_second > 0.0 {
-            // What gateways hold unspent is not spent yet.
+            // Amounts leased to gateways are not spent yet.
             let left = limit(&limits, kind).saturating_sub(used.get(kind)).max(0);
             put(&registry::BUDGET_EXHAUSTION, number(left) / per_second);
         }
@@ -136,12 +135,12 @@ pub(super) fn value(kind: AmountKind, amount: i64) -> f64 {
     scale(kind, number(amount))
 }
 
-/// Money is shown in dollars, everything else as it is counted.
+/// Converts costs to dollars; other kinds are plain counts.
 fn scale(kind: AmountKind, amount: f64) -> f64 {
     if kind == AmountKind::Cost { amount / 1e6 } else { amount }
 }
 
-/// What was settled of one budget in the last while.
+/// The settled amounts of one budget in the last ten minutes.
 #[derive(Default)]
 struct BurnHistory {
     window: Option<BudgetWindow>,
@@ -152,12 +151,12 @@ struct BurnHistory {
 }
 
 impl BurnHistory {
-    /// Takes in what the budget's record says now.
+    /// Records the current ledger record of the budget as a sample.
     fn record(&mut self, budget: &AgentBudget, now: Instant) {
         let record = budget.status.as_ref().and_then(|status| status.ledger.as_ref());
         let window = Some(&budget.spec.window);
         if let Some(record) = record.filter(|record| record.epoch != self.epoch) {
-            // Under another window the pieces are others: nothing can be said of the difference.
+            // Another window has other buckets, so their difference is meaningless.
             if self.epoch != 0 && self.window.as_ref() == window {
                 for (settled, kind) in self.settled.iter_mut().zip(AmountKind::iter()) {
                     *settled += number(newly_settled(&self.buckets, &record.buckets, kind));
@@ -182,7 +181,7 @@ impl BurnHistory {
         }
     }
 
-    /// What was settled in a second, on average; `None` before there is a past.
+    /// The average amount settled per second; `None` before there are two samples.
     fn per_second(&self, kind: AmountKind) -> Option<f64> {
         let ((first, before), (last, now)) = (self.samples.front()?, self.samples.back()?);
         let seconds = last.duration_since(*first).as_secs_f64();
@@ -191,7 +190,7 @@ impl BurnHistory {
     }
 }
 
-/// What `after` has in its pieces beyond what `before` had in the same; what left the window is in neither.
+/// The increase of the buckets from `before` to `after`; buckets that left the window do not count.
 fn newly_settled(before: &[UsageBucket], after: &[UsageBucket], kind: AmountKind) -> i64 {
     let known: HashMap<_, _> = before.iter().map(|bucket| (bucket.start, &bucket.amount)).collect();
     let new = after.iter().map(|bucket| {
@@ -230,15 +229,19 @@ mod tests {
         let (mut burn, start) = (BurnHistory::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         burn.record(&budget(1, &json!([bucket(0, 500), bucket(1, 100)]), 600), start);
-        assert_eq!(burn.per_second(AmountKind::Tokens), None, "no past, no burn");
-        // 500 leave, 50 and 250 come: 300 in 60 s.
+        assert_eq!(burn.per_second(AmountKind::Tokens), None, "no burn rate without a past");
+        // 500 leave the window, 50 and 250 are added: 300 in 60 s.
         burn.record(&budget(2, &json!([bucket(1, 150), bucket(2, 250)]), 400), at(60));
         assert_eq!(burn.per_second(AmountKind::Tokens), Some(5.0));
         assert_eq!(burn.per_second(AmountKind::Calls), Some(0.0));
         burn.record(&budget(2, &json!([bucket(1, 150), bucket(2, 250)]), 400), at(600));
         assert_eq!(burn.per_second(AmountKind::Tokens), Some(0.5));
         burn.record(&budget(2, &json!([bucket(2, 250)]), 250), at(660));
-        assert_eq!(burn.per_second(AmountKind::Tokens), Some(0.0), "ten minutes are over");
+        assert_eq!(
+            burn.per_second(AmountKind::Tokens),
+            Some(0.0),
+            "the ten minutes are over"
+        );
     }
 
     #[test]
@@ -264,10 +267,10 @@ mod tests {
         };
         let exhaustion = "agentloop_budget_exhaustion_seconds";
         assert_eq!(read(0, exhaustion), None);
-        assert_eq!(read(10, exhaustion), None, "nothing burns");
+        assert_eq!(read(10, exhaustion), None, "no usage");
         assert_eq!(read(20, "agentloop_budget_burn_per_hour"), Some(0.0));
         *cache.lock().unwrap() = budget(2, &json!([bucket(0, 2000)]), 2000);
-        assert_eq!(read(100, exhaustion), Some(800.0), "8,000 are left at 10 a second");
+        assert_eq!(read(100, exhaustion), Some(800.0), "8,000 remain, at 10 per second");
         assert_eq!(read(100, "agentloop_budget_burn_per_hour"), Some(36_000.0));
     }
 }

@@ -1,4 +1,4 @@
-//! Families of metrics that are made anew at each scrape, from what the caches hold.
+//! Metric families that are built at each scrape from the caches.
 
 use std::collections::HashMap;
 
@@ -6,12 +6,11 @@ use prometheus::proto::{Counter, Gauge, LabelPair, Metric as Sample, MetricFamil
 
 use super::registry::{Metric, MetricKind};
 
-/// The families of one scrape, by name.
+/// The metric families of one scrape, by name.
 #[derive(Default)]
 pub(super) struct MetricFamilies(HashMap<&'static str, MetricFamily>);
 
 impl MetricFamilies {
-    /// Adds one sample of a metric.
     pub(super) fn put(&mut self, metric: &Metric, labels: &[&str], value: f64) {
         let mut sample = labelled(metric, labels);
         if metric.kind == MetricKind::Counter {
@@ -26,7 +25,7 @@ impl MetricFamilies {
         self.family(metric).mut_metric().push(sample);
     }
 
-    /// Adds one sum and count of a metric.
+    /// Adds the sum and count of a summary.
     pub(super) fn put_summary(&mut self, metric: &Metric, labels: &[&str], (sum, count): (f64, u64)) {
         let mut summary = Summary::default();
         summary.set_sample_sum(sum);
@@ -51,7 +50,6 @@ impl MetricFamilies {
         })
     }
 
-    /// All of them.
     pub(super) fn into_all(self) -> Vec<MetricFamily> {
         self.0.into_values().collect()
     }
@@ -73,7 +71,7 @@ pub(super) fn number(value: i64) -> f64 {
     value as f64
 }
 
-/// 1 for true.
+/// 1 for true, 0 for false.
 pub(super) fn bit(value: bool) -> f64 {
     if value { 1.0 } else { 0.0 }
 }

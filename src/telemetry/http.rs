@@ -1,7 +1,8 @@
 //! The small HTTP servers: `/healthz` and `/readyz` on one port, `/metrics` on another.
 //!
-//! Plain HTTP, open to whoever reaches the port: so what a peer can take is bounded (connections, time, scrapes), and probes
-//! have a port of their own. Knows nothing of what readiness means: whoever knows says so through [`Readiness`].
+//! Plain HTTP without authentication. Everything a peer can take is therefore bounded (connections, time, scrapes), and
+//! probes have their own port, which scrapes cannot exhaust. Does not decide readiness: the process sets it through
+//! [`Readiness`].
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -22,42 +23,37 @@ use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
 use super::metrics::Metrics;
-use crate::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
+use crate::support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 
 /// Media type of the Prometheus text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Whether the process can do its work, and if not, what it waits for.
+/// Whether the process is ready, and if not, what it waits for.
 #[derive(Clone)]
 pub struct Readiness(Arc<Mutex<Option<&'static str>>>);
 
 impl Readiness {
-    /// Not ready: waiting for `reason`.
     #[must_use]
     pub fn waiting(reason: &'static str) -> Self {
         Self(Arc::new(Mutex::new(Some(reason))))
     }
 
-    /// Ready when `None`, else waiting for that.
     pub fn set(&self, waiting_for: Option<&'static str>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = waiting_for;
     }
 
-    /// What the process waits for; `None` when it is ready.
     #[must_use]
     pub fn waiting_for(&self) -> Option<&'static str> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Bounds of a small server.
 #[derive(Clone, Copy, Debug)]
 pub struct HttpLimits {
-    /// Connections; those over the bounds are closed at once.
+    /// Bounds on connections; a connection beyond them is closed at once.
     pub connections: ConnectionBounds,
-    /// Longest time for the head of a request.
     pub head: Duration,
-    /// Longest life of a connection, from its acceptance to the last byte of its one answer.
+    /// Longest life of a connection, from accept to the last byte of its only response.
     pub whole: Duration,
 }
 
@@ -71,24 +67,24 @@ impl Default for HttpLimits {
     }
 }
 
-/// Scrapes that are made or sent at the same time; each holds the whole text.
+/// Bounds on concurrent scrapes, until the response is sent; each holds the whole text.
 const SCRAPES: ConnectionBounds = ConnectionBounds::of_strangers(6, 2);
-/// How long a scrape over the bounds waits for one of them to end, and how often it looks.
+/// How long a scrape beyond the bounds waits for another to end, and how often it checks.
 pub const SCRAPE_WAIT: Duration = Duration::from_secs(5);
 const SCRAPE_LOOK: Duration = Duration::from_millis(20);
-/// Bytes of a scrape that are handed on at once, so that its end is known when it was sent.
+/// Size of the pieces in which a scrape is sent, so that its slot is held until the last one is handed on.
 const PIECE: usize = 64 * 1024;
-/// Pause after a connection that could not be accepted, such as for lack of descriptors.
+/// Pause after a failure to accept a connection, as without file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The probes.
+/// Routes of the probes.
 pub fn probes(readiness: Readiness) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready).with_state(readiness))
 }
 
-/// The metrics: a few scrapes at once, and others after them if that is within `wait`.
+/// Route of the metrics. Scrapes beyond the bounds wait for up to `wait`.
 pub fn metrics(metrics: Arc<Metrics>, wait: Duration) -> Router {
     let scrapes = ScrapeState {
         metrics,
@@ -98,14 +94,14 @@ pub fn metrics(metrics: Arc<Metrics>, wait: Duration) -> Router {
     Router::new().route("/metrics", get(scrape).with_state(Arc::new(scrapes)))
 }
 
-/// Serves a router for ever: one request a connection, within `limits`.
+/// Serves a router forever, with one request per connection, within `limits`.
 pub async fn serve(listener: TcpListener, router: Router, limits: HttpLimits) -> Infallible {
     let slots = ConnectionLimiter::new(limits.connections);
     loop {
         let (connection, address) = match listener.accept().await {
             Ok((connection, address)) => (connection, address.ip()),
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
+                tracing::warn!(%error, "failed to accept a connection; retrying");
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -118,7 +114,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: HttpLimits) ->
             .keep_alive(false)
             .serve_connection(TokioIo::new(connection), service);
         tokio::spawn(async move {
-            // What a peer does wrong is no news, and it has its answer or none.
+            // A peer's errors are not worth a log line; it has its response or none.
             let _ = timeout(limits.whole, answer).await;
             drop(slot);
         });
@@ -132,7 +128,7 @@ struct ScrapeState {
 }
 
 impl ScrapeState {
-    /// A slot, once there is one in time.
+    /// A slot, if one becomes free in time.
     async fn slot(&self, address: IpAddr) -> Option<ConnectionSlot> {
         let look = async {
             loop {
@@ -161,14 +157,14 @@ async fn scrape(State(scrapes): State<Arc<ScrapeState>>, Extension(address): Ext
         )
             .into_response();
     };
-    // With many Agents this takes a while, in which timers and the Lease must go on.
+    // With many Agents this takes a while; on a blocking thread it does not delay timers and the renewal of the Lease.
     let text = tokio::task::spawn_blocking(move || scrapes.metrics.text()).await;
     let text = match text {
         Ok(Ok(text)) => Bytes::from(text),
         Ok(Err(error)) => return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
         Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     };
-    // The slot is taken until the last piece is handed on: a slow reader makes no room for another text.
+    // The slot is held until the last piece is handed on: a slow reader must not make room for another text.
     let pieces = stream::unfold((text, slot), |(mut text, slot)| async move {
         let piece = text.split_to(PIECE.min(text.len()));
         (!piece.is_empty()).then_some((Ok::<_, Infallible>(piece), (text, slot)))
@@ -194,7 +190,7 @@ mod tests {
         address
     }
 
-    /// What comes back until the connection is closed.
+    /// Everything received until the connection is closed.
     async fn rest(mut connection: TcpStream) -> String {
         let mut answer = Vec::new();
         let _ = timeout(SOON, connection.read_to_end(&mut answer)).await.unwrap();
@@ -210,11 +206,11 @@ mod tests {
         connection
     }
 
-    /// Asks until the answer contains the words.
+    /// Sends requests until the response contains the text.
     async fn ask_until(address: SocketAddr, path: &str, words: &str) {
         let deadline = tokio::time::Instant::now() + SOON;
         while !rest(ask(address, path).await).await.contains(words) {
-            assert!(tokio::time::Instant::now() < deadline, "never «{words}»");
+            assert!(tokio::time::Instant::now() < deadline, "never '{words}'");
         }
     }
 

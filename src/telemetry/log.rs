@@ -1,7 +1,7 @@
-//! Logs: one JSON object a line on standard output.
+//! Logging: one JSON object per line on standard output.
 //!
 //! Owns the format (`ts`, `level`, `target`, `msg`, then the fields of the event and of its spans) and the filter.
-//! What may be logged is the callers' duty: never a prompt, an answer or a secret.
+//! Callers must never log a prompt, an answer or a secret.
 
 use std::fmt;
 
@@ -18,13 +18,13 @@ use tracing_subscriber::registry::{LookupSpan, Scope};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry};
 
-/// The variable that holds the filter, such as `info,agentloop=debug`.
+/// The environment variable with the filter, such as `info,agentloop=debug`.
 const FILTER_ENV: &str = "RUST_LOG";
 
-/// What is shown beside other output: that a worker comes before its gateway is no news there.
+/// The default filter of [`init_beside`]: there, a worker that starts before its gateway is not worth a warning.
 const BESIDE: &str = "warn,agentloop::worker::gateway_client=error";
 
-/// Starts logging for the whole process. `RUST_LOG` chooses what is shown; `info` when it is not set or unreadable.
+/// Initializes logging for the process. `RUST_LOG` sets the filter; the default, also for an invalid value, is `info`.
 /// A second call does nothing.
 pub fn init() {
     let (filter, complaint) = filter(std::env::var(FILTER_ENV).ok().as_deref());
@@ -40,8 +40,8 @@ pub fn init() {
     }
 }
 
-/// Starts logging of a process whose standard output is for something else: to `writer`, what `RUST_LOG` chooses, or
-/// warnings and errors. `beside` sees everything that its own filter lets through.
+/// Initializes logging for a process that uses standard output for something else: writes to `writer` what `RUST_LOG`
+/// selects, by default warnings and errors. `beside` is an additional layer that is not subject to this filter.
 pub fn init_beside<L>(beside: L, writer: BoxMakeWriter)
 where
     L: Layer<Registry> + Send + Sync,
@@ -61,7 +61,7 @@ where
     }
 }
 
-/// The filter that `text` asks for, and what is wrong with it.
+/// Parses a filter; returns the default and a warning if it is invalid.
 fn filter(text: Option<&str>) -> (EnvFilter, Option<String>) {
     let builder = || EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
     let (filter, complaint) = match builder().parse(text.unwrap_or_default()) {
@@ -73,12 +73,12 @@ fn filter(text: Option<&str>) -> (EnvFilter, Option<String>) {
             )),
         ),
     };
-    // The MCP library logs messages whole, with what tools were asked and said.
+    // The MCP library logs whole messages, with the arguments and results of tools.
     let silent = Directive::from(LevelFilter::OFF);
     (filter.add_directive("rmcp=off".parse().unwrap_or(silent)), complaint)
 }
 
-/// The format. The clock comes from outside for the tests.
+/// The log format. Tests replace the clock.
 struct JsonLineFormat {
     now: fn() -> jiff::Timestamp,
 }
@@ -120,7 +120,6 @@ fn insert_new(line: &mut Map<String, Value>, fields: Map<String, Value>) {
     }
 }
 
-/// The fields of one event.
 #[derive(Default)]
 struct LogFields {
     message: String,

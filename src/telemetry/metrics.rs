@@ -1,6 +1,6 @@
-//! The instruments of the controller, made from the registry of metrics.
+//! The instruments of the controller, created from the registry of metrics.
 //!
-//! Owns counting and the text format. Each series that is known in advance starts at 0.
+//! Owns counting and the text format. Series that are known in advance start at 0.
 
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
@@ -14,10 +14,10 @@ use super::budget_collector::{label, value};
 use super::registry::{self, Metric};
 use crate::api::amount::{Amount, AmountKind};
 
-/// Upper bounds of the buckets of a reconcile's duration, in seconds.
+/// Upper bounds of the buckets of reconcile durations, in seconds.
 const RECONCILE_BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
-/// Every instrument, and the registry that a scrape reads.
+/// The instruments, and the registry that a scrape reads.
 pub struct Metrics {
     registry: Registry,
     /// Reconciles by controller and result.
@@ -28,26 +28,26 @@ pub struct Metrics {
     pub reconcile_seconds: HistogramVec,
     /// Reconciles running now, by controller.
     pub active_workers: IntGaugeVec,
-    /// Most reconciles at once, by controller.
+    /// Maximum number of concurrent reconciles, by controller.
     pub max_concurrent: IntGaugeVec,
     /// 1 for the Lease that this replica holds.
     pub leader: IntGaugeVec,
     /// Requests to the Kubernetes API by code, method, host.
     pub requests: IntCounterVec,
-    /// Pods that attached.
+    /// Pods that attached to the link.
     pub link_attaches: IntCounter,
-    /// Accepted reports.
+    /// Accepted reports on the link.
     pub link_reports: IntCounter,
-    /// Refusals by code.
+    /// Refused requests on the link, by code.
     pub link_refusals: IntCounterVec,
-    /// What was lost with gateways, by kind.
+    /// Amounts forfeited by lost gateways, by kind.
     forfeited: CounterVec,
     /// Leases that gateways lost with their storage.
     pub lost_leases: IntCounter,
 }
 
 impl Metrics {
-    /// All instruments, registered.
+    /// Creates and registers all instruments.
     pub fn new() -> prometheus::Result<Self> {
         let seconds = &registry::RECONCILE_SECONDS;
         let histogram = HistogramOpts::new(seconds.name, seconds.help).buckets(RECONCILE_BUCKETS.into());
@@ -71,12 +71,12 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Adds a collector, such as the one of Agents.
+    /// Registers a collector, such as the one of Agents.
     pub fn register(&self, collector: impl Collector + 'static) -> prometheus::Result<()> {
         self.registry.register(Box::new(collector))
     }
 
-    /// A gateway is lost, and what it held of one limit counts as spent.
+    /// Counts the amount that a lost gateway forfeited.
     pub fn forfeit(&self, lost: &Amount) {
         for kind in AmountKind::iter() {
             let counter = self.forfeited.with_label_values(&[label(kind)]);
@@ -84,7 +84,7 @@ impl Metrics {
         }
     }
 
-    /// Every series, in the text format of Prometheus.
+    /// All series in the Prometheus text format.
     pub fn text(&self) -> prometheus::Result<String> {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }

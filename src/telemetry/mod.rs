@@ -1,6 +1,6 @@
 //! Logs, metrics and the small HTTP server for probes and `/metrics`.
 //!
-//! Owns names and formats of what the processes say about themselves. Knows no rule of loops.
+//! Owns the names and formats of logs and metrics. Contains no rules about loops.
 
 pub mod agent_collector;
 pub mod budget_collector;

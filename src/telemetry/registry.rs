@@ -1,7 +1,7 @@
 //! The registry of metrics: every name, type, label and help text, as data.
 //!
-//! Instruments, the collector, the reference page and the tests are made from it or checked against it; a metric that
-//! is not here is not exported. Labels are bounded: names of objects, the model of a spec, and closed sets.
+//! Instruments, collectors, the reference page and the tests are generated from it or checked against it; a metric that
+//! is not listed here is not exported. Labels are bounded: names of objects, the model of a spec, and closed sets.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -10,58 +10,51 @@ use prometheus::Opts;
 use prometheus::core::Desc;
 use strum::IntoStaticStr;
 
-/// Type of a metric, as Prometheus names it.
+/// Type of a metric, as Prometheus defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum MetricKind {
-    /// Only goes up (a restart may begin at 0 again, but for `Source::Agents`, `Source::Budgets` and `Source::Sensors`).
+    /// Only increases. Resets to 0 at a restart, except for the sources `Agents`, `Budgets` and `Sensors`.
     Counter,
-    /// Goes up and down.
     Gauge,
-    /// Buckets, sum and count.
+    /// With buckets, sum and count.
     Histogram,
-    /// Sum and count.
+    /// With sum and count.
     Summary,
 }
 
-/// Where a metric's values come from, and so which replica has it.
+/// Where the values of a metric come from, which determines the replicas that export it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricSource {
-    /// The Agents in the leader's cache, read when scraped. Only the leader has it.
+    /// The Agents in the leader's cache, read at each scrape. Exported by the leader only.
     Agents,
-    /// The AgentBudgets in the leader's cache, read when scraped. Only the leader has it.
+    /// The AgentBudgets in the leader's cache, read at each scrape. Exported by the leader only.
     Budgets,
-    /// The Sensors in the leader's cache, read when scraped. Only the leader has it.
+    /// The Sensors in the leader's cache, read at each scrape. Exported by the leader only.
     Sensors,
-    /// The controller itself. Every replica has it.
+    /// The controller process. Exported by every replica.
     Controller,
-    /// The operating system. Every replica has it.
+    /// The operating system. Exported by every replica.
     Process,
 }
 
-/// One metric.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// Full name.
     pub name: &'static str,
-    /// Type.
     pub kind: MetricKind,
-    /// Where its values come from.
     pub source: MetricSource,
-    /// Names of its labels.
     pub labels: &'static [&'static str],
-    /// What it says.
     pub help: &'static str,
 }
 
 impl Metric {
-    /// The name and help of an instrument for it.
+    /// The options for an instrument.
     #[must_use]
     pub fn opts(&self) -> Opts {
         Opts::new(self.name, self.help)
     }
 
-    /// Its description for a collector.
+    /// The description for a collector.
     pub fn desc(&self) -> prometheus::Result<Desc> {
         let labels = self.labels.iter().map(ToString::to_string).collect();
         Desc::new(self.name.into(), self.help.into(), labels, HashMap::new())
@@ -104,7 +97,7 @@ metrics! {
     AGENT_LOOP_DETECTED = Agents Gauge "agentloop_agent_loop_detected" ["namespace", "agent", "sign"]
         "Whether this sign of a loop is detected, by the loop itself or by the controller; every sign is always present.";
     AGENT_LOOP_PAUSED_REASON = Agents Gauge "agentloop_agent_loop_paused_reason" ["namespace", "agent", "reason"]
-        "Whether this reason holds the loop; every reason is always present.";
+        "Whether the loop is paused for this reason; every reason is always present.";
     AGENT_LOOP_STATE = Agents Gauge "agentloop_agent_loop_state" ["namespace", "agent", "state"]
         "Current state of the loop: 1 for this state, 0 for the others; every state is always present, all 0 until the first report.";
     AGENT_GENERATION = Agents Gauge "agentloop_agent_metadata_generation" ["namespace", "agent"]
@@ -179,7 +172,7 @@ metrics! {
     LOST_LEASES = Controller Counter "agentloop_ledger_lost_leases_total" []
         "Total number of leases of which a gateway knew less than the ledger because its storage was reset to an earlier state; the rest of each is forfeited.";
     LINK_ATTACHES = Controller Counter "agentloop_link_attaches_total" []
-        "Total number of attaches of pods to this controller.";
+        "Total number of times a pod attached to this controller.";
     LINK_REFUSALS = Controller Counter "agentloop_link_refusals_total" ["code"]
         "Total number of refused requests of pods, by error code.";
     LINK_REPORTS = Controller Counter "agentloop_link_reports_total" []

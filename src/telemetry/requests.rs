@@ -1,4 +1,4 @@
-//! Counts the requests of a Kubernetes client, as a layer around it.
+//! Counts the requests of a Kubernetes client, as a tower layer.
 
 use std::task::{Context, Poll};
 
@@ -8,10 +8,10 @@ use futures::future::BoxFuture;
 use prometheus::IntCounterVec;
 use tower::{Layer, Service};
 
-/// Code of a request that got no answer.
+/// The `code` label of a request without a response.
 const NO_ANSWER: &str = "<error>";
 
-/// Counts each request by code, method and host.
+/// Counts requests by code, method and host.
 #[derive(Clone)]
 pub struct CountRequests {
     counter: IntCounterVec,
@@ -19,7 +19,6 @@ pub struct CountRequests {
 }
 
 impl CountRequests {
-    /// Counts into `counter`, under the host of the API server.
     #[must_use]
     pub fn new(counter: IntCounterVec, host: String) -> Self {
         Self { counter, host }
@@ -37,7 +36,6 @@ impl<S> Layer<S> for CountRequests {
     }
 }
 
-/// A client whose requests are counted.
 #[derive(Clone)]
 pub struct CountingService<S> {
     inner: S,

@@ -1,4 +1,4 @@
-//! Metrics of Sensors, read from the controller's cache when Prometheus scrapes: exactly what the status holds.
+//! Metrics of Sensors, read from the controller's cache at each scrape; the counters equal the totals in the status.
 
 use kube::ResourceExt;
 use prometheus::core::{Collector, Desc};
@@ -9,20 +9,20 @@ use super::registry::{self, Metric, MetricSource};
 use crate::api::Sensor;
 use crate::api::sensor::SensorStatus;
 
-/// Conditions that the controller writes.
+/// The conditions that the controller writes.
 const CONDITIONS: [&str; 5] = ["Ready", "Accepted", "Suspended", "Connected", "Durable"];
 
-/// Calls its argument with each Sensor of the cache.
+/// Calls its argument with each Sensor in the cache.
 type ForEachSensor = Box<dyn Fn(&mut dyn FnMut(&Sensor)) + Send + Sync>;
 
-/// Reads the Sensors of the cache at each scrape.
+/// Collects the Sensors in the cache at each scrape.
 pub struct SensorCollector {
     for_each: ForEachSensor,
     descriptions: Vec<Desc>,
 }
 
 impl SensorCollector {
-    /// A collector of the Sensors that `for_each` visits at the time of a scrape.
+    /// `for_each` visits the Sensors at the time of a scrape.
     pub fn new(for_each: impl Fn(&mut dyn FnMut(&Sensor)) + Send + Sync + 'static) -> prometheus::Result<Self> {
         let metrics = registry::ALL
             .iter()
@@ -46,7 +46,6 @@ impl Collector for SensorCollector {
     }
 }
 
-/// All series of one Sensor.
 fn sensor_series(families: &mut MetricFamilies, sensor: &Sensor) {
     let (namespace, name) = (sensor.namespace().unwrap_or_default(), sensor.name_any());
     let id = [namespace.as_str(), name.as_str()];

@@ -1,4 +1,4 @@
-//! What of an Agent's budgets its loop has to know, read from the directives. Pure.
+//! Derives the engine's view of an Agent's budgets from the directives. Pure.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -10,7 +10,8 @@ use crate::engine::BudgetHealth;
 use crate::engine::budget::BudgetState;
 use crate::link::messages::{AccountTerms, BudgetTerms, Directives};
 
-/// The budget of these directives; none decided yet is one of its own, under which every call is refused.
+/// Builds the budget state from the directives. Without budget terms it is the default state, under which every call is
+/// refused.
 #[must_use]
 pub fn from_directives(directives: &Directives) -> BudgetState {
     let Some(terms) = &directives.budget else {
@@ -25,7 +26,7 @@ pub fn from_directives(directives: &Directives) -> BudgetState {
     }
 }
 
-/// A number of everything that can make a refused call possible. Not of `recall`, which others' calls set and unset.
+/// Hashes everything that can make a refused call possible. Excludes `recall`, which other Agents' calls set and clear.
 fn revision(terms: &BudgetTerms) -> u64 {
     let mut hasher = DefaultHasher::new();
     for account in &terms.accounts {
@@ -56,8 +57,8 @@ fn kinds(limits: &LimitAmounts) -> [Option<i64>; 5] {
     ]
 }
 
-/// The smallest number of tokens that a whole limit leaves to one call. `None` when nothing limits tokens or money, and
-/// also when some limit lets no call through at all: then a shorter call is no way out.
+/// Returns the smallest number of tokens that any limit, when unused, allows in one call. `None` if nothing limits
+/// tokens or cost, and also if some limit admits no call at all: a shorter call would not help then.
 fn tokens(terms: &BudgetTerms) -> Option<u64> {
     let mut limits = terms
         .accounts
@@ -86,12 +87,12 @@ fn tokens(terms: &BudgetTerms) -> Option<u64> {
         .and_then(|least| u64::try_from(least).ok())
 }
 
-/// About how many tokens of input the money buys from the dearest model: a price per million in dollars is one per token
-/// in micro-dollars.
+/// Estimates how many input tokens `cost` buys from the most expensive model. Dollars per million tokens equal
+/// micro-dollars per token.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
-    reason = "a rough share is all that it is for"
+    reason = "an estimate is sufficient"
 )]
 fn affordable_tokens(cost: Option<i64>, terms: &BudgetTerms) -> Option<i64> {
     let prices = terms.prices.values();
@@ -100,7 +101,7 @@ fn affordable_tokens(cost: Option<i64>, terms: &BudgetTerms) -> Option<i64> {
     (price > 0.0).then_some((cost? as f64 / price) as i64)
 }
 
-/// What each limit of an account has left for this Agent.
+/// Returns the remaining share of each limit of an account, as this Agent sees it.
 fn health(account: &AccountTerms) -> Vec<BudgetHealth> {
     let left = &account.left;
     let window = match (left.rolling_seconds, left.resets_at) {
@@ -128,14 +129,15 @@ fn health(account: &AccountTerms) -> Vec<BudgetHealth> {
     lines.collect()
 }
 
-/// The word of the budget that stops its loops.
+/// Returns the message of the exhausted budget that stops the loop.
 fn why_stopped(terms: &BudgetTerms) -> String {
     let said = terms.accounts.iter().filter_map(|account| account.held.as_ref());
     said.filter(|held| held.kind == FailureKind::BudgetExhausted)
         .map(|held| held.message.clone())
         .next()
         .unwrap_or_else(|| {
-            "an AgentBudget with onExhausted: Stop is spent: raise its spec.limits or add to its spec.topUps".into()
+            "an AgentBudget with onExhausted: Stop is exhausted: raise its spec.limits or append to its spec.topUps"
+                .into()
         })
 }
 
@@ -246,7 +248,7 @@ mod tests {
             ..LimitAmounts::default()
         };
         let mut found = directives(vec![account(limited(9_000)), account(LimitAmounts::default())]);
-        assert_eq!(from_directives(&found).health, [], "nothing is known of it yet");
+        assert_eq!(from_directives(&found).health, [], "no usage is known yet");
         let accounts = &mut found.budget.as_mut().unwrap().accounts;
         accounts[0].limit = LimitName::TokensPerHour;
         accounts[0].left = AccountRemaining {

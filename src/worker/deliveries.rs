@@ -1,6 +1,7 @@
-//! Events of sensor pods on their way into the loop: asks the gateway for them, and gives the word that they are on disk.
+//! Deliveries of sensor pods to this loop: polls the gateway for them and acknowledges those that are on disk.
 //!
-//! Keeps nothing: what is lost here comes again, and the loop passes over what it has. Holds no rule about events.
+//! Keeps nothing: a lost delivery is redelivered, and the loop skips events that it already has. Does not decide what
+//! events do.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -9,16 +10,14 @@ use tokio::task::JoinSet;
 use super::gateway_client::GatewayClient;
 use crate::link::deliveries::{Delivery, DeliveryAck};
 
-/// What comes for one loop.
 pub struct DeliveryPoller {
     gateway: GatewayClient,
-    /// Goes on while the driver does something else: what it has already got is not lost.
+    /// The poll in flight. Kept across calls of [`Self::next`], so that a cancelled wait does not lose a delivery.
     next: BoxFuture<'static, Delivery>,
     words: JoinSet<()>,
 }
 
 impl DeliveryPoller {
-    /// None so far.
     #[must_use]
     pub fn new(gateway: &GatewayClient) -> Self {
         Self {
@@ -28,14 +27,14 @@ impl DeliveryPoller {
         }
     }
 
-    /// The next events of a Sensor's pod.
     pub async fn next(&mut self) -> Delivery {
         let delivery = (&mut self.next).await;
         self.next = request_next(&self.gateway);
         delivery
     }
 
-    /// These are on disk. Said once, beside the loop: when the word is lost, the events come again, and so does the word.
+    /// Acknowledges events that are on disk, once and in the background. If the acknowledgement is lost, the events are
+    /// redelivered and acknowledged again.
     pub fn report_delivered(&mut self, word: DeliveryAck) {
         while self.words.try_join_next().is_some() {}
         let gateway = self.gateway.clone();
@@ -43,7 +42,7 @@ impl DeliveryPoller {
             if let Err(detail) = gateway.delivered(&word).await {
                 tracing::debug!(
                     detail,
-                    "nobody could be told that events of a Sensor are on disk; they come again"
+                    "failed to acknowledge events of a Sensor; they will be redelivered"
                 );
             }
         });

@@ -1,6 +1,6 @@
-//! Drives the loop: waits for what happens, feeds it in step by step, does what follows from each.
+//! Drives the loop: waits for input, feeds it to the engine step by step, and carries out the resulting effects.
 //!
-//! Holds no rule about loops. Nothing is done before its record is on disk.
+//! Holds no rule about loops. No effect is carried out before its record is on disk.
 
 mod actions;
 mod sensor_events;
@@ -18,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::agent::ModelSpec;
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::clock::ClockReading;
 use crate::engine::lifetime_counts::LifetimeCounts;
 use crate::engine::machine::Engine;
 use crate::engine::message::ModelAnswer;
@@ -27,6 +26,7 @@ use crate::engine::{CallId, EngineInput, KnownTotals, StopCause};
 use crate::link::deliveries::Delivery;
 use crate::link::messages::{Directives, LoopReport};
 use crate::link::socket::WorkerSession;
+use crate::support::clock::ClockReading;
 
 use super::deliveries::DeliveryPoller;
 use super::event_subscriptions::{EventPublisher, PageRequest};
@@ -35,7 +35,7 @@ use super::gateway_client::{GatewayClient, GatewayUpdate};
 use super::instructions::InstructionSource;
 use super::journal::{Journal, JournalError};
 use super::journaled_engine::{JournaledEngine, StepOutcome};
-use super::model::cache;
+use super::prompt_cache;
 use super::report;
 use super::reporter::GatewayReporter;
 use super::run_lease::RunLease;
@@ -43,25 +43,24 @@ use super::sensors::LoopSensors;
 use super::sensors::file_watcher::{FileWatchers, WatchReport};
 use super::tool_source::{self, ToolOffer, ToolSource};
 
-/// Longest sleep until the clocks are looked at again: a suspended machine or a clock that was set is noticed by then.
+/// Longest sleep before the clocks are checked again. Bounds how late a suspended machine or a changed clock is
+/// noticed.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// What the driver hears of the world.
 pub struct DriverInputs {
-    /// The gateway's events.
+    /// Updates from the gateway's event stream.
     pub heard: watch::Receiver<Option<GatewayUpdate>>,
     /// SIGTERM.
     pub terminate: CancellationToken,
 }
 
-/// How a drive ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriveOutcome {
-    /// The process ends with its pod.
+    /// The process exits with its pod.
     Exit,
-    /// The loop has stopped by `spec.suspend`: the process idles until the pod goes.
+    /// The loop was stopped by `spec.suspend`: the process idles until the pod is deleted.
     Suspended,
-    /// The loop has ended for good: the process idles until the pod goes.
+    /// The loop has completed: the process idles until the pod is deleted.
     Completed,
 }
 
@@ -75,8 +74,7 @@ pub struct LoopDriver<'a> {
     running: BTreeMap<ToolRunId, AbortHandle>,
     model: &'a ModelSpec,
     light_model: Option<&'a ModelSpec>,
-    /// How long the model's provider is asked to keep the conversation.
-    cache: cache::CachePolicy,
+    cache: prompt_cache::CachePolicy,
     instructions: InstructionSource,
     gateway: &'a GatewayClient,
     outbox: &'a GatewayReporter,
@@ -98,46 +96,35 @@ pub struct LoopDriver<'a> {
     stopped: bool,
 }
 
-/// What a driver is made of.
 pub struct DriverParts<'a> {
     /// Uid of the Agent.
     pub agent: String,
-    /// New or restored.
     pub engine: Engine,
-    /// What is remembered of Sensors.
     pub sensors: LoopSensors,
-    /// Who look at files for them.
     pub lookouts: FileWatchers,
-    /// `None`: the Agent has no tools but the engine's own.
+    /// `None`: the Agent has only the engine's built-in tools.
     pub tools: Option<Arc<dyn ToolSource>>,
-    /// The model of the spec.
     pub model: &'a ModelSpec,
-    /// The light model of the spec.
     pub light_model: Option<&'a ModelSpec>,
-    /// The system prompt.
     pub instructions: InstructionSource,
-    /// Claimed.
+    /// Must be claimed.
     pub journal: &'a mut Journal,
-    /// For calls.
     pub gateway: &'a GatewayClient,
-    /// For reports and errands.
     pub outbox: &'a GatewayReporter,
-    /// How long a call in flight may go on after SIGTERM, and a run of a tool after any stop.
+    /// How long a call in flight may continue after SIGTERM, and a tool run after any stop.
     pub drain: Duration,
 }
 
-/// What the engine knows of the link.
+/// Freshness of the last contact with the controller, as the engine knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum LinkFreshness {
-    /// Contact.
     Fresh,
-    /// None for half the run lease.
+    /// No contact for half of the run lease.
     Silent,
-    /// None for all of it.
+    /// No contact for the whole run lease.
     Lost,
 }
 
-/// What the driver waits for.
 enum DriverEvent {
     Called(CallId, Result<ModelAnswer, CallFailure>),
     Ran(ToolRunId, ToolOutcome),
@@ -151,7 +138,6 @@ enum DriverEvent {
 }
 
 impl<'a> LoopDriver<'a> {
-    /// A driver whose engine has not been started.
     #[must_use]
     pub fn new(parts: DriverParts<'a>, first: &GatewayUpdate) -> Self {
         Self {
@@ -163,7 +149,7 @@ impl<'a> LoopDriver<'a> {
             running: BTreeMap::new(),
             model: parts.model,
             light_model: parts.light_model,
-            cache: cache::CachePolicy::new(parts.model),
+            cache: prompt_cache::CachePolicy::new(parts.model),
             instructions: parts.instructions,
             gateway: parts.gateway,
             outbox: parts.outbox,
@@ -186,8 +172,8 @@ impl<'a> LoopDriver<'a> {
         }
     }
 
-    /// Drives until the loop has stopped. An error is the journal's: then all that is under way is cut, and the report
-    /// names the error.
+    /// Drives until the loop has stopped. Fails only with errors of the journal: then calls and tool runs in flight are
+    /// cancelled, and the last report names the error.
     pub async fn run(mut self, session: &WorkerSession, mut world: DriverInputs) -> Result<DriveOutcome, JournalError> {
         let result = self.drive(session, &mut world).await;
         if let Err(error) = &result {
@@ -201,23 +187,20 @@ impl<'a> LoopDriver<'a> {
     }
 
     async fn drive(&mut self, session: &WorkerSession, world: &mut DriverInputs) -> Result<DriveOutcome, JournalError> {
-        let patience = if self.steps.view().turn == 0 {
-            tool_source::FIRST_PATIENCE
-        } else {
-            tool_source::PATIENCE
-        };
+        let patience = tool_source::patience(self.steps.view().turn);
         if !tool_source::wait_for_tools(self.tools.clone(), patience, &world.terminate).await {
             return Ok(DriveOutcome::Exit);
         }
         if world.heard.borrow().as_ref().is_some_and(GatewayUpdate::suspends) {
-            // A loop that is never started begins no turn.
+            // Stop before `Started`: an engine that was never started begins no turn.
             self.stop(StopCause::Suspend)?;
         } else {
             self.begin(session, world)?;
         }
         while !self.stopped {
             let happening = self.next(world).await;
-            // Before: what lay ready while the process stood still is not taken in the name of a lease that ran out.
+            // Check the lease before the event: input that queued up while the process was suspended must not be
+            // handled under a lease that has expired.
             self.check_link(ClockReading::now())?;
             if self.stopped {
                 break;
@@ -230,12 +213,11 @@ impl<'a> LoopDriver<'a> {
         Ok(match self.stop {
             Some(StopCause::Suspend) => DriveOutcome::Suspended,
             None if self.steps.view().outcome.is_some() => DriveOutcome::Completed,
-            // Without a cause the engine found out by itself that it is fenced.
+            // Without a cause, the engine itself found that it is fenced.
             Some(StopCause::Drain | StopCause::Fenced) | None => DriveOutcome::Exit,
         })
     }
 
-    /// Starts the engine with all that is known.
     fn begin(&mut self, session: &WorkerSession, world: &mut DriverInputs) -> Result<(), JournalError> {
         let budget = world.heard.borrow().as_ref().map(GatewayUpdate::budget);
         if self.contact.is_silent(ClockReading::now()) {
@@ -258,7 +240,7 @@ impl<'a> LoopDriver<'a> {
             link_silent: self.link == LinkFreshness::Silent,
         })?;
         self.apply_gateway_update(&mut world.heard)?;
-        // What the process before left waiting.
+        // Events that the previous process left waiting for a score.
         self.check_scores()
     }
 
@@ -295,13 +277,13 @@ impl<'a> LoopDriver<'a> {
             },
             delivery = self.deliveries.next(), if listens => DriverEvent::Delivered(delivery),
             sighting = self.lookouts.next(), if listens => DriverEvent::Saw(sighting),
-            // Last: who reads never holds up the loop.
+            // Last, so that readers of events never delay the loop.
             ask = self.readings.next_request() => DriverEvent::Asked(ask),
             () = moment => DriverEvent::Moment,
         }
     }
 
-    /// How long nothing happens by the clocks alone.
+    /// Returns the time until the next deadline that only the clocks announce.
     fn until_moment(&self, now: ClockReading) -> Duration {
         let timer = self
             .timer
@@ -322,7 +304,7 @@ impl<'a> LoopDriver<'a> {
         let set_back = now.was_set_back_since(self.looked);
         self.looked = now;
         if set_back || self.timer.is_some_and(|at| at <= now.wall) {
-            // An early timer does no harm, and the engine looks at its deadlines again.
+            // Safe if early: the engine checks its own deadlines again.
             self.feed(EngineInput::Timer)?;
         }
         self.check_link(now)?;
@@ -332,7 +314,7 @@ impl<'a> LoopDriver<'a> {
         self.check_sensors(now.wall)
     }
 
-    /// Tells the engine how long there was no contact.
+    /// Reports to the engine each threshold of the run lease that has passed.
     fn check_link(&mut self, now: ClockReading) -> Result<(), JournalError> {
         if self.link < LinkFreshness::Silent && self.contact.is_silent(now) {
             self.link = LinkFreshness::Silent;
@@ -345,7 +327,6 @@ impl<'a> LoopDriver<'a> {
         Ok(())
     }
 
-    /// Takes what the gateway said last.
     fn apply_gateway_update(&mut self, heard: &mut watch::Receiver<Option<GatewayUpdate>>) -> Result<(), JournalError> {
         let Some(heard) = heard.borrow_and_update().clone() else {
             return Ok(());
@@ -363,6 +344,7 @@ impl<'a> LoopDriver<'a> {
             self.link = LinkFreshness::Fresh;
             self.feed(EngineInput::LinkBack)?;
         }
+        // Directives are levels and are repeated: feed only what differs from the previous ones.
         let before = std::mem::replace(&mut self.directives, directives.clone());
         if before.budget != directives.budget {
             self.feed(EngineInput::BudgetChanged { budget: heard.budget() })?;
@@ -391,7 +373,8 @@ impl<'a> LoopDriver<'a> {
         Ok(())
     }
 
-    /// Asks the engine to stop, once per cause; a process that is to end never idles.
+    /// Asks the engine to stop, once per cause. A drain is not replaced by a suspension: a process that must exit never
+    /// idles.
     fn stop(&mut self, cause: StopCause) -> Result<(), JournalError> {
         if self.stopped || self.stop == Some(cause) {
             return Ok(());
@@ -403,7 +386,6 @@ impl<'a> LoopDriver<'a> {
         self.feed(EngineInput::Stop { cause })
     }
 
-    /// Tells the engine what the sources offer now.
     fn update_tools(&mut self) -> Result<(), JournalError> {
         let Some(offered) = &mut self.offered else {
             return Ok(());
@@ -421,26 +403,26 @@ impl<'a> LoopDriver<'a> {
         })
     }
 
-    /// One step of the loop, and what follows from it.
+    /// Runs one step with the newest instructions, and carries out what follows.
     fn feed(&mut self, input: EngineInput) -> Result<(), JournalError> {
         self.refresh_instructions();
         let taken = self.steps.take(Timestamp::now(), input);
         self.apply_outcome(taken)
     }
 
-    /// Takes the newest instructions.
     fn refresh_instructions(&mut self) {
         self.steps.set_instructions(self.instructions.newest().to_owned());
         self.steps.set_skills(self.instructions.newest_skills());
     }
 
-    /// What follows from a step.
+    /// Logs the committed lines, then carries out the actions.
     fn apply_outcome(&mut self, taken: StepOutcome) -> Result<(), JournalError> {
         let StepOutcome { actions, lines, result } = taken;
         lines.iter().for_each(events::log_line);
         self.readings.announce_lines(&lines);
+        let lost = self.is_lost_since(&lines);
         for action in actions {
-            self.perform(action);
+            self.perform(action, lost);
         }
         result
     }
@@ -453,7 +435,7 @@ impl<'a> LoopDriver<'a> {
     }
 }
 
-/// Which run ended, and how. One that was cut is no longer known.
+/// Identifies the run that ended, and its outcome. A cancelled run is no longer in `running` and is ignored.
 fn run_ended(
     ended: Result<(tokio::task::Id, ToolOutcome), JoinError>,
     running: &mut BTreeMap<ToolRunId, AbortHandle>,
@@ -463,7 +445,7 @@ fn run_ended(
         Err(error) => (
             error.id(),
             ToolOutcome::Unknown {
-                message: "the worker failed while it read the result; this is a bug in agentloop".into(),
+                message: "the worker failed while reading the result; this is a bug in agentloop".into(),
             },
         ),
     };
@@ -480,7 +462,7 @@ fn run_ended(
     }
 }
 
-/// Waits until the sources offer something else. False: they never will.
+/// Waits until the offered tools change. Returns false if they never will.
 async fn offered(offered: &mut Option<watch::Receiver<ToolOffer>>) -> bool {
     match offered {
         Some(offered) => offered.changed().await.is_ok(),
@@ -488,11 +470,11 @@ async fn offered(offered: &mut Option<watch::Receiver<ToolOffer>>) -> bool {
     }
 }
 
-/// A call whose task was lost.
+/// The failure of a call whose task panicked.
 fn broken() -> CallFailure {
     CallFailure {
         kind: FailureKind::BadResponse,
-        message: "the worker failed while it read the answer; this is a bug in agentloop".into(),
+        message: "the worker failed while reading the answer; this is a bug in agentloop".into(),
         retry_after_milliseconds: None,
         resumes_at: None,
     }

@@ -1,7 +1,7 @@
-//! Sends events to those who read them over the link: from the journal, page by page, for as long as the directives say.
+//! Sends events to readers over the link: from the journal, page by page, for as long as the directives request it.
 //!
-//! Owns a small task for each reading, which waits for its reader and never for the loop; the loop reads the journal for
-//! it between two steps. Nothing is kept and nothing is sent while nobody reads. The controller keeps the cursors.
+//! Owns one small task per subscription, which waits for its reader and never for the loop; the loop reads the journal
+//! for it between two steps. Without readers, nothing is buffered or sent. The controller keeps the cursors.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,36 +18,35 @@ use super::gateway_client::{GatewayClient, RetryDelay};
 use super::journal::{JournalError, JournalLine};
 use super::journaled_engine::JournaledEngine;
 
-/// Most readings at once; the controller allows fewer.
+/// Most concurrent subscriptions; the controller allows fewer.
 const MOST_READINGS: usize = 16;
-/// Most bytes of a page, about: the link takes twice as many.
+/// Approximate bound of a page in bytes; the link accepts twice as many.
 const PAGE_BYTES: usize = 128 * 1024;
-/// As much of a line as is names and numbers, about.
+/// Approximate size of a line's names and numbers, in bytes.
 const LINE_BYTES: usize = 300;
-/// Pause before a page is sent again whose reader had no room.
+/// Pause before a page is resent to a reader whose buffer was full.
 const NO_ROOM: Duration = Duration::from_millis(200);
-/// How long a loop that has ended still sends its last events.
+/// How long a loop that has ended continues to send its last events.
 const LAST_PAGES: Duration = Duration::from_millis(500);
 
-/// A page is wanted.
+/// The request of a subscription for its next page.
 pub struct PageRequest {
     reading: EventSubscription,
     after: i64,
     reply: oneshot::Sender<EventsPage>,
 }
 
-/// The readings of one loop.
+/// The event subscriptions of one loop.
 pub struct EventPublisher {
     gateway: GatewayClient,
     newest: watch::Sender<i64>,
     asks: (mpsc::Sender<PageRequest>, mpsc::Receiver<PageRequest>),
-    /// Those that the directives name, also when their task has ended.
+    /// The subscriptions in the directives, including those whose task has ended.
     known: BTreeMap<EventSubscription, AbortHandle>,
     tasks: JoinSet<()>,
 }
 
 impl EventPublisher {
-    /// None yet.
     #[must_use]
     pub fn new(gateway: &GatewayClient) -> Self {
         Self {
@@ -59,7 +58,7 @@ impl EventPublisher {
         }
     }
 
-    /// These are wanted now, and no other.
+    /// Replaces the subscriptions by `wanted`.
     pub fn set(&mut self, wanted: &[EventSubscription]) {
         while self.tasks.try_join_next().is_some() {}
         self.known.retain(|reading, task| {
@@ -82,23 +81,22 @@ impl EventPublisher {
         }
     }
 
-    /// These lines are on disk.
+    /// Wakes the subscriptions: these lines are on disk.
     pub fn announce_lines(&self, lines: &[JournalLine]) {
         if let Some(last) = lines.last() {
             self.newest.send_replace(last.seq);
         }
     }
 
-    /// The next page that is wanted.
     pub async fn next_request(&mut self) -> PageRequest {
         match self.asks.1.recv().await {
             Some(ask) => ask,
-            // Never: one of its senders is here.
+            // Unreachable: `self` holds a sender.
             None => std::future::pending().await,
         }
     }
 
-    /// Reads a page for one who asked.
+    /// Reads the requested page from the journal.
     pub fn answer(&self, ask: PageRequest, steps: &JournaledEngine<'_>) -> Result<(), JournalError> {
         let found = steps.lines_after(ask.after, PAGE_LINES)?;
         let mut page = EventsPage {
@@ -122,14 +120,14 @@ impl EventPublisher {
             }
             page.events.push(line);
         }
-        // It may have been given up meanwhile.
+        // The subscription may have ended in the meantime.
         let _ = ask.reply.send(page);
         Ok(())
     }
 
-    /// The loop has ended: who reads gets its last events, for a moment.
+    /// Sends the last events to the readers, for at most `LAST_PAGES`.
     pub async fn finish(&mut self, steps: &mut JournaledEngine<'_>) -> Result<(), JournalError> {
-        // A sender that has sent all finds that there will be no more, and ends.
+        // Closes the channel: a task that has sent everything sees that no more lines will come, and ends.
         self.newest = watch::Sender::new(0);
         let deadline = Instant::now() + LAST_PAGES;
         while !self.tasks.is_empty() {
@@ -143,14 +141,13 @@ impl EventPublisher {
     }
 }
 
-/// Text of a line, as JSON at most.
+/// Upper bound of a line's text as JSON, in bytes.
 fn size(line: &EventLine) -> usize {
     let tool = line.tool.as_ref().map_or(0, String::len);
     let words: usize = line.words.iter().map(String::len).sum();
     2 * (line.note.len() + tool + words)
 }
 
-/// Sends one reading.
 struct SubscriptionTask {
     reading: EventSubscription,
     gateway: GatewayClient,
@@ -164,7 +161,7 @@ impl SubscriptionTask {
         let mut after = self.reading.after;
         let mut first = true;
         while let Some(page) = self.page(after).await {
-            // Also without a line the first page says that the loop is there.
+            // The first page is sent even when it is empty: it tells the reader that the loop is running.
             if page.next == after && !first {
                 if self.newest.wait_for(|newest| *newest > after).await.is_err() {
                     return;
@@ -174,17 +171,18 @@ impl SubscriptionTask {
             match self.gateway.send_events(&page).await {
                 Ok(answer) => {
                     let Some(next) = answer.after else { return };
+                    // The reader's buffer was full, so it has accepted nothing: the same page is sent again.
                     if next == after && page.next > after {
                         sleep(NO_ROOM).await;
                     }
                     (after, first, retry) = (next, false, RetryDelay::default());
                 }
-                Err(detail) => retry.wait_after("events for a reader wait", &detail).await,
+                Err(detail) => retry.wait_after("failed to send events; retrying", &detail).await,
             }
         }
     }
 
-    /// `None`: the loop is over.
+    /// `None`: the loop has ended.
     async fn page(&self, after: i64) -> Option<EventsPage> {
         let (reply, page) = oneshot::channel();
         let ask = PageRequest {

@@ -1,8 +1,8 @@
-//! Events: the lines of the journal under the names that people and log collectors know, one line each on standard output.
+//! Events: the lines of the journal under their public names, one line each on standard output.
 //!
-//! A pure reading of the journal, told after its commit: there is no event that the journal does not have. The line's
-//! number is the event's cursor. A worker that was killed tells the last batch again, since it may not have come so far.
-//! Who keeps the highest number it saw has each event once.
+//! Derived only from the journal and logged after its commit: every event has a line in the journal. The number of the
+//! line is the event's cursor. A worker that restarts after a kill logs the last batch again, because it may not have
+//! logged all of it. Consumers deduplicate by the highest number that they have seen.
 
 use crate::engine::RecordKind;
 
@@ -13,7 +13,7 @@ use super::journal::JournalLine;
 /// Target of the log lines that are events.
 pub const TARGET: &str = module_path!();
 
-/// The event's name; docs/reference/events.md says when each comes. Those of `autonomy:` are the names of requirements R200 to R205.
+/// Returns the event's name; docs/reference/events.md lists when each is emitted.
 #[must_use]
 pub fn name(kind: RecordKind) -> &'static str {
     match kind {
@@ -47,7 +47,6 @@ pub fn name(kind: RecordKind) -> &'static str {
     }
 }
 
-/// The line as those who read over the link get it.
 #[must_use]
 pub fn from_line(line: JournalLine) -> EventLine {
     EventLine {
@@ -55,6 +54,7 @@ pub fn from_line(line: JournalLine) -> EventLine {
         event: name(line.kind).to_owned(),
         at: line.at.to_string(),
         kind: line.kind.as_ref().to_owned(),
+        member: line.member,
         turn: line.turn,
         call: line.call,
         run: line.run,
@@ -66,7 +66,6 @@ pub fn from_line(line: JournalLine) -> EventLine {
     }
 }
 
-/// Tells one.
 pub fn log_line(line: &JournalLine) {
     tracing::info!(
         seq = line.seq,

@@ -1,7 +1,7 @@
-//! The worker's end of the pod's socket.
+//! The worker's client of the pod's socket.
 //!
-//! Owns the connection and its repeats: what goes wrong between worker and gateway is tried again here for as long as
-//! it takes, and is never counted as a failure of the model. The run lease bounds it from outside.
+//! Owns the connection and its retries: failures between worker and gateway are retried here without limit, and never
+//! count as failures of the model. The run lease bounds them from outside.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,6 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::clock::ClockReading;
 use crate::engine::budget::BudgetState;
 use crate::engine::message::ModelAnswer;
 use crate::engine::{CallId, CallPurpose};
@@ -24,48 +23,47 @@ use crate::link::messages::LoopReport;
 use crate::link::socket::{
     CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER, SocketEvent, WorkerSession,
 };
+use crate::provider::WireFormat;
+use crate::support::clock::ClockReading;
 
 use super::budget;
-use super::model::WireFormat;
 use super::run_lease::RunLease;
 
-/// First and longest wait before another try at the socket.
+/// First and longest wait before a request is retried.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// Tries at one errand: about a minute.
+/// Attempts at one call notice: about a minute.
 const ERRAND_TRIES: u32 = 60;
-/// Silence on the event stream after which it is opened anew; the gateway speaks every 5 s.
+/// Silence after which the event stream is reopened; the gateway sends an event every 5 s.
 const EVENT_SILENCE: Duration = Duration::from_secs(15);
-/// Longest time a short request may take.
+/// Timeout of a short request.
 const SHORT: Duration = Duration::from_secs(5);
-/// Longest wait until events are taken: the controller may wait for its reader before it says so.
+/// Timeout of a page of events: the controller may wait for its reader before it answers.
 const EVENTS_TAKEN: Duration = Duration::from_secs(15);
 
-/// The gateway said something: when, and what.
 #[derive(Clone, Debug)]
 pub struct GatewayUpdate {
-    /// When it came.
+    /// When it arrived.
     pub at: ClockReading,
-    /// What it said.
     pub event: SocketEvent,
 }
 
 impl GatewayUpdate {
-    /// Whether the loop is to be suspended.
     #[must_use]
     pub fn suspends(&self) -> bool {
         self.event.directives.suspend
     }
 
-    /// What limits the calls.
     #[must_use]
     pub fn budget(&self) -> BudgetState {
         budget::from_directives(&self.event.directives)
     }
 
-    /// What it says about contact with the controller.
+    /// Returns the last contact with the controller, by the gateway's account.
     #[must_use]
     pub fn contact(&self) -> RunLease {
-        // It may have lain in the socket while this process stood still. Both read the clock of one machine.
+        // The event may have been queued in the socket while this process was suspended: add that delay to the age of
+        // the contact. Worker and gateway share the clock of one machine; a negative delay (clock set back) counts as
+        // 0.
         let said = self.event.said_at.map(|said| self.at.wall.duration_since(said));
         let late = said.and_then(|late| Duration::try_from(late).ok()).unwrap_or_default();
         let age = Duration::from_millis(self.event.link_age_milliseconds);
@@ -73,48 +71,46 @@ impl GatewayUpdate {
     }
 }
 
-/// A small thing to tell the gateway about a call.
+/// A notice to the gateway about a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallNotice {
-    /// The journal has its outcome.
+    /// The journal has the outcome of this call.
     Acknowledge(CallId),
-    /// Cut it.
+    /// Cancel this call.
     Cancel(CallId),
 }
 
-/// Something between worker and gateway went wrong: try again.
 enum CallError {
-    /// The socket or the gateway behind it.
+    /// The socket or the gateway failed: retry.
     Socket(String),
-    /// The call itself: its end.
+    /// The call itself failed: final.
     Call(CallFailure),
 }
 
-/// Speaks to the gateway.
 #[derive(Clone)]
 pub struct GatewayClient {
     http: Client,
 }
 
 impl GatewayClient {
-    /// A client of the socket at `path`. Nothing is sent yet.
+    /// Creates a client of the socket at `path`. Sends nothing yet.
     pub fn new(path: &Path) -> reqwest::Result<Self> {
         let http = Client::builder()
             .unix_socket(path)
             .no_proxy()
-            // There is no TLS on this socket, so no roots are loaded.
+            // The socket does not use TLS, so no roots are loaded.
             .tls_certs_only([])
             .build()?;
         Ok(Self { http })
     }
 
-    /// The session, as soon as the gateway is attached.
+    /// Returns the session, as soon as the gateway is attached.
     pub async fn session(&self) -> WorkerSession {
         let mut retry = RetryDelay::default();
         loop {
             match self.session_once().await {
                 Ok(session) => return session,
-                Err(detail) => retry.wait_after("waiting for the gateway's session", &detail).await,
+                Err(detail) => retry.wait_after("failed to get the session; retrying", &detail).await,
             }
         }
     }
@@ -124,7 +120,7 @@ impl GatewayClient {
         response.json().await.map_err(describe_error)
     }
 
-    /// The next events of a Sensor's pod, as soon as there are some.
+    /// Waits for the next events of a sensor pod.
     pub async fn next_delivery(&self) -> Delivery {
         let mut retry = RetryDelay::default();
         loop {
@@ -133,7 +129,7 @@ impl GatewayClient {
                 Ok(None) => retry = RetryDelay::default(),
                 Err(detail) => {
                     retry
-                        .wait_after("the gateway gives no deliveries; asking again", &detail)
+                        .wait_after("failed to poll the gateway for deliveries; retrying", &detail)
                         .await;
                 }
             }
@@ -150,13 +146,14 @@ impl GatewayClient {
         }
     }
 
-    /// Says that events of a Sensor's pod are on disk. Once: when it is lost, they come again.
+    /// Acknowledges events of a sensor pod that are on disk. Sent once: if it is lost, the events are redelivered.
     pub async fn delivered(&self, delivered: &DeliveryAck) -> Result<(), String> {
         let request = self.http.post(url("/v1/deliveries/ack")).json(delivered);
         short(request.timeout(SHORT * 3)).await.map(drop)
     }
 
-    /// One model call. Repeats the same id until the gateway has said how it ended.
+    /// Makes one model call. Retries with the same id until the gateway has reported how it ended, so that a call is
+    /// never paid for twice.
     pub async fn call(
         &self,
         call: (CallId, CallPurpose),
@@ -169,7 +166,9 @@ impl GatewayClient {
                 Ok(answer) => return Ok(answer),
                 Err(CallError::Call(failure)) => return Err(failure),
                 Err(CallError::Socket(detail)) => {
-                    retry.wait_after("the gateway is away; asking again", &detail).await;
+                    retry
+                        .wait_after("the gateway is unreachable; retrying the call", &detail)
+                        .await;
                 }
             }
         }
@@ -183,7 +182,7 @@ impl GatewayClient {
     ) -> Result<ModelAnswer, CallError> {
         let response = self
             .http
-            .post(url(format.route()))
+            .post(url(format.endpoint().route))
             .header(CALL_HEADER, call.to_string())
             .header(PURPOSE_HEADER, purpose.as_ref())
             .json(body)
@@ -196,7 +195,7 @@ impl GatewayClient {
         }
         match response.status() {
             StatusCode::OK => {}
-            // Not attached yet, or again: it will be, or the run lease ends this.
+            // Not attached, or attaching again: temporary, and bounded by the run lease.
             StatusCode::SERVICE_UNAVAILABLE => return Err(CallError::Socket("status 503".into())),
             status => return Err(CallError::Call(unexpected(status))),
         }
@@ -217,8 +216,8 @@ impl GatewayClient {
         }
     }
 
-    /// Runs errands, each until the gateway has taken it or it is too late to matter; ends when the sender is dropped
-    /// and all are done.
+    /// Sends call notices, each until the gateway accepts it or its retries are exhausted. Ends when the sender is
+    /// dropped and all are sent.
     pub async fn run_notices(self, mut errands: mpsc::UnboundedReceiver<CallNotice>) {
         let mut running = JoinSet::new();
         while let Some(errand) = errands.recv().await {
@@ -237,21 +236,21 @@ impl GatewayClient {
         for _ in 0..ERRAND_TRIES {
             match short(self.http.post(url(&path)).timeout(SHORT)).await {
                 Ok(_) => return,
-                Err(detail) => retry.wait_after("an errand to the gateway waits", &detail).await,
+                Err(detail) => retry.wait_after("failed to send a notice; retrying", &detail).await,
             }
         }
-        tracing::warn!(path, "the gateway did not take an errand");
+        tracing::warn!(path, "failed to send a call notice to the gateway; giving up");
     }
 
-    /// Sends events to one who reads them. An error says why they were not taken: not now.
+    /// Sends a page of events to a reader. Fails if the page was not accepted and has to be sent again.
     pub async fn send_events(&self, page: &EventsPage) -> Result<EventsResponse, String> {
         let request = self.http.post(url("/v1/readings")).json(page).timeout(EVENTS_TAKEN);
         let response = short(request).await?;
         response.json().await.map_err(describe_error)
     }
 
-    /// Sends the newest report whenever there is one, and again after each new connection of the event stream (a
-    /// gateway that restarted has forgotten it). Ends when the sender is dropped and the last report was taken.
+    /// Sends each newest report, and sends it again after each new connection of the event stream, because a restarted
+    /// gateway has no report. Ends when the sender is dropped and the last report was accepted.
     pub async fn run_reports(
         self,
         mut newest: watch::Receiver<Option<LoopReport>>,
@@ -264,7 +263,9 @@ impl GatewayClient {
             if let Some(report) = report {
                 let request = self.http.put(url("/v1/report")).json(&report).timeout(SHORT);
                 if let Err(detail) = short(request).await {
-                    retry.wait_after("a report to the gateway waits", &detail).await;
+                    retry
+                        .wait_after("failed to send the report to the gateway; retrying", &detail)
+                        .await;
                     continue;
                 }
                 retry = RetryDelay::default();
@@ -276,7 +277,7 @@ impl GatewayClient {
         }
     }
 
-    /// Follows the gateway's events for ever. `connections` counts the connections made.
+    /// Follows the gateway's event stream forever. `connections` counts the connections made.
     pub async fn run_events(self, heard: watch::Sender<Option<GatewayUpdate>>, connections: watch::Sender<u64>) {
         let mut retry = RetryDelay::default();
         loop {
@@ -294,7 +295,7 @@ impl GatewayClient {
                 Err(error) => error.without_url().to_string(),
             };
             retry
-                .wait_after("the gateway's events ended; opening them again", &detail)
+                .wait_after("the gateway's event stream ended; reconnecting", &detail)
                 .await;
         }
     }
@@ -306,7 +307,7 @@ impl CallError {
     }
 }
 
-/// Reads events until the stream ends or falls silent; says why.
+/// Reads events until the stream ends or is silent for [`EVENT_SILENCE`]; returns the reason.
 async fn follow(response: Response, heard: &watch::Sender<Option<GatewayUpdate>>) -> String {
     let mut events = SseStream::from_bytes_stream(response.bytes_stream());
     loop {
@@ -316,7 +317,7 @@ async fn follow(response: Response, heard: &watch::Sender<Option<GatewayUpdate>>
             Ok(Some(Err(error))) => return error.to_string(),
             Ok(Some(Ok(event))) => event,
         };
-        // Events of a later version are passed over.
+        // Ignore events of a later version.
         if let Some(event) = event.data.and_then(|data| serde_json::from_str(&data).ok()) {
             heard.send_replace(Some(GatewayUpdate {
                 at: ClockReading::now(),
@@ -332,13 +333,14 @@ async fn streamed(response: Response, format: WireFormat) -> Result<ModelAnswer,
     let (mut is_done, mut cost) = (false, None);
     loop {
         let next = tokio::time::timeout(if is_done { SHORT } else { Duration::MAX }, events.next());
-        // After the end mark only what it cost is to come; without it the answer is as good.
+        // After the end mark only the cost follows; the answer is complete without it.
         let Ok(Some(event)) = next.await else { break };
         let event = event.map_err(|error| {
+            // A broken socket says nothing about the call: a repeat with the same id gets its recorded outcome.
             if let sse_stream::Error::Body(error) = error {
                 CallError::Socket(error.to_string())
             } else {
-                CallError::Call(format.bad_response("the stream is not server-sent events"))
+                CallError::Call(format.endpoint().bad_response("the stream is not server-sent events"))
             }
         })?;
         let data = event.data.unwrap_or_default();
@@ -353,7 +355,8 @@ async fn streamed(response: Response, format: WireFormat) -> Result<ModelAnswer,
     Ok(ModelAnswer { cost, ..answer })
 }
 
-/// A short request: its response when it was taken (2xx), or was refused for good (4xx, logged); else why it was not.
+/// Sends a short request. Returns the response if the request was accepted (2xx) or rejected permanently (4xx, logged),
+/// otherwise the error.
 async fn short(request: reqwest::RequestBuilder) -> Result<Response, String> {
     let response = request.send().await.map_err(describe_error)?;
     let status = response.status();
@@ -373,8 +376,7 @@ async fn short(request: reqwest::RequestBuilder) -> Result<Response, String> {
 fn failure_of(json: &[u8]) -> CallFailure {
     serde_json::from_slice(json).unwrap_or_else(|_| CallFailure {
         kind: FailureKind::BadResponse,
-        message: "the gateway said that the call failed, but not how: worker and gateway are of different versions"
-            .into(),
+        message: "the gateway reported an unknown failure: worker and gateway are of different versions".into(),
         retry_after_milliseconds: None,
         resumes_at: None,
     })
@@ -392,7 +394,7 @@ fn unexpected(status: StatusCode) -> CallFailure {
     }
 }
 
-/// An error and its root cause, without the address.
+/// Formats an error and its root cause, without the URL.
 fn describe_error(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut root: &dyn std::error::Error = &error;
@@ -406,7 +408,7 @@ fn url(path: &str) -> String {
     format!("http://gateway{path}")
 }
 
-/// Waits between two tries, a little longer each time; says so once.
+/// Exponential backoff between retries; logs the first one only.
 pub(super) struct RetryDelay {
     wait: Duration,
     said: bool,

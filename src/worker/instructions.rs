@@ -1,4 +1,4 @@
-//! The texts of the system prompt: inline in the spec, or mounted files that people edit while the loop runs.
+//! The texts of the system prompt: inline in the spec, or in mounted files that users edit while the loop runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,29 +6,29 @@ use std::sync::Arc;
 use crate::engine::Skill;
 use crate::link::pod::MOST_SKILL_BYTES;
 
-/// Longest instructions, in bytes, wherever they are kept.
+/// Maximum size of instructions in bytes, inline or mounted.
 pub const MAX_BYTES: usize = 32 * 1024;
 
-/// Where instructions and skills come from, and the last ones that could be used.
+/// Where instructions and skills come from, and the last valid version of each.
 pub struct InstructionSource {
     file: Option<PathBuf>,
     last: String,
     complaint: LoggedProblem,
-    /// Names of the skills, in the order of the prompt; each has a file of its name.
+    /// Names of the skills, in the order of the prompt; each is also a file name in `dir`.
     names: Vec<String>,
     dir: PathBuf,
     skills: Arc<[Skill]>,
     complaint_of_skills: LoggedProblem,
 }
 
-/// Why a text could not be used the last time, so that each reason is logged once.
+/// The last problem with a text, so that each is logged once.
 #[derive(Default)]
 struct LoggedProblem(Option<String>);
 
 impl LoggedProblem {
     fn log(&mut self, complaint: String, kept: &str) {
         if self.0.as_ref() != Some(&complaint) {
-            tracing::warn!("{complaint}; the loop goes on with the {kept} it has");
+            tracing::warn!("{complaint}; the loop continues with its previous {kept}");
             self.0 = Some(complaint);
         }
     }
@@ -54,7 +54,7 @@ impl InstructionSource {
         })
     }
 
-    /// The same with skills, whose files are read for the first time.
+    /// Adds skills, and reads their files for the first time.
     pub fn with_skills(mut self, names: Vec<String>, dir: PathBuf) -> Result<Self, String> {
         self.skills = read_skills(&names, &dir)?.into();
         self.names = names;
@@ -62,7 +62,7 @@ impl InstructionSource {
         Ok(self)
     }
 
-    /// The newest text. A file that cannot be used is logged once, and the text before it stays.
+    /// Returns the current text. An unusable file is logged once, and the previous text stays in effect.
     pub fn newest(&mut self) -> &str {
         match self.file.as_ref().map(read).transpose() {
             Ok(text) => {
@@ -74,7 +74,7 @@ impl InstructionSource {
         &self.last
     }
 
-    /// The newest skills. As long as one of them cannot be used, which is logged once, all stay as they are.
+    /// Returns the current skills. While one of them is unusable (logged once), all keep their previous text.
     pub fn newest_skills(&mut self) -> Arc<[Skill]> {
         match read_skills(&self.names, &self.dir) {
             Ok(skills) => {
@@ -94,7 +94,7 @@ fn read_skills(names: &[String], dir: &Path) -> Result<Vec<Skill>, String> {
         let file = dir.join(name);
         let text = std::fs::read_to_string(&file).map_err(|error| {
             format!(
-                "the skill in {} cannot be read ({error}): check spec.skills",
+                "cannot read the skill in {} ({error}): check spec.skills",
                 file.display()
             )
         })?;
@@ -105,7 +105,8 @@ fn read_skills(names: &[String], dir: &Path) -> Result<Vec<Skill>, String> {
     let all: usize = skills.iter().map(|skill| skill.text.len()).sum();
     if all > MOST_SKILL_BYTES {
         return Err(format!(
-            "the skills in {} have {all} bytes together and may have {MOST_SKILL_BYTES}: shorten what spec.skills names",
+            "the skills in {} have {all} bytes in total, more than the maximum of {MOST_SKILL_BYTES}: shorten the texts \
+             named in spec.skills",
             dir.display()
         ));
     }
@@ -115,13 +116,14 @@ fn read_skills(names: &[String], dir: &Path) -> Result<Vec<Skill>, String> {
 fn read(file: &PathBuf) -> Result<String, String> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         format!(
-            "the instructions in {} cannot be read ({error}): check spec.instructionsFrom",
+            "cannot read the instructions in {} ({error}): check spec.instructionsFrom",
             file.display()
         )
     })?;
     if text.len() > MAX_BYTES {
         return Err(format!(
-            "the instructions in {} have {} bytes and may have {MAX_BYTES}: shorten what spec.instructionsFrom names",
+            "the instructions in {} have {} bytes, more than the maximum of {MAX_BYTES}: shorten the text named in \
+             spec.instructionsFrom",
             file.display(),
             text.len()
         ));
@@ -194,7 +196,7 @@ mod tests {
         assert_eq!(instructions.newest_skills()[1].text, "y");
         let complaint = skills(dir.path(), &["a", "b"]).err().unwrap();
         assert!(
-            complaint.contains("131073 bytes together and may have 131072"),
+            complaint.contains("131073 bytes in total, more than the maximum of 131072"),
             "{complaint}"
         );
     }

@@ -1,6 +1,6 @@
-//! One step of a loop: the engine hears an input, what it records is committed, and only then is anything done.
+//! One step of a loop: the engine handles an input, its records are committed, and only then are its effects returned.
 //!
-//! The one place that holds this order. Knows neither clock nor world: the driver brings both.
+//! The only place that enforces this order. Has no clock and no I/O but the journal: the driver provides both.
 
 use std::sync::Arc;
 
@@ -12,91 +12,89 @@ use crate::engine::{EngineEffect, EngineInput, JournalRecord, Skill, StopCause};
 
 use super::journal::{CommittedBatch, Journal, JournalError, JournalLine, JournalPage, SensorRecord};
 
-/// An engine and its journal.
 pub struct JournaledEngine<'a> {
     engine: Engine,
     journal: &'a mut Journal,
 }
 
-/// What came of an input.
 #[must_use]
 pub struct StepOutcome {
-    /// What is to be done now, in order; all that it rests on is on disk.
+    /// Effects to carry out now, in order. Every record that they depend on is on disk.
     pub actions: Vec<EngineEffect>,
-    /// What was committed, to be told before anything is done.
+    /// The committed lines, to be logged before any action is carried out.
     pub lines: Vec<JournalLine>,
-    /// An error is the journal's: after these actions nothing more can be done.
+    /// An error is the journal's. The actions are still valid and are carried out, but no further step is possible.
     pub result: Result<(), JournalError>,
 }
 
 impl<'a> JournaledEngine<'a> {
-    /// `journal` is claimed, and `engine` new or restored from it.
+    /// `journal` must be claimed, and `engine` new or restored from it.
     pub fn new(engine: Engine, journal: &'a mut Journal) -> Self {
         Self { engine, journal }
     }
 
-    /// What the loop looks like from outside.
     #[must_use]
     pub fn view(&self) -> LoopView {
         self.engine.view()
     }
 
-    /// At most so many lines of the journal after this one.
+    /// Returns at most `most` lines of the journal after line `seq`.
     pub fn lines_after(&self, seq: i64, most: usize) -> Result<JournalPage, JournalError> {
         self.journal.lines_after(seq, most)
     }
 
-    /// The last so many messages of the model and its tools up to this turn, each cut after so many bytes.
+    /// Returns the last messages of the model and its tools up to this turn. `most`: their number, and the bytes of
+    /// each.
     pub fn recent_messages(&self, turn: i64, most: (usize, usize)) -> Result<Vec<String>, JournalError> {
         self.journal.recent_messages(turn, most)
     }
 
-    /// What a restart would go on from.
+    /// Returns the state that a restart would continue from.
     #[cfg(test)]
     pub(super) fn snapshot(&self) -> crate::engine::machine::EngineSnapshot {
         self.engine.snapshot()
     }
 
-    /// Goes on from counts that outlived a journal.
+    /// Restores counts that outlive a lost journal.
     pub fn adopt(&mut self, known: &LifetimeCounts) {
         self.engine.restore_counts(known);
     }
 
-    /// Takes the newest instructions; used from the next call on.
+    /// Takes effect with the next call.
     pub fn set_instructions(&mut self, text: String) {
         self.engine.set_instructions(text);
     }
 
-    /// Takes the newest skills; used from the next call on.
+    /// Takes effect with the next call.
     pub fn set_skills(&mut self, skills: Arc<[Skill]>) {
         self.engine.set_skills(skills);
     }
 
-    /// Whether an input has an effect now.
+    /// Whether an input would have an effect now.
     #[must_use]
     pub fn hears(&self) -> bool {
         self.engine.accepts_input()
     }
 
-    /// The outcome of the question for a score, if there is one.
+    /// Returns the outcome of the last request for a score, if there is one.
     #[must_use]
     pub fn scored(&self) -> Option<(&str, Option<u8>)> {
         self.engine.score_outcome()
     }
 
-    /// Whether a question for a score is asked whose outcome nobody has taken.
+    /// Whether a score is requested and its outcome has not been taken yet.
     #[must_use]
     pub fn is_scoring(&self) -> bool {
         self.engine.is_scoring()
     }
 
-    /// Hears one input and commits what the engine records of it.
+    /// Handles one input and commits its records.
     pub fn take(&mut self, now: Timestamp, input: EngineInput) -> StepOutcome {
         self.take_with(now, Some(input), None)
     }
 
-    /// Hears what came of a Sensor, if anything, and commits what is to be remembered of it in the same transaction. Only
-    /// for a loop that hears.
+    /// Handles the effect of a Sensor event, if any, and commits the Sensor's record in the same transaction. Call it
+    /// only while [`Self::hears`] is true.
     pub fn sense(&mut self, now: Timestamp, input: Option<EngineInput>, kept: &SensorRecord) -> StepOutcome {
         self.take_with(now, input, Some(kept))
     }
@@ -115,7 +113,7 @@ impl<'a> JournaledEngine<'a> {
         taken
     }
 
-    /// True: it was committed on the ballast.
+    /// Returns true if the batch was committed on the ballast.
     fn step(
         &mut self,
         now: Timestamp,
@@ -138,6 +136,8 @@ impl<'a> JournaledEngine<'a> {
                 | EngineEffect::Stopped => others.push(effect),
             }
         }
+        // If the commit fails, the engine is ahead of the journal and this step's effects are dropped. The driver then
+        // ends the process, and the next one restores the engine from the last committed snapshot.
         let CommittedBatch { mut lines, on_ballast } = self.commit(now, &records, kept)?;
         taken.lines.append(&mut lines);
         taken.actions.append(&mut others);
@@ -150,14 +150,14 @@ impl<'a> JournaledEngine<'a> {
         records: &[JournalRecord],
         kept: Option<&SensorRecord>,
     ) -> Result<CommittedBatch, JournalError> {
-        // Without a record nothing has changed that a restart would miss; a fenced engine records nothing.
+        // Without a record, nothing has changed that a restart would miss. A fenced engine records nothing.
         if records.is_empty() && kept.is_none() {
             return Ok(CommittedBatch::default());
         }
         self.journal.commit(now, records, &self.engine.snapshot(), kept)
     }
 
-    /// The volume is full and the last room is in use: the loop ends in order, without another call or run.
+    /// Ends the loop in order on a full volume, whose reserve is now in use: no further call and no further tool run.
     fn end_on_ballast(&mut self, now: Timestamp, taken: &mut StepOutcome) -> Result<(), JournalError> {
         let stop = EngineInput::Stop {
             cause: StopCause::Drain,

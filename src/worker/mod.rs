@@ -1,6 +1,6 @@
-//! The worker: drives the engine, keeps the journal, speaks to models through the gateway's socket.
+//! The worker: drives the engine, keeps the journal, and calls models through the gateway's socket.
 //!
-//! Does what the engine's effects say and feeds the results back. Holds no secret and no network identity.
+//! Carries out the engine's effects and feeds the results back. Holds no secret and has no network identity.
 
 pub mod budget;
 pub mod deliveries;
@@ -13,11 +13,13 @@ pub mod journal;
 pub mod journaled_engine;
 #[cfg(test)]
 mod kills;
-pub mod model;
+mod prompt_cache;
 pub mod report;
 pub mod reporter;
 pub mod run_lease;
 pub mod sensors;
 pub mod startup;
+#[cfg(test)]
+mod text_tests;
 pub mod tool_source;
 pub mod tools;

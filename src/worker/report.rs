@@ -1,16 +1,15 @@
-//! What the worker says of its loop: the engine's view, as a report.
+//! The report of the worker about its loop, from the engine's view.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::api::status::LastError;
 use crate::engine::machine::LoopView;
-use crate::link::messages::{DetectedLoop, HeldReason, LoopReport};
+use crate::link::messages::{DetectedLoop, HeldReason, LoopReport, ModelReport};
 
-/// Longest message of an error, in bytes.
+/// Maximum length of an error message in bytes.
 const MAX_MESSAGE: usize = 1024;
 
-/// The report of an engine.
 #[must_use]
 pub fn from_view(view: LoopView) -> LoopReport {
     LoopReport {
@@ -44,11 +43,15 @@ pub fn from_view(view: LoopView) -> LoopReport {
             sign: detected.sign,
             message: detected.message,
         }),
+        light_model: view.light_model.map(|failure| ModelReport {
+            failure: Some(failure.kind),
+            message: failure.message,
+        }),
         sensors: Vec::new(),
     }
 }
 
-/// An error as it shows in status.
+/// Builds the error for the status, with its message truncated to `MAX_MESSAGE` bytes.
 #[must_use]
 pub fn error(at: Timestamp, kind: &str, mut message: String) -> LastError {
     let mut end = message.len().min(MAX_MESSAGE);

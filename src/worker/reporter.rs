@@ -1,4 +1,4 @@
-//! What the worker has to tell the gateway, sent in the background: the newest report, and errands about calls.
+//! Messages to the gateway, sent in the background: the newest report, and notices about calls.
 
 use std::time::Duration;
 
@@ -10,10 +10,9 @@ use crate::link::messages::LoopReport;
 
 use super::gateway_client::{CallNotice, GatewayClient};
 
-/// Longest wait for the gateway to take the last report and the last errands of a worker that ends.
+/// Longest wait at exit for the gateway to accept the last report and the last notices.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// The way to the gateway.
 pub struct GatewayReporter {
     errands: mpsc::UnboundedSender<CallNotice>,
     report: watch::Sender<Option<LoopReport>>,
@@ -21,7 +20,7 @@ pub struct GatewayReporter {
 }
 
 impl GatewayReporter {
-    /// Starts sending. `connections` counts the connections made to the gateway.
+    /// Starts the sending tasks. `connections` counts the connections made to the gateway.
     #[must_use]
     pub fn start(gateway: &GatewayClient, connections: watch::Receiver<u64>) -> Self {
         let (errands, to_run) = mpsc::unbounded_channel();
@@ -31,18 +30,17 @@ impl GatewayReporter {
         Self { errands, report, tasks }
     }
 
-    /// Sends this report, and none that waits before it.
+    /// Queues this report. Replaces an earlier one that is still unsent.
     pub fn report(&self, report: LoopReport) {
         self.report.send_replace(Some(report));
     }
 
-    /// Runs this errand.
     pub fn notify_call(&self, errand: CallNotice) {
-        // The task ends only after this sender.
+        // Cannot fail: the task ends only after this sender.
         let _ = self.errands.send(errand);
     }
 
-    /// Waits a moment until the gateway has taken everything.
+    /// Waits until the gateway has accepted everything, for at most `LAST_WORDS`.
     pub async fn finish(self) {
         let Self {
             errands,
@@ -52,7 +50,7 @@ impl GatewayReporter {
         drop((errands, report));
         let all = futures::future::join_all(tasks.iter_mut());
         if timeout(LAST_WORDS, all).await.is_err() {
-            tracing::warn!("the gateway did not take the last report in time");
+            tracing::warn!("timed out sending the last report to the gateway");
             tasks.iter().for_each(JoinHandle::abort);
         }
     }

@@ -1,21 +1,21 @@
-//! The run lease, as the worker sees it: how long ago the pod last had contact with the controller.
+//! The run lease, as the worker sees it: the time since the pod's last contact with the controller.
 //!
-//! Pure; both clocks come in, and the larger of the two elapsed times counts: contact is never taken for fresher than it
-//! is.
+//! Pure: the caller reads both clocks. The larger of the two elapsed times counts, so that a contact never seems more
+//! recent than it is.
 
 use std::time::Duration;
 
-use crate::clock::ClockReading;
 use crate::link::messages::RUN_LEASE_SECONDS;
+use crate::support::clock::ClockReading;
 
 /// How long a worker may act without contact.
 pub const RUN_LEASE: Duration = Duration::from_secs(RUN_LEASE_SECONDS);
 
-/// How long a worker may start tools with side effects without contact: half of it, so that what it starts last has
-/// some time before nothing may go on.
+/// How long a worker may start tools with side effects without contact: half the lease, so that a tool started last has
+/// time to finish before the lease expires.
 pub const SILENCE: Duration = Duration::from_secs(RUN_LEASE_SECONDS / 2);
 
-/// The last contact that the gateway told of.
+/// The last contact, as reported by the gateway.
 #[derive(Clone, Copy, Debug)]
 pub struct RunLease {
     heard: ClockReading,
@@ -23,37 +23,37 @@ pub struct RunLease {
 }
 
 impl RunLease {
-    /// The gateway said at `heard` that the last contact was `age` ago.
+    /// The gateway reported at `heard` that the last contact was `age` ago.
     #[must_use]
     pub fn new(heard: ClockReading, age: Duration) -> Self {
         Self { heard, age }
     }
 
-    /// How long ago the last contact was.
+    /// Returns the time since the last contact.
     #[must_use]
     pub fn age(&self, now: ClockReading) -> Duration {
         self.age.saturating_add(now.since(self.heard))
     }
 
-    /// Whether the run lease has run out.
+    /// Whether the run lease has expired.
     #[must_use]
     pub fn is_lost(&self, now: ClockReading) -> bool {
         self.age(now) >= RUN_LEASE
     }
 
-    /// Whether no tool with side effects may start any more.
+    /// Whether tools with side effects must no longer be started.
     #[must_use]
     pub fn is_silent(&self, now: ClockReading) -> bool {
         self.age(now) >= SILENCE
     }
 
-    /// How long such tools may still start; zero when they may not.
+    /// Returns how long tools with side effects may still be started.
     #[must_use]
     pub fn time_until_silent(&self, now: ClockReading) -> Duration {
         SILENCE.saturating_sub(self.age(now))
     }
 
-    /// How long the run lease still holds; zero when it has run out.
+    /// Returns how long the run lease still holds.
     #[must_use]
     pub fn time_until_lost(&self, now: ClockReading) -> Duration {
         RUN_LEASE.saturating_sub(self.age(now))
@@ -64,7 +64,6 @@ impl RunLease {
 mod tests {
     use super::*;
 
-    /// Both clocks so many seconds later.
     fn later(from: ClockReading, monotonic: u64, wall: i64) -> ClockReading {
         from.later(monotonic * 1000, wall * 1000)
     }

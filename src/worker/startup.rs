@@ -1,4 +1,4 @@
-//! A worker from its start to its end: journal, session, drive, last words.
+//! The life of a worker process: journal, session, loop, last report.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,43 +26,34 @@ use super::sensors::file_watcher::FileWatchers;
 use super::tool_source::ToolSource;
 use super::tools::McpTools;
 
-/// How long a worker that cannot start waits for the gateway, to say why.
+/// How long a worker that cannot start waits for the gateway to report the reason.
 const SAY_WHY: Duration = Duration::from_secs(10);
 
-/// What a worker needs to know.
 pub struct WorkerOptions {
-    /// Its pod's configuration.
     pub config: PodConfig,
-    /// Uid of its pod.
     pub pod_uid: String,
-    /// The gateway's socket.
     pub socket: PathBuf,
-    /// Directory of the journal.
     pub journal_dir: PathBuf,
-    /// The mounted instructions, read when the configuration has none inline.
+    /// The mounted instructions, read if the configuration has none inline.
     pub instructions_file: PathBuf,
-    /// Directory of the mounted skills.
     pub skills_dir: PathBuf,
-    /// The files of the Agent, where its spec says that it has some.
+    /// The Agent's workspace, used only if its spec has one.
     pub workspace_dir: PathBuf,
-    /// How long a call in flight may go on after SIGTERM.
+    /// How long a call in flight may continue after SIGTERM.
     pub drain: Duration,
 }
 
-/// Why a worker ended without being asked to.
+/// Why a worker ended on its own account.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// The journal.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// The instructions.
+    /// The instructions or skills cannot be used.
     #[error("{0}")]
     Instructions(String),
-    /// The spec.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The client of the socket could not be made.
-    #[error("the client of the gateway's socket cannot be made: {0}")]
+    #[error("cannot create the client of the gateway's socket: {0}")]
     Client(#[from] reqwest::Error),
 }
 
@@ -77,7 +68,7 @@ impl WorkerError {
     }
 }
 
-/// Runs a worker until `terminate`, or until its loop cannot go on.
+/// Runs a worker until `terminate` is cancelled or its loop cannot continue.
 pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result<(), WorkerError> {
     let gateway = GatewayClient::new(&options.socket)?;
     let connections = watch::Sender::new(0);
@@ -97,7 +88,7 @@ pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result
     result
 }
 
-/// The tools of the spec's servers, which are connected from now on.
+/// Starts connecting the tool servers of the spec.
 fn tools(spec: &crate::api::tools::ToolsSpec, socket: &Path) -> Result<Option<Arc<dyn ToolSource>>, WorkerError> {
     if spec.servers.is_empty() {
         return Ok(None);
@@ -136,6 +127,7 @@ impl WorkerProcess {
 
     fn prepare(&self, owner: &JournalOwner) -> Result<(Journal, RestoredJournal, InstructionSource), WorkerError> {
         let (mut journal, restored) = Journal::open(&self.options.journal_dir, owner)?;
+        // The previous process may have been killed between a commit and its log lines: log them again.
         restored.untold.iter().for_each(events::log_line);
         journal.claim(owner)?;
         let spec = &self.options.config.spec;
@@ -146,7 +138,7 @@ impl WorkerProcess {
         Ok((journal, restored, instructions))
     }
 
-    /// Drives the loop, closes the journal, and idles when that is all there is to do.
+    /// Drives the loop, closes the journal, and then idles if the outcome calls for it.
     async fn run_loop(
         &mut self,
         mut journal: Journal,
@@ -185,7 +177,7 @@ impl WorkerProcess {
                     heard: self.heard.clone(),
                     terminate: self.terminate.clone(),
                 };
-                // It holds the whole loop.
+                // Boxed because the future holds the whole loop.
                 Box::pin(LoopDriver::new(parts, &first).run(&session, world)).await
             }
             None => Ok(DriveOutcome::Exit),
@@ -197,8 +189,8 @@ impl WorkerProcess {
         Ok(())
     }
 
-    /// The session, and the first word about directives that comes with fresh contact: a loop that is to be suspended,
-    /// or has no run lease, makes no call first. `None`: there will be no drive.
+    /// Waits for the session and the first update with fresh contact: a loop that is to be suspended, or has no run
+    /// lease, must not make a call first. `None`: fenced or terminated, so the loop is not driven.
     async fn wait_for_gateway(&mut self) -> Option<(WorkerSession, GatewayUpdate)> {
         let meeting = async {
             let session = self.gateway.session().await;
@@ -213,7 +205,7 @@ impl WorkerProcess {
         }
     }
 
-    /// Waits for the pod to go. A suspension that was lifted before that ends the process too: its next start goes on.
+    /// Waits until the pod is deleted. Also exits when a suspension is lifted: the next start resumes the loop.
     async fn idle(&mut self, ended: DriveOutcome) {
         if ended == DriveOutcome::Exit {
             return;
@@ -229,7 +221,7 @@ impl WorkerProcess {
         }
     }
 
-    /// Tells the controller why there is no loop.
+    /// Reports to the controller why the loop cannot run.
     async fn report_error(&self, error: &WorkerError) {
         let turn = tokio::select! {
             session = timeout(SAY_WHY, self.gateway.session()) => session.map_or(0, |session| session.known.turn),

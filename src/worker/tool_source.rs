@@ -1,4 +1,4 @@
-//! Where tools come from, as the driver sees it: what is offered, and runs.
+//! The driver's interface to tools: which are offered, and running them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,34 +10,37 @@ use tokio_util::sync::CancellationToken;
 
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolSpec};
 
-/// Longest wait for the sources of tools before a loop's first turn: a node that starts brings tool servers and agents up
-/// together, and a model that has no tools yet concludes that there is nothing to do.
-pub(super) const FIRST_PATIENCE: Duration = Duration::from_mins(1);
-/// The same before a loop goes on. It knows what it had, and is told which servers have not answered.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest wait for the tools before a loop's first turn. A starting node brings up tool servers and agents together,
+/// and a model without tools concludes that it has nothing to do.
+const FIRST_PATIENCE: Duration = Duration::from_mins(1);
+/// The same for a loop that resumes. It knows its earlier tools, and is told which servers have not answered.
+const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a source of tools offers.
+/// Longest wait for the sources of tools of a loop that has begun so many turns.
+pub(super) const fn patience(turns: i64) -> Duration {
+    if turns == 0 { FIRST_PATIENCE } else { PATIENCE }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolOffer {
     /// The tools, in the order of the prompt.
     pub specs: Arc<[ToolSpec]>,
-    /// Servers that have not answered yet, by name: what they offer is not known.
+    /// Names of the servers that have not answered yet: their tools are unknown.
     pub silent: Vec<String>,
 }
 
-/// A source of tools. It holds no rule about when a tool may run: the engine's gate has, before a run comes here.
+/// A source of tools. Does not decide whether a tool may run: the engine's gate did before it requests a run.
 pub trait ToolSource: Send + Sync {
-    /// What is offered now.
     fn offered(&self) -> watch::Receiver<ToolOffer>;
 
-    /// Ends once every part of the source has said what it offers; never, while one is silent.
+    /// Completes once every part of the source has reported its tools; never, while one is silent.
     fn complete(&self) -> BoxFuture<'static, ()>;
 
-    /// One run, within `limit`. Dropping it cuts the run.
+    /// Runs a tool, within `limit`. Dropping the future cancels the run.
     fn run(&self, run: ToolRun, limit: Duration) -> BoxFuture<'static, ToolOutcome>;
 }
 
-/// Waits a while for the sources of tools. False: the process is to end.
+/// Waits at most `patience` for the sources of tools. Returns false if the process is to end.
 pub(super) async fn wait_for_tools(
     tools: Option<Arc<dyn ToolSource>>,
     patience: Duration,
@@ -49,10 +52,74 @@ pub(super) async fn wait_for_tools(
     tokio::select! {
         met = timeout(patience, tools.complete()) => {
             if met.is_err() {
-                tracing::warn!("the loop starts without all of its tools: a source has not answered yet");
+                tracing::warn!("starting the loop without all tools: a source has not answered yet");
             }
             true
         }
         () = terminate.cancelled() => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use futures::future;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// A source that is complete after so long.
+    struct Late(Duration);
+
+    impl ToolSource for Late {
+        fn offered(&self) -> watch::Receiver<ToolOffer> {
+            let specs = Arc::from([]);
+            watch::channel(ToolOffer {
+                specs,
+                silent: Vec::new(),
+            })
+            .1
+        }
+
+        fn complete(&self) -> BoxFuture<'static, ()> {
+            sleep(self.0).boxed()
+        }
+
+        fn run(&self, _: ToolRun, _: Duration) -> BoxFuture<'static, ToolOutcome> {
+            future::pending().boxed()
+        }
+    }
+
+    /// How long a loop that has begun so many turns waits for a source that takes so long.
+    async fn waits(turns: i64, takes: Duration) -> Duration {
+        let begun = Instant::now();
+        let goes_on = wait_for_tools(Some(Arc::new(Late(takes))), patience(turns), &CancellationToken::new()).await;
+        assert!(goes_on);
+        begun.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_turn_waits_a_minute_for_its_tools_and_later_ones_five_seconds() {
+        for (turns, longest) in [(0, 60_000), (1, 5_000), (1_000, 5_000)] {
+            for takes in [0, 1, longest - 1, longest + 1, 3_600_000] {
+                let waited = waits(turns, Duration::from_millis(takes)).await;
+                let expected = Duration::from_millis(takes.min(longest));
+                let late = waited.saturating_sub(expected);
+                assert!(
+                    waited >= expected && late <= Duration::from_millis(2),
+                    "{turns} {takes}: {waited:?}"
+                );
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_is_to_end_waits_for_no_tools_and_one_without_a_source_starts_at_once() {
+        let ends = CancellationToken::new();
+        ends.cancel();
+        let begun = Instant::now();
+        assert!(!wait_for_tools(Some(Arc::new(Late(FIRST_PATIENCE))), FIRST_PATIENCE, &ends).await);
+        assert!(wait_for_tools(None, FIRST_PATIENCE, &CancellationToken::new()).await);
+        assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 }

@@ -59,7 +59,8 @@ fn an_unknown_key_and_a_bad_script_are_conditions_that_heal() {
         "plan",
         &json!({"data": {"script": "turns: [{txet: hello}]"}}),
     );
-    stuck(&agent, "InvalidSpec", &["plan", "txet"]);
+    // The place is named, not the word: what stands in a ConfigMap is not for the status.
+    stuck(&agent, "InvalidSpec", &["plan", "turns[0]", "unknown field"]);
 
     kubectl.apply(&script(
         "plan",

@@ -73,12 +73,12 @@ fn is_detected(agent: &Value) -> bool {
     condition(agent, "LoopDetected").is_some_and(|held| held["status"] == "True")
 }
 
-/// The metric of `RepeatedCall`, as Prometheus would read it.
+/// The metric of `RepeatedRequest`, as Prometheus would read it.
 fn measured(agent: &Agent<'_>, system: &crate::support::kubectl::Kubectl) -> Option<f64> {
     let labels = [
         ("namespace", agent.kubectl.namespace()),
         ("agent", agent.name.as_str()),
-        ("sign", "RepeatedCall"),
+        ("sign", "RepeatedRequest"),
     ];
     cluster::series(&cluster::metrics(system), "agentloop_agent_loop_detected", &labels)
 }
@@ -111,7 +111,7 @@ fn a_repeated_request_is_warned_of_and_its_loop_goes_on() {
 
     tampered.answered(AGAIN);
     let asked = std::time::Instant::now();
-    let held = agent.until_condition("LoopDetected", "True", "RepeatedCall", 30);
+    let held = agent.until_condition("LoopDetected", "True", "RepeatedRequest", 30);
     figure(
         "loop_seen_from_outside_after",
         format!("{:.1}", asked.elapsed().as_secs_f64()),
@@ -148,7 +148,7 @@ fn a_repeated_request_is_stopped_where_that_is_asked_for_until_a_person_says_res
     for _ in 0..5 {
         tampered.answered(AGAIN);
     }
-    agent.until_condition("LoopDetected", "True", "RepeatedCall", 30);
+    agent.until_condition("LoopDetected", "True", "RepeatedRequest", 30);
     let paused = agent.until_state("Paused", 60);
     assert_eq!(paused["status"]["loop"]["reasons"], json!(["LoopDetected"]));
     assert!(paused["status"]["loop"]["resumesAt"].is_null(), "not by itself");
@@ -180,5 +180,5 @@ fn a_repeated_request_is_stopped_where_that_is_asked_for_until_a_person_says_res
         "what was before the request counts no more"
     );
     tampered.answered(AGAIN);
-    agent.until_condition("LoopDetected", "True", "RepeatedCall", 30);
+    agent.until_condition("LoopDetected", "True", "RepeatedRequest", 30);
 }

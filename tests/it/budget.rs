@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use agentloop::api::amount::Amount;
 use agentloop::api::{Agent, AgentBudget, crd};
-use agentloop::controller::agent::EventSink;
 use agentloop::controller::budget::presenter::BudgetPresenter;
 use agentloop::controller::budget::record_writer::RecordConflictError;
 use agentloop::controller::budget::{BudgetLedger, LedgerSetup};
 use agentloop::controller::pod_sessions::{AgentKey, PodSessions};
 use agentloop::controller::policy::PlatformPolicy;
+use agentloop::controller::runtime::EventSink;
 use agentloop::ledger::account::{AgentName, GrantRequest, LeaseHolder, LeaseStatement};
 use agentloop::link::messages::{AccountRequest, AccountResponse, LeaseRequest, LimitName, PodRefusal};
 use agentloop::telemetry::metrics::Metrics;

@@ -97,7 +97,7 @@ async fn the_last_events_of_a_loop_that_is_told_to_end_are_read_before_its_pod_g
     rig.forget_pod();
     let end = reader.take(1).await.remove(0);
     assert_eq!((end.name.as_str(), end.id), ("end", None));
-    assert!(end.data.contains("the pod of this Agent is gone"), "{}", end.data);
+    assert!(end.data.contains("the pod of this Agent was deleted"), "{}", end.data);
     assert!(reader.ended().await);
 }
 
@@ -186,7 +186,7 @@ async fn a_cursor_beyond_the_journal_ends_with_the_newest_number() {
     let mut reader = Reader::connect(&rig, READER, "?after=1000000", None).await;
     let end = reader.take(1).await.remove(0);
     assert_eq!(end.name, "end");
-    assert!(end.data.contains("there is no event 1000000 yet"), "{}", end.data);
+    assert!(end.data.contains("event 1000000 does not exist yet"), "{}", end.data);
     assert!(reader.ended().await);
 }
 

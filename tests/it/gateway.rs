@@ -16,6 +16,7 @@ mod matrix;
 mod prefix;
 pub mod provider;
 mod real;
+mod responses;
 mod scripted;
 pub mod strict;
 mod tools;

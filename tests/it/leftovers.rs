@@ -10,6 +10,7 @@ use crate::support::rig::{AGENTS, NAMESPACE, Rig};
 const SENSORS: &str = "agentloop.dev/sensors";
 const CONFIG_MAPS: &str = "/configmaps";
 const ACCOUNTS: &str = "/serviceaccounts";
+const POLICIES: &str = "networking.k8s.io/networkpolicies";
 const CA: &str = "agentloop-link-ca";
 
 /// Names of what is there.
@@ -35,8 +36,11 @@ fn put_sensor(rig: &Rig, name: &str) {
 
 /// A user's own object of a name that the controller would use.
 fn put_own(rig: &Rig, resource: &str, kind: &str, name: &str, rest: &Value) -> Value {
-    let mut object = rest.clone();
-    object["apiVersion"] = "v1".into();
+    let mut object = json!({"apiVersion": "v1"});
+    object
+        .as_object_mut()
+        .unwrap()
+        .extend(rest.as_object().unwrap().clone());
     object["kind"] = kind.into();
     object["metadata"] = json!({"name": name, "namespace": NAMESPACE, "labels": {"team": "blue"}});
     rig.server.put(resource, object)
@@ -151,4 +155,53 @@ async fn a_service_account_that_a_user_made_is_used_as_it_is() {
     rig.pass(30).await;
     assert_eq!(rig.server.get(ACCOUNTS, NAMESPACE, "agentloop-agent"), Some(theirs));
     assert_eq!(shared(&rig), ["agentloop-agent"]);
+}
+
+fn policy(rig: &Rig) -> Option<Value> {
+    rig.server.get(POLICIES, NAMESPACE, "agentloop-agent")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_network_policy_admits_no_connection_to_agents_and_goes_with_the_last_of_them() {
+    let rig = Rig::start_with_sensors().await;
+    rig.bring_up("coast", &json!({})).await;
+    let created = policy(&rig).unwrap();
+    let isolation = json!({
+        "podSelector": {"matchExpressions": [{"key": "agentloop.dev/agent", "operator": "Exists"}]},
+        "policyTypes": ["Ingress"], "ingress": [],
+    });
+    assert_eq!(created["spec"], isolation);
+    let labels = &rig.pod("coast").unwrap()["metadata"]["labels"];
+    assert_eq!(labels["agentloop.dev/agent"], "coast", "the policy selects the pod");
+
+    let mut edited = created;
+    edited["spec"]["ingress"] = json!([{}]);
+    rig.server.put(POLICIES, edited.clone());
+    rig.pass(601).await;
+    assert_eq!(policy(&rig).unwrap()["spec"], isolation);
+    // An API server omits the empty list.
+    edited["spec"]["ingress"] = Value::Null;
+    rig.server.put(POLICIES, edited);
+    rig.server.take_writes();
+    rig.pass(601).await;
+    assert_eq!(rig.server.take_writes(), [""; 0], "it says the same");
+
+    rig.server.delete(AGENTS, NAMESPACE, "coast");
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(2).await;
+    assert_eq!(policy(&rig), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_network_policy_of_that_name_that_a_user_created_is_neither_changed_nor_deleted() {
+    let rig = Rig::start_with_sensors().await;
+    let spec = json!({"podSelector": {}, "ingress": [{}], "policyTypes": ["Ingress"]});
+    let own = json!({"apiVersion": "networking.k8s.io/v1", "spec": spec});
+    let theirs = put_own(&rig, POLICIES, "NetworkPolicy", "agentloop-agent", &own);
+    rig.bring_up("coast", &json!({})).await;
+    assert_eq!(policy(&rig), Some(theirs.clone()));
+    rig.server.delete(AGENTS, NAMESPACE, "coast");
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(30).await;
+    assert_eq!(policy(&rig), Some(theirs));
 }

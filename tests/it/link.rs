@@ -8,6 +8,7 @@
 
 mod deliveries;
 mod processes;
+mod version_1;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -15,7 +16,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use agentloop::connections::ConnectionBounds;
 use agentloop::controller::access::ReadAuthorizer;
 use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
@@ -27,6 +27,7 @@ use agentloop::link::messages::{
     AttachRequest, AttachResponse, Directives, LoopTotals, PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode,
 };
 use agentloop::link::server::{LinkLimits, MAX_BODY_BYTES, serve};
+use agentloop::support::connections::ConnectionBounds;
 use agentloop::telemetry::metrics::Metrics;
 use axum::http::{Request, Response, StatusCode};
 use axum_server::tls_rustls::RustlsConfig;
@@ -292,6 +293,7 @@ async fn a_gateway_of_the_next_version_is_answered_in_a_version_that_both_speak(
             (status, refusal.code),
             (StatusCode::BAD_REQUEST, RefusalCode::Malformed)
         );
+        assert!(refusal.message.contains("delete the pod"), "{}", refusal.message);
     }
 }
 
@@ -420,7 +422,7 @@ async fn an_address_with_many_wrong_tokens_is_not_asked_about_for_a_while_and_kn
 }
 
 #[tokio::test]
-async fn strangers_do_not_take_the_connections_of_pods_that_showed_who_they_are() {
+async fn idle_strangers_keep_no_pod_out_and_close_no_connection_of_a_known_pod() {
     let connections = ConnectionBounds {
         all: 9,
         strangers: 2,
@@ -434,21 +436,37 @@ async fn strangers_do_not_take_the_connections_of_pods_that_showed_who_they_are(
     let rig = Rig::with(limits, true).await;
     let stream = rig.listen(EPOCH).await;
     assert_eq!(stream.status(), StatusCode::OK);
-    // Two idle ones are all the strangers there may be.
-    let idle = [(); 2].map(|()| tokio::net::TcpStream::connect(rig.address));
-    let idle = futures::future::join_all(idle).await;
-    let mut third = tokio::net::TcpStream::connect(rig.address).await.unwrap();
-    let mut nothing = Vec::new();
-    let closed = timeout(SOON, third.read_to_end(&mut nothing)).await.unwrap();
-    assert!(closed.is_err() || nothing.is_empty());
-    let mut events = SseStream::from_bytes_stream(stream.bytes_stream());
-    assert_eq!(next(&mut events).await.unwrap().0, "directives", "who is known goes on");
-    drop(idle);
-    let deadline = Instant::now() + SOON;
-    while rig.client.get(rig.url("/v1/directives?epoch=4")).send().await.is_err() {
-        assert!(Instant::now() < deadline, "no room came back");
-        tokio::task::yield_now().await;
+    let closes = async |stranger: &mut tokio::net::TcpStream| {
+        let mut nothing = Vec::new();
+        let closed = timeout(SOON, stranger.read_to_end(&mut nothing)).await;
+        assert!(closed.unwrap().is_err() || nothing.is_empty());
+    };
+    let mut strangers = Vec::new();
+    for _ in 0..3 {
+        strangers.push(tokio::net::TcpStream::connect(rig.address).await.unwrap());
     }
+    closes(&mut strangers[0]).await;
+    // A pod that is not known yet: its client has no open connection, and all places of strangers are taken.
+    let root = reqwest::Certificate::from_pem(rig.ca.as_bytes()).unwrap();
+    let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
+    let attach = client
+        .post(rig.url("/v1/attach"))
+        .bearer_auth(token_of(TOKEN))
+        .body(r#"{"protocol":2,"epoch":4}"#);
+    assert_eq!(attach.send().await.unwrap().status(), StatusCode::OK);
+    closes(&mut strangers[1]).await;
+    let mut byte = [0];
+    assert_eq!(
+        strangers[2].try_read(&mut byte).unwrap_err().kind(),
+        std::io::ErrorKind::WouldBlock,
+        "the newest stranger is still connected"
+    );
+    let mut events = SseStream::from_bytes_stream(stream.bytes_stream());
+    assert_eq!(
+        next(&mut events).await.unwrap().0,
+        "directives",
+        "the known pod's stream continues"
+    );
 }
 
 /// Passes connections on to the server, and counts them.
@@ -575,11 +593,11 @@ async fn streams_end_when_the_server_stops() {
 }
 
 #[rstest]
-#[case::not_json("/v1/attach", "epoch 4", "it is not JSON")]
-#[case::cut("/v1/attach", r#"{"protocol":1,"#, "it ends too early")]
-#[case::a_field_is_missing("/v1/attach", r#"{"protocol":1}"#, "a field is missing or of another type")]
-#[case::another_type("/v1/report", r#"{"epoch":"secret"}"#, "a field is missing or of another type")]
-#[case::another_protocol("/v1/attach", r#"{"protocol":2,"epoch":4}"#, "protocol 2 is not spoken here")]
+#[case::not_json("/v1/attach", "epoch 4", "it is not valid JSON")]
+#[case::cut("/v1/attach", r#"{"protocol":1,"#, "it is truncated")]
+#[case::a_field_is_missing("/v1/attach", r#"{"protocol":1}"#, "a field is missing or has the wrong type")]
+#[case::another_type("/v1/report", r#"{"epoch":"secret"}"#, "a field is missing or has the wrong type")]
+#[case::another_protocol("/v1/attach", r#"{"protocol":9,"epoch":4}"#, "protocol version 9 is not supported")]
 #[tokio::test]
 async fn what_cannot_be_read_is_refused_in_words_that_do_not_repeat_it(
     #[case] path: &str,

@@ -6,6 +6,7 @@ mod support;
 mod budget;
 mod chart;
 mod controller;
+mod dockerfile;
 mod events;
 mod fuzz;
 mod gateway;

@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use agentloop::api::Sensor;
 use agentloop::api::budget::AgentBudget;
-use agentloop::controller::agent::{AgentsView, ReconcileErrorKind, ReconcileObserver, ReconcileResult};
+use agentloop::controller::agent::{AgentsView, ReconcileObserver};
 use agentloop::controller::election::LEASE_NAME;
 use agentloop::controller::link_service::initialize_refusal_metrics;
 use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
 use agentloop::controller::reconcile_metrics::MetricsObserver;
+use agentloop::controller::runtime::{ReconcileErrorKind, ReconcileResult};
 use agentloop::link::messages::{Directives, LoopTotals, PodReport};
 use agentloop::telemetry::budget_collector::BudgetCollector;
 use agentloop::telemetry::http::{self, Readiness};
@@ -32,9 +33,9 @@ use tower::{Layer, Service, ServiceExt};
 
 use crate::support::agents::{agent, view};
 use crate::support::clusters::has;
-use agentloop::api::condition::LoopSign;
+use agentloop::api::condition::{GatewaySign, LoopSign};
 use agentloop::api::status::PauseReason;
-use agentloop::api::usage_counts::TRIPS;
+use agentloop::api::usage_counts::GuardrailTrip;
 use strum::IntoEnumIterator;
 
 /// A controller in full swing: a reconcile of each kind, a request, a budget, these Agents.
@@ -378,7 +379,15 @@ async fn a_thousand_agents_have_the_number_of_series_that_the_formula_says() {
     // info, created, suspended, two generations, turns, refused calls, tool calls, actions; six states; the reasons; the signs of a loop; three known conditions
     // with three series each; of one model four types of tokens, reasoning, calls, unknown and estimated calls, cost; what
     // limits may do; of one tool, and of the rest, five outcomes, sum and count of their time.
-    let each = 9 + 6 + PauseReason::iter().count() + LoopSign::iter().count() + 3 * 3 + 9 + TRIPS.len() + 2 * 7;
+    let each = 9
+        + 6
+        + PauseReason::iter().count()
+        + LoopSign::iter().count()
+        + GatewaySign::iter().count()
+        + 3 * 3
+        + 9
+        + GuardrailTrip::all().count()
+        + 2 * 7;
     assert_eq!(count, 1000 * each);
     let of_others = text
         .lines()

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use agentloop::api::Agent;
 use agentloop::api::status::{LoopState, LoopUsage};
-use agentloop::controller::agent::{ReconcilerParts, ReconcilerSettings, WallClock, run};
+use agentloop::controller::agent::{ReconcilerParts, ReconcilerSettings, run};
 use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::pod_sessions::PodSessions;
+use agentloop::controller::runtime::WallClock;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use kube::{Api, Client};
 use pretty_assertions::assert_eq;
@@ -100,10 +102,12 @@ async fn a_claim_of_something_else_needs_a_person_and_is_never_used() {
     let rig = Rig::start().await;
     put_claim(&rig, "coast-state", owned_by("StatefulSet", "database", "x"));
     put_claim(&rig, "plain-state", json!({}));
+    put_claim(&rig, "database-state", json!({ "labels": { "app": "database" } }));
     rig.apply("coast", &json!({}));
     rig.apply("plain", &json!({}));
+    rig.apply("database", &json!({ "storage": { "retentionPolicy": "Retain" } }));
     rig.pass(3).await;
-    for name in ["coast", "plain"] {
+    for name in ["coast", "plain", "database"] {
         assert_eq!(rig.pod(name), None);
         assert_eq!(pod_ready(&rig, name), "ClaimForeign");
         assert_eq!(rig.condition(name, "Stalled").unwrap().1, "ClaimForeign");
@@ -117,7 +121,11 @@ async fn a_claim_of_something_else_needs_a_person_and_is_never_used() {
 #[tokio::test(start_paused = true)]
 async fn a_retained_claim_is_taken_up() {
     let rig = Rig::start().await;
-    put_claim(&rig, "coast-state", json!({}));
+    put_claim(
+        &rig,
+        "coast-state",
+        json!({ "labels": { "agentloop.dev/agent": "coast" } }),
+    );
     rig.bring_up("coast", &json!({ "storage": { "retentionPolicy": "Retain" } }))
         .await;
     assert_eq!(rig.ready("coast").0, "True");
@@ -154,23 +162,49 @@ async fn a_waiting_pod_does_not_start_on_a_claim_that_became_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_workspace_is_no_claim_that_was_made_for_another_agent() {
+async fn a_workspace_is_no_claim_that_was_created_for_another_agent() {
     let rig = Rig::start().await;
     rig.apply("other", &json!({}));
-    put_claim(&rig, "data", owned_by("StatefulSet", "database", "x"));
     rig.settle().await;
-    for claim in ["other-state", "data"] {
+    rig.apply("coast", &json!({ "workspace": { "claimName": "other-state" } }));
+    rig.pass(6).await;
+    assert_eq!(rig.pod("coast"), None);
+    let found = rig.condition("coast", "Accepted").unwrap();
+    assert_eq!(found, ("False".into(), "VolumeClaimInUse".into()));
+}
+
+/// A claim of a `StatefulSet` has no owner by default and looks like one that a user created.
+#[tokio::test(start_paused = true)]
+async fn a_workspace_is_a_claim_that_is_labelled_for_agents_whoever_owns_it() {
+    let rig = Rig::start().await;
+    put_claim(&rig, "data-db-0", json!({ "labels": { "app": "db" } }));
+    put_claim(&rig, "owned", owned_by("StatefulSet", "database", "x"));
+    for claim in ["data-db-0", "owned"] {
         rig.apply("coast", &json!({ "workspace": { "claimName": claim } }));
         rig.pass(6).await;
         assert_eq!(rig.pod("coast"), None);
-        let found = rig.condition("coast", "Accepted").unwrap();
-        assert_eq!(found, ("False".into(), "VolumeClaimInUse".into()), "{claim}");
+        let conditions = rig.status("coast").conditions;
+        let accepted = conditions.into_iter().find(|c| c.type_ == "Accepted").unwrap();
+        assert_eq!(
+            (accepted.status.as_str(), accepted.reason.as_str()),
+            ("False", "VolumeClaimNotLabelled")
+        );
+        let fix = format!("`kubectl label pvc {claim} agentloop.dev/workspace=true`");
+        assert!(accepted.message.contains(&fix), "{}", accepted.message);
+        assert!(
+            accepted.message.starts_with("spec.workspace.claimName: "),
+            "{}",
+            accepted.message
+        );
     }
-    put_claim(&rig, "mine", json!({}));
-    rig.apply("coast", &json!({ "workspace": { "claimName": "mine" } }));
-    rig.pass(6).await;
+    put_claim(
+        &rig,
+        "owned",
+        json!({ "labels": { "agentloop.dev/workspace": "true" } }),
+    );
+    rig.pass(31).await;
     assert_eq!(rig.condition("coast", "Accepted").unwrap().0, "True");
-    assert!(rig.pod("coast").is_some());
+    assert!(rig.pod("coast").is_some(), "the label is enough");
 }
 
 /// An API server's history of changes is short: whoever was cut off for longer must list anew, and the list does not say
@@ -428,4 +462,10 @@ async fn made_again_and_again(client: &Client, namespace: &str, stop: &Cancellat
     })
     .await;
     assert_eq!(kept.metadata.uid, claim.metadata.uid, "the claim of this life is kept");
+    let policies: Api<NetworkPolicy> = Api::namespaced(client.clone(), namespace);
+    let policy = policies.get("agentloop-agent").await.unwrap().spec.unwrap();
+    assert_eq!(
+        (policy.policy_types, policy.ingress),
+        (Some(vec!["Ingress".into()]), None)
+    );
 }

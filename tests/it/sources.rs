@@ -103,7 +103,7 @@ async fn a_real_prometheus_is_asked_and_what_it_refuses_is_said() {
     let task = tokio::spawn(poller(&url, "sum(").run(SourceCursor::default(), feed));
     let failed = timeout(SOON, condition.wait_for(|condition| condition.failure.is_some())).await;
     let said = failed.unwrap().unwrap().failure.clone().unwrap();
-    let expected = "the Prometheus refuses the query (bad_data); look at spec.source.poll.prometheus.query";
+    let expected = "Prometheus rejected the query (bad_data); check spec.source.poll.prometheus.query";
     assert_eq!(said, expected);
     task.abort();
 }

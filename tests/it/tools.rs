@@ -68,6 +68,7 @@ fn run(tool: &str, arguments: Value) -> ToolRun {
     let Value::Object(arguments) = arguments else { panic!() };
     ToolRun {
         id: ToolRunId {
+            member: 0,
             turn: 1,
             call: 1,
             index: 1,

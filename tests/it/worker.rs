@@ -242,7 +242,7 @@ async fn sigterm_ends_a_worker_that_still_waits_for_its_gateway() {
     let mut gateway = Gateway::start(bench.dir.path(), vec![]);
     gateway.down();
     let mut worker = bench.worker(&gateway);
-    while !worker.output().contains("waiting for the gateway's session") {
+    while !worker.output().contains("failed to get the session") {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     worker.terminate().await;
@@ -295,7 +295,7 @@ async fn a_second_worker_on_the_same_journal_ends_with_words_and_the_first_goes_
     let mut second = bench.worker(&gateway);
     assert!(!second.ended().await.success());
     assert!(
-        second.output().contains("another worker has the journal"),
+        second.output().contains("another worker has locked the journal"),
         "{}",
         second.output()
     );
@@ -330,7 +330,11 @@ async fn a_damaged_journal_ends_the_worker_with_words_in_its_log_and_in_the_repo
     std::fs::write(&file, bytes).unwrap();
     let mut next = bench.worker(&gateway);
     assert!(!next.ended().await.success());
-    assert!(next.output().contains("journal.sqlite is damaged"), "{}", next.output());
+    assert!(
+        next.output().contains("journal.sqlite is corrupted"),
+        "{}",
+        next.output()
+    );
     let error = gateway.log().last().last_error.unwrap();
     assert_eq!(error.kind, "JournalCorrupted");
     assert!(error.message.contains("restore the file from a backup"));

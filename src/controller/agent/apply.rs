@@ -1,94 +1,99 @@
-//! Step four: what is done. The pod and its claims are made at the same time: the pod waits for them, and none of them was
-//! there a moment ago.
+//! Carries out the plan. The pod and its claims are created concurrently: the pod waits for its claims anyway, and each
+//! claim to create was absent a moment ago.
 //!
-//! Pods are created and deleted, never patched; each delete names the uid it means.
+//! Pods are created and deleted, never patched. Each deletion has the UID as a precondition.
 
 use std::sync::Arc;
 
+use futures::future;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use kube::core::Status;
 
-use super::backoff;
 use super::claims::{ClaimState, VolumeClaim};
 use super::desired::{LinkGrant, PodStep, ReconcilePlan, claim_obstacle};
-use super::error::{ReconcileError, call, find};
 use super::intent::{Intent, ReplaceReason};
 use super::observe::{NodeState, ObservedAgent, claim_state};
-use super::pod_state::{self, PodState};
 use super::reconcile::{ReconcileContext, ReconciledAgent};
 use super::reconcile_state::AgentReconcileState;
+use crate::controller::runtime::backoff;
+use crate::controller::runtime::error::{ReconcileError, both, call, find};
+use crate::controller::runtime::pod_state::PodState;
 
-/// What stands in the way of the plan and is not the API server's trouble.
+/// What prevents the plan, other than a failure of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PodObstacle {
-    /// An object of that name exists and is not ours.
+    /// A pod with this name exists and is not owned by the Agent.
     Foreign,
-    /// The API server refuses the pod or the claim: quota, admission, an unusable field.
+    /// The API server rejects the pod or the claim (quota, admission, an invalid field), with this message.
     Refused(String),
-    /// An object that all pods of a namespace share is somebody else's; in words.
+    /// An object that all pods of a namespace share is owned by someone else; the message for the user.
     SharedTaken(String),
-    /// The node of the ending pod does not answer.
+    /// The node of the terminating pod, which is unreachable.
     NodeLost(String),
-    /// The claim of this name is being deleted, with the earlier Agent that it was made for.
+    /// The name of a claim that is being deleted with the earlier Agent that it was created for.
     ClaimEnding(String),
-    /// The claim of this name belongs to something else.
+    /// The name of a claim that belongs to another object.
     ClaimForeign(String),
 }
 
 impl PodObstacle {
-    /// Whether it is a claim that may not be used.
+    /// Whether a claim is the obstacle.
     pub(super) fn is_claim(&self) -> bool {
         matches!(self, Self::ClaimEnding(_) | Self::ClaimForeign(_))
     }
 }
 
-/// What was done.
+/// The result of [`apply`].
 #[derive(Debug, Default)]
 pub(super) struct AppliedPlan {
-    /// The pod that is there now.
+    /// The pod that now exists.
     pub(super) pod: Option<PodState>,
-    /// A pod was made.
+    /// Whether a pod was created.
     pub(super) created: bool,
-    /// A pod was deleted so that another follows.
+    /// Why a pod was deleted to be replaced.
     pub(super) replaced: Option<ReplaceReason>,
-    /// What stands in the way.
     pub(super) obstacle: Option<PodObstacle>,
 }
 
-/// Carries out a plan.
 pub(super) async fn apply(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
     observed: &ObservedAgent,
-    plan: ReconcilePlan,
+    plan: &ReconcilePlan<'_>,
     memory: &AgentReconcileState,
     now: Timestamp,
 ) -> Result<AppliedPlan, ReconcileError> {
+    if let Some(reported) = plan.reported {
+        ctx.shared.sensors.report_received(&subject.key, reported);
+    }
+    // Set before the directives are sent, so that a resume request and the removal of the block reach the pod together.
+    ctx.shared.budgets.block(&subject.key, plan.block.clone());
+    record_verdict(ctx, subject, observed.references.is_some(), plan.verdict.is_ok());
     grant_link(ctx, subject, plan.voice.as_ref(), now);
     let mut applied = AppliedPlan {
         pod: observed.pod.clone(),
-        obstacle: plan.obstacle.or_else(|| standing_obstacle(observed, memory)),
+        obstacle: plan.obstacle.clone().or_else(|| standing_obstacle(observed, memory)),
         ..AppliedPlan::default()
     };
-    match plan.pod {
-        PodStep::Nothing => applied.add(make_claims(ctx, subject, plan.claims).await?),
+    match &plan.pod {
+        PodStep::Nothing => applied.add(make_claims(ctx, subject, &plan.claims).await?),
         PodStep::Create(pod) => {
             let (made, claims) = tokio::join!(
-                Box::pin(create(ctx, subject, &pod, now, &mut applied)),
-                make_claims(ctx, subject, plan.claims)
+                Box::pin(create(ctx, subject, pod, now, &mut applied)),
+                make_claims(ctx, subject, &plan.claims)
             );
-            made?;
-            applied.add(claims?);
-            // Somebody made that claim a moment ago: the pod may not start on it.
+            let ((), obstacle) = both(made, claims)?;
+            applied.add(obstacle);
+            // Another client created that claim since it was observed: the pod must not start on it.
             if let Some(pod) = applied.pod.as_ref().filter(|_| applied.has_claim_obstacle()) {
                 delete(ctx, subject, &pod.uid, false).await?;
             }
         }
         PodStep::Delete { uid, force } => {
-            delete(ctx, subject, &uid, force).await?;
+            delete(ctx, subject, uid, *force).await?;
             if let Intent::Replace(why) = observed.intent {
                 applied.replaced = Some(why);
                 if why == ReplaceReason::Ended {
@@ -116,7 +121,7 @@ pub(super) async fn apply(
 }
 
 impl AppliedPlan {
-    /// The first obstacle is the one that is told.
+    /// The first obstacle is the one that is reported.
     fn add(&mut self, obstacle: Option<PodObstacle>) {
         if self.obstacle.is_none() {
             self.obstacle = obstacle;
@@ -128,7 +133,7 @@ impl AppliedPlan {
     }
 }
 
-/// The obstacle that still stands while nothing new is attempted.
+/// The obstacle that still applies while nothing new is attempted.
 fn standing_obstacle(observed: &ObservedAgent, memory: &AgentReconcileState) -> Option<PodObstacle> {
     if matches!(observed.intent, Intent::CreateLater(_)) {
         return memory.obstacle.clone();
@@ -137,7 +142,20 @@ fn standing_obstacle(observed: &ObservedAgent, memory: &AgentReconcileState) -> 
     (observed.node == Some(NodeState::Silent)).then(|| PodObstacle::NodeLost(node.unwrap_or_default()))
 }
 
-/// Tells the link who may speak, and remembers since when it is listened to.
+/// Remembers what the references that were read mean for the next look at them.
+fn record_verdict(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>, looked: bool, valid: bool) {
+    subject.update_state(ctx, |memory| {
+        if !valid {
+            memory.missing = memory.missing.saturating_add(1);
+            memory.accepted_generation = None;
+        } else if looked {
+            memory.missing = 0;
+            memory.accepted_generation = subject.agent.metadata.generation;
+        }
+    });
+}
+
+/// Registers the pod that may attach with the link, and remembers since when its silence is measured.
 fn grant_link(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>, voice: Option<&LinkGrant>, now: Timestamp) {
     let Some(voice) = voice else {
         ctx.shared.loops.forget(&subject.key);
@@ -173,7 +191,7 @@ async fn create(
         return Ok(());
     }
     let api: Api<Pod> = subject.api(ctx);
-    let mut created = match call("create a pod", api.create(&PostParams::default(), pod)).await {
+    let created = match call("create a pod", api.create(&PostParams::default(), pod)).await {
         Ok(created) => created,
         Err(error) if error.is(Status::is_already_exists) => {
             match find("get a pod", api.get(&subject.key.name)).await? {
@@ -187,20 +205,19 @@ async fn create(
         }
         Err(error) => {
             applied.obstacle = Some(refusal_as_obstacle(error)?);
-            // The service account of the namespace may have been deleted: make sure of it next time.
+            // The service account may have been deleted: check the namespace's objects again before the next attempt.
             ctx.shared.namespaces.forget(&subject.key.namespace);
             hold_back(ctx, subject, now);
             return Ok(());
         }
     };
-    pod_state::trim(&mut created);
     applied.pod = Some(PodState::of(&created));
     applied.created = true;
     subject.update_state(ctx, |memory| {
         memory.no_pod_before = None;
-        // The watch may have seen it come, and go again, before the answer was here.
+        // The watch may already have delivered its creation, and even its deletion, before this response arrived.
         if memory.seen_pod != created.metadata.uid {
-            memory.created = Some(Arc::new(created));
+            memory.created = Some(Arc::new(created.into()));
         }
     });
     Ok(())
@@ -210,7 +227,7 @@ fn controlled_by(pod: &Pod, subject: &ReconciledAgent<'_>) -> bool {
     PodState::of(pod).owner.as_deref() == Some(subject.uid)
 }
 
-/// A refusal that is the user's or the cluster's business becomes an obstacle; anything else is tried again.
+/// A rejection that the user or a cluster administrator must resolve becomes an obstacle; any other error is retried.
 fn refusal_as_obstacle(error: ReconcileError) -> Result<PodObstacle, ReconcileError> {
     match error.answer() {
         Some(status) if status.is_forbidden() || status.is_invalid() || status.code == 400 => {
@@ -237,35 +254,49 @@ async fn delete(
     };
     match find("delete a pod", api.delete(&subject.key.name, &params)).await {
         Ok(_) => Ok(()),
-        // Another pod has that name by now: the one that was meant is gone.
+        // A different pod has that name: the intended one is gone.
         Err(error) if error.is(Status::is_conflict) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Makes the claims that were not there when they were looked at.
+/// Creates the claims that did not exist when they were observed, all at once. Returns the first obstacle.
 async fn make_claims(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
-    claims: Vec<PersistentVolumeClaim>,
+    claims: &[PersistentVolumeClaim],
 ) -> Result<Option<PodObstacle>, ReconcileError> {
-    let api: Api<PersistentVolumeClaim> = subject.api(ctx);
-    for wanted in claims {
-        let name = wanted.name_any();
-        let standing = match call("create a volume claim", api.create(&PostParams::default(), &wanted)).await {
-            Ok(_) => ClaimState::Ours,
-            Err(error) if error.is(Status::is_already_exists) => claim_state(ctx, subject, &name).await?,
-            Err(error) => return Ok(Some(refusal_as_obstacle(error)?)),
-        };
-        if let Some(obstacle) = claim_obstacle(&VolumeClaim { wanted, standing }) {
-            return Ok(Some(obstacle));
-        }
-        subject.update_state(ctx, |memory| memory.known_claims.extend([name]));
+    let made = claims.iter().map(|wanted| make_claim(ctx, subject, wanted));
+    let mut obstacle = Ok(None);
+    for made in future::join_all(made).await {
+        obstacle = both(obstacle, made).map(|(first, next)| first.or(next));
     }
-    Ok(None)
+    obstacle
 }
 
-/// No pod is made for a while, longer each time, until one runs.
+async fn make_claim(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    wanted: &PersistentVolumeClaim,
+) -> Result<Option<PodObstacle>, ReconcileError> {
+    let api: Api<PersistentVolumeClaim> = subject.api(ctx);
+    let name = wanted.name_any();
+    let standing = match call("create a volume claim", api.create(&PostParams::default(), wanted)).await {
+        Ok(_) => ClaimState::Ours,
+        Err(error) if error.is(Status::is_already_exists) => claim_state(ctx, subject, &name).await?,
+        Err(error) => return refusal_as_obstacle(error).map(Some),
+    };
+    let obstacle = claim_obstacle(&VolumeClaim {
+        wanted: wanted.clone(),
+        standing,
+    });
+    if obstacle.is_none() {
+        subject.update_state(ctx, |memory| memory.known_claims.extend([name]));
+    }
+    Ok(obstacle)
+}
+
+/// Delays the next creation, longer with each failure, until a pod runs.
 fn hold_back(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>, now: Timestamp) {
     subject.update_state(ctx, |memory| {
         memory.failed_pods = memory.failed_pods.saturating_add(1);

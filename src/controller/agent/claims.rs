@@ -1,39 +1,48 @@
-//! The volume claims of an Agent: which there must be, and whether one of that name may be used. Pure.
+//! The volume claims of an Agent: which ones it needs, and whether an existing one may be used. Pure.
 //!
-//! A claim outlives the Agent it was made for by seconds, or for good. An Agent made again under the same name must neither
-//! start on a claim that is about to be deleted nor read the journal of another.
+//! A claim outlives its Agent by seconds, or for good. An Agent that is recreated under the same name must neither start on a
+//! claim that is about to be deleted nor read the journal of another. The right to write Agents is no right to the data of
+//! the namespace: a claim that the controller did not create is mounted only if its labels say so.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 
 use super::objects;
 use crate::api::agent::RetentionPolicy;
-use crate::api::{AGENT_LABEL, Agent, SENSOR_LABEL};
+use crate::api::{AGENT_LABEL, Agent, SENSOR_LABEL, WORKSPACE_LABEL};
+use crate::controller::runtime::names;
 
 /// Whether a claim may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ClaimState {
-    /// There is none of that name.
+    /// It does not exist.
     Absent,
     /// It belongs to this Agent.
     Ours,
-    /// It is being deleted, or is about to be: it belongs to an earlier Agent of this name.
+    /// It is or will be deleted: it belongs to an earlier Agent with this name.
     Ending,
-    /// It belongs to something else.
+    /// It belongs to another object.
     Foreign,
 }
 
-/// A claim that an Agent needs, and what was found under its name.
+/// Why the claim in `spec.workspace.claimName` cannot be mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum WorkspaceProblem {
+    /// It is being deleted, or holds a journal or an outbox; in words that follow its name.
+    InUse(String),
+    /// It does not have [`WORKSPACE_LABEL`].
+    NotLabelled,
+}
+
+/// A claim that an Agent needs, and the state of the existing object with its name.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct VolumeClaim {
-    /// As it is to be made.
+    /// The claim to create.
     pub(super) wanted: PersistentVolumeClaim,
-    /// What there is.
     pub(super) standing: ClaimState,
 }
 
 impl VolumeClaim {
-    /// Its name.
     pub(super) fn name(&self) -> String {
         self.wanted.name_any()
     }
@@ -51,18 +60,21 @@ pub(super) fn judge(claim: &impl ResourceExt, agent: &Agent) -> ClaimState {
         return ClaimState::Ending;
     }
     let owners = claim.owner_references();
+    let name = agent.name_any();
     if owners.is_empty() {
-        // A claim that is kept has no owner: this Agent's, or that of an earlier one which it goes on from.
-        return match agent.spec.storage.retention_policy {
-            RetentionPolicy::Retain => ClaimState::Ours,
-            RetentionPolicy::Delete => ClaimState::Foreign,
+        // A retained claim has no owner. Its label distinguishes it from a claim of another workload with the same name.
+        let retains = agent.spec.storage.retention_policy == RetentionPolicy::Retain;
+        let labelled = claim.labels().get(AGENT_LABEL) == Some(&name);
+        return if retains && labelled {
+            ClaimState::Ours
+        } else {
+            ClaimState::Foreign
         };
     }
     let uid = agent.metadata.uid.as_deref().unwrap_or_default();
     if owners.iter().any(|owner| owner.uid == uid) {
         return ClaimState::Ours;
     }
-    let name = agent.name_any();
     if owners.iter().all(|owner| owner.kind == "Agent" && owner.name == name) {
         ClaimState::Ending
     } else {
@@ -70,31 +82,25 @@ pub(super) fn judge(claim: &impl ResourceExt, agent: &Agent) -> ClaimState {
     }
 }
 
-/// What keeps a claim that `spec.workspace.claimName` names from being a workspace, in words; `None`: it may be one.
-///
-/// The claims of other Agents hold journals, those of a `StatefulSet` a database: neither is handed to an Agent because
-/// somebody may write Agents.
-pub(super) fn workspace_problem(claim: &impl ResourceExt, agent: &Agent) -> Option<String> {
+/// What keeps the claim in `spec.workspace.claimName` from being mounted; `None`: nothing.
+pub(super) fn workspace_problem(claim: &impl ResourceExt, agent: &Agent) -> Option<WorkspaceProblem> {
     if claim.meta().deletion_timestamp.is_some() {
-        return Some("is being deleted".into());
+        return Some(WorkspaceProblem::InUse("is being deleted".into()));
     }
     let name = agent.name_any();
-    let own_workspace = claim.name_any() == super::names::workspace_claim(&name);
     let labels = claim.labels();
-    if let Some(made_for) = labels.get(AGENT_LABEL)
-        && !(own_workspace && *made_for == name)
-    {
-        return Some(format!("was made for Agent {made_for}"));
+    let made_for = labels.get(AGENT_LABEL);
+    if claim.name_any() == names::workspace_claim(&name) && made_for == Some(&name) {
+        return None;
     }
-    if let Some(made_for) = labels.get(SENSOR_LABEL) {
-        return Some(format!("was made for Sensor {made_for}"));
+    if let Some(agent) = made_for {
+        return Some(WorkspaceProblem::InUse(format!("was created for Agent {agent}")));
     }
-    let uid = agent.metadata.uid.as_deref().unwrap_or_default();
-    let owners = claim.owner_references().iter();
-    let mut others = owners.filter(|owner| owner.uid != uid);
-    others
-        .find(|owner| ["Agent", "Sensor", "StatefulSet"].contains(&owner.kind.as_str()))
-        .map(|owner| format!("belongs to {} {}", owner.kind, owner.name))
+    if let Some(sensor) = labels.get(SENSOR_LABEL) {
+        return Some(WorkspaceProblem::InUse(format!("was created for Sensor {sensor}")));
+    }
+    let labelled = labels.get(WORKSPACE_LABEL).is_some_and(|value| value == "true");
+    (!labelled).then_some(WorkspaceProblem::NotLabelled)
 }
 
 #[cfg(test)]
@@ -133,7 +139,9 @@ mod tests {
     #[case::of_an_earlier_one(json!({"ownerReferences": owner("Agent", "a", "old")}), ClaimState::Ending, ClaimState::Ending)]
     #[case::of_another_one(json!({"ownerReferences": owner("Agent", "b", "b")}), ClaimState::Foreign, ClaimState::Foreign)]
     #[case::of_a_set(json!({"ownerReferences": owner("StatefulSet", "a", "s")}), ClaimState::Foreign, ClaimState::Foreign)]
-    #[case::retained(json!({}), ClaimState::Foreign, ClaimState::Ours)]
+    #[case::retained(json!({"labels": {"agentloop.dev/agent": "a"}}), ClaimState::Foreign, ClaimState::Ours)]
+    #[case::retained_by_another(json!({"labels": {"agentloop.dev/agent": "b"}}), ClaimState::Foreign, ClaimState::Foreign)]
+    #[case::of_an_unknown_workload(json!({}), ClaimState::Foreign, ClaimState::Foreign)]
     #[case::terminating(
         json!({"ownerReferences": owner("Agent", "a", "mine"), "deletionTimestamp": "2026-01-01T00:00:00Z"}),
         ClaimState::Ending,
@@ -148,16 +156,38 @@ mod tests {
         assert_eq!(judge(&claim(&metadata), &agent("Retain")), retained);
     }
 
+    fn in_use(words: &str) -> WorkspaceProblem {
+        WorkspaceProblem::InUse(words.into())
+    }
+
     #[rstest]
-    #[case::plain(json!({"name": "files"}), None)]
-    #[case::of_some_release(json!({"name": "files", "ownerReferences": owner("Application", "x", "u")}), None)]
-    #[case::journal(json!({"labels": {"agentloop.dev/agent": "b"}}), Some("was made for Agent b"))]
-    #[case::own_journal(json!({"labels": {"agentloop.dev/agent": "a"}}), Some("was made for Agent a"))]
+    #[case::labelled(json!({"labels": {"agentloop.dev/workspace": "true"}}), None)]
+    #[case::labelled_and_owned(
+        json!({"labels": {"agentloop.dev/workspace": "true"}, "ownerReferences": owner("StatefulSet", "files", "u")}),
+        None
+    )]
     #[case::own_workspace(json!({"name": "a-workspace", "labels": {"agentloop.dev/agent": "a"}}), None)]
-    #[case::outbox(json!({"labels": {"agentloop.dev/sensor": "s"}}), Some("was made for Sensor s"))]
-    #[case::database(json!({"ownerReferences": owner("StatefulSet", "db", "u")}), Some("belongs to StatefulSet db"))]
-    #[case::going(json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}), Some("is being deleted"))]
-    fn a_workspace_is_no_claim_of_an_agent_a_sensor_or_a_set(#[case] metadata: Value, #[case] words: Option<&str>) {
-        assert_eq!(workspace_problem(&claim(&metadata), &agent("Delete")).as_deref(), words);
+    #[case::plain(json!({"name": "files"}), Some(WorkspaceProblem::NotLabelled))]
+    #[case::labelled_otherwise(json!({"labels": {"agentloop.dev/workspace": "false"}}), Some(WorkspaceProblem::NotLabelled))]
+    #[case::own_name_without_label(json!({"name": "a-workspace"}), Some(WorkspaceProblem::NotLabelled))]
+    #[case::of_a_set(json!({"name": "data-db-0", "labels": {"app": "db"}}), Some(WorkspaceProblem::NotLabelled))]
+    #[case::journal(
+        json!({"labels": {"agentloop.dev/agent": "b", "agentloop.dev/workspace": "true"}}),
+        Some(in_use("was created for Agent b"))
+    )]
+    #[case::own_journal(json!({"labels": {"agentloop.dev/agent": "a"}}), Some(in_use("was created for Agent a")))]
+    #[case::outbox(
+        json!({"labels": {"agentloop.dev/sensor": "s", "agentloop.dev/workspace": "true"}}),
+        Some(in_use("was created for Sensor s"))
+    )]
+    #[case::ending(
+        json!({"labels": {"agentloop.dev/workspace": "true"}, "deletionTimestamp": "2026-01-01T00:00:00Z"}),
+        Some(in_use("is being deleted"))
+    )]
+    fn a_workspace_is_a_claim_with_the_label_or_the_agents_own(
+        #[case] metadata: Value,
+        #[case] problem: Option<WorkspaceProblem>,
+    ) {
+        assert_eq!(workspace_problem(&claim(&metadata), &agent("Delete")), problem);
     }
 }

@@ -1,73 +1,51 @@
-//! The conditions of an Agent (API.md, table «Conditions»). Pure.
+//! Computes the conditions of an Agent. Pure.
 //!
-//! `Ready` answers whether the Agent needs anyone. `Reconciling` and `Stalled` exist only while True; all others are
-//! written on the first visit and stay, False when they do not hold.
+//! `Ready` states whether the Agent needs intervention. `Reconciling` and `Stalled` exist only while True. The condition of a
+//! limit is absent until the limit first applies, and stays from then on, False while it does not apply. All others are
+//! written on the first visit and stay.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use strum::IntoEnumIterator;
 
 use super::apply::PodObstacle;
 use super::gateway_loop_detection;
 use super::intent::{Intent, RestReason};
-use super::pod_state::PodReason;
 use super::status::AgentStatusInput;
-use super::validate::plain_http_secrets;
+use super::validate::{plain_http_secrets, plain_http_warning};
+use crate::api::AGENT_LABEL;
 use crate::api::condition::{self, ConditionType};
-use crate::api::failure::FailureKind;
+use crate::api::failure::{FailureKind, ModelEvidence};
 use crate::api::status::{LoopOutcome, LoopState, LoopStatus, PauseReason};
+use crate::controller::runtime::pod_state::PodReason;
 
-/// Reason of a guardrail that does not hold.
-const INACTIVE: &str = "Inactive";
 /// Reason of `ModelAvailable=Unknown`.
 const NOT_CALLED: &str = "NotCalledYet";
-/// Reason of `Ready` while nothing holds the loop; the same awake and asleep, so that a nap is no news.
+/// Reason of `Ready` while nothing pauses the loop; identical while running and sleeping, so that a short sleep causes
+/// no status write.
 const LOOP_RUNNING: &str = "LoopRunning";
-/// Reason of `Ready` while a limit holds the loop until a known moment.
+/// Reason of `Ready` while a budget limit pauses the loop until a known time.
 const PAUSED_BY_BUDGET: &str = "PausedByBudget";
-/// Reason of `Ready` while a person has been asked.
+/// Reason of `Ready` while the loop waits for a person's approval.
 const AWAITING_APPROVAL: &str = "AwaitingApproval";
 
-/// Reason of `Durable=False`.
 const EPHEMERAL: &str = "Ephemeral";
-/// Reason of `IdleTimeoutReached`.
 const IDLE_TIMEOUT: &str = "IdleTimeout";
 
-/// Message of `Ready` until the loop has spoken; the same before and after the pod is up.
-const STARTING: &str = "the pod and its loop are starting; PodReady says how far the pod is";
+/// Message of `Ready` until the first report of the loop; the same before and after the pod is up, so that it causes no
+/// extra write.
+const STARTING: &str = "the pod and its loop are starting; see PodReady for the state of the pod";
 
-/// The guardrails that a worker reports, and the reasons that raise each.
-const GUARDRAILS: [(ConditionType, &[PauseReason]); 6] = [
-    (
-        ConditionType::BudgetExhausted,
-        &[
-            PauseReason::CallExceedsLimit,
-            PauseReason::TotalTokens,
-            PauseReason::TotalCost,
-            PauseReason::BudgetExhausted,
-            PauseReason::TokensPerHour,
-        ],
-    ),
-    (ConditionType::ApprovalPending, &[PauseReason::BudgetAsk]),
-    (
-        ConditionType::ErrorLimitReached,
-        &[
-            PauseReason::ConsecutiveErrors,
-            PauseReason::CrashLoop,
-            PauseReason::ModelRefused,
-        ],
-    ),
-    (ConditionType::TurnLimitReached, &[PauseReason::MaxConsecutiveTurns]),
-    (
-        ConditionType::RateLimited,
-        &[
-            PauseReason::ActionsPerMinute,
-            PauseReason::RateWindow,
-            PauseReason::ProviderRateLimit,
-        ],
-    ),
-    (ConditionType::OutsideActiveHours, &[PauseReason::OutsideActiveHours]),
+/// The conditions of limits that a worker reports as pause reasons, in the order in which `Ready` names them. Which reason
+/// raises which condition is among [`PauseReason::facts`].
+const GUARDRAILS: [ConditionType; 6] = [
+    ConditionType::BudgetExhausted,
+    ConditionType::ApprovalPending,
+    ConditionType::ErrorLimitReached,
+    ConditionType::TurnLimitReached,
+    ConditionType::RateLimited,
+    ConditionType::OutsideActiveHours,
 ];
 
-/// All conditions.
 pub(super) fn compute(facts: &AgentStatusInput<'_>, status: &LoopStatus) -> Vec<Condition> {
     let mut list = AgentConditions {
         facts,
@@ -82,24 +60,24 @@ pub(super) fn compute(facts: &AgentStatusInput<'_>, status: &LoopStatus) -> Vec<
     list.loop_detected();
     list.link();
     list.model();
+    list.light_model();
     list.sensors();
     list.standing(status);
     list.conditions
 }
 
-/// Where an Agent stands, for the three conditions of kstatus.
+/// The state of an Agent, as the three conditions `Ready`, `Reconciling` and `Stalled` express it for kstatus.
 enum AgentReadiness {
-    /// Nobody is needed.
+    /// `Ready=True`: no intervention is needed.
     Ready(ReasonMessage),
-    /// Nobody is needed, and something is still under way.
+    /// `Ready=True` and `Reconciling=True`: no intervention is needed, and a change is still in progress.
     Settling(ReasonMessage),
-    /// It is being worked on.
+    /// `Ready=False` and `Reconciling=True`: the controller retries or waits.
     Reconciling(ReasonMessage),
-    /// A person must act.
+    /// `Stalled=True`: the Agent needs intervention.
     Stalled(ReasonMessage),
 }
 
-/// Reason and message.
 struct ReasonMessage {
     reason: String,
     message: String,
@@ -124,11 +102,15 @@ impl AgentConditions<'_> {
         condition::set(&mut self.conditions, new);
     }
 
-    /// Leaves what a condition says, or says for the first time that it does not hold.
+    fn clear(&mut self, type_: ConditionType) {
+        let generation = self.facts.agent.metadata.generation;
+        condition::clear(&mut self.conditions, type_, generation, self.facts.now);
+    }
+
+    /// Keeps the condition unchanged except for its generation.
     fn keep(&mut self, type_: ConditionType) {
-        match self.conditions.iter_mut().find(|old| old.type_ == type_.as_ref()) {
-            Some(old) => old.observed_generation = self.facts.agent.metadata.generation,
-            None => self.set(type_, false, INACTIVE, ""),
+        if let Some(old) = self.conditions.iter_mut().find(|old| old.type_ == type_.as_ref()) {
+            old.observed_generation = self.facts.agent.metadata.generation;
         }
     }
 
@@ -144,7 +126,7 @@ impl AgentConditions<'_> {
                 invalid.reason.as_ref(),
                 invalid.message.clone(),
             ),
-            // A stopped Agent's references are not looked at: what was said of them stands.
+            // The references of a stopped Agent are not read, so the previous verdict is kept.
             Ok(())
                 if !self.facts.looked
                     && self.facts.rest().is_some()
@@ -156,22 +138,18 @@ impl AgentConditions<'_> {
         }
     }
 
-    /// Says so where a field has no effect, or a secret is open to the network.
+    /// The message of `Accepted=True`, with a warning for a field that has no effect and for a secret that is sent in
+    /// clear text.
     fn usable(&self) -> String {
         let spec = &self.facts.agent.spec;
         let asked = spec.continuous.pre_check.as_ref().is_some_and(|check| check.enabled);
         let but = if asked && spec.light_model.is_none() {
-            "; spec.continuous.preCheck has no effect, each turn runs without it: it needs spec.lightModel"
+            "; spec.continuous.preCheck has no effect because spec.lightModel is not set; turns run without a pre-check"
         } else {
             ""
         };
-        let open = plain_http_secrets(spec).map(|(field, secret)| {
-            format!("; {field} begins with http://, so what Secret {secret} holds crosses the network in clear text: use https://")
-        });
-        format!(
-            "the spec and all it refers to are usable{but}{}",
-            open.collect::<String>()
-        )
+        let open = plain_http_secrets(spec).map(|(field, secret)| plain_http_warning(&field, "http", secret));
+        format!("the spec and its references are valid{but}{}", open.collect::<String>())
     }
 
     fn pod_ready(&mut self) {
@@ -179,40 +157,42 @@ impl AgentConditions<'_> {
             (Some(PodObstacle::NodeLost(node)), _) => (PodReason::NodeLost, self.node_lost(node)),
             (Some(PodObstacle::Refused(message)), _) => (
                 PodReason::Absent,
-                format!("the API server refuses the pod or its volume claim: {message}"),
+                format!("the API server rejected the pod or its volume claim: {message}"),
             ),
             (Some(PodObstacle::SharedTaken(message)), _) => (PodReason::Absent, message.clone()),
             (Some(PodObstacle::Foreign), _) => (
                 PodReason::Absent,
-                "a pod of this name exists and belongs to something else: delete it, or make the Agent under another name"
+                "a pod with this name exists and is not owned by this Agent: delete the pod, or recreate the Agent \
+                 under another name"
                     .into(),
             ),
             (Some(PodObstacle::ClaimEnding(name)), _) => (
                 PodReason::ClaimEnding,
                 format!(
-                    "volume claim {name} belongs to an earlier Agent of this name and is being deleted; the pod is made \
-                     with a new claim once it is gone"
+                    "volume claim {name} belongs to an earlier Agent of this name and is being deleted; the pod is \
+                     created with a new claim after the deletion"
                 ),
             ),
             (Some(PodObstacle::ClaimForeign(name)), _) => (
                 PodReason::ClaimForeign,
                 format!(
-                    "volume claim {name} exists and does not belong to this Agent: delete the claim, or make the Agent \
-                     under another name; with spec.storage.retentionPolicy Retain, an Agent takes up a claim without owner"
+                    "volume claim {name} exists and does not belong to this Agent: delete the claim, or create the Agent \
+                     under another name; with spec.storage.retentionPolicy Retain, an Agent resumes from a claim without \
+                     owner that has the label {AGENT_LABEL} with its name"
                 ),
             ),
             (None, Some(pod)) => (pod.reason, pod.message.clone()),
-            (None, None) => (PodReason::Absent, "there is no pod".into()),
+            (None, None) => (PodReason::Absent, "the pod does not exist".into()),
         };
         let ready = reason == PodReason::Running;
         self.set(ConditionType::PodReady, ready, reason.as_ref(), message);
     }
 
-    /// Said only of an Agent whose state is lost with its pod.
+    /// Set only for an Agent with ephemeral storage; any other Agent does not have this condition.
     fn durable(&mut self) {
         if self.facts.agent.spec.storage.ephemeral {
-            let message = "spec.storage.ephemeral is true: the journal of the loop is lost when its pod goes, and the next pod \
-                           starts with an empty one";
+            let message = "spec.storage.ephemeral is true: the journal of the loop is lost with its pod, and the next \
+                 pod starts with an empty journal";
             self.set(ConditionType::Durable, false, EPHEMERAL, message);
         }
     }
@@ -221,9 +201,10 @@ impl AgentConditions<'_> {
         let pod = self.facts.pod.map_or("", |pod| pod.name.as_str());
         let namespace = self.facts.agent.metadata.namespace.as_deref().unwrap_or_default();
         format!(
-            "node {node} does not answer, so the old pod may still act and no second one is started. When the node is \
-             surely off: kubectl taint nodes {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or \
-             kubectl delete pod -n {namespace} {pod} --force --grace-period=0"
+            "node {node} is unreachable, so the old pod may still be running and no replacement is started. After \
+             verifying that the node is shut down, run: kubectl taint nodes {node} \
+             node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or kubectl delete pod -n {namespace} {pod} \
+             --force --grace-period=0"
         )
     }
 
@@ -234,52 +215,53 @@ impl AgentConditions<'_> {
                 ConditionType::Suspended,
                 true,
                 reason,
-                "set spec.suspend to false to go on",
+                "set spec.suspend to false to resume",
             );
         } else {
-            self.set(ConditionType::Suspended, false, INACTIVE, "");
+            self.clear(ConditionType::Suspended);
         }
     }
 
-    /// Each guardrail is what the worker says; without its word it stays as it was.
+    /// Copies the guardrails from the worker's report; without a report, keeps the conditions.
     fn guardrails(&mut self) {
         let Some(report) = self.facts.report() else {
-            for (type_, _) in GUARDRAILS {
+            for type_ in GUARDRAILS {
                 self.keep(type_);
             }
             return;
         };
-        for (type_, reasons) in GUARDRAILS {
-            let held = reasons
-                .iter()
-                .find_map(|reason| report.reasons.iter().find(|held| held.reason == *reason));
-            match held {
+        for type_ in GUARDRAILS {
+            // The reasons of one condition exclude each other.
+            let mut held = report.reasons.iter();
+            match held.find(|held| held.reason.facts().condition == Some(type_)) {
                 Some(held) => {
-                    let until = held.until.map(|until| format!("; goes on at {}", seconds(until)));
+                    let until = held.until.map(|until| format!("; resumes at {}", seconds(until)));
                     let message = format!("{}{}", held.message, until.unwrap_or_default());
                     self.set(type_, true, held.reason.as_ref(), message);
                 }
-                None => self.set(type_, false, INACTIVE, ""),
+                None => self.clear(type_),
             }
         }
     }
 
-    /// The loop has ended, so the status knows it, whoever speaks.
+    /// Derived from the recorded outcome, so that the condition outlives the pod and its report.
     fn idle(&mut self, status: &LoopStatus) {
         let type_ = ConditionType::IdleTimeoutReached;
         if status.outcome == Some(LoopOutcome::Idle) {
             let message = format!(
-                "the loop was awake for {} s (guardrails.idleTimeoutSeconds) without an effective action and was ended; \
-                 a changed spec or the annotation agentloop.dev/wake starts it again",
+                "the loop was stopped after {} s (guardrails.idleTimeoutSeconds) awake without an effective action; \
+                 change the spec or set the annotation agentloop.dev/wake to restart it",
                 self.facts.agent.spec.guardrails.idle_timeout_seconds
             );
             self.set(type_, true, IDLE_TIMEOUT, message);
         } else {
-            self.set(type_, false, INACTIVE, "");
+            self.clear(type_);
         }
     }
 
-    /// What is seen from outside comes first; else it is what the worker says, and without its word it stays as it was.
+    /// A finding of the gateway takes precedence over the worker's report. Without a report, a loop that the worker
+    /// detected stays, and an earlier finding of the gateway is cleared, since `finding` would still contain it if it
+    /// held.
     fn loop_detected(&mut self) {
         let type_ = ConditionType::LoopDetected;
         if let Some(found) = self.facts.finding {
@@ -289,7 +271,7 @@ impl AgentConditions<'_> {
         match self.facts.report().map(|report| &report.detected) {
             Some(Some(detected)) => self.set(type_, true, detected.sign.as_ref(), detected.message.clone()),
             None if !self.holds(type_).is_some_and(gateway_loop_detection::is_from_gateway) => self.keep(type_),
-            Some(None) | None => self.set(type_, false, INACTIVE, ""),
+            Some(None) | None => self.clear(type_),
         }
     }
 
@@ -300,11 +282,12 @@ impl AgentConditions<'_> {
             .report()
             .is_some_and(|report| report.reasons.iter().any(|held| held.reason == PauseReason::LinkLost));
         if self.facts.silent || reported {
-            let message = "no contact between the pod and the controller for 60 s; the loop does nothing until it is \
-                           back. Check that the network lets the pod reach the controller's link Service";
+            let message = "no contact between the pod and the controller for 60 s; the loop is paused until the \
+                 contact is restored. Check that network policies allow the pod to reach the controller's link \
+                 Service";
             self.set(type_, true, PauseReason::LinkLost.as_ref(), message);
         } else if self.facts.heard.is_some() || !self.facts.same_pod() {
-            self.set(type_, false, INACTIVE, "");
+            self.clear(type_);
         } else {
             self.keep(type_);
         }
@@ -321,10 +304,11 @@ impl AgentConditions<'_> {
             return;
         }
         match report.map(|report| (report.failure, report)) {
-            Some((None, _)) => self.set(type_, true, "Reachable", "the model answers"),
+            Some((None, _)) => self.set(type_, true, "Reachable", "the last model call succeeded"),
             Some((Some(kind), report)) if concerns_model(kind) => {
                 self.set(type_, false, kind.as_ref(), report.message.clone());
             }
+            // No report, or a failure that says nothing about the model: keep the last known state.
             Some((Some(_), _)) | None if condition::find(&self.conditions, type_).is_some() => self.keep(type_),
             Some((Some(_), _)) | None => {
                 self.set(type_, false, NOT_CALLED, "no call has been made yet");
@@ -335,23 +319,43 @@ impl AgentConditions<'_> {
         }
     }
 
+    /// What the worker reports; without a report it stays as it was.
+    fn light_model(&mut self) {
+        let type_ = ConditionType::LightModelAvailable;
+        if self.facts.agent.spec.light_model.is_none() {
+            condition::remove(&mut self.conditions, type_);
+        } else if let Some(report) = self.facts.report() {
+            match report.light_model.as_ref().map(|light| (light.failure, light)) {
+                Some((Some(kind), light)) => {
+                    let message = format!(
+                        "spec.lightModel: {}. The loop continues: turns run without a pre-check and signals have no score. A \
+                         call is tried at most once a minute; the annotation agentloop.dev/resume allows it at once",
+                        light.message
+                    );
+                    self.set(type_, false, kind.as_ref(), message);
+                }
+                Some((None, _)) | None => condition::remove(&mut self.conditions, type_),
+            }
+        } else if condition::find(&self.conditions, type_).is_some() {
+            self.keep(type_);
+        }
+    }
+
     /// The loop waits until its model can be used: the reason and the message of `ModelAvailable`, where the gateway, which
     /// forgets with its process, says nothing.
     fn waits_for_model(&self) -> Option<(&'static str, String)> {
-        let kinds = [
-            (PauseReason::AuthenticationFailed, FailureKind::AuthenticationFailed),
-            (PauseReason::QuotaExceeded, FailureKind::QuotaExceeded),
-            (PauseReason::ModelUnreachable, FailureKind::Unreachable),
-        ];
         let reasons = &self.facts.report()?.reasons;
-        kinds.into_iter().find_map(|(reason, kind)| {
+        let waits = |kind: FailureKind| {
+            let reason = kind.retried_under()?;
             let held = reasons.iter().find(|held| held.reason == reason)?;
-            Some((kind.into(), held.message.clone()))
-        })
+            (reason.facts().condition == Some(ConditionType::ModelAvailable))
+                .then(|| (kind.into(), held.message.clone()))
+        };
+        FailureKind::iter().find_map(waits)
     }
 
-    /// What the worker says of the Sensors that run in its pod, and how those with pods of their own are. Without a word of
-    /// either it stays as it was, and is not there before the first.
+    /// Combines the reports of the Sensors that run in this pod with the problems of Sensors that have their own pod.
+    /// If either is unknown, keeps the condition, or leaves it absent if it was never set.
     fn sensors(&mut self) {
         let type_ = ConditionType::SensorsHealthy;
         let (Some(report), Some(troubles)) = (self.facts.report(), self.facts.troubles) else {
@@ -371,10 +375,10 @@ impl AgentConditions<'_> {
             .map(|(name, failure)| format!("Sensor {name}: {failure}"))
             .collect();
         match failing.as_slice() {
-            [] => self.set(type_, true, "Healthy", "no Sensor of this Agent fails"),
+            [] => self.set(type_, true, "Healthy", "all Sensors of this Agent are healthy"),
             [one] => self.set(type_, false, "SensorFailing", one.clone()),
             [first, more @ ..] => {
-                let message = format!("{first}; {} more fail", more.len());
+                let message = format!("{first} (1 of {} failing Sensors)", more.len() + 1);
                 self.set(type_, false, "SensorFailing", message);
             }
         }
@@ -402,6 +406,7 @@ impl AgentConditions<'_> {
         let facts = self.facts;
         let pod_ready = condition::find(&self.conditions, ConditionType::PodReady);
         let pod_message = || pod_ready.map_or_else(String::new, |condition| condition.message.clone());
+        // In order of precedence: what the user must correct, what prevents the pod, a wanted rest, the pod, the loop.
         if let Err(invalid) = facts.verdict {
             return AgentReadiness::Stalled(reason_message(invalid.reason.as_ref(), invalid.message.clone()));
         }
@@ -433,8 +438,12 @@ impl AgentConditions<'_> {
             }
             (Some(RestReason::Suspended), Some(_)) => {
                 let reason = PauseReason::SuspendedBySpec.as_ref();
-                return AgentReadiness::Settling(reason_message(reason, "the loop is being stopped for spec.suspend"));
+                return AgentReadiness::Settling(reason_message(
+                    reason,
+                    "the loop is stopping because spec.suspend is true",
+                ));
             }
+            // An idle timeout and a yield to the end are regular outcomes; only a detected loop leaves a failed Agent.
             (Some(RestReason::Completed), _) => {
                 if let Some(idle) = self.holds(ConditionType::IdleTimeoutReached) {
                     return AgentReadiness::Ready(reason_message(&idle.type_, idle.message.clone()));
@@ -444,7 +453,8 @@ impl AgentConditions<'_> {
                     let message = held.map_or_else(String::new, |held| held.message.clone());
                     return AgentReadiness::Stalled(reason_message(LoopOutcome::Failed.as_ref(), message));
                 }
-                let message = "the agent ended its loop; a changed spec or a wake request starts it again";
+                let message =
+                    "the agent ended its loop; change the spec or set the annotation agentloop.dev/wake to restart it";
                 return AgentReadiness::Ready(reason_message("Completed", message));
             }
             (None, _) => {}
@@ -452,11 +462,11 @@ impl AgentConditions<'_> {
         if facts.replacing() {
             return AgentReadiness::Reconciling(reason_message(
                 "Replacing",
-                "the old pod is ending; the next one follows",
+                "the old pod is terminating; a new pod is created afterwards",
             ));
         }
         let Some(pod) = facts.pod else {
-            return AgentReadiness::Reconciling(reason_message("Starting", "the pod is about to be made"));
+            return AgentReadiness::Reconciling(reason_message("Starting", "the pod is about to be created"));
         };
         let troubled = ![PodReason::Starting, PodReason::Running].contains(&pod.reason);
         if troubled {
@@ -468,7 +478,8 @@ impl AgentConditions<'_> {
         self.loop_readiness(facts.intent, status)
     }
 
-    /// The pod runs and its loop has spoken.
+    /// The pod is running and its loop has reported. The order of the checks is the precedence of the reasons: link,
+    /// model, detected loop, budget, approval, other guardrails, pending update.
     fn loop_readiness(&self, intent: Intent, status: &LoopStatus) -> AgentReadiness {
         if let Some(lost) = self.holds(ConditionType::LinkLost) {
             return AgentReadiness::Reconciling(reason_message(&lost.reason, lost.message.clone()));
@@ -476,12 +487,8 @@ impl AgentConditions<'_> {
         let model = condition::find(&self.conditions, ConditionType::ModelAvailable);
         if let Some(model) = model.filter(|model| model.status == "False") {
             let word = reason_message(&model.reason, model.message.clone());
-            let needs_person = [
-                FailureKind::AuthenticationFailed,
-                FailureKind::QuotaExceeded,
-                FailureKind::BoundViolated,
-            ];
-            return if needs_person.iter().any(|kind| kind.as_ref() == model.reason) {
+            let kind = FailureKind::iter().find(|kind| kind.as_ref() == model.reason);
+            return if kind.is_some_and(|kind| kind.facts().needs_user) {
                 AgentReadiness::Stalled(word)
             } else {
                 AgentReadiness::Reconciling(word)
@@ -493,8 +500,12 @@ impl AgentConditions<'_> {
                 found.message.clone(),
             ));
         }
+        if let Some(light) = condition::find(&self.conditions, ConditionType::LightModelAvailable) {
+            return AgentReadiness::Stalled(reason_message(&light.reason, light.message.clone()));
+        }
         if let Some(spent) = self.holds(ConditionType::BudgetExhausted) {
-            // Without a moment only a person can help: a lifetime, a stop, a call that can never fit.
+            // Without a time at which it resumes, intervention is needed: a lifetime limit, a stop, or a call that can
+            // never fit.
             return if status.resumes_at.is_some() {
                 AgentReadiness::Ready(reason_message(PAUSED_BY_BUDGET, spent.message.clone()))
             } else {
@@ -504,7 +515,7 @@ impl AgentConditions<'_> {
         if let Some(asked) = self.holds(ConditionType::ApprovalPending) {
             return AgentReadiness::Ready(reason_message(AWAITING_APPROVAL, asked.message.clone()));
         }
-        if let Some(held) = GUARDRAILS.iter().find_map(|(type_, _)| self.holds(*type_)) {
+        if let Some(held) = GUARDRAILS.into_iter().find_map(|type_| self.holds(type_)) {
             return AgentReadiness::Ready(reason_message(&held.type_, held.message.clone()));
         }
         let asleep = status.reasons.contains(&PauseReason::LoopDetected) && status.resumes_at.is_some();
@@ -512,40 +523,40 @@ impl AgentConditions<'_> {
             return AgentReadiness::Ready(reason_message(&held.type_, held.message.clone()));
         }
         if matches!(intent, Intent::KeepOutdated(true)) {
-            let message = "the loop still runs the old spec; the new one takes over when it is idle";
+            let message = "the loop still runs the old spec; the new spec is applied when the loop is idle";
             return AgentReadiness::Settling(reason_message("UpdatePending", message));
         }
-        AgentReadiness::Ready(reason_message(LOOP_RUNNING, "the loop runs"))
+        AgentReadiness::Ready(reason_message(LOOP_RUNNING, "the loop is running"))
     }
 }
 
-/// Whether a failed call says something of the model; the others are about the pod, or clear by themselves.
+/// Whether the model cannot be used after such a failure.
 fn concerns_model(kind: FailureKind) -> bool {
-    match kind {
-        FailureKind::Unreachable
-        | FailureKind::Timeout
-        | FailureKind::QuotaExceeded
-        | FailureKind::AuthenticationFailed
-        | FailureKind::BadResponse
-        | FailureKind::ContextExceeded
-        | FailureKind::BoundViolated => true,
-        FailureKind::RateLimited
-        | FailureKind::Cancelled
-        | FailureKind::LinkLost
-        | FailureKind::Fenced
-        | FailureKind::Interrupted
-        | FailureKind::RecordFailed
-        | FailureKind::BudgetExhausted
-        | FailureKind::TokensPerHour
-        | FailureKind::TotalTokens
-        | FailureKind::TotalCost
-        | FailureKind::CallExceedsLimit
-        | FailureKind::BudgetAsk
-        | FailureKind::BudgetUnavailable
-        | FailureKind::LoopDetected => false,
-    }
+    kind.facts().model == ModelEvidence::Unusable
 }
 
 fn seconds(moment: jiff::Timestamp) -> String {
     moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_condition_of_every_pause_reason_is_written() {
+        let own_rule = [
+            ConditionType::Suspended,
+            ConditionType::LinkLost,
+            ConditionType::LoopDetected,
+            ConditionType::ModelAvailable,
+        ];
+        let written: BTreeSet<_> = GUARDRAILS.into_iter().chain(own_rule).collect();
+        let named: BTreeSet<_> = PauseReason::iter()
+            .filter_map(|reason| reason.facts().condition)
+            .collect();
+        assert_eq!(named, written);
+    }
 }

@@ -1,92 +1,63 @@
-//! What the reconciler is given from outside: settings, clock, observer.
+//! Dependencies of the reconciler: settings, clock and observer.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
-use kube::core::DeserializeGuard;
 use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::Agent;
 use crate::controller::pod_sessions::AgentKey;
 use crate::controller::policy::PlatformPolicy;
+use crate::controller::runtime::ReconcileResult;
+use crate::controller::runtime::guarded::GuardedObject;
 use crate::link::pod::AgentEgress;
 
-/// Where the time comes from.
-pub type WallClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
-
-/// What the chart decides for every Agent.
+/// Settings from the chart, the same for every Agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReconcilerSettings {
-    /// Image of the pods: the controller's own.
+    /// Image of the pods; the same as the controller's.
     pub image: String,
-    /// `imagePullPolicy` of the pods; absent: the cluster's default.
+    /// `imagePullPolicy` of the pods; if absent, the default of the cluster.
     pub image_pull_policy: Option<String>,
-    /// Base address of the link, `https://agentloop-link.<namespace>.svc:8443`.
+    /// Base URL of the link, `https://agentloop-link.<namespace>.svc:8443`.
     pub link_url: String,
-    /// Where the gateways may connect to.
+    /// The destinations that gateways may connect to.
     pub egress: AgentEgress,
-    /// The controller's own namespace.
+    /// The namespace of the controller.
     pub controller_namespace: String,
-    /// Namespaces whose Agents are served; empty: all.
+    /// Namespaces whose Agents are reconciled; empty: all.
     pub watch_namespaces: Vec<String>,
     /// Resources of the gateway container.
     pub gateway_resources: ResourceRequirements,
-    /// Resources of the worker container of Agents that set none.
+    /// Resources of the worker container, for Agents that do not set them.
     pub worker_resources: ResourceRequirements,
-    /// Agents reconciled at the same time.
+    /// Number of concurrent reconciles.
     pub workers: u16,
-    /// What the platform decides for every Agent.
+    /// Restrictions that the platform sets for every Agent.
     pub policy: PlatformPolicy,
 }
 
-/// How one reconcile ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReconcileResult {
-    /// Nothing more to do until something changes.
-    Success,
-    /// Nothing more to do until a known moment.
-    RequeueAfter,
-    /// It is tried again with backoff.
-    Error(ReconcileErrorKind),
-}
-
-/// Kinds of reconcile errors. A closed set: a label and a log field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::AsRefStr, strum::IntoStaticStr, strum::EnumIter)]
-pub enum ReconcileErrorKind {
-    /// The API server did not answer in time, or the whole reconcile took too long.
-    Timeout,
-    /// The API server could not be reached or failed.
-    Unavailable,
-    /// The API server refused a request of the controller.
-    Refused,
-}
-
-/// Is told what the reconciler does; the metrics are made of it.
+/// Observes the reconciler; the metrics are built from it.
 pub trait ReconcileObserver: Send + Sync {
-    /// A reconcile starts.
     fn started(&self);
-    /// A reconcile ended.
     fn finished(&self, how: ReconcileResult, took: Duration);
-    /// The Agents, readable at any time from now on. Called once, as soon as all Agents and pods are known.
+    /// Passes a live view of the Agents. Called once, when all Agents and pods are listed.
     fn agents(&self, agents: AgentsView);
 }
 
-/// A view of all Agents that this process watches.
+/// A live view of all Agents that this process watches.
 #[derive(Clone, Default)]
 pub struct AgentsView {
-    stores: Vec<Store<DeserializeGuard<Agent>>>,
+    stores: Vec<Store<GuardedObject<Agent>>>,
 }
 
 impl AgentsView {
-    /// A view of these stores.
     #[must_use]
-    pub fn new(stores: Vec<Store<DeserializeGuard<Agent>>>) -> Self {
+    pub fn new(stores: Vec<Store<GuardedObject<Agent>>>) -> Self {
         Self { stores }
     }
 
-    /// Whether this Agent exists, readable or not.
+    /// Whether this Agent exists, parseable or not.
     #[must_use]
     pub fn contains(&self, agent: &AgentKey) -> bool {
         let reference = ObjectRef::new(&agent.name).within(&agent.namespace);
@@ -96,12 +67,12 @@ impl AgentsView {
     /// Waits until every store has been filled once.
     pub(super) async fn ready(&self) {
         for store in &self.stores {
-            // Fails only when the watch is gone, which ends the run anyway.
+            // Fails only if the watch is gone, which ends the run anyway.
             let _ = store.wait_until_ready().await;
         }
     }
 
-    /// Calls `visit` with each Agent. Objects that could not be read are left out.
+    /// Calls `visit` with each Agent. Skips objects that could not be parsed.
     pub fn for_each(&self, mut visit: impl FnMut(&Agent)) {
         for store in &self.stores {
             for guard in store.state() {

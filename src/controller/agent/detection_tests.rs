@@ -1,4 +1,4 @@
-//! Tests of the condition `LoopDetected` and of what a detected loop makes of an Agent's status.
+//! Tests of the condition `LoopDetected` and of the effect of a detected loop on the status.
 
 use super::events;
 use super::gateway_loop_detection::LoopFinding;
@@ -6,7 +6,7 @@ use super::intent::{Intent, RestReason};
 use super::kstatus::KstatusVerdict;
 use super::status_tests::{Case, heard, held, row};
 use crate::api::AgentStatus;
-use crate::api::condition::{ConditionType, LoopSign, find};
+use crate::api::condition::{ConditionType, GatewaySign, LoopSign, find};
 use crate::api::status::{LoopOutcome, LoopState, PauseReason};
 use crate::controller::pod_sessions::ReceivedReport;
 use crate::link::messages::DetectedLoop;
@@ -38,13 +38,13 @@ fn a_loop_that_the_worker_detected_is_a_condition_and_needs_nobody_while_it_is_o
     assert_eq!(named(&status, ConditionType::LoopDetected), is("True", "Cycle"));
     assert_eq!(named(&status, ConditionType::Ready), is("True", "LoopDetected"));
     assert!(find(&status.conditions, ConditionType::Stalled).is_none());
-    // Told, and not held: it runs.
+    // Reported without a pause: the loop is running.
     let report = case.heard.as_mut().unwrap().report.loop_.as_mut().unwrap();
     (report.state, report.resumes_at) = (LoopState::Running, None);
     report.reasons.clear();
     assert_eq!(named(&case.status(), ConditionType::Ready), is("True", "LoopRunning"));
     assert_eq!(named(&case.status(), ConditionType::LoopDetected), is("True", "Cycle"));
-    // Without the worker's word it stays; with its word that there is none it goes.
+    // Without a report the condition is kept; a report without a detected loop clears it.
     case.old = status;
     case.heard = None;
     assert_eq!(named(&case.status(), ConditionType::LoopDetected), is("True", "Cycle"));
@@ -59,7 +59,7 @@ fn a_loop_that_the_worker_detected_is_a_condition_and_needs_nobody_while_it_is_o
 fn what_was_seen_from_outside_goes_when_it_is_no_longer_found_though_the_worker_is_silent() {
     let case = Case {
         finding: Some(LoopFinding {
-            sign: LoopSign::RepeatedCall,
+            sign: GatewaySign::RepeatedRequest,
             message: "seen from outside: the same request".into(),
         }),
         ..Case::default()

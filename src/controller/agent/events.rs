@@ -1,60 +1,18 @@
-//! Kubernetes Events: one for each transition that a person may want to know of, never with text of a prompt.
+//! Kubernetes Events of an Agent: one for each transition that a user may want to know about. They never contain text
+//! of prompts. Pure.
 //!
-//! The first start of an Agent emits one (`LoopStarted`), after its status is written: an Event is a write too. A pod
-//! made again emits `PodCreated`. Events are sent in the background and may be lost; status is the truth.
-
-use std::collections::HashSet;
-use std::time::Duration;
-
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::runtime::events::{Event, EventType, Recorder};
-use tokio::sync::mpsc;
+//! The first start of an Agent emits only `LoopStarted`, after its status is written, because each Event is a write
+//! too. A recreated pod emits `PodCreated`. Events are sent in the background and may be lost; the status is
+//! authoritative.
 
 use super::apply::AppliedPlan;
 use super::intent::ReplaceReason;
 use crate::api::AgentStatus;
 use crate::api::condition::{self, ConditionType};
 use crate::api::status::{LoopOutcome, LoopState};
+use crate::controller::runtime::events::KubeEvent;
 
-/// Events waiting to be sent; more are dropped.
-const QUEUE: usize = 1024;
-/// Longest time one may take.
-const SEND: Duration = Duration::from_secs(10);
-
-/// One event.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KubeEvent {
-    /// Whether somebody should look.
-    pub warning: bool,
-    /// Why.
-    pub reason: String,
-    /// What was done.
-    pub action: &'static str,
-    /// In words.
-    pub note: String,
-}
-
-impl KubeEvent {
-    /// Nobody need look.
-    pub fn normal(reason: &str, action: &'static str, note: impl Into<String>) -> Self {
-        Self {
-            warning: false,
-            reason: reason.into(),
-            action,
-            note: note.into(),
-        }
-    }
-
-    /// Somebody should look.
-    pub fn warning(reason: &str, action: &'static str, note: impl Into<String>) -> Self {
-        Self {
-            warning: true,
-            ..Self::normal(reason, action, note)
-        }
-    }
-}
-
-/// Guardrails whose beginning is an event.
+/// Guardrail conditions that emit an Event when they become True.
 const GUARDRAILS: [ConditionType; 6] = [
     ConditionType::BudgetExhausted,
     ConditionType::ApprovalPending,
@@ -64,7 +22,7 @@ const GUARDRAILS: [ConditionType; 6] = [
     ConditionType::LinkLost,
 ];
 
-/// What a written status has to tell. Pure.
+/// The Events for the transitions between two statuses. Pure.
 pub(super) fn from_status(old: &AgentStatus, new: &AgentStatus) -> Vec<KubeEvent> {
     let mut notices = Vec::new();
     let turned = |type_, status: &str| {
@@ -83,12 +41,13 @@ pub(super) fn from_status(old: &AgentStatus, new: &AgentStatus) -> Vec<KubeEvent
     for (type_, action) in [
         (ConditionType::Accepted, "Validate"),
         (ConditionType::ModelAvailable, "CallModel"),
+        (ConditionType::LightModelAvailable, "CallModel"),
     ] {
         if let Some(held) = turned(type_, "False") {
             notices.push(KubeEvent::warning(&held.reason, action, held.message.clone()));
         }
     }
-    // A matter of course, every day.
+    // Expected every day, so not a warning.
     if let Some(held) = turned(ConditionType::OutsideActiveHours, "True") {
         notices.push(KubeEvent::normal(&held.type_, "Pause", held.message.clone()));
     }
@@ -111,7 +70,7 @@ fn from_loop(old: &AgentStatus, new: &AgentStatus) -> Option<KubeEvent> {
     let (before, now) = (old.r#loop.as_ref()?, new.r#loop.as_ref()?);
     match (before.outcome, now.outcome) {
         (None, Some(LoopOutcome::Completed)) => {
-            let note = "the agent ended its loop itself";
+            let note = "the agent ended its loop";
             return Some(KubeEvent::normal(LoopOutcome::Completed.as_ref(), "End", note));
         }
         (None, Some(LoopOutcome::Idle)) => {
@@ -127,77 +86,27 @@ fn from_loop(old: &AgentStatus, new: &AgentStatus) -> Option<KubeEvent> {
     }
     let up = matches!(now.state, LoopState::Running | LoopState::Sleeping | LoopState::Paused);
     (before.state == LoopState::Starting && up).then(|| {
-        let note = format!("the loop runs in epoch {}", now.epoch);
+        let note = format!("the loop is running in epoch {}", now.epoch);
         KubeEvent::normal("LoopStarted", "Start", note)
     })
 }
 
-/// What was done to the pod. Pure.
+/// The Event for what was done to the pod, if any. Pure.
 pub(super) fn from_pod(applied: &AppliedPlan) -> Option<KubeEvent> {
     let epoch = applied.pod.as_ref().map_or(0, |pod| pod.epoch);
     if applied.created && epoch > 1 {
-        let note = format!("made the pod of epoch {epoch}");
+        let note = format!("created the pod of epoch {epoch}");
         return Some(KubeEvent::normal("PodCreated", "Create", note));
     }
     let why = match applied.replaced? {
         ReplaceReason::Outdated => "the spec changed",
-        ReplaceReason::Stopped => "its loop had stopped and is to go on",
-        ReplaceReason::Ended => "the pod had ended",
-        ReplaceReason::Foreign => "it was made for an earlier Agent of this name",
+        ReplaceReason::Stopped => "its loop was stopped and is being resumed",
+        ReplaceReason::Ended => "the pod had terminated",
+        ReplaceReason::Foreign => "it was created for an earlier Agent of this name",
     };
     Some(KubeEvent::normal(
         "PodReplaced",
         "Delete",
-        format!("deleted the pod, another follows: {why}"),
+        format!("deleted the pod; a new one will be created: {why}"),
     ))
-}
-
-/// Where events go in.
-#[derive(Clone)]
-pub struct EventSink(mpsc::Sender<(KubeEvent, ObjectReference)>);
-
-impl EventSink {
-    /// A sink, and what comes out of it.
-    #[must_use]
-    pub fn new() -> (Self, mpsc::Receiver<(KubeEvent, ObjectReference)>) {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        (Self(sender), receiver)
-    }
-
-    /// Sends in the background; dropped when too many wait.
-    pub fn send(&self, notices: impl IntoIterator<Item = KubeEvent>, about: &ObjectReference) {
-        for notice in notices {
-            if let Err(error) = self.0.try_send((notice, about.clone())) {
-                tracing::debug!(%error, "an Event was dropped");
-            }
-        }
-    }
-}
-
-/// Publishes what comes out of a sink, one at a time, until the sink is gone.
-pub async fn publish(recorder: Recorder, mut queue: mpsc::Receiver<(KubeEvent, ObjectReference)>) {
-    let mut warned = HashSet::new();
-    while let Some((notice, about)) = queue.recv().await {
-        let event = Event {
-            type_: if notice.warning {
-                EventType::Warning
-            } else {
-                EventType::Normal
-            },
-            reason: notice.reason,
-            action: notice.action.into(),
-            note: Some(notice.note),
-            secondary: None,
-        };
-        let sent = tokio::time::timeout(SEND, recorder.publish(&event, &about)).await;
-        let failure = match sent {
-            Ok(Ok(())) => continue,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "no answer in time".into(),
-        };
-        // Said once per cause: what cannot be sent now cannot be sent a thousand times either.
-        if warned.len() < 16 && warned.insert(failure.clone()) {
-            tracing::warn!(error = failure, "an Event could not be sent");
-        }
-    }
 }

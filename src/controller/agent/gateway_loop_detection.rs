@@ -1,64 +1,66 @@
-//! A loop seen from outside (R121): what its gateway saw of its requests, whatever its worker says. Pure.
+//! Detects loops from the request counters of an Agent's gateway, independently of its worker. Pure.
 //!
-//! Two signs are looked for. `RepeatedCall`: the same request, byte for byte, again and again; a loop of ours never
-//! sends one twice but for a retry, since each turn adds to the conversation. `NoProgress`: a burn far above the pace of
-//! the limits. Nothing but a hash and numbers leaves the gateway.
+//! There are two signs. `RepeatedRequest`: the same request, byte for byte, several times. A correct worker repeats a
+//! request only to retry it, because each turn adds to the transcript. `HighBurnRate`: token usage far above the pace
+//! that the limits allow. Only a hash and numbers leave the gateway.
 //!
-//! Where `guardrails.loopDetection.mode` is `Enforce`, a request that was seen repeated stays until
-//! `agentloop.dev/resume`, and [`call_block`] makes its gateway refuse every call until then. Both begin to look anew then:
-//! see [`RequestStats`]. A burn is only warned of: it may well be work, its limits end it by themselves, and repetitions in it are
-//! the engine's to end. What the engine itself detects shares the condition; messages tell whose a finding is.
+//! If `guardrails.loopDetection.mode` is `Enforce`, a `RepeatedRequest` finding persists until the annotation
+//! `agentloop.dev/resume` is set, and [`call_block`] makes the gateway refuse every call until then. Detection then
+//! starts from zero on both sides, see [`RequestStats`]. `HighBurnRate` only warns: it may be legitimate work, the limits
+//! stop it anyway, and the engine handles repetitions within it. The engine's own findings use the same condition with
+//! other reasons.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::requests;
 use crate::api::agent::DetectionMode;
-use crate::api::condition::{self, ConditionType, LoopSign};
+use crate::api::condition::{self, ConditionType, GatewaySign, LoopSign};
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::budget::assignment::WindowedLimit;
 use crate::controller::pod_sessions::ReceivedReport;
 use crate::link::messages::RequestStats;
 
-/// So many equal requests among the last 20 are a loop. A call is tried five times at most and only answered ones are
-/// counted, so four can be retries of a server that answers and is not understood; a fifth is none.
+/// This many identical requests among the last 20 are a loop. A call has at most five attempts and only answered ones
+/// are counted, so up to four can be retries of a call whose answers could not be parsed; the fifth cannot.
 const REPEATED: u32 = 5;
-/// Below so many the loop is over: the equal ones are leaving the window, one for each new request.
+/// Below this number the finding is cleared. Lower than [`REPEATED`], because identical requests leave the window one
+/// by one and the finding must not flap.
 const REPEATED_NO_MORE: u32 = 3;
-/// So many times the even pace is far above it: a rolling hour would be used up in twelve minutes, and an agent may well
-/// sleep for most of a window and then work.
+/// Usage is far above the even pace of a limit at this multiple: a rolling hour would be used up in twelve minutes.
+/// Lower values would flag an agent that sleeps for most of a window and then works.
 const PACE_FACTOR: i64 = 5;
-/// In long windows five times the pace is next to nothing: an agent that works one hour a day is at 24 times. So at least
-/// one part in twenty of a whole limit must burn within [`BURN_SECONDS`]: at that rate it is gone in 100 minutes.
+/// In long windows, five times the pace is very little: an agent that works one hour a day runs at 24 times the pace.
+/// So at least this fraction (1/20) of the whole limit must be used within [`BURN_SECONDS`], a rate at which the limit
+/// lasts 100 minutes.
 const PART_OF_LIMIT: i64 = 20;
-/// Fewer tokens than that within [`BURN_SECONDS`] are a call or two with some history, whatever the limit.
+/// Lower bound of the threshold in tokens: a call or two with some history use this much, whatever the limit.
 const FLOOR: i64 = 10_000;
-/// What a [`RequestStats`] counts tokens over.
+/// The window of [`RequestStats::tokens`].
 const BURN_SECONDS: i64 = 300;
-/// How each message of here begins.
+/// Prefix of every message of this module.
 const FROM_OUTSIDE: &str = "seen from outside: ";
 
 /// A detected loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LoopFinding {
-    /// What was seen.
-    pub(super) sign: LoopSign,
-    /// What it is and what to do. It tells no count that changes with each report: each new one would be a write.
+    pub(super) sign: GatewaySign,
+    /// The finding and the fix. Must not contain counters: every change would be a status write.
     pub(super) message: String,
 }
 
 impl LoopFinding {
-    /// Whether no call is made for it.
+    /// Whether the finding blocks calls.
     pub(super) fn blocks(&self, agent: &Agent) -> bool {
         blocks(self.sign, mode(agent))
     }
 }
 
-fn blocks(sign: LoopSign, mode: DetectionMode) -> bool {
-    sign == LoopSign::RepeatedCall && mode == DetectionMode::Enforce
+fn blocks(sign: GatewaySign, mode: DetectionMode) -> bool {
+    sign == GatewaySign::RepeatedRequest && mode == DetectionMode::Enforce
 }
 
-/// More tokens than that within [`BURN_SECONDS`] are far above the pace of a limit.
+/// The threshold: more tokens than this within [`BURN_SECONDS`] are far above the pace of the limit.
 fn alarm(limit: WindowedLimit) -> i64 {
     let seconds = limit.seconds.max(1);
     let whole = (limit.tokens / seconds).saturating_mul(BURN_SECONDS);
@@ -69,22 +71,21 @@ fn alarm(limit: WindowedLimit) -> i64 {
         .max(FLOOR)
 }
 
-/// What is seen of an Agent.
+/// The input of the detection.
 struct GatewayObservation<'a> {
-    /// What a detected loop leads to.
+    /// `guardrails.loopDetection.mode`.
     mode: DetectionMode,
-    /// What its gateway says; `None`: nothing yet.
+    /// The last counters of the gateway; `None` until its first report.
     pulse: Option<&'a RequestStats>,
-    /// Limits of tokens that apply.
+    /// The token limits that apply.
     limits: &'a [WindowedLimit],
-    /// What was found before.
+    /// The finding in the written status.
     before: Option<LoopFinding>,
-    /// A person asked to go on, and the loop has not done so yet.
+    /// A request to resume is open: the loop has not handled it yet.
     resume: bool,
 }
 
 impl GatewayObservation<'_> {
-    /// What there is to say.
     fn finding(self) -> Option<LoopFinding> {
         if self.mode == DetectionMode::Disabled || self.resume {
             return None;
@@ -97,27 +98,30 @@ impl GatewayObservation<'_> {
             .as_ref()
             .is_some_and(|before| blocks(before.sign, self.mode))
         {
+            // Only a resume request clears a finding that blocks calls, whatever the counters are by now.
             return self.before;
         }
         let found = self.repeated(pulse).or_else(|| self.no_progress(pulse))?;
+        // Keep the previous message while the sign is the same: a new hash or limit alone is no reason for a write.
         Some(self.before.filter(|before| before.sign == found.sign).unwrap_or(found))
     }
 
-    fn held(&self, sign: LoopSign) -> bool {
+    fn held(&self, sign: GatewaySign) -> bool {
         self.before.as_ref().is_some_and(|before| before.sign == sign)
     }
 
     fn repeated(&self, pulse: &RequestStats) -> Option<LoopFinding> {
-        let least = if self.held(LoopSign::RepeatedCall) {
+        let least = if self.held(GatewaySign::RepeatedRequest) {
             REPEATED_NO_MORE
         } else {
             REPEATED
         };
         (pulse.identical >= least).then(|| LoopFinding {
-            sign: LoopSign::RepeatedCall,
+            sign: GatewaySign::RepeatedRequest,
             message: format!(
-                "{FROM_OUTSIDE}at least {REPEATED} of the last 20 answered requests were the same byte for byte (hash {}): the loop \
-                 does not go on. Look at the pod's worker and its image, and at a server that answers nothing new{}",
+                "{FROM_OUTSIDE}at least {REPEATED} of the last 20 answered requests were identical byte for byte \
+                 (hash {}): the loop repeats itself. Check the worker's image, and whether the model server returns \
+                 the same answer each time{}",
                 short(&pulse.hash),
                 self.consequence()
             ),
@@ -130,16 +134,17 @@ impl GatewayObservation<'_> {
             .iter()
             .map(|limit| (alarm(*limit), limit))
             .min_by_key(|(alarm, _)| *alarm)?;
-        let most = if self.held(LoopSign::NoProgress) {
+        let most = if self.held(GatewaySign::HighBurnRate) {
             alarm / 2
         } else {
             alarm
         };
         (pulse.tokens > most).then(|| LoopFinding {
-            sign: LoopSign::NoProgress,
+            sign: GatewaySign::HighBurnRate,
             message: format!(
-                "{FROM_OUTSIDE}more than {alarm} tokens within {BURN_SECONDS} s: the limit of {} tokens in {} s would be used up \
-                 long before its window ends, and then stop the loop. Look at what the agent does, or raise the limit",
+                "{FROM_OUTSIDE}more than {alarm} tokens within {BURN_SECONDS} s: the limit of {} tokens in {} s would \
+                 be used up long before its window ends, which stops the loop. Check what the agent does, or raise \
+                 the limit",
                 limit.tokens, limit.seconds
             ),
         })
@@ -148,32 +153,48 @@ impl GatewayObservation<'_> {
     fn consequence(&self) -> &'static str {
         match self.mode {
             DetectionMode::Enforce => {
-                "; no call is made until the annotation agentloop.dev/resume is set \
+                "; calls are blocked until the annotation agentloop.dev/resume is set \
                  (spec.guardrails.loopDetection.mode is Enforce)"
             }
             DetectionMode::Warn | DetectionMode::Disabled => {
-                "; spec.guardrails.loopDetection.mode: Enforce would pause it"
+                "; to block calls in this case, set spec.guardrails.loopDetection.mode to Enforce"
             }
         }
     }
 }
 
-/// What the status says was found.
+/// Reads the previous finding back from the status, which is the only place where it is kept.
 fn previous_finding(status: &AgentStatus) -> Option<LoopFinding> {
     let held = condition::find(&status.conditions, ConditionType::LoopDetected).filter(|held| held.status == "True")?;
-    let held = Some(held).filter(|held| is_from_gateway(held))?;
     Some(LoopFinding {
-        sign: held.reason.parse().ok()?,
+        sign: sign(held)?,
         message: held.message.clone(),
     })
 }
 
-/// Whether a condition speaks of what was seen from outside.
+/// Whether the condition was set by this module, and not from a report of the engine.
 pub(super) fn is_from_gateway(held: &Condition) -> bool {
-    held.message.starts_with(FROM_OUTSIDE)
+    sign(held).is_some()
 }
 
-/// Looks at an Agent that these limits hold for. Without its gateway's word what was found stays.
+/// The sign in the condition; `None`: it was set from a report of the engine.
+fn sign(held: &Condition) -> Option<GatewaySign> {
+    held.reason.parse().ok().or_else(|| early_sign(held))
+}
+
+/// The sign in a status that an early controller wrote: it used the reasons of the engine, and only the prefix of the
+/// message told them apart.
+fn early_sign(held: &Condition) -> Option<GatewaySign> {
+    match held.reason.parse().ok()? {
+        _ if !held.message.starts_with(FROM_OUTSIDE) => None,
+        LoopSign::RepeatedCall => Some(GatewaySign::RepeatedRequest),
+        LoopSign::NoProgress => Some(GatewaySign::HighBurnRate),
+        LoopSign::RepeatedError | LoopSign::Cycle => None,
+    }
+}
+
+/// Checks the counters of an Agent against its token limits. Without a report of the gateway, the previous finding is
+/// kept.
 pub(super) fn detect(
     agent: &Agent,
     status: &AgentStatus,
@@ -194,7 +215,7 @@ fn mode(agent: &Agent) -> DetectionMode {
     agent.spec.guardrails.loop_detection.mode
 }
 
-/// Why no call is made, where a repeated request was seen and the Agent is to be paused for it.
+/// The failure with which the gateway refuses calls, if the finding blocks them.
 pub(super) fn call_block(agent: &Agent, finding: Option<&LoopFinding>) -> Option<CallFailure> {
     finding
         .filter(|finding| finding.blocks(agent))
@@ -206,13 +227,15 @@ pub(super) fn call_block(agent: &Agent, finding: Option<&LoopFinding>) -> Option
         })
 }
 
-/// A hash as it may be shown: whatever a gateway says, it is no text.
+/// Reduces a reported hash to at most 16 hexadecimal digits, so that a gateway cannot put text into the status.
 fn short(hash: &str) -> String {
     hash.chars().filter(char::is_ascii_hexdigit).take(16).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use strum::IntoEnumIterator;
+
     use super::*;
     use crate::link::messages::PodReport;
 
@@ -256,7 +279,7 @@ mod tests {
         .unwrap()
     }
 
-    fn warned(pulse: &RequestStats, limits: &[WindowedLimit], before: Option<&LoopFinding>) -> Option<LoopSign> {
+    fn warned(pulse: &RequestStats, limits: &[WindowedLimit], before: Option<&LoopFinding>) -> Option<GatewaySign> {
         sighted(DetectionMode::Warn, pulse, limits, before.cloned()).map(|finding| finding.sign)
     }
 
@@ -264,10 +287,16 @@ mod tests {
     fn the_fifth_equal_request_of_twenty_is_a_loop_and_the_fourth_may_be_a_retry() {
         assert_eq!(warned(&pulse(4, 0), &[], None), None);
         let found = sighted(DetectionMode::Warn, &pulse(5, 0), &[], None).unwrap();
-        assert_eq!(found.sign, LoopSign::RepeatedCall);
+        assert_eq!(found.sign, GatewaySign::RepeatedRequest);
         assert!(found.message.contains("00ff00ff00ff00ff"), "{}", found.message);
-        assert_eq!(warned(&pulse(4, 0), &[], Some(&found)), Some(LoopSign::RepeatedCall));
-        assert_eq!(warned(&pulse(3, 0), &[], Some(&found)), Some(LoopSign::RepeatedCall));
+        assert_eq!(
+            warned(&pulse(4, 0), &[], Some(&found)),
+            Some(GatewaySign::RepeatedRequest)
+        );
+        assert_eq!(
+            warned(&pulse(3, 0), &[], Some(&found)),
+            Some(GatewaySign::RepeatedRequest)
+        );
         assert_eq!(warned(&pulse(2, 0), &[], Some(&found)), None);
     }
 
@@ -276,10 +305,10 @@ mod tests {
         let alarm = 41_665;
         assert_eq!(warned(&pulse(0, alarm), &[HOUR], None), None);
         let found = sighted(DetectionMode::Warn, &pulse(0, alarm + 1), &[HOUR], None).unwrap();
-        assert_eq!(found.sign, LoopSign::NoProgress);
+        assert_eq!(found.sign, GatewaySign::HighBurnRate);
         assert_eq!(
             warned(&pulse(0, alarm / 2 + 1), &[HOUR], Some(&found)),
-            Some(LoopSign::NoProgress)
+            Some(GatewaySign::HighBurnRate)
         );
         assert_eq!(warned(&pulse(0, alarm / 2), &[HOUR], Some(&found)), None);
         assert_eq!(
@@ -291,7 +320,7 @@ mod tests {
 
     #[test]
     fn work_after_a_long_sleep_is_no_loop() {
-        // Fifty minutes of sleep, and the hour's tokens spread over the ten that are left.
+        // Fifty minutes of sleep, then the hour's tokens spread over the remaining ten minutes.
         assert_eq!(warned(&pulse(0, 41_600), &[HOUR], None), None);
         // One hour of work a day: 24 times the even pace.
         let day = WindowedLimit {
@@ -299,7 +328,7 @@ mod tests {
             seconds: 86_400,
         };
         assert_eq!(warned(&pulse(0, 1_000_000 / 24), &[day], None), None);
-        assert_eq!(warned(&pulse(0, 50_001), &[day], None), Some(LoopSign::NoProgress));
+        assert_eq!(warned(&pulse(0, 50_001), &[day], None), Some(GatewaySign::HighBurnRate));
     }
 
     #[test]
@@ -309,7 +338,10 @@ mod tests {
             seconds: 3600,
         };
         assert_eq!(warned(&pulse(0, FLOOR), &[small], None), None);
-        assert_eq!(warned(&pulse(0, FLOOR + 1), &[small], None), Some(LoopSign::NoProgress));
+        assert_eq!(
+            warned(&pulse(0, FLOOR + 1), &[small], None),
+            Some(GatewaySign::HighBurnRate)
+        );
     }
 
     #[test]
@@ -320,7 +352,7 @@ mod tests {
         };
         assert_eq!(
             warned(&pulse(0, 41_666), &[large, HOUR], None),
-            Some(LoopSign::NoProgress)
+            Some(GatewaySign::HighBurnRate)
         );
         assert_eq!(warned(&pulse(0, i64::MAX), &[large], None), None);
         let none = WindowedLimit { tokens: 0, seconds: 0 };
@@ -358,7 +390,7 @@ mod tests {
         assert_eq!(asked.finding(), None);
     }
 
-    /// The status that an Agent has, its gateway saying this.
+    /// The finding and the resulting status after the gateway reports these counters.
     fn seen(agent: &Agent, status: &AgentStatus, pulse: RequestStats) -> (Option<LoopFinding>, AgentStatus) {
         let heard = ReceivedReport {
             report: PodReport {
@@ -390,11 +422,14 @@ mod tests {
     fn what_is_found_lives_in_the_status_until_the_request_to_resume_and_is_looked_for_anew_after_it() {
         let mut agent = agent("Enforce");
         let (found, status) = seen(&agent, &AgentStatus::default(), pulse(5, 0));
-        assert_eq!(found.as_ref().map(|found| found.sign), Some(LoopSign::RepeatedCall));
+        assert_eq!(
+            found.as_ref().map(|found| found.sign),
+            Some(GatewaySign::RepeatedRequest)
+        );
         assert_eq!(
             detect(&agent, &status, None, &[HOUR]),
             found,
-            "another controller, no word yet"
+            "a restarted controller, before the first report"
         );
         let (still, mut status) = seen(&agent, &status, pulse(0, 0));
         assert_eq!(still, found);
@@ -402,7 +437,7 @@ mod tests {
         assert_eq!(
             seen(&agent, &status, pulse(20, 0)).0,
             None,
-            "a pulse of before the request"
+            "counters from before the request"
         );
         status.last_handled_requests = Some(crate::api::status::HandledRequests {
             resume: Some("1".into()),
@@ -411,14 +446,14 @@ mod tests {
         status.conditions.clear();
         assert_eq!(seen(&agent, &status, pulse(4, 0)).0, None);
         let (again, _) = seen(&agent, &status, pulse(5, 0));
-        assert_eq!(again.map(|found| found.sign), Some(LoopSign::RepeatedCall));
+        assert_eq!(again.map(|found| found.sign), Some(GatewaySign::RepeatedRequest));
     }
 
     #[test]
     fn a_burn_is_warned_of_and_taken_back_also_where_loops_are_stopped() {
         let agent = agent("Enforce");
         let (found, status) = seen(&agent, &AgentStatus::default(), pulse(0, 41_666));
-        assert_eq!(found.as_ref().map(|found| found.sign), Some(LoopSign::NoProgress));
+        assert_eq!(found.as_ref().map(|found| found.sign), Some(GatewaySign::HighBurnRate));
         assert_eq!(call_block(&agent, found.as_ref()), None);
         assert_eq!(seen(&agent, &status, pulse(0, 41_665)).0, found);
         assert_eq!(seen(&agent, &status, pulse(0, 0)).0, None);
@@ -428,9 +463,35 @@ mod tests {
     fn what_the_engine_detected_is_not_taken_for_what_was_seen_from_outside() {
         let agent = agent("Enforce");
         let (_, mut status) = seen(&agent, &AgentStatus::default(), pulse(5, 0));
+        LoopSign::RepeatedCall
+            .as_ref()
+            .clone_into(&mut status.conditions[0].reason);
         "the same call with the same result 3 times in a row".clone_into(&mut status.conditions[0].message);
         assert_eq!(seen(&agent, &status, pulse(0, 0)).0, None);
         assert_eq!(detect(&agent, &status, None, &[]), None);
+    }
+
+    #[test]
+    fn a_finding_of_an_early_controller_is_taken_over_with_its_words() {
+        let agent = agent("Enforce");
+        for (early, sign) in [
+            (LoopSign::RepeatedCall, GatewaySign::RepeatedRequest),
+            (LoopSign::NoProgress, GatewaySign::HighBurnRate),
+        ] {
+            let (_, mut status) = seen(&agent, &AgentStatus::default(), pulse(5, 0));
+            early.as_ref().clone_into(&mut status.conditions[0].reason);
+            let found = detect(&agent, &status, None, &[]).unwrap();
+            assert_eq!(
+                (found.sign, found.message),
+                (sign, status.conditions[0].message.clone())
+            );
+        }
+    }
+
+    #[test]
+    fn the_reason_tells_who_detected_the_loop() {
+        let of_engine: Vec<_> = LoopSign::iter().map(|sign| sign.as_ref().to_owned()).collect();
+        assert!(GatewaySign::iter().all(|sign| !of_engine.iter().any(|other| other == sign.as_ref())));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! What is to become of an Agent's pod. Pure: the heart of the step `desired`.
+//! Decides what to do with an Agent's pod. Pure.
 //!
-//! The rule above all others: never a second pod while the first may act. The name is fixed, so the API server holds
-//! it; an ending pod is waited for; force is used only where the node is known to be gone, or where a pod without a volume
-//! has been silent for so long that it can act no more.
+//! The invariant: never start a second pod while the first one may act. The pod's name is fixed, so the API server
+//! enforces it. The controller waits for a terminating pod. It forces a deletion only if the node is known to be gone,
+//! or if a pod without persistent state has been silent for so long that it can no longer act.
 
 use std::time::Duration;
 
@@ -10,7 +10,6 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::context::ReconcilerSettings;
 use super::manifest::PodAnnotations;
-use super::pod_state::PodState;
 use super::reconcile_state::AgentReconcileState;
 use super::{liveness, requests};
 use crate::api::agent::UpdateStrategy;
@@ -18,65 +17,65 @@ use crate::api::status::{LoopOutcome, LoopState, PauseReason};
 use crate::api::tools::MAX_TIMEOUT_SECONDS;
 use crate::api::{Agent, AgentStatus};
 use crate::controller::pod_sessions::ReceivedReport;
+use crate::controller::runtime::pod_state::PodState;
 
-/// How long a pod has to say that it stopped before a suspended Agent's pod is deleted.
+/// How long a pod may take to report that it stopped before the pod of a suspended Agent is deleted.
 pub(super) const SUSPEND_PATIENCE: Duration = Duration::from_secs(3);
-/// How long after the grace period an ending pod is given before its node is looked at.
+/// How long after its grace period a terminating pod is overdue, so that its node is checked.
 const OVERDUE: Duration = Duration::from_secs(30);
 
-/// Why there is to be no pod.
+/// Why no pod is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RestReason {
     /// `spec.suspend`.
     Suspended,
-    /// The agent ended its loop itself.
     Completed,
 }
 
-/// Why a pod is deleted so that another can follow.
+/// Why a pod is deleted and recreated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplaceReason {
-    /// The spec changed.
     Outdated,
-    /// Its loop stopped and is to go on.
+    /// Its loop stopped and should resume.
     Stopped,
-    /// It ended for good: evicted, or its node shut down.
+    /// It terminated permanently: evicted, or its node shut down.
     Ended,
-    /// It was made for an earlier Agent of the same name.
+    /// It was created for an earlier Agent with the same name.
     Foreign,
 }
 
-/// What is to become of the pod.
+/// The decision about the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Intent {
-    /// There is none: make it.
+    /// No pod exists: create one.
     Create,
-    /// There is none, and none is made before this moment.
+    /// No pod exists; create one no earlier than this time (backoff).
     CreateLater(Timestamp),
-    /// It is right.
+    /// The pod matches the spec.
     Keep,
-    /// It is of an older spec; it stays until its loop is idle (true) or somebody deletes it (false).
+    /// The pod runs an older spec. It stays until its loop is idle (true) or until a user deletes it (false).
     KeepOutdated(bool),
-    /// Delete it; another follows.
+    /// Delete the pod; a new one is created afterwards.
     Replace(ReplaceReason),
-    /// It was told to suspend: wait until it says that it stopped, or until this moment.
+    /// The pod was directed to suspend: wait until it reports that it stopped, but no longer than until this time.
     AwaitStop(Timestamp),
-    /// The loop has ended; first write that down, then delete the pod.
+    /// The loop has ended: write the outcome to the status first, delete the pod afterwards. A crash in between repeats
+    /// the write and loses nothing.
     RecordOutcome,
-    /// Delete it; none follows.
+    /// Delete the pod; no other is created.
     Remove(RestReason),
-    /// There is none, and none is wanted.
+    /// No pod exists, and none is wanted.
     Rest(RestReason),
-    /// It is ending: wait.
+    /// The pod is terminating: wait.
     Ending {
-        /// None follows.
+        /// Why no other pod is created; `None`: one is created.
         rest: Option<RestReason>,
-        /// It should be gone long since: look at its node.
+        /// It should be gone by now: check its node.
         overdue: bool,
     },
 }
 
-/// What the decision is made of.
+/// The input of the decision.
 pub(super) struct PodSituation<'a> {
     pub(super) agent: &'a Agent,
     pub(super) status: &'a AgentStatus,
@@ -90,7 +89,6 @@ pub(super) struct PodSituation<'a> {
 }
 
 impl PodSituation<'_> {
-    /// The decision.
     pub(super) fn intent(&self) -> Intent {
         match self.pod {
             None => self.without_pod(),
@@ -105,8 +103,8 @@ impl PodSituation<'_> {
         }
     }
 
-    /// Whether the pod can act no more, by its silence alone, and shares nothing with the next one. A pod of another spec may
-    /// have tools that take as long as any may.
+    /// Whether the pod can no longer act, judging by its silence alone, and shares no volume with its successor. A pod
+    /// of another spec may have other tools, so the largest timeout that the API allows applies.
     pub(super) fn is_spent(&self) -> bool {
         let spec = &self.agent.spec;
         let shares = !spec.storage.ephemeral || spec.workspace.is_some();
@@ -149,6 +147,8 @@ impl PodSituation<'_> {
         let report = self.heard.and_then(|heard| heard.report.loop_.as_ref());
         let outcome = report.is_some_and(|report| report.outcome.is_some());
         let recorded = self.recorded_outcome() && self.recorded_epoch() == pod.epoch;
+        // Delete the pod only if its outcome is in the status already: otherwise a crash of the controller between the
+        // deletion and the write would lose the outcome, and the completed loop would be started again.
         let unheard = report.is_none();
         if (outcome || unheard) && recorded {
             return if self.restart_wanted() {
@@ -167,6 +167,7 @@ impl PodSituation<'_> {
                     .iter()
                     .any(|held| held.reason == PauseReason::SuspendedBySpec)
         });
+        // The spec no longer asks for a suspend, but this pod has stopped for one: only a new pod resumes the loop.
         if suspended {
             return Intent::Replace(ReplaceReason::Stopped);
         }
@@ -176,7 +177,8 @@ impl PodSituation<'_> {
         Intent::Keep
     }
 
-    /// The directive goes out first; the pod is deleted once it said that it stopped, or does not answer.
+    /// Suspends in two steps: the directive first, so that the loop can stop cleanly; then the deletion,
+    /// once the pod has reported that it stopped, has no contact, or [`SUSPEND_PATIENCE`] is over.
     fn suspend(&self, pod: &PodState) -> Intent {
         let stopped = self
             .heard
@@ -191,7 +193,7 @@ impl PodSituation<'_> {
         Intent::Remove(RestReason::Suspended)
     }
 
-    /// Why no pod is wanted, if so.
+    /// The reason why no pod is wanted, if any.
     fn rest_reason(&self) -> Option<RestReason> {
         if self.agent.spec.suspend {
             return Some(RestReason::Suspended);
@@ -199,7 +201,8 @@ impl PodSituation<'_> {
         (self.recorded_outcome() && !self.restart_wanted()).then_some(RestReason::Completed)
     }
 
-    /// A loop that ended starts again for a new spec or a new request; an idle one has nothing to resume.
+    /// A completed loop restarts for a new spec or an open request. An idle one does not restart for a resume request:
+    /// it has nothing to resume.
     fn restart_wanted(&self) -> bool {
         let open = requests::open(self.agent, self.status);
         let idle = self.outcome() == Some(LoopOutcome::Idle);
@@ -220,23 +223,23 @@ impl PodSituation<'_> {
         self.status.r#loop.as_ref().map_or(0, |status| status.epoch)
     }
 
-    /// Whether the pod is of another spec; with `Immediate` also of another image.
+    /// Whether the pod was created from another spec or, with `Immediate`, from another image.
     fn outdated(&self, pod: &PodState) -> bool {
         self.marks.outdated(self.agent)
             || self.agent.spec.pod.update_strategy == UpdateStrategy::Immediate
                 && pod.image.as_ref().is_some_and(|image| *image != self.settings.image)
     }
 
-    /// Whether nothing is lost by ending the pod now: no turn is being taken.
+    /// Whether the pod can be deleted without interrupting a turn.
     fn idle(&self, pod: &PodState) -> bool {
-        use super::pod_state::PodReason;
+        use crate::controller::runtime::pod_state::PodReason;
         let report = self.heard.and_then(|heard| heard.report.loop_.as_ref());
         match report {
             Some(report) => matches!(
                 report.state,
                 LoopState::Sleeping | LoopState::Paused | LoopState::Stopped
             ),
-            // Nobody spoke yet: a pod that cannot start is idle, one that runs may be in a turn.
+            // Before the first report, a pod that cannot start is idle; one that runs may be in a turn.
             None => pod.reason != PodReason::Running,
         }
     }

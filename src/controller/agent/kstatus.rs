@@ -1,9 +1,9 @@
-//! What Flux, Helm and `kubectl wait` make of a status: kstatus's rules for a custom resource, for tests.
+//! The rules by which kstatus (used by Flux, Helm and others) computes the status of a custom resource. For tests.
 
 use crate::api::AgentStatus;
 use crate::api::condition::{ConditionType, find};
 
-/// kstatus's verdicts that a live object can have.
+/// The verdicts of kstatus for an object that is not being deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum KstatusVerdict {
     Current,
@@ -11,8 +11,8 @@ pub(super) enum KstatusVerdict {
     Failed,
 }
 
-/// `Compute` of kstatus: generation first, then Reconciling and Stalled, then Ready; without Ready an object counts as
-/// done.
+/// `Compute` of kstatus: generation first, then `Reconciling` and `Stalled`, then `Ready`. An object without `Ready` is
+/// `Current`.
 pub(super) fn verdict(generation: Option<i64>, status: &AgentStatus) -> KstatusVerdict {
     if status.observed_generation.is_some() && status.observed_generation != generation {
         return KstatusVerdict::InProgress;

@@ -1,5 +1,5 @@
-//! Notices pods that fell silent, and those that speak again, and says when a silent one can act no more. One sweep for all
-//! Agents instead of a timer for each.
+//! Detects pods that have lost contact or regained it, and decides when a silent pod can no longer act. One sweep
+//! covers all Agents, instead of one timer each.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use super::reconcile_state::ReconcileStates;
 use crate::controller::pod_sessions::{AgentKey, PodSessions};
 use crate::link::messages::RUN_LEASE_SECONDS;
 
-/// Time between two sweeps.
+/// Interval between two sweeps.
 pub(super) const SWEEP: Duration = Duration::from_secs(5);
 
-/// Whether a pod that is listened to since `since` has been silent for the whole run lease.
+/// Whether a pod that is monitored since `since` has been silent for the whole run lease.
 pub(super) fn is_silent(last_contact: Option<Timestamp>, since: Timestamp, now: Timestamp) -> bool {
     now.duration_since(last_heard(last_contact, since)) >= run_lease()
 }
 
-/// Whether nothing of such a pod can act any more, wherever it runs: it starts nothing once the run lease is over, and what
-/// it had started is over after the longest time that one of its tools may take.
+/// Whether nothing of a silent pod can still act, wherever it runs. A worker starts nothing after its run lease has
+/// expired, and what it started before ends within the longest timeout of its tools.
 pub(super) fn can_act_no_more(
     last_contact: Option<Timestamp>,
     since: Timestamp,
@@ -36,7 +36,7 @@ fn run_lease() -> SignedDuration {
     SignedDuration::from_secs(i64::try_from(RUN_LEASE_SECONDS).unwrap_or(i64::MAX))
 }
 
-/// Agents whose silence began or ended since it was last looked at.
+/// Agents whose silence began or ended since the last reconcile noticed it.
 pub(super) fn changed_agents(memory: &ReconcileStates, loops: &PodSessions, now: Timestamp) -> Vec<AgentKey> {
     let listening = memory.listening();
     listening
@@ -68,7 +68,7 @@ mod tests {
         let unheard = |now: i64| can_act_no_more(None, at(100), SignedDuration::from_secs(5), at(now));
         assert!(
             !unheard(164) && unheard(165),
-            "a controller that started anew counts from then"
+            "a restarted controller counts from its own start"
         );
     }
 

@@ -1,7 +1,7 @@
-//! The pod of an Agent. Pure: the same Agent, epoch and settings give the same pod.
+//! Builds the pod of an Agent. Pure: the same Agent, epoch and settings give the same pod.
 //!
-//! Who may see what (DESIGN 1) is decided here by mounts: the keys, the token and the script only in the gateway, the
-//! instructions, the journal and the workspace only in the worker, the socket in both.
+//! The mounts decide which container can read what: the API keys, the link token and the scripts only the gateway; the
+//! instructions, the journal and the workspace only the worker; the socket both.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt};
 
 use super::context::ReconcilerSettings;
-use super::{names, objects};
+use super::objects;
 use crate::api::agent::{KeyRef, PodSettings, SkillSpec, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
 use crate::controller::pod_security;
+use crate::controller::runtime::names;
 use crate::link::pod::{
     API_KEY_FILE, AgentEgress, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR,
     LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR,
@@ -26,14 +27,13 @@ use crate::link::pod::{
     WORKSPACE_VOLUME,
 };
 
-/// The binary in the image.
+/// Path of the binary in the image.
 const BINARY: &str = "/agentloop";
-/// Seconds a link token lives; the kubelet renews it.
+/// Lifetime of a link token in seconds; the kubelet rotates it.
 const TOKEN_SECONDS: i64 = 3600;
-/// Group-readable files: gateway and worker have different uids and the same group.
+/// Mode of the files: readable for the group, because gateway and worker have different UIDs and the same group.
 const GROUP_READABLE: i32 = 0o440;
 
-/// The whole pod.
 pub(super) fn pod(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Pod {
     let chosen = &agent.spec.pod;
     let mut labels = chosen.labels.clone();
@@ -61,7 +61,7 @@ pub(super) fn pod(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> P
     }
 }
 
-/// Hash of all in a spec that a pod is made of; `suspend` and the update strategy are not.
+/// Hash of all fields of a spec that determine the pod; `suspend` and the update strategy do not.
 pub(super) fn spec_hash(spec: &AgentSpec) -> String {
     let mut spec = spec.clone();
     spec.suspend = false;
@@ -72,7 +72,8 @@ pub(super) fn spec_hash(spec: &AgentSpec) -> String {
     format!("{:016x}", prefix.fold(0_u64, |hash, byte| hash << 8 | u64::from(*byte)))
 }
 
-/// Configuration of a container as the value of its variable. The gateway does not get the instructions.
+/// The configuration of a container, as JSON in an environment variable. The gateway's does not contain the
+/// instructions.
 pub(super) fn config(agent: &Agent, epoch: i64, settings: &ReconcilerSettings, container: &str) -> String {
     let mut spec = agent.spec.clone();
     spec.pod = PodSettings::default();
@@ -93,7 +94,7 @@ pub(super) fn config(agent: &Agent, epoch: i64, settings: &ReconcilerSettings, c
             AgentEgress::default()
         },
     };
-    // The kubelet expands `$(NAME)` and halves `$$` in values; as a JSON escape no `$` is left to expand.
+    // The kubelet expands `$(NAME)` and unescapes `$$` in values. Written as a JSON escape, no `$` is left to expand.
     serde_json::to_string(&config)
         .unwrap_or_default()
         .replace('$', "\\u0024")
@@ -126,7 +127,7 @@ fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
-/// A native sidecar: it serves before the worker starts and ends after it.
+/// A native sidecar: it serves before the worker starts and terminates after it.
 fn gateway(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Container {
     let mut mounts = vec![
         mount("socket", SOCKET_DIR, false),
@@ -191,7 +192,7 @@ fn worker(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Container
     }
 }
 
-/// What both containers have: the image, its configuration, and the `restricted` profile.
+/// Common fields of both containers: the image, the configuration, and the `restricted` profile.
 fn container(agent: &Agent, epoch: i64, settings: &ReconcilerSettings, name: &str, uid: i64) -> Container {
     Container {
         name: name.into(),
@@ -253,7 +254,7 @@ fn volumes(agent: &Agent) -> Vec<Volume> {
     volumes
 }
 
-/// Tool servers with a Secret of headers, and its name.
+/// Tool servers with a `headersSecretRef`, and the name of the Secret.
 fn header_secrets(spec: &AgentSpec) -> impl Iterator<Item = (&str, &str)> {
     let servers = spec.tools.servers.iter();
     servers.filter_map(|server| Some((server.name.as_str(), server.headers_secret_ref.as_ref()?.name.as_str())))
@@ -333,7 +334,7 @@ fn ca_volume() -> Volume {
     )
 }
 
-/// One volume for all, so that edits arrive together.
+/// One projected volume for all skills, so that edits become visible together.
 fn skills_volume(skills: &[SkillSpec]) -> Volume {
     let source = |skill: &SkillSpec| VolumeProjection {
         config_map: Some(ConfigMapProjection {
@@ -407,7 +408,7 @@ fn sub_path(volume: &str, path: &str, sub_path: &str) -> VolumeMount {
     }
 }
 
-/// The directory of a path; mounts are whole directories, so that the kubelet can renew what is in them.
+/// The directory of a path. Whole directories are mounted because the kubelet does not update `subPath` mounts.
 fn directory(path: &str) -> &str {
     path.rsplit_once('/').map_or("/", |(directory, _)| directory)
 }
@@ -416,7 +417,7 @@ fn file(path: &str) -> &str {
     path.rsplit_once('/').map_or(path, |(_, file)| file)
 }
 
-/// Annotations of a pod that this module wrote, read back.
+/// Reads back the annotations of a pod that this module wrote.
 pub(super) struct PodAnnotations<'a>(pub(super) Option<&'a BTreeMap<String, String>>);
 
 impl PodAnnotations<'_> {
@@ -424,13 +425,8 @@ impl PodAnnotations<'_> {
         self.0?.get(key).map(String::as_str)
     }
 
-    /// The fencing epoch; 0 when it is unreadable.
-    pub(super) fn epoch(&self) -> i64 {
-        self.get(names::EPOCH).and_then(|text| text.parse().ok()).unwrap_or(0)
-    }
-
-    /// Whether the pod was made from another spec. A generation that has not moved means the same spec, whatever a
-    /// newer controller makes of it: an upgrade alone replaces nothing.
+    /// Whether the pod was created from another spec. The same generation means the same spec, even if a newer
+    /// controller computes a different hash, so that an upgrade alone replaces no pod.
     pub(super) fn outdated(&self, agent: &Agent) -> bool {
         let generation = agent.metadata.generation.unwrap_or_default().to_string();
         self.get(names::GENERATION) != Some(generation.as_str())

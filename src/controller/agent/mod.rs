@@ -1,48 +1,46 @@
 //! The Agent reconciler, in five steps: observe → validate → desired → apply → status.
 //!
-//! `observe` and `apply` speak with the API server and decide nothing; `validate`, `desired` and `status` decide and
-//! do no I/O. A user's mistake is a condition, never an error; an error means «try again».
+//! `observe` reads everything: the API server, the link, the ledger and the Sensors. `desired` names every change, `apply`
+//! makes them, and `publish` writes the status. `validate`, `desired` and `status` decide and do no I/O.
+//! A user's mistake becomes a condition, never an error; an error means "retry".
 
 mod apply;
-pub(in crate::controller) mod backoff;
 mod claims;
 mod conditions;
 mod context;
 mod controller;
 mod desired;
 #[cfg(test)]
+mod desired_tests;
+#[cfg(test)]
 mod detection_tests;
-pub(in crate::controller) mod error;
-pub(in crate::controller) mod events;
+mod events;
 mod gateway_loop_detection;
 mod intent;
 #[cfg(test)]
 mod kstatus;
 mod liveness;
 mod manifest;
-mod names;
 mod namespace_cleanup;
-pub(in crate::controller) mod namespace_objects;
 mod objects;
 mod observe;
-pub(in crate::controller) mod pod_state;
 mod preflight;
-pub(in crate::controller) mod publish;
+mod publish;
 mod reconcile;
 mod reconcile_state;
 mod requests;
+mod scopes;
 mod scripts;
 #[cfg(test)]
 mod sensor_tests;
 mod status;
 #[cfg(test)]
 mod status_tests;
-pub(in crate::controller) mod status_throttle;
 mod totals;
 mod triggers;
-mod validate;
+pub(in crate::controller) mod validate;
+mod write_timing;
 
-pub use context::{AgentsView, ReconcileErrorKind, ReconcileObserver, ReconcileResult, ReconcilerSettings, WallClock};
-pub use controller::{ReconcilerParts, recorder, run};
-pub use events::{EventSink, KubeEvent};
+pub use context::{AgentsView, ReconcileObserver, ReconcilerSettings};
+pub use controller::{ReconcilerParts, run};
 pub use preflight::{ReferenceKind, find_problem};

@@ -1,27 +1,28 @@
-//! Takes away what a namespace had for pods of ours once its last Agent, its last Sensor and their pods are gone.
+//! Deletes the shared objects of a namespace after its last Agent, its last Sensor and their pods are gone.
 //!
-//! Looks whenever somebody left. What was left while nobody led is not looked for: it holds no secret and no right, and goes
-//! with the next one who comes and leaves.
+//! Checks after each deletion of an Agent, Sensor or pod. It does not search for objects left over from a time without
+//! a leader: they hold no secret and grant no permission, and are deleted the next time that an Agent or Sensor is
+//! created there and deleted.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::Store;
 
-use super::error::ReconcileError;
-use super::namespace_objects::NamespaceObjects;
 use super::reconcile::SharedContext;
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::namespace_objects::NamespaceObjects;
+use crate::controller::runtime::watched_pod::WatchedPod;
 
-/// Who is replaced by another of its name is back within this time; and many often leave together.
+/// Delay before the check: a recreated object is back within this time, and many deletions often come together.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Time until what could not be taken away is tried again.
+/// Interval between retries of failed deletions.
 const AGAIN: Duration = Duration::from_mins(10);
 
-/// Sweeps until the run ends.
-pub(super) async fn clean_up(shared: &SharedContext, pods: &[Store<Pod>]) {
+/// Runs until the reconciler ends.
+pub(super) async fn clean_up(shared: &SharedContext, pods: &[Store<WatchedPod>]) {
     for store in pods {
-        // Fails only when the watch is gone, which ends the run anyway.
+        // Fails only if the watch is gone, which ends the run anyway.
         let _ = store.wait_until_ready().await;
     }
     loop {
@@ -33,7 +34,7 @@ pub(super) async fn clean_up(shared: &SharedContext, pods: &[Store<Pod>]) {
         let made: BTreeSet<String> = kinds(shared).into_iter().flat_map(NamespaceObjects::made).collect();
         for namespace in made.iter().filter(|namespace| is_abandoned(shared, pods, namespace)) {
             if let Err(error) = clear(shared, pods, namespace).await {
-                tracing::warn!(namespace, %error, "what Agents and Sensors shared could not be taken away");
+                tracing::warn!(namespace, %error, "failed to delete the shared objects of a namespace; retrying");
             }
         }
     }
@@ -43,14 +44,15 @@ fn kinds(shared: &SharedContext) -> [&NamespaceObjects; 2] {
     [&shared.namespaces, shared.sensors.namespaces()]
 }
 
-fn is_abandoned(shared: &SharedContext, pods: &[Store<Pod>], namespace: &str) -> bool {
-    let is_here = |pod: &Pod| pod.metadata.namespace.as_deref() == Some(namespace);
-    // The pods are looked through only where nothing else is.
+fn is_abandoned(shared: &SharedContext, pods: &[Store<WatchedPod>], namespace: &str) -> bool {
+    let is_here = |pod: &WatchedPod| pod.metadata.namespace.as_deref() == Some(namespace);
+    // Short circuit: the pods are searched only in namespaces without Agents and Sensors.
     shared.sensors.is_empty(namespace) && !pods.iter().any(|store| store.find(is_here).is_some())
 }
 
-/// Whoever comes meanwhile waits, and makes it all again: it is known here before anything is made for it.
-async fn clear(shared: &SharedContext, pods: &[Store<Pod>], namespace: &str) -> Result<(), ReconcileError> {
+/// Holds both creation locks and checks again under them. An Agent or Sensor that arrives meanwhile waits and then
+/// recreates the objects; it is registered before anything is created for it, so the second check sees it.
+async fn clear(shared: &SharedContext, pods: &[Store<WatchedPod>], namespace: &str) -> Result<(), ReconcileError> {
     let [agents, sensors] = kinds(shared);
     let _held = (agents.lock_creation().await, sensors.lock_creation().await);
     agents.forget(namespace);

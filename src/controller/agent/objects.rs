@@ -1,20 +1,22 @@
-//! The small objects around a pod: its volume claims, and per namespace the service account and the CA bundle.
+//! The small objects around a pod: its volume claims, and per namespace the service account and the network policy.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    ConfigMap, PersistentVolumeClaim, PersistentVolumeClaimSpec, ServiceAccount, VolumeResourceRequirements,
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, ServiceAccount, VolumeResourceRequirements,
 };
+use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 use kube::{Resource, ResourceExt};
 
-use super::names;
 use crate::api::agent::RetentionPolicy;
 use crate::api::{AGENT_LABEL, Agent};
-use crate::link::pod::{LINK_CA_CONFIGMAP, SERVICE_ACCOUNT};
+use crate::controller::runtime::names;
+use crate::controller::runtime::shared_objects::{shared_labels, shared_meta};
+use crate::link::pod::SERVICE_ACCOUNT;
 
-/// Labels of everything made for one Agent.
+/// Labels of every object of one Agent.
 pub(super) fn labels(agent: &Agent) -> BTreeMap<String, String> {
     let name = agent.name_any();
     let mut labels = shared_labels();
@@ -24,25 +26,7 @@ pub(super) fn labels(agent: &Agent) -> BTreeMap<String, String> {
     labels
 }
 
-/// Labels of what all Agents of a namespace share.
-fn shared_labels() -> BTreeMap<String, String> {
-    BTreeMap::from([
-        ("app.kubernetes.io/part-of".into(), "agentloop".into()),
-        ("app.kubernetes.io/managed-by".into(), names::MANAGER.into()),
-    ])
-}
-
-/// Whether an object is one that the controller made for all pods of a namespace.
-pub(super) fn is_shared(meta: &ObjectMeta) -> bool {
-    let has = |(key, value): (&String, &String)| {
-        meta.labels
-            .as_ref()
-            .is_some_and(|labels| labels.get(key) == Some(value))
-    };
-    shared_labels().iter().all(has) && meta.owner_references.as_deref().unwrap_or_default().is_empty()
-}
-
-/// The claim of the state.
+/// The claim of the state volume.
 pub(super) fn claim(agent: &Agent) -> PersistentVolumeClaim {
     let storage = &agent.spec.storage;
     let name = names::claim(&agent.name_any());
@@ -54,7 +38,7 @@ pub(super) fn claim(agent: &Agent) -> PersistentVolumeClaim {
     claim
 }
 
-/// The claim of the workspace; `None`: there is no workspace, or its claim is the user's.
+/// The claim of the workspace; `None` without a workspace, or if the user provides the claim.
 pub(super) fn workspace_claim(agent: &Agent) -> Option<PersistentVolumeClaim> {
     let workspace = agent.spec.workspace.as_ref()?;
     if workspace.claim_name.is_some() {
@@ -65,7 +49,7 @@ pub(super) fn workspace_claim(agent: &Agent) -> Option<PersistentVolumeClaim> {
     Some(claim_of(agent, name, workspace.size(), class))
 }
 
-/// A volume claim. It goes with the Agent only when the Agent says so.
+/// A volume claim. The Agent owns it, so that it is deleted with the Agent, only with `retentionPolicy: Delete`.
 fn claim_of(agent: &Agent, name: String, size: &str, class: Option<&str>) -> PersistentVolumeClaim {
     let owned = agent.spec.storage.retention_policy == RetentionPolicy::Delete;
     PersistentVolumeClaim {
@@ -89,7 +73,7 @@ fn claim_of(agent: &Agent, name: String, size: &str, class: Option<&str>) -> Per
     }
 }
 
-/// The service account of agent pods: no rights, no token.
+/// The service account of agent pods: without permissions and without a token.
 pub(super) fn service_account(namespace: &str) -> ServiceAccount {
     ServiceAccount {
         metadata: shared_meta(namespace, SERVICE_ACCOUNT),
@@ -98,20 +82,25 @@ pub(super) fn service_account(namespace: &str) -> ServiceAccount {
     }
 }
 
-/// The CA bundle that gateways trust.
-pub(super) fn ca_bundle(namespace: &str, bundle: &str) -> ConfigMap {
-    ConfigMap {
-        metadata: shared_meta(namespace, LINK_CA_CONFIGMAP),
-        data: Some(BTreeMap::from([("ca.crt".into(), bundle.into())])),
-        ..ConfigMap::default()
-    }
-}
-
-fn shared_meta(namespace: &str, name: &str) -> ObjectMeta {
-    ObjectMeta {
-        name: Some(name.into()),
-        namespace: Some(namespace.into()),
-        labels: Some(shared_labels()),
-        ..ObjectMeta::default()
+/// Admits no connection to agent pods: they listen on no port, so only a sidecar that a user adds can need one, and policies
+/// add up.
+pub(super) fn network_policy(namespace: &str) -> NetworkPolicy {
+    let of_an_agent = LabelSelectorRequirement {
+        key: AGENT_LABEL.into(),
+        operator: "Exists".into(),
+        values: None,
+    };
+    NetworkPolicy {
+        metadata: shared_meta(namespace, SERVICE_ACCOUNT),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(LabelSelector {
+                match_expressions: Some(vec![of_an_agent]),
+                ..LabelSelector::default()
+            }),
+            policy_types: Some(vec!["Ingress".into()]),
+            // Applied as an empty list, so that rules that others add are removed.
+            ingress: Some(Vec::new()),
+            egress: None,
+        }),
     }
 }

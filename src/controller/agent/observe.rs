@@ -1,67 +1,89 @@
-//! Step one: what there is. All reads of a reconcile, and no decision.
+//! Reads everything that a reconcile needs, and derives the intent from it.
 //!
-//! Pods come from the watch. Everything else is read only when it matters: references before a pod is made, the node of
-//! a pod that should be gone. ADR 0002 says why references are not watched.
+//! Pods come from the watch. Everything else is read only when it matters: references before a pod is created, the node
+//! of an overdue pod. ADR 0002 explains why references are not watched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Secret};
 use kube::ResourceExt;
 use kube::api::Api;
 use kube::core::Status;
-use kube::runtime::reflector::ObjectRef;
 
 use super::claims::{self, ClaimState, VolumeClaim};
-use super::error::{ReconcileError, call, find};
 use super::gateway_loop_detection::{self, LoopFinding};
 use super::intent::{Intent, PodSituation};
 use super::manifest::PodAnnotations;
-use super::pod_state::{PodReason, PodState};
 use super::reconcile::{ReconcileContext, ReconciledAgent};
 use super::reconcile_state::AgentReconcileState;
 use super::totals;
 use super::validate::{AgentReferences, ModelReferences, ReferenceLookup};
 use crate::api::AgentStatus;
 use crate::api::agent::{KeyRef, ModelSpec};
+use crate::controller::budget::assignment::CallObstacle;
+use crate::controller::budget::shares::LimitShares;
 use crate::controller::pod_sessions::ReceivedReport;
+use crate::controller::runtime::error::{ReconcileError, call, find};
+use crate::controller::runtime::pod_state::{PodReason, PodState};
+use crate::controller::runtime::watched_pod::WatchedPod;
 use crate::link::messages::LoopTotals;
 
-/// What is known of the node of a pod that should be gone.
+/// The state of the node of an overdue pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeState {
-    /// Deleted, or marked out-of-service: nothing runs there.
+    /// Deleted, or tainted as out-of-service: nothing runs there.
     Gone,
-    /// It answers, or nothing is known of it.
+    /// Ready.
     There,
-    /// It does not answer: what runs there is unknown.
+    /// Not ready, or not readable for lack of permission: what runs there is unknown.
     Silent,
-    /// It does not answer, but what runs there can act no more, and has kept nothing that a second pod would use too.
+    /// Like `Silent`, but the pod can no longer act, and has no volume that a second pod would use too.
     Spent,
 }
 
-/// All that was read.
+/// What was read and derived.
 pub(super) struct ObservedAgent {
-    /// The pod.
     pub(super) pod: Option<PodState>,
-    /// What the pod last said.
+    /// The last report of the pod.
     pub(super) heard: Option<ReceivedReport>,
-    /// What is to become of the pod.
+    /// The decision about the pod.
     pub(super) intent: Intent,
-    /// What the references led to; `None` when they did not matter.
+    /// The results of reading the references; `None` if they were not needed.
     pub(super) references: Option<AgentReferences>,
-    /// The volume claims and what was found under their names; empty when they did not matter.
+    /// The volume claims and the objects found under their names; empty if they were not needed.
     pub(super) claims: Vec<VolumeClaim>,
-    /// The node of a pod that should be gone.
+    /// The node of an overdue pod.
     pub(super) node: Option<NodeState>,
-    /// All that is known to have been used: written, remembered, and just said.
+    /// The merged totals: written, remembered and just reported.
     pub(super) known: LoopTotals,
-    /// A loop that is seen from outside.
+    /// A loop detected from the gateway's counters.
     pub(super) finding: Option<LoopFinding>,
+    /// The last contact with the pod.
+    pub(super) last_contact: Option<Timestamp>,
+    /// What the ledger says; `None` until the AgentBudgets are listed.
+    pub(super) limits: Option<ObservedLimits>,
+    pub(super) sensors: ObservedSensors,
 }
 
-/// Reads what this Agent needs.
+/// What the ledger says about an Agent.
+pub(super) struct ObservedLimits {
+    /// Why it may make no call at all.
+    pub(super) obstacle: Option<CallObstacle>,
+    /// What remains of its limits.
+    pub(super) shares: LimitShares,
+}
+
+/// The Sensors that deliver to an Agent.
+pub(super) struct ObservedSensors {
+    /// Their names, by UID.
+    pub(super) names: BTreeMap<String, String>,
+    /// Problems of those with their own pod, by name; `None` until all of them were read.
+    pub(super) problems: Option<Vec<(String, String)>>,
+}
+
+/// Reads the state of one Agent and decides about its pod.
 pub(super) async fn observe(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
@@ -70,7 +92,7 @@ pub(super) async fn observe(
     now: Timestamp,
 ) -> Result<ObservedAgent, ReconcileError> {
     let found = current_pod(ctx, subject, memory);
-    let pod = found.as_deref().map(PodState::of);
+    let pod = found.as_deref().map(|pod| PodState::of(pod));
     let heard = pod
         .as_ref()
         .and_then(|pod| ctx.shared.loops.last_report(&subject.key, &pod.uid));
@@ -89,6 +111,7 @@ pub(super) async fn observe(
         now,
     };
     let intent = situation.intent();
+    // Independent reads run concurrently: references, and claims.
     let looked = async {
         if needs_references(intent, subject, memory) {
             return Box::pin(references(ctx, subject)).await.map(Some);
@@ -108,6 +131,8 @@ pub(super) async fn observe(
             node
         }
     });
+    // The session of a deleted pod still holds its final report. Merge and remember its totals now, because
+    // `final_report` returns it only once and the status may not be written in this reconcile.
     let parted = final_report(ctx, subject, memory, pod.as_ref());
     let known = totals::known(status, memory.known.as_ref(), heard.as_ref().or(parted.as_ref()));
     if parted.is_some() {
@@ -128,10 +153,25 @@ pub(super) async fn observe(
         node,
         known,
         finding,
+        last_contact,
+        limits: limits(ctx, subject),
+        sensors: ObservedSensors {
+            names: ctx.shared.sensors.names(&subject.key),
+            problems: ctx.shared.sensors.pod_problems(&subject.key),
+        },
     })
 }
 
-/// Claims are looked at before a pod is made, and while one waits for a node: one may be gone by then.
+fn limits(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Option<ObservedLimits> {
+    let budgets = &ctx.shared.budgets;
+    budgets.has_decided().then(|| ObservedLimits {
+        obstacle: budgets.decision(&subject.key).and_then(|decision| decision.obstacle),
+        shares: budgets.shares(&subject.key),
+    })
+}
+
+/// The claims to read. They are read before a pod is created, and while a pod waits for a node, because one may have
+/// been deleted since.
 fn claims_to_check(
     intent: Intent,
     subject: &ReconciledAgent<'_>,
@@ -165,7 +205,7 @@ async fn claims(
     futures::future::try_join_all(looks).await
 }
 
-/// What there is under the name of a claim. Only its metadata is read.
+/// Reads the metadata of a claim and judges whether it may be used.
 pub(super) async fn claim_state(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
@@ -176,7 +216,8 @@ pub(super) async fn claim_state(
     Ok(found.map_or(ClaimState::Absent, |found| claims::judge(&found, subject.agent)))
 }
 
-/// What this Agent's pod said last, when it is gone since: both may have come while something else was done.
+/// The last report of a pod that is gone. The report and the deletion may both have arrived since the previous
+/// reconcile.
 fn final_report(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
@@ -187,22 +228,22 @@ fn final_report(
         .shared
         .loops
         .detach_other(&subject.key, pod.map(|pod| pod.uid.as_str()))?;
-    // An Agent of the same name before this one had a pod that this one never listened to.
+    // A pod of an earlier Agent with the same name was never monitored by this one: its report does not count.
     let listened = memory.listening.as_ref().is_some_and(|(uid, _)| *uid == parted.uid);
     listened.then_some(heard)
 }
 
-/// The pod as the watch has it, or the one just made that the watch does not have yet.
+/// The pod from the watch, or the one just created that the watch has not delivered yet.
 fn current_pod(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
     memory: &AgentReconcileState,
-) -> Option<Arc<Pod>> {
-    let reference = ObjectRef::new(&subject.key.name).within(&subject.key.namespace);
-    ctx.pods.get(&reference).or_else(|| memory.created.clone())
+) -> Option<Arc<WatchedPod>> {
+    ctx.scopes.pod(&subject.key).or_else(|| memory.created.clone())
 }
 
-/// References are looked at when a pod is about to be made of them, and once per generation of a spec that waits.
+/// References are read when a pod is about to be created from them, and once per generation of a spec that is not
+/// applied yet.
 fn needs_references(intent: Intent, subject: &ReconciledAgent<'_>, memory: &AgentReconcileState) -> bool {
     let unseen = memory.accepted_generation != subject.agent.metadata.generation;
     match intent {
@@ -275,7 +316,7 @@ async fn model_references(
     Ok(ModelReferences { key, script })
 }
 
-/// Only whether the key is there; what it says is dropped at once.
+/// Reads only whether the key exists; its value is dropped at once.
 async fn secret(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
@@ -292,7 +333,7 @@ async fn secret(
     })
 }
 
-/// The keys of a Secret; what they hold is dropped at once.
+/// Reads the keys of a Secret; the values are dropped at once.
 async fn keys(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
@@ -316,7 +357,7 @@ async fn text(
     ))
 }
 
-/// The texts of the skills, in their order. They often share a ConfigMap, which is read once.
+/// Reads the texts of the skills, in their order. Skills often share a ConfigMap, which is then read once.
 async fn skills(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
@@ -336,11 +377,11 @@ async fn skills(
     Ok(references().map(looked).collect())
 }
 
-/// The claim that the workspace names.
+/// Reads the claim that `spec.workspace.claimName` names.
 async fn workspace(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
-) -> Result<Option<ReferenceLookup<Option<String>>>, ReconcileError> {
+) -> Result<Option<ReferenceLookup<Option<claims::WorkspaceProblem>>>, ReconcileError> {
     let workspace = subject.agent.spec.workspace.as_ref();
     let Some(name) = workspace.and_then(|workspace| workspace.claim_name.as_ref()) else {
         return Ok(None);
@@ -352,7 +393,7 @@ async fn workspace(
     })))
 }
 
-/// The data of a ConfigMap; `None`: there is none of this name.
+/// Reads the data of a ConfigMap; `None` if it does not exist.
 async fn texts(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
@@ -378,7 +419,7 @@ async fn node(ctx: &ReconcileContext, name: &str) -> Result<NodeState, Reconcile
         Err(error) if error.is(Status::is_not_found) => {
             return Ok(NodeState::Gone);
         }
-        // An install for some namespaces only may not read nodes: a person decides then.
+        // A namespaced installation may not read nodes: a user must decide.
         Err(error) if error.is(Status::is_forbidden) => {
             return Ok(NodeState::Silent);
         }

@@ -1,6 +1,7 @@
-//! What a reconcile would find wrong with an Agent, before there is anything to reconcile. Pure.
+//! Validates an Agent without an API server. Pure.
 //!
-//! For who holds all objects in hand, as a run without a cluster does: the same checks, the same words.
+//! For callers that hold all objects in memory, such as `agentloop run`: the same checks and messages as in a
+//! reconcile.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +10,17 @@ use super::validate::{AgentReferences, ModelReferences, ReferenceLookup, script,
 use crate::api::Agent;
 use crate::api::agent::{KeyRef, ModelSpec};
 
-/// What an Agent refers to.
+/// The kinds of objects that an Agent can reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReferenceKind {
-    /// A ConfigMap: a script, instructions.
+    /// Holds a script, instructions or a skill.
     ConfigMap,
-    /// A Secret: a key, headers. What its keys hold is not looked at.
+    /// Holds an API key or headers. Only its keys are checked, never their values.
     Secret,
 }
 
-/// What keeps this Agent from running, with field and fix. `find`: the data of an object of its namespace.
+/// The first problem that prevents this Agent from running, with the field and the fix. `find` returns the data of an
+/// object in the Agent's namespace.
 pub fn find_problem(
     agent: &Agent,
     settings: &ReconcilerSettings,
@@ -68,7 +70,7 @@ pub fn find_problem(
             .iter()
             .map(|skill| text(&skill.config_map_key_ref))
             .collect(),
-        // A run without a cluster has every claim.
+        // Without a cluster, every claim is assumed to exist.
         workspace: None,
         headers: headers.collect(),
     };

@@ -1,57 +1,57 @@
-//! What the reconciler remembers of each Agent between two reconciles. Losing it costs a few reads and nothing else.
+//! The reconciler's memory of each Agent between reconciles. A cache: losing it costs a few reads and nothing else.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 
 use super::apply::PodObstacle;
-use super::status_throttle::StatusThrottle;
 use crate::api::AgentStatus;
 use crate::controller::pod_sessions::AgentKey;
+use crate::controller::runtime::status_throttle::StatusThrottle;
+use crate::controller::runtime::watched_pod::WatchedPod;
 use crate::link::messages::LoopTotals;
 
-/// What is remembered of one Agent.
+/// The memory of one Agent.
 #[derive(Clone, Debug)]
 pub(super) struct AgentReconcileState {
-    /// Of this object; another one of the same name starts afresh.
+    /// UID of the Agent; a recreated Agent starts with an empty memory.
     pub(super) uid: String,
-    /// The status last written and its resource version, until the watch has caught up.
+    /// The status last written and its resource version, until the watch has delivered it.
     pub(super) written: Option<Arc<(String, AgentStatus)>>,
-    /// A status of which the API server keeps nothing that is new, as one with an older definition of Agents does.
+    /// A status that the API server stored without any change, as happens with an older CRD. It is not written again.
     pub(super) not_kept: Option<Arc<AgentStatus>>,
-    /// What its pods have said of their totals.
+    /// Totals that its pods have reported.
     pub(super) known: Option<LoopTotals>,
-    /// How fast status may be written.
+    /// Throttle of status writes.
     pub(super) pace: StatusThrottle,
-    /// The pod just made, until the watch has it.
-    pub(super) created: Option<Arc<Pod>>,
-    /// Uid of the pod that the watch last saw.
+    /// The pod just created, until the watch has delivered it.
+    pub(super) created: Option<Arc<WatchedPod>>,
+    /// UID of the pod that the watch last delivered.
     pub(super) seen_pod: Option<String>,
-    /// The volume claims that are there and belong to the Agent.
+    /// Names of the volume claims that exist and belong to the Agent.
     pub(super) known_claims: BTreeSet<String>,
-    /// Looks in a row that found a claim that may not be used.
+    /// Number of consecutive reads that found an unusable claim.
     pub(super) claim_looks: u32,
-    /// The references of this generation were found once.
+    /// The last generation whose references were all found.
     pub(super) accepted_generation: Option<i64>,
-    /// Attempts in a row that found a reference missing.
+    /// Number of consecutive attempts with an invalid result.
     pub(super) missing: u32,
-    /// Pods in a row that failed or were refused, and when the next may be made.
+    /// Number of consecutive pods that failed or were rejected.
     pub(super) failed_pods: u32,
-    /// No pod is made before.
+    /// Earliest time to create the next pod.
     pub(super) no_pod_before: Option<Timestamp>,
-    /// What the last attempt to make a pod met.
+    /// Obstacle of the last attempt to create a pod.
     pub(super) obstacle: Option<PodObstacle>,
-    /// The highest epoch seen on a pod.
+    /// The highest epoch of its pods.
     pub(super) epoch: i64,
-    /// When the pod was first told to suspend.
+    /// When the pod was first directed to suspend.
     pub(super) suspend_asked: Option<Timestamp>,
-    /// The pod whose silence is measured, since when at least.
+    /// UID of the pod whose silence is measured, and the time from which it is measured.
     pub(super) listening: Option<(String, Timestamp)>,
-    /// The silence was noticed.
+    /// Whether the silence has been noticed.
     pub(super) silent: bool,
-    /// Failed reconciles in a row.
+    /// Number of consecutive failed reconciles.
     pub(super) errors: u32,
 }
 
@@ -81,14 +81,15 @@ impl AgentReconcileState {
     }
 }
 
-/// All Agents. Each is reconciled by one task at a time; locks are held for the copy only.
+/// The memory of all Agents. Each Agent is reconciled by one task at a time; the lock is held only to copy or change an
+/// entry.
 #[derive(Default)]
 pub(super) struct ReconcileStates {
     agents: Mutex<HashMap<AgentKey, AgentReconcileState>>,
 }
 
 impl ReconcileStates {
-    /// What is remembered of this Agent.
+    /// A copy of this Agent's entry; created if absent, and replaced if the UID differs.
     pub(super) fn load(&self, agent: &AgentKey, uid: &str, now: Timestamp) -> AgentReconcileState {
         let mut agents = self.lock();
         let known = agents
@@ -100,7 +101,7 @@ impl ReconcileStates {
         known.clone()
     }
 
-    /// Changes what is remembered of this object; nothing when it is another one by now.
+    /// Changes the entry of this Agent; no effect if the entry belongs to another UID by now.
     pub(super) fn update(&self, agent: &AgentKey, uid: &str, change: impl FnOnce(&mut AgentReconcileState)) {
         if let Some(known) = self.lock().get_mut(agent)
             && known.uid == uid
@@ -109,7 +110,7 @@ impl ReconcileStates {
         }
     }
 
-    /// Counts a failed reconcile: how many in a row now.
+    /// Counts a failed reconcile and returns the number of consecutive failures.
     pub(super) fn count_failure(&self, agent: &AgentKey) -> u32 {
         self.lock().get_mut(agent).map_or(1, |known| {
             known.errors = known.errors.saturating_add(1);
@@ -117,7 +118,7 @@ impl ReconcileStates {
         })
     }
 
-    /// The watch has seen a pod of this name come, change or go: the copy of the created one is no longer needed.
+    /// The watch delivered a change of the pod: the copy of the created pod is obsolete.
     pub(super) fn pod_seen(&self, agent: &AgentKey, uid: Option<&String>) {
         if let Some(known) = self.lock().get_mut(agent) {
             known.created = None;
@@ -125,7 +126,7 @@ impl ReconcileStates {
         }
     }
 
-    /// The pods of a scope are listed again: the list will say what is there.
+    /// The pods of a scope were listed: the store now contains every pod that exists.
     pub(super) fn pods_listed(&self, namespace: Option<&str>) {
         for (agent, known) in self.lock().iter_mut() {
             if namespace.is_none_or(|namespace| namespace == agent.namespace) {
@@ -134,12 +135,11 @@ impl ReconcileStates {
         }
     }
 
-    /// Forgets one Agent.
     pub(super) fn forget(&self, agent: &AgentKey) {
         self.lock().remove(agent);
     }
 
-    /// Forgets Agents of a scope that are not in `present`, and says which.
+    /// Removes the Agents of a scope that are not in `present`, and returns them.
     pub(super) fn retain(&self, namespace: Option<&str>, present: &BTreeSet<AgentKey>) -> Vec<AgentKey> {
         let mut agents = self.lock();
         let gone: Vec<AgentKey> = agents
@@ -154,7 +154,7 @@ impl ReconcileStates {
         gone
     }
 
-    /// Agents with a pod that is listened to: key, pod uid, since when, and whether silence was noticed.
+    /// Agents with a monitored pod: key, pod UID, start of monitoring, and whether its silence was noticed.
     pub(super) fn listening(&self) -> Vec<(AgentKey, String, Timestamp, bool)> {
         let agents = self.lock();
         agents

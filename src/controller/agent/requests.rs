@@ -1,21 +1,22 @@
-//! Requests by annotation: each value is handled once and remembered in status; nothing is removed from the object.
+//! Requests by annotation. Each value is handled once and recorded in `status.lastHandledRequests`; the annotation is
+//! not removed.
 
 use kube::ResourceExt;
 
-use super::names;
 use crate::api::status::HandledRequests;
 use crate::api::{Agent, AgentStatus};
+use crate::controller::runtime::names;
 
-/// Requests not handled yet.
+/// Requests that are not handled yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OpenRequests {
-    /// Value of the wake annotation.
+    /// Value of the annotation `agentloop.dev/wake`.
     pub(super) wake: Option<String>,
-    /// Value of the resume annotation.
+    /// Value of the annotation `agentloop.dev/resume`.
     pub(super) resume: Option<String>,
 }
 
-/// The requests of an Agent that its status does not remember.
+/// The requests of an Agent that its status does not record as handled.
 pub(super) fn open(agent: &Agent, status: &AgentStatus) -> OpenRequests {
     let handled = status.last_handled_requests.clone().unwrap_or_default();
     let asked = requested(agent);
@@ -25,7 +26,8 @@ pub(super) fn open(agent: &Agent, status: &AgentStatus) -> OpenRequests {
     }
 }
 
-/// What to remember. A value once handled stays so while it stands in the annotation, whatever an older report says.
+/// The handled requests to record. While a handled value is still in the annotation it stays recorded, so that an older
+/// report cannot make it open again. `all` records every current value: the loop has just restarted.
 pub(super) fn remember(
     agent: &Agent,
     old: Option<&HandledRequests>,

@@ -1,6 +1,6 @@
-//! Checks the scripts of Scripted models: beside the reconciler, one at a time, and each text once.
+//! Validates the scripts of scripted models: outside the reconciler, one at a time, and each text only once.
 //!
-//! Whoever may write a ConfigMap decides how long such a check takes. It may delay other scripts, never the leader.
+//! The author of a ConfigMap determines how long such a check takes. It may delay other scripts, but never the leader.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,16 +11,16 @@ use tokio::task::spawn_blocking;
 
 use super::validate::script;
 
-/// Most verdicts kept. When they are full, all are dropped: what is still in use is checked again once.
+/// Limit of cached verdicts. When it is reached, all are dropped; scripts still in use are then checked again once.
 const MAX_VERDICTS: usize = 1024;
 
-/// What is wrong with a script, if anything.
+/// The parse error of a script, if any.
 pub(super) type ScriptVerdict = Result<(), String>;
 
-/// The verdicts by hash of the script.
+/// The cached verdicts, by the SHA-256 of the script.
 pub(super) struct ScriptChecker {
     verdicts: Mutex<HashMap<[u8; 32], ScriptVerdict>>,
-    /// One check at a time.
+    /// Permits one check at a time.
     turn: Arc<Semaphore>,
 }
 
@@ -32,7 +32,7 @@ impl ScriptChecker {
         }
     }
 
-    /// Whether this text is a script.
+    /// Parses the script, or returns the cached verdict.
     pub(super) async fn check(&self, text: String) -> ScriptVerdict {
         let mut key = [0; 32];
         key.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
@@ -43,15 +43,15 @@ impl ScriptChecker {
         if let Some(known) = self.known(&key) {
             return known;
         }
-        // The turn lasts as long as the check, also when nobody waits for it any more.
+        // The blocking task owns the permit, so that a cancelled caller does not let a second check start.
         let check = spawn_blocking(move || {
             let verdict = script(&text);
             drop(turn);
             verdict
         });
         let Ok(verdict) = check.await else {
-            // Only while the process ends.
-            return Err("it could not be checked".into());
+            // Only during shutdown.
+            return Err("the check was aborted".into());
         };
         let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
         if verdicts.len() >= MAX_VERDICTS {

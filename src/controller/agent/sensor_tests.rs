@@ -37,17 +37,17 @@ fn sensors_are_healthy_until_one_fails_and_again_once_it_hears() {
     assert_eq!(
         find(&case.status().conditions, ConditionType::SensorsHealthy),
         None,
-        "before the first word"
+        "before the first report"
     );
     case.heard = said;
     case.troubles = None;
     assert_eq!(
         find(&case.status().conditions, ConditionType::SensorsHealthy),
         None,
-        "not all were looked at"
+        "not all Sensors were read"
     );
     case.troubles = Some(Vec::new());
-    assert_eq!(says(&case).0, "True", "nothing was said of any");
+    assert_eq!(says(&case).0, "True", "no Sensor was reported");
     say(&mut case, vec![report("u", Some("why")), report("v", None)]);
     assert_eq!(
         says(&case),
@@ -55,18 +55,18 @@ fn sensors_are_healthy_until_one_fails_and_again_once_it_hears() {
     );
     case.old = case.status();
     let heard = case.heard.take();
-    assert_eq!(says(&case).0, "False", "without a word it stays");
+    assert_eq!(says(&case).0, "False", "kept without a report");
     case.heard = heard;
     say(&mut case, vec![report("u", Some("why")), report("v", Some("so"))]);
-    assert_eq!(says(&case).2, "Sensor prices: why; 1 more fail");
+    assert_eq!(says(&case).2, "Sensor prices: why (1 of 2 failing Sensors)");
     say(&mut case, vec![]);
     case.troubles = Some(vec![("page".into(), "its pod: no image".into())]);
     assert_eq!(
         says(&case).2,
         "Sensor page: its pod: no image",
-        "one with a pod of its own"
+        "a Sensor with its own pod"
     );
     case.troubles = Some(Vec::new());
     say(&mut case, vec![report("u", None), report("gone", Some("why"))]);
-    assert_eq!(says(&case).0, "True", "one that was deleted fails for nobody");
+    assert_eq!(says(&case).0, "True", "a deleted Sensor does not count");
 }

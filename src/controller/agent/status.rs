@@ -1,6 +1,7 @@
-//! Step five, its pure half: the status that an Agent should have.
+//! Computes the status of an Agent, as one pure function of [`AgentStatusInput`].
 //!
-//! What no pod has spoken of since this controller started stays as it was written, so that a restart writes nothing.
+//! Fields about which no pod has reported since this controller started keep their written values, so that a restart of
+//! the controller causes no writes.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,6 @@ use super::apply::PodObstacle;
 use super::conditions;
 use super::gateway_loop_detection::LoopFinding;
 use super::intent::{Intent, RestReason};
-use super::pod_state::{PodReason, PodState};
 use super::requests;
 use super::totals;
 use super::validate::InvalidAgent;
@@ -20,44 +20,43 @@ use crate::api::{Agent, AgentStatus};
 use crate::controller::budget::format;
 use crate::controller::budget::shares::LimitShares;
 use crate::controller::pod_sessions::ReceivedReport;
+use crate::controller::runtime::pod_state::{PodReason, PodState};
 use crate::link::messages::{LoopReport, LoopTotals};
 
-/// What a status is made of.
+/// Everything that the status is computed from.
 pub(super) struct AgentStatusInput<'a> {
-    /// The Agent.
     pub(super) agent: &'a Agent,
-    /// Its status as last written.
+    /// The status as last written.
     pub(super) old: &'a AgentStatus,
-    /// Whether it can run.
+    /// The result of validation.
     pub(super) verdict: &'a Result<(), InvalidAgent>,
-    /// Whether its references were looked at.
+    /// Whether the references were read in this reconcile.
     pub(super) looked: bool,
-    /// What is to become of its pod.
+    /// The decision about the pod.
     pub(super) intent: Intent,
-    /// The pod that is there.
+    /// The existing pod.
     pub(super) pod: Option<&'a PodState>,
-    /// What it last said.
+    /// The last report of that pod.
     pub(super) heard: Option<&'a ReceivedReport>,
-    /// Totals; they never step back, whatever a pod says.
+    /// Totals. They never decrease, whatever a pod reports.
     pub(super) known: &'a LoopTotals,
-    /// A loop that is seen from outside.
+    /// A loop detected from the gateway's counters.
     pub(super) finding: Option<&'a LoopFinding>,
-    /// What its limits have left; `None`: not known yet.
+    /// What remains of the Agent's limits; `None` until the ledger has loaded them.
     pub(super) shares: Option<&'a LimitShares>,
-    /// Names of the Sensors that it receives from, by uid.
+    /// Names of the Sensors that deliver to this Agent, by UID.
     pub(super) sensors: &'a BTreeMap<String, String>,
-    /// What keeps Sensors with pods of their own from listening, by name; `None`: not all were looked at.
+    /// Problems of Sensors that have their own pod, by Sensor name; `None` until all of them were read.
     pub(super) troubles: Option<&'a [(String, String)]>,
-    /// What stands in the way.
+    /// What prevents the controller from creating or deleting the pod.
     pub(super) obstacle: Option<&'a PodObstacle>,
-    /// No contact for the whole run lease.
+    /// No contact with the pod for the whole run lease.
     pub(super) silent: bool,
-    /// Now.
     pub(super) now: Timestamp,
 }
 
 impl AgentStatusInput<'_> {
-    /// Why no pod is wanted, if so.
+    /// The reason why no pod is wanted, if any.
     pub(super) fn rest(&self) -> Option<RestReason> {
         match self.intent {
             Intent::Remove(rest) | Intent::Rest(rest) => Some(rest),
@@ -70,25 +69,24 @@ impl AgentStatusInput<'_> {
         }
     }
 
-    /// Whether the pod is about to go, for another to follow.
+    /// Whether the pod is being replaced by a new one.
     pub(super) fn replacing(&self) -> bool {
         matches!(self.intent, Intent::Ending { rest: None, .. })
             || matches!(self.intent, Intent::Replace(_)) && self.verdict.is_ok()
     }
 
-    /// What the worker said.
+    /// The last report of the worker.
     pub(super) fn report(&self) -> Option<&LoopReport> {
         self.heard.and_then(|heard| heard.report.loop_.as_ref())
     }
 
-    /// Whether the status speaks of the pod that is there.
+    /// Whether the written status belongs to the existing pod: the epochs are equal.
     pub(super) fn same_pod(&self) -> bool {
         let recorded = self.old.r#loop.as_ref().map(|status| status.epoch);
         self.pod.is_some_and(|pod| recorded == Some(pod.epoch))
     }
 }
 
-/// The status that an Agent should have.
 pub(super) fn compute(facts: &AgentStatusInput<'_>) -> AgentStatus {
     let old = facts.old;
     let status = loop_status(facts);
@@ -110,14 +108,15 @@ pub(super) fn compute(facts: &AgentStatusInput<'_>) -> AgentStatus {
             .and_then(|report| report.last_error.clone())
             .or_else(|| old.last_error.clone()),
         last_handled_requests: requests::remember(facts.agent, old.last_handled_requests.as_ref(), handled, restarted),
-        // Written by the ledger alone: what does not differ is not in the patch.
+        // Owned by the ledger. Unchanged here, so the status patch does not contain it.
         ledger: old.ledger.clone(),
     };
     suppress_minor_changes(old, new)
 }
 
-/// What a shared budget has left changes with every call of others. That alone is no reason to write: it is shown with
-/// the next change of this Agent's own, or once a budget is spent or has room again.
+/// Drops a change that consists only of what remains of shared budgets. That changes with every call of any other
+/// Agent; one write per call would not scale. It is written together with the next change of this Agent, or once a
+/// budget becomes exhausted or available again.
 fn suppress_minor_changes(old: &AgentStatus, mut new: AgentStatus) -> AgentStatus {
     let spent = |status: &AgentStatus| -> Vec<(String, bool)> {
         let budgets = status.budgets.iter();
@@ -161,6 +160,7 @@ fn loop_status(facts: &AgentStatusInput<'_>) -> LoopStatus {
         },
         None => live(facts, &old),
     };
+    // Epochs fence older pods, so the recorded one never decreases, even while there is no pod.
     status.epoch = old.epoch.max(facts.pod.map_or(0, |pod| pod.epoch));
     let report = facts.report();
     status.turn = facts.known.turn;
@@ -173,7 +173,7 @@ fn loop_status(facts: &AgentStatusInput<'_>) -> LoopStatus {
     status
 }
 
-/// A loop that is meant to run.
+/// The status of a loop that should be running.
 fn live(facts: &AgentStatusInput<'_>, old: &LoopStatus) -> LoopStatus {
     let plain = |state| LoopStatus {
         state,
@@ -199,6 +199,7 @@ fn live(facts: &AgentStatusInput<'_>, old: &LoopStatus) -> LoopStatus {
         },
         None => plain(LoopState::Starting),
     };
+    // A worker without contact pauses itself when its run lease expires, so its state is known without a report.
     if facts.silent {
         if status.state != LoopState::Paused {
             status.since = None;

@@ -1,4 +1,6 @@
-//! Tests of the status that an Agent should have: rows of API.md, and rules that hold for every combination.
+//! Tests of the computed status: a table of situations, and invariants that hold for every combination.
+
+mod texts;
 
 use std::collections::BTreeMap;
 
@@ -6,21 +8,22 @@ use jiff::Timestamp;
 use strum::IntoEnumIterator;
 
 use super::apply::PodObstacle;
-use super::events::{self, KubeEvent};
+use super::events;
 use super::gateway_loop_detection::LoopFinding;
 use super::intent::{Intent, ReplaceReason, RestReason};
 use super::kstatus::{KstatusVerdict, verdict};
-use super::pod_state::{PodReason, PodState};
 use super::status::{AgentStatusInput, compute};
 use super::totals;
 use super::validate::{InvalidAgent, InvalidReason};
 use crate::api::agent::DetectionMode;
-use crate::api::condition::{ConditionType, LoopSign, find};
+use crate::api::condition::{ConditionType, GatewaySign, find};
 use crate::api::failure::FailureKind;
 use crate::api::status::{BudgetShare, LoopOutcome, LoopState, LoopStatus, LoopUsage, PauseReason};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::budget::shares::LimitShares;
 use crate::controller::pod_sessions::ReceivedReport;
+use crate::controller::runtime::KubeEvent;
+use crate::controller::runtime::pod_state::{PodReason, PodState};
 use crate::link::messages::{HeldReason, LoopReport, ModelReport, PodReport};
 
 const GENERATION: Option<i64> = Some(3);
@@ -30,12 +33,10 @@ pub(super) fn now() -> Timestamp {
 }
 
 fn agent(suspend: bool) -> Agent {
-    serde_json::from_value(serde_json::json!({
-        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
-        "metadata": { "name": "coast", "namespace": "team-a", "uid": "u", "generation": 3 },
-        "spec": { "model": { "api": "Scripted", "name": "demo" }, "suspend": suspend },
-    }))
-    .unwrap()
+    let metadata = serde_json::json!({ "name": "coast", "namespace": "team-a", "uid": "u", "generation": 3 });
+    let spec = serde_json::json!({ "model": { "api": "Scripted", "name": "demo" }, "suspend": suspend });
+    let kind = serde_json::json!({ "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "metadata": metadata, "spec": spec });
+    serde_json::from_value(kind).unwrap()
 }
 
 pub(super) fn pod(reason: PodReason) -> PodState {
@@ -82,8 +83,11 @@ fn failing(kind: FailureKind) -> ReceivedReport {
 }
 
 /// Everything a test may vary; the rest is a running Agent.
+#[expect(clippy::struct_excessive_bools, reason = "each varies on its own")]
 pub(super) struct Case {
     pub(super) suspend: bool,
+    /// The Agent has a light model.
+    pub(super) light: bool,
     pub(super) verdict: Result<(), InvalidAgent>,
     pub(super) intent: Intent,
     pub(super) pod: Option<PodState>,
@@ -102,6 +106,7 @@ impl Default for Case {
     fn default() -> Self {
         Self {
             suspend: false,
+            light: false,
             verdict: Ok(()),
             intent: Intent::Keep,
             pod: Some(pod(PodReason::Running)),
@@ -121,14 +126,20 @@ impl Default for Case {
 impl Case {
     pub(super) fn status(&self) -> AgentStatus {
         let mut agent = agent(self.suspend);
+        agent.spec.light_model = self.light.then(|| agent.spec.model.clone());
         let detection = &mut agent.spec.guardrails.loop_detection;
         detection.mode = if self.enforce {
             DetectionMode::Enforce
         } else {
             DetectionMode::Warn
         };
+        self.status_of(&agent)
+    }
+
+    /// The status of this Agent in the same situation.
+    fn status_of(&self, agent: &Agent) -> AgentStatus {
         compute(&AgentStatusInput {
-            agent: &agent,
+            agent,
             old: &self.old,
             verdict: &self.verdict,
             looked: true,
@@ -242,7 +253,7 @@ fn each_situation_of_the_contract_has_its_verdict() {
     ] {
         let looping = Case {
             finding: Some(LoopFinding {
-                sign: LoopSign::RepeatedCall,
+                sign: GatewaySign::RepeatedRequest,
                 message: "what was seen".into(),
             }),
             enforce,
@@ -253,7 +264,7 @@ fn each_situation_of_the_contract_has_its_verdict() {
         let detected = find(&status.conditions, ConditionType::LoopDetected).unwrap();
         assert_eq!(
             (detected.status.as_str(), detected.reason.as_str()),
-            ("True", "RepeatedCall")
+            ("True", "RepeatedRequest")
         );
     }
     let resting = |rest, pod| Case {
@@ -329,7 +340,7 @@ fn hours_that_end_are_told_once_as_a_matter_of_course() {
     };
     let new = closed.status();
     let condition = find(&new.conditions, ConditionType::OutsideActiveHours).unwrap();
-    assert_eq!(condition.message, "why; goes on at 2026-11-22T14:05:00Z");
+    assert_eq!(condition.message, "why; resumes at 2026-11-22T14:05:00Z");
     let notices = events::from_status(&old, &new);
     assert_eq!(
         notices,
@@ -432,6 +443,49 @@ fn every_combination_keeps_the_rules_of_conditions() {
     assert_eq!(seen.len(), 3, "all verdicts occur");
 }
 
+#[test]
+fn a_rejected_key_of_the_light_model_is_stalled_names_the_field_and_goes_with_the_next_answer() {
+    let mut case = Case {
+        light: true,
+        ..Case::default()
+    };
+    assert!(find(&case.status().conditions, ConditionType::Stalled).is_none());
+    let report = |case: &mut Case, failure: Option<FailureKind>| {
+        let loop_ = case.heard.as_mut().unwrap().report.loop_.as_mut().unwrap();
+        loop_.light_model = failure.map(|kind| ModelReport {
+            failure: Some(kind),
+            message: "check the key that spec.lightModel.apiKeySecretRef names".into(),
+        });
+    };
+    report(&mut case, Some(FailureKind::AuthenticationFailed));
+    let status = case.status();
+    let light = find(&status.conditions, ConditionType::LightModelAvailable).unwrap();
+    assert_eq!((&*light.status, &*light.reason), ("False", "AuthenticationFailed"));
+    assert!(
+        light.message.contains("spec.lightModel.apiKeySecretRef"),
+        "{}",
+        light.message
+    );
+    let stalled = find(&status.conditions, ConditionType::Stalled).unwrap();
+    assert_eq!(stalled.reason, "AuthenticationFailed");
+    assert_eq!(
+        status.r#loop.as_ref().unwrap().state,
+        LoopState::Running,
+        "nothing holds the loop"
+    );
+    rules(&status);
+
+    case.old = status;
+    case.heard = None;
+    let silent = case.status();
+    assert!(find(&silent.conditions, ConditionType::LightModelAvailable).is_some());
+    case.heard = Some(heard(LoopState::Running));
+    report(&mut case, None);
+    let healed = case.status();
+    assert!(find(&healed.conditions, ConditionType::LightModelAvailable).is_none());
+    assert!(find(&healed.conditions, ConditionType::Stalled).is_none());
+}
+
 fn rules(status: &AgentStatus) -> KstatusVerdict {
     let conditions = &status.conditions;
     let of_others = [
@@ -442,7 +496,15 @@ fn rules(status: &AgentStatus) -> KstatusVerdict {
     ];
     for type_ in ConditionType::iter().filter(|type_| !of_others.contains(type_)) {
         let count = conditions.iter().filter(|c| c.type_ == type_.as_ref()).count();
-        let optional = [ConditionType::Reconciling, ConditionType::Stalled].contains(&type_);
+        // The others appear when they are first True.
+        let always = [
+            ConditionType::Ready,
+            ConditionType::Accepted,
+            ConditionType::PodReady,
+            ConditionType::ModelAvailable,
+            ConditionType::SensorsHealthy,
+        ];
+        let optional = !always.contains(&type_);
         assert!(count == 1 || optional && count == 0, "{type_:?} occurs {count} times");
     }
     for condition in conditions {
@@ -503,7 +565,7 @@ fn a_transition_time_moves_only_when_the_status_flips() {
     let status = failing.status();
     let moved = |type_| find(&status.conditions, type_).unwrap().last_transition_time.0 == now();
     assert!(moved(ConditionType::Ready) && moved(ConditionType::ModelAvailable) && moved(ConditionType::Reconciling));
-    assert!(!moved(ConditionType::PodReady) && !moved(ConditionType::LinkLost));
+    assert!(!moved(ConditionType::PodReady) && !moved(ConditionType::Accepted));
 }
 
 #[test]
@@ -530,7 +592,7 @@ fn an_outcome_is_kept_while_resting_and_cleared_with_its_request_when_the_loop_s
     assert_eq!(again.r#loop.unwrap().outcome, None);
 }
 
-/// A loop that a limit holds; until a moment, or for ever.
+/// A loop paused by a limit, until a time or permanently.
 fn spent(reason: PauseReason, until: Option<Timestamp>) -> ReceivedReport {
     let mut heard = held(LoopState::Paused, reason);
     let report = heard.report.loop_.as_mut().unwrap();
@@ -618,14 +680,14 @@ fn what_others_use_of_a_budget_is_shown_with_the_next_change_and_not_before() {
         old: old.clone(),
         ..Case::default()
     };
-    assert_eq!(next.status(), old, "only others drew on it");
+    assert_eq!(next.status(), old, "only other Agents used it");
     next.heard = Some(heard(LoopState::Sleeping));
     let changed = next.status();
     assert_eq!(changed.budgets[0].remaining_tokens, Some(50));
     assert_eq!(changed.summary.unwrap().budget.as_deref(), Some("50%"));
     next.heard = Some(heard(LoopState::Running));
     next.shares = share(0, true);
-    assert!(next.status().budgets[0].exhausted, "that it is spent is news");
+    assert!(next.status().budgets[0].exhausted, "exhaustion is written at once");
 }
 
 #[test]

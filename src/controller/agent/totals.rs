@@ -1,15 +1,16 @@
 //! Arithmetic of usage totals. Pure.
 
 use crate::api::AgentStatus;
-use crate::api::status::{LoopUsage, ModelUsage};
-use crate::api::usage_counts::{merge_tools, merge_trips};
+use crate::api::status::LoopUsage;
+use crate::api::usage_counts::{merge_tools, merge_trips, raise};
 use crate::controller::pod_sessions::ReceivedReport;
 use crate::link::messages::LoopTotals;
 
-/// Most models shown.
+/// Most models listed in the status.
 const MOST_MODELS: usize = 10;
 
-/// All that is known of a loop. What a pod said and nobody wrote yet is remembered, so that it outlives the pod.
+/// Merges the written totals, the remembered ones and the last report. What a pod has reported and is not written yet
+/// is remembered, so that it outlives the pod.
 pub(super) fn known(
     status: &AgentStatus,
     remembered: Option<&LoopTotals>,
@@ -39,51 +40,30 @@ pub(super) fn known(
     known
 }
 
-/// The greater of both in each field: totals never step back.
-pub(super) fn merge(old: LoopUsage, new: LoopUsage) -> LoopUsage {
-    let mut by_model = old.by_model;
+/// The greater of both in each count: totals never decrease.
+pub(super) fn merge(mut known: LoopUsage, new: LoopUsage) -> LoopUsage {
+    raise!(
+        known, new;
+        calls, unknown_calls, estimated_calls, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens,
+        reasoning_tokens, cost, turns, tool_calls, actions,
+    );
     for model in new.by_model {
-        match by_model.iter_mut().find(|known| known.model == model.model) {
-            Some(known) => raise(known, &model),
-            None => by_model.push(model),
+        match known.by_model.iter_mut().find(|known| known.model == model.model) {
+            Some(known) => raise!(
+                known, model;
+                calls, unknown_calls, estimated_calls, input_tokens, output_tokens, cache_read_tokens,
+                cache_write_tokens, reasoning_tokens, cost,
+            ),
+            None => known.by_model.push(model),
         }
     }
-    by_model.truncate(MOST_MODELS);
-    let (mut by_tool, mut guardrail_trips) = (old.by_tool, old.guardrail_trips);
-    merge_tools(&mut by_tool, &new.by_tool);
-    merge_trips(&mut guardrail_trips, &new.guardrail_trips);
-    LoopUsage {
-        calls: old.calls.max(new.calls),
-        unknown_calls: old.unknown_calls.max(new.unknown_calls),
-        estimated_calls: old.estimated_calls.max(new.estimated_calls),
-        input_tokens: old.input_tokens.max(new.input_tokens),
-        output_tokens: old.output_tokens.max(new.output_tokens),
-        cache_read_tokens: old.cache_read_tokens.max(new.cache_read_tokens),
-        cache_write_tokens: old.cache_write_tokens.max(new.cache_write_tokens),
-        reasoning_tokens: old.reasoning_tokens.max(new.reasoning_tokens),
-        cost: old.cost.max(new.cost),
-        turns: old.turns.max(new.turns),
-        tool_calls: old.tool_calls.max(new.tool_calls),
-        actions: old.actions.max(new.actions),
-        by_model,
-        by_tool,
-        guardrail_trips,
-    }
+    known.by_model.truncate(MOST_MODELS);
+    merge_tools(&mut known.by_tool, &new.by_tool);
+    merge_trips(&mut known.guardrail_trips, &new.guardrail_trips);
+    known
 }
 
-fn raise(known: &mut ModelUsage, new: &ModelUsage) {
-    known.calls = known.calls.max(new.calls);
-    known.unknown_calls = known.unknown_calls.max(new.unknown_calls);
-    known.estimated_calls = known.estimated_calls.max(new.estimated_calls);
-    known.input_tokens = known.input_tokens.max(new.input_tokens);
-    known.output_tokens = known.output_tokens.max(new.output_tokens);
-    known.cache_read_tokens = known.cache_read_tokens.max(new.cache_read_tokens);
-    known.cache_write_tokens = known.cache_write_tokens.max(new.cache_write_tokens);
-    known.cost = known.cost.max(new.cost);
-    known.reasoning_tokens = known.reasoning_tokens.max(new.reasoning_tokens);
-}
-
-/// All tokens; the kinds are disjoint, and reasoning is a part of the output.
+/// The sum of all tokens. The four kinds are disjoint; reasoning tokens are part of the output.
 pub(super) fn tokens(usage: &LoopUsage) -> i64 {
     usage
         .input_tokens
@@ -92,7 +72,7 @@ pub(super) fn tokens(usage: &LoopUsage) -> i64 {
         .saturating_add(usage.cache_write_tokens)
 }
 
-/// A number for a column: `950`, `9.6k`, `96k`, `1.8M`. Cut, never rounded up.
+/// Formats a number for a table column: `950`, `9.6k`, `96k`, `1.8M`. Truncated, never rounded up.
 pub(super) fn short(number: i64) -> String {
     const UNITS: [(i64, &str); 4] = [
         (1_000_000_000_000, "T"),
@@ -116,6 +96,7 @@ pub(super) fn short(number: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::status::ModelUsage;
 
     #[test]
     fn short_numbers_read_as_in_the_column() {

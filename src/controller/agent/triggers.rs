@@ -1,4 +1,4 @@
-//! Which changes of an Agent ask for a reconcile: its spec, its labels, its requests, its deletion. Pure.
+//! Decides which changes of an Agent trigger a reconcile: spec, labels, request annotations and deletion. Pure.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,27 +6,26 @@ use std::sync::Arc;
 
 use kube::{Resource, ResourceExt};
 
-use super::names;
+use crate::controller::runtime::names;
 
-/// What was last seen of each Agent, by uid.
+/// A hash of the relevant fields of each object, by UID.
 #[derive(Default)]
 pub(super) struct ReconcileTriggers {
     seen: HashMap<String, u64>,
 }
 
 impl ReconcileTriggers {
-    /// Whether this object asks for a reconcile.
+    /// Whether the relevant fields differ from those last seen.
     pub(super) fn is_new<K: Resource>(&mut self, object: &K) -> bool {
         let print = print(object);
         self.seen.insert(uid(object), print) != Some(print)
     }
 
-    /// The object is gone.
     pub(super) fn forget<K: Resource>(&mut self, object: &K) {
         self.seen.remove(&uid(object));
     }
 
-    /// These are all.
+    /// Replaces everything seen by a complete list.
     pub(super) fn replace<K: Resource>(&mut self, objects: &[Arc<K>]) {
         let prints = objects
             .iter()
@@ -44,7 +43,7 @@ fn print<K: Resource>(object: &K) -> u64 {
     let mut hasher = DefaultHasher::new();
     meta.generation.hash(&mut hasher);
     meta.deletion_timestamp.is_some().hash(&mut hasher);
-    // Selectors of budgets look at them.
+    // AgentBudgets select Agents by label.
     meta.labels.hash(&mut hasher);
     for request in [names::WAKE, names::RESUME] {
         object.annotations().get(request).hash(&mut hasher);

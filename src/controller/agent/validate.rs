@@ -1,61 +1,63 @@
-//! Whether an Agent can run: what admission could not see. Pure; a user's mistake gets a reason and the fix.
+//! Validates an Agent beyond what admission can check: references, policy and sizes. Pure. Each mistake gets a reason,
+//! and a message with the field and the fix.
 
 use std::collections::BTreeMap;
 
 use jiff::tz::TimeZone;
 use kube::ResourceExt;
 
+use super::claims::WorkspaceProblem;
 use super::context::ReconcilerSettings;
 use super::manifest;
-use super::names;
 use crate::api::agent::{AgentSpec, KeyRef, ModelSpec, SkillSpec};
 use crate::api::condition::{self, ConditionType};
 use crate::api::tools::is_tool_header;
-use crate::api::{Agent, AgentStatus};
+use crate::api::{Agent, AgentStatus, WORKSPACE_LABEL};
 use crate::controller::budget::assignment::{CallObstacle as Unlimited, CallObstacleReason};
+use crate::controller::runtime::names;
 use crate::link::pod::MOST_SKILL_BYTES;
 
-/// Longest value of a label, and longest host name of a pod.
+/// Limit of a label value and of a pod's host name.
 const LONGEST_NAME: usize = 63;
-/// Longest configuration of a container: Linux allows 128 KiB for one variable, its name included.
+/// Longest configuration of a container, in bytes. Linux limits one environment variable to 128 KiB, including its
+/// name.
 const LONGEST_CONFIG: usize = 120 * 1024;
-/// Longest system prompt, without skills.
+/// Longest system prompt, without skills, in bytes.
 const LONGEST_INSTRUCTIONS: usize = 32 * 1024;
 
-/// What a reference led to.
+/// The result of reading a reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ReferenceLookup<T> {
-    /// The object is not there.
+    /// The object does not exist.
     NoObject,
-    /// The object has no such key.
+    /// The object does not have the key.
     NoKey,
-    /// Found.
     Found(T),
 }
 
-/// What the references of an Agent led to; `None` where it has none, or they were not looked at.
+/// The results of reading an Agent's references; `None` if a field is not set or was not read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct AgentReferences {
-    /// Those of `model`.
+    /// `spec.model`.
     pub(super) model: ModelReferences,
-    /// Those of `lightModel`.
+    /// `spec.lightModel`.
     pub(super) light: ModelReferences,
-    /// `instructionsFrom`.
+    /// `spec.instructionsFrom`.
     pub(super) instructions: Option<ReferenceLookup<String>>,
-    /// `skills`, in their order.
+    /// `spec.skills`, in their order.
     pub(super) skills: Vec<ReferenceLookup<String>>,
-    /// `workspace.claimName`; whether it is there, and what keeps it from being a workspace.
-    pub(super) workspace: Option<ReferenceLookup<Option<String>>>,
-    /// `tools.servers[].headersSecretRef`, by the server's name: the keys, never what they hold.
+    /// `workspace.claimName`: whether it exists, and why it cannot be mounted.
+    pub(super) workspace: Option<ReferenceLookup<Option<WorkspaceProblem>>>,
+    /// `spec.tools.servers[].headersSecretRef`, by server name: only the keys of the Secret, never their values.
     pub(super) headers: BTreeMap<String, ReferenceLookup<Vec<String>>>,
 }
 
-/// What the references of a model led to.
+/// The results of reading the references of one model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ModelReferences {
-    /// `apiKeySecretRef`; whether it is there, never what it says.
+    /// `apiKeySecretRef`; only its existence, never its value.
     pub(super) key: Option<ReferenceLookup<()>>,
-    /// `scripted`: what is wrong with the script, if anything.
+    /// `scripted`: the parse error of the script, if any.
     pub(super) script: Option<ReferenceLookup<Result<(), String>>>,
 }
 
@@ -70,17 +72,19 @@ pub(super) enum InvalidReason {
     ConfigMapNotFound,
     /// The volume claim that `spec.workspace.claimName` names is missing.
     VolumeClaimNotFound,
-    /// The volume claim that `spec.workspace.claimName` names belongs to another object.
+    /// The volume claim that `spec.workspace.claimName` names belongs to an Agent or a Sensor, or is being deleted.
     VolumeClaimInUse,
+    /// The volume claim that `spec.workspace.claimName` names does not have the label for workspaces.
+    VolumeClaimNotLabelled,
     /// An AgentBudget that `spec.budgetRefs` names is missing.
     BudgetNotFound,
-    /// The platform wants a budget, and none applies.
+    /// The platform requires a budget, and no budget applies.
     BudgetRequired,
-    /// A limit of money applies, and what the model costs is not known.
+    /// A cost limit applies, and the price of the model is unknown.
     PriceUnknown,
-    /// An AgentBudget that applies, or may apply, cannot be used.
+    /// An AgentBudget that applies, or may apply, is unusable.
     BudgetUnavailable,
-    /// The platform does not allow what the spec asks for.
+    /// The platform's policy does not allow a setting of the spec.
     NotAllowed,
 }
 
@@ -99,7 +103,8 @@ impl From<Unlimited> for InvalidAgent {
     }
 }
 
-/// What a status says of the budgets of an Agent that cannot run for their sake. It stands until they are listed.
+/// Reads back the budget problem in `Accepted=False`. It is kept until the AgentBudgets are listed, so that a restart
+/// of the controller does not clear it for a moment.
 pub(super) fn reported_budget_problem(status: &AgentStatus) -> Option<InvalidAgent> {
     let of_budgets = [
         InvalidReason::BudgetNotFound,
@@ -115,12 +120,11 @@ pub(super) fn reported_budget_problem(status: &AgentStatus) -> Option<InvalidAge
     })
 }
 
-/// A user's mistake.
+/// A user's mistake: reported as a condition, never as an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InvalidAgent {
-    /// What kind.
     pub(super) reason: InvalidReason,
-    /// Field and fix.
+    /// States the field and the fix.
     pub(super) message: String,
 }
 
@@ -133,12 +137,12 @@ impl InvalidAgent {
     }
 }
 
-/// Checks an Agent and what its references led to.
 pub(super) fn validate(
     agent: &Agent,
     references: &AgentReferences,
     settings: &ReconcilerSettings,
 ) -> Result<(), InvalidAgent> {
+    // Only the first problem is reported: first the spec itself, then its references.
     name(agent)?;
     size(agent, settings)?;
     zone(agent)?;
@@ -180,14 +184,14 @@ fn of_model(path: &str, model: &ModelSpec, references: &ModelReferences) -> Resu
         verdict.as_ref().map_err(|error| {
             let (name, key) = (&reference.name, &reference.key);
             InvalidAgent::spec(format!(
-                "{field}: key {key} of ConfigMap {name} is no valid script: {error}"
+                "{field}: key {key} of ConfigMap {name} is not a valid script: {error}"
             ))
         })?;
     }
     Ok(())
 }
 
-/// Fields with an address of plain HTTP to which a Secret is sent, and that Secret.
+/// The fields with an `http://` URL to which a Secret is sent, each with the name of the Secret.
 pub(super) fn plain_http_secrets(spec: &AgentSpec) -> impl Iterator<Item = (String, &str)> {
     let models = [
         ("spec.model", Some(&spec.model)),
@@ -213,6 +217,13 @@ pub(super) fn plain_http_secrets(spec: &AgentSpec) -> impl Iterator<Item = (Stri
         .map(|(field, _, secret)| (field, secret))
 }
 
+/// What the condition `Accepted` adds for a field with an address of plain HTTP, or of a WebSocket without TLS.
+pub(in crate::controller) fn plain_http_warning(field: &str, scheme: &str, secret: &str) -> String {
+    format!(
+        "; {field} starts with {scheme}://, so the values of Secret {secret} cross the network in clear text: use {scheme}s://"
+    )
+}
+
 fn headers(looked: &ReferenceLookup<Vec<String>>, server: &str, secret: &str) -> Result<(), InvalidAgent> {
     let field = format!("spec.tools.servers[{server}].headersSecretRef");
     let missing = |message| InvalidAgent {
@@ -222,8 +233,8 @@ fn headers(looked: &ReferenceLookup<Vec<String>>, server: &str, secret: &str) ->
     let keys = match looked {
         ReferenceLookup::NoObject => {
             return Err(missing(format!(
-                "{field}: Secret {secret} does not exist in this namespace: create it with a key for each header, such as \
-                 Authorization, or correct the name"
+                "{field}: Secret {secret} does not exist in this namespace: create it with a key for each header, \
+                 such as Authorization, or correct the name"
             )));
         }
         ReferenceLookup::Found(keys) if !keys.is_empty() => keys,
@@ -236,35 +247,40 @@ fn headers(looked: &ReferenceLookup<Vec<String>>, server: &str, secret: &str) ->
     match keys.iter().find(|key| !is_tool_header(key)) {
         None => Ok(()),
         Some(key) => Err(InvalidAgent::spec(format!(
-            "{field}: Secret {secret} has the key {key}, which is no header that can be sent; each of its keys is sent as a \
-             header: remove it, or name another Secret"
+            "{field}: Secret {secret} has the key {key}, which is not an allowed header name, and each key is sent as \
+             a header: remove the key, or reference another Secret"
         ))),
     }
 }
 
-fn workspace(agent: &Agent, looked: Option<&ReferenceLookup<Option<String>>>) -> Result<(), InvalidAgent> {
-    let named = agent
-        .spec
-        .workspace
-        .as_ref()
-        .and_then(|workspace| workspace.claim_name.as_ref());
-    match (named, looked) {
-        (Some(name), Some(ReferenceLookup::NoObject)) => Err(InvalidAgent {
-            reason: InvalidReason::VolumeClaimNotFound,
-            message: format!(
-                "spec.workspace.claimName: PersistentVolumeClaim {name} does not exist in this namespace: create it, correct \
-                 the name, or remove claimName to have a claim made"
+fn workspace(agent: &Agent, looked: Option<&ReferenceLookup<Option<WorkspaceProblem>>>) -> Result<(), InvalidAgent> {
+    let spec = agent.spec.workspace.as_ref();
+    let Some(name) = spec.and_then(|workspace| workspace.claim_name.as_ref()) else {
+        return Ok(());
+    };
+    let (reason, problem) = match looked {
+        Some(ReferenceLookup::NoObject) => (
+            InvalidReason::VolumeClaimNotFound,
+            "does not exist in this namespace: create it, correct the name, or remove claimName to have a claim created"
+                .to_owned(),
+        ),
+        Some(ReferenceLookup::Found(Some(WorkspaceProblem::InUse(why)))) => (
+            InvalidReason::VolumeClaimInUse,
+            format!("{why}: name another claim, or remove claimName to have a claim created"),
+        ),
+        Some(ReferenceLookup::Found(Some(WorkspaceProblem::NotLabelled))) => (
+            InvalidReason::VolumeClaimNotLabelled,
+            format!(
+                "does not have the label {WORKSPACE_LABEL}=true: if Agents of this namespace may read it, run `kubectl label \
+                 pvc {name} {WORKSPACE_LABEL}=true`, or remove claimName to have a claim created"
             ),
-        }),
-        (Some(name), Some(ReferenceLookup::Found(Some(why)))) => Err(InvalidAgent {
-            reason: InvalidReason::VolumeClaimInUse,
-            message: format!(
-                "spec.workspace.claimName: PersistentVolumeClaim {name} {why}: name a claim of your own, or remove claimName \
-                 to have a claim made"
-            ),
-        }),
-        _ => Ok(()),
-    }
+        ),
+        _ => return Ok(()),
+    };
+    Err(InvalidAgent {
+        reason,
+        message: format!("spec.workspace.claimName: PersistentVolumeClaim {name} {problem}"),
+    })
 }
 
 fn name(agent: &Agent) -> Result<(), InvalidAgent> {
@@ -273,7 +289,8 @@ fn name(agent: &Agent) -> Result<(), InvalidAgent> {
         return Ok(());
     }
     Err(InvalidAgent::spec(format!(
-        "metadata.name has {length} characters; its pod takes at most {LONGEST_NAME}: make the Agent again under a shorter name"
+        "metadata.name has {length} characters, and a pod name may have at most {LONGEST_NAME}: recreate the Agent \
+         under a shorter name"
     )))
 }
 
@@ -283,8 +300,8 @@ fn size(agent: &Agent, settings: &ReconcilerSettings) -> Result<(), InvalidAgent
         return Ok(());
     }
     Err(InvalidAgent::spec(format!(
-        "spec has {length} bytes as JSON; a container takes at most {LONGEST_CONFIG}: move spec.instructions to a \
-         ConfigMap and name it in spec.instructionsFrom"
+        "spec has {length} bytes as JSON; the maximum is {LONGEST_CONFIG}: move spec.instructions to a \
+         ConfigMap and reference it in spec.instructionsFrom"
     )))
 }
 
@@ -294,15 +311,15 @@ fn zone(agent: &Agent) -> Result<(), InvalidAgent> {
     };
     TimeZone::get(&hours.time_zone).map(|_| ()).map_err(|_| {
         InvalidAgent::spec(format!(
-            "spec.guardrails.activeHours.timeZone {} is no IANA time zone: write one such as Europe/Berlin or UTC",
+            "spec.guardrails.activeHours.timeZone {} is not an IANA time zone: use for example Europe/Berlin or UTC",
             hours.time_zone
         ))
     })
 }
 
-/// What is wrong with a script, if anything.
+/// Parses a script of the scripted model; the error is the message for the user.
 pub(super) fn script(text: &str) -> Result<(), String> {
-    crate::scripted::ModelScript::parse(text)
+    crate::provider::scripted::ModelScript::parse(text)
         .map(|_| ())
         .map_err(|error| error.to_string())
 }
@@ -316,14 +333,15 @@ fn instructions(text: &str, field: &str, reference: &KeyRef) -> Result<(), Inval
     }
     if text.len() > LONGEST_INSTRUCTIONS {
         return Err(InvalidAgent::spec(format!(
-            "{field}: key {key} of ConfigMap {name} has {} bytes; a system prompt has at most {LONGEST_INSTRUCTIONS}",
+            "{field}: key {key} of ConfigMap {name} has {} bytes; the maximum for a system prompt is \
+             {LONGEST_INSTRUCTIONS}: shorten it",
             text.len()
         )));
     }
     Ok(())
 }
 
-/// `looked` is empty when nobody looked.
+/// `looked` is empty if the skills were not read; `zip` then checks none of them.
 fn skills(skills: &[SkillSpec], looked: &[ReferenceLookup<String>]) -> Result<(), InvalidAgent> {
     let mut all = 0;
     for (skill, looked) in skills.iter().zip(looked) {
@@ -333,14 +351,16 @@ fn skills(skills: &[SkillSpec], looked: &[ReferenceLookup<String>]) -> Result<()
         if text.trim().is_empty() {
             let (name, key) = (&reference.name, &reference.key);
             return Err(InvalidAgent::spec(format!(
-                "{field}: key {key} of ConfigMap {name} is empty: write the skill into it, or remove it from spec.skills"
+                "{field}: key {key} of ConfigMap {name} is empty: write the skill into it, or remove it from \
+                 spec.skills"
             )));
         }
         all += text.len();
     }
     if all > MOST_SKILL_BYTES {
         return Err(InvalidAgent::spec(format!(
-            "spec.skills: the texts together have {all} bytes and may have {MOST_SKILL_BYTES}: shorten them, or name fewer"
+            "spec.skills: the skills have {all} bytes in total; the maximum is {MOST_SKILL_BYTES}: shorten or remove \
+             skills"
         )));
     }
     Ok(())
@@ -358,7 +378,8 @@ fn found<'a, T>(
         ReferenceLookup::Found(value) => return Ok(value),
         ReferenceLookup::NoObject => {
             format!(
-                "{field}: {kind} {name} does not exist in this namespace: create it with the key {key}, or correct the name"
+                "{field}: {kind} {name} does not exist in this namespace: create it with the key {key}, or correct \
+                 the name"
             )
         }
         ReferenceLookup::NoKey => format!("{field}: {kind} {name} has no key {key}: add it, or correct the key"),

@@ -1,8 +1,9 @@
-//! All accounts of a leader, in memory: what gateways say and ask, what must be written, what they are answered.
+//! All accounts of a leader, in memory: applies gateways' requests, composes the records to write, and answers.
 //!
-//! Pure: no clock, no I/O. Accounts are grouped into documents, the objects whose status carries their records. The
-//! order that the promise rests on: [`AccountBook::apply_request`], then [`AccountBook::compose`] and the write over exactly the epochs
-//! before, [`AccountBook::written`], and only then [`AccountBook::response`] to whoever [`AccountBook::must_wait`] said must wait.
+//! Pure: no clock, no I/O. Accounts are grouped into documents, the objects whose status contains their records. The
+//! guarantee rests on this order: [`AccountBook::apply_request`]; [`AccountBook::compose`] and the write over exactly
+//! the previous epochs; [`AccountBook::written`]; and only then [`AccountBook::response`] to requests for which
+//! [`AccountBook::must_wait`] names documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,41 +17,38 @@ use crate::ledger::wallet::AccountId;
 use crate::ledger::window::WindowRule;
 use crate::link::messages::{AccountRequest, AccountResponse, LeaseGrant, LeaseRequest, LeaseResponse};
 
-/// Time between two writes of a document for which nobody waits.
+/// Interval between writes of a document for which nothing waits.
 pub const WRITE_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
-/// How long an account must be missed until it is gone for certain, for watches that lag behind.
+/// How long an account must be missing before it counts as deleted, since watches may lag behind.
 const LAG: SignedDuration = SignedDuration::from_mins(1);
-/// Accounts that are missed at one time; more wait.
+/// Maximum number of missing accounts tracked at one time.
 const MOST_MISSED: usize = 10_000;
-/// The epoch of a word about an account that is gone for ever: no later word contradicts it.
+/// The epoch of answers about a deleted account: no later answer contradicts it.
 const LAST_WORD: i64 = i64::MAX;
 
-/// What kind of object carries records.
+/// The kind of an object that contains records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DocumentKind {
     /// An AgentBudget: `status.ledger`.
     Budget,
-    /// An Agent, of its own limits: `status.ledger.tokensPerHour` and `status.ledger.total`.
+    /// An Agent with its own limits: `status.ledger.tokensPerHour` and `status.ledger.total`.
     Agent,
 }
 
-/// One object with records.
+/// Identifies an object with records.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocumentId {
-    /// Its kind.
     pub kind: DocumentKind,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its uid: made again it is another document.
+    /// A recreated object has another uid, so it is another document.
     pub uid: String,
 }
 
-/// Which account of a document.
+/// Identifies an account within its document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DocumentPart {
-    /// The only one of an AgentBudget.
+    /// The only account of an AgentBudget.
     Budget,
     /// `guardrails.tokensPerHour`.
     TokensPerHour,
@@ -59,7 +57,7 @@ pub enum DocumentPart {
 }
 
 impl DocumentId {
-    /// The id of one of its accounts.
+    /// The id of the account of this part.
     #[must_use]
     pub fn account(&self, part: DocumentPart) -> AccountId {
         match part {
@@ -70,30 +68,28 @@ impl DocumentId {
     }
 }
 
-/// One object with records, and its accounts.
+/// An object with records, and its accounts.
 #[derive(Clone, Debug)]
 pub struct LedgerDocument {
     accounts: BTreeMap<DocumentPart, AccountEntry>,
-    /// Of the last write, or of the load: a new leader is in no hurry.
+    /// Time of the last write, or of the load: a new leader does not write at once.
     wrote: Timestamp,
     urgent: bool,
     writing: bool,
 }
 
 impl LedgerDocument {
-    /// Its accounts.
     #[must_use]
     pub fn accounts(&self) -> &BTreeMap<DocumentPart, AccountEntry> {
         &self.accounts
     }
 
-    /// One of its accounts.
     #[must_use]
     pub fn part(&self, part: DocumentPart) -> Option<&AccountEntry> {
         self.accounts.get(&part)
     }
 
-    /// When it was last written, or loaded.
+    /// Time of the last write, or of the load.
     #[must_use]
     pub fn wrote(&self) -> Timestamp {
         self.wrote
@@ -104,18 +100,17 @@ impl LedgerDocument {
     }
 }
 
-/// One record, over exactly the one before.
+/// A record to be written over exactly its predecessor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordWrite {
-    /// Which account.
     pub part: DocumentPart,
-    /// Epoch of the record that must be there; 0: none is.
+    /// Epoch of the record that must be there; 0: no record.
     pub over: i64,
-    /// What takes its place.
+    /// The new record.
     pub record: LedgerRecord,
 }
 
-/// What became of a request, until it is answered.
+/// The result of a request, until it is answered.
 #[derive(Clone, Debug, Default)]
 pub struct PendingLeaseResponse {
     refused: BTreeMap<AccountId, GrantRefusal>,
@@ -127,18 +122,18 @@ pub struct PendingLeaseResponse {
 pub struct AccountBook {
     documents: BTreeMap<DocumentId, LedgerDocument>,
     index: BTreeMap<AccountId, (DocumentId, DocumentPart)>,
-    /// Accounts of budgets that were deleted: all about them is accounted for.
+    /// Accounts of deleted budgets, which are completely accounted for.
     gone: BTreeSet<AccountId>,
-    /// Accounts of which gateways must hear: limits, recall or revision are others than before.
+    /// Accounts with changes that gateways must learn about: limits, recall or revision.
     changed: BTreeSet<AccountId>,
-    /// Accounts that gateways speak of and nobody knows, and since when they do.
+    /// Unknown accounts in gateways' statements, and since when they are unknown.
     missed: BTreeMap<AccountId, Timestamp>,
-    /// Accounts in which each gateway's record has leases, or had.
+    /// Accounts in which each gateway's record has leases, or had some.
     holdings: BTreeMap<String, BTreeSet<AccountId>>,
 }
 
 impl AccountBook {
-    /// Takes an account over. One that is here already keeps what it knows, and gets new terms.
+    /// Loads an account. One that is already loaded keeps its state and gets the new terms.
     pub fn load(
         &mut self,
         document: &DocumentId,
@@ -181,17 +176,17 @@ impl AccountBook {
         self.changed.insert(account);
     }
 
-    /// Other limits, or another window.
+    /// Changes limits or window.
     pub fn set_terms(&mut self, account: &str, terms: LedgerTerms, now: Timestamp) {
         self.update_entry(account, now, |entry| entry.account.set_terms(terms, now));
     }
 
-    /// At least so much was used of it in all: what is neither settled nor held counts now.
+    /// Ensures that at least `used` is counted in all: what is neither settled nor held counts now.
     pub fn raise_used(&mut self, account: &str, agent: &AgentName, used: &Amount, now: Timestamp) {
         self.update_entry(account, now, |entry| entry.account.charge_at_least(agent, used, now));
     }
 
-    /// It limits nothing any more; what it counted stays.
+    /// Removes all limits; what was counted stays.
     pub fn unlimit(&mut self, account: &str, now: Timestamp) {
         self.update_entry(account, now, |entry| {
             let terms = LedgerTerms {
@@ -202,7 +197,7 @@ impl AccountBook {
         });
     }
 
-    /// Adds to the limits of the window at hand, once per id. `false`: it was counted before, or does not fit.
+    /// Adds to the limits of the current window, once per id. `false`: it was counted before, or does not fit.
     pub fn top_up(&mut self, account: &str, id: &str, amount: Amount, now: Timestamp) -> bool {
         let counted = self.update_entry(account, now, |entry| entry.account.top_up(id, amount, now));
         let counted = counted == Some(true);
@@ -212,8 +207,8 @@ impl AccountBook {
         counted
     }
 
-    /// A budget that was deleted while nobody led is known to nobody, and its gateways would speak of its leases for
-    /// ever: what is neither here nor there for long enough is gone.
+    /// Tracks accounts that only gateways know. The leases of a budget that was deleted between terms would otherwise
+    /// be reported forever: an account that is unknown for a minute counts as deleted.
     pub fn track_missing(&mut self, request: &LeaseRequest, is_there: impl Fn(&str) -> bool, now: Timestamp) {
         for part in request.accounts.iter().filter(|part| !part.statements.is_empty()) {
             let account = &part.account;
@@ -234,7 +229,7 @@ impl AccountBook {
         }
     }
 
-    /// The object is gone, and with it all that it limited.
+    /// Removes the accounts of a deleted object.
     pub fn remove(&mut self, document: &DocumentId) {
         let Some(removed) = self.documents.remove(document) else {
             return;
@@ -249,7 +244,7 @@ impl AccountBook {
         }
     }
 
-    /// A gateway says what became of its leases, and asks for more of the accounts that apply to its Agent.
+    /// Applies a gateway's statements, and its requests for the accounts that apply to its Agent.
     pub fn apply_request(
         &mut self,
         who: &LeaseHolder,
@@ -258,12 +253,13 @@ impl AccountBook {
         now: Timestamp,
     ) -> PendingLeaseResponse {
         let mut heard = PendingLeaseResponse::default();
-        // The answer speaks of all that it holds, and says of each lease how long it lasts from now on.
+        // The answer covers everything the gateway holds, with the remaining validity of each lease, so these accounts
+        // must be current.
         let held = self.holdings.get(&who.record).cloned().unwrap_or_default();
         for account in &held {
             self.update_entry(account, now, |_| ());
         }
-        // First everything that is said: what one lease gives back may be what is asked for.
+        // All statements first: what one lease returns may be what is requested.
         for part in &request.accounts {
             let known = self.update_entry(&part.account, now, |entry| {
                 let unknown = part
@@ -302,8 +298,8 @@ impl AccountBook {
         heard
     }
 
-    /// Of a request the statements of leases that this very pod was the last to speak of; `None`: there are none. What
-    /// another pod of the same record holds by now is not this one's to close.
+    /// The statements of a request about leases that this very pod was the last to hold; `None`: there are none. A
+    /// lease that another pod of the same record holds by now must not be closed by this one.
     #[must_use]
     pub fn final_statements(&self, who: &LeaseHolder, request: &LeaseRequest) -> Option<LeaseRequest> {
         let holds = |account: &str, lease: i64| {
@@ -339,7 +335,7 @@ impl AccountBook {
         }
     }
 
-    /// The documents that must be written before this request is answered. None: it may be answered now.
+    /// The documents that must be written before this request is answered; empty: it may be answered now.
     #[must_use]
     pub fn must_wait(
         &self,
@@ -360,7 +356,7 @@ impl AccountBook {
             .collect()
     }
 
-    /// Whether the gateway names a record that is another Agent's.
+    /// Whether the gateway's record belongs to another Agent.
     #[must_use]
     pub fn names_foreign_record(&self, who: &LeaseHolder, request: &LeaseRequest) -> bool {
         let held = self.holdings.get(&who.record).into_iter().flatten();
@@ -369,8 +365,8 @@ impl AccountBook {
         entries.any(|(_, entry)| entry.account.is_of_another(who))
     }
 
-    /// What a gateway is told: of what is written, and no more. Of accounts that it did not speak of too, where it has
-    /// leases: it may never have heard of those, and only it can give them back.
+    /// Builds the answer from durable state only. Includes accounts that the request omitted if the gateway has leases
+    /// there: it may not know of them, and only it can return them.
     #[must_use]
     pub fn response(&self, who: &LeaseHolder, request: &LeaseRequest, heard: &PendingLeaseResponse) -> LeaseResponse {
         let spoken_of = |account: &&AccountId| request.accounts.iter().any(|part| part.account == **account);
@@ -413,7 +409,8 @@ impl AccountBook {
         }
     }
 
-    /// Documents to write now: somebody waits, or the last change is to be kept and the last write long enough ago.
+    /// The documents to write now: something waits for the write, or there are changes and the last write was long
+    /// enough ago.
     #[must_use]
     pub fn due(&self, now: Timestamp) -> Vec<DocumentId> {
         let due = self
@@ -423,7 +420,7 @@ impl AccountBook {
         due.map(|(id, _)| id.clone()).collect()
     }
 
-    /// The records to write, and nothing else is written to this document until [`AccountBook::written`] or
+    /// The records to write. Nothing else is written to this document until [`AccountBook::written`] or
     /// [`AccountBook::not_written`].
     pub fn compose(&mut self, document: &DocumentId, now: Timestamp) -> Vec<RecordWrite> {
         let Some(home) = self.documents.get_mut(document) else {
@@ -441,7 +438,7 @@ impl AccountBook {
         home.accounts.iter_mut().map(write).collect()
     }
 
-    /// The records are written: what they grant may be said.
+    /// The records are written: their grants may be sent to gateways.
     pub fn written(&mut self, document: &DocumentId, writes: &[RecordWrite], now: Timestamp) {
         let Some(home) = self.documents.get_mut(document) else {
             return;
@@ -455,7 +452,7 @@ impl AccountBook {
         home.urgent &= home.is_changed();
     }
 
-    /// It is certain that the records are not and will not be written.
+    /// The records are certainly not written, and will not be.
     pub fn not_written(&mut self, document: &DocumentId) {
         if let Some(home) = self.documents.get_mut(document) {
             (home.writing, home.urgent) = (false, true);
@@ -465,19 +462,18 @@ impl AccountBook {
         }
     }
 
-    /// The gateways of these records are dead for certain: what they hold counts as spent. What was lost.
+    /// Counts everything that the gateways of a lost record hold as spent. Returns the amount lost.
     pub fn forfeit(&mut self, account: &str, record: &str, now: Timestamp) -> Amount {
         let lost = self.update_entry(account, now, |entry| entry.account.forfeit(record, now));
         lost.unwrap_or_default()
     }
 
-    /// This Agent draws on this account no more: it waits for nothing there.
+    /// The Agent no longer draws on this account, so it no longer waits there.
     pub fn withdraw(&mut self, account: &str, agent: &AgentName, now: Timestamp) {
         self.update_entry(account, now, |entry| entry.withdraw(agent));
     }
 
-    /// Time goes on: for accounts that somebody waits for, that want something back, or that count something that may
-    /// leave their window.
+    /// Advances the time of accounts that have waiters, that recall leases, or that count usage that may expire.
     pub fn tick(&mut self, now: Timestamp) {
         let restless = |entry: &AccountEntry| {
             let account = &entry.account;
@@ -498,31 +494,29 @@ impl AccountBook {
         }
     }
 
-    /// Accounts of which gateways must hear since the last call of this.
+    /// The accounts with changes for gateways since the last call.
     pub fn take_changed(&mut self) -> BTreeSet<AccountId> {
         std::mem::take(&mut self.changed)
     }
 
-    /// An account and the document that it is in.
+    /// An account and its document.
     #[must_use]
     pub fn entry(&self, account: &str) -> Option<(&DocumentId, &AccountEntry)> {
         let (document, part) = self.index.get(account)?;
         Some((document, self.documents.get(document)?.accounts.get(part)?))
     }
 
-    /// A document.
     #[must_use]
     pub fn document(&self, id: &DocumentId) -> Option<&LedgerDocument> {
         self.documents.get(id)
     }
 
-    /// All documents.
     #[must_use]
     pub fn documents(&self) -> &BTreeMap<DocumentId, LedgerDocument> {
         &self.documents
     }
 
-    /// A person or a call waits for the next write.
+    /// Marks a document for an immediate write, because a person or a call waits for it.
     fn mark_urgent(&mut self, account: &str) {
         if let Some((document, _)) = self.index.get(account)
             && let Some(home) = self.documents.get_mut(document)
@@ -531,7 +525,7 @@ impl AccountBook {
         }
     }
 
-    /// Changes an account, and notes whether gateways must hear of it.
+    /// Changes an account, and notes whether gateways must learn about it.
     fn update_entry<T>(
         &mut self,
         account: &str,
@@ -548,6 +542,8 @@ impl AccountBook {
             )
         };
         let before = (said(entry), entry.revision);
+        // Time first, so that the change is made in the current window; then waiters are released, which changes the
+        // revision and makes their gateways retry.
         entry.account.advance(now);
         let result = change(entry);
         entry.release_blocked();
@@ -670,8 +666,8 @@ mod tests {
         let heard = book.apply_request(&who, |_| true, &request, at(1));
         assert_eq!(book.must_wait(&who, &request, &heard), BTreeSet::from([budget("b")]));
         let granted = |book: &AccountBook| book.response(&who, &request, &heard).accounts[0].clone();
-        assert_eq!(granted(&book).leases, [], "nothing is told of it");
-        assert_eq!(book.due(at(1)), [budget("b")], "somebody waits");
+        assert_eq!(granted(&book).leases, [], "nothing is granted before the write");
+        assert_eq!(book.due(at(1)), [budget("b")], "a call waits");
         let writes = book.compose(&budget("b"), at(1));
         assert_eq!(book.due(at(1)), [], "one write at a time");
         assert_eq!((writes[0].over, writes[0].record.epoch), (0, 1));
@@ -745,14 +741,11 @@ mod tests {
         let refused = book.response(&b, &request, &heard).accounts[0].refused.clone().unwrap();
         assert!(refused.contended);
         let entry = |book: &AccountBook| book.entry("b").unwrap().1.clone();
-        assert!(
-            entry(&book).account().recalls(),
-            "a is to give back what it does not need"
-        );
+        assert!(entry(&book).account().recalls(), "a must return what it does not need");
         assert_eq!(
             entry(&book).exhausted(2),
             None,
-            "it is not spent as long as others hold enough"
+            "not exhausted while others hold enough"
         );
         let before = entry(&book).revision();
         book.take_changed();
@@ -761,7 +754,11 @@ mod tests {
         assert_eq!(book.take_changed(), BTreeSet::from(["b".to_owned()]));
         assert!(entry(&book).blocked().is_empty());
         book.apply_request(&a, |_| true, &saying("b", 1, 10, 140), at(4));
-        assert_eq!(entry(&book).revision(), before + 1, "said again it is no news");
+        assert_eq!(
+            entry(&book).revision(),
+            before + 1,
+            "a repeated statement changes nothing"
+        );
     }
 
     #[test]
@@ -798,21 +795,28 @@ mod tests {
         };
         let exhausted = |book: &AccountBook, agents| book.entry("b").unwrap().1.exhausted(agents).is_some();
         assert!(refused(&mut book, "large", 450, 3));
-        assert!(!exhausted(&book, 50), "40 % are left, and only two of fifty asked");
-        assert!(exhausted(&book, 2), "it fits nobody of those who draw on it");
+        assert!(
+            !exhausted(&book, 50),
+            "40 % are left, and only two of fifty have requested"
+        );
+        assert!(exhausted(&book, 2), "no Agent that draws on it has room");
         assert!(!refused(&mut book, "small", 100, 4));
-        assert!(!exhausted(&book, 3), "it fits the small one");
+        assert!(!exhausted(&book, 3), "the small call has room");
         assert!(!exhausted(&book, 50));
-        // The small one spends until its own calls fit no more: a quarter is left, and less than any call needs.
+        // The small one spends until its own calls no longer fit: less than a quarter is left, and less than any call
+        // needs.
         write(&mut book, 4);
         book.apply_request(&who("small"), |_| true, &saying("b", 2, 310, 1000), at(35));
-        assert!(exhausted(&book, 50), "90 are left, and nobody asked for less than 100");
+        assert!(
+            exhausted(&book, 50),
+            "90 are left, and every request was for at least 100"
+        );
         book.withdraw("b", &who("small").agent, at(37));
         book.withdraw("b", &who("large").agent, at(37));
         assert!(!exhausted(&book, 50));
     }
 
-    /// A budget of which 10 % are left, and who is refused so much at that moment.
+    /// A budget of which 10 % are left, with a request for `least` refused at this time.
     fn nearly_spent(least: i64, seconds: i64) -> AccountBook {
         let mut book = book(1000);
         book.apply_request(&who("a"), |_| true, &asking("b", 900, vec![]), at(1));
@@ -829,7 +833,7 @@ mod tests {
             let book = nearly_spent(150, seconds);
             let entry = book.entry("b").unwrap().1;
             assert_eq!(entry.exhausted(50).is_some(), spent, "after {seconds} s");
-            assert!(entry.exhausted(2).is_some(), "both have asked");
+            assert!(entry.exhausted(2).is_some(), "both have requested");
         }
     }
 
@@ -839,9 +843,9 @@ mod tests {
         book.apply_request(&who("small"), |_| true, &asking("b", 30, vec![]), at(41));
         write(&mut book, 41);
         let exhausted = |book: &AccountBook| book.entry("b").unwrap().1.exhausted(50).is_some();
-        assert!(!exhausted(&book), "the small one holds a lease, and goes on");
+        assert!(!exhausted(&book), "the small one holds a lease and continues");
         book.apply_request(&who("small"), |_| true, &saying("b", 2, 10, 20), at(42));
-        assert!(exhausted(&book), "nobody who is awake fits");
+        assert!(exhausted(&book), "no Agent that is awake has room");
     }
 
     #[test]
@@ -899,7 +903,7 @@ mod tests {
         };
         book.load(&other, DocumentPart::Budget, terms(1000), None, START);
         let who = who("a");
-        // The answer is lost, and the Agent draws on the account no more.
+        // The answer is lost, and the Agent no longer draws on the account.
         book.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
         let next = |book: &mut AccountBook, request: &LeaseRequest| {
@@ -912,7 +916,7 @@ mod tests {
             assert_eq!((told.leases[0].lease, told.epoch), (1, 1));
         }
         assert_eq!(next(&mut book, &saying("b", 1, 0, 1000)).accounts.len(), 1);
-        assert_eq!(next(&mut book, &LeaseRequest::default()).accounts, [], "given back");
+        assert_eq!(next(&mut book, &LeaseRequest::default()).accounts, [], "returned");
         assert_eq!(book.entry("b").unwrap().1.account().reserved(), Amount::ZERO);
     }
 
@@ -940,7 +944,7 @@ mod tests {
             book.response(&who, &request, &heard).accounts[0].forgotten.len()
         };
         assert_eq!((speak(false, 0), speak(false, 59)), (0, 0));
-        // Seen meanwhile: it is missed anew from then on.
+        // Seen meanwhile: the wait starts over from then on.
         assert_eq!((speak(true, 60), speak(false, 61), speak(false, 120)), (0, 0, 0));
         assert_eq!((speak(false, 121), speak(false, 122)), (1, 1));
         let told =
@@ -957,7 +961,7 @@ mod tests {
         let held = old.entry("b").unwrap().1.account().reserved();
         let mut new = AccountBook::default();
         new.load(&budget("b"), DocumentPart::Budget, terms(1000), Some(&record), at(5));
-        assert_eq!(new.due(at(1000)), [], "a take-over writes nothing");
+        assert_eq!(new.due(at(1000)), [], "taking over writes nothing");
         let entry = |book: &AccountBook| book.entry("b").unwrap().1.clone();
         assert_eq!(entry(&new).account().reserved(), held);
         assert_eq!(entry(&new).remaining().tokens, Some(1000 - held.tokens));

@@ -1,7 +1,8 @@
-//! The question that a spent budget with `onExhausted: Ask` puts to a person, and the answer. Pure.
+//! The gate that an exhausted budget with `onExhausted: Ask` opens, and the answer of a person. Pure.
 //!
-//! A gate is named after the ledger record that is written with it: no name is used twice, so that an answer left on
-//! the object never answers a later question. An approval is the top-up `gate/<id>`, counted once like any other.
+//! A gate is named after the epoch of the ledger record that is written with it. Names are never reused, so an
+//! annotation left on the object cannot answer a later gate. An approval is the top-up `gate/<id>`, counted once like
+//! any other.
 
 use std::fmt::Write as _;
 
@@ -16,37 +17,34 @@ use crate::api::budget::{AgentBudgetStatus, BudgetGate, OnExhausted};
 use crate::ledger::account::GATE_TOP_UP;
 use crate::ledger::limits::{added_amount, limit_amounts};
 
-/// Annotation that approves: `<gate>:<argumentsHash>`, several separated by spaces.
+/// Annotation that approves gates: `<gate>:<argumentsHash>`, separated by spaces.
 pub const APPROVE: &str = "agentloop.dev/approve";
-/// Annotation that says who approves; the admission policy holds it to the user.
+/// Annotation with the name of the approver; the admission policy requires it to be the requesting user.
 pub const APPROVED_BY: &str = "agentloop.dev/approved-by";
-/// Annotation that denies: `<gate>` or `<gate>:<argumentsHash>`.
+/// Annotation that denies gates: `<gate>` or `<gate>:<argumentsHash>`, separated by spaces.
 pub const DENY: &str = "agentloop.dev/deny";
-/// Kind of the gate.
+/// Value of `kind` of the gate.
 pub const KIND: &str = "BudgetAsk";
-/// Longest part of an annotation that is kept.
+/// Longest annotation value kept in the status, in characters.
 const LONGEST: usize = 256;
 
-/// An answer to an open gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GateAnswer {
-    /// More is added.
     Approved {
-        /// The gate.
+        /// Id of the gate.
         id: String,
-        /// Who said so.
+        /// Name of the approver.
         by: String,
         /// The annotation's value.
         value: String,
     },
-    /// Nothing is added.
     Denied {
         /// The annotation's value.
         value: String,
     },
 }
 
-/// What an approval adds: `ask.topUp`, or a quarter of each limit.
+/// The amount that an approval adds: `ask.topUp`, or by default a quarter of each limit.
 #[must_use]
 pub fn offer(budget: &AgentBudget) -> Amount {
     let asked = budget.spec.ask.as_ref().and_then(|ask| added_amount(&ask.top_up).ok());
@@ -54,7 +52,7 @@ pub fn offer(budget: &AgentBudget) -> Amount {
     asked.unwrap_or_else(|| quarter().unwrap_or_default())
 }
 
-/// The gate that a budget opens with the record of this epoch; `None`: it asks nobody.
+/// The gate to open with the record of this epoch; `None` unless `onExhausted` is `Ask`.
 #[must_use]
 pub fn open(budget: &AgentBudget, epoch: i64, now: Timestamp) -> Option<BudgetGate> {
     let asks = budget.spec.on_exhausted == OnExhausted::Ask;
@@ -69,7 +67,7 @@ pub fn open(budget: &AgentBudget, epoch: i64, now: Timestamp) -> Option<BudgetGa
     })
 }
 
-/// Hash of the question: which gate of which budget, and what would be added.
+/// Hash of the question: the budget's uid, the gate's id, and the amount offered.
 #[must_use]
 pub fn hash(budget: &AgentBudget, id: &str) -> String {
     let uid = budget.metadata.uid.as_deref().unwrap_or_default();
@@ -81,8 +79,8 @@ pub fn hash(budget: &AgentBudget, id: &str) -> String {
     })
 }
 
-/// The answer to the open gate of a status that its object carries. An edit of what would be added makes an approval
-/// of the earlier question void: the hash is another then.
+/// The answer to the open gate in `status`. Editing the offered amount changes the hash, so an approval of the earlier
+/// amount is void.
 #[must_use]
 pub fn answer(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<GateAnswer> {
     let gate = status.gates.first()?;
@@ -103,7 +101,7 @@ pub fn answer(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<GateAn
     })
 }
 
-/// The top-up that an approval on the object asks for, with its id in the ledger.
+/// The top-up granted by an approval annotation, with its id in the ledger.
 #[must_use]
 pub fn approved(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<(String, Amount)> {
     match answer(budget, status)? {
@@ -112,12 +110,12 @@ pub fn approved(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<(Str
     }
 }
 
-/// How to answer, in words.
+/// The `kubectl` command that answers the gate.
 #[must_use]
 pub fn how_to_answer(budget: &AgentBudget, gate: &BudgetGate) -> String {
     let (namespace, name) = (budget.namespace().unwrap_or_default(), budget.name_any());
     format!(
-        "approving adds {}: kubectl annotate --overwrite agentbudgets.agentloop.dev -n {namespace} {name} \
+        "To approve, which adds {}: kubectl annotate --overwrite agentbudgets.agentloop.dev -n {namespace} {name} \
          {APPROVE}={}:{} {APPROVED_BY}=<your user name>; to deny: {DENY}={}",
         format::amount(&offer(budget)),
         gate.id,

@@ -1,5 +1,5 @@
-//! Which accounts apply to which Agent, and why an Agent may make no call at all. An index, kept by what the watches
-//! say; pure.
+//! Which accounts apply to each Agent, and why an Agent may make no call at all. An index maintained from the watches;
+//! pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,49 +14,49 @@ use crate::ledger::price::ModelRates;
 use crate::ledger::wallet::AccountId;
 use crate::link::messages::{LimitName, PricedModel};
 
-/// Why an Agent makes no call, whatever its limits leave.
+/// Why an Agent may make no call, whatever its limits have left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::IntoStaticStr, strum::EnumIter)]
 pub enum CallObstacleReason {
     /// It names a budget that does not exist.
     BudgetNotFound,
-    /// The platform wants a budget, and none applies.
+    /// The platform requires a budget, and none applies.
     BudgetRequired,
-    /// A limit of money applies, and the model's price is not known.
+    /// A cost limit applies, and the price of a model is unknown.
     PriceUnknown,
-    /// A budget that applies cannot be read or used.
+    /// A budget that applies is invalid or cannot be parsed.
     BudgetUnavailable,
 }
 
-/// Why an Agent makes no call, in words that name the field and what to do.
+/// Why an Agent may make no call; the message names the field and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallObstacle {
-    /// Why.
     pub reason: CallObstacleReason,
-    /// In words.
     pub message: String,
 }
 
-/// A limit of tokens that is whole again after a window.
+/// A token limit that is fully available again after a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowedLimit {
-    /// The limit.
     pub tokens: i64,
     /// Length of the window.
     pub seconds: i64,
 }
 
-/// What limits one Agent.
+/// The limits of one Agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitDecision {
     /// The accounts that apply.
     pub accounts: Vec<(AccountId, LimitName)>,
-    /// What its models cost, by name: those of its spec, and those that its pod calls.
+    /// Prices by model name, for the models in its spec and those that its pod calls.
     pub prices: BTreeMap<String, ModelPrice>,
-    /// Why it makes no call at all.
+    /// Prices of `spec.model` and `spec.lightModel`, for a gateway of version 1 of the link's protocol, which names no
+    /// models. Until its pod is replaced it may still call the models of an earlier spec.
+    pub unnamed_prices: [Option<ModelPrice>; 2],
+    /// Why it may make no call at all.
     pub obstacle: Option<CallObstacle>,
 }
 
-/// A budget of which nobody knows whom it limits.
+/// A budget whose selector is unknown because it cannot be parsed.
 #[derive(Clone, Debug)]
 struct UnreadableBudget {
     namespace: String,
@@ -64,13 +64,13 @@ struct UnreadableBudget {
     problem: String,
 }
 
-/// Everything that the decision depends on.
+/// The state that decisions depend on.
 #[derive(Debug, Default)]
 pub struct AccountAssignments {
     policy: PlatformPolicy,
     own_namespace: String,
     agents: BTreeMap<AgentKey, AgentFacts>,
-    /// The models that pods call, as they said when they attached.
+    /// The models that pods call, as stated when they attached.
     running: BTreeMap<AgentKey, Vec<PricedModel>>,
     budgets: BTreeMap<String, BudgetFacts>,
     /// Uids of budgets by namespace and name.
@@ -83,7 +83,6 @@ pub struct AccountAssignments {
 }
 
 impl AccountAssignments {
-    /// Nothing yet.
     #[must_use]
     pub fn new(policy: PlatformPolicy, own_namespace: &str) -> Self {
         Self {
@@ -93,38 +92,34 @@ impl AccountAssignments {
         }
     }
 
-    /// Prices and rules of the platform.
     #[must_use]
     pub fn policy(&self) -> &PlatformPolicy {
         &self.policy
     }
 
-    /// What limits this Agent.
+    /// The limits of this Agent.
     #[must_use]
     pub fn decision(&self, agent: &AgentKey) -> Option<&LimitDecision> {
         self.decisions.get(agent)
     }
 
-    /// An Agent.
     #[must_use]
     pub fn agent(&self, agent: &AgentKey) -> Option<&AgentFacts> {
         self.agents.get(agent)
     }
 
-    /// All Agents of a namespace, or of all.
+    /// All Agents of a namespace, or of all namespaces.
     #[must_use]
     pub fn agents(&self, namespace: Option<&str>) -> Vec<AgentKey> {
         let of = |agent: &&AgentKey| namespace.is_none_or(|namespace| agent.namespace == namespace);
         self.agents.keys().filter(of).cloned().collect()
     }
 
-    /// A budget.
     #[must_use]
     pub fn budget(&self, uid: &str) -> Option<&BudgetFacts> {
         self.budgets.get(uid)
     }
 
-    /// All budgets.
     #[must_use]
     pub fn budgets(&self) -> &BTreeMap<String, BudgetFacts> {
         &self.budgets
@@ -135,25 +130,24 @@ impl AccountAssignments {
         self.members.get(account).into_iter().flatten()
     }
 
-    /// How many Agents draw on an account.
+    /// The number of Agents that draw on an account.
     #[must_use]
     pub fn members_of(&self, account: &str) -> usize {
         self.members.get(account).map_or(0, BTreeSet::len)
     }
 
-    /// An Agent is there, perhaps changed. Whether what limits it is another now.
+    /// An Agent was created or changed. Returns whether its limits changed.
     pub fn put_agent(&mut self, agent: &AgentKey, facts: AgentFacts) -> bool {
         self.agents.insert(agent.clone(), facts);
         self.redecide(agent)
     }
 
-    /// The pod of an Agent calls these models. Whether what limits it is another now.
+    /// The pod of an Agent calls these models. Returns whether the Agent's limits changed.
     pub fn put_running(&mut self, agent: &AgentKey, models: &[PricedModel]) -> bool {
         self.running.insert(agent.clone(), models.to_vec());
         self.redecide(agent)
     }
 
-    /// An Agent is gone.
     pub fn remove_agent(&mut self, agent: &AgentKey) -> Option<AgentFacts> {
         self.running.remove(agent);
         let old = self.decisions.remove(agent).unwrap_or_default();
@@ -161,13 +155,13 @@ impl AccountAssignments {
         self.agents.remove(agent)
     }
 
-    /// A budget is there, perhaps changed. The Agents that something else limits now.
+    /// A budget was created or changed. Returns the Agents whose limits changed.
     pub fn put_budget(&mut self, facts: BudgetFacts) -> Vec<AgentKey> {
         let uid = facts.document.uid.clone();
         if let Some(known) = self.budgets.get_mut(&uid)
             && known.object.spec == facts.object.spec
         {
-            // Only its status is another: ours.
+            // Only the status changed, which is our own write.
             known.object = facts.object;
             return Vec::new();
         }
@@ -180,7 +174,7 @@ impl AccountAssignments {
         self.decide_all(&touched)
     }
 
-    /// A budget is there and cannot be read. One that could be read before limits as it did.
+    /// A budget cannot be parsed. If it could be before, its last valid version stays in force.
     pub fn put_unreadable(&mut self, uid: &str, namespace: &str, name: &str, problem: &str) -> Vec<AgentKey> {
         if self.budgets.contains_key(uid) {
             return Vec::new();
@@ -195,7 +189,7 @@ impl AccountAssignments {
         self.decide_all(&touched)
     }
 
-    /// A budget is gone.
+    /// A budget was deleted. Returns the Agents whose limits changed.
     pub fn remove_budget(&mut self, uid: &str) -> Vec<AgentKey> {
         let touched = self.touched_by(uid);
         self.unreadable.remove(uid);
@@ -208,7 +202,7 @@ impl AccountAssignments {
         self.decide_all(&touched)
     }
 
-    /// Whether an account is of a budget or an Agent that is there, readable or not.
+    /// Whether the account belongs to an existing budget, parsed or not, or to an existing Agent.
     #[must_use]
     pub fn knows(&self, account: &str) -> bool {
         let uid = account.split('/').next().unwrap_or(account);
@@ -217,7 +211,7 @@ impl AccountAssignments {
             || self.agents.values().any(|agent| agent.document.uid == uid)
     }
 
-    /// A namespace is there, perhaps with other labels; `None`: it is gone.
+    /// A namespace was created or relabelled; `None`: it was deleted. Returns the Agents whose limits changed.
     pub fn put_namespace(&mut self, name: &str, labels: Option<BTreeMap<String, String>>) -> Vec<AgentKey> {
         let all = self.namespaces.get_or_insert_default();
         let before = all.get(name).cloned();
@@ -232,14 +226,14 @@ impl AccountAssignments {
         self.decide_all(&agents)
     }
 
-    /// These are all namespaces.
+    /// Replaces all namespaces. Returns the Agents whose limits changed.
     pub fn put_namespaces(&mut self, namespaces: BTreeMap<String, BTreeMap<String, String>>) -> Vec<AgentKey> {
         self.namespaces = Some(namespaces);
         let agents = self.agents(None).into_iter().collect();
         self.decide_all(&agents)
     }
 
-    /// Agents that a budget limits or may limit.
+    /// The Agents that a budget limits or may limit.
     fn touched_by(&self, uid: &str) -> BTreeSet<AgentKey> {
         let of = |namespace: &str, far: bool| {
             let far = far && namespace == self.own_namespace;
@@ -286,10 +280,12 @@ impl AccountAssignments {
     }
 
     fn decide(&self, agent: &AgentKey, facts: &AgentFacts) -> LimitDecision {
+        // Fails closed: whatever is unknown about a budget that may apply is an obstacle, and an Agent with an obstacle
+        // makes no calls.
         let mut decision = LimitDecision::default();
         let mut obstacles = FirstObstacle::default();
         let mut costly = None;
-        // The first budget of the platform that limits money: it takes no price that a tenant writes.
+        // The first cost limit of the platform itself: prices written by tenants do not count for it.
         let mut wary = None;
         let named = facts.refs.iter().filter_map(|name| {
             let uid = self.names.get(&(agent.namespace.clone(), name.clone()));
@@ -298,7 +294,7 @@ impl AccountAssignments {
                     CallObstacleReason::BudgetNotFound,
                     format!(
                         "spec.budgetRefs: AgentBudget {name} does not exist in this namespace: create it, or correct the \
-                         name; no call is made until then"
+                         name; no calls are made until then"
                     ),
                 );
             }
@@ -330,7 +326,7 @@ impl AccountAssignments {
                 }
                 Err(problem) => obstacles.add(
                     CallObstacleReason::BudgetUnavailable,
-                    format!("AgentBudget {name} cannot be used: {problem}"),
+                    format!("AgentBudget {name} is invalid: {problem}"),
                 ),
             }
         }
@@ -346,8 +342,8 @@ impl AccountAssignments {
         if self.policy.require_budget && decision.accounts.is_empty() {
             obstacles.add(
                 CallObstacleReason::BudgetRequired,
-                "the platform wants every Agent to draw on an AgentBudget, and none selects this one: name one in \
-                 spec.budgetRefs, or add the labels that one selects"
+                "the platform requires an AgentBudget for every Agent, but none selects this one: name one in \
+                 spec.budgetRefs, or add the labels that an AgentBudget selects"
                     .into(),
             );
         }
@@ -372,6 +368,12 @@ impl AccountAssignments {
             None => PriceTrust::Agents,
         };
         decision.prices = self.prices(agent, facts, trust);
+        if self.running.get(agent).is_some_and(Vec::is_empty) {
+            decision.unnamed_prices = ["spec.model", "spec.lightModel"].map(|field| {
+                let named = facts.models.iter().find(|model| model.field == field)?;
+                decision.prices.get(&named.model.name).cloned()
+            });
+        }
         if let Some(limit) = costly {
             for model in &facts.models {
                 let price = decision.prices.get(&model.model.name);
@@ -382,7 +384,7 @@ impl AccountAssignments {
         decision
     }
 
-    /// Prices of all models that the Agent's spec names or its pod calls, as far as they are known.
+    /// The known prices of all models that the Agent's spec names or its pod calls.
     fn prices(&self, agent: &AgentKey, facts: &AgentFacts, trust: PriceTrust<'_>) -> BTreeMap<String, ModelPrice> {
         let named: Vec<&PricedModel> = facts.models.iter().map(|model| &model.model).collect();
         let called: Vec<&PricedModel> = self.running.get(agent).into_iter().flatten().collect();
@@ -398,18 +400,18 @@ impl AccountAssignments {
         .collect()
     }
 
-    /// Whether a budget selects an Agent. `Err`: that cannot be known.
+    /// Whether a budget selects an Agent. `Err`: unknown.
     fn selects(&self, budget: &BudgetFacts, agent: &AgentKey, facts: &AgentFacts) -> Result<bool, String> {
         let near = budget.document.namespace == agent.namespace;
         if budget.is_far() && budget.document.namespace != self.own_namespace {
-            // Refused, and says so itself.
+            // Rejected; its own conditions report it.
             return Ok(false);
         }
         let selects = match &budget.selects {
             Ok(selects) => selects,
             Err(problem) if near || budget.is_far() => {
                 let name = limit_name(budget, agent);
-                return Err(format!("AgentBudget {name} cannot be used: {problem}"));
+                return Err(format!("AgentBudget {name} is invalid: {problem}"));
             }
             Err(_) => return Ok(false),
         };
@@ -427,8 +429,8 @@ impl AccountAssignments {
         match labels {
             Some(labels) => Ok(namespaces.matches(labels)),
             None => Err(format!(
-                "AgentBudget {}/{} selects namespaces by their labels, and those of {} are not known: let the controller \
-                 list namespaces",
+                "AgentBudget {}/{} selects namespaces by label, but the labels of namespace {} are unknown: allow the \
+                 controller to list namespaces",
                 budget.document.namespace, budget.document.name, agent.namespace
             )),
         }
@@ -444,16 +446,16 @@ impl AccountAssignments {
     }
 }
 
-/// Whose prices count beside the platform's table.
+/// Whose prices count in addition to the platform's table.
 #[derive(Clone, Copy)]
 enum PriceTrust<'a> {
-    /// Those of Agents too.
+    /// Those in the specs of Agents.
     Agents,
-    /// No other: this refuses them.
+    /// No others, because this limit does not accept them.
     Nobody(&'a str),
 }
 
-/// The price of a model, where it is given, and no other is for the same name.
+/// The price of a model, unless different prices are given for the same name.
 fn only_price<'a>(models: &[&'a PricedModel], name: &str) -> Option<&'a ModelPrice> {
     let mut given = models
         .iter()
@@ -472,23 +474,23 @@ fn check_price(
     let name = &model.name;
     let problem = match (price.map(ModelRates::read), trust) {
         (Some(Ok(_)), _) => return,
-        (Some(Err(error)), _) => format!("the price of {name} cannot be used: {error}"),
+        (Some(Err(error)), _) => format!("the price of model {name} is invalid: {error}"),
         (None, PriceTrust::Agents) => format!(
-            "what model {name} costs is not known: set {field}.price (the same for each model of that name), or \
-             prices.{name} in the controller's configuration"
+            "the price of model {name} is unknown: set {field}.price (the same for each model of that name), or \
+             prices.{name} in the chart"
         ),
         (None, PriceTrust::Nobody(who)) => format!(
-            "what model {name} costs is not known: add prices.{name} to the controller's configuration; {who} ignores \
+            "the price of model {name} is unknown: add prices.{name} to the chart's values; {who} ignores \
              {field}.price"
         ),
     };
     obstacles.add(
         CallObstacleReason::PriceUnknown,
-        format!("{problem}. {limit} limits money, so no call is made until then"),
+        format!("{problem}. {limit} limits costUSD, so no calls are made until then"),
     );
 }
 
-/// The first obstacle is told; a missing reference before the rest.
+/// The first obstacle, which is the one reported; missing references are checked first.
 #[derive(Default)]
 struct FirstObstacle {
     first: Option<CallObstacle>,
@@ -500,7 +502,7 @@ impl FirstObstacle {
     }
 }
 
-/// A budget as its Agents name it.
+/// The name of a budget in messages to its Agents.
 fn limit_name(budget: &BudgetFacts, agent: &AgentKey) -> String {
     let document = &budget.document;
     if document.namespace == agent.namespace {
@@ -600,11 +602,7 @@ mod tests {
         let budgets = vec![budget("system/free", &spec), budget("shop/free", &spec)];
         let mut scope = scope(PlatformPolicy::default(), agent(&json!({}), &json!({})), budgets);
         let (reason, message) = obstacle(&scope).unwrap();
-        assert_eq!(
-            reason,
-            CallObstacleReason::BudgetUnavailable,
-            "the labels are not known"
-        );
+        assert_eq!(reason, CallObstacleReason::BudgetUnavailable, "the labels are unknown");
         assert!(message.contains("system/free"), "{message}");
         let labels = |tier: &str| Some(BTreeMap::from([("tier".to_owned(), tier.to_owned())]));
         assert_eq!(scope.put_namespace("shop", labels("free")), [key()]);
@@ -691,7 +689,7 @@ mod tests {
             agent(&json!({}), &json!({})),
             vec![budget("shop/all", &json!({"selector": {}}))],
         );
-        assert_eq!(obstacle(&free), None, "tokens need no price");
+        assert_eq!(obstacle(&free), None, "token limits need no price");
         let told = scope(PlatformPolicy::default(), agent(&json!({}), &json!({})), costly());
         let message = obstacle(&told).unwrap().1;
         assert!(
@@ -721,7 +719,7 @@ mod tests {
         }
     }
 
-    /// A model as a pod says that it calls it.
+    /// A model as a pod states that it calls it.
     fn called(name: &str, dollars: Option<&str>) -> PricedModel {
         PricedModel {
             name: name.into(),
@@ -737,7 +735,7 @@ mod tests {
         }
     }
 
-    /// Prices per million of input, by name.
+    /// Prices per million input tokens, by name.
     fn known(scope: &AccountAssignments) -> Vec<(String, String)> {
         let prices = &scope.decision(&key()).unwrap().prices;
         let of = |(name, price): (&String, &ModelPrice)| (name.clone(), price.input_per_million.clone());
@@ -766,14 +764,14 @@ mod tests {
             pairs.iter().map(owned).collect()
         };
         assert_eq!(known(&scope), of(&[("nano", "0"), ("opus", "75")]));
-        // A price that only the old spec gave stays with the pod that was made from it.
+        // A price that only the old spec gave stays valid for the pod that was created from it.
         assert!(scope.put_running(&key(), &[called("old", Some("9"))]));
         assert_eq!(known(&scope), of(&[("nano", "0"), ("old", "9")]));
         // The pod is replaced.
         assert!(scope.put_running(&key(), &[called("nano", Some("0"))]));
         assert!(
             !scope.put_running(&key(), &[called("nano", Some("7"))]),
-            "the newest spec counts"
+            "the latest spec counts"
         );
         assert_eq!(known(&scope), of(&[("nano", "0")]));
     }
@@ -843,5 +841,45 @@ mod tests {
         scope.put_budget(budget("shop/all", &json!({"selector": {}})));
         assert_eq!(scope.put_unreadable("shop/all", "shop", "all", "broken"), []);
         assert_eq!((names(&scope), obstacle(&scope)), (vec!["all".to_owned()], None));
+    }
+
+    #[test]
+    fn the_texts_of_obstacles() {
+        let broken = json!({"matchExpressions": [{"key": "team", "operator": "In"}]});
+        let dollars = json!({"selector": {}, "limits": {"costUSD": "5.00"}});
+        let platform = json!({"selector": {}, "namespaceSelector": {}, "limits": {"costUSD": "5.00"}});
+        let far = json!({"selector": {}, "namespaceSelector": {"matchLabels": {"tier": "free"}}});
+        let none = || agent(&json!({}), &json!({}));
+        let named = agent(&json!({}), &json!({"budgetRefs": [{"name": "team"}]}));
+        let priced = agent(&json!({}), &json!({"model": model("small", Some("3,00"))}));
+        let required = PlatformPolicy {
+            require_budget: true,
+            ..PlatformPolicy::default()
+        };
+        let untrusted = PlatformPolicy {
+            agent_prices: AgentPrices::Deny,
+            ..PlatformPolicy::default()
+        };
+        let free = PlatformPolicy::default;
+        let scopes = [
+            scope(free(), named, vec![]),
+            scope(required, none(), vec![]),
+            scope(free(), none(), vec![budget("shop/team", &dollars)]),
+            scope(free(), priced, vec![budget("shop/team", &dollars)]),
+            scope(untrusted, none(), vec![budget("shop/team", &dollars)]),
+            scope(free(), none(), vec![budget("system/all", &platform)]),
+            scope(free(), none(), vec![budget("shop/team", &json!({"selector": broken}))]),
+            scope(free(), none(), vec![budget("system/free", &far)]),
+        ];
+        let mut rows = Vec::new();
+        for scope in scopes {
+            let (reason, message) = obstacle(&scope).expect("an obstacle");
+            rows.push(text!("Accepted=False", reason.as_ref(), message));
+        }
+        assert_texts!(
+            "agent-budget-obstacles",
+            "Agents that may make no call because of their budgets",
+            rows
+        );
     }
 }

@@ -1,17 +1,17 @@
-//! The ledger's time: the wall's at the take-over, then the time that has passed, also while the machine was suspended.
+//! The ledger's time: the wall clock at the start of the term plus the time elapsed since, including suspensions of the
+//! machine.
 //!
-//! A wall clock that is set during a term changes nothing. An account whose record is ahead of this time goes on from
-//! there ([`crate::ledger::account::Account::restore`]): its time never runs back.
+//! Setting the wall clock during a term has no effect. An account whose record is ahead of this time continues from the
+//! record's time ([`crate::ledger::account::Account::restore`]), so that its time never runs backwards.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-/// A shorter suspension is none.
+/// Shorter differences between the clocks are not treated as a suspension.
 const SUSPENDED: Duration = Duration::from_secs(1);
 
-/// The time of one leader's term.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaderClock {
     base: Timestamp,
@@ -20,7 +20,6 @@ pub struct LeaderClock {
 }
 
 impl LeaderClock {
-    /// Begins a term.
     #[must_use]
     pub fn new(wall: Timestamp) -> Self {
         Self {
@@ -30,22 +29,21 @@ impl LeaderClock {
         }
     }
 
-    /// The time now.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.reading(self.start.elapsed(), since_boot())
     }
 
-    /// The monotonic clock stands still while a machine is suspended, the clock of the boot does not.
+    /// The monotonic clock stops while a machine is suspended, the boot clock does not.
     fn reading(&self, elapsed: Duration, boot: Duration) -> Timestamp {
         let boot = boot.saturating_sub(self.boot);
-        // They are read one after the other.
+        // The two clocks are read one after the other, so a small difference is not a suspension.
         let suspended = boot.saturating_sub(elapsed) >= SUSPENDED;
         let passed = if suspended { boot } else { elapsed };
         self.base.checked_add(passed).unwrap_or(Timestamp::MAX)
     }
 
-    /// From now to `moment`.
+    /// Time from now until `moment`.
     #[must_use]
     pub fn until(&self, moment: Timestamp) -> Duration {
         Duration::try_from(moment.duration_since(self.now())).unwrap_or(Duration::ZERO)

@@ -1,7 +1,7 @@
 //! The conditions of an AgentBudget. Pure.
 //!
-//! `Ready` answers whether it needs anyone, as for Agents: what a window frees by itself does not, and neither does an
-//! open question; a lifetime that is spent, `onExhausted: Stop` and a spec that cannot be used do.
+//! `Ready` is `False` only while a person has to act, as for Agents: an exhausted lifetime window, `onExhausted: Stop`,
+//! or an unusable spec. It stays `True` while a window will free room by itself and while a gate is open.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -16,22 +16,18 @@ use crate::api::budget::{BudgetGate, OnExhausted, TopUp};
 use crate::api::condition::{self, ConditionType};
 use crate::ledger::limits::limit_amounts;
 
-/// Reason of a condition that does not hold.
-const INACTIVE: &str = "Inactive";
-
-/// Why a budget is not accepted.
+/// Why `Accepted` is `False`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InvalidBudget {
-    /// Reason of the condition.
     pub(super) reason: &'static str,
-    /// Field and fix.
+    /// Names the field and the fix.
     pub(super) message: String,
 }
 
-/// What is wrong with the spec, as far as admission could not see it.
+/// The first problem of the spec that the admission policies cannot detect.
 pub(super) fn refusal(input: &BudgetStatusInput<'_>) -> Option<InvalidBudget> {
     if let Err(problem) = &input.entry {
-        let message = format!("{problem}. The Agents that draw on this budget make no calls until then");
+        let message = format!("{problem}. The Agents that draw on this budget make no calls until it is fixed");
         return Some(InvalidBudget {
             reason: "InvalidSpec",
             message,
@@ -41,14 +37,13 @@ pub(super) fn refusal(input: &BudgetStatusInput<'_>) -> Option<InvalidBudget> {
     (elsewhere && input.budget.spec.namespace_selector.is_some()).then(|| InvalidBudget {
         reason: "NamespaceSelectorRefused",
         message: format!(
-            "spec.namespaceSelector is honoured only in namespace {}, the controller's own: remove it, or make the \
-             budget there; until then it selects nobody",
+            "spec.namespaceSelector is honoured only in the controller's own namespace, {}: remove it, or create \
+             the budget there; until then the budget selects no Agents",
             input.own_namespace
         ),
     })
 }
 
-/// All conditions.
 pub(super) fn compute(
     input: &BudgetStatusInput<'_>,
     refusal: Option<&InvalidBudget>,
@@ -63,7 +58,7 @@ pub(super) fn compute(
         list.set(ConditionType::Accepted, false, refusal.reason, refusal.message.clone());
     } else {
         let of_no_use = useless_top_up(input).map_or_else(String::new, |what| format!(". {what}"));
-        let message = format!("the spec is usable{of_no_use}");
+        let message = format!("the spec is valid{of_no_use}");
         list.set(ConditionType::Accepted, true, "Accepted", message);
     }
     list.near_limit();
@@ -72,7 +67,7 @@ pub(super) fn compute(
             let message = list.what_is_spent(spent, gate);
             list.set(ConditionType::Exhausted, true, spent.reason(), message);
         }
-        None => list.set(ConditionType::Exhausted, false, INACTIVE, ""),
+        None => list.clear(ConditionType::Exhausted),
     }
     list.standing(refusal, spent, gate);
     list.conditions
@@ -91,6 +86,12 @@ impl BudgetConditions<'_> {
         condition::set(&mut self.conditions, new);
     }
 
+    fn clear(&mut self, type_: ConditionType) {
+        let now = format::whole_second(self.input.now);
+        let generation = self.input.budget.metadata.generation;
+        condition::clear(&mut self.conditions, type_, generation, now);
+    }
+
     fn near_limit(&mut self) {
         let percent = i64::from(self.input.budget.spec.warn_at_percent);
         let near = self.input.entry.ok().and_then(|entry| {
@@ -107,14 +108,14 @@ impl BudgetConditions<'_> {
         match near {
             Some((kind, used, limit)) => {
                 let message = format!(
-                    "{} of {} are used, {percent} % or more (spec.warnAtPercent). {}",
+                    "{} of {} used, which reaches spec.warnAtPercent ({percent} %). {}",
                     format::exact(kind, used),
                     format::exact(kind, limit),
                     how_to_add(self.input, None)
                 );
                 self.set(ConditionType::NearLimit, true, "WarnAtPercent", message);
             }
-            None => self.set(ConditionType::NearLimit, false, INACTIVE, ""),
+            None => self.clear(ConditionType::NearLimit),
         }
     }
 
@@ -146,13 +147,13 @@ impl BudgetConditions<'_> {
                 })
                 .collect();
             if !most.is_empty() {
-                parts.push(format!("most by {}", most.join(", ")));
+                parts.push(format!("Highest usage: {}", most.join(", ")));
             }
         }
         parts.push(match (spent.held, spent.resets_at) {
-            (true, _) => "onExhausted is Stop: it stays so until limits are raised or topped up".into(),
-            (false, Some(at)) => format!("by itself there is room again at {}", format::moment(at)),
-            (false, None) => "the budget does not reset".into(),
+            (true, _) => "spec.onExhausted is Stop: the loops stay stopped until room is added".into(),
+            (false, Some(at)) => format!("Room is available again at {}", format::moment(at)),
+            (false, None) => "The budget does not reset".into(),
         });
         parts.push(match gate {
             Some(gate) => approval::how_to_answer(self.input.budget, gate),
@@ -164,10 +165,10 @@ impl BudgetConditions<'_> {
     fn what_blocks(&self, field: &str, kind: AmountKind) -> String {
         let blocks = format!("{field}.{} is 0, which blocks every call", format::field(kind));
         if field == "spec.perAgent" {
-            return format!("{blocks} of every Agent: raise it, or remove it to limit no single Agent");
+            return format!("{blocks} of every Agent: raise it, or remove it to lift the limit per Agent");
         }
         format!(
-            "{blocks}: raise it, or remove it to limit other kinds only. {}",
+            "{blocks}: raise it, or remove it to leave this kind unlimited. {}",
             how_to_add(self.input, Some(kind))
         )
     }
@@ -184,8 +185,8 @@ impl BudgetConditions<'_> {
         let exhausted = text(&self.conditions, ConditionType::Exhausted);
         let refused = self.input.trouble.map(|trouble| {
             format!(
-                "the API server refuses the ledger's record in the status of this budget, so nothing is granted: \
-                 {trouble}. It is tried again every minute"
+                "the API server rejects the ledger record in the status of this budget, so no leases are granted: \
+                 {trouble}. The write is retried every minute"
             )
         });
         let (ready, reason, message) = match (refusal, spent) {
@@ -195,7 +196,7 @@ impl BudgetConditions<'_> {
             (None, Some(spent)) if !spent.held && spent.resets_at.is_some() => (true, "Exhausted", exhausted),
             (None, Some(spent)) if spent.zero.is_some() => (false, spent.reason(), exhausted),
             (None, Some(_)) => (false, "Exhausted", exhausted),
-            (None, None) => (true, "Accepted", "there is room for calls".into()),
+            (None, None) => (true, "Accepted", "the budget has room for calls".into()),
         };
         self.set(ConditionType::Ready, ready, reason, message.clone());
         if ready {
@@ -206,7 +207,8 @@ impl BudgetConditions<'_> {
     }
 }
 
-/// The first top-up of a kind that is not limited: admission lets it in with a new budget, or the limit was removed.
+/// The first top-up of a kind that has no limit: admission allows one in a new budget, and the limit may be removed
+/// later.
 fn useless_top_up(input: &BudgetStatusInput<'_>) -> Option<String> {
     let spec = &input.budget.spec;
     let limits = limit_amounts(&spec.limits).ok()?;
@@ -225,12 +227,12 @@ fn useless_top_up(input: &BudgetStatusInput<'_>) -> Option<String> {
     ))
 }
 
-/// Whether `used` is that many percent of `limit`, or more.
+/// Whether `used` is at least `percent` percent of `limit`.
 fn reaches(used: i64, limit: i64, percent: i64) -> bool {
     i128::from(used) * 100 >= i128::from(limit) * i128::from(percent)
 }
 
-/// The command that adds room; for `kind` alone, or a quarter of everything.
+/// A command that tops up `kind`, or without a kind a quarter of every limit.
 pub(super) fn how_to_add(input: &BudgetStatusInput<'_>, kind: Option<AmountKind>) -> String {
     let budget = input.budget;
     let (namespace, name) = (budget.namespace().unwrap_or_default(), budget.name_any());
@@ -243,7 +245,7 @@ pub(super) fn how_to_add(input: &BudgetStatusInput<'_>, kind: Option<AmountKind>
         Some(kind) if kind != each => 0,
         Some(_) | None => quarter.get(each),
     });
-    // Of limits of 0 a quarter is nothing: one is, at least, a beginning.
+    // A quarter of a limit of 0 is 0: suggest 1 instead.
     let more = if more.is_zero() {
         let kind = kind.or_else(|| limits.kinds().next()).unwrap_or(AmountKind::Tokens);
         Amount::from_fn(|each| i64::from(each == kind))
@@ -263,11 +265,11 @@ pub(super) fn how_to_add(input: &BudgetStatusInput<'_>, kind: Option<AmountKind>
     )
 }
 
-/// An id that no top-up has yet.
+/// An id that no top-up of the spec has.
 fn free_id(input: &BudgetStatusInput<'_>) -> String {
     let taken = |id: &String| input.budget.spec.top_ups.iter().any(|top_up| top_up.id == *id);
     let known = input.budget.spec.top_ups.len();
-    // Of one more than there are, one is free.
+    // At most `known` of these `known + 1` numbers are taken, so at least one is free.
     (known + 1..=2 * known + 1)
         .map(|number| format!("more-{number}"))
         .find(|id| !taken(id))
@@ -275,7 +277,6 @@ fn free_id(input: &BudgetStatusInput<'_>) -> String {
 }
 
 impl BudgetExhaustion {
-    /// Reason of the condition.
     fn reason(&self) -> &'static str {
         match self.on_exhausted {
             _ if self.zero.is_some() => BLOCKS,
@@ -286,7 +287,7 @@ impl BudgetExhaustion {
     }
 }
 
-/// When a spent budget has room by itself, for those that wait.
+/// When an exhausted budget has room again without user action; `None` for `Stop`, which waits for a person.
 pub(super) fn resets(spent: Option<&BudgetExhaustion>) -> Option<Timestamp> {
     spent.filter(|spent| !spent.held).and_then(|spent| spent.resets_at)
 }

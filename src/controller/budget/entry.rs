@@ -1,6 +1,7 @@
-//! One account at the leader, and who waits for room in it.
+//! One account at the leader, with the Agents that wait for room in it.
 //!
-//! Owns what is said of an account: what is left, whether it is spent, whom it lets go. What is counted is the ledger's.
+//! Owns the derived state of an account: what is left, whether it is exhausted, who is released. Counting is up to the
+//! ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,43 +10,42 @@ use jiff::{SignedDuration, Timestamp};
 use crate::api::amount::{Amount, AmountKind, LimitAmounts};
 use crate::ledger::account::{Account, AccountRoom, AgentName, GrantRefusal, GrantRequest, LeaseHolder};
 
-/// A limit of which not more than one part in so many is left can be found spent by the Agents that asked; with more
-/// left, only by all that draw on it.
+/// If at most this fraction (1/4) of a limit is left, the requests of Agents that are awake can show exhaustion; if
+/// more is left, all Agents that draw on the account must have requested.
 const LAST_PART: i64 = 4;
-/// In the first so many seconds of a leader's term not even then: it has not heard of the smallest calls yet.
+/// Initial part of a leader's term in which the requests of awake Agents do not suffice, because the
+/// smallest calls are not known yet.
 const FIRST_ASKS: SignedDuration = SignedDuration::from_secs(30);
 
-/// An Agent whose last ask was refused, and has no room yet.
+/// An Agent whose last request was refused and that has no room yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedAgent {
     /// Its gateway.
     pub who: LeaseHolder,
-    /// What it asked for.
+    /// Its request.
     pub ask: GrantRequest,
-    /// Why it got nothing.
+    /// Why it was refused.
     pub refused: GrantRefusal,
-    /// When, by the ledger's time.
+    /// When it was refused, by the ledger's time.
     pub at: Timestamp,
 }
 
-/// One account and who waits for room in it.
 #[derive(Clone, Debug)]
 pub struct AccountEntry {
     pub(super) account: Account,
-    /// When this leader began to keep it, by the ledger's time.
+    /// When this leader loaded the account, by the ledger's time.
     pub(super) begun: Timestamp,
     pub(super) blocked: BTreeMap<AgentName, BlockedAgent>,
-    /// The least that each Agent wanted for its last call.
+    /// The smallest amount that each Agent last requested for a call.
     pub(super) asks: BTreeMap<AgentName, Amount>,
-    /// The room that `blocked` was last looked at with.
+    /// The room with which `blocked` was last checked.
     pub(super) looked: Option<AccountRoom>,
-    /// Somebody was blocked in this term and is not any more.
+    /// An Agent was blocked in this term and no longer is.
     pub(super) released: bool,
     pub(super) revision: i64,
 }
 
 impl AccountEntry {
-    /// The account: used, reserved, limits, shares.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.account
@@ -57,7 +57,8 @@ impl AccountEntry {
         &self.blocked
     }
 
-    /// Whether somebody was blocked in this leader's term and is not any more: what an earlier leader saw counts no more.
+    /// Whether an Agent was blocked in this leader's term and no longer is: exhaustion seen by an earlier leader is
+    /// then obsolete.
     #[must_use]
     pub fn released(&self) -> bool {
         self.released
@@ -69,7 +70,7 @@ impl AccountEntry {
         self.revision
     }
 
-    /// Limits less settled and reserved, zero where that is more.
+    /// Limits minus settled and reserved amounts, at least zero.
     #[must_use]
     pub fn remaining(&self) -> LimitAmounts {
         let account = &self.account;
@@ -79,12 +80,13 @@ impl AccountEntry {
             .left_after(&account.reserved())
     }
 
-    /// The refusal that shows that the account as a whole is spent, when `agents` draw on it: not of one Agent's part,
-    /// not of a call that can never fit, not while others hold enough unspent. Of several the one that has room last.
+    /// The refusal that shows that the account as a whole is exhausted, given that `agents` draw on it. Refusals
+    /// because of a limit per Agent, of calls that can never fit, or while others hold enough unspent do not count. Of
+    /// several, the one that has room last.
     ///
-    /// One refusal alone shows nothing: the account is spent when what is left is less than the smallest call that any
-    /// Agent last asked for. As long as more than a quarter of the limit is left, all Agents must have asked; with less
-    /// left, Agents that sleep do not count, since nobody knows when they ask again.
+    /// A single refusal shows nothing: the account is exhausted when less is left than the smallest call that any Agent
+    /// last requested. While more than a quarter of the limit is left, all Agents must have requested; with less left,
+    /// sleeping Agents are ignored, since it is unknown when they will request again.
     #[must_use]
     pub fn exhausted(&self, agents: usize) -> Option<(&AgentName, &BlockedAgent)> {
         if self.blocked.is_empty() {
@@ -102,7 +104,7 @@ impl AccountEntry {
         })
     }
 
-    /// Whether there is too little of a kind for the smallest call that was last asked for.
+    /// Whether less of a kind is left than the smallest call that was last requested.
     fn fits_nobody(&self, kind: AmountKind, agents: usize, awake: &BTreeSet<&AgentName>) -> bool {
         let limits = self.account.limits();
         let left = limits.left_after(&self.account.used());
@@ -120,9 +122,9 @@ impl AccountEntry {
             || (all_known && left <= limit / LAST_PART && fits_none(&|agent| awake.contains(agent)))
     }
 
-    /// An Agent wants a call, or waits for none any more.
+    /// Records a request of an Agent and its result.
     pub(super) fn asked(&mut self, who: &LeaseHolder, ask: &GrantRequest, refused: Option<&GrantRefusal>) {
-        // Who asks ahead wants no call yet.
+        // A prefetch is not for a call yet.
         if !ask.least.is_zero() {
             self.asks.insert(who.agent.clone(), ask.least);
         }
@@ -140,14 +142,14 @@ impl AccountEntry {
         }
     }
 
-    /// An Agent draws on this no more, or waits for a call that nobody makes any more.
+    /// The Agent no longer draws on the account, or no longer waits for a call.
     pub(super) fn withdraw(&mut self, agent: &AgentName) {
         self.asks.remove(agent);
         self.account.withdraw(agent);
         self.released |= self.blocked.remove(agent).is_some();
     }
 
-    /// Lets go who has room by now, or knows better when.
+    /// Releases Agents that have room now, and updates when the others will have some.
     pub(super) fn release_blocked(&mut self) {
         let room = self.account.room();
         if self.looked.as_ref() == Some(&room) {

@@ -1,12 +1,11 @@
-//! Events of AgentBudgets: one for each transition, made of the status before and the one written over it. Pure.
+//! Events of AgentBudgets: one for each transition, derived from the previous status and the new one. Pure.
 
 use super::format;
 use crate::api::AgentBudget;
 use crate::api::budget::AgentBudgetStatus;
 use crate::api::condition::{self, ConditionType};
-use crate::controller::agent::events::KubeEvent;
+use crate::controller::runtime::KubeEvent;
 
-/// What a written status has to tell.
 pub(super) fn from_status(budget: &AgentBudget, old: &AgentBudgetStatus, new: &AgentBudgetStatus) -> Vec<KubeEvent> {
     let holds = |status: &AgentBudgetStatus, type_| {
         condition::find(&status.conditions, type_).is_some_and(|condition| condition.status == "True")
@@ -23,7 +22,11 @@ pub(super) fn from_status(budget: &AgentBudget, old: &AgentBudgetStatus, new: &A
         }
     }
     if holds(old, ConditionType::Exhausted) && !holds(new, ConditionType::Exhausted) {
-        notices.push(KubeEvent::normal("Recovered", "Count", "there is room for calls again"));
+        notices.push(KubeEvent::normal(
+            "Recovered",
+            "Count",
+            "the budget has room for calls again",
+        ));
     }
     let refused = |status: &AgentBudgetStatus| {
         condition::find(&status.conditions, ConditionType::Accepted)
@@ -50,12 +53,12 @@ fn from_gates(old: &AgentBudgetStatus, new: &AgentBudgetStatus) -> Vec<KubeEvent
         notices.push(KubeEvent::normal(
             "AskAnswered",
             "Deny",
-            "denied: its Agents wait for the window",
+            "denied: the Agents wait until the window has room",
         ));
     }
     let asked = |status: &AgentBudgetStatus| status.gates.first().map(|gate| gate.id.clone());
     if let Some(id) = asked(new).filter(|id| asked(old).as_ref() != Some(id)) {
-        let note = format!("gate {id} asks for more; the condition Exhausted says how to answer");
+        let note = format!("gate {id} asks for a top-up; see the condition Exhausted for how to answer");
         notices.push(KubeEvent::warning("AskOpened", "Ask", note));
     }
     notices
@@ -67,7 +70,7 @@ fn from_limits(budget: &AgentBudget, old: &AgentBudgetStatus, new: &AgentBudgetS
         .kinds()
         .find(|kind| now.get(*kind) > before.get(*kind) && before.get(*kind).is_some())?;
     let limit = now.get(kind)?;
-    let note = format!("{} may be used in this window now", format::exact(kind, limit));
+    let note = format!("the limit of this window is now {}", format::exact(kind, limit));
     let answered = new.last_handled_requests != old.last_handled_requests;
     let topped_up = answered || !budget.spec.top_ups.is_empty();
     let reason = if topped_up { "ToppedUp" } else { "LimitRaised" };
@@ -91,7 +94,7 @@ mod tests {
         }]})
     }
 
-    /// Reasons, with what is said; warnings have a `!`.
+    /// Lines of `reason: note`; those of warnings start with `!`.
     fn notices(spec: &Value, old: &Value, new: &Value) -> Vec<String> {
         let mut all = json!({"limits": {"tokens": 5}, "window": {"lifetime": {}}});
         for (key, value) in spec.as_object().unwrap() {
@@ -110,16 +113,16 @@ mod tests {
     fn a_condition_that_turns_is_one_event_and_one_that_stays_none() {
         let none = json!({});
         for type_ in ["NearLimit", "Exhausted"] {
-            let held = condition(type_, "True", "Why", "so it is");
+            let held = condition(type_, "True", "Why", "the message");
             let cleared = condition(type_, "False", "Inactive", "");
             for before in [&none, &cleared] {
-                assert_eq!(notices(&none, before, &held), [format!("!{type_}: so it is")]);
+                assert_eq!(notices(&none, before, &held), [format!("!{type_}: the message")]);
             }
             let later = condition(type_, "True", "Why", "another message");
             assert_eq!(notices(&none, &held, &later), [""; 0]);
             let recovered = notices(&none, &held, &cleared);
             let expected: &[&str] = match type_ {
-                "Exhausted" => &["Recovered: there is room for calls again"],
+                "Exhausted" => &["Recovered: the budget has room for calls again"],
                 _ => &[],
             };
             assert_eq!(recovered, expected);
@@ -146,7 +149,7 @@ mod tests {
         let opened = notices(&none, &none, &gate("ask-1"));
         assert_eq!(
             opened,
-            ["!AskOpened: gate ask-1 asks for more; the condition Exhausted says how to answer"]
+            ["!AskOpened: gate ask-1 asks for a top-up; see the condition Exhausted for how to answer"]
         );
         assert_eq!(notices(&none, &gate("ask-1"), &gate("ask-1")), [""; 0]);
         assert_eq!(notices(&none, &gate("ask-1"), &gate("ask-2")).len(), 1);
@@ -159,7 +162,7 @@ mod tests {
         let denied = json!({"lastHandledRequests": {"deny": "ask-1"}});
         assert_eq!(
             notices(&none, &gate("ask-1"), &denied),
-            ["AskAnswered: denied: its Agents wait for the window"]
+            ["AskAnswered: denied: the Agents wait until the window has room"]
         );
     }
 
@@ -167,7 +170,7 @@ mod tests {
     fn more_room_is_told_and_less_is_not() {
         let none = json!({});
         let limits = |tokens: i64| json!({"limits": {"tokens": tokens}});
-        let more = "11 tokens may be used in this window now";
+        let more = "the limit of this window is now 11 tokens";
         assert_eq!(
             notices(&none, &limits(10), &limits(11)),
             [format!("LimitRaised: {more}")]

@@ -1,4 +1,5 @@
-//! What of Agents and budgets decides who draws on what. Read once per version of an object.
+//! The properties of Agents and budgets that determine the assignment of accounts. Parsed once per version of an
+//! object.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,49 +22,46 @@ use crate::ledger::price::micro_usd;
 use crate::ledger::window::WindowRule;
 use crate::link::messages::PricedModel;
 
-/// Seconds of `guardrails.tokensPerHour`.
+/// Window of `guardrails.tokensPerHour`.
 const HOUR: SignedDuration = SignedDuration::from_secs(3600);
 
-/// What of an Agent matters here.
+/// The relevant properties of an Agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentFacts {
-    /// The object, as a document of its own limits.
+    /// The document of its own limits.
     pub document: DocumentId,
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Budgets that it names.
+    /// The budgets named in its spec.
     pub refs: Vec<String>,
-    /// The terms of its own limits, and the records they go on from; or what is wrong with them.
+    /// Its own limits with their records, or what is wrong with them.
     pub own: Result<Vec<OwnLimit>, String>,
-    /// The models it names, with the prices it gives.
+    /// The models in its spec, with their prices there.
     pub models: Vec<ModelFacts>,
-    /// Its storage dies with its pod.
+    /// Its storage is deleted with its pod.
     pub ephemeral: bool,
-    /// It is suspended: it makes no call, and waits for none.
+    /// It is suspended, so it makes no calls and waits for none.
     pub suspended: bool,
-    /// The longest that one of its calls may take.
+    /// Longest timeout of its calls.
     pub longest_call: SignedDuration,
 }
 
-/// A model that an Agent names.
+/// A model in an Agent's spec.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelFacts {
-    /// Where.
+    /// The field that names it.
     pub field: &'static str,
-    /// Its name and price.
     pub model: PricedModel,
 }
 
 /// One of an Agent's own limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnLimit {
-    /// Which.
     pub part: DocumentPart,
-    /// Its terms; without limits when only the record is left of it.
+    /// Its terms; without limits if only its record is left.
     pub terms: LedgerTerms,
-    /// As it was last written.
+    /// The record as last written.
     pub record: Option<LedgerRecord>,
-    /// What the Agent used in its whole life, by its status; nothing for limits of a window.
+    /// The Agent's usage since its creation, by its status; zero for windows that end.
     pub used: Amount,
 }
 
@@ -79,7 +77,6 @@ impl AgentFacts {
             .collect()
     }
 
-    /// Of this Agent.
     #[must_use]
     pub fn of(agent: &Agent) -> Self {
         let spec = &agent.spec;
@@ -177,7 +174,7 @@ fn own(agent: &Agent) -> Result<Vec<OwnLimit>, String> {
         .collect())
 }
 
-/// What a life total counts of an Agent's usage: cache writes are new tokens, cache reads are not.
+/// The usage that counts for a lifetime limit: cache writes are new tokens, cache reads are not.
 fn life(usage: &LoopUsage) -> Amount {
     let tokens = [usage.cache_write_tokens, usage.output_tokens]
         .into_iter()
@@ -189,30 +186,28 @@ fn life(usage: &LoopUsage) -> Amount {
     }
 }
 
-/// What of a budget matters here.
+/// The relevant properties of a budget.
 #[derive(Clone, Debug)]
 pub struct BudgetFacts {
-    /// The object.
     pub document: DocumentId,
-    /// As it was last seen.
+    /// The object as last seen.
     pub object: Arc<AgentBudget>,
-    /// Whom it selects; or why nobody knows that.
+    /// Its selectors, or why they are invalid.
     pub selects: Result<BudgetSelector, String>,
-    /// Its terms, and additions by id; or what is wrong with it.
+    /// Its terms and its top-ups by id, or what is wrong with them.
     pub terms: Result<(LedgerTerms, Vec<(String, Amount)>), String>,
 }
 
-/// Whom a budget selects.
+/// The selectors of a budget.
 #[derive(Clone, Debug)]
 pub struct BudgetSelector {
-    /// The Agents; `None`: none.
+    /// Selects Agents; `None`: none.
     pub agents: Option<Selector>,
-    /// The namespaces whose Agents; `None`: its own.
+    /// Selects namespaces; `None`: the budget's own.
     pub namespaces: Option<Selector>,
 }
 
 impl BudgetFacts {
-    /// Of this budget.
     #[must_use]
     pub fn of(budget: &Arc<AgentBudget>) -> Self {
         let spec = &budget.spec;
@@ -236,13 +231,13 @@ impl BudgetFacts {
         terms.or(self.selects.as_ref().err()).map(String::as_str)
     }
 
-    /// Whether it asks for Agents of other namespaces.
+    /// Whether it selects Agents of other namespaces.
     #[must_use]
     pub fn is_far(&self) -> bool {
         self.object.spec.namespace_selector.is_some()
     }
 
-    /// Whether any of its limits is one of money.
+    /// Whether any of its limits is a cost limit.
     #[must_use]
     pub fn limits_cost(&self) -> bool {
         let limits = |terms: &LedgerTerms| terms.limits.cost.is_some() || terms.per_agent.cost.is_some();
@@ -288,7 +283,6 @@ fn selector(field: &str, selector: Option<&LabelSelector>) -> Result<Option<Sele
         .transpose()
 }
 
-/// The object as a document.
 pub fn document(kind: DocumentKind, object: &impl ResourceExt) -> DocumentId {
     DocumentId {
         kind,
@@ -298,7 +292,7 @@ pub fn document(kind: DocumentKind, object: &impl ResourceExt) -> DocumentId {
     }
 }
 
-/// An Agent's name in the ledger.
+/// Converts to a name in the ledger.
 #[must_use]
 pub fn ledger_name(agent: &AgentKey) -> AgentName {
     AgentName {
@@ -307,7 +301,7 @@ pub fn ledger_name(agent: &AgentKey) -> AgentName {
     }
 }
 
-/// The same, back.
+/// Converts from a name in the ledger.
 #[must_use]
 pub fn agent_key(agent: &AgentName) -> AgentKey {
     AgentKey {

@@ -1,11 +1,11 @@
-//! Which holders are dead for certain, so that what they hold counts as spent. Pure.
+//! Which gateways have stopped for certain, so that what they hold may be forfeited. Pure.
 //!
-//! A gateway's record lies on its Agent's volume. A pod that is gone is no reason yet: where the volume stays, the next
-//! pod finds the record and says exactly what was spent. So a holder whose pod is gone is buried when nobody can come back
-//! for it (the Agent is gone, or its storage died with the pod), and after [`RECORD_WAIT`] otherwise, and when the Agent's
-//! present pod speaks with another record. Too early costs room in one window; it never frees any. It must never be done
-//! to a gateway that may still call: what it spends later would count in no window. A pod that ended calls no more. One
-//! whose object is gone may run on, on a node that nobody reaches: for its run lease, and as long as a call takes.
+//! A gateway's record is on its Agent's volume. If the volume outlives the pod, the next pod finds the record and reports
+//! exactly what was spent. A holder without a pod is therefore lost only if its record cannot return (the Agent was
+//! deleted, its storage was ephemeral, or the Agent's present pod reports with another record). Otherwise it is silent, and
+//! each account decides how long it waits. Forfeiting too early costs room in one window and never frees any. It must never
+//! happen to a gateway that may still make calls: what it spends later would count in no window. A pod that ended makes no
+//! more calls. One whose object is gone may still run, on an unreachable node: for its run lease, and the duration of a call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,36 +15,35 @@ use crate::controller::pod_sessions::AgentKey;
 use crate::ledger::account::LeaseHolder;
 use crate::link::messages::RUN_LEASE_SECONDS;
 
-/// How long a pod must have ended, for watches that lag behind.
+/// How long a pod must have ended before its end counts, since watches may lag behind.
 pub const WATCH_LAG: SignedDuration = SignedDuration::from_secs(10);
-/// How long a record on a volume that outlives its pod is waited for.
+/// Shortest wait for a record on a volume that outlives its pod.
 pub const RECORD_WAIT: SignedDuration = SignedDuration::from_mins(5);
-/// How long a gateway without contact makes calls.
+/// How long a gateway without contact may make calls.
 const RUN_LEASE: SignedDuration = SignedDuration::from_secs(RUN_LEASE_SECONDS.cast_signed());
-/// Longest call of an Agent that is not known any more: the default of `spec.model.timeoutSeconds`.
+/// Longest call of an Agent that is no longer known: the default of `spec.model.timeoutSeconds`.
 const LONGEST_CALL: SignedDuration = SignedDuration::from_mins(5);
 
-/// A pod, as far as it matters here.
+/// The relevant facts about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFacts {
-    /// Its uid.
     pub uid: String,
-    /// It ended for good.
+    /// Whether it ended for good.
     pub ended: bool,
 }
 
-/// What is known of pods and speakers.
+/// What is known about pods and the records that gateways use.
 #[derive(Clone, Debug, Default)]
 pub struct HolderLiveness {
     /// The pod of each Agent.
     pub pods: BTreeMap<AgentKey, PodFacts>,
-    /// The record with which the Agent's present pod speaks, and the pod's uid.
+    /// The record that the Agent's present gateway uses, and the uid of its pod.
     pub speakers: BTreeMap<AgentKey, (String, String)>,
-    /// The longest call of each Agent, also of one that is gone as long as somebody holds something of it.
+    /// The longest call of each Agent; kept for deleted Agents as long as leases of them are open.
     pub calls: BTreeMap<AgentKey, SignedDuration>,
     /// Uids of pods that were seen to have ended.
     ended: BTreeSet<String>,
-    /// Since when the pod of a record is missing.
+    /// Since when the pod of a record has been missing.
     missing: BTreeMap<String, Timestamp>,
 }
 
@@ -53,25 +52,24 @@ pub struct HolderLiveness {
 pub enum HolderFate {
     /// It may call, or its next pod may soon say what it spent.
     Lives,
-    /// It calls no more, and was waited for.
-    Silent,
-    /// It calls no more, and nobody comes back for its record.
+    /// It makes no more calls, and its record has not returned for so long.
+    Silent(SignedDuration),
+    /// It makes no more calls, and its record cannot return.
     Lost,
 }
 
-/// Whether an Agent, and with it its record, may come back.
+/// Whether an Agent, and with it the gateway's record, may return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordPersistence {
-    /// Its volume stays.
+    /// The volume outlives the pod.
     Volume,
-    /// Its storage died with its pod.
+    /// The storage was deleted with the pod.
     Ephemeral,
-    /// There is no such Agent any more.
+    /// The Agent was deleted.
     Gone,
 }
 
 impl HolderLiveness {
-    /// An Agent has this pod.
     pub fn pod_seen(&mut self, agent: &AgentKey, pod: PodFacts) {
         if pod.ended {
             self.ended.insert(pod.uid.clone());
@@ -79,7 +77,7 @@ impl HolderLiveness {
         self.pods.insert(agent.clone(), pod);
     }
 
-    /// What became of the gateway of this record.
+    /// The fate of the gateway with this record.
     pub fn holder_fate(
         &mut self,
         who: &LeaseHolder,
@@ -91,7 +89,8 @@ impl HolderLiveness {
             .pods
             .get(agent)
             .is_some_and(|pod| pod.uid == who.pod_uid && !pod.ended);
-        // One pod's gateways come one after the other; another record means that the old one is lost.
+        // The gateways of one pod run one after the other, so another record of the same pod means that the old one is
+        // lost.
         let speaker = self.speakers.get(agent).filter(|(record, _)| *record != who.record);
         if speaker.is_some_and(|(_, pod_uid)| *pod_uid == who.pod_uid) {
             return HolderFate::Lost;
@@ -111,12 +110,12 @@ impl HolderLiveness {
         match hope {
             _ if missing < stopped => HolderFate::Lives,
             RecordPersistence::Volume if speaker.is_none() && missing < RECORD_WAIT => HolderFate::Lives,
-            RecordPersistence::Volume if speaker.is_none() => HolderFate::Silent,
+            RecordPersistence::Volume if speaker.is_none() => HolderFate::Silent(missing),
             RecordPersistence::Volume | RecordPersistence::Ephemeral | RecordPersistence::Gone => HolderFate::Lost,
         }
     }
 
-    /// Forgets what is of no use any more. `holders`: records that hold something, each with its Agent and its pod.
+    /// Drops what is no longer needed. `holders`: the records with open leases, each with its Agent and its pod.
     pub fn retain(&mut self, holders: &BTreeMap<String, (AgentKey, String)>, known: impl Fn(&AgentKey) -> bool) {
         self.missing.retain(|record, _| holders.contains_key(record));
         if !self.ended.is_empty() {
@@ -154,6 +153,10 @@ mod tests {
         Timestamp::constant(seconds, 0)
     }
 
+    fn seconds(seconds: i64) -> SignedDuration {
+        SignedDuration::from_secs(seconds)
+    }
+
     fn witness(pod: Option<(&str, bool)>) -> HolderLiveness {
         let mut witness = HolderLiveness::default();
         if let Some((uid, ended)) = pod {
@@ -162,7 +165,7 @@ mod tests {
         witness
     }
 
-    /// The first second of 2,000 with another fate than before, and that fate.
+    /// The first of 2,000 seconds in which the fate is not `Lives`, and that fate.
     fn turns(witness: &mut HolderLiveness, hope: RecordPersistence) -> Option<(i64, HolderFate)> {
         let fates = (0..2_000).map(|second| (second, witness.holder_fate(&holder(), &agent(), hope, at(second))));
         fates.into_iter().find(|(_, fate)| *fate != HolderFate::Lives)
@@ -170,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_holder_dies_with_its_pod_when_nobody_comes_back_for_it() {
-        // The run lease, and the longest call.
+        // The run lease and the longest call.
         let partitioned = 60 + 300;
         for (pod, hope, turn) in [
             (Some(("pod-1", false)), RecordPersistence::Volume, None),
@@ -183,7 +186,7 @@ mod tests {
             (
                 Some(("pod-1", true)),
                 RecordPersistence::Volume,
-                Some((300, HolderFate::Silent)),
+                Some((300, HolderFate::Silent(seconds(300)))),
             ),
             (
                 Some(("pod-2", false)),
@@ -191,11 +194,15 @@ mod tests {
                 Some((partitioned, HolderFate::Lost)),
             ),
             (None, RecordPersistence::Gone, Some((partitioned, HolderFate::Lost))),
-            (None, RecordPersistence::Volume, Some((partitioned, HolderFate::Silent))),
+            (
+                None,
+                RecordPersistence::Volume,
+                Some((partitioned, HolderFate::Silent(seconds(partitioned)))),
+            ),
             (
                 Some(("pod-2", false)),
                 RecordPersistence::Volume,
-                Some((partitioned, HolderFate::Silent)),
+                Some((partitioned, HolderFate::Silent(seconds(partitioned)))),
             ),
         ] {
             assert_eq!(turns(&mut witness(pod), hope), turn, "{pod:?} {hope:?}");
@@ -206,7 +213,7 @@ mod tests {
             turns(&mut slow, RecordPersistence::Gone),
             Some((60 + 1_200, HolderFate::Lost))
         );
-        // Its object is gone too, but it was seen to have ended.
+        // Its object is gone as well, but it was seen to have ended.
         let mut gone = witness(Some(("pod-1", true)));
         gone.pods.clear();
         assert_eq!(turns(&mut gone, RecordPersistence::Gone), Some((10, HolderFate::Lost)));
@@ -217,7 +224,7 @@ mod tests {
         let mut seen = witness(Some(("pod-1", false)));
         seen.speakers.insert(agent(), ("two".into(), "pod-1".into()));
         assert_eq!(turns(&mut seen, RecordPersistence::Volume), Some((0, HolderFate::Lost)));
-        // The pod of the old one may run on where nobody reaches it.
+        // The pod of the old record may still run on an unreachable node.
         let mut seen = witness(Some(("pod-2", false)));
         seen.speakers.insert(agent(), ("two".into(), "pod-2".into()));
         assert_eq!(
@@ -228,7 +235,7 @@ mod tests {
         seen.speakers.insert(agent(), ("one".into(), "pod-2".into()));
         assert_eq!(
             turns(&mut seen, RecordPersistence::Volume),
-            Some((360, HolderFate::Silent)),
+            Some((360, HolderFate::Silent(seconds(360)))),
             "the same record is the same holder"
         );
     }

@@ -1,4 +1,4 @@
-//! Amounts, windows and moments in words, for columns and messages. Pure.
+//! Formats amounts, windows and times for columns and messages. Pure.
 
 use jiff::Timestamp;
 use strum::IntoEnumIterator;
@@ -6,10 +6,10 @@ use strum::IntoEnumIterator;
 use crate::api::amount::{Amount, AmountKind, LimitAmounts};
 use crate::api::budget::{BudgetWindow, CalendarPeriod, CalendarWindow, RollingWindow};
 
-/// Millionths of a dollar in a dollar.
+/// Micro-dollars in a dollar.
 const DOLLAR: i64 = 1_000_000;
 
-/// Short, for a column: `1.2M tokens`, `$7.42`.
+/// Rounded, with its unit, for a column: `1.2M tokens`, `$7.42`.
 #[must_use]
 pub fn short(kind: AmountKind, amount: i64) -> String {
     match noun(kind) {
@@ -18,7 +18,7 @@ pub fn short(kind: AmountKind, amount: i64) -> String {
     }
 }
 
-/// Without its kind: `1.2M`, `$7.42`.
+/// Rounded, without its unit: `1.2M`, `$7.42`.
 #[must_use]
 pub fn number(kind: AmountKind, amount: i64) -> String {
     match kind {
@@ -27,7 +27,7 @@ pub fn number(kind: AmountKind, amount: i64) -> String {
     }
 }
 
-/// Exact, for a message: `1000000 tokens`, `$7.42`.
+/// Exact, with its unit, for a message: `1000000 tokens`, `$7.42`.
 #[must_use]
 pub fn exact(kind: AmountKind, amount: i64) -> String {
     match noun(kind) {
@@ -36,7 +36,7 @@ pub fn exact(kind: AmountKind, amount: i64) -> String {
     }
 }
 
-/// Money: cents, and more digits only where they are not zero.
+/// Dollars and cents; further digits only where they are not zero.
 #[must_use]
 pub fn dollars(micro: i64) -> String {
     let (whole, rest) = (micro / DOLLAR, (micro % DOLLAR).abs());
@@ -74,7 +74,7 @@ fn noun(kind: AmountKind) -> Option<&'static str> {
     }
 }
 
-/// The field of a spec that limits it.
+/// The field of `spec.limits` for this kind.
 #[must_use]
 pub fn field(kind: AmountKind) -> String {
     match kind {
@@ -83,7 +83,7 @@ pub fn field(kind: AmountKind) -> String {
     }
 }
 
-/// The kinds of an amount that are not zero, in words: `500 tokens and $2.00`.
+/// The kinds that are not zero: `500 tokens and $2.00`.
 #[must_use]
 pub fn amount(amount: &Amount) -> String {
     let parts: Vec<String> = AmountKind::iter()
@@ -97,7 +97,7 @@ pub fn amount(amount: &Amount) -> String {
     }
 }
 
-/// An amount as the fields of a top-up, in JSON.
+/// The kinds that are not zero, as the JSON fields of a top-up.
 #[must_use]
 pub fn fields(amount: &Amount) -> String {
     let parts: Vec<String> = AmountKind::iter()
@@ -112,13 +112,13 @@ pub fn fields(amount: &Amount) -> String {
     parts.join(",")
 }
 
-/// A quarter of each limit, rounded up: what is added where nobody says how much.
+/// A quarter of each limit, rounded up: the default amount of a top-up.
 #[must_use]
 pub fn quarter(limits: &LimitAmounts) -> Amount {
     Amount::from_fn(|kind| limits.get(kind).map_or(0, |limit| limit / 4 + i64::from(limit % 4 > 0)))
 }
 
-/// A window: `1h`, `daily Europe/Berlin`, `lifetime`.
+/// A window for a column: `1h`, `daily Europe/Berlin`, `lifetime`.
 #[must_use]
 pub fn window(window: &BudgetWindow) -> String {
     if let Some(rolling) = &window.rolling {
@@ -139,7 +139,7 @@ fn seconds(seconds: i64) -> String {
     )
 }
 
-/// The next whole second.
+/// Rounds up to a whole second.
 #[must_use]
 pub fn whole_second(moment: Timestamp) -> Timestamp {
     let second = moment.as_second();
@@ -147,7 +147,7 @@ pub fn whole_second(moment: Timestamp) -> Timestamp {
     Timestamp::from_second(second.saturating_add(up)).unwrap_or(moment)
 }
 
-/// A moment for a column: the clock where a window is at most a day long, else the date too.
+/// A time for a column: without the date where the window is at most a day long.
 #[must_use]
 pub fn clock(moment: Timestamp, of: &BudgetWindow) -> String {
     let a_day = |rolling: &RollingWindow| rolling.seconds <= 86_400;
@@ -157,7 +157,7 @@ pub fn clock(moment: Timestamp, of: &BudgetWindow) -> String {
     moment.strftime(format).to_string()
 }
 
-/// A moment for a message.
+/// RFC 3339 in UTC, with whole seconds.
 #[must_use]
 pub fn moment(moment: Timestamp) -> String {
     moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()

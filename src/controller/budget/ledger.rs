@@ -1,6 +1,7 @@
-//! Book and scope under one lock: what link, reconciler and watches say to the ledger, and what gateways are told.
+//! Accounts and assignments under one lock: serves link, reconciler and watches, and updates the terms of gateways.
 //!
-//! Whatever changes what a gateway must know is put into its directives before the lock is let go.
+//! Every change that a gateway must know is put into its directives before the lock is released, so that directives
+//! never go back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -32,12 +33,11 @@ use crate::link::messages::{
 };
 use crate::telemetry::metrics::Metrics;
 
-/// How long a request waits for its record to be written.
+/// How long a lease request waits for its record to be written.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a ledger is made of.
 pub struct LedgerSetup {
-    /// Speaks to the API server.
+    /// Client of the API server.
     pub client: Client,
     /// Prices and rules of the platform.
     pub policy: PlatformPolicy,
@@ -45,13 +45,12 @@ pub struct LedgerSetup {
     pub namespace: String,
     /// Namespaces whose Agents are served; empty: all.
     pub watch_namespaces: Vec<String>,
-    /// Where gateways get their directives from.
+    /// Passes directives to gateways.
     pub loops: Arc<PodSessions>,
-    /// Shows budgets.
+    /// Computes the status of budgets.
     pub face: Arc<dyn BudgetPresentation>,
-    /// Counts what is lost.
     pub metrics: Arc<Metrics>,
-    /// The wall clock at the take-over.
+    /// The wall clock at the start of the term.
     pub wall: Timestamp,
 }
 
@@ -62,7 +61,7 @@ pub struct BudgetLedger {
     pub(super) namespace: String,
     pub(super) clock: LeaderClock,
     pub(super) face: Arc<dyn BudgetPresentation>,
-    /// Something may have to be written.
+    /// Wakes the record writer.
     pub(super) kick: Notify,
     loops: Arc<PodSessions>,
     pub(super) metrics: Arc<Metrics>,
@@ -71,21 +70,18 @@ pub struct BudgetLedger {
     state: Mutex<LedgerState>,
 }
 
-/// Everything that is known.
 #[derive(Default)]
 pub struct LedgerState {
-    /// The accounts.
     pub book: AccountBook,
-    /// Who draws on what.
     pub scope: AccountAssignments,
     pub(super) papers: BTreeMap<DocumentId, StatusDocument>,
     pub(super) witness: HolderLiveness,
     pub(super) listed: ListedWatches,
-    /// Agents that may make no call for a reason of the controller's.
+    /// Agents whose calls the controller blocks, for example because of a detected loop.
     blocks: BTreeMap<AgentKey, CallFailure>,
 }
 
-/// Which watches have listed all there is.
+/// The scopes of each watch that have been listed completely.
 #[derive(Debug, Default)]
 pub(super) struct ListedWatches {
     pub(super) budgets: BTreeSet<Option<String>>,
@@ -95,7 +91,6 @@ pub(super) struct ListedWatches {
 }
 
 impl BudgetLedger {
-    /// A ledger that knows nothing yet.
     #[must_use]
     pub fn new(setup: LedgerSetup) -> Self {
         let state = LedgerState {
@@ -117,38 +112,38 @@ impl BudgetLedger {
         }
     }
 
-    /// Looks at everything that is known.
+    /// Reads the state under the lock.
     pub fn inspect<T>(&self, look: impl FnOnce(&LedgerState) -> T) -> T {
         look(&self.lock())
     }
 
-    /// The leader's time.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// What limits an Agent; `None` until budgets and namespaces are listed: nothing is decided on a part of them.
+    /// The limits of an Agent; `None` until budgets and namespaces are listed, since partial lists give no valid
+    /// decision.
     #[must_use]
     pub fn decision(&self, agent: &AgentKey) -> Option<LimitDecision> {
         let state = self.lock();
         self.can_decide(&state).then(|| state.scope.decision(agent).cloned())?
     }
 
-    /// Waits until budgets and namespaces are listed, so that it is known who draws on what. An Agent that is looked at
-    /// before would lose what its status says of its budgets.
+    /// Waits until budgets and namespaces are listed, so that assignments are known. An Agent reconciled earlier would
+    /// lose the budgets in its status.
     pub async fn decided(&self) {
         // The sender lives as long as this ledger.
         let _ = self.decided.subscribe().wait_for(|decided| *decided).await;
     }
 
-    /// What the Agent's gateway is told.
+    /// The terms of the Agent's gateway.
     #[must_use]
     pub fn terms(&self, agent: &AgentKey) -> Option<BudgetTerms> {
         self.terms_in(&self.lock(), agent)
     }
 
-    /// The limits of tokens that apply to an Agent and are whole again after a window.
+    /// The token limits of an Agent that are fully available again after a window.
     #[must_use]
     pub fn windows(&self, agent: &AgentKey) -> Vec<WindowedLimit> {
         let state = self.lock();
@@ -170,7 +165,7 @@ impl BudgetLedger {
             .collect()
     }
 
-    /// No call is made for this Agent for a reason of the controller's own, or it is made again.
+    /// Blocks the calls of an Agent, or releases them with `None`.
     pub fn block(&self, agent: &AgentKey, why: Option<CallFailure>) {
         let mut state = self.lock();
         if state.blocks.get(agent) == why.as_ref() {
@@ -183,7 +178,7 @@ impl BudgetLedger {
         self.send_terms(&mut state, [agent.clone()]);
     }
 
-    /// Changes accounts from outside the link, such as by an approved top-up, and tells gateways.
+    /// Changes accounts from outside the link, for example by an approved top-up, and updates gateways.
     pub fn update_accounts<T>(&self, change: impl FnOnce(&mut AccountBook, Timestamp) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state.book, self.now());
@@ -191,7 +186,7 @@ impl BudgetLedger {
         result
     }
 
-    /// An Agent is there, perhaps changed.
+    /// An Agent was created or changed.
     pub fn agent_seen(&self, agent: &Agent) {
         let facts = AgentFacts::of(agent);
         let key = AgentKey {
@@ -217,26 +212,26 @@ impl BudgetLedger {
             let limits = |entry: &AccountEntry| !entry.account().terms().limits.is_empty();
             let limited = state.book.entry(&account).is_some_and(|(_, entry)| limits(entry));
             state.book.load(&facts.document, own.part, terms, record, now);
-            // What it used while nothing limited it counts too: the limit is for its whole life.
+            // Usage before the limit was set counts too: the limit is for the Agent's whole life.
             if !limited && !own.terms.limits.is_empty() {
                 state.book.raise_used(&account, &ledger_name(&key), &own.used, now);
             }
         }
         state.witness.calls.insert(key.clone(), facts.longest_call);
-        // Own limits that are set no more limit nothing; their record stays.
+        // Own limits that are no longer set limit nothing; their records stay.
         for account in facts.unset() {
             state.book.unlimit(&account, now);
         }
         let known = state.scope.agent(&key).is_some();
         let changed = state.scope.put_agent(&key, facts);
         self.send_terms(state, changed.then_some(key.clone()));
-        // One seen for the first time is looked at anyway.
+        // A new Agent is reconciled anyway.
         if changed && known {
             self.loops.request_reconcile(&key);
         }
     }
 
-    /// The pod of an Agent calls these models, whatever its spec names by now.
+    /// The pod of an Agent calls these models, whatever its spec now names.
     pub fn models_seen(&self, agent: &AgentKey, models: &[PricedModel]) {
         let mut state = self.lock();
         if state.scope.put_running(agent, models) {
@@ -244,7 +239,6 @@ impl BudgetLedger {
         }
     }
 
-    /// An Agent is gone.
     pub fn agent_gone(&self, agent: &AgentKey) {
         let mut state = self.lock();
         let document = state.scope.agent(agent).map(|facts| facts.document.clone());
@@ -279,7 +273,7 @@ impl BudgetLedger {
         self.lock().listed.agents.insert(namespace.map(Into::into));
     }
 
-    /// The pod of an Agent is there, perhaps changed.
+    /// The pod of an Agent was created or changed.
     pub fn pod_seen(&self, agent: &AgentKey, pod: &Pod) {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let fact = PodFacts {
@@ -289,7 +283,6 @@ impl BudgetLedger {
         self.lock().witness.pod_seen(agent, fact);
     }
 
-    /// The pod of an Agent is gone.
     pub fn pod_gone(&self, agent: &AgentKey) {
         self.lock().witness.pods.remove(agent);
     }
@@ -305,7 +298,7 @@ impl BudgetLedger {
         state.listed.pods.insert(namespace.map(Into::into));
     }
 
-    /// A budget is there, perhaps changed.
+    /// A budget was created or changed.
     pub(super) fn budget_seen(&self, budget: AgentBudget) {
         let id = document(DocumentKind::Budget, &budget);
         let budget = Arc::new(budget);
@@ -330,7 +323,7 @@ impl BudgetLedger {
         self.send_changed_terms(state, changed);
     }
 
-    /// Adds what a person has approved on the object; once, since the account knows the gate.
+    /// Adds the top-up of an approved gate; counted once, since the account remembers the gate.
     fn answer_gate(&self, state: &mut LedgerState, id: &DocumentId) {
         let Some(facts) = state.scope.budget(&id.uid) else {
             return;
@@ -340,20 +333,19 @@ impl BudgetLedger {
         }
     }
 
-    /// A budget is there and cannot be read.
+    /// A budget cannot be parsed.
     pub(super) fn budget_unreadable(&self, id: &DocumentId, problem: &str) {
         tracing::error!(
             namespace = id.namespace,
             budget = id.name,
             problem,
-            "an AgentBudget cannot be read"
+            "failed to parse an AgentBudget"
         );
         let mut state = self.lock();
         let changed = state.scope.put_unreadable(&id.uid, &id.namespace, &id.name, problem);
         self.send_changed_terms(&mut state, changed);
     }
 
-    /// A budget is gone.
     pub(super) fn budget_gone(&self, id: &DocumentId) {
         let mut state = self.lock();
         state.book.remove(id);
@@ -381,7 +373,7 @@ impl BudgetLedger {
         });
     }
 
-    /// Namespaces are these; `None`: they may not be read.
+    /// These are all namespaces; `None`: they may not be read.
     pub(super) fn namespaces_listed(&self, all: Option<BTreeMap<String, BTreeMap<String, String>>>) {
         if let Some(all) = all {
             let mut state = self.lock();
@@ -391,14 +383,14 @@ impl BudgetLedger {
         self.note_listed(|listed| listed.namespaces = true);
     }
 
-    /// A namespace has these labels; `None`: it is gone.
+    /// A namespace has these labels; `None`: it was deleted.
     pub(super) fn namespace_seen(&self, name: &str, labels: Option<BTreeMap<String, String>>) {
         let mut state = self.lock();
         let changed = state.scope.put_namespace(name, labels);
         self.send_changed_terms(&mut state, changed);
     }
 
-    /// Once all is listed that decides, every gateway is told.
+    /// Once everything that decides is listed, all gateways get their terms.
     fn note_listed(&self, note: impl FnOnce(&mut ListedWatches)) {
         let mut state = self.lock();
         let before = self.can_decide(&state);
@@ -410,18 +402,18 @@ impl BudgetLedger {
         }
     }
 
-    /// Whether it is known who draws on what.
+    /// Whether everything is listed that determines assignments.
     pub(super) fn can_decide(&self, state: &LedgerState) -> bool {
         state.listed.namespaces && state.listed.budgets.len() >= self.budget_scopes().len()
     }
 
-    /// Whether it is known which holders are dead.
+    /// Whether everything is listed that determines which holders are lost.
     pub(super) fn can_judge_holders(&self, state: &LedgerState) -> bool {
         let scopes = self.watch_namespaces.len().max(1);
         self.can_decide(state) && state.listed.agents.len() >= scopes && state.listed.pods.len() >= scopes
     }
 
-    /// Namespaces whose budgets are watched; `None`: all.
+    /// The namespaces whose budgets are watched; `None`: all.
     pub(super) fn budget_scopes(&self) -> Vec<Option<String>> {
         if self.watch_namespaces.is_empty() {
             return vec![None];
@@ -431,9 +423,10 @@ impl BudgetLedger {
         all.into_iter().map(Some).collect()
     }
 
-    /// A gateway says what became of its leases and asks for more. Answered once all that it grants is written.
+    /// A gateway's statements and requests. Answered once everything that it grants is written.
     pub async fn lease(&self, who: &LeaseHolder, request: &LeaseRequest) -> Result<LeaseResponse, PodRefusal> {
         let agent = agent_key(&who.agent);
+        // Subscribed before the request is applied, so that a write in between is not missed.
         let mut wrote = self.wrote.subscribe();
         let deadline = Instant::now() + PATIENCE;
         let heard = {
@@ -441,7 +434,7 @@ impl BudgetLedger {
             let state = &mut *guard;
             if !self.can_decide(state) || state.scope.decision(&agent).is_none() {
                 return Err(try_later(
-                    "the controller has not looked at this Agent's budgets yet; try again",
+                    "the controller has not evaluated this Agent's budgets yet; retry later",
                 ));
             }
             if state.book.names_foreign_record(who, request) {
@@ -455,7 +448,7 @@ impl BudgetLedger {
             let heard = state
                 .book
                 .apply_request(who, |account| applies.contains(account), request, self.now());
-            // What is left for it has changed.
+            // What is left for the Agent has changed.
             self.send_terms(state, [agent.clone()]);
             heard
         };
@@ -468,13 +461,14 @@ impl BudgetLedger {
             }
             self.kick.notify_one();
             if timeout_at(deadline, wrote.changed()).await.is_err() {
-                return Err(try_later("the ledger's record could not be written in time; try again"));
+                return Err(try_later("the ledger record could not be written in time; retry later"));
             }
         }
     }
 
-    /// A pod that may not ask any more, since its Agent was deleted or has another pod, says what became of the leases that
-    /// it was the last to hold: its token proves the pod, and the record says the rest. `None`: it holds nothing, or asks.
+    /// Final statements of a pod that may no longer request leases, because its Agent was deleted or has another pod,
+    /// about the leases that it was the last to hold: its token proves the pod, and the record confirms the rest.
+    /// `None`: it holds nothing, or requests leases.
     pub fn accept_returns(&self, who: &LeaseHolder, request: &LeaseRequest) -> Option<LeaseResponse> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -487,7 +481,7 @@ impl BudgetLedger {
         Some(state.book.response(who, &request, &heard))
     }
 
-    /// Accounts that the Agent may be granted more of now.
+    /// Accounts of which the Agent may be granted more now.
     fn drawn_on(&self, state: &LedgerState, agent: &AgentKey) -> BTreeSet<String> {
         let Some(decision) = state.scope.decision(agent) else {
             return BTreeSet::new();
@@ -500,7 +494,7 @@ impl BudgetLedger {
         free.map(|(account, _)| account.clone()).collect()
     }
 
-    /// Who waits for a record may look again.
+    /// Wakes the requests that wait for a record.
     pub(super) fn note_written(&self) {
         self.wrote.send_modify(|count| *count = count.wrapping_add(1));
     }
@@ -512,7 +506,7 @@ impl BudgetLedger {
         self.send_terms(state, agents);
     }
 
-    /// Tells the gateways of these Agents, and of all whose accounts changed; and whoever writes records.
+    /// Updates the gateways of these Agents and of all with changed accounts, and wakes the record writer.
     pub(super) fn send_terms(&self, state: &mut LedgerState, agents: impl IntoIterator<Item = AgentKey>) {
         let mut agents: BTreeSet<AgentKey> = agents.into_iter().collect();
         for account in state.book.take_changed() {
@@ -529,8 +523,11 @@ impl BudgetLedger {
             return None;
         }
         let decision = state.scope.decision(agent)?;
+        let [price, light_price] = decision.unnamed_prices.clone();
         let mut terms = BudgetTerms {
             prices: decision.prices.clone(),
+            price,
+            light_price,
             min_output_tokens: state.scope.policy().min_output_tokens,
             blocked: state.blocks.get(agent).cloned(),
             ..BudgetTerms::default()
@@ -578,7 +575,7 @@ impl BudgetLedger {
             entry: match (facts.problem(), entry) {
                 (Some(problem), _) => Err(problem),
                 (None, Some(entry)) => Ok(entry),
-                (None, None) => Err("its account is not loaded"),
+                (None, None) => Err("its account is not loaded yet"),
             },
             agents: state.scope.members_of(&account),
             trouble: None,

@@ -1,5 +1,5 @@
-//! What time alone does to the ledger: windows move, holders that are dead are buried, and Agents that wait no more are
-//! withdrawn. Decides nothing on a part of what there is: only once all watches have listed.
+//! What time alone does to the ledger: windows move, lost gateways are forfeited, and refusals of Agents that no longer
+//! wait are withdrawn. Decides nothing on partial knowledge: only once all watches have listed.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,18 @@ use super::ledger::{BudgetLedger, LedgerState};
 use crate::api::budget::OnExhausted;
 use crate::ledger::account::{AgentName, LeaseHolder};
 
-/// A refused Agent that would try again by itself, and does not for so long, waits no more: twice the time between two
-/// attempts of a loop.
+/// A refused Agent that would retry without being woken, and has not done so for this long, no longer waits: twice the
+/// interval between the attempts of a loop.
 const SILENCE: SignedDuration = SignedDuration::from_secs(30);
 
 impl LedgerState {
-    /// Whether an Agent may want calls that this account limits.
+    /// Whether an Agent may make calls that this account limits.
     fn draws(&self, account: &str, agent: &AgentName) -> bool {
         let key = agent_key(agent);
         let draws = |decision: &LimitDecision| decision.accounts.iter().any(|(drawn, _)| drawn == account);
         self.scope.decision(&key).is_some_and(draws) && self.scope.agent(&key).is_some_and(|facts| !facts.suspended)
     }
 
-    /// Whether an Agent runs in this pod.
     fn is_in_pod(&self, agent: &AgentName, uid: &str) -> bool {
         let pod = self.witness.pods.get(&agent_key(agent));
         pod.is_some_and(|pod| pod.uid == uid && !pod.ended)
@@ -33,7 +32,7 @@ impl LedgerState {
 }
 
 impl BudgetLedger {
-    /// Time goes on: who waits is let go when there is room, and holders that are dead are buried.
+    /// Advances the time of all accounts, and forfeits what lost gateways hold.
     pub(super) fn tick(&self) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -45,8 +44,8 @@ impl BudgetLedger {
         self.send_terms(state, []);
     }
 
-    /// A refusal holds a budget only as long as somebody waits with it: not for an Agent that draws on it no more, that is
-    /// suspended, whose pod is another, or that went silent though it would try again by itself.
+    /// A refusal keeps a budget exhausted only while its Agent waits: not if the Agent no longer draws on the budget,
+    /// is suspended, runs in another pod, or went silent although it would have retried.
     fn withdraw_absent(&self, state: &mut LedgerState) {
         let mut absent = Vec::new();
         for (id, document) in state.book.documents() {
@@ -94,8 +93,10 @@ impl BudgetLedger {
                     };
                     let buries = match state.witness.holder_fate(who, &agent, hope, now) {
                         HolderFate::Lives => false,
-                        // Its numbers come back with its volume. Until then it costs no more room than if it were spent.
-                        HolderFate::Silent => entry.account().frees_by_time(&who.record),
+                        HolderFate::Silent(missing) => {
+                            let wait = entry.account().forfeit_after(&who.record);
+                            wait.is_some_and(|wait| missing >= wait)
+                        }
                         HolderFate::Lost => true,
                     };
                     if buries {

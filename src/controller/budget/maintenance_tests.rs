@@ -1,5 +1,5 @@
-//! What time does, through the ledger: who holds what and whose pod is where, what counts as spent then, and which
-//! refusals hold a budget.
+//! What time does, through the ledger: who holds what and which pods exist, what is forfeited then, and which refusals
+//! hold a budget.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use super::presenter::BudgetPresenter;
 use super::{BudgetLedger, LedgerSetup};
 use crate::api::amount::Amount;
 use crate::api::price::ModelPrice;
-use crate::controller::agent::EventSink;
 use crate::controller::pod_sessions::{AgentKey, PodSessions};
 use crate::controller::policy::PlatformPolicy;
+use crate::controller::runtime::EventSink;
 use crate::ledger::account::{AgentName, GrantRequest, LeaseHolder, LeaseStatement};
 use crate::link::messages::{AccountRequest, LeaseRequest, PricedModel};
 use crate::telemetry::metrics::Metrics;
@@ -53,8 +53,8 @@ fn who(record: &str, pod_uid: &str) -> LeaseHolder {
     }
 }
 
-/// A request for this much, all of it or nothing.
-fn asking_for(amount: Amount) -> LeaseRequest {
+/// A request for this much of account `b`, all of it or nothing.
+pub(super) fn asking_for(amount: Amount) -> LeaseRequest {
     let ask = GrantRequest {
         lease: None,
         open: Amount::ZERO,
@@ -72,8 +72,7 @@ fn asking_for(amount: Amount) -> LeaseRequest {
 }
 
 impl World {
-    /// A ledger that knows a budget, an Agent and, when `listed`, every pod there is; a gateway in pod `pod-1` holds
-    /// all that the budget has.
+    /// A ledger with a budget, an Agent and, if `listed`, all pods; a gateway in pod `pod-1` holds the whole budget.
     fn new(ephemeral: bool, listed: bool) -> Self {
         let world = Self::with(ephemeral, &json!({}));
         if listed {
@@ -83,7 +82,7 @@ impl World {
         world
     }
 
-    /// Nobody holds anything yet.
+    /// No leases are held yet.
     fn with(ephemeral: bool, edits: &Value) -> Self {
         let (loops, _) = PodSessions::new();
         let nobody = tower::service_fn(|_: Request<Body>| async {
@@ -126,7 +125,7 @@ impl World {
         serde_json::from_value(object).unwrap()
     }
 
-    /// The budget is seen, of 100 tokens for ever but for the edits.
+    /// The budget is seen, with 100 tokens for its lifetime except for the edits.
     fn budget(&self, edits: &Value) {
         let spec = json!({"selector": {"matchLabels": {"team": "x"}}, "limits": {"tokens": 100},
             "window": {"lifetime": {}}});
@@ -134,7 +133,7 @@ impl World {
         self.budgets.budget_seen(budget);
     }
 
-    /// The Agent is seen, which draws on the budget but for the edits.
+    /// The Agent is seen, which draws on the budget except for the edits.
     fn agent(&self, edits: &Value) {
         self.agent_in(&json!({"team": "x"}), edits);
     }
@@ -147,7 +146,7 @@ impl World {
         self.budgets.agent_seen(&Self::object("Agent", "a", object, edits));
     }
 
-    /// A gateway asks for so much. Whether it is refused.
+    /// A gateway requests this amount. Returns whether it is refused.
     fn asks(&self, who: &LeaseHolder, tokens: i64) -> bool {
         let amount = Amount { tokens, ..Amount::ZERO };
         let request = asking_for(amount);
@@ -157,7 +156,7 @@ impl World {
         })
     }
 
-    /// Whether calls are cut, as an exhausted budget with `onExhausted: Stop` has it.
+    /// Whether calls are cut, as an exhausted budget with `onExhausted: Stop` requires.
     fn stops(&self) -> bool {
         self.budgets.terms(&key()).unwrap().cut
     }
@@ -167,7 +166,7 @@ impl World {
         self.budgets.pod_seen(&key(), &serde_json::from_value(pod).unwrap());
     }
 
-    /// This gateway asks for everything, and that is written.
+    /// This gateway requests everything, and that is written.
     fn hold(&self, who: &LeaseHolder) {
         let request = asking_for(HELD);
         self.budgets
@@ -176,7 +175,7 @@ impl World {
         assert_eq!(self.figures(), (0, 100));
     }
 
-    /// What is known is in the budget's record.
+    /// The state is in the budget's record.
     fn write(&self) {
         let document = DocumentId {
             kind: DocumentKind::Budget,
@@ -190,7 +189,7 @@ impl World {
         });
     }
 
-    /// This gateway says what it spent. What the leader knows nothing of any more.
+    /// This gateway reports what it spent. Returns the leases that the leader no longer knows.
     async fn says(&self, who: &LeaseHolder, spent: i64) -> Vec<i64> {
         let statement = LeaseStatement {
             lease: 1,
@@ -213,7 +212,7 @@ impl World {
         answer.accounts[0].forgotten.clone()
     }
 
-    /// Time goes on, second by second, as the writer's tick does.
+    /// Advances the time second by second, as the writer's tick does.
     async fn wait(&self, seconds: u64) {
         for _ in 0..seconds {
             tokio::time::advance(Duration::from_secs(1)).await;
@@ -247,6 +246,29 @@ async fn a_pod_is_told_the_price_of_the_model_that_it_calls_whatever_the_spec_na
     assert_eq!(prices, BTreeMap::from([("old".to_owned(), dollar())]));
 }
 
+#[tokio::test]
+async fn a_gateway_of_version_1_gets_the_prices_of_the_models_of_the_spec_without_their_names() {
+    let price = |dollars: &str| json!({"inputPerMillion": dollars, "outputPerMillion": dollars});
+    let world = World::new(false, true);
+    let model = |name: &str, dollars: &str| json!({"api": "Scripted", "name": name, "price": price(dollars)});
+    world.agent(&json!({"model": model("m", "3"), "lightModel": model("l", "1")}));
+    let unnamed = || {
+        let terms = serde_json::to_value(world.budgets.terms(&key()).unwrap()).unwrap();
+        (terms["price"].clone(), terms["lightPrice"].clone())
+    };
+    // Version 1 names no models when it attaches.
+    world.budgets.models_seen(&key(), &[]);
+    assert_eq!(unnamed(), (price("3"), price("1")));
+    world.agent(&json!({"model": model("m", "4")}));
+    assert_eq!(unnamed(), (price("4"), Value::Null), "there is no light model any more");
+    let named = PricedModel {
+        name: "m".into(),
+        price: None,
+    };
+    world.budgets.models_seen(&key(), &[named]);
+    assert_eq!(unnamed(), (Value::Null, Value::Null), "its pod is of version 2");
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_a_pod_held_that_ended_counts_as_spent_and_is_the_gateways_no_more() {
     for phase in ["Failed", "Succeeded"] {
@@ -255,23 +277,23 @@ async fn what_a_pod_held_that_ended_counts_as_spent_and_is_the_gateways_no_more(
         world.pod("pod-1", phase);
         world.budgets.tick();
         world.wait(9).await;
-        assert_eq!(world.figures(), (30, 70), "its end may be a watch that lags behind");
+        assert_eq!(world.figures(), (30, 70), "the watch may lag behind");
         world.wait(1).await;
         assert_eq!(world.figures(), (100, 0), "{phase}");
         let counted = "agentloop_ledger_forfeited_total{kind=\"tokens\"} 70";
         let text = world.metrics.text().unwrap();
         assert!(text.lines().any(|line| line == counted), "{text}");
         let late = world.says(&who("record", "pod-1"), 40).await;
-        assert_eq!(late, [0; 0], "it is forgotten once that is written");
+        assert_eq!(late, [0; 0], "it is forgotten once its end is written");
         world.write();
         assert_eq!(world.says(&who("record", "pod-1"), 40).await, [1]);
         assert_eq!(world.figures(), (100, 0));
     }
 }
 
-/// Of a window of an hour.
-fn rolling() -> World {
-    let world = World::with(false, &json!({"window": {"rolling": {"seconds": 3600}}}));
+/// The budget has a rolling window of so many seconds.
+fn rolling(seconds: u64) -> World {
+    let world = World::with(false, &json!({"window": {"rolling": {"seconds": seconds}}}));
     world.budgets.pods_listed(None, &BTreeSet::from([key()]));
     world.hold(&who("record", "pod-1"));
     world
@@ -281,21 +303,36 @@ fn rolling() -> World {
 const PARTITIONED: u64 = 60 + 300;
 
 #[tokio::test(start_paused = true)]
-async fn a_volume_that_stays_is_waited_for_and_may_come_back() {
-    let world = rolling();
+async fn a_volume_is_waited_for_as_long_as_the_rolling_window_but_at_most_a_day() {
+    const DAY: u64 = 86_400;
+    for (window, wait) in [(60, PARTITIONED), (3_600, 3_600), (DAY, DAY), (30 * DAY, DAY)] {
+        let world = rolling(window);
+        world.budgets.pod_gone(&key());
+        world.budgets.tick();
+        world.wait(wait - 1).await;
+        assert_eq!(
+            world.figures(),
+            (0, 100),
+            "window of {window} s, one second before the end of the wait"
+        );
+        world.wait(1).await;
+        assert_eq!(
+            world.figures(),
+            (100, 0),
+            "window of {window} s, at the end of the wait"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_returns_within_the_wait_reports_the_exact_amount() {
+    let world = rolling(3_600);
     world.budgets.pod_gone(&key());
     world.budgets.tick();
-    world.wait(PARTITIONED - 1).await;
-    assert_eq!(world.figures(), (0, 100));
-    world.wait(1).await;
-    assert_eq!(world.figures(), (100, 0));
-
-    let world = rolling();
-    world.budgets.pod_gone(&key());
-    world.wait(200).await;
+    world.wait(3_599).await;
     world.pod("pod-2", "Running");
     world.says(&who("record", "pod-2"), 20).await;
-    world.wait(1_000).await;
+    world.wait(3_500).await;
     assert_eq!(world.figures(), (20, 80), "the next pod found the record");
 }
 
@@ -331,7 +368,7 @@ async fn nobody_is_buried_while_it_is_not_known_which_pods_there_are() {
     world.budgets.pods_listed(None, &BTreeSet::new());
     world.budgets.tick();
     world.wait(PARTITIONED - 1).await;
-    assert_eq!(world.figures(), (0, 100), "the wait begins when it is known");
+    assert_eq!(world.figures(), (0, 100), "the wait begins when the end is known");
     world.wait(1).await;
     assert_eq!(world.figures(), (100, 0));
 }
@@ -342,9 +379,9 @@ async fn a_pod_of_another_uid_is_another_pod() {
     world.pod("pod-2", "Running");
     world.budgets.tick();
     world.wait(PARTITIONED).await;
-    assert_eq!(world.figures(), (100, 0), "pod-1 is gone, and its storage with it");
+    assert_eq!(world.figures(), (100, 0), "pod-1 and its storage are gone");
 
-    // On a volume: only once the new pod speaks with another record is the old one lost.
+    // On a volume: the old gateway is lost only once the new pod uses another record.
     let world = World::new(false, true);
     world.pod("pod-2", "Running");
     world.wait(100).await;
@@ -366,7 +403,7 @@ async fn the_gateway_of_an_agent_that_is_gone_is_buried_with_its_volume() {
     assert_eq!(world.figures(), (100, 0));
 }
 
-/// The last words of a pod: so much was spent, the rest is given back.
+/// The final statement of a pod: this much was spent, the rest is returned.
 fn closing(spent: i64) -> LeaseRequest {
     let tokens = |tokens| Amount { tokens, ..Amount::ZERO };
     LeaseRequest {
@@ -390,14 +427,14 @@ async fn a_pod_whose_agent_was_deleted_gives_back_what_it_held() {
     world.budgets.agent_gone(&key());
     let holder = who("record", "pod-1");
     let answer = world.budgets.accept_returns(&holder, &closing(30)).unwrap();
-    assert_eq!(answer.accounts[0].leases, [], "nothing is left of it");
+    assert_eq!(answer.accounts[0].leases, [], "the lease is closed");
     assert_eq!(world.figures(), (30, 0));
     world.budgets.pod_gone(&key());
     world.wait(10_000).await;
-    assert_eq!(world.figures(), (30, 0), "nothing is left to bury");
+    assert_eq!(world.figures(), (30, 0), "nothing is left to forfeit");
     world.write();
     let answer = world.budgets.accept_returns(&holder, &closing(30));
-    assert_eq!(answer, None, "all about it is accounted for");
+    assert_eq!(answer, None, "it is completely accounted for");
 }
 
 #[tokio::test(start_paused = true)]
@@ -421,7 +458,7 @@ async fn nobody_but_the_pod_that_held_a_lease_gives_it_back() {
         "nothing is granted to it"
     );
     assert_eq!(world.figures(), (0, 100));
-    // The Agent's next pod has the lease by now: its volume tells more than the words of the one before.
+    // The Agent's next pod holds the lease by now: its volume knows more than statements of the previous pod.
     let world = World::new(false, true);
     world.pod("pod-2", "Running");
     world.says(&who("record", "pod-2"), 20).await;
@@ -466,7 +503,7 @@ async fn a_refused_agent_that_waits_no_more_exhausts_nothing() {
             assert!(exhausted(&world));
             assert_eq!(world.stops(), on_exhausted == "Stop");
             world.wait(5).await;
-            assert!(exhausted(&world), "it waits still");
+            assert!(exhausted(&world), "it still waits");
             change(&world);
             world.wait(1).await;
             assert!(!exhausted(&world), "{what}");
@@ -485,10 +522,10 @@ async fn who_would_try_again_and_does_not_waits_no_more_after_twice_its_pause() 
     assert!(exhausted(&world));
     world.asks(&who("record", "pod-1"), 20);
     world.wait(29).await;
-    assert!(exhausted(&world), "it asked again");
+    assert!(exhausted(&world), "it requested again");
     world.wait(1).await;
     assert!(!exhausted(&world));
-    // One that a stop or a question holds does not try again by itself.
+    // An Agent that is held by a stop or a gate does not retry.
     let world = refused("Stop");
     world.wait(1_000).await;
     assert!(exhausted(&world) && world.stops());
@@ -512,12 +549,12 @@ async fn a_life_total_counts_cache_writes_and_what_was_used_while_nothing_limite
             Some((account.used().tokens, account.used().cost))
         })
     };
-    assert_eq!(used(None, 10), None, "nothing limits it");
+    assert_eq!(used(None, 10), None, "there is no limit");
     assert_eq!(used(Some(1_000), 10), Some((13, 7)));
     assert_eq!(
         used(Some(1_000), 20),
         Some((13, 7)),
-        "what is drawn on it the gateway says"
+        "the gateway reports what it spent"
     );
     assert_eq!(used(None, 500), Some((13, 7)));
     assert_eq!(used(Some(1_000), 500), Some((503, 7)));

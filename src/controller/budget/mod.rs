@@ -1,8 +1,8 @@
-//! The leader's side of the budgets: who may spend how much, kept in `status` so that the next leader goes on.
+//! The leader's side of budgets: who may spend how much, persisted in `status` so that the next leader can take over.
 //!
-//! [`accounts`], [`entry`] and [`assignment`] are pure: the accounts, and who draws on which. [`ledger`] holds both under one lock and is
-//! what link and reconciler speak to; [`watch`] feeds it, [`record_writer`] writes its records, [`forfeit`] says who is dead, `sweep` does what time alone
-//! does.
+//! [`accounts`], [`entry`] and [`assignment`] are pure: the accounts, and which Agents draw on them. [`ledger`] holds
+//! both under one lock and serves the link and the reconciler; [`watch`] feeds it, [`record_writer`] writes its
+//! records, [`forfeit`] decides which lease holders are lost, and `maintenance` does what depends on time alone.
 
 pub mod accounts;
 pub mod approval;

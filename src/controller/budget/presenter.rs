@@ -1,4 +1,5 @@
-//! Shows budgets: status, Events, and what a spent one holds. The seam to the ledger is [`super::view::BudgetPresentation`].
+//! Presents budgets: status, Events, and the holds of exhausted ones. Implements [`super::view::BudgetPresentation`],
+//! the ledger's interface to it.
 
 use kube::Resource;
 use serde_json::{Map, Value};
@@ -12,17 +13,15 @@ use crate::api::amount::Amount;
 use crate::api::budget::{AgentBudgetStatus, OnExhausted};
 use crate::api::condition::{ConditionType, find};
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::controller::agent::events::EventSink;
+use crate::controller::runtime::EventSink;
 use crate::link::messages::LimitName;
 
-/// Shows budgets in their status and by Events.
 pub struct BudgetPresenter {
     own_namespace: String,
     events: EventSink,
 }
 
 impl BudgetPresenter {
-    /// Of a controller in this namespace.
     #[must_use]
     pub fn new(own_namespace: &str, events: EventSink) -> Self {
         Self {
@@ -45,7 +44,7 @@ impl BudgetPresenter {
 }
 
 fn read(shown: &Map<String, Value>) -> AgentBudgetStatus {
-    // What this version cannot read it writes anew.
+    // A status that this version cannot parse is replaced as a whole.
     serde_json::from_value(Value::Object(shown.clone())).unwrap_or_default()
 }
 
@@ -88,7 +87,8 @@ impl BudgetPresentation for BudgetPresenter {
         };
         if spent.held {
             let message = format!(
-                "AgentBudget {name} is spent, and its onExhausted is Stop: raise spec.limits or add to spec.topUps there"
+                "AgentBudget {name} is exhausted and its onExhausted is Stop: raise its spec.limits or append to its \
+                 spec.topUps"
             );
             return Some(BudgetHold {
                 failure: failure(FailureKind::BudgetExhausted, message, None),
@@ -97,8 +97,8 @@ impl BudgetPresentation for BudgetPresenter {
         }
         let gate = old.gates.first()?;
         let message = format!(
-            "AgentBudget {name} is spent and asks for more: answer its gate {} (kubectl describe agentbudgets.agentloop.dev \
-             says how)",
+            "AgentBudget {name} is exhausted and asks for a top-up: answer its gate {} (see kubectl describe \
+             agentbudgets.agentloop.dev)",
             gate.id
         );
         Some(BudgetHold {
@@ -118,7 +118,7 @@ impl BudgetPresentation for BudgetPresenter {
                 budget = budget.metadata.name,
                 reason = first.reason,
                 exhausted,
-                "a budget's state changed"
+                "budget state changed"
             );
         }
         self.events.send(notices, &budget.object_ref(&()));
@@ -133,11 +133,11 @@ mod tests {
 
     use super::*;
     use crate::api::amount::LimitAmounts;
-    use crate::controller::agent::KubeEvent;
     use crate::controller::budget::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
-    use crate::ledger::account::{GrantRequest, LeaseHolder, LedgerTerms};
+    use crate::controller::budget::maintenance_tests::asking_for;
+    use crate::controller::runtime::KubeEvent;
+    use crate::ledger::account::{LeaseHolder, LedgerTerms};
     use crate::ledger::window::WindowRule;
-    use crate::link::messages::{AccountRequest, LeaseRequest};
 
     const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
 
@@ -150,7 +150,7 @@ mod tests {
     }
 
     impl World {
-        /// A budget of 10 tokens; `spent`: a call of 5 was refused after 9.
+        /// A budget of 10 tokens; `spent`: 9 are used and a call of 5 was refused.
         fn new(on_exhausted: &str, spent: bool) -> Self {
             let (sink, events) = EventSink::new();
             let spec = json!({"limits": {"tokens": 10}, "window": {"lifetime": {}}, "onExhausted": on_exhausted});
@@ -189,21 +189,7 @@ mod tests {
         }
 
         fn ask(&mut self, record: &str, tokens: i64) {
-            let amount = Amount { tokens, ..Amount::ZERO };
-            let ask = GrantRequest {
-                lease: None,
-                open: Amount::ZERO,
-                least: amount,
-                full: amount,
-            };
-            let request = LeaseRequest {
-                accounts: vec![AccountRequest {
-                    account: "b".into(),
-                    ask: Some(ask),
-                    ..AccountRequest::default()
-                }],
-                ..LeaseRequest::default()
-            };
+            let request = asking_for(Amount { tokens, ..Amount::ZERO });
             let who = LeaseHolder {
                 record: record.into(),
                 ..LeaseHolder::default()
@@ -248,7 +234,7 @@ mod tests {
         assert_eq!(World::new("Stop", false).held(&team()), None);
         let world = World::new("Stop", true);
         let held = world.held(&team()).unwrap();
-        assert!(held.cut, "also before it is written");
+        assert!(held.cut, "holds even before the status is written");
         assert_eq!(
             (held.failure.kind, held.failure.resumes_at),
             (FailureKind::BudgetExhausted, None)
@@ -256,9 +242,13 @@ mod tests {
         assert!(
             held.failure
                 .message
-                .starts_with("AgentBudget team is spent, and its onExhausted is Stop")
+                .starts_with("AgentBudget team is exhausted and its onExhausted is Stop")
         );
-        assert_eq!(world.held(&LimitName::Total), None, "no limit of the Agent's own");
+        assert_eq!(
+            world.held(&LimitName::Total),
+            None,
+            "the Agent's own limits are never held"
+        );
     }
 
     #[test]
@@ -267,7 +257,7 @@ mod tests {
         assert_eq!(
             world.held(&team()),
             None,
-            "nobody could answer a gate that is not written"
+            "a gate cannot be answered before it is written"
         );
         world.write();
         let held = world.held(&team()).unwrap();
@@ -282,22 +272,22 @@ mod tests {
         let (id, amount) = world.face.approved(&world.view()).unwrap();
         assert_eq!((id, amount.tokens), (format!("gate/{}", gate.id), 3), "a quarter of 10");
         world.budget.spec.on_exhausted = OnExhausted::Pause;
-        assert_eq!(world.face.approved(&world.view()), None, "nobody asks any more");
+        assert_eq!(world.face.approved(&world.view()), None, "the budget no longer asks");
     }
 
     #[test]
     fn what_is_shown_is_news_only_when_it_says_something_else() {
         let mut world = World::new("Pause", false);
-        assert!(world.face.is_news(&world.view()), "nothing was shown yet");
+        assert!(world.face.is_news(&world.view()), "no status was written yet");
         world.write();
         assert!(!world.face.is_news(&world.view()));
         world.ask("one", 9);
         assert_eq!(world.face.status(&world.view())["reserved"], json!({"tokens": 9}));
-        assert!(!world.face.is_news(&world.view()), "figures are not waited for");
+        assert!(!world.face.is_news(&world.view()), "counters alone are not urgent");
         world.ask("two", 11);
         world.book.forfeit("b", "one", NOW);
         world.ask("two", 5);
-        assert!(world.face.is_news(&world.view()), "that it is spent is");
+        assert!(world.face.is_news(&world.view()), "exhaustion is urgent");
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Writes records into `status`, each over exactly the one before, and what is shown of a budget with them.
+//! Writes records into `status`, each over exactly its predecessor, together with the visible status of a budget.
 //!
-//! A JSON patch with tests, never an apply: what another leader wrote ends this process. A write whose outcome is not
-//! known is repeated as it is until it is known, so that no record is ever left in doubt. One that is refused for certain
-//! is made anew, later and later, and the budget says so. All who wait for one document share its next write.
+//! Uses JSON patches with `test` operations, never apply: finding a record of another leader ends this process. A write
+//! with an unknown outcome is repeated unchanged until the outcome is known, so that no record is ever in doubt. A
+//! write that is certainly rejected is composed again, with exponential backoff, and the budget reports it. All
+//! requests that wait for one document share its next write.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,50 +20,47 @@ use super::view::BudgetView;
 use crate::api::budget::{AgentBudgetStatus, LedgerRecord};
 use crate::api::status::AgentStatus;
 
-/// Longest time one request may take.
+/// Timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Writes at the same time.
+/// Maximum number of concurrent writes.
 const WRITERS: usize = 32;
-/// How often the ledger looks at itself though nothing happened.
+/// Interval of the ledger's maintenance.
 const TICK: Duration = Duration::from_secs(1);
-/// Distance from the last write at which news is shown.
+/// Shortest interval after the last write at which urgent changes of the status are written.
 const NEWS_INTERVAL: SignedDuration = SignedDuration::from_secs(5);
-/// Pauses between two attempts at one write.
+/// First and longest delay between attempts at one write.
 const PAUSE: Duration = Duration::from_millis(250);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
-/// Longest pause before a record is made anew that was refused, and how often it must be until its budget says so: once
-/// happens when somebody else writes the status.
+/// Longest delay before a rejected record is composed again, and the number of rejections before the budget reports it:
+/// a single one happens when another client writes the status.
 const MAX_REFUSED: SignedDuration = SignedDuration::from_mins(1);
 const MIN_REPORTED_REFUSALS: u32 = 2;
 
-/// What is known of a document's status.
+/// The known state of a document's status.
 #[derive(Clone, Debug, Default)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "four facts that have nothing to do with each other"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "four independent facts")]
 pub(super) struct StatusDocument {
-    /// All but the ledger, as last written.
+    /// The status as last written, without the ledger.
     pub(super) shown: Map<String, Value>,
-    /// What is shown is to be written at once: the spec is another.
+    /// The status must be written at once, because the spec changed.
     pub(super) hurry: bool,
     has_status: bool,
     has_ledger: bool,
     wrote: Option<Timestamp>,
     writing: bool,
-    /// How often in a row the API server refused what was to be written, what it said, and when to try again.
+    /// Number of consecutive rejections by the API server; with the last message and the time of the next attempt.
     refusals: u32,
     trouble: String,
     again: Option<Timestamp>,
 }
 
 impl StatusDocument {
-    /// Why its records cannot be written.
+    /// Why its records cannot be written, once that is worth reporting.
     pub(super) fn trouble(&self) -> Option<&str> {
         (self.refusals >= MIN_REPORTED_REFUSALS).then_some(self.trouble.as_str())
     }
 
-    /// It was refused once more, and is this now.
+    /// The document after another rejection, with the status found in the cluster.
     fn refused(&self, status: &Value, message: String, now: Timestamp) -> Self {
         let first = SignedDuration::try_from(PAUSE).unwrap_or_default();
         let pause = first.saturating_mul(1 << self.refusals.min(16)).min(MAX_REFUSED);
@@ -79,13 +77,13 @@ impl StatusDocument {
         self.again.is_some_and(|again| now < again)
     }
 
-    /// Of a budget's object.
+    /// The status of a budget.
     pub(super) fn of_budget(status: Option<&AgentBudgetStatus>) -> Self {
         let value = status.and_then(|status| serde_json::to_value(status).ok());
         Self::read(value.as_ref())
     }
 
-    /// Of an Agent's object.
+    /// The status of an Agent.
     pub(super) fn of_agent(status: Option<&AgentStatus>) -> Self {
         Self {
             has_status: status.is_some(),
@@ -106,21 +104,20 @@ impl StatusDocument {
     }
 }
 
-/// Why a leader must end.
+/// Another leader wrote a record, so this one must stop.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 #[error(
-    "the ledger of {kind} {namespace}/{name} is at record {found} where this leader wrote {expected}: another leader has \
-     written it"
+    "the ledger record of {kind} {namespace}/{name} has epoch {found}, but this leader wrote {expected}: another \
+     leader has written it"
 )]
 pub struct RecordConflictError {
-    kind: &'static str,
-    namespace: String,
-    name: String,
-    expected: i64,
-    found: i64,
+    pub(in crate::controller) kind: &'static str,
+    pub(in crate::controller) namespace: String,
+    pub(in crate::controller) name: String,
+    pub(in crate::controller) expected: i64,
+    pub(in crate::controller) found: i64,
 }
 
-/// One write of one document.
 #[derive(Clone, Debug)]
 struct WriteJob {
     id: DocumentId,
@@ -129,19 +126,18 @@ struct WriteJob {
     patch: Value,
 }
 
-/// How a write ended.
 #[derive(Debug)]
 enum WriteOutcome {
     Written,
-    /// The object is gone, or another one of that name is there.
+    /// The object was deleted, or replaced by another one of the same name.
     Gone,
-    /// Certainly not written, and why; the status is this.
+    /// Certainly not written: the status found, and the message.
     Not(Value, String),
     Conflict(RecordConflictError),
 }
 
 impl BudgetLedger {
-    /// Writes what is due, until another leader is found to have written.
+    /// Writes due records until a record of another leader is found.
     pub(super) async fn write(self: Arc<Self>) -> RecordConflictError {
         let mut jobs = JoinSet::new();
         let mut tick = tokio::time::interval(TICK);
@@ -170,7 +166,7 @@ impl BudgetLedger {
         }
     }
 
-    /// Composes at most so many writes that are due. `look`: also those that only what is shown asks for.
+    /// Composes up to `most` due writes. `look`: including those that only change the visible status.
     fn start_writes(&self, most: usize, look: bool) -> Vec<WriteJob> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -180,7 +176,7 @@ impl BudgetLedger {
         due.retain(|id| !rests(id));
         let age = |paper: &StatusDocument| paper.wrote.map_or(WRITE_INTERVAL, |wrote| now.duration_since(wrote));
         let shows = |id: &DocumentId, paper: &StatusDocument| {
-            // While records are refused, what is shown says so, and is written without one.
+            // While records are rejected, the status reports that, and is written without a record.
             let trouble = paper.trouble().filter(|_| paper.is_backing_off(now));
             let differs = || self.display(state, id, trouble).is_some_and(|new| new != paper.shown);
             if paper.is_backing_off(now) {
@@ -191,6 +187,7 @@ impl BudgetLedger {
                     || look && age(paper) >= WRITE_INTERVAL && differs()
                     || look && age(paper) >= NEWS_INTERVAL && self.is_news(state, id))
         };
+        // Documents with due records come first; their writes include the visible status anyway.
         let show: Vec<DocumentId> = state
             .papers
             .iter()
@@ -225,7 +222,7 @@ impl BudgetLedger {
         })
     }
 
-    /// What is to be shown. `trouble`: why records cannot be written.
+    /// The visible status. `trouble`: why records cannot be written.
     fn display(&self, state: &LedgerState, id: &DocumentId, trouble: Option<&str>) -> Option<Map<String, Value>> {
         if id.kind != DocumentKind::Budget {
             return None;
@@ -248,7 +245,7 @@ impl BudgetLedger {
         match ended {
             WriteOutcome::Conflict(conflict) => return Some(conflict),
             WriteOutcome::Gone => {
-                // The watch will say so too; until then nothing more is tried every second.
+                // The watch will report the deletion; until then this write is not retried every second.
                 state.book.written(&job.id, &[], now);
                 if let Some(paper) = state.papers.get_mut(&job.id) {
                     (paper.writing, paper.wrote) = (false, Some(now));
@@ -266,7 +263,7 @@ impl BudgetLedger {
                     name = job.id.name,
                     message = read.trouble,
                     refusals = read.refusals,
-                    "a ledger record was refused; it is made anew, no grant until then"
+                    "the API server rejected a ledger record; retrying with a new one, no leases are granted until then"
                 );
                 state.papers.insert(job.id, read);
             }
@@ -291,7 +288,7 @@ impl BudgetLedger {
                     && before != *after
                 {
                     self.face.written(&facts.object, &before, after);
-                    // What holds their calls may be another: a gate, a stop.
+                    // What holds the calls may have changed: a gate, a stop.
                     told.extend(state.scope.members(&job.id.account(DocumentPart::Budget)).cloned());
                 }
             }
@@ -311,7 +308,7 @@ impl BudgetLedger {
                 Err(StatusWriteError::Status(404, _)) => return WriteOutcome::Gone,
                 Err(StatusWriteError::Status(code, message)) if is_refusal(code, &message) => {
                     match self.send("GET", &job.id, &Value::Null).await {
-                        // An attempt before, whose outcome was not known, may have been written.
+                        // An earlier attempt with an unknown outcome may have been written.
                         Ok(object) => return judge_refusal(job, &object, message),
                         Err(StatusWriteError::Status(404, _)) => return WriteOutcome::Gone,
                         Err(trouble) => trouble,
@@ -324,7 +321,7 @@ impl BudgetLedger {
                 namespace = job.id.namespace,
                 name = job.id.name,
                 %trouble,
-                "a ledger record could not be written; trying again in {:.1} s, no grant until then",
+                "failed to write a ledger record; retrying in {:.1} s, no leases are granted until then",
                 pause.as_secs_f64()
             );
             tokio::time::sleep(pause).await;
@@ -366,25 +363,26 @@ impl BudgetLedger {
 
 #[derive(thiserror::Error, Debug)]
 enum StatusWriteError {
-    #[error("the API server answers {0}: {1}")]
+    #[error("the API server answered {0}: {1}")]
     Status(u16, String),
     #[error("{0}")]
     Unknown(String),
 }
 
-/// Whether an answer says for certain that nothing was written, and that the same again will not be either.
+/// Whether an answer means for certain that nothing was written, and that the same request would fail again.
 fn is_refusal(code: u16, message: &str) -> bool {
     match code {
-        // Timeouts, conflicts and too many requests pass.
+        // Timeouts, conflicts and rate limits are temporary.
         408 | 409 | 429 => false,
         400..=499 => true,
-        // What the store says of an object that is too large.
+        // The answer of etcd for an object that is too large.
         500 => message.contains("request is too large"),
         _ => false,
     }
 }
 
-/// What a refused patch found: ours from an attempt before, another leader's, another object, or neither.
+/// Determines what a rejected patch ran into: our own earlier attempt, another leader, another object, or none of
+/// these.
 fn judge_refusal(job: &WriteJob, object: &Value, message: String) -> WriteOutcome {
     if object["metadata"]["uid"] != json!(job.id.uid) {
         return WriteOutcome::Gone;

@@ -1,8 +1,8 @@
-//! Words for a gateway whose question about leases is not answered.
+//! Refusals of lease requests.
 
 use crate::link::messages::{PodRefusal, RefusalCode};
 
-/// Not now: it tries again.
+/// The request cannot be answered now; the gateway retries.
 pub(super) fn try_later(message: &str) -> PodRefusal {
     PodRefusal {
         code: RefusalCode::NotLeading,
@@ -10,12 +10,12 @@ pub(super) fn try_later(message: &str) -> PodRefusal {
     }
 }
 
-/// It names a record that holds another Agent's leases.
+/// The request names a record that holds another Agent's leases.
 pub(super) fn foreign_record() -> PodRefusal {
     PodRefusal {
         code: RefusalCode::Unknown,
-        message: "the gateway's record is another Agent's: the volume is a copy of that Agent's; give this one an \
-                  empty volume, or remove gateway/calls.db from it"
+        message: "the gateway's record belongs to another Agent: the volume is a copy of that Agent's volume; give \
+                  this Agent an empty volume, or delete gateway/calls.db from it"
             .into(),
     }
 }

@@ -1,4 +1,4 @@
-//! What its limits have left for one Agent, as its own status shows it.
+//! What an Agent's limits have left, for the status of the Agent.
 
 use strum::IntoEnumIterator;
 
@@ -11,23 +11,22 @@ use crate::controller::pod_sessions::AgentKey;
 use crate::ledger::account::AgentName;
 use crate::link::messages::{AccountRemaining, LimitName};
 
-/// What an Agent's limits have left.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitShares {
-    /// The AgentBudgets that it draws on.
+    /// The AgentBudgets that the Agent draws on.
     pub budgets: Vec<BudgetShare>,
-    /// Percent used of the limit nearest to being spent, its own limits included.
+    /// Highest share used of any of its limits, its own included, in percent.
     pub used_percent: Option<i64>,
 }
 
 impl BudgetLedger {
-    /// Whether all that decides what an Agent draws on has been listed. Until then its budgets look as if there were none.
+    /// Whether everything that determines an Agent's budgets has been listed. Before that its budgets would seem to be
+    /// none.
     #[must_use]
     pub fn has_decided(&self) -> bool {
         self.inspect(|state| self.can_decide(state))
     }
 
-    /// What the limits of an Agent have left.
     #[must_use]
     pub fn shares(&self, agent: &AgentKey) -> LimitShares {
         self.inspect(|state| {
@@ -68,7 +67,7 @@ impl LimitShares {
     }
 }
 
-/// What is left of a limit for one Agent, as far as it was settled: what gateways hold and may not spend counts as left.
+/// What is left of a limit for one Agent, counting settled amounts only: leases held by gateways count as left.
 pub(super) fn left(entry: &AccountEntry, agent: &AgentName) -> AccountRemaining {
     let account = entry.account();
     let tenths = |limits: LimitAmounts, left: LimitAmounts| {
@@ -95,7 +94,7 @@ fn least(a: Option<i64>, b: Option<i64>) -> Option<i64> {
     }
 }
 
-/// Whole percent, rounded down; all of a limit of 0.
+/// Whole percent, rounded down; 100 for a limit of 0.
 fn percent(used: i64, limit: i64) -> Option<i64> {
     if limit == 0 {
         return Some(100);
@@ -119,7 +118,7 @@ mod tests {
         assert_eq!(percent(i64::MAX, 1), None);
     }
 
-    /// Of a budget of 1000 tokens, 100 for each Agent.
+    /// What is left of a budget of 1000 tokens, 100 of them per Agent.
     fn left_of(window: &serde_json::Value, used: i64, own: i64) -> AccountRemaining {
         let start = jiff::Timestamp::constant(1_800_000_000, 0);
         let document = DocumentId {
@@ -174,7 +173,7 @@ mod tests {
         assert_eq!(tenths(1000, 100), (Some(0), Some(0)));
         let left = left_of(&rolling, 1, 0);
         assert_eq!((left.rolling_seconds, left.resets_at), (Some(3600), None));
-        assert_eq!(left.of_limits.cost, None, "it is not limited");
+        assert_eq!(left.of_limits.cost, None, "cost is not limited");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The status of an AgentBudget, from its account. Pure: the same account gives the same status, so that nothing is
-//! written when nothing changed.
+//! Computes the status of an AgentBudget from its account. Pure: the same account gives the same status, so an
+//! unchanged budget causes no write.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -18,46 +18,41 @@ use crate::api::condition::{self, ConditionType};
 use crate::ledger::account::{AgentName, GrantRequest, LeaseHolder};
 use crate::ledger::window::WindowRule;
 
-/// Reason of a limit of 0.
+/// Reason of the conditions while a limit is 0.
 pub(super) const BLOCKS: &str = "BlocksEverything";
-/// Most Agents shown.
+/// Maximum number of Agents in `status.topAgents`.
 const MOST_AGENTS: usize = 10;
 
-/// What a status is made of.
 pub struct BudgetStatusInput<'a> {
-    /// The object.
     pub budget: &'a AgentBudget,
-    /// Its status as last written.
+    /// The status as last written.
     pub old: &'a AgentBudgetStatus,
-    /// Its account, or what is wrong with its spec.
+    /// The account, or what is wrong with the spec.
     pub entry: Result<&'a AccountEntry, &'a str>,
-    /// Agents that draw on it.
+    /// Number of Agents that draw on the budget.
     pub agents: usize,
-    /// Why its records cannot be written at the moment.
+    /// Why its record cannot be written at the moment.
     pub trouble: Option<&'a str>,
-    /// The controller's own namespace.
     pub own_namespace: &'a str,
-    /// The ledger's time.
     pub now: Timestamp,
 }
 
-/// A budget without room for the next call.
+/// A budget that has no room for the next call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BudgetExhaustion {
-    /// What there is not enough of.
+    /// The kind that is exhausted.
     pub kind: AmountKind,
-    /// When there is room by itself.
+    /// When there is room without user action; `None`: never, or unknown.
     pub resets_at: Option<Timestamp>,
-    /// What follows from it.
     pub on_exhausted: OnExhausted,
-    /// `Stop`: it stays so until a person adds room.
+    /// Held by `onExhausted: Stop` until a person adds room.
     pub held: bool,
-    /// The limit of 0 that blocks everything: `spec.limits` or `spec.perAgent`. Nobody is asked then, and nothing is cut:
-    /// what blocks is the limit itself.
+    /// The field whose limit of 0 blocks every call: `spec.limits` or `spec.perAgent`. No gate is opened and no call in
+    /// flight is cut then, since the limit itself blocks.
     pub zero: Option<&'static str>,
 }
 
-/// Whether a budget is spent.
+/// Whether, and how, the budget is exhausted.
 #[must_use]
 pub fn exhaustion(input: &BudgetStatusInput<'_>) -> Option<BudgetExhaustion> {
     let entry = input.entry.ok()?;
@@ -99,14 +94,15 @@ pub fn exhaustion(input: &BudgetStatusInput<'_>) -> Option<BudgetExhaustion> {
     remembered_refusal(input, entry).map(|(kind, resets_at)| make(kind, resets_at, stops))
 }
 
-/// A refusal that only the status remembers: one of `Stop` holds until limits are raised, and one that an earlier leader
-/// saw until its moment, or until somebody waits no more.
+/// An exhaustion that is known only from the previous status, because the refused requests were lost with an earlier
+/// leader. `Stop` holds until limits are raised; otherwise it holds until its reset time, or until room is freed or an
+/// Agent stops waiting.
 fn remembered_refusal(input: &BudgetStatusInput<'_>, entry: &AccountEntry) -> Option<(AmountKind, Option<Timestamp>)> {
     let old = input.old;
     let holds = |condition: &&Condition| condition.status == "True" && condition.reason != BLOCKS;
     condition::find(&old.conditions, ConditionType::Exhausted).filter(holds)?;
     let (limits, before) = (entry.account().limits(), old.limits?);
-    // More of a kind, or a kind that is limited no more.
+    // A raised limit, or a kind that is no longer limited.
     let raised = before
         .kinds()
         .any(|kind| limits.get(kind).is_none_or(|limit| Some(limit) > before.get(kind)));
@@ -130,7 +126,7 @@ fn remembered_refusal(input: &BudgetStatusInput<'_>, entry: &AccountEntry) -> Op
     (!due && !freed && !entry.released()).then_some((kind, resets_at))
 }
 
-/// The limit nearest to being spent: its kind, the limit, and what is used of it.
+/// The limit with the highest share used: its kind, the limit, and the used amount.
 fn tightest(input: &BudgetStatusInput<'_>) -> Option<(AmountKind, i64, i64)> {
     let account = input.entry.ok()?.account();
     let (limits, used) = (account.limits(), account.used());
@@ -144,7 +140,7 @@ fn tightest(input: &BudgetStatusInput<'_>) -> Option<(AmountKind, i64, i64)> {
     })
 }
 
-/// The status, whole, but for the ledger.
+/// The whole status without `ledger`.
 #[must_use]
 pub fn compute(input: &BudgetStatusInput<'_>) -> AgentBudgetStatus {
     let refusal = conditions::refusal(input);
@@ -172,7 +168,7 @@ pub fn compute(input: &BudgetStatusInput<'_>) -> AgentBudgetStatus {
     status
 }
 
-/// The open gate, and the answers that were handled.
+/// The open gate, and the answers handled so far.
 fn gates(
     input: &BudgetStatusInput<'_>,
     spent: Option<&BudgetExhaustion>,
@@ -189,7 +185,7 @@ fn gates(
             }
             GateAnswer::Denied { value } => {
                 known.deny = Some(value);
-                // Like Pause from here on: the window frees it, or a person adds.
+                // From now on the same as `Pause`: the window frees room, or a person adds it.
                 return (None, handled);
             }
         }
@@ -198,12 +194,14 @@ fn gates(
         return (None, handled);
     }
     let asked = old.gates.first().filter(|_| !approved);
-    // A question whose terms were edited is put anew.
+    // A gate whose offered amount was edited is replaced by a new one.
     if let Some(gate) = asked.filter(|gate| gate.arguments_hash == approval::hash(input.budget, &gate.id)) {
         return (Some(gate.clone()), handled);
     }
     let was = condition::find(&old.conditions, ConditionType::Exhausted).is_some_and(|old| old.status == "True");
     let edited = old.observed_generation != input.budget.metadata.generation;
+    // A gate opens when the budget becomes exhausted, when an approved top-up was not enough, and after an edit, but
+    // not again after a denial: `Exhausted` was true before it already.
     let ask = !was || approved || edited || asked.is_some();
     let epoch = input.entry.map_or(0, |entry| entry.account().epoch()) + 1;
     (
@@ -257,7 +255,7 @@ fn summary(input: &BudgetStatusInput<'_>, entry: &AccountEntry, window: &WindowS
     summary
 }
 
-/// Whole percent, rounded down: 100 % is all of it.
+/// Whole percent, rounded down, so that 100 % means all of it.
 fn percent(used: i64, limit: i64) -> String {
     if limit == 0 {
         return "100%".into();
@@ -265,7 +263,7 @@ fn percent(used: i64, limit: i64) -> String {
     format!("{}%", i128::from(used) * 100 / i128::from(limit))
 }
 
-/// Whether `new` says something that people wait for: a condition that turned, or another question.
+/// Whether `new` has a change that should be written at once: a condition, a gate, a handled answer or a generation.
 #[must_use]
 pub fn is_news(old: &AgentBudgetStatus, new: &AgentBudgetStatus) -> bool {
     let states = |status: &AgentBudgetStatus| {

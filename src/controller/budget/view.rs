@@ -1,4 +1,4 @@
-//! What is shown of a budget beside its record, and what holds its calls: the seam between ledger and objects.
+//! The interface between the ledger and the AgentBudget objects: the status beside the record, and what holds calls.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -9,45 +9,45 @@ use crate::api::amount::Amount;
 use crate::api::failure::CallFailure;
 use crate::link::messages::LimitName;
 
-/// A budget as it stands.
+/// The current state of a budget.
 pub struct BudgetView<'a> {
-    /// The object as it was last seen. Its status may lag behind; see `shown`.
+    /// The object as last seen. Its status may lag behind `shown`.
     pub budget: &'a AgentBudget,
-    /// Its status as last written, without `ledger`.
+    /// The status as last written, without `ledger`.
     pub shown: &'a Map<String, Value>,
-    /// Its account, or what is wrong with the spec.
+    /// The account, or what is wrong with the spec.
     pub entry: Result<&'a AccountEntry, &'a str>,
-    /// Agents that draw on it.
+    /// Number of Agents that draw on the budget.
     pub agents: usize,
-    /// Why its records cannot be written at the moment.
+    /// Why its record cannot be written at the moment.
     pub trouble: Option<&'a str>,
-    /// The leader's time.
+    /// The ledger's time.
     pub now: Timestamp,
 }
 
-/// Why no call that needs this budget may be made, though it is not the account that refuses it.
+/// Blocks calls that need this budget for a reason other than a refusal of its account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BudgetHold {
-    /// `BudgetAsk` or `BudgetExhausted`.
+    /// Kind `BudgetAsk` or `BudgetExhausted`.
     pub failure: CallFailure,
-    /// Calls in flight are cut too.
+    /// Whether calls in flight are cut as well.
     pub cut: bool,
 }
 
-/// Makes a budget's status, and holds its calls. Called under the ledger's lock: it computes and nothing else.
+/// Computes the status of budgets and what holds their calls. Called under the ledger's lock: must not block or do I/O.
 pub trait BudgetPresentation: Send + Sync {
-    /// The status, whole, without `ledger`; written with the next record, at least 15 s after the last one.
+    /// The whole status without `ledger`; written with the next record, at least 15 s after the previous one.
     fn status(&self, view: &BudgetView<'_>) -> Map<String, Value>;
 
-    /// Whether its status says something that people wait for: it is written within seconds then.
+    /// Whether the status has a change that people wait for, and that is therefore written within seconds.
     fn is_news(&self, view: &BudgetView<'_>) -> bool;
 
-    /// A top-up that a person has approved, with its id; it is counted once.
+    /// The top-up of an approved gate, with its id; counted once.
     fn approved(&self, view: &BudgetView<'_>) -> Option<(String, Amount)>;
 
-    /// What holds its calls. `name`: as the Agent that would be told sees it.
+    /// What holds the calls of the budget. `name`: the limit as the Agent's messages call it.
     fn hold(&self, view: &BudgetView<'_>, name: &LimitName) -> Option<BudgetHold>;
 
-    /// A status was written in place of another.
+    /// Called after a status was written in place of another.
     fn written(&self, budget: &AgentBudget, before: &Map<String, Value>, after: &Map<String, Value>);
 }

@@ -1,15 +1,15 @@
-//! Feeds the ledger: watches AgentBudgets and the labels of namespaces. Agents and pods come from the reconciler's own
-//! watches.
+//! Feeds the ledger from watches of AgentBudgets and of the labels of namespaces. Agents and pods come from the
+//! reconciler's watches.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures::{StreamExt, future};
 use k8s_openapi::api::core::v1::Namespace;
-use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
 use super::accounts::DocumentKind;
@@ -17,12 +17,13 @@ use super::facts::document;
 use super::ledger::BudgetLedger;
 use super::record_writer::RecordConflictError;
 use crate::api::AgentBudget;
+use crate::api::unreadable::describe;
 use crate::controller::connection::watching;
-
-type GuardedBudget = DeserializeGuard<AgentBudget>;
+use crate::controller::runtime::guarded::GuardedObject;
+use crate::controller::runtime::watch::{follow, scoped_api};
 
 impl BudgetLedger {
-    /// Watches and writes until `stop`, or until another leader is found to have written.
+    /// Watches and writes until `stop`, or until a record of another leader is found.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) -> Result<(), RecordConflictError> {
         let budgets = future::join_all(self.budget_scopes().into_iter().map(|scope| self.watch_budgets(scope)));
         tokio::select! {
@@ -34,38 +35,28 @@ impl BudgetLedger {
     }
 
     async fn watch_budgets(&self, namespace: Option<String>) {
-        let api: Api<GuardedBudget> = match &namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        };
-        let stream = watcher(api, watching()).default_backoff();
-        let mut stream = std::pin::pin!(stream);
+        let stream = watcher(scoped_api(&self.client, namespace.as_deref()), watching()).default_backoff();
         let mut listing = Vec::new();
-        while let Some(event) = stream.next().await {
-            match event {
-                Ok(Event::Apply(budget)) => self.seen(budget),
-                Ok(Event::Delete(budget)) => self.budget_gone(&document(DocumentKind::Budget, &budget)),
-                Ok(Event::Init) => listing.clear(),
-                Ok(Event::InitApply(budget)) => listing.push(budget),
-                Ok(Event::InitDone) => {
-                    let all = std::mem::take(&mut listing);
-                    let present: BTreeSet<String> = all.iter().filter_map(ResourceExt::uid).collect();
-                    for budget in all {
-                        self.seen(budget);
-                    }
-                    self.budgets_listed(namespace.as_deref(), &present);
+        let handle = |event: Event<GuardedObject<AgentBudget>>| match event {
+            Event::Apply(budget) => self.seen(budget),
+            Event::Delete(budget) => self.budget_gone(&document(DocumentKind::Budget, &budget)),
+            Event::Init => listing.clear(),
+            Event::InitApply(budget) => listing.push(budget),
+            Event::InitDone => {
+                let all = std::mem::take(&mut listing);
+                let present: BTreeSet<String> = all.iter().filter_map(ResourceExt::uid).collect();
+                for budget in all {
+                    self.seen(budget);
                 }
-                Err(error) => tracing::warn!(%error, "the watch of AgentBudgets was interrupted; it is resumed"),
+                self.budgets_listed(namespace.as_deref(), &present);
             }
-        }
+        };
+        follow(stream, "AgentBudgets", handle).await;
     }
 
-    fn seen(&self, guard: GuardedBudget) {
+    fn seen(&self, guard: GuardedObject<AgentBudget>) {
         match guard.0 {
-            Ok(mut budget) => {
-                budget.meta_mut().managed_fields = None;
-                self.budget_seen(budget);
-            }
+            Ok(budget) => self.budget_seen(budget),
             Err(invalid) => {
                 let id = super::accounts::DocumentId {
                     kind: DocumentKind::Budget,
@@ -73,7 +64,7 @@ impl BudgetLedger {
                     name: invalid.metadata.name.clone().unwrap_or_default(),
                     uid: invalid.metadata.uid.clone().unwrap_or_default(),
                 };
-                self.budget_unreadable(&id, &invalid.error);
+                self.budget_unreadable(&id, &describe(&invalid.error));
             }
         }
     }
@@ -95,16 +86,17 @@ impl BudgetLedger {
                 }
                 Ok(Event::InitDone) => self.namespaces_listed(Some(std::mem::take(&mut listing))),
                 Err(error) if is_forbidden(&error) => {
-                    // An install for some namespaces only: budgets that select namespaces by label block their Agents.
+                    // The installation covers only some namespaces: budgets that select namespaces by label block their
+                    // Agents.
                     self.namespaces_listed(None);
                     if !told {
                         tracing::warn!(
-                            "namespaces may not be listed; budgets that select them by label cannot be kept"
+                            "listing namespaces is forbidden; AgentBudgets that select them by label cannot be enforced"
                         );
                         told = true;
                     }
                 }
-                Err(error) => tracing::warn!(%error, "the watch of Namespaces was interrupted; it is resumed"),
+                Err(error) => tracing::warn!(%error, "the watch of Namespaces was interrupted; resuming"),
             }
         }
     }

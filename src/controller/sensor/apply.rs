@@ -1,10 +1,11 @@
-//! Makes the objects of a Sensor with a pod of its own, says to the relay which pod may speak for it, and takes them away
-//! from one without.
+//! Applies the objects of a Sensor that has its own pod, tells the relay which pod may act for the Sensor, and deletes
+//! the objects of a Sensor that needs none.
 //!
-//! Writes nothing that is there already: each object has the hash of what it was applied as. A set that differs only in what
-//! comes from the controller (the image above all) waits for its turn, since its pod is replaced. What somebody changed is
-//! applied again. What another made is not touched. Secrets are looked at before something is made: whether they have their keys, and whether that of a webhook can be
-//! one; what they hold is dropped at once.
+//! Objects that are up to date are not written: each carries the hash of what was applied. A `StatefulSet` that differs
+//! only in what comes from the controller (above all the image) waits for its turn, since its pod is replaced. Objects
+//! that were changed by others are applied again; objects with another owner are not touched. Before anything is
+//! applied, the referenced Secrets are checked: that their keys exist, and that the key of a webhook is valid. Their
+//! values are dropped at once.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -23,24 +24,24 @@ use super::children::{AppliedChild, ChildKind, ObservedChild, SensorChildren};
 use super::conditions::{INVALID_SPEC, NAME_TAKEN, REFUSED, SECRET_NOT_FOUND, SECRET_UNUSABLE};
 use super::drift::DriftAction;
 use super::index::SensorKey;
-use super::pod::{self, EDIT, LONGEST_CONFIG, MANAGER, SpecEdit};
+use super::pod::{self, EDIT, LONGEST_CONFIG, SpecEdit};
 use super::registry::{ObservedSensor, SensorRegistry};
 use super::secrets;
 use crate::api::Sensor;
-use crate::controller::agent::error::{ReconcileError, call, find};
-use crate::controller::agent::pod_state::PodReason;
+use crate::controller::runtime::error::{ReconcileError, call, find};
+use crate::controller::runtime::names::MANAGER;
+use crate::controller::runtime::pod_state::PodReason;
 use crate::link::deliveries::{ReceiverTerms, SensorDirectives};
 use crate::link::sensor_messages::SensorTerms;
 use crate::sensing::source::webhook::signature::unusable;
 
-/// Why there is no pod as the spec wants it.
+/// Why there is no pod that matches the spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SensorObstacle {
-    /// Reason of the condition.
     pub(super) reason: &'static str,
-    /// What it is and what to do.
+    /// The problem and its fix.
     pub(super) message: String,
-    /// Whether a person has to correct the spec or what it refers to: `Accepted` is false then.
+    /// Whether the user must correct the spec or an object it references; `Accepted` is then false.
     pub(super) of_spec: bool,
 }
 
@@ -62,24 +63,21 @@ impl SensorObstacle {
     }
 }
 
-/// What became of it.
 #[derive(Debug, Default)]
 pub(super) struct ApplyOutcome {
-    /// What stands in the way.
     pub(super) obstacle: Option<SensorObstacle>,
-    /// In how long to look again at what has to wait.
+    /// Time until something that has to wait is checked again.
     pub(super) again: Option<Duration>,
 }
 
-/// Whether an object is to be applied.
 enum ApplyDecision<K> {
-    /// It is there as it should be.
+    /// The object is up to date.
     No,
-    /// It is not there, or was applied as another one.
+    /// The object is missing, or was applied from another spec.
     Other(K),
-    /// Somebody changed it.
+    /// The object was changed by others.
     Changed(K),
-    /// Not before so much time has passed.
+    /// To be applied again after this time.
     Later(Duration),
 }
 
@@ -96,7 +94,7 @@ impl<K> ApplyDecision<K> {
     }
 }
 
-/// Brings the objects of a Sensor to what its spec wants. `children`: what there is.
+/// Brings the objects of a Sensor in line with its spec. `children`: the objects that exist.
 pub(super) async fn apply(
     sensors: &SensorRegistry,
     key: &SensorKey,
@@ -114,42 +112,50 @@ pub(super) async fn apply(
         work.clear().await?;
         return Ok(ApplyOutcome::default());
     }
-    // What a spec that cannot be used was before goes on to deliver what it has.
-    let applied = match observed.known.problem {
+    // With an invalid spec the existing pod stays, so that it delivers the events in its outbox.
+    let applied = match observed.known.problem() {
         Some(_) => ApplyOutcome::default(),
         None => Box::pin(work.make()).await?,
     };
-    if let Some(uid) = work.speaking_pod() {
-        sensors.setup.relay.expect_pod(key, uid, directives(observed));
-    }
+    work.expect_pod(observed);
     Ok(applied)
 }
 
-/// What the pod is to do.
+/// Lets the pod that is there deliver while the spec is still to be checked. Makes nothing.
+pub(super) fn keep(sensors: &SensorRegistry, key: &SensorKey, observed: &ObservedSensor, children: &SensorChildren) {
+    let work = ObjectApplier {
+        sensors,
+        key,
+        sensor: &observed.known.object,
+        children,
+    };
+    work.expect_pod(observed);
+}
+
 fn directives(observed: &ObservedSensor) -> SensorDirectives {
     let receivers = observed.receivers.iter().map(|receiver| ReceiverTerms {
         uid: receiver.facts.uid.clone(),
         name: receiver.name.clone(),
-        // The relay's to say.
+        // Set by the relay.
         revision: 0,
     });
     SensorDirectives {
-        terms: Some(terms(observed)),
+        terms: terms(observed),
         receivers: Some(receivers.collect()),
     }
 }
 
-/// One that cannot be used hears nothing: without its rules, so that the pod can follow that.
-fn terms(observed: &ObservedSensor) -> SensorTerms {
-    let mut terms = pod::terms(&observed.known.object);
-    if observed.known.problem.is_some() {
-        terms.spec.suspend = true;
+/// A Sensor that cannot be used is suspended, and without its rules, so that the pod can follow that. `None`: no generation
+/// of it has been checked.
+fn terms(observed: &ObservedSensor) -> Option<SensorTerms> {
+    let mut terms = observed.known.terms()?;
+    if observed.known.problem().is_some() {
         terms.spec.updates.clear();
         terms.spec.signals.clear();
         terms.spec.notification = None;
         terms.spec.task = None;
     }
-    terms
+    Some(terms)
 }
 
 struct ObjectApplier<'a> {
@@ -164,13 +170,20 @@ impl ObjectApplier<'_> {
         child.owner.is_some() && child.owner == self.sensor.uid()
     }
 
-    /// Uid of the pod that may speak for the Sensor: that of the set that is the Sensor's.
+    fn expect_pod(&self, observed: &ObservedSensor) {
+        if let Some(uid) = self.speaking_pod() {
+            let relay = &self.sensors.setup.relay;
+            relay.expect_pod(self.key, uid, directives(observed));
+        }
+    }
+
+    /// Uid of the pod that may act for the Sensor: the pod of the `StatefulSet` that the Sensor owns.
     fn speaking_pod(&self) -> Option<&str> {
         let (set, pod) = (self.children.set.as_ref()?, self.children.pod.as_ref()?);
         (self.is_ours(set) && pod.owner.as_ref() == Some(&set.uid)).then_some(pod.uid.as_str())
     }
 
-    /// Takes away what a source of another kind needed.
+    /// Deletes the objects that a source of another type needed.
     async fn clear(&self) -> Result<(), ReconcileError> {
         let (children, name) = (self.children, &self.key.name);
         self.delete::<StatefulSet>(&pod::set_name(name), children.set.as_ref())
@@ -206,7 +219,7 @@ impl ObjectApplier<'_> {
         Ok(ApplyOutcome { obstacle, again })
     }
 
-    /// The pod comes last: its network is closed before it is there.
+    /// Applies the `StatefulSet` last: the network policy must exist before the pod does.
     async fn put_all(
         &self,
         set: ApplyDecision<StatefulSet>,
@@ -231,7 +244,7 @@ impl ObjectApplier<'_> {
         Ok(obstacle)
     }
 
-    /// The object as it is to be applied, unless it is there as it should be.
+    /// Decides whether an object is to be applied.
     fn due<K: ResourceExt + Serialize>(
         &self,
         kind: ChildKind,
@@ -251,8 +264,7 @@ impl ObjectApplier<'_> {
         }
     }
 
-    /// The set, when it may be applied. What somebody wrote into the Sensor or changed in the set is applied at once, and so is
-    /// a set that is not there.
+    /// Delays a `StatefulSet` until its turn. Edits of the Sensor, drift, and a missing `StatefulSet` do not wait.
     fn in_turn(&self, due: ApplyDecision<StatefulSet>) -> ApplyDecision<StatefulSet> {
         let edit = SpecEdit::of(self.sensor);
         let marked = |mut set: StatefulSet| {
@@ -277,7 +289,7 @@ impl ObjectApplier<'_> {
         }
     }
 
-    /// Applies an object, unless one of that name is somebody else's.
+    /// Applies an object, unless an object of that name has another owner.
     async fn put<K>(
         &self,
         due: ApplyDecision<K>,
@@ -302,7 +314,7 @@ impl ObjectApplier<'_> {
         };
         if !ours {
             let message = format!(
-                "{kind} {name} exists and belongs to something else: delete it, or make the Sensor under another name"
+                "{kind} {name} exists and is not owned by this Sensor: delete it, or create the Sensor under another name"
             );
             return Ok(Some(SensorObstacle::cluster(NAME_TAKEN, message)));
         }
@@ -317,15 +329,15 @@ impl ObjectApplier<'_> {
                     .answer()
                     .filter(|status| status.is_forbidden() || status.is_invalid() || status.code == 400);
                 let Some(status) = refusal else { return Err(error) };
-                let message = format!("the API server refuses {kind} {name}: {}", status.message);
-                // The service account of the namespace may have been deleted: make sure of it next time.
+                let message = format!("the API server rejected {kind} {name}: {}", status.message);
+                // The namespace's service account may have been deleted: ensure it on the next attempt.
                 self.sensors.namespaces.forget(&self.key.namespace);
                 Ok(Some(SensorObstacle::cluster(REFUSED, message)))
             }
         }
     }
 
-    /// Deletes an object of ours.
+    /// Deletes an object that the Sensor owns.
     async fn delete<K>(&self, name: &str, known: Option<&AppliedChild>) -> Result<(), ReconcileError>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
@@ -342,7 +354,7 @@ impl ObjectApplier<'_> {
         };
         match find("delete an object of a Sensor", self.api::<K>().delete(name, &params)).await {
             Ok(_) => Ok(()),
-            // Another object has that name by now: the one that was meant is gone.
+            // The name belongs to another object by now: ours is already gone.
             Err(error) if error.is(Status::is_conflict) => Ok(()),
             Err(error) => Err(error),
         }
@@ -355,7 +367,7 @@ impl ObjectApplier<'_> {
         Api::namespaced(self.sensors.setup.client.clone(), &self.key.namespace)
     }
 
-    /// What admission could not see.
+    /// Checks what admission cannot: the size of the configuration and the Secrets.
     async fn unusable_secret(&self) -> Result<Option<SensorObstacle>, ReconcileError> {
         let settings = &self.sensors.setup.pods;
         if let Some(message) = size(pod::config(self.sensor, settings).len()) {
@@ -374,7 +386,7 @@ impl ObjectApplier<'_> {
             let unusable = source.webhook.as_ref().and_then(|webhook| {
                 let key = &found.get(&webhook.secret_key_ref.key)?.0;
                 unusable(webhook.scheme, key)
-                    .map(|why| format!("{}: Secret {}: its key {why}", needed.field, needed.name))
+                    .map(|why| format!("{}: Secret {}: the key {why}", needed.field, needed.name))
             });
             if let Some(message) = unusable {
                 return Ok(Some(SensorObstacle::spec(SECRET_UNUSABLE, message)));
@@ -387,8 +399,8 @@ impl ObjectApplier<'_> {
 fn size(bytes: usize) -> Option<String> {
     (bytes > LONGEST_CONFIG).then(|| {
         format!(
-            "spec has {bytes} bytes as JSON; a container takes at most {LONGEST_CONFIG}: shorten spec.updates, spec.signals \
-             or the body of the request"
+            "spec has {bytes} bytes as JSON; the limit is {LONGEST_CONFIG}: shorten spec.updates, spec.signals \
+             or the request body"
         )
     })
 }

@@ -1,6 +1,6 @@
-//! What there is of Sensors' own objects, as the watches have it. Pure.
+//! The child objects of Sensors, as the watches report them. Pure.
 //!
-//! An object counts by its label and its name; whether it belongs to the Sensor is for who reads it here.
+//! An object is matched by its label and its name; callers check whether the Sensor owns it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,9 +10,8 @@ use kube::ResourceExt;
 use super::drift::FieldOwnership;
 use super::index::SensorKey;
 use super::pod::{self, EDIT, HASH, SpecEdit};
-use crate::controller::agent::pod_state::PodState;
+use crate::controller::runtime::pod_state::PodState;
 
-/// A kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::EnumIter)]
 pub(super) enum ChildKind {
     Set,
@@ -21,17 +20,15 @@ pub(super) enum ChildKind {
     Pod,
 }
 
-/// An object that the controller applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AppliedChild {
     pub(super) uid: String,
-    /// Uid of the object that controls it.
+    /// Uid of its controller owner reference.
     pub(super) owner: Option<String>,
-    /// What it was applied as.
+    /// The hash of what was applied, from the annotation [`HASH`].
     pub(super) hash: Option<String>,
-    /// Of a set: the Sensor that it was made of.
+    /// Only on a `StatefulSet`: the edit of the Sensor that it was built from.
     pub(super) edit: Option<SpecEdit>,
-    /// Whose its fields are.
     pub(super) fields: FieldOwnership,
 }
 
@@ -49,7 +46,6 @@ impl AppliedChild {
     }
 }
 
-/// An object that was seen.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ObservedChild {
     Set(AppliedChild),
@@ -75,7 +71,6 @@ impl ObservedChild {
         Self::Pod(PodState::of(object))
     }
 
-    /// An object that the controller applies.
     pub(super) fn child(&self) -> Option<(ChildKind, &AppliedChild)> {
         match self {
             Self::Set(child) => Some((ChildKind::Set, child)),
@@ -86,7 +81,7 @@ impl ObservedChild {
     }
 }
 
-/// The Sensor that an object of this kind is made for.
+/// The Sensor that an object of this kind was created for.
 pub(super) fn key(object: &impl ResourceExt, kind: ChildKind) -> Option<SensorKey> {
     let sensor = pod::sensor_of(object)?;
     let name = match kind {
@@ -101,7 +96,6 @@ pub(super) fn key(object: &impl ResourceExt, kind: ChildKind) -> Option<SensorKe
     })
 }
 
-/// The objects of one Sensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct SensorChildren {
     pub(super) set: Option<AppliedChild>,
@@ -111,7 +105,7 @@ pub(super) struct SensorChildren {
 }
 
 impl SensorChildren {
-    /// Whether that is new.
+    /// Returns whether anything changed.
     fn put(&mut self, seen: ObservedChild) -> bool {
         let before = self.clone();
         match seen {
@@ -142,22 +136,21 @@ impl SensorChildren {
     }
 }
 
-/// The objects of all Sensors.
 #[derive(Default)]
 pub(super) struct ChildIndex {
     all: BTreeMap<SensorKey, SensorChildren>,
-    /// Kinds and scopes (`None`: all namespaces) that have been listed once.
+    /// Kinds and scopes (`None`: all namespaces) that have been listed at least once.
     listed: BTreeSet<(ChildKind, Option<String>)>,
 }
 
 impl ChildIndex {
-    /// The objects of a Sensor; `None` while not all are known.
+    /// The objects of a Sensor; `None` until all kinds have been listed.
     pub(super) fn of(&self, key: &SensorKey) -> Option<SensorChildren> {
         self.is_whole(&key.namespace)
             .then(|| self.all.get(key).cloned().unwrap_or_default())
     }
 
-    /// Whether a namespace certainly has no object of a Sensor.
+    /// Whether a namespace certainly contains no object of a Sensor.
     pub(super) fn is_empty(&self, namespace: &str) -> bool {
         let first = SensorKey {
             namespace: namespace.to_owned(),
@@ -173,12 +166,11 @@ impl ChildIndex {
         <ChildKind as strum::IntoEnumIterator>::iter().all(known)
     }
 
-    /// An object is there; true: that is new.
+    /// Records an object; returns whether it changed.
     pub(super) fn seen(&mut self, key: &SensorKey, seen: ObservedChild) -> bool {
         self.all.entry(key.clone()).or_default().put(seen)
     }
 
-    /// An object is gone.
     pub(super) fn gone(&mut self, key: &SensorKey, kind: ChildKind) {
         if let Some(children) = self.all.get_mut(key) {
             children.remove(kind);
@@ -188,7 +180,7 @@ impl ChildIndex {
         }
     }
 
-    /// These are all objects of a kind in a scope: the Sensors that something is new of.
+    /// Replaces the objects of a kind in a scope; returns the Sensors whose objects changed.
     pub(super) fn listed(
         &mut self,
         (kind, scope): (ChildKind, Option<&str>),
@@ -259,16 +251,16 @@ mod tests {
         table.listed((ChildKind::Policy, None), BTreeMap::new());
         table.listed((ChildKind::Pod, Some("n")), BTreeMap::new());
         assert!(table.of(&of("n")).unwrap().set.is_some());
-        assert_eq!(table.of(&of("m")), None, "pods of that namespace were not listed");
+        assert_eq!(table.of(&of("m")), None, "the pods of that namespace were not listed");
         assert_eq!(
             table.listed((ChildKind::Set, None), here()),
             BTreeSet::new(),
-            "the same again"
+            "no change"
         );
         assert_eq!(
             table.listed((ChildKind::Set, Some("m")), BTreeMap::new()),
             BTreeSet::new(),
-            "of another namespace"
+            "another namespace"
         );
         assert_eq!(table.listed((ChildKind::Set, None), BTreeMap::new()), [of("n")].into());
         assert_eq!(table.of(&of("n")), Some(SensorChildren::default()));

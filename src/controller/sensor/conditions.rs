@@ -1,46 +1,44 @@
 //! The conditions of a Sensor. Pure.
 //!
-//! `Ready` answers whether it needs anyone: a spec that cannot be used does; a failure that it tries again after is being
-//! worked on; receivers that are not there, or rest, need nobody.
+//! `Ready` answers whether the Sensor needs attention. It is false for an invalid spec (`Stalled`) and for a failure
+//! that is being retried (`Reconciling`). Absent or suspended receivers need no action and leave it true.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 
 use super::pod;
 use super::status::{OwnPod, SensorStatusInput};
+use super::validate::plain_http;
 use crate::api::condition::{self, ConditionType};
-use crate::controller::agent::pod_state::{PodReason, PodState};
 use crate::controller::delivery_relay::SILENCE;
+use crate::controller::runtime::pod_state::{PodReason, PodState};
 use crate::link::pod::SENSOR_SERVICE_ACCOUNT;
 
-/// Reason of a condition that does not hold.
-const INACTIVE: &str = "Inactive";
-/// Reason of `Accepted=False`, and of `Ready` then.
+/// Reason of `Accepted=False`, and of `Ready=False` at that time.
 pub(super) const INVALID_SPEC: &str = "InvalidSpec";
-/// Reason of `Accepted=False` while a Secret or its key is missing.
+/// Reason of `Accepted=False` while a Secret or a key in it is missing.
 pub(super) const SECRET_NOT_FOUND: &str = "SecretNotFound";
-/// Reason of `Accepted=False` while the key of a webhook cannot be one.
+/// Reason of `Accepted=False` while the key in the webhook's Secret is not valid for its scheme.
 pub(super) const SECRET_UNUSABLE: &str = "SecretUnusable";
-/// Reason of `Connected=False` while somebody else's object has the name of one of its own.
+/// Reason of `Connected=False` while a child object's name is used by an object with another owner.
 pub(super) const NAME_TAKEN: &str = "NameTaken";
-/// Reason of `Connected=False` while the API server refuses one of its objects.
+/// Reason of `Connected=False` while the API server rejects a child object.
 pub(super) const REFUSED: &str = "Refused";
-/// Reason of `Connected=False` while it fails, and of `Ready` then.
+/// Reason of `Connected=False` while the source fails, and of `Ready=False` at that time.
 pub(super) const SENSOR_FAILING: &str = "SensorFailing";
 /// Reason while `spec.suspend` is true.
 const SUSPENDED: &str = "SuspendedBySpec";
 /// Reason of `Connected=True`.
 const LISTENING: &str = "Listening";
-/// Reason of `Connected=Unknown` until it was heard of.
+/// Reason of `Connected=Unknown` until the first report.
 const STARTING: &str = "Starting";
-/// Reason of `Connected=Unknown` while its pod says nothing, though it did before or runs.
+/// Reason of `Connected=Unknown` while the sensor pod sends no reports, although it runs or did before.
 pub(super) const SILENT: &str = "Silent";
 /// Reason of `Ready=False` while a receiver cannot score a signal.
 const NO_LIGHT_MODEL: &str = "NoLightModel";
-/// Names in one message.
+/// Most names in one message.
 const MOST_NAMES: usize = 3;
 
-/// All conditions.
 pub(super) fn compute(facts: &SensorStatusInput<'_>) -> Vec<Condition> {
     let mut list = SensorConditions {
         facts,
@@ -70,21 +68,27 @@ impl SensorConditions<'_> {
     fn accepted(&mut self) {
         let type_ = ConditionType::Accepted;
         if let Some((reason, problem)) = self.facts.mistake() {
-            let message = format!("{problem}. It does not listen until that is corrected");
+            let until = if self.facts.problem.is_some() {
+                "The Sensor receives no events until this is corrected"
+            } else {
+                "No sensor pod is created or updated until this is corrected; an existing one keeps running"
+            };
+            let message = format!("{problem}. {until}");
             self.set(type_, "False", reason, message);
         } else {
-            let message = format!("the spec is usable{}", self.absent());
+            let open = plain_http(&self.facts.sensor.spec).unwrap_or_default();
+            let message = format!("the spec is valid{}{open}", self.absent());
             self.set(type_, "True", "Accepted", message);
         }
     }
 
-    /// Named Agents that are not there: no mistake, they may come.
+    /// Agents that are named and do not exist. Not an error: they may be created later.
     fn absent(&self) -> String {
         match self.facts.absent {
             [] => String::new(),
-            [one] => format!("; Agent {one} is not there, it receives what comes once it is"),
+            [one] => format!("; Agent {one} does not exist and receives events once it is created"),
             many => format!(
-                "; Agents {} are not there, they receive what comes once they are",
+                "; Agents {} do not exist and receive events once they are created",
                 names(many)
             ),
         }
@@ -92,31 +96,43 @@ impl SensorConditions<'_> {
 
     fn suspended(&mut self) {
         if self.facts.sensor.spec.suspend {
-            let message = "set spec.suspend to false to go on";
+            let message = "set spec.suspend to false to resume";
             self.set(ConditionType::Suspended, "True", SUSPENDED, message);
         } else {
-            self.set(ConditionType::Suspended, "False", INACTIVE, "");
+            let generation = self.facts.sensor.metadata.generation;
+            condition::clear(
+                &mut self.conditions,
+                ConditionType::Suspended,
+                generation,
+                self.facts.now,
+            );
         }
     }
 
     fn connected(&mut self) {
+        // The first cause that applies: reports of pods count only if the spec lets the source run and someone
+        // receives.
         let (type_, facts) = (ConditionType::Connected, self.facts);
         if let Some((reason, _)) = facts.mistake() {
-            let message = "it does not listen: its spec, or what that refers to, cannot be used";
+            let message = if facts.problem.is_some() {
+                "the Sensor receives no events because its spec is invalid; see the condition Accepted"
+            } else {
+                "no sensor pod is created or updated; an existing one keeps running; see the condition Accepted"
+            };
             return self.set(type_, "False", reason, message);
         }
         if facts.sensor.spec.suspend {
-            return self.set(type_, "False", SUSPENDED, "it does not listen: spec.suspend is true");
+            return self.set(type_, "False", SUSPENDED, "the Sensor is stopped: spec.suspend is true");
         }
         if let Some(own) = facts.own {
             return self.own(&own);
         }
         if facts.receivers.is_empty() {
-            let message = "no Agent receives from it: none that it names or selects is there";
+            let message = "no receivers: no Agent matches spec.agentNames or spec.agentSelector";
             return self.set(type_, "False", "NoReceiver", message);
         }
         if facts.awake().next().is_none() {
-            let message = "it runs in its receivers' pods, and all of them are suspended";
+            let message = "the Sensor runs in the pods of its receivers, and all receivers are suspended";
             return self.set(type_, "False", "ReceiversSuspended", message);
         }
         let failing: Vec<_> = facts
@@ -124,8 +140,8 @@ impl SensorConditions<'_> {
             .filter_map(|speaker| Some((speaker.name, speaker.report.failure.as_ref()?)))
             .collect();
         match failing.as_slice() {
-            [] if facts.spoken().next().is_some() => self.set(type_, "True", LISTENING, "it listens"),
-            [] => self.waiting("it runs in its receivers' pods, and none has said yet that it does"),
+            [] if facts.spoken().next().is_some() => self.set(type_, "True", LISTENING, "listening for events"),
+            [] => self.waiting("waiting for a receiver's pod to report that the Sensor runs"),
             [(agent, failure), rest @ ..] => {
                 let more = match rest.len() {
                     0 => String::new(),
@@ -137,7 +153,7 @@ impl SensorConditions<'_> {
         }
     }
 
-    /// One with a pod of its own.
+    /// `Connected` of a Sensor that has its own pod.
     fn own(&mut self, own: &OwnPod<'_>) {
         let type_ = ConditionType::Connected;
         if let Some(obstacle) = own.obstacle {
@@ -147,14 +163,15 @@ impl SensorConditions<'_> {
         if let Some(pod) = trouble {
             let message = if pod.reason == PodReason::ImagePullFailed {
                 format!(
-                    "the image of its pod cannot be pulled: see the pod's events; a Secret for its registry is named by the service \
-                     account {SENSOR_SERVICE_ACCOUNT} of the namespace"
+                    "the image of the sensor pod cannot be pulled; see the pod's Events. For a private registry, add \
+                     imagePullSecrets to the ServiceAccount {SENSOR_SERVICE_ACCOUNT} of the namespace"
                 )
             } else {
-                format!("its pod: {}", pod.message)
+                format!("sensor pod: {}", pod.message)
             };
             return self.set(type_, "False", pod.reason.as_ref(), message);
         }
+        // Silence overrides the last report, which may be out of date.
         if own.silent {
             return self.silent(own);
         }
@@ -164,30 +181,30 @@ impl SensorConditions<'_> {
                 Some(failure) => self.set(type_, "False", SENSOR_FAILING, failure.clone()),
                 None if facts.receivers.is_empty() => {
                     let message = if facts.sensor.spec.source.webhook.is_some() {
-                        "it listens, but no Agent receives from it: none that it names or selects is there; senders are told to \
-                         send again (503)"
+                        "listening for events, but no Agent matches spec.agentNames or spec.agentSelector; deliveries are \
+                         refused with 503"
                     } else {
-                        "it listens, but no Agent receives from it: none that it names or selects is there"
+                        "listening for events, but no Agent matches spec.agentNames or spec.agentSelector"
                     };
                     self.set(type_, "True", LISTENING, message);
                 }
-                None => self.set(type_, "True", LISTENING, "it listens"),
+                None => self.set(type_, "True", LISTENING, "listening for events"),
             },
             (None, Some(pod)) if pod.reason == PodReason::Unschedulable => {
-                self.waiting(&format!("its pod: {}", pod.message));
+                self.waiting(&format!("sensor pod: {}", pod.message));
             }
-            (None, _) => self.waiting("its pod has not said yet that it listens"),
+            (None, _) => self.waiting("waiting for the sensor pod to report that it listens"),
         }
     }
 
-    /// Its own pod has been silent for too long: whatever it said before, nobody knows whether it listens.
+    /// The sensor pod has been silent for too long: whatever it reported before, its current state is unknown.
     fn silent(&mut self, own: &OwnPod<'_>) {
         let type_ = ConditionType::Connected;
         let pod = pod::pod_name(&self.facts.sensor.name_any());
         if own.pod.is_some_and(PodState::ending) {
             let message = format!(
-                "its pod {pod} is to end, and its node does not say that it has: if the node is gone for good, delete its \
-                 Node object, or taint it with node.kubernetes.io/out-of-service; the pod is then made anew"
+                "pod {pod} is terminating, but its node does not confirm the termination: if the node is permanently lost, delete its \
+                 Node object, or taint it with node.kubernetes.io/out-of-service; the pod is then recreated"
             );
             return self.set(type_, "False", PodReason::NodeLost.as_ref(), message);
         }
@@ -195,17 +212,17 @@ impl SensorConditions<'_> {
         let runs = own.pod.is_some_and(|pod| pod.reason == PodReason::Running);
         let message = match own.pod {
             Some(_) if runs => format!(
-                "its pod {pod} has said nothing for {} s: see its log, and whether its node is ready",
+                "pod {pod} has not reported for {} s: check its log and whether its node is ready",
                 SILENCE.as_secs()
             ),
-            Some(state) => format!("its pod {pod} does not come up: {}; see its events", state.message),
+            Some(state) => format!("pod {pod} is not ready: {}; see its Events", state.message),
             None => format!(
-                "it has no pod: see the events of StatefulSet {}",
+                "the sensor pod does not exist; see the Events of StatefulSet {}",
                 pod.trim_end_matches("-0")
             ),
         };
         if !runs && held == PodReason::CrashLooping.as_ref() {
-            // Between two tries.
+            // Between two restarts the pod is not running: keep the reason, or it would flap.
         } else if !runs && ["", STARTING].contains(&held) {
             self.set(type_, "Unknown", STARTING, message);
         } else {
@@ -213,8 +230,8 @@ impl SensorConditions<'_> {
         }
     }
 
-    /// No pod has spoken of this spec: what was said before stands for now, with the generation that it was said of, since
-    /// pods come and go.
+    /// No pod has reported on this generation yet. A condition from earlier reports stays, with the generation that it
+    /// was observed at, since pods come and go and a restart of the controller must not change the status.
     fn waiting(&mut self, message: &str) {
         let type_ = ConditionType::Connected;
         let spoken = [LISTENING, SENSOR_FAILING, PodReason::CrashLooping.as_ref()];
@@ -224,7 +241,7 @@ impl SensorConditions<'_> {
         }
     }
 
-    /// `Connected` says how it was by an older spec.
+    /// Whether `Connected` was observed at an older generation of the spec.
     fn is_stale(&self) -> bool {
         let held = condition::find(&self.conditions, ConditionType::Connected);
         held.is_some_and(|held| held.observed_generation != self.facts.sensor.metadata.generation)
@@ -238,22 +255,22 @@ impl SensorConditions<'_> {
             .map(|receiver| receiver.name.clone())
             .collect();
         if self.facts.own.is_some() && self.facts.sensor.spec.storage.ephemeral {
-            let message = "what its receivers do not have yet is lost when its pod goes (spec.storage.ephemeral)";
+            let message = "undelivered events are lost with the sensor pod (spec.storage.ephemeral)";
             self.set(type_, "False", "EphemeralOutbox", message);
         } else if forgetful.is_empty() {
-            let message = "what it has given, and what it has missed, is known after a restart";
+            let message = "the record of delivered and missed events survives restarts";
             self.set(type_, "True", "Durable", message);
         } else {
             let message = format!(
-                "{} {} with the pod what came (spec.storage.ephemeral): what is missed meanwhile is not made up for",
+                "spec.storage.ephemeral is true for {}: the record of delivered events is lost with the pod, and events that \
+                 are missed meanwhile are not delivered later",
                 names(&forgetful),
-                if forgetful.len() == 1 { "forgets" } else { "forget" },
             );
             self.set(type_, "False", "EphemeralReceiver", message);
         }
     }
 
-    /// Receivers that are to score a signal and cannot.
+    /// The message if a signal is scored and at least one receiver has no light model.
     fn unscored(&self) -> Option<String> {
         let signals = &self.facts.sensor.spec.signals;
         let place = signals.iter().position(|signal| signal.model.is_some())?;
@@ -261,8 +278,8 @@ impl SensorConditions<'_> {
         let without: Vec<String> = without.map(|receiver| receiver.name.clone()).collect();
         (!without.is_empty()).then(|| {
             format!(
-                "spec.signals[{place}].model: set spec.lightModel of {}, or remove model; until then the signal is told \
-                 unscored, the first time as if it held and then without waking",
+                "spec.signals[{place}].model: set spec.lightModel of {}, or remove model; until then the signal is \
+                 delivered unscored: the first time as if it were confirmed, afterwards without waking the Agent",
                 names(&without)
             )
         })
@@ -276,6 +293,7 @@ impl SensorConditions<'_> {
         let (accepted, connected) = (held(ConditionType::Accepted), held(ConditionType::Connected));
         let starts = self.facts.own.is_some() && connected.0 == STARTING;
         let stale = self.facts.own.is_some() && self.is_stale();
+        // `Stalled` if only a change by the user helps, `Reconciling` if it is retried; the first that applies.
         let (ready, also, (reason, message)) = if self.facts.mistake().is_some() {
             ("False", Some(ConditionType::Stalled), accepted)
         } else if connected.0 == NAME_TAKEN {
@@ -285,7 +303,7 @@ impl SensorConditions<'_> {
         } else if starts || is_failing(&connected.0) {
             ("False", Some(ConditionType::Reconciling), connected)
         } else if stale {
-            let message = "its pod has not said yet that it listens by the spec as it is now";
+            let message = "waiting for the sensor pod to report on the current generation of the spec";
             (
                 "False",
                 Some(ConditionType::Reconciling),
@@ -306,12 +324,13 @@ impl SensorConditions<'_> {
     }
 }
 
-/// Whether it does not listen for a reason that is tried again after, or needs a person: a streak of these is one Event.
+/// Whether the source is down for a reason that is retried or needs attention. A streak of these is reported as one
+/// Event.
 pub(super) fn is_failing(reason: &str) -> bool {
     [SENSOR_FAILING, NAME_TAKEN, REFUSED, SILENT].contains(&reason) || is_trouble(reason)
 }
 
-/// Whether a pod with this reason is not coming up by itself.
+/// Whether a pod with this reason does not recover without a change from outside.
 fn is_trouble(reason: &str) -> bool {
     let trouble = [
         PodReason::ImagePullFailed,

@@ -1,8 +1,8 @@
-//! Whether somebody has changed what the controller applied. Pure.
+//! Detects whether objects that the controller applied were changed by others. Pure.
 //!
-//! The API server keeps for each object which fields are whose; a field that another one changes is ours no longer. So nothing
-//! but our own part is compared, and no list of fields is kept here. What our own apply was answered is what it is compared
-//! with: a webhook that changes what is applied is no change.
+//! The API server records in `managedFields` which manager owns which field; a field that another manager changes
+//! leaves our entry. So only our own entry is compared, and no list of fields is kept here. The baseline is the API
+//! server's answer to our last apply: what a mutating webhook changes during the apply is not drift.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,28 +11,30 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use tokio::time::Instant;
 
 use super::children::{AppliedChild, ChildKind};
-use super::pod::{self, MANAGER};
+use super::pod;
+use crate::controller::runtime::names::MANAGER;
 
-/// Time between two mends of one object: whoever changes it again and again gets no quarrel at full speed.
+/// Shortest time between two corrections of one object, so that a conflict with another controller does not become a
+/// hot loop.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// Whose the fields of an object are.
+/// Who owns the fields of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FieldOwnership {
-    /// Hash of those that are ours; `None`: none is.
+    /// Hash of the fields that we own; `None`: we own none.
     ours: Option<String>,
-    /// Whether somebody else may have changed something after our last change.
+    /// Whether another manager may have changed something after our last apply.
     touched: bool,
 }
 
 impl FieldOwnership {
     pub(super) fn of(entries: &[ManagedFieldsEntry]) -> Self {
-        // Its status is not what is applied.
+        // The status is not part of what is applied.
         let of_spec = |entry: &&ManagedFieldsEntry| entry.subresource.as_deref() != Some("status");
         let (ours, others): (Vec<_>, Vec<_>) = entries.iter().filter(of_spec).partition(|entry| is_ours(entry));
         let time = |entry: &&ManagedFieldsEntry| entry.time.as_ref().map(|time| time.0);
         let last = |entries: &[&ManagedFieldsEntry]| entries.iter().filter_map(time).max();
-        // Times are whole seconds: the same one may be later.
+        // Times are whole seconds, so an equal time may be later.
         let touched = ours.is_empty() || last(&others).is_some_and(|time| Some(time) >= last(&ours));
         let fields: Vec<_> = ours
             .iter()
@@ -49,7 +51,7 @@ fn is_ours(entry: &ManagedFieldsEntry) -> bool {
     entry.manager.as_deref() == Some(MANAGER)
 }
 
-/// What our last applies of the objects of one Sensor were answered.
+/// The API server's answers to our last applies of the objects of one Sensor.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DriftBaselines(BTreeMap<ChildKind, DriftBaseline>);
 
@@ -57,24 +59,23 @@ pub(super) struct DriftBaselines(BTreeMap<ChildKind, DriftBaseline>);
 struct DriftBaseline {
     uid: String,
     ours: Option<String>,
-    /// When it was last mended.
+    /// When it was last corrected.
     mended: Option<Instant>,
 }
 
-/// What is to be done about an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DriftAction {
-    /// Nothing: it is as it was applied.
+    /// Nothing: the object is as applied.
     None,
-    /// It is to be applied again.
+    /// Apply the object again.
     Now,
-    /// The same, but not before so much time has passed.
+    /// Apply the object again, but not before this time has passed.
     Later(Duration),
 }
 
 impl DriftBaselines {
-    /// Looks at an object. `current`: it is said to be as it is wanted. If so, one that was not applied by this leader is taken
-    /// as it is, unless somebody may have changed it.
+    /// Checks an object. `current`: its hash annotation matches the desired object. A current object that this leader
+    /// has not applied becomes the baseline, unless another manager may have changed it.
     pub(super) fn check(&mut self, kind: ChildKind, child: &AppliedChild, current: bool, now: Instant) -> DriftAction {
         let known = self.0.get(&kind).filter(|known| known.uid == child.uid);
         let Some(known) = known else {
@@ -100,7 +101,7 @@ impl DriftBaselines {
         }
     }
 
-    /// An object was applied and this is the answer. `mended`: when that was a mend.
+    /// Records the answer to an apply. `mended`: the time, if the apply corrected a drift.
     pub(super) fn applied(&mut self, kind: ChildKind, child: &AppliedChild, mended: Option<Instant>) {
         let before = self.0.get(&kind).filter(|known| known.uid == child.uid);
         let baseline = DriftBaseline {
@@ -155,7 +156,7 @@ mod tests {
         assert_eq!(look(&[ours(&whole), status], 0), DriftAction::None);
         let annotated = entry("kubectl", "", &json!({"f:annotations": {}}), 20);
         assert_eq!(look(&[ours(&whole), annotated], 0), DriftAction::None);
-        assert_eq!(look(&[], 0), DriftAction::Now, "even that we applied it is gone");
+        assert_eq!(look(&[], 0), DriftAction::Now, "our entry is gone too");
     }
 
     #[test]
@@ -174,7 +175,7 @@ mod tests {
             baselines.check(ChildKind::Policy, &changed, true, now + PAUSE),
             DriftAction::Now
         );
-        // What is applied for another reason is no mend, and leaves the pause as it is.
+        // An apply for another reason is not a correction and leaves the pause unchanged.
         baselines.applied(ChildKind::Policy, &child(&[ours(&json!({"f:b": {}}))]), None);
         assert_eq!(
             baselines.check(ChildKind::Policy, &changed, true, soon),
@@ -198,7 +199,7 @@ mod tests {
         assert_eq!(
             look(&touched, false),
             DriftAction::None,
-            "it is applied anyway, in its turn"
+            "it is applied in its turn anyway"
         );
     }
 }

@@ -1,12 +1,12 @@
-//! Kubernetes Events of Sensors: one for each transition that a person may want to know of. Pure.
+//! Kubernetes Events of Sensors: one for each transition that users may want to know about. Pure.
 
 use super::conditions::is_failing;
 use super::status::has_condition;
 use crate::api::condition::{self, ConditionType};
 use crate::api::sensor::SensorStatus;
-use crate::controller::agent::KubeEvent;
+use crate::controller::runtime::KubeEvent;
 
-/// What a written status has to tell. A streak of failures is one Event when it begins, and one when it ends.
+/// The Events for a status write. A streak of failures gets one Event when it begins and one when it ends.
 pub(super) fn from_status(old: &SensorStatus, new: &SensorStatus) -> Vec<KubeEvent> {
     let mut notices = Vec::new();
     let now = |type_| condition::find(&new.conditions, type_);
@@ -35,7 +35,7 @@ pub(super) fn from_status(old: &SensorStatus, new: &SensorStatus) -> Vec<KubeEve
         notices.push(KubeEvent::normal(
             "Suspended",
             "Suspend",
-            "spec.suspend was set; it does not listen",
+            "spec.suspend was set; the Sensor is stopped",
         ));
     }
     if has_condition(old, ConditionType::Suspended, "True") && has_condition(new, ConditionType::Suspended, "False") {

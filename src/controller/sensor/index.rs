@@ -1,7 +1,6 @@
-//! Who receives what: the Sensors and Agents of this leader, by namespace. Pure.
+//! Which Agent receives from which Sensor, by namespace. Pure.
 //!
-//! A change says which Agents must be told their Sensors anew, and which Sensors must be shown anew; nothing else is looked
-//! at.
+//! A change returns the Agents whose terms and the Sensors whose status it affects; nothing else is recomputed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,6 +10,7 @@ use kube::ResourceExt;
 use kube::core::{Selector, SelectorExt};
 
 use super::pod;
+use super::validate::{is_checked_alike, selector};
 use crate::api::{Agent, Sensor};
 pub(super) use crate::controller::delivery_relay::SensorKey;
 use crate::controller::pod_sessions::AgentKey;
@@ -25,16 +25,15 @@ impl SensorKey {
     }
 }
 
-/// What of an Agent matters here.
+/// The properties of an Agent that matter to its Sensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReceiverFacts {
     pub(super) uid: String,
     pub(super) labels: BTreeMap<String, String>,
-    /// `spec.suspend`: its pod is not there, by design.
+    /// `spec.suspend`: it has no pod, by design.
     pub(super) suspended: bool,
-    /// `spec.storage.ephemeral`: it forgets with its pod what it has received.
+    /// `spec.storage.ephemeral`: the record of received events is lost with its pod.
     pub(super) ephemeral: bool,
-    /// It has a `spec.lightModel`.
     pub(super) scores: bool,
 }
 
@@ -50,17 +49,54 @@ impl ReceiverFacts {
     }
 }
 
-/// A Sensor as it was last seen.
+/// A Sensor as last read.
 #[derive(Clone, Debug)]
 pub(super) struct IndexedSensor {
     pub(super) object: Arc<Sensor>,
-    /// Whom it selects by labels; `None`: nobody.
+    /// The Agents that it selects by labels; `None`: none.
     pub(super) selector: Option<Selector>,
-    /// What is wrong with its spec, with field and fix.
+    /// The newest generation whose check has ended; `None`: there is none yet.
+    pub(super) checked: Option<CheckedSensor>,
+}
+
+/// A generation of a Sensor, and what its check found.
+#[derive(Clone, Debug)]
+pub(super) struct CheckedSensor {
+    pub(super) object: Arc<Sensor>,
+    /// The problems of the spec, each with field and fix.
     pub(super) problem: Option<String>,
 }
 
 impl IndexedSensor {
+    /// A Sensor, and what is known of an earlier state of it.
+    pub(super) fn new(object: Arc<Sensor>, before: Option<&Self>) -> Self {
+        let checked = before.and_then(|before| before.checked.clone());
+        let mut checked = checked.filter(|checked| checked.object.metadata.uid == object.metadata.uid);
+        if let Some(checked) = &mut checked {
+            let generation = |sensor: &Sensor| sensor.metadata.generation;
+            let is_same = generation(&object).is_some() && generation(&object) == generation(&checked.object);
+            if is_same || is_checked_alike(&checked.object.spec, &object.spec) {
+                checked.object = Arc::clone(&object);
+            }
+        }
+        Self {
+            selector: selector(&object.spec),
+            object,
+            checked,
+        }
+    }
+
+    /// Whether its spec as last seen is still to be checked. Meanwhile pods go by the generation that was checked.
+    pub(super) fn is_pending(&self) -> bool {
+        let checked = self.checked.as_ref();
+        checked.is_none_or(|checked| !Arc::ptr_eq(&checked.object, &self.object))
+    }
+
+    /// What is wrong with the generation that pods go by.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.checked.as_ref()?.problem.as_deref()
+    }
+
     fn receives(&self, agent: &AgentKey, facts: &ReceiverFacts) -> bool {
         self.object.namespace().as_deref() == Some(&agent.namespace)
             && (self.names(agent)
@@ -74,39 +110,46 @@ impl IndexedSensor {
         self.object.spec.agent_names.contains(&agent.name)
     }
 
-    fn terms(&self) -> SensorTerms {
-        let mut terms = pod::terms(&self.object);
-        // What cannot be used does not listen, and what it did so far is kept until it is corrected.
-        terms.spec.suspend |= self.problem.is_some();
-        terms
+    /// What pods go by. `None`: no generation has been checked yet.
+    pub(super) fn terms(&self) -> Option<SensorTerms> {
+        let checked = self.checked.as_ref()?;
+        let mut terms = pod::terms(&checked.object);
+        // An invalid Sensor is stopped, and keeps its state until it is corrected.
+        terms.spec.suspend |= checked.problem.is_some();
+        Some(terms)
+    }
+
+    /// Whether the generation that pods go by has a pod of its own.
+    fn has_pod(&self) -> bool {
+        let object = self.checked.as_ref().map_or(&self.object, |checked| &checked.object);
+        pod::has_pod(&object.spec.source)
     }
 }
 
-/// What a change asks for.
+/// What a change affects.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct IndexChange {
-    /// Agents whose Sensors are others now.
+    /// Agents whose Sensors changed.
     pub(super) agents: BTreeSet<AgentKey>,
-    /// Sensors of which something else is to be said.
+    /// Sensors whose status may have changed.
     pub(super) sensors: BTreeSet<SensorKey>,
 }
 
-/// A receiver of a Sensor.
 #[derive(Clone, Debug)]
 pub(super) struct SensorReceiver {
     pub(super) name: String,
     pub(super) facts: ReceiverFacts,
-    /// What its pod last said of the Sensor.
+    /// The latest report of its pod on the Sensor.
     pub(super) report: Option<SensorReport>,
 }
 
-/// All that is known.
+/// All Agents, Sensors and reports.
 #[derive(Default)]
 pub(super) struct ReceiverIndex {
     agents: BTreeMap<AgentKey, ReceiverFacts>,
     sensors: BTreeMap<SensorKey, IndexedSensor>,
     reports: BTreeMap<AgentKey, Vec<SensorReport>>,
-    /// Scopes (`None`: all namespaces) that have been listed once.
+    /// Scopes (`None`: all namespaces) that have been listed at least once.
     agents_listed: BTreeSet<Option<String>>,
     sensors_listed: BTreeSet<Option<String>>,
 }
@@ -116,32 +159,29 @@ impl ReceiverIndex {
         self.sensors.get(key)
     }
 
-    /// Every Sensor.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Sensor>> {
         self.sensors.values().map(|known| &known.object)
     }
 
-    /// Whether Sensors and Agents of this namespace have been listed, so that nothing is missing.
+    /// Whether the Sensors and Agents of this namespace have been listed completely.
     pub(super) fn is_whole(&self, namespace: &str) -> bool {
         listed(&self.agents_listed, namespace) && listed(&self.sensors_listed, namespace)
     }
 
-    /// Whether a namespace certainly has neither Agents nor Sensors.
     pub(super) fn is_empty(&self, namespace: &str) -> bool {
         self.is_whole(namespace)
             && self.agents_of(namespace).next().is_none()
             && self.of_namespace(namespace).next().is_none()
     }
 
-    /// The Sensors that an Agent's pod is to run: not those with a pod of their own. `None` while not all are known.
+    /// The Sensors that an Agent's pod is to run: not those with a pod of their own. `None` while not all are known, or one
+    /// has never been checked: the pod keeps those that it runs, which a former leader may have checked.
     pub(super) fn terms(&self, agent: &AgentKey) -> Option<Vec<SensorTerms>> {
-        let here = self
-            .received(agent)?
-            .filter(|(_, known)| !pod::has_pod(&known.object.spec.source));
-        Some(here.map(|(_, known)| known.terms()).collect())
+        let here = self.received(agent)?.filter(|(_, known)| !known.has_pod());
+        here.map(|(_, known)| known.terms()).collect()
     }
 
-    /// Names of the events that can wake an Agent's loop, in order. `None` while not all Sensors are known.
+    /// Names of the events that can wake an Agent's loop, in order. `None` until all Sensors have been listed.
     pub(super) fn wake_events(&self, agent: &AgentKey) -> Option<Vec<String>> {
         let names = self.received(agent)?.flat_map(|(key, known)| {
             let signals = known.object.spec.signals.iter();
@@ -151,7 +191,7 @@ impl ReceiverIndex {
         Some(names.collect())
     }
 
-    /// The Sensors that an Agent receives from and that are to stay. `None` while not all are known.
+    /// The Sensors that an Agent receives from, except those being deleted. `None` until all Sensors have been listed.
     fn received<'a>(&'a self, agent: &'a AgentKey) -> Option<impl Iterator<Item = (&'a SensorKey, &'a IndexedSensor)>> {
         if !listed(&self.sensors_listed, &agent.namespace) {
             return None;
@@ -173,7 +213,7 @@ impl ReceiverIndex {
             .collect()
     }
 
-    /// The Sensors with a pod of their own that an Agent receives from.
+    /// The Sensors with their own pods that an Agent receives from.
     pub(super) fn with_pod(&self, agent: &AgentKey) -> impl Iterator<Item = &SensorKey> {
         let facts = self.agents.get(agent);
         let received = self.of_namespace(&agent.namespace).filter(move |(_, known)| {
@@ -182,7 +222,7 @@ impl ReceiverIndex {
         received.map(|(key, _)| key)
     }
 
-    /// Those who receive from a Sensor, in the order of their names.
+    /// The receivers of a Sensor, sorted by name.
     pub(super) fn receivers(&self, known: &IndexedSensor) -> Vec<SensorReceiver> {
         let uid = known.object.uid().unwrap_or_default();
         let report = |agent: &AgentKey| {
@@ -198,7 +238,7 @@ impl ReceiverIndex {
             .collect()
     }
 
-    /// Agents that a Sensor names and that are not there.
+    /// Agents that a Sensor names and that do not exist.
     pub(super) fn absent(&self, known: &IndexedSensor) -> Vec<String> {
         let namespace = known.object.namespace().unwrap_or_default();
         let there = |name: &&String| {
@@ -241,6 +281,28 @@ impl ReceiverIndex {
         change
     }
 
+    /// The check of a Sensor has ended. A verdict on another generation than the one last seen is dropped.
+    pub(super) fn sensor_checked(&mut self, object: &Arc<Sensor>, problem: Option<String>) -> IndexChange {
+        let (key, mut change) = (SensorKey::of(object.as_ref()), IndexChange::default());
+        let of = |sensor: &Sensor| (sensor.metadata.uid.clone(), sensor.metadata.generation);
+        let Some(known) = self
+            .sensors
+            .get_mut(&key)
+            .filter(|known| of(&known.object) == of(object))
+        else {
+            return change;
+        };
+        known.checked = Some(CheckedSensor {
+            object: Arc::clone(&known.object),
+            problem,
+        });
+        let known = known.clone();
+        let receivers = self.receiving_agents(&known).map(|(agent, _)| agent.clone());
+        change.agents.extend(receivers);
+        change.sensors.insert(key);
+        change
+    }
+
     pub(super) fn sensor_gone(&mut self, key: &SensorKey) -> IndexChange {
         let mut change = IndexChange::default();
         if let Some(known) = self.sensors.remove(key) {
@@ -251,7 +313,7 @@ impl ReceiverIndex {
         change
     }
 
-    /// These are all Sensors of a scope: others are gone, and from now on it is known who receives what.
+    /// Removes the Sensors of a scope that are not in `present`. After the first list it is known who receives what.
     pub(super) fn sensors_listed(&mut self, scope: Option<&str>, present: &BTreeSet<SensorKey>) -> IndexChange {
         let gone: Vec<SensorKey> = self
             .sensors
@@ -289,12 +351,13 @@ impl ReceiverIndex {
         change
     }
 
-    /// The same of one that cannot be read: its metadata can, and the rest is as it was, if it is still the same.
+    /// Records an Agent that cannot be parsed: its metadata is current, and the rest is as last read, if the uid is the
+    /// same.
     pub(super) fn agent_unreadable(&mut self, agent: &AgentKey, meta: &ObjectMeta) -> IndexChange {
         let uid = meta.uid.clone().unwrap_or_default();
         let before = self.agents.get(agent).filter(|before| before.uid == uid);
         let facts = before.cloned().unwrap_or_else(|| ReceiverFacts {
-            // Of a light model nothing is known: that it is missing is not to be said.
+            // Unknown: do not report a missing light model.
             scores: true,
             ..ReceiverFacts::default()
         });
@@ -314,7 +377,7 @@ impl ReceiverIndex {
         change
     }
 
-    /// These are all Agents of a scope.
+    /// Removes the Agents of a scope that are not in `present`.
     pub(super) fn agents_listed(&mut self, scope: Option<&str>, present: &BTreeSet<AgentKey>) -> IndexChange {
         let gone: Vec<AgentKey> = self
             .agents_within(scope)
@@ -333,7 +396,7 @@ impl ReceiverIndex {
         change
     }
 
-    /// A pod has spoken: the Sensors of which it says something new.
+    /// Records the reports of an Agent's pod; affects the Sensors whose report changed.
     pub(super) fn report_received(&mut self, agent: &AgentKey, reports: &[SensorReport]) -> IndexChange {
         let mut change = IndexChange::default();
         let before = self.reports.get(agent).map_or(&[] as &[SensorReport], Vec::as_slice);
@@ -410,7 +473,6 @@ mod tests {
 
     use super::*;
     use crate::api::sensor::SensorTotals;
-    use crate::controller::sensor::validate::validate;
 
     fn agent(name: &str) -> AgentKey {
         AgentKey {
@@ -438,12 +500,12 @@ mod tests {
             "spec": spec,
         }))
         .unwrap();
-        let (selector, problem) = validate(&object.spec);
-        IndexedSensor {
-            object: Arc::new(object),
-            selector,
-            problem,
-        }
+        let mut sensor = IndexedSensor::new(Arc::new(object), None);
+        sensor.checked = Some(CheckedSensor {
+            object: Arc::clone(&sensor.object),
+            problem: None,
+        });
+        sensor
     }
 
     fn sensor(name: &str, generation: i64, receivers: &Value) -> IndexedSensor {
@@ -490,10 +552,10 @@ mod tests {
             receivers.into_iter().map(|receiver| receiver.name).collect::<Vec<_>>()
         };
         let meta = |labels: Value| serde_json::from_value::<ObjectMeta>(json!({"uid": "u", "labels": labels})).unwrap();
-        // Seen for the first time, as after a change of the leader.
+        // First seen, as after a change of the leader.
         index.agent_unreadable(&agent("c"), &meta(json!({})));
         assert_eq!(names(&index, "s"), ["c"]);
-        // Known before: its labels still count.
+        // Read before: its labels still count.
         index.agent_unreadable(&agent("b"), &meta(json!({"team": "red"})));
         assert_eq!(names(&index, "t"), ["a", "b"]);
     }
@@ -549,7 +611,7 @@ mod tests {
         assert_eq!(names(&index.sensor_seen(sensor("s", 1, &both))), (vec![], vec![]));
         let only_b = json!({"agentNames": ["b"]});
         let change = index.sensor_seen(sensor("s", 2, &only_b));
-        assert_eq!(names(&change), (vec!["a", "b"], vec!["s"]), "a receives no more");
+        assert_eq!(names(&change), (vec!["a", "b"], vec!["s"]), "a is no longer a receiver");
         let change = index.sensor_seen(sensor("s", 3, &only_b));
         assert_eq!(names(&change), (vec!["b"], vec!["s"]));
         assert_eq!(
@@ -582,7 +644,11 @@ mod tests {
         let mut suspended = facts("green");
         suspended.suspended = true;
         let change = index.agent_seen(&agent("c"), suspended);
-        assert_eq!(names(&change), (vec![], vec!["late"]), "its pod is told nothing else");
+        assert_eq!(
+            names(&change),
+            (vec![], vec!["late"]),
+            "the terms of its pod are unchanged"
+        );
         assert_eq!(names(&index.agent_gone(&agent("c"))), (vec!["c"], vec!["late"]));
     }
 
@@ -591,7 +657,7 @@ mod tests {
         let mut index = ReceiverIndex::default();
         index.agent_seen(&agent("a"), facts("red"));
         index.sensor_seen(sensor("s", 1, &json!({"agentNames": ["a"]})));
-        assert_eq!(index.terms(&agent("a")), None, "another may be on its way");
+        assert_eq!(index.terms(&agent("a")), None, "there may be more Sensors");
         let present = [SensorKey {
             namespace: "n".into(),
             name: "s".into(),
@@ -599,7 +665,7 @@ mod tests {
         .into();
         assert_eq!(names(&index.sensors_listed(Some("n"), &present)).0, ["a"]);
         assert_eq!(run_by(&index, "a"), ["s"]);
-        assert!(!index.is_whole("n"), "nor is it said that an Agent is missing");
+        assert!(!index.is_whole("n"), "an unlisted Agent is not reported as missing");
         assert_eq!(names(&index.agents_listed(Some("n"), &[agent("a")].into())).1, ["s"]);
         assert!(index.is_whole("n") && !index.is_whole("m"));
     }
@@ -618,13 +684,13 @@ mod tests {
     fn what_cannot_be_used_does_not_listen_and_keeps_what_it_did() {
         let mut index = index();
         let mut broken = sensor("s", 1, &json!({"agentNames": ["a"]}));
-        broken.problem = Some("spec.signals[0].when: why".into());
+        broken.checked.as_mut().unwrap().problem = Some("spec.signals[0].when: why".into());
         index.sensor_seen(broken);
         let terms = index.terms(&agent("a")).unwrap();
         assert!(terms[0].spec.suspend);
         assert_eq!(
             terms[0].spec.agent_names, [""; 0],
-            "a pod need not know who else receives"
+            "a pod does not learn who else receives"
         );
     }
 

@@ -1,7 +1,8 @@
-//! The objects of a Sensor that listens in a pod of its own. Pure: the same Sensor and settings give the same objects.
+//! The objects of a Sensor that has its own pod. Pure: the same Sensor and settings give the same objects.
 //!
-//! A `StatefulSet` of one: the cluster never runs two pods of one identity, and the claim of the outbox stays with it. Secrets
-//! reach only this pod; it has no Kubernetes token, the only port is the webhook's, and a policy of the network closes the rest.
+//! A `StatefulSet` with one replica: the cluster never runs two pods of one identity, and the claim of the outbox stays
+//! with it. Secrets are mounted only into this pod. It has no Kubernetes token; its only port is the webhook's, and a
+//! network policy closes all others.
 
 use std::collections::BTreeMap;
 
@@ -23,65 +24,59 @@ use super::secrets::{self, RequiredSecret};
 use crate::api::sensor::SensorSource;
 use crate::api::{LINK_AUDIENCE, SENSOR_LABEL, Sensor};
 use crate::controller::pod_security;
+use crate::controller::runtime::shared_objects::{shared_labels, shared_meta};
 use crate::link::pod::{
     CONFIG_ENV, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_HEALTH_SOCKET,
     SENSOR_SERVICE_ACCOUNT, SensorPodConfig, WEBHOOK_PORT, WORKER_UID,
 };
 use crate::link::sensor_messages::SensorTerms;
 
-/// The field manager of what is applied.
-pub(super) const MANAGER: &str = "agentloop-controller";
-/// Annotation: hash of the object as it was applied.
+/// Annotation: hash of the object that was applied.
 pub(super) const HASH: &str = "agentloop.dev/spec-hash";
-/// Annotation on a set: the [`SpecEdit`] of the Sensor that it was made of.
+/// Annotation on a `StatefulSet`: the [`SpecEdit`] of the Sensor that it was built from.
 pub(super) const EDIT: &str = "agentloop.dev/sensor-edit";
-/// Longest configuration of a container: Linux allows 128 KiB for one variable, its name included.
+/// Longest configuration of a container: Linux allows 128 KiB for one variable, including its name.
 pub(super) const LONGEST_CONFIG: usize = 120 * 1024;
 /// The binary in the image, and its role.
 const COMMAND: [&str; 2] = ["/agentloop", "sensor"];
-/// Seconds a link token lives; the kubelet renews it.
+/// Lifetime of a link token in seconds; the kubelet renews it.
 const TOKEN_SECONDS: i64 = 3600;
-/// Readable by the pod's group alone.
+/// File mode: readable only by the pod's group (and owner).
 pub(super) const GROUP_READABLE: i32 = 0o440;
-/// Seconds a pod has to finish what it is asked.
+/// Termination grace period in seconds.
 const GRACE_SECONDS: i64 = 10;
 
-/// What the operator decides for all sensor pods.
+/// Operator-wide settings of sensor pods.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SensorPodSettings {
-    /// The controller's own image.
     pub image: String,
     /// `imagePullPolicy`; absent: the cluster's default.
     pub image_pull_policy: Option<String>,
-    /// Base address of the link.
     pub link_url: String,
-    /// Resources of the container.
     pub resources: ResourceRequirements,
-    /// Ranges of addresses that Sensors may connect to though they are closed.
+    /// CIDR ranges that Sensors may connect to although they are denied by default.
     pub allowed_ranges: Vec<String>,
-    /// Ranges of addresses that Sensors may not connect to.
+    /// CIDR ranges that Sensors may not connect to.
     pub denied_ranges: Vec<String>,
 }
 
-/// Whether a source listens in a pod of the Sensor's own.
+/// Whether a source runs in a pod of its own rather than in the pods of its receivers.
 #[must_use]
 pub fn has_pod(source: &SensorSource) -> bool {
     source.poll.is_some() || source.stream.is_some() || source.webhook.is_some()
 }
 
-/// Name of the Sensor's `StatefulSet`.
 #[must_use]
 pub fn set_name(sensor: &str) -> String {
     format!("{sensor}-sensor")
 }
 
-/// Name of the Sensor's one pod.
 #[must_use]
 pub fn pod_name(sensor: &str) -> String {
     format!("{}-0", set_name(sensor))
 }
 
-/// What a sensor pod is told of its Sensor: all but its receivers, so that it does not start anew for those.
+/// The Sensor without its receivers, so that a change of receivers does not restart the sensor pod.
 #[must_use]
 pub fn terms(sensor: &Sensor) -> SensorTerms {
     let mut spec = sensor.spec.clone();
@@ -95,19 +90,19 @@ pub fn terms(sensor: &Sensor) -> SensorTerms {
     }
 }
 
-/// The name of the Sensor whose object this is, by the object's label.
+/// The name of the Sensor that an object belongs to, by its label.
 pub(super) fn sensor_of(object: &impl ResourceExt) -> Option<String> {
     object.labels().get(SENSOR_LABEL).cloned()
 }
 
-/// The object with the hash of all that is in it.
+/// Adds the hash of the object as an annotation, and returns it too.
 pub(super) fn hashed<K: ResourceExt + Serialize>(mut object: K) -> (K, String) {
     let hash = hash(&object);
     object.annotations_mut().insert(HASH.into(), hash.clone());
     (object, hash)
 }
 
-/// A hash of what a value is as JSON.
+/// The first 64 bits of the SHA-256 of a value's JSON, in hex.
 pub(super) fn hash(value: &impl Serialize) -> String {
     let text = serde_json::to_vec(value).unwrap_or_default();
     let digest = ring::digest::digest(&ring::digest::SHA256, &text);
@@ -115,7 +110,7 @@ pub(super) fn hash(value: &impl Serialize) -> String {
     format!("{:016x}", prefix.fold(0_u64, |hash, byte| hash << 8 | u64::from(*byte)))
 }
 
-/// What somebody wrote into a Sensor, as far as its pod is concerned.
+/// Identifies an edit of a Sensor by its user, as far as it concerns the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SpecEdit {
     generation: i64,
@@ -123,7 +118,6 @@ pub(super) struct SpecEdit {
 }
 
 impl SpecEdit {
-    /// Of a Sensor.
     pub(super) fn of(sensor: &Sensor) -> Self {
         let mut terms = terms(sensor);
         let generation = std::mem::take(&mut terms.generation);
@@ -131,7 +125,7 @@ impl SpecEdit {
         Self { generation, hash }
     }
 
-    /// Of the annotation.
+    /// Reads the annotation.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (generation, hash) = text.split_once('-')?;
         Some(Self {
@@ -140,19 +134,19 @@ impl SpecEdit {
         })
     }
 
-    /// For the annotation.
+    /// The value of the annotation.
     pub(super) fn text(&self) -> String {
         format!("{}-{}", self.generation, self.hash)
     }
 
-    /// Whether somebody has written something else since. An edit of the receivers alone is another generation and the same
-    /// hash; a field that a new version of the controller knows and fills in is another hash and the same generation.
+    /// Whether the user changed the pod's part of the spec. An edit of the receivers alone changes the generation and
+    /// not the hash; a field that a new version of the controller knows and defaults changes the hash and not the
+    /// generation.
     pub(super) fn is_other_than(&self, before: &Self) -> bool {
         self.generation != before.generation && self.hash != before.hash
     }
 }
 
-/// The `StatefulSet`.
 #[must_use]
 pub fn stateful_set(sensor: &Sensor, settings: &SensorPodSettings) -> StatefulSet {
     let labels = labels(sensor);
@@ -162,7 +156,7 @@ pub fn stateful_set(sensor: &Sensor, settings: &SensorPodSettings) -> StatefulSe
         metadata: meta(sensor, set_name(&sensor.name_any())),
         spec: Some(StatefulSetSpec {
             replicas: Some(1),
-            // In order, a pod that never gets ready would hold back the one that is to replace it.
+            // With OrderedReady, a pod that never becomes ready would block its replacement.
             pod_management_policy: Some("Parallel".into()),
             service_name: Some(service_name(&sensor.name_any())),
             selector: LabelSelector {
@@ -187,7 +181,6 @@ pub fn stateful_set(sensor: &Sensor, settings: &SensorPodSettings) -> StatefulSe
     }
 }
 
-/// The Service of a webhook.
 #[must_use]
 pub fn service(sensor: &Sensor) -> Service {
     Service {
@@ -206,18 +199,16 @@ pub fn service(sensor: &Sensor) -> Service {
     }
 }
 
-/// Name of a webhook's Service.
 #[must_use]
 pub fn service_name(sensor: &str) -> String {
     format!("{sensor}-webhook")
 }
 
-/// Name of the Sensor's network policy.
 pub(super) fn policy_name(sensor: &str) -> String {
     set_name(sensor)
 }
 
-/// Lets nobody in but senders to a webhook. Where the pod may connect to is for the pod to hold: names are not known here.
+/// Allows ingress to the webhook's port only. The pod enforces its own egress, since host names are not known here.
 #[must_use]
 pub fn network_policy(sensor: &Sensor) -> NetworkPolicy {
     let port = NetworkPolicyPort {
@@ -244,26 +235,14 @@ pub fn network_policy(sensor: &Sensor) -> NetworkPolicy {
     }
 }
 
-/// The service account of sensor pods: no rights, no token.
+/// The service account of sensor pods, without rights or token.
 #[must_use]
 pub fn service_account(namespace: &str) -> ServiceAccount {
     ServiceAccount {
-        metadata: ObjectMeta {
-            name: Some(SENSOR_SERVICE_ACCOUNT.into()),
-            namespace: Some(namespace.into()),
-            labels: Some(shared_labels()),
-            ..ObjectMeta::default()
-        },
+        metadata: shared_meta(namespace, SENSOR_SERVICE_ACCOUNT),
         automount_service_account_token: Some(false),
         ..ServiceAccount::default()
     }
-}
-
-fn shared_labels() -> BTreeMap<String, String> {
-    BTreeMap::from([
-        ("app.kubernetes.io/part-of".into(), "agentloop".into()),
-        ("app.kubernetes.io/managed-by".into(), MANAGER.into()),
-    ])
 }
 
 fn labels(sensor: &Sensor) -> BTreeMap<String, String> {
@@ -343,9 +322,9 @@ fn container(sensor: &Sensor, settings: &SensorPodSettings) -> Container {
                 ..ContainerPort::default()
             }]
         }),
-        // Senders cannot reach the socket of the probe, so they cannot hold it up.
+        // Senders cannot reach the probe's socket, so they cannot block the probe.
         readiness_probe: webhook.then(|| probe(5, 3)),
-        // A pod that hangs is started anew after a minute; a slow disk alone is no reason.
+        // A pod that hangs is restarted after a minute; a slow disk alone does not cause a restart.
         liveness_probe: Some(probe(10, 6)),
         resources: Some(settings.resources.clone()),
         volume_mounts: Some(mounts),
@@ -367,7 +346,7 @@ fn probe(period_seconds: i32, failure_threshold: i32) -> Probe {
     }
 }
 
-/// Configuration of the pod. Its generation is not part of it: an edit of the receivers alone replaces no pod.
+/// Configuration of the pod. Excludes the generation, so that an edit of the receivers alone replaces no pod.
 pub(super) fn config(sensor: &Sensor, settings: &SensorPodSettings) -> String {
     let mut terms = terms(sensor);
     terms.generation = 0;
@@ -378,7 +357,7 @@ pub(super) fn config(sensor: &Sensor, settings: &SensorPodSettings) -> String {
         allowed_ranges: settings.allowed_ranges.clone(),
         denied_ranges: settings.denied_ranges.clone(),
     };
-    // The kubelet expands `$(NAME)` and halves `$$` in values; as a JSON escape no `$` is left to expand.
+    // The kubelet expands `$(NAME)` and halves `$$` in values; a JSON escape leaves no `$` to expand.
     serde_json::to_string(&config)
         .unwrap_or_default()
         .replace('$', "\\u0024")
@@ -595,7 +574,7 @@ mod tests {
         assert!(edit(4, |sensor| sensor.spec.limits.per_minute = 7).is_other_than(&before));
         assert!(!edit(4, |sensor| sensor.spec.agent_names.push("y".into())).is_other_than(&before));
         let filled_in = edit(3, |sensor| sensor.spec.limits.per_minute = 7);
-        assert!(!filled_in.is_other_than(&before), "nobody wrote that");
+        assert!(!filled_in.is_other_than(&before), "the user did not write that");
     }
 
     #[test]

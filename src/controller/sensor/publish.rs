@@ -1,49 +1,57 @@
-//! One reconcile, and its last step: writes the status when it is due, as the difference to what is there, and tells its
-//! transitions.
+//! One reconcile, and its last step: writes the status when it is due, as a patch of the differences, and sends Events
+//! for its transitions.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
+use kube::api::{Api, Patch, PatchParams};
 use kube::core::Status;
-use kube::core::error_boundary::InvalidObject;
-use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 
-use super::apply::{ApplyOutcome, SensorObstacle, apply};
+use super::apply::{ApplyOutcome, SensorObstacle, apply, keep};
 use super::children::SensorChildren;
-use super::conditions::{self, INVALID_SPEC};
+use super::conditions;
 use super::events;
 use super::index::SensorKey;
 use super::pod;
 use super::registry::{ObservedSensor, SensorRegistry};
 use super::status::{self, ComputedStatus, OwnPod, SensorStatusInput, compute, urgent};
 use crate::api::Sensor;
-use crate::api::condition::{self, ConditionType, condition};
+use crate::api::condition::{self, ConditionType};
 use crate::api::sensor::SensorStatus;
-use crate::controller::agent::backoff::REFERENCES;
-use crate::controller::agent::error::{ReconcileError, find};
-use crate::controller::agent::publish::{CONFLICT_RETRY, merge_patch};
 use crate::controller::delivery_relay::SILENCE;
 use crate::controller::pod_sessions::AgentKey;
+use crate::controller::runtime::Requeue;
+use crate::controller::runtime::backoff::REFERENCES;
+use crate::controller::runtime::error::{ReconcileError, find};
+use crate::controller::runtime::guarded::InvalidObject;
+use crate::controller::runtime::queue::Priority;
+use crate::controller::runtime::status_writer::{CONFLICT_RETRY, lags, merge_patch, write_unreadable};
 
-/// Makes what a Sensor needs, and says how it is.
-pub(super) async fn reconcile(sensors: &SensorRegistry, key: &SensorKey) -> Result<Action, ReconcileError> {
+/// Applies the Sensor's objects and updates its status.
+pub(super) async fn reconcile(sensors: &SensorRegistry, key: &SensorKey) -> Result<Requeue, ReconcileError> {
     let Some(observed) = sensors.observe(key) else {
-        return Ok(Action::await_change());
+        return Ok(Requeue::AwaitChange);
     };
     let sensor = &observed.known.object;
     if sensor.metadata.deletion_timestamp.is_some() {
-        // Its objects go by their owner references.
+        // Its objects are garbage-collected through their owner references.
         sensors.setup.relay.forget(key);
-        return Ok(Action::await_change());
+        return Ok(Requeue::AwaitChange);
+    }
+    if observed.known.is_pending() {
+        // The verdict asks for another reconcile. Until then the status stays that of the generation that it names.
+        if let Some(children) = &observed.children {
+            keep(sensors, key, &observed, children);
+        }
+        return Ok(Requeue::AwaitChange);
     }
     let has_pod = pod::has_pod(&sensor.spec.source);
     let ApplyOutcome { obstacle, again: waits } = match &observed.children {
         Some(children) => Box::pin(apply(sensors, key, &observed, children)).await?,
-        // It is asked for again when they are known.
-        None if has_pod => return Ok(Action::await_change()),
+        // The listing of the child objects requests another reconcile.
+        None if has_pod => return Ok(Requeue::AwaitChange),
         None => ApplyOutcome::default(),
     };
     let uid = &observed.memory.uid;
@@ -51,13 +59,13 @@ pub(super) async fn reconcile(sensors: &SensorRegistry, key: &SensorKey) -> Resu
     sensors.remember(key, uid, |memory| memory.obstructed = obstructed.unwrap_or_default());
     let next = publish(sensors, key, &observed, obstacle.as_ref()).await?;
     sensors.remember(key, uid, |memory| memory.errors = 0);
-    // What stands in the way is not watched, so it is looked at.
+    // Obstacles are not watched, so they are checked again with backoff.
     let again = obstructed.map(|times| REFERENCES.delay(times, uid));
-    let delays = [next, again, waits].into_iter().flatten().min();
-    Ok(delays.map_or_else(Action::await_change, Action::requeue))
+    let objects = [again, waits].into_iter().flatten().min();
+    Ok(Requeue::after(next, Priority::Low).or_sooner(Requeue::after(objects, Priority::High)))
 }
 
-/// Computes and, when it is due, writes the status of a Sensor; else says when it is.
+/// Computes the status and writes it if it is due; otherwise returns the time until it is.
 async fn publish(
     sensors: &SensorRegistry,
     key: &SensorKey,
@@ -78,7 +86,7 @@ async fn publish(
     let computed = compute(&SensorStatusInput {
         sensor,
         old: &old,
-        problem: observed.known.problem.as_deref(),
+        problem: observed.known.problem(),
         own,
         receivers: &observed.receivers,
         absent: &observed.absent,
@@ -93,15 +101,19 @@ async fn publish(
         return Ok(look_again);
     }
     let pace = observed.memory.pace;
+    // Three speeds: conditions as soon as the throttle allows, figures after 15 s, and counters that may grow without
+    // news after 5 min. So neither a busy source nor refused requests cause a write each.
     let due = if status::news(&old) == status::news(new) {
         pace.next_minor()
     } else {
         pace.next(urgent(&old) != urgent(new))
     };
     if due > now {
-        return Ok(Some(until(due, now)));
+        return Ok(Some(earliest(until(due, now), look_again)));
     }
     let about = sensor.object_ref(&());
+    // Events are derived from the written transition and sent after the write: a failed write is computed again, and
+    // its Events are not sent twice.
     let notices = events::from_status(&old, new);
     if !write(sensors, key, observed, (version.as_deref(), &old), computed, now).await? {
         return Ok(Some(CONFLICT_RETRY));
@@ -110,7 +122,7 @@ async fn publish(
     Ok(look_again)
 }
 
-/// Whether its own pod is silent, and when to look again: a pod that does not come to be is in no sweep.
+/// Whether the Sensor's own pod is silent, and when to check again: the sweep covers no pod that never came up.
 fn silence(sensors: &SensorRegistry, key: &SensorKey, observed: &ObservedSensor) -> (bool, Option<Duration>) {
     if let Some(silent) = sensors.setup.relay.is_silent(key) {
         return (silent, None);
@@ -119,7 +131,7 @@ fn silence(sensors: &SensorRegistry, key: &SensorKey, observed: &ObservedSensor)
     (left.is_zero(), (!left.is_zero()).then_some(left))
 }
 
-/// What keeps a Sensor's own pod from listening is a condition of its receivers too: they look when it begins and ends.
+/// A failure of the Sensor's own pod is a condition of its receivers too: reconciles them when it begins and ends.
 fn wake_receivers(sensors: &SensorRegistry, key: &SensorKey, observed: &ObservedSensor, status: &SensorStatus) {
     let own = pod::has_pod(&observed.known.object.spec.source);
     let connected = condition::find(&status.conditions, ConditionType::Connected).filter(|_| own);
@@ -139,23 +151,19 @@ fn wake_receivers(sensors: &SensorRegistry, key: &SensorKey, observed: &Observed
     }
 }
 
-/// The status as it is, and the version of the object that has it: the watch may lag behind our own last write.
+/// The current status and the resource version of the object that has it: the watch may lag behind our own last write.
 fn last_status(observed: &ObservedSensor) -> (Option<String>, SensorStatus) {
     let sensor = &observed.known.object;
     let seen = sensor.resource_version();
     if let Some((version, status)) = &observed.memory.written
-        && seen.as_deref().and_then(number) < number(version)
+        && lags(seen.as_deref(), version)
     {
         return (Some(version.clone()), status.clone());
     }
     (seen, sensor.status.clone().unwrap_or_default())
 }
 
-fn number(version: &str) -> Option<u64> {
-    version.parse().ok()
-}
-
-/// Writes a status in place of the one it was computed from, and of no other; false: that is not the present one any more.
+/// Replaces the status that the new one was computed from. Returns false on a conflict: the object changed meanwhile.
 async fn write(
     sensors: &SensorRegistry,
     key: &SensorKey,
@@ -165,7 +173,7 @@ async fn write(
     now: Timestamp,
 ) -> Result<bool, ReconcileError> {
     let api: Api<Sensor> = Api::namespaced(sensors.setup.client.clone(), &key.namespace);
-    // The first time all is written, so that no column is empty where it should say 0.
+    // The first write is complete, so that no printer column is empty where it should say 0.
     let before = if old.observed_generation.is_some() {
         json!(old)
     } else {
@@ -192,36 +200,34 @@ async fn write(
     Ok(true)
 }
 
+/// When to reconcile again: for the write that is due, or for the check that comes first. A status whose counters may
+/// wait for minutes must not delay the report of a silent pod.
+fn earliest(write: Duration, look_again: Option<Duration>) -> Duration {
+    look_again.map_or(write, |look_again| look_again.min(write))
+}
+
 fn until(moment: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(moment.duration_since(now)).unwrap_or(Duration::ZERO)
 }
 
-/// An object that this version cannot read says so itself; it is watched as it was last read.
-pub(super) async fn unreadable(sensors: &SensorRegistry, object: &InvalidObject) -> Result<Action, ReconcileError> {
-    let (meta, error) = (&object.metadata, object.error.as_str());
-    let (namespace, name) = (
-        meta.namespace.clone().unwrap_or_default(),
-        meta.name.clone().unwrap_or_default(),
-    );
-    // A constant, so that saying it again changes nothing.
-    let since = meta
-        .creation_timestamp
-        .as_ref()
-        .map_or(Timestamp::UNIX_EPOCH, |at| at.0);
-    let message = format!("this version of the controller cannot read the object: {error}");
-    let conditions: Vec<_> = [
-        (ConditionType::Ready, false),
-        (ConditionType::Stalled, true),
-        (ConditionType::Accepted, false),
-    ]
-    .map(|(type_, status)| condition(type_, status, INVALID_SPEC, message.clone(), meta.generation, since))
-    .into();
-    let patch = json!({ "status": { "observedGeneration": meta.generation, "conditions": conditions } });
-    let resource = ApiResource::erase::<Sensor>(&());
-    let api: Api<DynamicObject> = Api::namespaced_with(sensors.setup.client.clone(), &namespace, &resource);
-    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-    let patched = api.patch_status(&name, &params, &patch);
-    find("write the status of a Sensor", patched).await?;
-    tracing::error!(namespace, sensor = name, error, "a Sensor cannot be read");
-    Ok(Action::await_change())
+/// Reports in the status that this version cannot parse the object. The Sensor continues to run as last read.
+pub(super) async fn unreadable(sensors: &SensorRegistry, object: &InvalidObject) -> Result<Requeue, ReconcileError> {
+    // A constant time, so that a repeated write changes nothing.
+    let created = object.metadata.creation_timestamp.as_ref();
+    let since = created.map_or(Timestamp::UNIX_EPOCH, |at| at.0);
+    let written = write_unreadable::<Sensor>(&sensors.setup.client, object, since).await?;
+    Ok(Requeue::after((!written).then_some(CONFLICT_RETRY), Priority::Low))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_that_wait_for_minutes_do_not_delay_the_check_for_a_silent_pod() {
+        let (minutes, seconds) = (Duration::from_mins(5), Duration::from_secs(20));
+        assert_eq!(earliest(minutes, Some(seconds)), seconds);
+        assert_eq!(earliest(seconds, Some(minutes)), seconds);
+        assert_eq!(earliest(minutes, None), minutes);
+    }
 }

@@ -1,16 +1,15 @@
-//! The Sensors of this leader: the index under one lock, and what a change sets in motion.
+//! The Sensors of this leader: the index under one lock, and the effects of its changes.
 //!
-//! Told by the Agent reconciler's watches, by the link, and by its own watch; a change is told to the pods at once, and queues
-//! the Sensors of which something else is to be shown. No lock is held over an await.
+//! Fed by the Agent reconciler's watches, by the link, and by its own watch. A change is sent to the pods at once, and
+//! queues the Sensors whose status it affects. No lock is held across an await.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::Selector;
 use kube::{Client, ResourceExt};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::children::{AppliedChild, ChildIndex, ChildKind, ObservedChild, SensorChildren};
@@ -18,124 +17,115 @@ use super::drift::{DriftAction, DriftBaselines};
 use super::index::{IndexChange, IndexedSensor, ReceiverFacts, ReceiverIndex, SensorKey, SensorReceiver};
 use super::pod::{self, SensorPodSettings};
 use super::rollout::ReplacementQueue;
-use super::validate::validate;
+use super::spec_checks::SpecCheckQueue;
 use crate::api::sensor::{SensorStatus, SensorTotals};
 use crate::api::{Agent, Sensor};
-use crate::controller::agent::namespace_objects::NamespaceObjects;
-use crate::controller::agent::status_throttle::StatusThrottle;
-use crate::controller::agent::{EventSink, WallClock};
 use crate::controller::delivery_relay::DeliveryRelay;
 use crate::controller::pod_sessions::{AgentKey, PodSessions};
-use crate::controller::reconcile_metrics::ReconcileMetrics;
+use crate::controller::runtime::namespace_objects::{NamespaceObjects, SharedObjects};
+use crate::controller::runtime::queue::{Priority, WorkQueue};
+use crate::controller::runtime::status_throttle::StatusThrottle;
+use crate::controller::runtime::{EventSink, ReconcileMetrics, WallClock};
 use crate::link::sensor_messages::SensorReport;
 
-/// What the Sensors of a leader are made of.
 pub struct SensorSetup {
-    /// Speaks to the API server.
     pub client: Client,
-    /// Namespaces that are served; empty: all.
+    /// Namespaces that are watched; empty: all.
     pub watch_namespaces: Vec<String>,
-    /// Sensors reconciled at the same time.
     pub workers: u16,
-    /// The live loops, which are told what runs in their pods.
+    /// The sessions of the Agents' pods, which receive the terms of their Sensors.
     pub loops: Arc<PodSessions>,
-    /// Passes events of sensor pods on, and is told whose they are.
+    /// Relays events of sensor pods; knows which pod may act for which Sensor.
     pub relay: Arc<DeliveryRelay>,
-    /// What the chart decides for sensor pods.
+    /// Settings of sensor pods from the chart.
     pub pods: SensorPodSettings,
-    /// The CA bundle (PEM) that sensor pods must trust.
     pub ca_bundle: watch::Receiver<String>,
-    /// Is told which bundle every namespace with sensor pods has.
+    /// Publishes the CA bundle that every namespace with sensor pods has.
     pub published: watch::Sender<String>,
-    /// Where Events go.
     pub events: EventSink,
-    /// Counts reconciles.
     pub reconciles: ReconcileMetrics,
-    /// The time.
     pub clock: WallClock,
 }
 
-/// The Sensors of this leader.
 pub struct SensorRegistry {
     pub(super) setup: SensorSetup,
     pub(super) namespaces: NamespaceObjects,
-    /// An Agent, a Sensor or an object of theirs is gone.
+    /// Notified when an Agent, a Sensor or an object of theirs is gone.
     left: Notify,
     state: Mutex<RegistryState>,
-    /// Held while a spec is checked.
-    checking: tokio::sync::Mutex<()>,
-    queue: mpsc::UnboundedSender<SensorKey>,
-    pub(super) asked: Mutex<Option<mpsc::UnboundedReceiver<SensorKey>>>,
+    /// A spec waits for its check.
+    pub(super) unchecked: Notify,
+    pub(super) queue: Arc<WorkQueue<SensorKey>>,
 }
 
 #[derive(Default)]
-struct RegistryState {
-    index: ReceiverIndex,
+pub(super) struct RegistryState {
+    pub(super) index: ReceiverIndex,
     children: ChildIndex,
     memory: HashMap<SensorKey, SensorReconcileState>,
     turns: ReplacementQueue,
+    /// Sensors whose specs wait for their check.
+    pub(super) checks: SpecCheckQueue,
 }
 
-/// What is remembered of a Sensor between two reconciles.
+/// The state of a Sensor between two reconciles.
 #[derive(Clone, Debug)]
 pub(super) struct SensorReconcileState {
-    /// Of this object; another one of the same name starts afresh.
+    /// Uid of the Sensor; a new one of the same name starts afresh.
     pub(super) uid: String,
-    /// Since when it is looked at.
+    /// When it was first observed.
     pub(super) since: Instant,
     /// The status last written and its resource version, until the watch has caught up.
     pub(super) written: Option<(String, SensorStatus)>,
-    /// Totals of receivers for whom status has no room, as last counted.
+    /// Totals, as last counted, of receivers for which status has no room.
     pub(super) beyond: BTreeMap<String, SensorTotals>,
-    /// How fast status may be written.
     pub(super) pace: StatusThrottle,
-    /// Failed reconciles in a row.
+    /// Consecutive failed reconciles.
     pub(super) errors: u32,
-    /// What keeps its own pod from listening, in words.
+    /// The message of a failure of its own pod.
     pub(super) trouble: Option<String>,
-    /// Whether that was looked at.
+    /// Whether `trouble` was computed at least once.
     pub(super) looked: bool,
-    /// Reconciles in a row that found something in the way of its pod.
+    /// Consecutive reconciles that found an obstacle.
     pub(super) obstructed: u32,
-    /// Its place among those whose pods are to be replaced for the controller's sake.
+    /// Its place in the [`ReplacementQueue`].
     pub(super) place: Option<Instant>,
-    /// What its objects were when this leader applied them.
+    /// The drift baselines of its child objects.
     pub(super) baselines: DriftBaselines,
 }
 
-/// What is known of a Sensor.
+/// The input of a reconcile.
 pub(super) struct ObservedSensor {
     pub(super) known: IndexedSensor,
     pub(super) receivers: Vec<SensorReceiver>,
     pub(super) absent: Vec<String>,
     pub(super) agents: BTreeSet<String>,
     pub(super) memory: SensorReconcileState,
-    /// Its own objects; `None` while not all are known.
+    /// Its child objects; `None` until all kinds have been listed.
     pub(super) children: Option<SensorChildren>,
 }
 
 impl SensorRegistry {
-    /// None yet.
     #[must_use]
     pub fn new(setup: SensorSetup) -> Self {
-        let (queue, asked) = mpsc::unbounded_channel();
         Self {
             namespaces: NamespaceObjects::new(
                 setup.client.clone(),
                 setup.ca_bundle.clone(),
                 setup.published.clone(),
-                pod::service_account,
+                SharedObjects {
+                    account: pod::service_account,
+                    network_policy: None,
+                },
             ),
             setup,
             left: Notify::new(),
             state: Mutex::default(),
-            checking: tokio::sync::Mutex::default(),
-            queue,
-            asked: Mutex::new(Some(asked)),
+            unchecked: Notify::new(),
+            queue: Arc::new(WorkQueue::new()),
         }
     }
 
-    /// An Agent is there, or has changed.
     pub fn agent_seen(&self, agent: &Agent) {
         let key = AgentKey {
             namespace: agent.namespace().unwrap_or_default(),
@@ -144,7 +134,7 @@ impl SensorRegistry {
         self.change(|index| index.agent_seen(&key, ReceiverFacts::of(agent)));
     }
 
-    /// An Agent is there that this version cannot read: it receives by its name and labels, whatever else it says.
+    /// Records an Agent that this version cannot parse: it still receives events by its name and labels.
     pub fn agent_unreadable(&self, agent: &ObjectMeta) {
         let key = AgentKey {
             namespace: agent.namespace.clone().unwrap_or_default(),
@@ -153,19 +143,18 @@ impl SensorRegistry {
         self.change(|index| index.agent_unreadable(&key, agent));
     }
 
-    /// An Agent is gone.
     pub fn agent_gone(&self, agent: &AgentKey) {
         self.change(|index| index.agent_gone(agent));
         self.note_left();
     }
 
-    /// These are all Agents of a scope.
+    /// Removes the Agents of a scope that are not in `present`.
     pub fn agents_listed(&self, scope: Option<&str>, present: &BTreeSet<AgentKey>) {
         self.change(|index| index.agents_listed(scope, present));
         self.note_left();
     }
 
-    /// A pod has said what its Sensors do.
+    /// Records the reports of an Agent's pod on its Sensors.
     pub fn report_received(&self, agent: &AgentKey, reports: &[SensorReport]) {
         self.change(|index| index.report_received(agent, reports));
     }
@@ -176,8 +165,8 @@ impl SensorRegistry {
         self.lock().index.names(agent)
     }
 
-    /// What keeps Sensors with pods of their own from listening, of those that an Agent receives from, by name; `None`: not
-    /// all have been looked at.
+    /// The Sensors with their own pods that an Agent receives from and whose pods fail, with the failure; `None` until
+    /// all of them have been checked.
     #[must_use]
     pub fn pod_problems(&self, agent: &AgentKey) -> Option<Vec<(String, String)>> {
         let state = self.lock();
@@ -192,46 +181,25 @@ impl SensorRegistry {
         Some(troubles)
     }
 
-    /// Every Sensor as it was last seen.
+    /// Every Sensor as last read.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Sensor>> {
         self.lock().index.all().cloned().collect()
     }
 
-    pub(super) async fn seen(&self, sensor: Sensor) {
-        let object = Arc::new(sensor);
-        let (selector, problem) = self.checked(&object).await;
-        let known = IndexedSensor {
-            object,
-            selector,
-            problem,
+    /// A Sensor is there, or has changed. Its spec is checked later, see [`spec_checks`](super::spec_checks).
+    pub(super) fn seen(&self, sensor: Sensor) {
+        let key = SensorKey::of(&sensor);
+        let known = {
+            let mut state = self.lock();
+            let known = IndexedSensor::new(Arc::new(sensor), state.index.sensor(&key));
+            if known.is_pending() {
+                state.checks.push(key);
+                self.unchecked.notify_one();
+            }
+            known
         };
         self.change(|index| index.sensor_seen(known));
-    }
-
-    /// What [`validate`] says of a Sensor. Each generation is checked once, one Sensor at a time, and beside the threads that
-    /// serve the link: no spec of one tenant may hold up or exhaust what all others need.
-    async fn checked(&self, object: &Arc<Sensor>) -> (Option<Selector>, Option<String>) {
-        let of = |sensor: &Sensor| (sensor.metadata.uid.clone(), sensor.metadata.generation);
-        let before = {
-            let state = self.lock();
-            let known = state.index.sensor(&SensorKey::of(object.as_ref()));
-            known
-                .filter(|known| known.object.metadata.generation.is_some() && of(&known.object) == of(object))
-                .map(|known| (known.selector.clone(), known.problem.clone()))
-        };
-        if let Some(before) = before {
-            return before;
-        }
-        let _turn = self.checking.lock().await;
-        let sensor = Arc::clone(object);
-        let verdict = tokio::task::spawn_blocking(move || validate(&sensor.spec)).await;
-        verdict.unwrap_or_else(|_| {
-            (
-                None,
-                Some("spec: an expression could not be checked; make it simpler".into()),
-            )
-        })
     }
 
     pub(super) fn gone(&self, key: &SensorKey) {
@@ -252,21 +220,19 @@ impl SensorRegistry {
         state.memory.retain(|key, _| !gone(key));
     }
 
-    /// An object of a Sensor is there.
     pub(super) fn child_seen(&self, key: &SensorKey, seen: ObservedChild) {
         if self.lock().children.seen(key, seen) {
             self.request_reconcile(key.clone());
         }
     }
 
-    /// An object of a Sensor is gone.
     pub(super) fn child_gone(&self, key: &SensorKey, kind: ChildKind) {
         self.lock().children.gone(key, kind);
         self.note_left();
         self.request_reconcile(key.clone());
     }
 
-    /// These are all objects of a kind in a scope.
+    /// Replaces the objects of a kind in a scope.
     pub(super) fn children_listed(
         &self,
         kind: ChildKind,
@@ -276,7 +242,7 @@ impl SensorRegistry {
         let changed = {
             let mut state = self.lock();
             let mut changed = state.children.listed((kind, scope), present);
-            // Those that waited for this.
+            // Sensors with a pod wait for the first complete list.
             let with_pod = state.index.all().filter(|sensor| pod::has_pod(&sensor.spec.source));
             changed.extend(with_pod.map(|sensor| SensorKey::of(sensor.as_ref())));
             changed
@@ -287,28 +253,28 @@ impl SensorRegistry {
         }
     }
 
-    /// Something that belongs to an Agent or a Sensor is gone: its namespace may be empty now.
+    /// Notes that something in a namespace is gone, which may be empty now.
     pub(in crate::controller) fn note_left(&self) {
         self.left.notify_one();
     }
 
-    /// Waits until something is gone.
+    /// Waits for [`Self::note_left`].
     pub(in crate::controller) async fn left(&self) {
         self.left.notified().await;
     }
 
-    /// Whether a namespace certainly has no Agent, no Sensor and nothing that was made for a Sensor.
+    /// Whether a namespace certainly contains no Agent, no Sensor and no child object of a Sensor.
     pub(in crate::controller) fn is_empty(&self, namespace: &str) -> bool {
         let state = self.lock();
         state.index.is_empty(namespace) && state.children.is_empty(namespace)
     }
 
-    /// What namespaces with sensor pods have once.
+    /// The objects that each namespace with sensor pods has once.
     pub(in crate::controller) fn namespaces(&self) -> &NamespaceObjects {
         &self.namespaces
     }
 
-    /// Namespaces with sensor pods; `None` while not all Sensors are known.
+    /// Namespaces with sensor pods; `None` until all Sensors have been listed.
     pub(super) fn pod_namespaces(&self) -> Option<HashSet<String>> {
         let state = self.lock();
         let whole = match self.setup.watch_namespaces.as_slice() {
@@ -319,13 +285,11 @@ impl SensorRegistry {
         whole.then(|| with_pod.filter_map(|sensor| sensor.namespace()).collect())
     }
 
-    /// Asks for a reconcile of a Sensor.
     pub(super) fn request_reconcile(&self, key: SensorKey) {
-        // Closed only while the process ends.
-        let _ = self.queue.send(key);
+        self.queue.add(key, Priority::High);
     }
 
-    /// What is known of a Sensor; `None`: it is gone, or not everything around it is known yet.
+    /// The input of a reconcile; `None` if the Sensor is gone or its namespace has not been listed completely.
     pub(super) fn observe(&self, key: &SensorKey) -> Option<ObservedSensor> {
         let mut state = self.lock();
         if !state.index.is_whole(&key.namespace) {
@@ -348,6 +312,7 @@ impl SensorRegistry {
             baselines: DriftBaselines::default(),
         };
         let memory = memory.or_insert_with(fresh);
+        // A Sensor that was recreated under the same name starts without state.
         if memory.uid != uid {
             *memory = fresh();
         }
@@ -362,7 +327,7 @@ impl SensorRegistry {
         })
     }
 
-    /// Changes what is remembered of this object; nothing when it is another one by now.
+    /// Changes the state of a Sensor, unless it was replaced by one with another uid.
     pub(super) fn remember(&self, key: &SensorKey, uid: &str, change: impl FnOnce(&mut SensorReconcileState)) {
         if let Some(memory) = self.lock().memory.get_mut(key)
             && memory.uid == uid
@@ -371,7 +336,8 @@ impl SensorRegistry {
         }
     }
 
-    /// Whether the pod of a Sensor may be replaced now for the controller's sake, or in how long that is to be asked again.
+    /// Takes the turn of a Sensor's pod in the [`ReplacementQueue`], or returns how long it waits. `runs`: whether the
+    /// pod is running.
     pub(super) fn take_turn(&self, key: &SensorKey, runs: bool) -> Result<(), Duration> {
         let mut state = self.lock();
         let RegistryState { turns, memory, .. } = &mut *state;
@@ -381,7 +347,7 @@ impl SensorRegistry {
         }
     }
 
-    /// Whether an object of a Sensor was changed by somebody else. `current`: it is said to be as it is wanted.
+    /// Checks an object for drift. `current`: its hash annotation matches the desired object.
     pub(super) fn drift(&self, key: &SensorKey, kind: ChildKind, child: &AppliedChild, current: bool) -> DriftAction {
         let mut state = self.lock();
         let memory = state.memory.get_mut(key);
@@ -390,7 +356,7 @@ impl SensorRegistry {
         })
     }
 
-    /// An object of a Sensor was applied, and is this now. `mended`: because somebody had changed it.
+    /// Records an object after an apply. `mended`: whether the apply corrected a drift.
     pub(super) fn child_applied(&self, key: &SensorKey, seen: ObservedChild, mended: bool) {
         if let Some((kind, child)) = seen.child()
             && let Some(memory) = self.lock().memory.get_mut(key)
@@ -400,7 +366,7 @@ impl SensorRegistry {
         self.child_seen(key, seen);
     }
 
-    /// Counts a failed reconcile: how many in a row now.
+    /// Counts a failed reconcile; returns the number of consecutive failures.
     pub(super) fn failed(&self, key: &SensorKey) -> u32 {
         self.lock().memory.get_mut(key).map_or(1, |memory| {
             memory.errors = memory.errors.saturating_add(1);
@@ -408,11 +374,11 @@ impl SensorRegistry {
         })
     }
 
-    /// Changes the index, tells pods at once what is new for them, and queues what is to be shown.
-    fn change(&self, change: impl FnOnce(&mut ReceiverIndex) -> IndexChange) {
+    /// Changes the index, sends the new terms to the pods at once, and queues the affected Sensors.
+    pub(super) fn change(&self, change: impl FnOnce(&mut ReceiverIndex) -> IndexChange) {
         let mut state = self.lock();
         let change = change(&mut state.index);
-        // Under the lock, so that a later change is not overtaken by an earlier one.
+        // Under the lock, so that terms are sent in the order of the changes.
         for agent in &change.agents {
             let (terms, wake_events) = (state.index.terms(agent), state.index.wake_events(agent));
             self.setup.loops.set_sensors(agent, terms, wake_events);
@@ -423,7 +389,7 @@ impl SensorRegistry {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, RegistryState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, RegistryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

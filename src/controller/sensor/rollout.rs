@@ -1,26 +1,26 @@
-//! Whose turn it is: pods that run are replaced for the sake of another controller one after the other. Pure.
+//! Paces pod replacements after an upgrade of the controller: running pods are replaced one after the other. Pure.
 //!
-//! An upgrade changes the sets of all Sensors, and webhooks must not all be down together. Nothing of this is written down: a
-//! new leader sees which sets are still as an earlier one made them.
+//! An upgrade changes the `StatefulSets` of all Sensors, and their webhooks must not all be down at once. The queue is
+//! not persisted: a new leader sees which `StatefulSets` are still as an earlier one applied them.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Time between two pods.
+/// Time between two replacements.
 const PACE: Duration = Duration::from_secs(5);
-/// How long a leader waits before its first: while an upgrade rolls out, old and new replicas may lead in turn, and pods must
-/// not be replaced back and forth.
+/// Time from the start of leadership to the first replacement. While an upgrade rolls out, old and new replicas may
+/// lead in turn, and pods must not be replaced back and forth.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// The turns of one leader.
+/// The replacement queue of one leader.
 #[derive(Debug)]
 pub(super) struct ReplacementQueue {
-    /// When the first may be taken.
+    /// No turn is taken before this.
     begin: Instant,
-    /// The first place behind all that are taken.
+    /// The first free place, behind all that are taken.
     end: Instant,
-    /// Before this none is taken: somebody has just had one.
+    /// No turn is taken before this: another pod has just had its turn.
     pause: Instant,
 }
 
@@ -31,7 +31,7 @@ impl Default for ReplacementQueue {
 }
 
 impl ReplacementQueue {
-    /// Of one who leads since then.
+    /// The queue of a leader that leads since `start`.
     fn since(start: Instant) -> Self {
         let begin = start + PATIENCE;
         Self {
@@ -41,22 +41,23 @@ impl ReplacementQueue {
         }
     }
 
-    /// Takes the turn of a pod that runs, or says how long it still waits. `place`: its own in the queue; without one it gets
-    /// the last.
+    /// Takes the turn of a running pod, or returns how long it still waits. `place`: its place in the queue; without
+    /// one it gets the last.
     pub(super) fn take(&mut self, place: &mut Option<Instant>, now: Instant) -> Result<(), Duration> {
+        // Places are PACE apart and assigned on first request, so each pod learns once how long to wait.
         let mine = *place.get_or_insert_with(|| {
             let last = self.end.max(now);
             self.end = last + PACE;
             last
         });
-        // Who comes late does not run into the next one's turn: that one waits a little longer.
+        // A pod that takes its turn late pushes the next one back, so that two replacements are never closer than PACE.
         wait_until(mine.max(self.pause), now)?;
         *place = None;
         self.pause = now + PACE;
         Ok(())
     }
 
-    /// The same of a pod that does not run: it has nothing to lose and waits for no other.
+    /// The same for a pod that is not running: it has nothing to lose, so it waits only for the start of the queue.
     pub(super) fn take_idle(&self, now: Instant) -> Result<(), Duration> {
         wait_until(self.begin, now)
     }
@@ -85,8 +86,12 @@ mod tests {
         assert_eq!(turns.take(&mut b, at(65)), left(4));
         assert_eq!(turns.take(&mut b, at(69)), Ok(()));
         assert_eq!(turns.take(&mut c, at(74)), Ok(()));
-        assert_eq!(turns.take(&mut a, at(75)), left(4), "again is behind all others");
-        assert_eq!(turns.take(&mut b, at(200)), Ok(()), "an empty queue holds nobody up");
+        assert_eq!(
+            turns.take(&mut a, at(75)),
+            left(4),
+            "a second turn is behind all others"
+        );
+        assert_eq!(turns.take(&mut b, at(200)), Ok(()), "an empty queue does not delay");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The Secrets of a source: what they must have, and how the pod has them. Pure.
+//! The Secrets of a source: the keys that they must have, and how they are mounted. Pure.
 
 use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMount};
 
@@ -7,29 +7,26 @@ use crate::api::endpoint::{CERTIFICATE_KEY, PRIVATE_KEY_KEY, ROOTS_KEY};
 use crate::api::sensor::SensorSource;
 use crate::link::pod::{SENSOR_CA_DIR, SENSOR_CERTIFICATE_DIR, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE};
 
-/// A Secret that a source needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequiredSecret<'a> {
-    /// The field that names it.
+    /// The field that references it.
     pub field: String,
-    /// Its name.
     pub name: &'a str,
     what: SecretUse<'a>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SecretUse<'a> {
-    /// Each key is a header.
+    /// Each key is the name of a header.
     Headers,
-    /// The key of a webhook.
+    /// The signing key of a webhook.
     Key(&'a str),
-    /// An authority that is trusted.
+    /// A trusted certificate authority.
     Authority,
-    /// A client's certificate and its key.
+    /// A client certificate and its private key.
     Certificate,
 }
 
-/// The Secrets of a source.
 #[must_use]
 pub fn required(source: &SensorSource) -> Vec<RequiredSecret<'_>> {
     let Some(endpoint) = source.endpoint() else {
@@ -57,7 +54,7 @@ pub fn required(source: &SensorSource) -> Vec<RequiredSecret<'_>> {
 }
 
 impl<'a> SecretUse<'a> {
-    /// The keys that are used; `None`: all.
+    /// The keys that the source reads; `None`: all.
     fn keys(self) -> Option<Vec<&'a str>> {
         match self {
             Self::Headers => None,
@@ -87,7 +84,7 @@ impl<'a> SecretUse<'a> {
 }
 
 impl RequiredSecret<'_> {
-    /// That there is no such Secret.
+    /// The message if the Secret does not exist.
     pub(super) fn absent(&self) -> String {
         let with = match self.what.keys() {
             None => "a key for each header, such as Authorization".to_owned(),
@@ -99,7 +96,7 @@ impl RequiredSecret<'_> {
         )
     }
 
-    /// What the Secret lacks, by the keys that it has.
+    /// The message if the Secret lacks a required key. `found`: its keys.
     #[must_use]
     pub fn missing_keys(&self, found: &[String]) -> Option<String> {
         let Self { field, name, what } = self;
@@ -116,7 +113,7 @@ impl RequiredSecret<'_> {
         Some(format!("{field}: Secret {name} has no key {key}: add it, or {fix}"))
     }
 
-    /// Its keys, and no other: the Secret of an authority may have its private key too.
+    /// Mounts only the keys that the source reads: the Secret of an authority may contain its private key too.
     pub(super) fn volume(&self) -> Volume {
         let item = |key: &str| KeyToPath {
             key: key.into(),

@@ -1,7 +1,7 @@
-//! The status that a Sensor should have. Pure.
+//! Computes the status of a Sensor. Pure.
 //!
-//! What no pod has spoken of since this controller started stays as it was written, so that a restart writes nothing, and
-//! no total ever steps back.
+//! Values that no pod has reported since this controller started keep their written value, so that a restart of the
+//! controller writes nothing and no total ever decreases.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use super::{conditions, pod};
 use crate::api::Sensor;
 use crate::api::condition::{self, ConditionType};
 use crate::api::sensor::{ReceiverStatus, SensorSource, SensorStatus, SensorTotals, SourceType};
-use crate::controller::agent::pod_state::PodState;
+use crate::controller::runtime::pod_state::PodState;
 use crate::link::deliveries::SensorPodReport;
 use crate::link::sensor_messages::SensorReport;
 
@@ -23,72 +23,64 @@ pub(super) const MOST_RECEIVERS: usize = 100;
 /// Most bytes of `status.lastDeliveryId`.
 const ID_BYTES: usize = 253;
 
-/// What a status is made of.
 pub(super) struct SensorStatusInput<'a> {
-    /// The Sensor.
     pub(super) sensor: &'a Sensor,
-    /// Its status as last written.
     pub(super) old: &'a SensorStatus,
-    /// What is wrong with its spec.
+    /// What is wrong with the spec.
     pub(super) problem: Option<&'a str>,
-    /// Its own pod; `None`: it runs in its receivers' pods.
+    /// The Sensor's own pod; `None`: the Sensor runs in the pods of its receivers.
     pub(super) own: Option<OwnPod<'a>>,
-    /// Who receives, and what their pods said.
+    /// The receivers and the latest reports of their pods.
     pub(super) receivers: &'a [SensorReceiver],
-    /// Agents that it names and that are not there.
+    /// Agents that the spec names and that do not exist.
     pub(super) absent: &'a [String],
     /// Uids of all Agents of its namespace.
     pub(super) agents: &'a BTreeSet<String>,
-    /// Totals of receivers for whom status has no room, as last counted.
+    /// Totals, as last counted, of receivers beyond [`MOST_RECEIVERS`].
     pub(super) beyond: &'a BTreeMap<String, SensorTotals>,
-    /// Now.
     pub(super) now: Timestamp,
 }
 
-/// What is known of a Sensor's own pod.
 #[derive(Clone, Copy)]
 pub(super) struct OwnPod<'a> {
-    /// The pod.
     pub(super) pod: Option<&'a PodState>,
-    /// What it last said.
+    /// Its latest report.
     pub(super) said: Option<&'a SensorPodReport>,
-    /// It has said nothing for [`SILENCE`](crate::controller::delivery_relay::SILENCE), or there was none for as long.
+    /// No report for [`SILENCE`](crate::controller::delivery_relay::SILENCE), or no pod for as long.
     pub(super) silent: bool,
-    /// Why there is none as the spec wants it.
+    /// Why there is no pod that matches the spec.
     pub(super) obstacle: Option<&'a SensorObstacle>,
 }
 
-/// A pod in which it runs.
+/// A pod in which the Sensor runs.
 pub(super) struct ReportingPod<'a> {
-    /// Uid by which its part of the totals is kept.
+    /// Uid under which its share of the totals is kept.
     uid: &'a str,
-    /// Name of its Agent, or of the Sensor.
+    /// Name of the Agent, or of the Sensor for its own pod.
     pub(super) name: &'a str,
     /// Whether it should run now.
     awake: bool,
-    /// What it said.
     pub(super) report: &'a SensorReport,
 }
 
 impl SensorStatusInput<'_> {
-    /// What is wrong with its spec or what that refers to, and the reason.
+    /// The problem with the spec or an object it references, with its reason.
     pub(super) fn mistake(&self) -> Option<(&'static str, &str)> {
         let problem = self.problem.map(|problem| (conditions::INVALID_SPEC, problem));
         let obstacle = self.own.and_then(|own| own.obstacle).filter(|found| found.of_spec);
         problem.or_else(|| obstacle.map(|found| (found.reason, found.message.as_str())))
     }
 
-    /// Whether it is meant to listen.
     pub(super) fn listens(&self) -> bool {
         self.mistake().is_none() && !self.sensor.spec.suspend
     }
 
-    /// Receivers that should run it.
+    /// Receivers that are not suspended, so that their pods should run the Sensor.
     pub(super) fn awake(&self) -> impl Iterator<Item = &SensorReceiver> {
         self.receivers.iter().filter(|receiver| !receiver.facts.suspended)
     }
 
-    /// What was said, and by whom.
+    /// The reports on the source: of the Sensor's own pod, or else of the pods of its receivers.
     fn speakers(&self) -> impl Iterator<Item = ReportingPod<'_>> {
         let own = self.own.and_then(|own| own.said).map(|said| ReportingPod {
             uid: self.uid(),
@@ -100,7 +92,6 @@ impl SensorStatusInput<'_> {
             .chain(self.in_receivers().filter(|_| self.own.is_none()))
     }
 
-    /// What the pods of receivers said.
     fn in_receivers(&self) -> impl Iterator<Item = ReportingPod<'_>> {
         self.receivers.iter().filter_map(|receiver| {
             Some(ReportingPod {
@@ -112,7 +103,8 @@ impl SensorStatusInput<'_> {
         })
     }
 
-    /// Whose totals count. Of a Sensor with a pod of its own also receivers in whose pods scores did something.
+    /// The reports whose totals count. For a Sensor with its own pod these include receivers whose pods scored a
+    /// signal.
     fn counting(&self) -> impl Iterator<Item = ReportingPod<'_>> {
         let scored = self.in_receivers().filter(|speaker| {
             let totals = speaker.report.totals;
@@ -121,7 +113,7 @@ impl SensorStatusInput<'_> {
         self.speakers().chain(scored)
     }
 
-    /// What was said of the spec as it is now by pods that should run it.
+    /// Reports on the current generation of the spec, from pods that should run it.
     pub(super) fn spoken(&self) -> impl Iterator<Item = ReportingPod<'_>> {
         let generation = self.sensor.metadata.generation.unwrap_or_default();
         self.speakers()
@@ -133,13 +125,12 @@ impl SensorStatusInput<'_> {
     }
 }
 
-/// A status, and what is to be remembered once it is written.
+/// A status, and what to remember once it is written.
 pub(super) struct ComputedStatus {
     pub(super) status: SensorStatus,
     pub(super) beyond: BTreeMap<String, SensorTotals>,
 }
 
-/// The status that a Sensor should have.
 pub(super) fn compute(facts: &SensorStatusInput<'_>) -> ComputedStatus {
     let old = facts.old;
     let counted = count(facts);
@@ -159,7 +150,7 @@ pub(super) fn compute(facts: &SensorStatusInput<'_>) -> ComputedStatus {
         .filter(|last| old.last_event_time.is_none_or(|known| last.at > known))
         .max_by(|a, b| (a.at, &a.id).cmp(&(b.at, &b.id)));
     if let Some(last) = last {
-        // Whole seconds, as everywhere in the cluster.
+        // Whole seconds, as everywhere in Kubernetes.
         status.last_event_time = Timestamp::from_second(last.at.as_second()).ok();
         status.last_delivery_id = Some(truncate_id(&last.id));
     }
@@ -179,7 +170,7 @@ pub(super) fn compute(facts: &SensorStatusInput<'_>) -> ComputedStatus {
     }
 }
 
-/// Events that some receiver does not have yet. Without a word of the pod it stays as it was.
+/// Events that at least one receiver has not acknowledged. Without a report it keeps its written value.
 fn pending(facts: &SensorStatusInput<'_>) -> Option<i64> {
     let said = facts.own?.said.map(|said| said.pending_deliveries.max(0));
     Some(said.or(facts.old.pending_deliveries).unwrap_or_default())
@@ -191,8 +182,8 @@ fn url(sensor: &Sensor) -> Option<String> {
     Some(format!("http://{}.{namespace}.svc/", pod::service_name(&name)))
 }
 
-/// The same without what is no news: a page that stays as it is counts up with each look, and strangers can have a webhook
-/// refuse as much as they like.
+/// The status without counters that may grow all the time: an unchanged page counts as filtered at each poll, and
+/// anyone can make a webhook refuse requests. A change of these alone is written at a slower pace.
 pub(super) fn news(status: &SensorStatus) -> SensorStatus {
     let mut status = status.clone();
     let parts = status.receivers.iter_mut().map(|receiver| &mut receiver.totals);
@@ -202,14 +193,14 @@ pub(super) fn news(status: &SensorStatus) -> SensorStatus {
     status
 }
 
-/// What people wait for; the rest is figures.
+/// The part of the status that users wait for: a change is written as soon as the throttle allows. The rest are
+/// figures.
 pub(super) fn urgent(status: &SensorStatus) -> (Option<i64>, Vec<(&str, &str, &str)>) {
     let conditions = status.conditions.iter();
     let conditions = conditions.map(|held| (held.type_.as_str(), held.status.as_str(), held.reason.as_str()));
     (status.observed_generation, conditions.collect())
 }
 
-/// Whether a condition of this type has this status.
 pub(super) fn has_condition(status: &SensorStatus, type_: ConditionType, value: &str) -> bool {
     condition::find(&status.conditions, type_).is_some_and(|held| held.status == value)
 }
@@ -230,7 +221,8 @@ struct CountedTotals {
     beyond: BTreeMap<String, SensorTotals>,
 }
 
-/// Adds what each receiver has done beyond what is counted already. Receivers that are gone keep their part of the sum.
+/// Adds to the totals what each receiver reported since it was last counted. The share of deleted receivers stays in
+/// the sum.
 fn count(facts: &SensorStatusInput<'_>) -> CountedTotals {
     let kept = facts
         .old
@@ -259,7 +251,7 @@ fn count(facts: &SensorStatusInput<'_>) -> CountedTotals {
                 totals: said,
             });
         } else {
-            // Whether what it did before was counted is not known: it counts from here on.
+            // It is unknown whether its total was counted before: count from here on.
             let before = beyond.unwrap_or(said);
             counted.totals = add(counted.totals, since(before, said));
             counted.beyond.insert(uid.to_owned(), said);
@@ -292,12 +284,12 @@ fn of_fields([events, updates, notifications, filtered, dropped, refused, errors
     }
 }
 
-/// No pod can have done less than nothing.
+/// Negative totals of a pod count as 0.
 fn sane(totals: SensorTotals) -> SensorTotals {
     of_fields(fields(totals).map(|total| total.max(0)))
 }
 
-/// What came on top. A total that stepped back is that of a new journal, which began at 0.
+/// The increase of the totals. If any total decreased, the journal is new and began at 0, so all of it counts.
 fn since(before: SensorTotals, now: SensorTotals) -> SensorTotals {
     let (before, now) = (fields(before), fields(now));
     let anew = now.iter().zip(&before).any(|(now, before)| now < before);

@@ -1,6 +1,7 @@
-//! Tests of the status that a Sensor should have.
+//! Tests of the computed status.
 
 mod silence;
+mod texts;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,7 @@ use super::status::{ComputedStatus, MOST_RECEIVERS, OwnPod, SensorStatusInput, c
 use crate::api::Sensor;
 use crate::api::condition::{ConditionType, find};
 use crate::api::sensor::{SensorStatus, SensorTotals, SourceType};
-use crate::controller::agent::pod_state::PodState;
+use crate::controller::runtime::pod_state::PodState;
 use crate::link::deliveries::SensorPodReport;
 use crate::link::sensor_messages::{LastEvent, SensorReport};
 
@@ -54,7 +55,7 @@ fn receiver(name: &str, report: Option<SensorReport>) -> SensorReceiver {
     }
 }
 
-/// Everything a test may vary; the rest is a clock with one receiver, which runs it.
+/// What a test may vary. The default is a schedule with one receiver, whose pod runs it.
 struct Case {
     suspend: bool,
     /// Its signals.
@@ -62,15 +63,15 @@ struct Case {
     problem: Option<&'static str>,
     receivers: Vec<SensorReceiver>,
     absent: Vec<String>,
-    /// Agents that are there and do not receive.
+    /// Existing Agents that are not receivers.
     others: Vec<&'static str>,
     beyond: BTreeMap<String, SensorTotals>,
     old: SensorStatus,
-    /// It has a pod of its own.
+    /// The Sensor's own pod, if it has one.
     own: Option<Owned>,
 }
 
-/// What is known of its own pod.
+/// The state of the Sensor's own pod.
 #[derive(Default)]
 struct Owned {
     pod: Option<PodState>,
@@ -129,7 +130,7 @@ impl Case {
         self.compute().status
     }
 
-    /// Writes the status: it is the old one from now on.
+    /// Computes the status and makes it the old one.
     fn write(&mut self) -> SensorStatus {
         let computed = self.compute();
         self.beyond = computed.beyond;
@@ -167,7 +168,7 @@ fn a_clock_that_runs_is_ready_and_saying_so_again_changes_nothing() {
     assert_eq!(status.r#type, Some(SourceType::Schedule));
     assert_eq!(case.write(), status);
     case.receivers[0].report = None;
-    assert_eq!(case.write(), status, "after a restart nobody has spoken yet");
+    assert_eq!(case.write(), status, "after a restart no pod has reported yet");
 }
 
 #[test]
@@ -213,18 +214,14 @@ fn a_streak_of_failures_is_one_event_and_its_end_another() {
     assert_eq!(told(&good, &first), ["SensorFailing"]);
     let second = fail(&mut case, 2, "another word");
     assert_eq!(told(&first, &second), [""; 0]);
-    assert_eq!(
-        urgent(&first),
-        urgent(&second),
-        "nobody waits for the number of failures"
-    );
+    assert_eq!(urgent(&first), urgent(&second), "the number of failures is not urgent");
     let again = fail(&mut case, 0, "");
     assert_eq!(told(&second, &again), ["Recovered"]);
     assert!(find(&again.conditions, ConditionType::Reconciling).is_none());
     assert_eq!(again.consecutive_failures, 0);
 }
 
-/// A pod of its own whose container waits for this reason.
+/// The Sensor's own pod, with a container that waits for this reason.
 fn waits_for(reason: &str) -> PodState {
     let container = serde_json::json!({
         "name": "sensor", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
@@ -256,7 +253,7 @@ fn what_keeps_its_own_pod_down_is_said_once_and_stands_until_the_pod_speaks() {
     assert_eq!(
         case.reason(ConditionType::Connected),
         is("False", "CrashLooping"),
-        "between two tries"
+        "between two restarts"
     );
     case.own.as_mut().unwrap().said = Some(SensorPodReport {
         report: report(3),
@@ -268,10 +265,10 @@ fn what_keeps_its_own_pod_down_is_said_once_and_stands_until_the_pod_speaks() {
     assert_eq!(
         (well.receivers.len(), well.receivers[0].uid.as_str()),
         (1, "s"),
-        "the pod's own part"
+        "the share of the Sensor's own pod"
     );
     case.own.as_mut().unwrap().said = None;
-    assert_eq!(case.write(), well, "after a restart nobody has spoken yet");
+    assert_eq!(case.write(), well, "after a restart no pod has reported yet");
 }
 
 #[test]
@@ -301,7 +298,7 @@ fn what_scores_did_in_receivers_counts_with_what_its_own_pod_did_and_says_nothin
     let sum = |status: &SensorStatus| (status.totals.events, status.totals.notifications, status.totals.errors);
     assert_eq!(sum(&status), (3, 3, 1));
     assert_eq!(case.reason(ConditionType::Ready), is("True", "Listening"));
-    assert_eq!(case.write(), status, "the same word again counts nothing");
+    assert_eq!(case.write(), status, "a repeated report counts nothing");
     case.receivers[1].report = Some(scored(1, 0));
     assert_eq!(sum(&case.write()), (3, 4, 1));
 }
@@ -332,13 +329,13 @@ fn receivers_that_are_absent_or_rest_are_said_and_no_mistake() {
     assert_eq!(case.reason(ConditionType::Ready), is("True", "NoReceiver"));
     assert_eq!(
         case.says(ConditionType::Accepted).2,
-        "the spec is usable; Agent a is not there, it receives what comes once it is"
+        "the spec is valid; Agent a does not exist and receives events once it is created"
     );
     case.absent = ["a", "b", "c", "d", "e"].map(str::to_owned).into();
     assert!(
         case.says(ConditionType::Accepted)
             .2
-            .contains("a, b, c and 2 more are not there")
+            .contains("a, b, c and 2 more do not exist")
     );
     case.receivers = vec![receiver("a", None)];
     assert_eq!(case.reason(ConditionType::Connected), is("Unknown", "Starting"));
@@ -363,7 +360,10 @@ fn a_receiver_that_forgets_with_its_pod_is_named() {
     case.receivers[0].facts.ephemeral = true;
     let (status, reason, message) = case.says(ConditionType::Durable);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "EphemeralReceiver"));
-    assert!(message.starts_with("a forgets"), "{message}");
+    assert!(
+        message.starts_with("spec.storage.ephemeral is true for a:"),
+        "{message}"
+    );
     assert_eq!(case.reason(ConditionType::Ready), is("True", "Listening"));
 }
 
@@ -415,7 +415,7 @@ fn totals_are_those_of_all_receivers_and_never_step_back() {
     case.receivers[0].report = Some(report(1));
     assert_eq!(case.write().totals.events, 9, "b has a new journal");
     case.receivers.insert(0, receiver("a", Some(report(1))));
-    assert_eq!(case.write().totals.events, 10, "an Agent made again begins anew");
+    assert_eq!(case.write().totals.events, 10, "a recreated Agent begins at 0");
 }
 
 #[test]
@@ -467,14 +467,14 @@ fn receivers_beyond_the_room_in_status_count_from_a_restart_on() {
     assert_eq!(
         case.write().totals.events,
         2 * full + 1,
-        "the one too many is remembered"
+        "the one beyond the limit is remembered"
     );
     case.beyond.clear();
     case.receivers = many(MOST_RECEIVERS + 1, 3);
     assert_eq!(
         case.write().totals.events,
         3 * full + 1,
-        "and counts anew after a restart"
+        "and starts over after a restart"
     );
 }
 

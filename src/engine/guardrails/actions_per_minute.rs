@@ -1,6 +1,6 @@
-//! `guardrails.actionsPerMinute`: counts the runs of tools with side effects in any 60 seconds, each from the moment it
-//! is sent; a repeat of a run that a restart cut is no new one. At the limit the loop pauses before the next one until
-//! the oldest of them is 60 seconds old, and by nothing else.
+//! `guardrails.actionsPerMinute`: counts tool runs with side effects in any 60 seconds, each from the moment it is
+//! sent; the repeat of a run that a restart interrupted is not counted again. At the limit the loop pauses before the
+//! next run. Clears only when the oldest of them is 60 seconds old.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -9,10 +9,9 @@ use crate::api::status::PauseReason;
 use crate::engine::resources::ResourceTracker;
 use crate::engine::settings::EngineSettings;
 
-/// The longest that it holds: the minute, and a piece of it.
+/// The longest pause: the minute, and one piece of it.
 pub const LONGEST: SignedDuration = SignedDuration::from_secs(61);
 
-/// The limit.
 pub struct ActionsPerMinute;
 
 impl Guardrail for ActionsPerMinute {
@@ -29,7 +28,7 @@ impl Guardrail for ActionsPerMinute {
             wait: room_at.duration_since(now),
             message: format!(
                 "{} tool runs with side effects in 60 s reached guardrails.actionsPerMinute; the next one waits until \
-                 one of them is 60 s old. Raise the limit, or declare tools that only look with effect: Read",
+                 the oldest is 60 s old. Raise the limit, or declare read-only tools with effect: Read",
                 used.used(limit, now)
             ),
         })

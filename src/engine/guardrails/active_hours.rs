@@ -1,8 +1,8 @@
-//! `guardrails.activeHours`: holds the loop while the clock of its zone shows no time of them, whatever the loop does.
-//! Clears when the next window begins, and by nothing else; a call in flight at the end of a window is finished.
+//! `guardrails.activeHours`: holds the loop outside the hours, by the clock of their time zone. Clears only when the
+//! next window begins; a call in flight at the end of a window is finished.
 //!
-//! A window is a pair of instants, so that it begins and ends once: where the clocks skip its beginning or its end, the
-//! moment at which they jump counts; where they show it twice, the first time counts.
+//! A window is a pair of instants, so that it begins and ends exactly once. If the clocks skip its beginning or its
+//! end, the instant of the jump counts; if they show it twice, the first time counts.
 
 use jiff::civil::{Date, DateTime, Time, Weekday};
 use jiff::tz::{AmbiguousOffset, TimeZone};
@@ -13,10 +13,9 @@ use crate::api::agent::{self, DayOfWeek};
 use crate::api::status::PauseReason;
 use crate::engine::settings::EngineSettings;
 
-/// Days until the search for the next window gives up: a yearly change of the clocks may skip a weekly window.
+/// Days to search for the next window: a yearly clock change may skip a weekly window.
 const LOOK_AHEAD: i32 = 40;
 
-/// The limit.
 pub struct ActiveHoursGuardrail;
 
 impl Guardrail for ActiveHoursGuardrail {
@@ -38,48 +37,47 @@ impl Guardrail for ActiveHoursGuardrail {
     }
 }
 
-/// The windows of every week.
+/// The windows of each week.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ActiveHours {
     zone: TimeZone,
-    /// From Monday on.
+    /// Monday first.
     days: [bool; 7],
     start: Time,
     end: Time,
-    /// The window ends on the day after its beginning.
+    /// The window ends on the day after it begins.
     past_midnight: bool,
-    /// The same as people read it.
+    /// The hours as text, for messages.
     words: String,
 }
 
-/// Active hours that cannot be used; admission refuses all but the first.
+/// Active hours that cannot be used; admission rejects all but unknown time zones.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 pub enum ActiveHoursError {
-    /// A zone that is not in the IANA database.
-    #[error("spec.guardrails.activeHours.timeZone {0} is no IANA time zone, such as Europe/Berlin")]
+    #[error("spec.guardrails.activeHours.timeZone {0} is not an IANA time zone: use for example Europe/Berlin or UTC")]
     Zone(String),
-    /// No time of day.
-    #[error("spec.guardrails.activeHours: {0} is no time of day, such as 08:00")]
+    #[error("spec.guardrails.activeHours: {0} is not a time of day: use for example 08:00")]
     Time(String),
 }
 
-/// Where a moment lies.
+/// Where a time lies relative to the windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowPosition {
-    /// In a window, which ends at `end`.
+    /// Inside a window.
     Inside {
-        /// The end, which may be the beginning of the next window.
+        /// The end of the window, which may be the beginning of the next one.
         end: Timestamp,
     },
-    /// In none.
+    /// Outside every window.
     Outside {
-        /// When the next begins; `None`: never.
+        /// When the next window begins; `None`: never.
         next: Option<Timestamp>,
     },
 }
 
 impl ActiveHours {
-    /// The windows of a spec.
+    /// Parses the windows of a spec.
     pub fn read(hours: &agent::ActiveHoursSpec) -> Result<Self, ActiveHoursError> {
         let zone = TimeZone::get(&hours.time_zone).map_err(|_| ActiveHoursError::Zone(hours.time_zone.clone()))?;
         let time = |text: &String| text.parse::<Time>().map_err(|_| ActiveHoursError::Time(text.clone()));
@@ -111,7 +109,6 @@ impl ActiveHours {
         })
     }
 
-    /// Where `now` lies.
     #[must_use]
     pub fn at(&self, now: Timestamp) -> WindowPosition {
         let today = self.zone.to_datetime(now).date();
@@ -126,7 +123,7 @@ impl ActiveHours {
         }
     }
 
-    /// The window that begins on a day; `None`: there is none, or the clocks skip all of it.
+    /// The window that begins on a day; `None`: the day has none, or the clocks skip all of it.
     fn window(&self, date: Date) -> Option<(Timestamp, Timestamp)> {
         if !self.days[usize::try_from(date.weekday().since(Weekday::Monday)).ok()?] {
             return None;
@@ -141,7 +138,7 @@ impl ActiveHours {
         (start < end).then_some((start, end))
     }
 
-    /// The first moment at which the clocks of the zone show a time or, where they skip it, a later one.
+    /// The first instant at which the clocks of the zone show a time; if they skip it, the instant of the jump.
     fn instant(&self, time: DateTime) -> Option<Timestamp> {
         match self.zone.to_ambiguous_timestamp(time).offset() {
             AmbiguousOffset::Unambiguous { offset } | AmbiguousOffset::Fold { before: offset, .. } => {
@@ -170,7 +167,7 @@ mod tests {
         .unwrap()
     }
 
-    /// Every change between inside and outside from a moment on, found by walking through time minute by minute.
+    /// Every change between inside and outside, found by stepping through time minute by minute.
     fn changes(hours: &ActiveHours, from: &str, days: i64) -> Vec<String> {
         let from: Timestamp = from.parse().unwrap();
         let inside = |now| matches!(hours.at(now), WindowPosition::Inside { .. });
@@ -187,7 +184,7 @@ mod tests {
         found
     }
 
-    /// Every change as [`ActiveHours::at`] foretells it.
+    /// Every change as [`ActiveHours::at`] predicts it.
     fn foretold(hours: &ActiveHours, from: &str, days: i64) -> Vec<String> {
         let mut now: Timestamp = from.parse().unwrap();
         let end = now + SignedDuration::from_hours(24 * days);
@@ -286,7 +283,7 @@ mod tests {
             ["+10-24T06:00", "-10-24T21:00", "+10-25T07:00", "-10-25T22:00"]
         );
         let lord_howe = hours("Australia/Lord_Howe", &[], "08:00", "23:00");
-        // Half an hour, and the other way round: clocks are set back in April.
+        // Half an hour, and in the other direction: clocks are set back in April.
         assert_eq!(
             both(&lord_howe, "2026-04-03T13:00:00Z", 2),
             ["+04-03T21:00", "-04-04T12:00", "+04-04T21:30", "-04-05T12:30"]
@@ -299,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_time_that_the_clocks_skip_is_the_moment_at_which_they_jump() {
-        // In Berlin 02:00 to 03:00 is not there on 29 March; the clocks jump at 01:00 UTC.
+        // In Berlin, 02:00 to 03:00 does not exist on 29 March; the clocks jump at 01:00 UTC.
         let night = hours("Europe/Berlin", &[DayOfWeek::Sunday], "02:30", "04:00");
         assert_eq!(
             both(&night, "2026-03-29T00:00:00Z", 1),
@@ -325,7 +322,7 @@ mod tests {
 
     #[test]
     fn of_a_time_that_the_clocks_show_twice_the_first_counts() {
-        // In Berlin 02:00 to 03:00 comes twice on 25 October: from 00:00 and from 01:00 UTC.
+        // In Berlin, 02:00 to 03:00 occurs twice on 25 October: from 00:00 and from 01:00 UTC.
         let end = hours("Europe/Berlin", &[DayOfWeek::Sunday], "01:00", "02:30");
         assert_eq!(both(&end, "2026-10-24T12:00:00Z", 1), ["+10-24T23:00", "-10-25T00:30"]);
         let start = hours("Europe/Berlin", &[DayOfWeek::Sunday], "02:30", "05:00");

@@ -1,15 +1,17 @@
-//! `guardrails.maxCallsPerTurn`: counts the model calls of one turn; at the limit the turn ends, counted as completed.
-//! It holds nothing, so there is nothing to clear: the next turn starts from zero.
+//! `guardrails.maxCallsPerTurn`: counts the model calls of one turn; at the limit the turn ends and counts as
+//! completed. It raises no pause: the next turn starts from zero.
 
-use super::Guardrail;
+use super::{Guardrail, TurnLimit};
+use crate::api::usage_counts::GuardrailTrip;
 use crate::engine::settings::EngineSettings;
 
-/// The limit.
 pub struct CallsPerTurn;
 
 impl Guardrail for CallsPerTurn {
-    fn before_call(&self, settings: &EngineSettings, calls: u32) -> Option<String> {
-        (calls >= settings.max_calls_per_turn)
-            .then(|| format!("the last turn reached maxCallsPerTurn ({calls}) and was ended"))
+    fn before_call(&self, settings: &EngineSettings, calls: u32) -> Option<TurnLimit> {
+        (calls >= settings.max_calls_per_turn).then(|| TurnLimit {
+            trip: GuardrailTrip::MaxCallsPerTurn,
+            note: format!("the last turn reached maxCallsPerTurn ({calls}) and was ended"),
+        })
     }
 }

@@ -1,6 +1,6 @@
-//! `guardrails.maxConsecutiveTurns`: counts completed turns since the last sleep; at the limit the loop is made to
-//! sleep. Clears when that forced sleep ends, and by nothing else. A sleep of the agent's own choice resets its length.
-//! Naps of less than a minute count together: each minute of them takes one turn off the count.
+//! `guardrails.maxConsecutiveTurns`: counts completed turns since the last sleep; at the limit the loop is forced to
+//! sleep. Clears only when that sleep ends. A sleep that the agent chose resets the length of forced sleeps. Naps of
+//! less than a minute add up: each minute of them takes one turn off the count.
 
 use jiff::SignedDuration;
 
@@ -10,7 +10,6 @@ use crate::engine::{settings::EngineSettings, snapshot::StreakCounters, time_mat
 
 const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 
-/// The limit.
 pub struct ConsecutiveTurns;
 
 impl Guardrail for ConsecutiveTurns {
@@ -43,8 +42,8 @@ impl Guardrail for ConsecutiveTurns {
             reason: PauseReason::MaxConsecutiveTurns,
             wait,
             message: format!(
-                "{} turns without a sleep reached guardrails.maxConsecutiveTurns; the loop is made to sleep. \
-                 Raise the limit, or tell the agent in its instructions to sleep with `yield`",
+                "{} turns without a sleep reached guardrails.maxConsecutiveTurns; the loop is forced to sleep. \
+                 Raise the limit, or instruct the agent to sleep with `yield`",
                 counters.turns
             ),
         })

@@ -1,9 +1,10 @@
-//! `guardrails.idleTimeoutSeconds`: counts the time that the loop is awake without an effective action; at the limit the
-//! loop ends with outcome `Idle`. A sleep of the agent's own choice and a tool's result that was not seen lately begin anew.
+//! `guardrails.idleTimeoutSeconds`: counts the time that the loop is awake without an effective action; at the limit
+//! the loop ends with outcome `Idle`. A sleep that the agent chose and a tool result that was not seen recently reset
+//! the count.
 //!
-//! Awake is Running: the waits between two calls, and of each answered call 30 s at most, since a slow model is not idle.
-//! Runs of tools do not count, nor do pauses or failed calls: a provider that is down for a day must not end its loops.
-//! What a restart cuts off does not count.
+//! Awake means Running: the waits between two calls, and at most 30 s of each answered call, since a slow model is not
+//! idle. Tool runs do not count, nor do pauses or failed calls: a provider outage of a day must not end its loops. Time
+//! that a restart cuts off does not count.
 
 use std::collections::VecDeque;
 
@@ -15,13 +16,12 @@ use super::Guardrail;
 use crate::api::status::LoopOutcome;
 use crate::engine::{settings::EngineSettings, snapshot::StreakCounters};
 
-/// Results of tools that are remembered: a loop that goes round among so many gets nothing done.
+/// Tool results that are remembered: a loop that cycles among this many gets nothing done.
 const SEEN: usize = 32;
 
-/// Of one call so much counts at most.
+/// The most that one call counts.
 const LONGEST_COUNTED_CALL: SignedDuration = SignedDuration::from_secs(30);
 
-/// The limit.
 pub struct IdleTimeout;
 
 impl Guardrail for IdleTimeout {
@@ -35,13 +35,13 @@ impl Guardrail for IdleTimeout {
 #[serde(default)]
 pub struct IdleClock {
     counted: SignedDuration,
-    /// From when on the loop has been awake and is not counted yet.
+    /// Beginning of the awake time that is not counted yet.
     from: Option<Timestamp>,
-    /// Hashes of the newest results of tools, each once.
+    /// Hashes of the newest tool results, without duplicates.
     seen: VecDeque<u64>,
 }
 
-/// The same in every version, since it is persisted.
+/// Must stay the same in every version, since it is persisted.
 fn hash(tool: &str, text: &str) -> u64 {
     let digest = digest(&SHA256, format!("{tool}\n{text}").as_bytes());
     let first = digest.as_ref().iter().take(8);
@@ -49,27 +49,27 @@ fn hash(tool: &str, text: &str) -> u64 {
 }
 
 impl IdleClock {
-    /// The loop is awake, if it was not before.
+    /// Marks the loop as awake, if it was not.
     pub fn awake(&mut self, now: Timestamp) {
         self.from.get_or_insert(now);
     }
 
-    /// What was not counted yet does not count: the loop was held, or its call failed.
+    /// Discards the time that is not counted yet: the loop was held, or its call failed.
     pub fn interrupted(&mut self) {
         self.from = None;
     }
 
-    /// The time until now counts: the loop waited.
+    /// Counts the time until now: the loop waited.
     pub fn count(&mut self, now: Timestamp) {
         self.count_up_to(SignedDuration::MAX, now);
     }
 
-    /// The time until now was a call that was answered.
+    /// Counts the time until now as one answered call.
     pub fn count_call(&mut self, now: Timestamp) {
         self.count_up_to(LONGEST_COUNTED_CALL, now);
     }
 
-    /// The time until now does not count: something was done.
+    /// Skips the time until now: work was done.
     pub fn skip(&mut self, now: Timestamp) {
         self.from = self.from.map(|_| now);
     }
@@ -82,14 +82,13 @@ impl IdleClock {
         }
     }
 
-    /// Something came of being awake: a sleep of the agent's own choice, an outcome of a tool that was not seen before, be it
-    /// a failure.
+    /// Resets the count: the agent chose to sleep, or a tool had an outcome that was not seen before, even a failure.
     pub fn effective_action(&mut self, now: Timestamp) {
         self.counted = SignedDuration::ZERO;
         self.skip(now);
     }
 
-    /// A tool gave this result. One that was not seen lately is an effective action.
+    /// Records the result of a tool. One that was not seen recently is an effective action.
     pub fn observe_result(&mut self, tool: &str, text: &str, now: Timestamp) {
         let hash = hash(tool, text);
         if self.seen.contains(&hash) {
@@ -102,7 +101,7 @@ impl IdleClock {
         self.effective_action(now);
     }
 
-    /// The clock was set back by so much.
+    /// The clock was set back by this much.
     pub fn moved(&mut self, back: SignedDuration) {
         self.from = self.from.and_then(|from| from.checked_sub(back).ok());
     }

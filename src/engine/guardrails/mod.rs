@@ -1,5 +1,5 @@
 //! Limits that hold whatever the model does: one small type and one file each, and one list of all. What they count is
-//! in the snapshot, so that none can lack its input.
+//! part of the snapshot, so that each always has its input.
 
 mod actions_per_minute;
 pub mod active_hours;
@@ -12,9 +12,9 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{resources::ResourceTracker, settings::EngineSettings, snapshot::StreakCounters};
 use crate::api::status::{LoopOutcome, PauseReason};
+use crate::api::usage_counts::GuardrailTrip;
 pub use actions_per_minute::LONGEST as LONGEST_HOLD_OF_ACTIONS;
 
-/// All guardrails.
 pub const ALL: [&dyn Guardrail; 6] = [
     &actions_per_minute::ActionsPerMinute,
     &active_hours::ActiveHoursGuardrail,
@@ -24,15 +24,15 @@ pub const ALL: [&dyn Guardrail; 6] = [
     &rate_limits::RateLimits,
 ];
 
-/// One limit. Each method speaks up only when its limit is reached.
+/// One limit. Each method returns a value only when its limit is reached.
 pub trait Guardrail: Sync {
-    /// Asked before one more call of a turn that has made `calls`. An answer ends the turn; it is a note for the model.
-    fn before_call(&self, _settings: &EngineSettings, _calls: u32) -> Option<String> {
+    /// Called before each further call of a turn that has made `calls`. A returned value ends the turn.
+    fn before_call(&self, _settings: &EngineSettings, _calls: u32) -> Option<TurnLimit> {
         None
     }
 
-    /// Asked before a tool run with side effects, and again until it says nothing any more. An answer pauses the loop; the run
-    /// waits.
+    /// Called before a tool run with side effects, and again until it returns `None`. A returned value pauses the loop;
+    /// the run waits.
     fn before_action(
         &self,
         _settings: &EngineSettings,
@@ -42,7 +42,7 @@ pub trait Guardrail: Sync {
         None
     }
 
-    /// Asked before each attempt at a model call, and again until it says nothing any more. An answer pauses the loop.
+    /// Called before each attempt at a model call, and again until it returns `None`. A returned value pauses the loop.
     fn before_attempt(
         &self,
         _settings: &EngineSettings,
@@ -52,7 +52,7 @@ pub trait Guardrail: Sync {
         None
     }
 
-    /// Told after each completed turn, and how the agent rests now. An answer pauses the loop.
+    /// Called after each completed turn. A returned value pauses the loop.
     fn after_turn(
         &self,
         _settings: &EngineSettings,
@@ -62,29 +62,37 @@ pub trait Guardrail: Sync {
         None
     }
 
-    /// Asked before one more call and after each completed turn. An answer ends the loop for good.
+    /// Called before each further call and after each completed turn. A returned outcome ends the loop for good.
     fn ends(&self, _settings: &EngineSettings, _counters: &StreakCounters) -> Option<LoopOutcome> {
         None
     }
 
-    /// What a limit that depends on the clock alone says at a moment; its reason holds as long as it says so, and no longer.
+    /// The decision of a limit that depends only on the clock. Its reason holds exactly as long as the decision does.
     fn by_clock(&self, _settings: &EngineSettings, _now: Timestamp) -> Option<ClockDecision> {
         None
     }
 
-    /// Told that a reason was cleared by its own rule.
+    /// A reason was cleared by its own rule.
     fn cleared(&self, _reason: PauseReason, _counters: &mut StreakCounters) {}
 }
 
 /// How an agent rests after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestKind {
-    /// It does not, or too shortly for anything to begin anew.
+    /// Not at all, or too briefly to reset a limit.
     None,
-    /// It naps, and its naps come to a minute with this one.
+    /// A nap that, with earlier ones, adds up to a minute.
     Naps,
-    /// It sleeps for a minute or more.
+    /// A sleep of a minute or more.
     Sleep,
+}
+
+/// A limit that ended a turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TurnLimit {
+    pub trip: GuardrailTrip,
+    /// What happened, for the model.
+    pub note: String,
 }
 
 /// A limit that was reached.
@@ -92,27 +100,26 @@ pub enum RestKind {
 pub struct TrippedGuardrail {
     /// The reason that now holds the loop.
     pub reason: PauseReason,
-    /// For how long.
     pub wait: SignedDuration,
     /// What happened and what to do.
     pub message: String,
 }
 
-/// What a limit that depends on the clock alone says.
+/// The decision of a limit that depends only on the clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClockDecision {
-    /// The reason it raises.
+    /// The reason that it raises.
     pub reason: PauseReason,
-    /// Why the loop is held, when it is.
+    /// Set while the loop is held.
     pub closed: Option<ClockPause>,
-    /// When it says something else.
+    /// When the decision changes next.
     pub changes: Option<Timestamp>,
 }
 
 /// Why the clock holds the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClockPause {
-    /// Until when; `None`: for ever.
+    /// `None`: forever.
     pub until: Option<Timestamp>,
     /// What happened and what to do.
     pub message: String,

@@ -1,7 +1,7 @@
-//! `guardrails.rateLimits`: counts calls, each attempt for itself, tokens of answers, and tool runs with side effects in
-//! rolling windows; without room the next call or run waits. Clears when there is room for it, and by nothing else.
-//! `loop.exhaustionPolicy` says whether the turn of a call waits with it or ends; a run waits in its turn. Usage that a
-//! server does not report is estimated high.
+//! `guardrails.rateLimits`: counts calls (each attempt separately), tokens of answers, and tool runs with side effects
+//! in rolling windows. Without room the next call or run waits. Clears only when there is room for it.
+//! `loop.exhaustionPolicy` decides whether the turn of a call waits with it or ends; a run waits within its turn. Usage
+//! that a server does not report is estimated high.
 
 use jiff::Timestamp;
 
@@ -11,7 +11,6 @@ use crate::api::status::PauseReason;
 use crate::engine::resources::{ResourceLimit, ResourceTracker};
 use crate::engine::settings::EngineSettings;
 
-/// The limits.
 pub struct RateLimits;
 
 impl Guardrail for RateLimits {
@@ -26,8 +25,8 @@ impl Guardrail for RateLimits {
             reason: PauseReason::RateWindow,
             wait,
             message: format!(
-                "guardrails.rateLimits: {limit} are used up; the next call waits until there is room. Raise the amount, \
-                 or tell the agent in its instructions to sleep longer"
+                "guardrails.rateLimits: {limit} are used; the next call waits for room. Raise the amount, \
+                 or instruct the agent to sleep longer"
             ),
         })
     }
@@ -43,14 +42,14 @@ impl Guardrail for RateLimits {
             reason: PauseReason::RateWindow,
             wait,
             message: format!(
-                "guardrails.rateLimits: {limit} are used up; the next tool run with side effects waits until there is \
-                 room. Raise the amount, or declare tools that only look with effect: Read"
+                "guardrails.rateLimits: {limit} are used; the next tool run with side effects waits for \
+                 room. Raise the amount, or declare read-only tools with effect: Read"
             ),
         })
     }
 }
 
-/// The limit that has room last, of those that have none now.
+/// The limit that has room last, among those that have none now.
 fn fullest(
     settings: &EngineSettings,
     used: &ResourceTracker,

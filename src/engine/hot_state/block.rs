@@ -1,12 +1,12 @@
-//! The hot state as the model reads it: a line for each field, values as JSON so that none can look like a line of its
-//! own.
+//! The hot state as the model reads it: a line for each field, with values as JSON so that none can imitate a line.
 
 use jiff::Timestamp;
 
+use super::super::runtime_mark::without_marks;
 use super::{FieldSchema, HotState, format_age};
 
 impl HotState {
-    /// All fields, in the order of the schema. `None`: there are none.
+    /// All fields, in the order of the schema. `None`: there are no fields.
     pub(super) fn block(&self, now: Timestamp) -> Option<String> {
         if self.fields.is_empty() {
             return None;
@@ -17,11 +17,12 @@ impl HotState {
 
     fn line(&self, field: &FieldSchema, now: Timestamp) -> String {
         let name = &field.name;
-        let value = self.entries.get(name).map_or("(no value yet)", |entry| &entry.text);
-        let stale = self.age(name, now).filter(|_| self.is_stale(field, now));
-        let stale = stale.map(|age| format!("stale: {} ago", format_age(age)));
+        let value = self.entries.get(name);
+        let value = value.map_or("(no value yet)".into(), |entry| without_marks(&entry.text));
+        let stale = if self.is_stale(field, now) { "stale: " } else { "" };
+        let age = self.age(name, now).map(|age| format!("{stale}{} ago", format_age(age)));
         let trouble = self.troubles.get(name).cloned();
-        let marks: Vec<String> = stale.into_iter().chain(trouble).collect();
+        let marks: Vec<String> = age.into_iter().chain(trouble).collect();
         if marks.is_empty() {
             format!("{name}: {value}")
         } else {

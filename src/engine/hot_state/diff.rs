@@ -1,4 +1,4 @@
-//! What of the hot state is new since the last turn that was committed.
+//! What has changed in the hot state since the last committed turn.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ const NONE: &str = "(no value)";
 pub(super) struct ShownValues {
     /// In the call last sent.
     sent: Option<BTreeMap<String, String>>,
-    /// In the last call of the last turn that was committed. `None`: this process has committed none.
+    /// In the last call of the last committed turn. `None`: this process has committed none.
     committed: Option<BTreeMap<String, String>>,
 }
 
 impl HotState {
-    /// A call of a turn shows the values as they are now.
+    /// A call of a turn shows the current values.
     pub(in crate::engine) fn mark_sent(&mut self) {
         let texts = self.entries.iter();
         let texts = texts.map(|(name, entry)| (name.clone(), entry.text.clone()));
@@ -33,8 +33,8 @@ impl HotState {
         }
     }
 
-    /// Old and new value of each field that has changed, and the names of the others. `None`: nobody knows what the last
-    /// turn saw.
+    /// Old and new value of each field that has changed, and the names of the others. `None`: what the last turn saw is
+    /// unknown.
     pub(in crate::engine) fn diff(&self) -> Option<String> {
         let before = self.seen.committed.as_ref()?;
         let mut lines = Vec::new();
@@ -59,7 +59,7 @@ impl HotState {
     }
 }
 
-/// A value as JSON, which has no line breaks; of a long one the beginning.
+/// A value as JSON, which has no line breaks, truncated if it is long.
 fn render_value(text: Option<&String>) -> String {
     let Some(text) = text else {
         return NONE.to_owned();

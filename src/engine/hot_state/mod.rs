@@ -1,6 +1,7 @@
-//! The hot state: what the loop knows of the present moment, typed, bounded and dated. In memory only (C12).
+//! The hot state: typed, bounded and dated values of the moment. In memory only: values are current only in the process
+//! that received them.
 //!
-//! Owns what may be written, and what is stale. Shown to the model by `block`; filled before a turn by `refresh`.
+//! Owns what may be written, and what is stale. Rendered for the model by `block`; filled before a turn by `refresh`.
 
 mod block;
 mod diff;
@@ -26,15 +27,14 @@ pub const MOST_BYTES: usize = 32 * 1024;
 /// What a field may hold, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldSchema {
-    /// Its name.
     pub name: String,
     /// Type of its values.
     pub kind: FieldType,
-    /// Age from which on a value is stale; `None`: never.
+    /// The age from which a value is stale; `None`: never.
     pub ttl: Option<SignedDuration>,
-    /// Items of an array: the last ones stay.
+    /// The most items of an array; the last ones stay.
     pub max_items: Option<usize>,
-    /// The tool that gives its value.
+    /// The tool that returns its value.
     pub refresh_tool: Option<String>,
 }
 
@@ -50,29 +50,22 @@ impl From<&HotField> for FieldSchema {
     }
 }
 
-/// Why a value is not taken. Safe to log: it says nothing of the value.
+/// Why a value is refused. Safe to log: it does not contain the value.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldWriteError {
-    /// The schema does not name it.
+    /// The schema has no such field.
     #[error("spec.hotState.fields has no such field")]
     NoSuchField,
-    /// It is of another type.
-    #[error("it takes values of type {wanted}, and was given {given}")]
-    Type {
-        /// The field's.
-        wanted: FieldType,
-        /// The value's.
-        given: &'static str,
-    },
-    /// The value is too large.
-    #[error("a value may have {MOST_FIELD_BYTES} bytes as JSON, and was given {0}")]
+    #[error("it requires type {wanted}, but the value is {given}")]
+    Type { wanted: FieldType, given: &'static str },
+    #[error("the value has {0} bytes as JSON; the limit is {MOST_FIELD_BYTES}")]
     TooLarge(usize),
-    /// All values together would be too large.
-    #[error("all values together may have {MOST_BYTES} bytes as JSON, and would have {0}")]
+    #[error("all values together would have {0} bytes as JSON; the limit is {MOST_BYTES}")]
     Full(usize),
 }
 
-/// A value and its date.
+/// A value, and when it was written.
 #[derive(Clone, Debug, PartialEq)]
 struct DatedValue {
     /// As JSON, on one line.
@@ -80,21 +73,20 @@ struct DatedValue {
     at: Timestamp,
 }
 
-/// All fields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HotState {
     fields: Vec<FieldSchema>,
     entries: BTreeMap<String, DatedValue>,
-    /// Why the last write of a field did not succeed, in words for the model.
+    /// Why the last write of a field failed, as text for the model.
     troubles: BTreeMap<String, String>,
     version: u64,
     seen: diff::ShownValues,
-    /// Stale fields were refreshed, or tried to be, for the turn that begins now.
+    /// Whether the refresh before the next turn has been planned.
     refreshed: bool,
 }
 
 impl HotState {
-    /// Nothing known yet.
+    /// A hot state without values.
     pub fn new(fields: Vec<FieldSchema>) -> Self {
         Self {
             fields,
@@ -108,7 +100,7 @@ impl HotState {
         self.version
     }
 
-    /// Takes a value, of its field's type and within all bounds; what is beyond `maxItems` leaves from the front.
+    /// Stores a value of its field's type within all bounds; items beyond `maxItems` are dropped from the front.
     pub(super) fn write(&mut self, name: &str, value: Value, now: Timestamp) -> Result<(), FieldWriteError> {
         let field = self.field(name).ok_or(FieldWriteError::NoSuchField)?;
         let value = field.coerce(value)?;
@@ -131,26 +123,26 @@ impl HotState {
         self.fields.iter().find(|field| field.name == name)
     }
 
-    /// How old the value of a field is; `None`: it has none.
+    /// The age of a field's value; `None`: it has none.
     fn age(&self, name: &str, now: Timestamp) -> Option<SignedDuration> {
         let entry = self.entries.get(name)?;
         Some(now.duration_since(entry.at).max(SignedDuration::ZERO))
     }
 
-    /// Whether the value of a field is past its time; one that has none is not.
+    /// Whether the value of a field is older than its TTL; false without a value.
     fn is_stale(&self, field: &FieldSchema, now: Timestamp) -> bool {
         let age = self.age(&field.name, now);
         age.zip(field.ttl).is_some_and(|(age, ttl)| age >= ttl)
     }
 
-    /// The clock was set back: ages stay what they are.
+    /// The clock was set back: ages stay the same.
     pub(super) fn moved(&mut self, back: SignedDuration) {
         for entry in self.entries.values_mut() {
             entry.at = entry.at.checked_sub(back).unwrap_or(entry.at);
         }
     }
 
-    /// One line for the transcript: names only, since values grow old there. `None`: there are no fields.
+    /// One line for the transcript: only names, since values grow old there. `None`: there are no fields.
     pub(super) fn summary(&self, now: Timestamp) -> Option<String> {
         if self.fields.is_empty() {
             return None;
@@ -180,7 +172,7 @@ impl HotState {
 }
 
 impl FieldSchema {
-    /// The value as this field holds it.
+    /// Converts a value to what this field holds.
     fn coerce(&self, value: Value) -> Result<Value, FieldWriteError> {
         match (self.kind, value) {
             (FieldType::Array, Value::Array(mut items)) => {
@@ -211,7 +203,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// An age as people say it: `40s`, `2m`, `3h`, `5d`.
+/// An age as people write it: `40s`, `2m`, `3h`, `5d`.
 pub(super) fn format_age(age: SignedDuration) -> String {
     let seconds = age.as_secs();
     match seconds {
@@ -223,7 +215,8 @@ pub(super) fn format_age(age: SignedDuration) -> String {
 }
 
 impl Engine {
-    /// Takes a value of that moment, or keeps the last good one and says why; in the journal once, until a write succeeds.
+    /// Stores a value of that time, or keeps the last good one and records why; journalled once, until a write
+    /// succeeds.
     pub(super) fn write_field(&mut self, name: &str, value: Value, at: Timestamp, out: &mut EffectBuffer) {
         if let Err(refused) = self.hot.write(name, value, at) {
             self.field_trouble(name, &format!("the last value was refused: {refused}"), out);
@@ -231,7 +224,7 @@ impl Engine {
     }
 
     fn field_trouble(&mut self, name: &str, trouble: &str, out: &mut EffectBuffer) {
-        // A name that the schema does not have is somebody's text.
+        // A name that is not in the schema is foreign text.
         if self.hot.field(name).is_none() {
             return;
         }
@@ -242,7 +235,8 @@ impl Engine {
         }
     }
 
-    /// Which tool servers have not answered yet: a model that sees no tools concludes that there is nothing to do.
+    /// Names the tool servers that have not answered yet: a model that sees no tools may conclude that there is nothing
+    /// to do.
     fn missing_tools(&self) -> Option<String> {
         let silent = self.toolbox.silent();
         let names = silent.join(", ");

@@ -1,13 +1,13 @@
-//! Before a turn: fields that are stale or have no value, and name a tool, are filled by runs of it.
+//! Before a turn, fields that name a tool and are stale or empty are filled by runs of that tool.
 //!
-//! The runs pass the gate, are journalled and cut like any other, at most four at a time; only tools that only look are
-//! run. The turn waits for all of them, for their timeouts at most, and begins whatever they said. Values die with the
-//! process, so a new one refreshes again; runs that it finds open it sends once more, under their ids.
+//! The runs are admitted, journalled and cancelled like any other, at most four at a time; only read-only tools are
+//! run. The turn waits for all of them, at most for their timeouts, and begins whatever their outcome. Values end with
+//! the process, so a new process refreshes again; runs that it finds open are sent again under their ids.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::effects::{EffectBuffer, journal_line};
 use super::super::machine::Engine;
@@ -16,11 +16,11 @@ use super::super::snapshot::LifecyclePhase;
 use super::super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId};
 use super::super::tool_admission;
 use super::super::tool_batch::{MOST_READS, ToolRunPlan};
-use super::super::{EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine};
+use super::super::{EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
 use super::FieldSchema;
 use crate::api::hot_state::FieldType;
 
-/// The runs before the coming turn.
+/// The runs before the next turn.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
 pub struct HotStateRefresh {
@@ -28,7 +28,7 @@ pub struct HotStateRefresh {
     turn: i64,
     /// Runs that were planned for it so far.
     planned: u32,
-    /// Those without an outcome, by their index.
+    /// Runs without an outcome, by index.
     runs: BTreeMap<u32, FieldRun>,
 }
 
@@ -40,8 +40,9 @@ struct FieldRun {
 }
 
 impl Engine {
-    /// Does what must be done before the coming turn. True: it may begin.
+    /// Runs what must precede the next turn. True: the turn may begin.
     pub(in crate::engine) fn prepare_turn(&mut self, out: &mut EffectBuffer) -> bool {
+        // Planned once for each turn: otherwise a failed run would be repeated for as long as the field has no value.
         if !std::mem::replace(&mut self.hot.refreshed, true) {
             self.plan_refresh(out);
         }
@@ -49,14 +50,14 @@ impl Engine {
         self.state.refresh.runs.is_empty()
     }
 
-    /// What was refreshed was for a turn that began at once; a turn that had to wait wants it anew.
+    /// The values were for a turn that begins at once; a turn that has to wait refreshes them again.
     pub(in crate::engine) fn end_preparation(&mut self) {
         if self.state.refresh.runs.is_empty() {
             self.hot.refreshed = false;
         }
     }
 
-    /// Whether the coming turn waits for runs.
+    /// Whether the next turn waits for runs.
     pub(in crate::engine) fn is_refreshing(&self) -> bool {
         self.running.keys().any(|run| run.is_refresh())
     }
@@ -81,7 +82,13 @@ impl Engine {
     fn plan_run(&mut self, field: &FieldSchema, out: &mut EffectBuffer) {
         let refresh = &self.state.refresh;
         let index = refresh.planned.saturating_add(1);
-        let of = json!([self.agent, self.state.epoch, refresh.turn, 0, index]);
+        let id = ToolRunId {
+            member: ids::MAIN,
+            turn: refresh.turn,
+            call: 0,
+            index,
+        };
+        let of = tool_admission::run_identity(&self.agent, self.state.epoch, id);
         match self.planned(field, &of) {
             Ok(plan) => {
                 let field = field.name.clone();
@@ -94,10 +101,7 @@ impl Engine {
 
     fn planned(&self, field: &FieldSchema, of: &Value) -> Result<ToolRunPlan, &'static str> {
         let wanted = field.refresh_tool.as_deref().unwrap_or_default();
-        let name = self
-            .toolbox
-            .resolve(wanted)
-            .ok_or("there is no tool of its refreshTool's name")?;
+        let name = self.toolbox.resolve(wanted).ok_or("its refreshTool is unknown")?;
         let call = ToolCall {
             id: String::new(),
             name: name.to_owned(),
@@ -106,7 +110,7 @@ impl Engine {
         let judged = self.toolbox.admit(&call, &BTreeMap::new());
         let (known, arguments) = judged.map_err(|_| "its refreshTool cannot be called without arguments")?;
         if known.spec.effect != ToolEffect::Read {
-            return Err("its refreshTool is not run, since it does not only look (its effect is not Read)");
+            return Err("its refreshTool is not run, since its effect is not Read");
         }
         Ok(ToolRunPlan {
             tool: known.spec.name.clone(),
@@ -120,12 +124,17 @@ impl Engine {
         })
     }
 
-    /// Sends runs, as many as may be under way.
+    /// Sends as many runs as may be under way.
     fn send_refreshes(&mut self, out: &mut EffectBuffer) {
         let turn = self.state.refresh.turn;
         let indices: Vec<u32> = self.state.refresh.runs.keys().copied().collect();
         for index in indices {
-            let id = ToolRunId { turn, call: 0, index };
+            let id = ToolRunId {
+                member: ids::MAIN,
+                turn,
+                call: 0,
+                index,
+            };
             let held = self.free_from().is_none_or(|moment| moment > out.now);
             if held || self.state.lifecycle != LifecyclePhase::Active || self.running.len() >= MOST_READS {
                 return;
@@ -163,7 +172,7 @@ impl Engine {
         Some(&self.state.refresh.runs.get(&id.index)?.plan.tool)
     }
 
-    /// A run that fills a field came to an end.
+    /// A run that fills a field ended.
     pub(in crate::engine) fn refresh_finished(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
         let Some(FieldRun { field, plan }) = self.state.refresh.runs.remove(&id.index) else {
             return;
@@ -189,7 +198,7 @@ impl Engine {
 }
 
 impl super::HotState {
-    /// Fields that a tool is to fill now.
+    /// The fields to fill now.
     fn fields_to_refresh(&self, now: jiff::Timestamp) -> impl Iterator<Item = &FieldSchema> {
         self.fields.iter().filter(move |field| {
             let lacks = !self.entries.contains_key(&field.name) || self.is_stale(field, now);
@@ -198,7 +207,7 @@ impl super::HotState {
     }
 }
 
-/// What a tool said, as a value for a field. Servers wrap a single value as `{"result": …}`.
+/// A tool's result as a value for a field. Some servers wrap a single value as `{"result": …}`.
 fn read(field: &FieldSchema, text: String) -> Value {
     let Ok(value) = serde_json::from_str::<Value>(&text) else {
         return Value::String(text);
@@ -209,7 +218,7 @@ fn read(field: &FieldSchema, text: String) -> Value {
     let inner = value.as_object().filter(|object| object.len() == 1);
     match inner.and_then(|object| object.get("result")) {
         Some(inner) if field.coerce(inner.clone()).is_ok() => inner.clone(),
-        // What looks like JSON is a text all the same.
+        // A text that looks like JSON is still a text.
         _ if field.kind == FieldType::String => Value::String(text),
         _ => value,
     }

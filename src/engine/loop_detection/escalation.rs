@@ -1,8 +1,8 @@
-//! The ladder that a detected loop climbs: the model is told once, then such calls are denied until the turn ends, then
-//! the loop pauses, each time for longer, and in the end it has failed. Pure.
+//! The escalation of a detected loop: the model is told once, then such calls are denied until the turn ends, then the
+//! loop pauses, each time for longer, and finally it fails. Pure.
 //!
-//! Within an episode it only goes up. Something new ends the episode, and so does a sleep of the agent's own choice; a
-//! person's `resume` ends a pause and nothing else.
+//! Within an episode it only goes up. Progress ends the episode, and so does a sleep that the agent chose; a person's
+//! `resume` only ends a pause.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,59 +10,72 @@ use super::signals::LoopSignal;
 use super::signature::{CallSignature, ShortHash};
 use crate::api::agent::DetectionMode;
 use crate::api::condition::LoopSign;
+use crate::api::usage_counts::TripAction;
 
-/// Pauses in a row after which the next one is the end.
+/// Pauses in a row after which the next step is the last.
 pub const MOST_PAUSES: u32 = 4;
-/// Prints that are denied at most, the newest.
+/// Most hashes that are denied, the newest ones.
 const MOST_DENIED: usize = 16;
-/// Prints that are shown as evidence.
+/// Hashes that are shown as evidence.
 const MOST_SHOWN: usize = 5;
 
-/// How far an episode has gone.
+/// How far an episode has escalated.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::AsRefStr)]
 pub enum EscalationStep {
     /// The model was told.
     Nudged,
     /// The calls of the repetition are denied until the turn ends.
     Denied,
-    /// The loop was made to sleep.
+    /// The loop was forced to sleep.
     Paused,
     /// The loop has ended.
     Failed,
 }
 
+impl EscalationStep {
+    /// As which it is counted.
+    pub const fn action(self) -> TripAction {
+        match self {
+            Self::Nudged => TripAction::Warn,
+            Self::Denied => TripAction::Deny,
+            Self::Paused => TripAction::Pause,
+            Self::Failed => TripAction::Kill,
+        }
+    }
+}
+
 /// A model call: the turn, and the call within it.
 pub type CallPosition = (i64, u32);
 
-/// A repetition, from its first signal to something new.
+/// A repetition, from its first signal until progress.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct LoopEpisode {
-    /// What showed it last.
+    /// The latest sign.
     pub sign: LoopSign,
-    /// What was seen when the last step was taken. No text of a model or a tool.
+    /// What was detected when the last step was taken. Never text of a model or a tool.
     pub words: String,
-    /// The tool of the last call, where it is one that a source offers; no call at all: `None`.
+    /// The tool of the last call, if a source offers it; `None`: there was no call.
     pub tool: Option<String>,
-    /// How far it has gone.
+    /// How far it has escalated.
     pub step: EscalationStep,
     shown: Vec<ShortHash>,
     denied: Vec<ShortHash>,
-    /// A denied call was wanted since the last step.
+    /// A denied call was requested since the last step.
     attempted: bool,
     /// Signals since the last step.
     waited: u32,
-    /// The model call whose answer led to the last step: one answer leads to one step, however many calls it wants.
+    /// The model call whose answer led to the last step: one answer leads to one step, however many calls it requests.
     at: CallPosition,
 }
 
-/// What a step depends on beside the signal.
+/// What a step depends on besides the signal.
 #[derive(Clone, Copy, Debug)]
 pub struct EscalationRules {
     /// `guardrails.loopDetection.mode`.
     pub mode: DetectionMode,
     /// Pauses in a row so far.
     pub pauses: u32,
-    /// Now.
+    /// The current position.
     pub at: CallPosition,
 }
 
@@ -84,7 +97,7 @@ impl LoopEpisode {
         episode
     }
 
-    /// A further signal. The step that it leads to, if it does.
+    /// A further signal. Returns the step that it leads to, if any.
     pub fn on_signal(
         &mut self,
         signal: LoopSignal,
@@ -92,10 +105,11 @@ impl LoopEpisode {
         rules: EscalationRules,
     ) -> Option<EscalationStep> {
         self.waited = self.waited.saturating_add(1);
+        // However many repeating calls one answer contains, it leads to one step only.
         if rules.mode != DetectionMode::Enforce || self.at == rules.at || self.waited < signal.patience {
             return None;
         }
-        // Words without a tool cannot be denied.
+        // Text without a tool call cannot be denied.
         let step = if self.step == EscalationStep::Nudged && tool.is_some() {
             EscalationStep::Denied
         } else {
@@ -105,7 +119,7 @@ impl LoopEpisode {
         Some(step)
     }
 
-    /// A denied call was wanted. The denial alone is the answer the first time.
+    /// A denied call was requested. The first time, the denial is the only answer.
     pub fn on_denied_attempt(&mut self, rules: EscalationRules) -> Option<EscalationStep> {
         if self.at == rules.at {
             return None;
@@ -144,13 +158,13 @@ impl LoopEpisode {
         self.denied.contains(&call.raw) || self.denied.contains(&call.masked)
     }
 
-    /// The turn is over: what was denied in it is allowed again.
+    /// The turn is over: its denials end.
     pub fn turn_ends(&mut self) {
         self.denied.clear();
         self.attempted = false;
     }
 
-    /// What was seen, with its evidence, for people: names of tools, counts and hashes only.
+    /// What was detected, with its evidence, for people: only names of tools, counts and hashes.
     pub fn evidence(&self) -> String {
         let shown: Vec<String> = self.shown.iter().map(|print| format!("{print:08x}")).collect();
         let tool = self.tool.as_ref().map_or_else(String::new, |tool| format!("{tool}, "));

@@ -1,7 +1,7 @@
-//! Loop detection, as the engine sees it: what each tool call and each silent turn repeats, and what follows. Here: what is
-//! remembered, and where it acts on the loop. Signals and steps are in files of their own.
+//! Loop detection inside the engine: what each tool call and each turn without one repeats, and what follows. Owns what
+//! is remembered, and how it acts on the loop. Signals and escalation steps are in their own files.
 //!
-//! Keeps hashes only, and a bounded number of them. What a controller sees from outside is not its business.
+//! Keeps only hashes, and a bounded number of them. What the controller detects from outside is not handled here.
 
 mod escalation;
 mod signals;
@@ -19,20 +19,21 @@ use signature::ShortHash;
 use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
 use super::message::{Message, ToolCall};
+use super::modes::LoopPace;
 use super::tool_admission::DenialReason;
 use super::tool_batch::{ToolSlot, tool_line};
 use super::view::DetectedRepetition;
-use super::yield_tool::LoopPace;
-use super::{RecordKind, time_math};
+use super::{JournalRecord, RecordDetail, RecordKind, time_math};
 use crate::api::agent::DetectionMode;
 use crate::api::condition::LoopSign;
 use crate::api::status::PauseReason;
+use crate::api::usage_counts::GuardrailTrip;
 
-/// Turns in a row that say the same without a tool, which are a loop.
+/// Turns in a row without a tool call that say the same, which are a loop.
 pub const EQUAL_TEXTS: u32 = 3;
-/// Sleeps that come to so much together are a wait.
+/// Sleeps that add up to this much count as waiting.
 const LEAST_WAIT: SignedDuration = SignedDuration::from_secs(10);
-/// The first forced sleep; each further one in a row is twice as long.
+/// The first forced sleep; each further one in a row doubles it.
 const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 
 /// What is remembered of the past.
@@ -40,30 +41,30 @@ const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 #[serde(default)]
 pub struct LoopDetector {
     recent: RecentCalls,
-    /// What the last turn without a tool said, and how often in a row.
+    /// What the last turn without a tool call said, and how often in a row.
     said: (ShortHash, u32),
     episode: Option<LoopEpisode>,
     /// Pauses in a row.
     pauses: u32,
-    /// Something came of the present turn.
+    /// The current turn made progress.
     progress: bool,
-    /// The present turn led to a step.
+    /// The current turn led to an escalation step.
     stepped: bool,
-    /// A tool call of the present turn has its result.
+    /// A tool call of the current turn has its result.
     called: bool,
     /// Naps since the last sleep.
     napped: SignedDuration,
 }
 
 impl LoopDetector {
-    /// Whether the ladder has come to its end.
+    /// Whether the escalation has reached its last step.
     pub(super) fn has_failed(&self) -> bool {
         self.episode
             .as_ref()
             .is_some_and(|episode| episode.step == EscalationStep::Failed)
     }
 
-    /// The model has lost what it saw: seeing it again is no repetition.
+    /// The model has lost what it saw: seeing it again is not a repetition.
     pub(super) fn forget_calls(&mut self) {
         self.recent = RecentCalls::default();
     }
@@ -81,7 +82,7 @@ impl LoopDetector {
         }
     }
 
-    /// The agent sleeps of its own choice for so long. Who polls each second does not wait.
+    /// The agent chose to sleep for this long. Polling every second is not waiting.
     fn record_sleep(&mut self, wait: SignedDuration) {
         self.napped = self.napped.saturating_add(wait);
         if self.napped >= LEAST_WAIT {
@@ -90,7 +91,7 @@ impl LoopDetector {
         }
     }
 
-    /// The agent sleeps of its own choice: who waits like that may ask again.
+    /// The agent waited by its own choice, so it may repeat its calls.
     fn reset_after_sleep(&mut self) {
         if self.progress || !self.stepped {
             self.pauses = 0;
@@ -100,7 +101,7 @@ impl LoopDetector {
         self.episode = None;
     }
 
-    /// A turn without a tool said this. The signal that it gives.
+    /// Records the text of a turn without a tool call. Returns the signal that it gives, if any.
     fn observe_text(&mut self, said: ShortHash) -> Option<LoopSignal> {
         let (before, times) = self.said;
         self.said = if before == said {
@@ -115,7 +116,7 @@ impl LoopDetector {
         let (_, times) = self.said;
         (times >= EQUAL_TEXTS).then(|| LoopSignal {
             sign: LoopSign::NoProgress,
-            words: format!("the same answer without a tool {times} turns in a row"),
+            words: format!("the same answer without a tool call {times} turns in a row"),
             calls: vec![said],
             patience: 1,
         })
@@ -123,10 +124,11 @@ impl LoopDetector {
 }
 
 impl Engine {
-    /// A process starts: what the settings no longer want is dropped, and a loop that ended begins anew.
-    pub(super) fn start_loop_detection(&mut self, anew: bool) {
+    /// At the start of a process: drops what the settings no longer want, and starts from scratch if the loop had
+    /// ended.
+    pub(super) fn start_loop_detection(&mut self, restarted: bool) {
         let mode = self.settings.loop_detection.mode;
-        if anew || mode == DetectionMode::Disabled {
+        if restarted || mode == DetectionMode::Disabled {
             self.state.watch = LoopDetector::default();
         }
         let own = |until: &Option<_>| until.is_some();
@@ -136,7 +138,7 @@ impl Engine {
         }
     }
 
-    /// Looks at a tool call that has its result. What the model is to be told beside it.
+    /// Inspects a tool call that has its result. Returns a note for the model.
     pub(super) fn inspect_call(
         &mut self,
         wanted: &ToolCall,
@@ -144,8 +146,7 @@ impl Engine {
         ending: ToolCallEnding,
         out: &mut EffectBuffer,
     ) -> Option<String> {
-        // A heartbeat looks at the same again and again, as it is to.
-        if self.settings.loop_detection.mode == DetectionMode::Disabled || self.is_heartbeat() {
+        if self.settings.loop_detection.mode == DetectionMode::Disabled || !self.turn_rules().detects_loops {
             return None;
         }
         let call = signature::call(&wanted.name, &wanted.arguments);
@@ -159,13 +160,13 @@ impl Engine {
             return None;
         }
         let signal = watch.recent.signal()?;
-        // A name that nobody declared is the model's text.
+        // A name that no source declares is the model's text.
         let known = self.toolbox.knows(&wanted.name);
         let tool = if known { wanted.name.as_str() } else { "an unknown tool" };
         self.escalate(signal, Some(tool.to_owned()), out)
     }
 
-    /// A turn is complete: what it said counts when it did nothing else, and how it ended.
+    /// Inspects a completed turn: its text, if it called no tool, and how it ended.
     pub(super) fn inspect_turn(&mut self, pace: &LoopPace, out: &mut EffectBuffer) {
         if self.settings.loop_detection.mode == DetectionMode::Disabled {
             return;
@@ -174,7 +175,7 @@ impl Engine {
         if let LoopPace::Sleep { wait, .. } = pace {
             self.state.watch.record_sleep(*wait);
         } else if news {
-            // Whoever hears of the same thing twice may well answer the same.
+            // Repeated news may well get the same answer.
             self.state.watch.recent.reset_after_sleep();
             self.state.watch.said = (0, 0);
         } else if self.state.watch.called {
@@ -210,7 +211,8 @@ impl Engine {
         }
     }
 
-    /// A signal: the ladder's next step, when it is due. `tool`: of the call that gave it. What the model is to be told.
+    /// Takes the next escalation step for a signal, if it is due. `tool`: of the call that gave it. Returns a note for
+    /// the model.
     fn escalate(&mut self, signal: LoopSignal, tool: Option<String>, out: &mut EffectBuffer) -> Option<String> {
         let rules = self.rules();
         let step = match &mut self.state.watch.episode {
@@ -223,7 +225,7 @@ impl Engine {
         Some(self.act_on(step, out))
     }
 
-    /// Does what a step promises. What the model is told of it.
+    /// Acts on a step. Returns a note for the model.
     fn act_on(&mut self, step: EscalationStep, out: &mut EffectBuffer) -> String {
         let Some(episode) = &self.state.watch.episode else {
             return String::new();
@@ -231,29 +233,35 @@ impl Engine {
         let (words, sign) = (episode.words.clone(), episode.sign);
         self.state.watch.stepped = true;
         let note = format!("{}: {}", sign.as_ref(), step.as_ref());
-        out.record(journal_line(RecordKind::LoopDetected, self.turn_number(), note));
+        out.record(JournalRecord {
+            detail: RecordDetail::Trip(GuardrailTrip::LoopDetected(step.action())),
+            ..journal_line(RecordKind::LoopDetected, self.turn_number(), note)
+        });
         let enforced = self.settings.loop_detection.mode == DetectionMode::Enforce;
         let then = match step {
             EscalationStep::Nudged if enforced => {
-                "do something else, or sleep with yield for 10 s or more; else it will be stopped".to_owned()
+                "do something else, or sleep with yield for 10 s or more; otherwise it will be stopped".to_owned()
             }
             EscalationStep::Nudged => "do something else, or sleep with yield for 10 s or more".to_owned(),
             EscalationStep::Denied => {
                 "such calls are denied for the rest of this turn; do something else, or sleep".to_owned()
             }
-            EscalationStep::Paused => format!("the loop is made to sleep for {} s", self.pause_for_loop(out).as_secs()),
+            EscalationStep::Paused => format!(
+                "the loop is forced to sleep for {} s",
+                self.pause_for_loop(out).as_secs()
+            ),
             EscalationStep::Failed => "the loop ends".to_owned(),
         };
         format!("the runtime saw {words}: {then}")
     }
 
-    /// Makes the loop sleep, for how long.
+    /// Forces the loop to sleep, and returns for how long.
     fn pause_for_loop(&mut self, out: &EffectBuffer) -> SignedDuration {
         let watch = &mut self.state.watch;
         let wait = time_math::doubled(FIRST_SLEEP, watch.pauses, self.settings.max_sleep);
         watch.pauses = watch.pauses.saturating_add(1);
         let message = self.detected().map_or_else(String::new, |detected| detected.message);
-        // What a person must look at stays theirs.
+        // A pause that needs a person stays.
         if !self.state.reasons.contains_key(&PauseReason::LoopDetected) {
             let until = time_math::after(out.now, wait);
             self.raise_pause(PauseReason::LoopDetected, Some(until), message);
@@ -261,9 +269,9 @@ impl Engine {
         wait
     }
 
-    /// Denies what waits and repeats: it is not run.
+    /// Denies the waiting calls that repeat the loop.
     pub(super) fn deny_repetitions(&mut self, out: &mut EffectBuffer) {
-        if self.is_heartbeat() {
+        if !self.turn_rules().detects_loops {
             return;
         }
         let places = self.tool_batch().map_or(0, |work| work.slots.len());
@@ -304,7 +312,7 @@ impl Engine {
             "detail": told.unwrap_or(detail),
             "fix": "this call is denied for the rest of this turn: do something else, or sleep with yield",
         });
-        // It does not count against the tool: other calls of it are welcome.
+        // It does not count against the tool: its other calls are allowed.
         out.record(tool_line(
             RecordKind::ToolDenied,
             id,
@@ -326,16 +334,16 @@ impl Engine {
     pub(super) fn detected(&self) -> Option<DetectedRepetition> {
         let episode = self.state.watch.episode.as_ref()?;
         let then = match episode.step {
-            EscalationStep::Nudged => "the model was told".to_owned(),
-            EscalationStep::Denied => "the model was told, and such calls are denied until its turn ends".to_owned(),
+            EscalationStep::Nudged => "the model was warned".to_owned(),
+            EscalationStep::Denied => "the model was warned, and such calls are denied until its turn ends".to_owned(),
             EscalationStep::Paused => format!(
-                "the loop is made to sleep, {} of {MOST_PAUSES} times in a row; agentloop.dev/resume ends the sleep, and \
-                 something new ends the count",
+                "the loop is forced to sleep, {} of {MOST_PAUSES} times in a row; the annotation agentloop.dev/resume ends \
+                 the sleep, and progress resets the count",
                 self.state.watch.pauses
             ),
             EscalationStep::Failed => format!(
-                "after {MOST_PAUSES} forced sleeps in a row the loop has ended. Look at its instructions and tools; a \
-                 changed spec or the annotation agentloop.dev/wake starts it again"
+                "after {MOST_PAUSES} forced sleeps in a row the loop has ended. Check its instructions and tools; a \
+                 changed spec or the annotation agentloop.dev/wake restarts it"
             ),
         };
         Some(DetectedRepetition {

@@ -1,9 +1,9 @@
-//! The signals of a loop among the newest tool calls: which repetitions are one, and which are work. Pure; what follows
-//! from a signal is the ladder's.
+//! Signals of a loop among the newest tool calls: which repetitions are a loop, and which are work. Pure; the
+//! consequences are in `escalation`.
 //!
-//! What counts is whether a call brought something new. A tool that only looks does so with a result that it did not give
-//! lately; one that acts also with arguments that it did not get lately: thirty files that are written are thirty things
-//! done. Equal errors are never new, whatever the arguments.
+//! What counts is whether a call brought something new. For a read-only tool that is a result that it did not return
+//! recently; for a tool with side effects also arguments that it did not get recently: writing thirty files is thirty
+//! pieces of work. Equal errors are never new, whatever the arguments.
 
 use std::collections::VecDeque;
 
@@ -18,42 +18,43 @@ pub const REMEMBERED: usize = 32;
 pub const EQUAL_ERRORS: usize = 3;
 /// Equal calls in a row with equal results that are a loop.
 pub const EQUAL_CALLS: usize = 3;
-/// Calls in a row that are equal but for numbers, ids and moments and bring nothing new, which are a loop.
+/// Calls in a row that differ only in numbers, ids and times and bring nothing new, which are a loop.
 pub const ALIKE_CALLS: usize = 5;
-/// Lengths of cycles that are looked for.
+/// Lengths of the cycles that are detected.
 pub const CYCLES: std::ops::RangeInclusive<usize> = 2..=4;
-/// Times that a cycle comes until it is a loop.
+/// Repetitions of a cycle that are a loop.
 pub const CYCLE_TIMES: usize = 3;
 /// Calls in a row that bring nothing new, which are a loop whatever they are.
 pub const FRUITLESS_CALLS: usize = 8;
-/// Equal calls in a row whose results differ in numbers at most: so many are a loop although each may be new, and although
-/// their tool is exempt.
+/// Equal calls in a row whose results differ only in numbers: this many are a loop although each may be new, and even
+/// if their tool is exempt.
 pub const MOST_POLLS: u32 = 100;
-/// The same for tools that act: whoever sends one mail ten times has not done ten things, though each has a number.
+/// The same for tools with side effects: sending one mail ten times is not ten pieces of work, even if each has a
+/// number.
 pub const MOST_EQUAL_ACTIONS: u32 = 10;
 
-/// What became of a tool call, in one word.
+/// How a tool call ended.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolCallEnding {
-    /// It ran, and its tool only looks.
+    /// A read-only tool ran.
     Looked,
-    /// It ran, and its tool acts.
+    /// A tool with side effects ran.
     Acted,
-    /// It failed, was denied, or nobody knows.
+    /// It failed, was denied, or its outcome is unknown.
     Failed,
 }
 
-/// One tool call that has its result. Persisted as [`PackedCall`]: it is written with every commit.
+/// One tool call with its result. Persisted as [`PackedCall`], since it is written with every commit.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(from = "PackedCall", into = "PackedCall")]
 struct ObservedCall {
     raw: ShortHash,
     masked: ShortHash,
-    /// Of an error the masked one.
+    /// For an error, the masked hash.
     result: ShortHash,
     failed: bool,
     new: bool,
-    /// Its tool is exempt.
+    /// Whether its tool is exempt.
     exempt: bool,
 }
 
@@ -84,35 +85,34 @@ impl From<ObservedCall> for PackedCall {
 /// A loop that was found among the newest calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoopSignal {
-    /// What it is.
     pub sign: LoopSign,
-    /// In words, for the model and for people.
+    /// Description for the model and for people.
     pub words: String,
-    /// Calls that the repetition is made of: raw or masked prints.
+    /// Raw or masked hashes of the calls that repeat.
     pub calls: Vec<ShortHash>,
-    /// Further calls of the same kind until the ladder's next step.
+    /// Further calls of the same kind until the next escalation step.
     pub patience: u32,
 }
 
-/// The newest tool calls, the oldest first.
+/// The newest tool calls, oldest first.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
 pub struct RecentCalls {
     entries: VecDeque<ObservedCall>,
-    /// How many of the newest came since the agent last slept of its own choice: older ones are no part of a repetition.
+    /// How many of the newest came since the agent last chose to sleep: older ones are not part of a repetition.
     awake: usize,
-    /// What the newest call and its result are, and how often they came in a row.
+    /// The streak that the newest call belongs to.
     again: CallStreak,
 }
 
-/// Equal calls in a row whose results differ in numbers at most.
+/// Equal calls in a row whose results differ only in numbers.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
 struct CallStreak {
     call: ShortHash,
     result: ShortHash,
     times: u32,
-    /// So many are a loop.
+    /// This many are a loop.
     most: u32,
 }
 
@@ -123,13 +123,15 @@ impl CallStreak {
 }
 
 impl RecentCalls {
-    /// A call came to its end. Whether something came of it: something new that is no error.
+    /// Records a call that ended. Returns whether it made progress: something new that is not an error.
     pub fn add(&mut self, call: CallSignature, result: ResultSignature, ending: ToolCallEnding, exempt: bool) -> bool {
         let failed = ending == ToolCallEnding::Failed;
         let shown = if failed { result.masked } else { result.steady };
         let same_result = |entry: &ObservedCall| entry.failed == failed && entry.result == shown;
         let known_result = self.entries.iter().any(same_result);
         let known_call = self.entries.iter().any(|entry| !entry.failed && entry.raw == call.raw);
+        // New is a result that was not seen recently or, for a tool with side effects, a call that did not succeed
+        // recently.
         let new = !known_result || ending == ToolCallEnding::Acted && !known_call;
         let before = self.again;
         let equal = (before.call, before.result) == (call.raw, result.masked);
@@ -158,7 +160,7 @@ impl RecentCalls {
         new && !failed && !self.again.is_loop()
     }
 
-    /// The agent sleeps of its own choice: what it does next repeats nothing.
+    /// The agent chose to sleep: its next calls repeat nothing.
     pub fn reset_after_sleep(&mut self) {
         self.awake = 0;
         self.again = CallStreak::default();
@@ -186,7 +188,7 @@ impl RecentCalls {
         self.again.is_loop().then(|| LoopSignal {
             sign: LoopSign::RepeatedCall,
             words: format!(
-                "the same call {} times in a row, with results that differ in numbers at most",
+                "the same call {} times in a row, with results that differ only in numbers",
                 self.again.times
             ),
             calls: vec![last.raw],
@@ -202,7 +204,7 @@ struct CallsSinceSleep<'a> {
 }
 
 impl CallsSinceSleep<'_> {
-    /// How many of the newest are so, without a gap.
+    /// How many of the newest calls in a row match.
     fn run(&self, is_so: impl Fn(&ObservedCall) -> bool) -> usize {
         self.newest_first.iter().take_while(|entry| is_so(entry)).count()
     }
@@ -229,14 +231,16 @@ impl CallsSinceSleep<'_> {
         })
     }
 
-    /// What comes again and again in the same order, and brought something new the first time at most.
+    /// Calls that repeat in the same order, and brought something new in the first round at most.
     fn cycle(&self) -> Option<LoopSignal> {
         let comes_again = |length: usize| {
             let whole = length * CYCLE_TIMES;
             let calls = self.newest_first.get(..whole)?;
+            // The oldest round may bring something new; the later ones must not.
             let repeats = calls[..whole - length].iter().all(|entry| !entry.new);
             let same = (length..whole).all(|place| calls[place].masked == calls[place - length].masked);
             let period = &calls[..length];
+            // One repeated call is not a cycle, and neither are exempt tools alone.
             let varied = period.iter().any(|entry| entry.masked != self.last.masked);
             let counts = period.iter().any(|entry| !entry.exempt);
             (repeats && same && varied && counts).then_some(period)
@@ -255,12 +259,12 @@ impl CallsSinceSleep<'_> {
         let last = self.last;
         let alike = |entry: &ObservedCall| entry.masked == last.masked;
         let fruitless = self.run(|entry| alike(entry) && !entry.new);
-        // The one before them may have brought what they repeat.
+        // The call before them may have brought what they repeat.
         let first = self.newest_first.get(fruitless).is_some_and(|entry| alike(entry));
         let times = fruitless + usize::from(first);
         (!last.exempt && fruitless > 0 && times >= ALIKE_CALLS).then(|| LoopSignal {
             sign: LoopSign::RepeatedCall,
-            words: format!("{times} calls in a row that differ in numbers at most, with nothing new"),
+            words: format!("{times} calls in a row that differ only in numbers, with nothing new"),
             calls: vec![last.masked],
             patience: u32::try_from(ALIKE_CALLS).unwrap_or(1),
         })

@@ -1,44 +1,44 @@
-//! Signatures of tool calls, results and texts: short hashes that say whether two are the same, or the same but for what
-//! changes by itself. Pure; keeps no text.
+//! Signatures of tool calls, results and texts: short hashes that show whether two are the same, or differ only in
+//! values that change by nature. Pure; keeps no text.
 
 use ring::digest::{SHA256, digest};
 
 use crate::engine::message;
 use crate::engine::tool_admission;
 
-/// A hash of 32 bits: among the few that are compared, two different texts have the same one once in a hundred million.
+/// A hash of 32 bits: among the few that are compared, two different texts collide once in a hundred million.
 pub type ShortHash = u32;
 
-/// Characters of a UUID.
+/// Length of a UUID.
 const UUID: usize = 36;
-/// Hexadecimal digits that are an id, and no word or number.
+/// Hexadecimal digits from which a word counts as an id.
 const LEAST_HEX: usize = 8;
 
-/// What a tool call is recognised by.
+/// Identifies a tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallSignature {
-    /// The tool and its arguments, whatever their order.
+    /// The tool and its arguments, in any order.
     pub raw: ShortHash,
-    /// The same, with numbers, ids and moments masked.
+    /// The same, with numbers, ids and times masked.
     pub masked: ShortHash,
 }
 
-/// What a result is recognised by, together with its tool.
+/// Identifies a result, together with its tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResultSignature {
-    /// The text but for ids and moments.
+    /// The text without ids and times.
     pub steady: ShortHash,
     /// The same, with numbers masked too.
     pub masked: ShortHash,
 }
 
-/// The same in every version, since it is persisted.
+/// Must stay the same in every version, since it is persisted.
 fn short_hash(of: &[&str]) -> ShortHash {
     let digest = digest(&SHA256, of.join("\n").as_bytes());
     ShortHash::from_be_bytes(digest.as_ref().first_chunk().copied().unwrap_or_default())
 }
 
-/// Of a call. Why the model wants it is not part of it: that is put into new words each time.
+/// The signature of a call. The reasoning is not part of it, since the model words it differently each time.
 pub fn call(tool: &str, arguments: &str) -> CallSignature {
     let canonical = match message::arguments(arguments) {
         Some(mut arguments) => {
@@ -53,7 +53,6 @@ pub fn call(tool: &str, arguments: &str) -> CallSignature {
     }
 }
 
-/// Of a result.
 pub fn result(tool: &str, text: &str) -> ResultSignature {
     ResultSignature {
         steady: short_hash(&["result", tool, &steady(text)]),
@@ -61,18 +60,18 @@ pub fn result(tool: &str, text: &str) -> ResultSignature {
     }
 }
 
-/// Of what a model says.
+/// The signature of a model's text.
 pub fn text(said: &str) -> ShortHash {
     let words: Vec<&str> = said.split_whitespace().collect();
     short_hash(&["text", &masked(&words.join(" ").to_lowercase())])
 }
 
-/// A text without ids and moments.
+/// A text with ids and times masked.
 fn steady(text: &str) -> String {
     mask(text, false)
 }
 
-/// A text without ids, moments and numbers.
+/// A text with ids, times and numbers masked.
 fn masked(text: &str) -> String {
     mask(text, true)
 }
@@ -82,6 +81,7 @@ fn mask(text: &str, numbers: bool) -> String {
     let mut rest = text;
     let mut inside = false;
     while let Some(first) = rest.chars().next() {
+        // UUIDs, times and hexadecimal ids are matched only at the beginning of a word; plain digits anywhere.
         let found = if inside { None } else { found(rest, numbers) };
         let taken = match found {
             Some((taken, mark)) => {
@@ -103,7 +103,7 @@ fn mask(text: &str, numbers: bool) -> String {
     masked
 }
 
-/// What begins here that changes by itself, at the beginning of a word: its length and what stands for it.
+/// The value to mask at the beginning of a word: its length and its placeholder.
 fn found(text: &str, numbers: bool) -> Option<(usize, char)> {
     let bytes = text.as_bytes();
     let ends_word = |end: usize| !bytes.get(end).is_some_and(u8::is_ascii_alphanumeric);
@@ -126,8 +126,8 @@ fn is_uuid(bytes: &[u8]) -> bool {
         })
 }
 
-/// The length of a moment that begins here: a time, or a date with a time, or seconds or milliseconds since 1970. A date
-/// alone is none: it may well be what is asked for.
+/// The length of a time that begins here: a time of day, a date with a time, or seconds or milliseconds since 1970. A
+/// date alone does not count: it may be what the call is about.
 fn moment(bytes: &[u8]) -> Option<usize> {
     let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
     // From 2001 to 2033.
@@ -158,7 +158,7 @@ fn moment(bytes: &[u8]) -> Option<usize> {
     Some(start + end)
 }
 
-/// Whether a text begins so; `d` stands for a digit.
+/// Whether a text begins with this pattern; `d` stands for a digit.
 fn fits(bytes: &[u8], pattern: &[u8]) -> bool {
     bytes.len() >= pattern.len()
         && bytes.iter().zip(pattern).all(|(byte, wanted)| match wanted {

@@ -1,11 +1,11 @@
-//! The limit of actions: trips at N, not at N-1, and recovers by its own rule only.
+//! The limit on actions: trips at N, not at N-1, and recovers only by its own rule.
 
 use pretty_assertions::assert_eq;
 
 use super::work::wants;
 use super::*;
 
-/// Takes `count` actions, a second apart.
+/// Performs `count` actions, a second apart.
 fn act(driver: &mut Driver, count: usize) {
     for _ in 0..count {
         driver.answer(wants(&["files__write"]));
@@ -60,7 +60,7 @@ fn the_limit_of_actions_clears_by_its_moment_only_and_for_one_action() {
     assert_eq!(
         driver.reasons(),
         [PauseReason::ActionsPerMinute],
-        "a restart is no cure"
+        "a restart does not end it"
     );
     assert_eq!(driver.next_timer(), seconds(58));
     assert_eq!(driver.running(), [1]);

@@ -1,9 +1,9 @@
-//! Calls that a budget refuses: what holds the loop, what lets it go on, and that nothing is lost meanwhile.
+//! Calls that a budget refuses: what holds the loop, what releases it, and that nothing is lost meanwhile.
 
 use super::*;
 use crate::engine::budget::{PROBE_DELAY, PROBE_INTERVAL, PROBE_TIMEOUT};
 
-/// The refusals that room ends, and the reason of each.
+/// The refusals that end when there is room, and the reason of each.
 const FOR_ROOM: [(FailureKind, PauseReason); 7] = [
     (FailureKind::BudgetExhausted, PauseReason::BudgetExhausted),
     (FailureKind::TokensPerHour, PauseReason::TokensPerHour),
@@ -37,7 +37,7 @@ fn change(driver: &mut Driver, budget: BudgetState) {
     driver.feed(EngineInput::BudgetChanged { budget });
 }
 
-/// What ends no refusal.
+/// Inputs that end no refusal.
 fn try_everything_else(driver: &mut Driver) {
     driver.feed(EngineInput::WakeRequested { token: "w".into() });
     driver.feed(happens("chat"));
@@ -116,7 +116,7 @@ fn a_changed_budget_is_tried_at_once_and_the_reason_goes_when_the_call_was_let_t
         driver.fail_with(refusal);
         change(&mut driver, revision(2));
         assert_eq!(driver.in_flight.unwrap().to_string(), "t2c2a2");
-        assert_eq!(driver.reasons(), [reason], "nobody knows yet");
+        assert_eq!(driver.reasons(), [reason], "not known yet");
         driver.answer(says("well"));
         assert_eq!((driver.state(), driver.reasons()), (LoopState::Running, vec![]));
         assert_eq!(driver.engine.view().turns_completed, 2);
@@ -208,7 +208,7 @@ fn a_budget_that_changed_while_the_call_was_under_way_is_asked_again_soon() {
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c2a2");
     driver.fail_with(refusal);
     driver.pass(seconds(500));
-    assert_eq!(driver.in_flight, None, "this refusal speaks of the budget as it is");
+    assert_eq!(driver.in_flight, None, "this refusal refers to the current budget");
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn a_call_that_the_gateway_cut_before_the_worker_heard_why_counts_as_no_failure(
         let mut driver = in_a_turn();
         driver.now += seconds(1);
         if kind == FailureKind::Cancelled {
-            // The worker heard, but the gateway's cut came first.
+            // The worker was notified, but the gateway had already cancelled the call.
             let call = driver.in_flight.unwrap();
             driver.engine.state.budget = stops();
             driver.feed(EngineInput::Failed {
@@ -430,7 +430,7 @@ fn a_limit_that_no_call_fits_into_costs_no_history() {
     }
 }
 
-/// A gateway that bounds a call as ours does: by the bill before it and one token per byte of what is new.
+/// A gateway that bounds a call as the real one does: by the previous bill and one token per byte of new text.
 struct Meter {
     limit: usize,
     prompt: Vec<Arc<Message>>,
@@ -492,7 +492,7 @@ fn a_limit_smaller_than_the_window_never_ends_a_loop_whose_turns_fit() {
             assert_eq!(driver.reasons(), [], "turn {turn}");
         }
         if turn % 100 == 50 {
-            // The gateway starts anew, and knows no bill.
+            // The gateway restarts and knows no bill.
             meter.prompt = Vec::new();
         }
         driver.answer(says(&"x".repeat(700)));

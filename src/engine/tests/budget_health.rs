@@ -1,4 +1,4 @@
-//! The model hears what its limits have left, at the end of each prompt and nowhere else.
+//! The model sees what its limits have left, at the end of each prompt and nowhere else.
 
 use super::super::budget_health::BudgetHealth;
 use super::*;
@@ -43,7 +43,10 @@ fn what_a_budget_has_left_is_in_the_next_call_and_never_in_the_transcript() {
     assert_eq!(block(&driver), expected);
     hear(&mut driver, vec![team(0, None)]);
     driver.turn();
-    assert!(block(&driver).ends_with("AgentBudget team: less than 10% of 9000 tokens"));
+    assert!(block(&driver).contains("AgentBudget team: less than 10% of 9000 tokens\nSome of it is nearly used up"));
+    hear(&mut driver, vec![team(1, None)]);
+    driver.turn();
+    assert!(!block(&driver).contains("nearly used up"), "at 10 %");
     hear(&mut driver, vec![team(10, None)]);
     driver.turn();
     assert!(block(&driver).ends_with("AgentBudget team: all of 9000 tokens"));
@@ -76,7 +79,9 @@ fn rate_limits_say_what_they_have_left_and_recover_with_their_window() {
     });
     let says = |driver: &Driver, left: &str| {
         let line = format!("- guardrails.rateLimits: {left} of 4 LLMCalls in 60 s");
-        assert!(block(driver).ends_with(&line), "{}", block(driver));
+        assert!(block(driver).contains(&line), "{}", block(driver));
+        let is_advised = block(driver).contains("do the most important thing now");
+        assert_eq!(is_advised, left == "less than 10%", "{}", block(driver));
     };
     says(&driver, "at least 70%");
     driver.turn();

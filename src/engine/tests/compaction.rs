@@ -1,4 +1,4 @@
-//! Old turns give way to a summary: when one is asked for, what it replaces, and what is done without one.
+//! Old turns are replaced by a summary: when one is requested, what it replaces, and what happens without one.
 
 use proptest::prelude::*;
 
@@ -132,7 +132,7 @@ fn the_summary_takes_the_place_of_the_oldest_turns_and_the_turn_goes_on() {
     );
     assert!(before.ends_with(&driver.transcript) && driver.transcript.len() < before.len());
     assert_eq!((compacted(&driver), trimmed(&driver)), (1, 0));
-    // It counts for nothing that limits the turn.
+    // It does not count against the limits of the turn.
     driver.answer(calls("shell", "{}"));
     assert_eq!(
         driver.notes(RecordKind::TurnCompleted).len(),
@@ -172,7 +172,7 @@ fn a_summary_is_cut_at_its_bounds() {
     driver.answer(says(&"ä".repeat(20_000)));
     let summary = driver.engine.state.summary.clone().unwrap();
     assert_eq!(summary.len(), usize::try_from(MOST_BYTES).unwrap() + " [cut]".len());
-    // Of a small transcript it is at most half.
+    // For a small transcript it is at most half.
     let mut driver = full(narrow());
     driver.answer(says(&"x".repeat(20_000)));
     let summary = driver.engine.state.summary.clone().unwrap();
@@ -232,7 +232,7 @@ fn one_failure_is_tried_again_and_after_two_the_turns_leave_without_a_summary() 
     assert_eq!((compacted(&driver), trimmed(&driver)), (0, 1));
     assert_eq!((driver.purpose, driver.in_flight.unwrap().call), (CallPurpose::Turn, 2));
     assert_eq!(driver.engine.view().consecutive_errors, 0);
-    // The next one is asked for when there is too much again.
+    // The next one is requested when there is too much again.
     fill(&mut driver, 400);
     driver.answer(says("Found it."));
     assert_eq!((compacted(&driver), trimmed(&driver)), (1, 1));
@@ -248,7 +248,7 @@ fn a_server_that_is_away_costs_no_history() {
     }
     assert_eq!(driver.notes(RecordKind::TurnFailed), [""; 0]);
     assert_eq!((compacted(&driver), trimmed(&driver)), (0, 0));
-    assert_eq!(driver.purpose, CallPurpose::Compaction, "it is asked for again");
+    assert_eq!(driver.purpose, CallPurpose::Compaction, "it is requested again");
     assert_eq!(
         (driver.in_flight.unwrap().turn, driver.in_flight.unwrap().call),
         (call.turn, call.call)
@@ -275,12 +275,12 @@ fn a_budget_without_room_holds_the_summary_and_one_that_is_too_small_for_it_cost
     );
     driver.fail(FailureKind::CallExceedsLimit);
     assert_eq!((driver.purpose, compacted(&driver)), (CallPurpose::Turn, 0));
-    // Its own call that can never fit waits for a person.
+    // Its own call, which can never fit, waits for a person.
     driver.fail(FailureKind::CallExceedsLimit);
     assert_eq!(driver.reasons(), [PauseReason::CallExceedsLimit]);
 }
 
-/// Estimated tokens of what the call in flight asks to be summed up.
+/// Estimated tokens of the messages that the call in flight summarizes.
 fn summed_up(driver: &Driver) -> u64 {
     assert_eq!(driver.purpose, CallPurpose::Compaction);
     let heads = usize::from(driver.engine.head().is_some());
@@ -298,7 +298,7 @@ fn a_summary_whose_call_exceeds_a_limit_is_of_half_as_much_until_it_is_worth_non
     loop {
         let mut taken = driver.clone();
         taken.answer(says("Found it."));
-        assert_eq!((compacted(&taken), trimmed(&taken)), (1, 0), "the rest takes another");
+        assert_eq!((compacted(&taken), trimmed(&taken)), (1, 0), "the rest needs another");
         driver.fail(FailureKind::CallExceedsLimit);
         assert_eq!(driver.in_flight.unwrap().turn, turn);
         if driver.purpose == CallPurpose::Turn {

@@ -17,7 +17,7 @@ fn whole_oldest_turns_leave_and_the_model_is_told() {
     let mut trimmed = 0;
     for round in 0..80 {
         if driver.purpose == CallPurpose::Compaction {
-            // No summary is to be had.
+            // No summary can be had.
             driver.answer(ModelAnswer::default());
         }
         driver.answer(if round % 2 == 0 {
@@ -156,7 +156,8 @@ fn a_history_takes_at_most_80_percent_of_the_window() {
     assert!((6000..9000).contains(&full), "{full}");
 }
 
-/// Each request begins with the whole request before it, so that a server's cache has all but what is new.
+/// Each request begins with the whole previous request, so that the server's cache covers everything except what is
+/// new.
 #[test]
 fn each_prompt_begins_with_the_one_before_it() {
     let mut driver = Driver::started(settings());

@@ -1,5 +1,5 @@
-//! The corpus of loops and of work (`tests/fixtures/loops`): every file is played through the engine, by a model that does
-//! not heed what it is told. The figures are those of `docs/concepts/loops.md`.
+//! The corpus of loops and of work (`tests/fixtures/loops`): every file is played through the engine by a model that
+//! ignores its notes. The figures are those of `docs/concepts/loops.md`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -17,9 +17,9 @@ struct Case {
     name: String,
     kind: Kind,
     why: String,
-    /// Times that the steps are played.
+    /// How often the steps are played.
     rounds: usize,
-    /// One answer of the model each.
+    /// One answer of the model for each.
     steps: Vec<Script>,
     #[serde(default)]
     words: Vec<String>,
@@ -52,7 +52,7 @@ struct Wanted {
     down: Option<String>,
 }
 
-/// When what happened first, in tool calls and turns without one.
+/// When each thing first happened, in tool calls and turns without one.
 #[derive(Debug, Default)]
 struct Played {
     nudged: Option<(u32, String)>,

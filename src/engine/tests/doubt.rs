@@ -1,5 +1,5 @@
-//! A message that the server refuses each prompt for leaves the conversation, wherever it stands in its older half; a
-//! server that refuses everything costs no memory.
+//! A message for which the server rejects each prompt, or the model refuses each answer, leaves the conversation, wherever
+//! it stands; a server that refuses everything costs no memory.
 
 use super::work::wants;
 use super::*;
@@ -27,11 +27,19 @@ fn shows(driver: &Driver, text: &str) -> bool {
     driver.prompt.iter().any(said)
 }
 
-/// What the server says to the call in flight; it refuses each prompt with the poison.
+/// What the server says to the call in flight; it rejects each prompt with the poison. False: it did.
 fn ask(driver: &mut Driver) -> bool {
-    let refused = shows(driver, POISON);
+    ask_with(driver, Driver::failed_turn)
+}
+
+/// The same for a server that refuses in this way, and recognizes the poison in any message.
+fn ask_with(driver: &mut Driver, refuse: fn(&mut Driver)) -> bool {
+    let refused = driver
+        .prompt
+        .iter()
+        .any(|message| format!("{message:?}").contains(POISON));
     if refused {
-        driver.fail(FailureKind::BadResponse);
+        refuse(driver);
     } else {
         driver.answer(says("well"));
     }
@@ -61,7 +69,7 @@ fn what_is_refused_in_the_older_half_leaves_after_two_refused_turns_and_the_loop
         assert_eq!(doubted(&driver), 1);
         assert!(!shows(&driver, POISON) && shows(&driver, "epsilon"));
         assert!(
-            last_error(&driver).contains("is tried without the "),
+            last_error(&driver).contains("is tried without the older half "),
             "{}",
             last_error(&driver)
         );
@@ -93,33 +101,121 @@ fn calls_leave_with_their_results_and_what_they_did_stays_in_words() {
     }
 }
 
+const WAYS: [fn(&mut Driver); 2] = [Driver::failed_turn, Driver::refused_turn];
+
 #[test]
-fn a_server_that_refuses_everything_costs_no_memory_and_is_tried_once_in_a_row() {
-    let mut driver = with_history(&["alpha", "beta", "gamma", "delta"]);
-    let before = driver.prompt.clone();
-    for turn in 1..12 {
-        driver.fail(FailureKind::BadResponse);
-        assert_eq!(doubted(&driver), usize::from(turn > 1), "{turn}");
-        let said = last_error(&driver);
-        assert_eq!(
-            said.contains("did not help, and it is back: look at spec.model"),
-            turn == 3,
-            "{said}"
+fn what_is_refused_in_the_newer_half_leaves_after_one_more_trial() {
+    for refuse in WAYS {
+        // The fourth turn may be in either half, by the sizes of the messages that begin turns.
+        for place in 4..6 {
+            let mut texts = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"];
+            texts[place] = POISON;
+            let mut driver = with_history(&texts);
+            for trials in [0, 1, 2] {
+                assert!(!ask_with(&mut driver, refuse), "{place}");
+                assert_eq!(doubted(&driver), trials, "{place}");
+            }
+            assert!(last_error(&driver).contains("is tried without the newer half "));
+            assert!(shows(&driver, "alpha") && !shows(&driver, POISON));
+            assert_eq!(driver.notes(RecordKind::Trimmed), [""; 0], "on trial");
+            for _ in 0..5 {
+                assert!(ask_with(&mut driver, refuse), "{place}");
+            }
+            assert!(shows(&driver, "alpha"), "the older half stays");
+            assert_eq!((doubted(&driver), driver.notes(RecordKind::Trimmed).len()), (2, 1));
+            assert_eq!(driver.reasons(), []);
+        }
+    }
+}
+
+#[test]
+fn what_is_refused_in_both_halves_leaves_with_all_of_the_history() {
+    for refuse in WAYS {
+        let mut driver = with_history(&[POISON, "beta", "mail", POISON]);
+        let refused = (0..10).filter(|_| !ask_with(&mut driver, refuse)).count();
+        assert_eq!((refused, doubted(&driver)), (4, 3));
+        assert!(!shows(&driver, "beta") && !shows(&driver, POISON));
+        let told = format!("{:?}", driver.prompt[1]);
+        assert!(
+            told.contains("mail__send [arguments left out] -> [result left out]"),
+            "{told}"
         );
-        while driver.in_flight.is_none() {
+    }
+}
+
+/// The turn that acted stays in the conversation when it fails, and with it what its tool has read.
+#[test]
+fn a_refusal_because_of_a_turn_that_acted_ends_and_what_the_turn_did_stays_in_words() {
+    for refuse in WAYS {
+        for history in [&["alpha", "beta"][..], &[]] {
+            let mut driver = with_history(history);
+            driver.answer(work::wants(&["mail__send"]));
+            driver.done(1, &format!("sent, and the answer is {POISON}"));
+            let refused = (0..10).filter(|_| !ask_with(&mut driver, refuse)).count();
+            assert!(refused <= 4, "{refused}");
+            let told = format!("{:?}", driver.prompt[1]);
+            assert!(told.contains("mail__send"), "{told}");
+            assert_eq!(driver.reasons(), [], "the loop is not held");
+            driver.restart(2);
+            assert!(ask_with(&mut driver, refuse), "a restart keeps it left out");
+        }
+    }
+}
+
+/// Each turn reads the poison, and changes nothing: the turns take it with them, and the history is innocent.
+#[test]
+fn a_history_with_which_calls_are_accepted_is_not_doubted() {
+    for refuse in WAYS {
+        let mut driver = with_history(&["alpha", "beta", "gamma", "delta"]);
+        for _ in 0..8 {
+            driver.answer(work::wants(&["files__read"]));
+            driver.done(1, POISON);
+            refuse(&mut driver);
+            while driver.in_flight.is_none() {
+                driver.next_timer();
+            }
+            assert!(shows(&driver, "alpha"));
+        }
+        assert_eq!(doubted(&driver), 0);
+    }
+}
+
+#[test]
+fn a_server_that_refuses_everything_costs_no_memory_and_each_part_is_tried_once_in_a_row() {
+    for refuse in WAYS {
+        let mut driver = with_history(&["alpha", "beta", "gamma", "delta"]);
+        let before = driver.prompt.clone();
+        for turn in 1..12 {
+            refuse(&mut driver);
+            assert_eq!(doubted(&driver), (turn - 1).min(3), "{turn}");
+            let said = last_error(&driver);
+            assert_eq!(
+                said.contains("did not help, so the history was restored: check spec.model and the instructions"),
+                turn >= 5,
+                "{said}"
+            );
+            while driver.in_flight.is_none() {
+                driver.next_timer();
+            }
+            let shown = (shows(&driver, "alpha"), shows(&driver, "delta"));
+            let expected = match turn {
+                2 => (false, true),
+                3 => (true, false),
+                4 => (false, false),
+                _ => (true, true),
+            };
+            assert_eq!(shown, expected, "{turn}");
+        }
+        assert_eq!(driver.notes(RecordKind::Trimmed), [""; 0]);
+        assert_eq!(driver.prompt[..before.len() - 1], before[..before.len() - 1]);
+        driver.turn();
+        assert!(shows(&driver, "alpha"));
+        for _ in 0..2 {
+            refuse(&mut driver);
             driver.next_timer();
         }
-        assert_eq!(shows(&driver, "alpha"), turn != 2, "{turn}");
+        assert_eq!(doubted(&driver), 4, "another series");
     }
-    assert_eq!(driver.notes(RecordKind::Trimmed), [""; 0]);
-    assert_eq!(driver.prompt[..before.len() - 1], before[..before.len() - 1]);
-    driver.turn();
-    assert!(shows(&driver, "alpha"));
-    for _ in 0..2 {
-        driver.fail(FailureKind::BadResponse);
-        driver.next_timer();
-    }
-    assert_eq!(doubted(&driver), 2, "another row");
 }
 
 #[test]
@@ -176,13 +272,13 @@ fn what_is_left_out_is_the_first_to_leave_when_there_is_no_room() {
     driver.fail(FailureKind::BadResponse);
     driver.next_timer();
     driver.fail(FailureKind::BadResponse);
-    let left_out = driver.engine.left_out();
+    let left_out = driver.engine.left_out().len();
     driver.settings.history_tokens = 1000;
     driver.restart(2);
     driver.next_timer();
     assert!(left_out > 0 && driver.in_flight.is_some());
     assert_eq!(
-        (driver.engine.left_out(), driver.notes(RecordKind::Trimmed).len()),
+        (driver.engine.left_out().len(), driver.notes(RecordKind::Trimmed).len()),
         (0, 1)
     );
     assert_eq!(driver.purpose, CallPurpose::Compaction, "half of it is still too much");

@@ -1,4 +1,4 @@
-//! Events of a Sensor of which a test needs one part.
+//! Sensor events with the parts that a test needs.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -38,7 +38,7 @@ pub(super) fn notified(notification: Notification) -> EngineInput {
     })
 }
 
-/// An event of a Sensor that does nothing. One of a later moment is of now.
+/// An event of a Sensor that does nothing. A later time is replaced by the current one.
 fn event_of(id: &str, at: Timestamp) -> SensedEvent {
     SensedEvent {
         id: id.into(),
@@ -50,7 +50,7 @@ fn event_of(id: &str, at: Timestamp) -> SensedEvent {
     }
 }
 
-/// What an event did, but for the line that it came.
+/// The effects of an event, except for the record of its arrival.
 pub(super) fn without_its_line(effects: Vec<EngineEffect>) -> Vec<EngineEffect> {
     let came = |effect: &EngineEffect| matches!(effect, EngineEffect::Record(record) if record.kind == RecordKind::SensorUpdated);
     effects.into_iter().filter(|effect| !came(effect)).collect()

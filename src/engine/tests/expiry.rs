@@ -1,4 +1,5 @@
-//! Tool calls with side effects that a pause, a suspension or an edit has held up: they are not run unasked.
+//! Tool calls with side effects that were delayed by a pause, a suspension or an edit: they run only if requested
+//! again.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;
@@ -34,7 +35,7 @@ fn a_call_with_side_effects_that_a_pause_held_up_for_more_than_five_minutes_is_n
     assert_eq!(driver.notes(RecordKind::ToolDenied), ["Outdated"]);
     let told = driver.results()[1].1;
     assert!(
-        told.contains("more than 9 h ago") && told.contains("ask again if it is still right"),
+        told.contains("more than 9 h ago") && told.contains("call it again if it is still right"),
         "{told}"
     );
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
@@ -89,7 +90,7 @@ fn after_a_suspension_or_an_edit_of_the_spec_nothing_with_side_effects_is_sent_u
         driver.settings.spec = u64::from(edited);
         driver.restart(2);
     };
-    // What waits, and what an earlier process sent and may repeat.
+    // A waiting call, and one that an earlier process sent and may repeat.
     let mut driver = Driver::with_tools(settings());
     let mut retried = Driver::with_tools(settings());
     retried.answer(wants(&["job__start"]));
@@ -101,7 +102,7 @@ fn after_a_suspension_or_an_edit_of_the_spec_nothing_with_side_effects_is_sent_u
     driver.done(3, "read");
     assert_eq!(driver.outcomes(), ["Unknown", "Ok"]);
     assert_eq!(driver.notes(RecordKind::ToolDenied), ["Outdated"]);
-    // An answer that the gateway kept meanwhile.
+    // An answer that the gateway kept in the meantime.
     let mut driver = Driver::with_tools(settings());
     stop(&mut driver);
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a1");
@@ -110,7 +111,7 @@ fn after_a_suspension_or_an_edit_of_the_spec_nothing_with_side_effects_is_sent_u
     driver.done(2, "read");
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
     driver.answer(wants(&["mail__send"]));
-    assert_eq!(driver.running(), [1], "asked for again");
+    assert_eq!(driver.running(), [1], "requested again");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Calls that fail: what is tried again, after how long, and what a failed turn leaves behind.
+//! Failed calls: what is retried, after how long, and what a failed turn leaves behind.
 
 use super::*;
 
@@ -168,8 +168,8 @@ fn what_a_failed_turn_would_have_told_the_next_one_is_told() {
     for _ in 0..2 {
         driver.next_timer();
         assert!(
-            driver.observed().contains("the loop goes on"),
-            "its cause is still to be told"
+            driver.observed().contains("the loop continues"),
+            "its cause was not told yet"
         );
         assert!(driver.observed().contains("cut at the output limit of 4096 tokens"));
         driver.fail(FailureKind::BadResponse);
@@ -248,7 +248,7 @@ fn a_call_refused_for_want_of_the_link_waits_for_it_and_does_not_count() {
     assert_eq!(
         driver.next_timer(),
         seconds(10),
-        "a link that came back unseen holds nothing for ever"
+        "a link that was restored unnoticed holds nothing forever"
     );
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a22");
     driver.fail(FailureKind::LinkLost);
@@ -292,12 +292,12 @@ fn a_turn_that_fails_later_keeps_what_its_calls_brought_until_the_next_one_fails
     driver.fail(FailureKind::BadResponse);
     assert_eq!(driver.results(), [("0", "read")], "it was paid for");
     driver.next_timer();
-    assert!(driver.observed().contains("what its tools did and said stands"));
+    assert!(driver.observed().contains("its tool calls and their results stand"));
     let mut mended = driver.clone();
     mended.answer(says("I have read it"));
     mended.next_timer();
     mended.fail(FailureKind::BadResponse);
-    assert_eq!(mended.results(), [("0", "read")], "a call went well with it");
+    assert_eq!(mended.results(), [("0", "read")], "a call succeeded with it");
     driver.restart(2);
     driver.fail(FailureKind::BadResponse);
     assert_eq!(driver.transcript, before, "it may be the cause");

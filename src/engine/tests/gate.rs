@@ -1,4 +1,4 @@
-//! The gate: which calls become runs, and what the model is told of those that do not.
+//! Admission: which calls become runs, and what the model is told about the others.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;
@@ -57,7 +57,7 @@ fn three_denials_of_a_tool_close_it_until_the_next_turn_and_two_do_not_and_the_l
     driver.answer(wants(&["files__write"]));
     assert_eq!(driver.offered, offered);
     assert!(
-        driver.result().contains("closed until the next turn"),
+        driver.result().contains("unavailable until the next turn"),
         "{}",
         driver.result()
     );

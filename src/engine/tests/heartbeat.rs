@@ -1,6 +1,6 @@
-//! The heartbeat: when it comes, and that it leaves the agent's own turns and sleep as they were.
+//! The heartbeat: when it runs, and that it leaves the agent's own turns and sleep unchanged.
 
-use super::super::heartbeat::{HeartbeatSettings, MOST_LAST_BYTES};
+use super::super::modes::continuous::heartbeat::{HeartbeatSettings, MOST_LAST_BYTES};
 use super::*;
 use crate::engine::snapshot::CallStep;
 
@@ -38,7 +38,7 @@ fn it_comes_in_a_sleep_at_its_time_and_not_before_and_the_sleep_ends_when_it_wou
     driver.pass(seconds(1));
     assert_eq!((beats(&driver), driver.purpose), (1, CallPurpose::Heartbeat));
     assert_eq!(driver.state(), LoopState::Running);
-    assert_eq!(driver.prompt.len(), 2, "a conversation of its own: {:?}", driver.prompt);
+    assert_eq!(driver.prompt.len(), 2, "its own conversation: {:?}", driver.prompt);
     assert!(driver.observed().ends_with("\n\nIs all well?"), "{}", driver.observed());
     assert_eq!(
         driver.offered, offered,
@@ -54,11 +54,11 @@ fn it_comes_in_a_sleep_at_its_time_and_not_before_and_the_sleep_ends_when_it_wou
     assert!(
         driver
             .observed()
-            .contains("at the heartbeat before:\nAll is well.\n\nIs all well?")
+            .contains("at the previous heartbeat:\nAll is well.\n\nIs all well?")
     );
     driver.answer(says("Still well."));
     assert_eq!((beats(&driver), driver.transcript.len()), (2, transcript.len()));
-    // The agent's own next turn knows nothing of them.
+    // The agent's own next turn does not contain them.
     let mut woken = driver.clone();
     woken.feed(EngineInput::WakeRequested { token: "w".into() });
     assert_eq!(woken.purpose, CallPurpose::Turn);
@@ -95,8 +95,8 @@ fn a_turn_under_way_is_finished_first_and_the_next_one_waits_for_the_heartbeat()
     driver.answer(says("All is well."));
     driver.pass(seconds(1));
     assert_eq!(driver.purpose, CallPurpose::Turn);
-    assert!(driver.observed().contains("the loop goes on"));
-    // The next one is due an interval after this one began.
+    assert!(driver.observed().contains("the loop continues"));
+    // The next one is due one interval after the start of this one.
     driver.answer(calls("yield", r#"{"sleep": 3600}"#));
     driver.pass(seconds(53));
     assert_eq!(beats(&driver), 1);

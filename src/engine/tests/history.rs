@@ -1,4 +1,4 @@
-//! What the journal remembers of each step.
+//! What the journal stores about each step.
 
 use super::work::wants;
 use super::*;
@@ -33,7 +33,7 @@ fn test_loop_history_keeps_each_step_in_order_also_of_a_turn_that_failed() {
     expected.push(RecordKind::TurnCompleted);
     let of_turns = |kind: &RecordKind| !matches!(kind, RecordKind::Started | RecordKind::Transition);
     assert_eq!(kinds.into_iter().filter(of_turns).collect::<Vec<_>>(), expected);
-    // What the turn that failed has read is shown, since it was paid for.
+    // What the failed turn has read is kept, since it was paid for.
     let all = driver.journal.iter().flat_map(|record| &record.messages);
     let results = |messages: Vec<&Arc<Message>>| {
         messages

@@ -44,7 +44,7 @@ fn write(driver: &mut Driver, name: &str, value: Value) -> Vec<EngineEffect> {
     without_its_line(driver.feed(value_of(name, value)))
 }
 
-/// A loop with a number `n` that the tool `s__n` gives, and another tool that acts.
+/// A loop with a number `n` that the tool `s__n` returns, and another tool with side effects.
 fn refreshing() -> Driver {
     let mut driver = Driver::fresh(with(vec![field("n", FieldType::Number, Some("s__n"))]));
     driver.offer(vec![tool("s__n", ToolEffect::Read), tool("s__act", ToolEffect::Write)]);
@@ -72,7 +72,7 @@ fn the_block_is_rendered_for_each_call_and_never_joins_the_transcript() {
     write(&mut driver, "n", json!(7));
     let before = driver.prompt.clone();
     driver.answer(calls("yield", "nonsense"));
-    assert!(block(&driver).ends_with("\nn: 7"), "{}", block(&driver));
+    assert!(block(&driver).ends_with("\nn: 7 (0s ago)"), "{}", block(&driver));
     assert_eq!(driver.prompt[..before.len()], before, "the prefix stays");
     driver.pass(seconds(90));
     driver.answer(says("done"));
@@ -96,10 +96,10 @@ fn a_refused_value_leaves_the_last_good_one_and_is_journalled_once_without_it() 
     write(&mut driver, "n", json!(7));
     write(&mut driver, "n", json!("canary"));
     write(&mut driver, "n", json!({"canary": 1}));
-    let note = "n: the last value was refused: it takes values of type Number, and was given a String";
+    let note = "n: the last value was refused: it requires type Number, but the value is a String";
     assert_eq!(driver.notes(RecordKind::HotStateRefused), [note]);
     driver.turn();
-    let wanted = "n: 7 (the last value was refused: it takes values of type Number, and was given an Object)";
+    let wanted = "n: 7 (0s ago; the last value was refused: it requires type Number, but the value is an Object)";
     assert!(block(&driver).ends_with(wanted), "{}", block(&driver));
     write(&mut driver, "n", json!(8));
     write(&mut driver, "n", json!("canary"));
@@ -132,7 +132,7 @@ fn a_field_without_a_value_is_filled_before_the_turn_and_again_when_it_is_stale(
     driver.end(1, done("7"));
     assert_eq!(driver.outcomes(), ["Ok"]);
     assert!(
-        driver.in_flight.is_some() && block(&driver).ends_with("\nn: 7"),
+        driver.in_flight.is_some() && block(&driver).ends_with("\nn: 7 (0s ago)"),
         "{}",
         block(&driver)
     );
@@ -152,7 +152,7 @@ fn a_field_without_a_value_is_filled_before_the_turn_and_again_when_it_is_stale(
 #[case(ToolOutcome::Unknown { message: "canary".into() }, "its refreshTool gave no answer")]
 #[case(
     done("canary"),
-    "the last value was refused: it takes values of type Number, and was given a String"
+    "the last value was refused: it requires type Number, but the value is a String"
 )]
 fn a_refresh_that_fails_keeps_the_last_good_value_and_fails_no_turn(#[case] outcome: ToolOutcome, #[case] words: &str) {
     let mut driver = refreshing();
@@ -171,11 +171,8 @@ fn a_refresh_that_fails_keeps_the_last_good_value_and_fails_no_turn(#[case] outc
 }
 
 #[rstest]
-#[case(
-    "s__act",
-    "its refreshTool is not run, since it does not only look (its effect is not Read)"
-)]
-#[case("s__none", "there is no tool of its refreshTool's name")]
+#[case("s__act", "its refreshTool is not run, since its effect is not Read")]
+#[case("s__none", "its refreshTool is unknown")]
 #[case("s__needs", "its refreshTool cannot be called without arguments")]
 fn a_refresh_that_may_not_be_is_said_and_not_run(#[case] name: &str, #[case] words: &str) {
     let mut driver = Driver::fresh(with(vec![field("n", FieldType::Number, Some(name))]));
@@ -219,7 +216,11 @@ fn what_a_tool_says_becomes_a_value_of_the_fields_type(
     driver.offer(vec![tool("s__n", ToolEffect::Read)]);
     driver.start(1);
     driver.end(1, done(said));
-    assert!(block(&driver).ends_with(&format!("\nn: {value}")), "{}", block(&driver));
+    assert!(
+        block(&driver).ends_with(&format!("\nn: {value} (0s ago)")),
+        "{}",
+        block(&driver)
+    );
 }
 
 #[test]
@@ -256,7 +257,11 @@ fn a_crash_in_the_middle_of_a_refresh_goes_on_with_the_runs_that_were_open_and_t
     assert_eq!(driver.in_flight, None);
     driver.end(2, done("2"));
     driver.end(3, done("3"));
-    assert!(block(&driver).ends_with("a: 3\nb: 2"), "{}", block(&driver));
+    assert!(
+        block(&driver).ends_with("a: 3 (0s ago)\nb: 2 (0s ago)"),
+        "{}",
+        block(&driver)
+    );
     assert_eq!(driver.engine.view().tool_calls, 3, "a repeat counts once");
 }
 
@@ -281,9 +286,9 @@ fn a_turn_that_had_to_wait_after_its_refresh_refreshes_again_what_is_stale() {
     assert_eq!(driver.in_flight, None);
     driver.pass(seconds(31));
     driver.feed(EngineInput::LinkBack);
-    assert_eq!(driver.running(), [2], "a new run, under an id of its own");
+    assert_eq!(driver.running(), [2], "a new run, under its own id");
     driver.end(2, done("8"));
-    assert!(block(&driver).ends_with("\nn: 8"));
+    assert!(block(&driver).ends_with("\nn: 8 (0s ago)"));
 }
 
 #[test]

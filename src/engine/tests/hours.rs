@@ -1,4 +1,4 @@
-//! `guardrails.activeHours`: nothing begins outside of them, whatever happens, and everything goes on with the next.
+//! `guardrails.activeHours`: nothing begins outside of them, and everything continues in the next window.
 
 use jiff::civil::time;
 
@@ -110,8 +110,8 @@ fn a_clock_that_is_set_back_out_of_the_hours_holds_the_loop_and_into_them_frees_
     assert_eq!(driver.reasons(), []);
 }
 
-/// Weeks of a loop that naps between its turns: every call within the hours on the wall, and the first of each day at
-/// their very beginning.
+/// Weeks of a loop that naps between its turns: every call is within the hours by local time, and the first of each day
+/// at their very beginning.
 #[test]
 fn weeks_over_both_changes_of_the_clocks_in_two_zones_keep_to_the_hours_on_the_wall() {
     for (zone, start) in [

@@ -1,4 +1,5 @@
-//! `guardrails.idleTimeoutSeconds`: trips after so much time awake for nothing, and what does not count as that.
+//! `guardrails.idleTimeoutSeconds`: trips after that much time awake without an effective action, and what does not
+//! count.
 
 use super::*;
 use crate::api::status::LoopOutcome;
@@ -21,7 +22,7 @@ fn short() -> EngineSettings {
     }
 }
 
-/// A loop that has been awake for nothing for 29 s, its next call in flight.
+/// A loop that has been awake without an effective action for 29 s, its next call in flight.
 fn nearly_idle() -> Driver {
     let mut driver = Driver::started(short());
     driver.pass(seconds(28));
@@ -31,7 +32,7 @@ fn nearly_idle() -> Driver {
     driver
 }
 
-/// It goes on for 29 s more, and ends soon after.
+/// It continues for 29 s more, and ends soon after.
 fn ends_after_29_seconds(mut driver: Driver) {
     driver.pass(seconds(29));
     driver.answer(says("hm"));
@@ -180,7 +181,7 @@ fn an_outcome_of_a_tool_is_an_effective_action_when_it_is_new_and_none_when_it_w
         driver.answer(work::wants(&["files__read"]));
         driver.pass(seconds(3000));
         driver.end(1, second.clone());
-        assert!(!ended(&driver), "a run is no idle time");
+        assert!(!ended(&driver), "a run is not idle time");
         driver.pass(seconds(10));
         driver.answer(says("hm"));
         assert_eq!(ended(&driver), ends, "{second:?}");

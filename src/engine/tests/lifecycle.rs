@@ -271,7 +271,7 @@ fn since_moves_with_the_state_and_not_with_the_reasons() {
     assert_eq!(
         driver.engine.view().resumes_at,
         None,
-        "nobody knows when the link is back"
+        "the end of a lost link is not known"
     );
     assert_eq!(
         *driver.notes(RecordKind::Transition).last().unwrap(),

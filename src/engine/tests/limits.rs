@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Fails turns until the loop is paused, and says how many it took.
+/// Fails turns until the loop is paused, and returns how many it took.
 fn fail_until_paused(driver: &mut Driver) -> u32 {
     for failed in 1..100 {
         driver.failed_turn();
@@ -48,7 +48,7 @@ fn the_error_limit_clears_by_its_cool_down_which_grows_until_a_success() {
     let mut driver = Driver::started(settings());
     let mut waits = Vec::new();
     for _ in 0..8 {
-        assert_eq!(fail_until_paused(&mut driver), 5, "the streak starts at nothing again");
+        assert_eq!(fail_until_paused(&mut driver), 5, "the streak starts at zero again");
         try_everything_but(&mut driver, false);
         waits.push(driver.next_timer().as_secs());
         assert_eq!(driver.state(), LoopState::Running);
@@ -159,7 +159,7 @@ fn the_limit_of_calls_ends_the_turn_at_the_limit_and_not_before_and_the_model_is
     assert_eq!(
         driver.in_flight.unwrap().to_string(),
         "t2c2a1",
-        "the next turn counts from nothing"
+        "the next turn counts from zero"
     );
     driver.answer(says("well"));
     driver.pass(seconds(1));
@@ -178,7 +178,7 @@ fn a_turn_that_ends_the_worker_three_times_pauses_the_loop_and_two_times_does_no
     assert_eq!(driver.in_flight, None);
     try_everything_but(&mut driver, false);
     driver.restart(1);
-    assert_eq!(driver.reasons(), [PauseReason::CrashLoop], "a restart is no cure");
+    assert_eq!(driver.reasons(), [PauseReason::CrashLoop], "a restart does not end it");
     driver.next_timer();
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a1");
     driver.restart(1);
@@ -288,7 +288,7 @@ fn test_loop_resumes_only_when_all_reasons_are_gone() {
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
 }
 
-/// Turns that say something and do nothing slow down.
+/// Turns that contain only text slow down.
 fn talkative() -> EngineSettings {
     EngineSettings {
         longest_text_delay: seconds(60),
@@ -351,7 +351,7 @@ fn who_waits_because_of_many_words_hears_a_notification_at_once() {
     assert_eq!(driver.next_timer().as_millis(), 100);
 }
 
-/// Polls with naps of so many seconds. After how many turns one is forced to sleep.
+/// Polls with naps of so many seconds. Returns after how many turns a sleep is forced.
 fn polls(nap: i64, turns: usize) -> Option<usize> {
     let mut driver = Driver::started(settings());
     for turn in 1..=turns {

@@ -1,4 +1,4 @@
-//! Detection of loops: each signal at its number and not before, the ladder step by step, and what ends what.
+//! Loop detection: each signal at its number and not before, the escalation step by step, and what ends it.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;
@@ -40,7 +40,7 @@ fn once(name: &str, what: &str) -> ModelAnswer {
 }
 
 impl Driver {
-    /// One call of a tool, and its result; it is denied where it does not run.
+    /// One call of a tool, and its result; a call that does not run is denied.
     fn call(&mut self, name: &str, what: &str, outcome: ToolOutcome) {
         self.ready();
         if self.stopped {
@@ -87,7 +87,7 @@ impl Driver {
         self.engine.view().detected.map(|detected| detected.sign)
     }
 
-    /// Ends the turn, with a sleep of the agent's own choice.
+    /// Ends the turn with a sleep that the agent chose.
     fn sleeps(&mut self) {
         self.answer(calls("yield", r#"{"sleep": 60}"#));
         self.pass(seconds(60));
@@ -105,7 +105,7 @@ impl Driver {
     }
 }
 
-/// Feeds a repetition call by call; the first call at which it was told of.
+/// Feeds a repetition call by call. Returns the first call with a note.
 fn told_at(feed: impl Fn(&mut Driver, usize)) -> (usize, LoopSign) {
     let mut driver = watched(DetectionMode::Warn);
     for at in 1..300 {
@@ -151,7 +151,7 @@ fn each_signal_speaks_up_at_its_number_and_not_before() {
     assert_eq!(
         told_at(|driver, at| driver.read(&format!("page {at}"), "empty")),
         at(LoopSign::RepeatedCall, 5),
-        "calls that differ in numbers, with nothing new"
+        "calls that differ only in numbers, with nothing new"
     );
     for length in 2..=4 {
         assert_eq!(
@@ -273,7 +273,7 @@ fn the_ladder_goes_from_a_word_to_a_denial_to_longer_and_longer_sleeps_to_the_en
     );
     let denial: serde_json::Value = serde_json::from_str(driver.result()).unwrap();
     assert_eq!(denial["error"], "denied");
-    assert_eq!(driver.state(), LoopState::Running, "the denial is an answer of its own");
+    assert_eq!(driver.state(), LoopState::Running, "the denial is an answer");
 
     for (pause, wait) in [60, 120, 240, 480].into_iter().enumerate() {
         driver.read("a", "same");
@@ -325,7 +325,7 @@ fn words_without_a_tool_go_from_a_note_to_a_sleep() {
     assert!(
         driver
             .observed()
-            .contains("Note: the runtime saw the same answer without a tool 3 turns in a row")
+            .contains("Note: the runtime saw the same answer without a tool call 3 turns in a row")
     );
     driver.answer(says("Nothing  NEW"));
     assert_eq!(driver.reasons(), [PauseReason::LoopDetected]);
@@ -596,7 +596,7 @@ fn nothing_of_what_a_model_or_a_tool_said_is_in_the_evidence() {
     assert!(seen.iter().all(|text| text.len() < 3000), "{seen:#?}");
 }
 
-/// Polls with naps of so many seconds. Whether that is a loop.
+/// Polls with naps of so many seconds. Returns whether that is a loop.
 fn is_loop_of_naps(nap: i64) -> bool {
     let mut driver = watched(DetectionMode::Enforce);
     for _ in 0..20 {

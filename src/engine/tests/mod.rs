@@ -1,4 +1,4 @@
-//! Drives the engine in simulated time as the worker would, and checks on every step what must always hold.
+//! Drives the engine in simulated time as the worker would, and checks invariants on every step.
 
 mod actions;
 mod budget;
@@ -12,23 +12,28 @@ mod expiry;
 mod failures;
 mod gate;
 mod heartbeat;
+mod held_results;
 mod history;
 mod hot_state;
 mod hours;
 mod idle;
 mod lifecycle;
+mod light_model;
 mod limits;
 mod loops;
+mod modes;
 mod notifications;
 mod offers;
 mod poison;
 mod precheck;
 mod random;
 mod rates;
+mod runtime_mark;
 mod scoring;
 mod sensors;
 mod sleeping;
 mod stops;
+mod texts;
 mod tools;
 mod trips;
 mod window;
@@ -45,7 +50,7 @@ use super::guardrails::active_hours::{ActiveHours, WindowPosition};
 use super::machine::{Engine, EngineSnapshot};
 use super::message::{FinishReason, Message, ModelAnswer, ToolCall};
 use super::prompt_size as sizes;
-use super::settings::EngineSettings;
+use super::settings::{EngineSettings, ModeSettings};
 use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
 use super::{CallId, CallPurpose, EngineEffect, EngineInput, JournalRecord, KnownTotals, RecordKind, StopCause};
 use crate::api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection};
@@ -54,6 +59,7 @@ use crate::api::status::{LoopState, PauseReason};
 
 fn settings() -> EngineSettings {
     EngineSettings {
+        mode: ModeSettings::Continuous,
         min_delay: SignedDuration::from_millis(100),
         max_delay: SignedDuration::from_secs(10),
         max_consecutive_errors: 5,
@@ -74,10 +80,10 @@ fn settings() -> EngineSettings {
         light_context_tokens: 128_000,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
-        // Tests of other rules say the same again and again.
+        // Tests of other rules repeat the same text.
         loop_detection: detection(DetectionMode::Disabled),
         spec: 0,
-        // Tests of other rules say what they like.
+        // Tests of other rules use any text.
         quick_text_turns: 0,
         longest_text_delay: SignedDuration::ZERO,
     }
@@ -137,7 +143,7 @@ fn resume(driver: &mut Driver, token: &str) {
     driver.feed(EngineInput::ResumeRequested { token: token.into() });
 }
 
-/// What must not end a pause that is not theirs.
+/// Inputs that must not end a pause that is not theirs.
 fn try_everything_but(driver: &mut Driver, resume_too: bool) {
     driver.feed(EngineInput::WakeRequested { token: "w".into() });
     driver.feed(happens("chat"));
@@ -148,7 +154,7 @@ fn try_everything_but(driver: &mut Driver, resume_too: bool) {
     }
 }
 
-/// The worker's part: keeps the journal, the timer and the call in flight.
+/// The worker's part: holds the journal, the timer and the call in flight.
 #[derive(Clone, Debug)]
 struct Driver {
     settings: EngineSettings,
@@ -236,7 +242,7 @@ impl Driver {
         })
     }
 
-    /// The process ends, and another one goes on from the journal.
+    /// The process ends, and another one continues from the journal.
     fn restart(&mut self, epoch: i64) -> Vec<EngineEffect> {
         let saved = serde_json::to_string(&self.saved).unwrap();
         let snapshot = serde_json::from_str(&saved).unwrap();
@@ -246,7 +252,7 @@ impl Driver {
         self.start(epoch)
     }
 
-    /// The sources offer these from now on.
+    /// The sources offer these tools from now on.
     fn offer(&mut self, tools: Vec<ToolSpec>) -> Vec<EngineEffect> {
         self.tools.clone_from(&tools);
         self.feed(EngineInput::ToolsChanged {
@@ -277,7 +283,7 @@ impl Driver {
         for effect in &effects {
             match effect {
                 EngineEffect::Record(record) => {
-                    assert!(!acted, "journal lines come before all other effects: {effects:?}");
+                    assert!(!acted, "journal records come before all other effects: {effects:?}");
                     self.journal(record);
                 }
                 EngineEffect::CallModel {
@@ -325,13 +331,13 @@ impl Driver {
 
     fn journal(&mut self, record: &JournalRecord) {
         self.transcript.truncate(self.transcript.len() - record.retract);
-        self.transcript.drain(..record.forget);
+        self.transcript.drain(record.forget.clone());
         if record.kind == RecordKind::Trimmed {
-            self.forgotten += record.forget;
+            self.forgotten += record.forget.len();
         } else if record.kind == RecordKind::Compacted {
             self.forgotten = 0;
         } else {
-            assert_eq!(record.forget, 0, "{record:?}");
+            assert!(record.forget.is_empty(), "{record:?}");
         }
         self.transcript.extend(record.messages.iter().cloned());
         self.journal.push(record.clone());
@@ -364,10 +370,11 @@ impl Driver {
             }
             CallPurpose::Turn => {
                 let left_out = self.engine.left_out();
+                let mut kept = rendered(&self.transcript);
+                kept.drain(left_out);
                 assert_eq!(
-                    sent,
-                    &rendered(&self.transcript)[left_out..],
-                    "the prompt is what the journal holds, but for what is left out on trial"
+                    sent, kept,
+                    "the prompt is what the journal holds, except for what is left out on trial"
                 );
             }
             CallPurpose::Compaction => {
@@ -391,7 +398,7 @@ impl Driver {
         self.restarted = false;
     }
 
-    /// Nothing leaves a prompt without a word in it that says so.
+    /// Nothing leaves a prompt without a text in it that says so.
     fn check_head(&self, first: &Message) {
         let state = &self.engine.state;
         let Message::User { text } = first else {
@@ -401,7 +408,7 @@ impl Driver {
             let beginning = &summary[..summary.floor_char_boundary(20)];
             assert!(text.contains(beginning), "the summary is gone: {text}");
         }
-        let forgotten = self.forgotten + self.engine.left_out();
+        let forgotten = self.forgotten + self.engine.left_out().len();
         if forgotten > 0 {
             let left = format!("{forgotten} messages left your context without a summary");
             assert!(text.contains(&left), "{left}: {text}");
@@ -436,7 +443,7 @@ impl Driver {
         self.sent.push(run.clone());
     }
 
-    /// Reasons clear by their own rule, and by no other; held calls are tried by theirs.
+    /// Reasons clear only by their own rule; held calls are probed by theirs.
     fn check_reasons(&self, before: &Engine, input: &EngineInput) {
         let after = &self.engine.state;
         let by_name = |call: &CallId| before.call_in_flight() == Some(*call);
@@ -484,12 +491,12 @@ impl Driver {
                     before.settings = self.settings.clone();
                     before.trip_of_window(self.now).is_none()
                 }
-                // The clock alone decides, also one that was set back.
+                // Only the clock decides, even if it was set back.
                 PauseReason::OutsideActiveHours => {
                     let hours = self.settings.active_hours.as_ref();
                     hours.is_none_or(|hours| matches!(hours.at(self.now), WindowPosition::Inside { .. }))
                 }
-                // The attempt was let through: it came to an end, or nobody refused it in time.
+                // The attempt was let through: it ended, or was not refused in time.
                 PauseReason::BudgetExhausted
                 | PauseReason::TokensPerHour
                 | PauseReason::TotalTokens
@@ -498,7 +505,7 @@ impl Driver {
                 | PauseReason::BudgetAsk
                 | PauseReason::BudgetUnavailable => match input {
                     EngineInput::Answered { call, .. } | EngineInput::Failed { call, .. } => sent && by_name(call),
-                    // It was cut.
+                    // It was cancelled.
                     EngineInput::BudgetChanged { budget } => sent && budget.stop.is_some(),
                     EngineInput::Started { .. }
                     | EngineInput::Timer
@@ -614,7 +621,7 @@ impl Driver {
     }
 }
 
-/// A prompt that servers take: the system message first, turns begun by a user message, each tool call followed by
+/// A prompt that servers accept: the system message first, turns begun by a user message, each tool call followed by
 /// its result and each result preceded by its call.
 fn check_prompt(messages: &[Arc<Message>]) {
     assert!(matches!(*messages[0], Message::System { .. }));

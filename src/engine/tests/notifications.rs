@@ -1,4 +1,4 @@
-//! Notifications: shown until a turn that showed them is committed, bounded, and what wakes.
+//! Notifications: shown until a turn that showed them is committed, bounded, and able to wake the loop.
 
 use super::super::notifications::{MOST_BYTES, MOST_REMEMBERED, MOST_SHOWN, MOST_TEXT_BYTES, MOST_WAITING};
 use super::super::notifications::{Notification, NotificationPriority};
@@ -22,7 +22,7 @@ fn block(driver: &Driver) -> &str {
     driver.block.as_deref().unwrap_or_default()
 }
 
-/// Which of the notifications the last call showed, in their order.
+/// Which of the notifications the last call showed, in order.
 fn shown(driver: &Driver) -> Vec<String> {
     let of_line = |line: &str| Some(line.split_once("news ")?.1.split_once('.')?.0.to_owned());
     block(driver).lines().filter_map(of_line).collect()
@@ -188,7 +188,7 @@ fn only_what_an_answered_call_showed_is_done_with() {
     driver.turn();
     notify(&mut driver, "a", NotificationPriority::Normal);
     driver.answer(calls("yield", "nonsense"));
-    // The turn is ended since no other call has room: it never showed what came meanwhile.
+    // The turn is ended since there is no room for another call: it never showed what arrived meanwhile.
     assert_eq!(driver.notes(RecordKind::TurnCompleted).len(), 2);
     driver.pass(seconds(61));
     assert_eq!(shown(&driver), ["a"]);
@@ -229,7 +229,7 @@ fn one_more_than_may_wait_drops_the_oldest_of_the_lowest_priority_and_the_model_
         "a repeat of what was dropped"
     );
     driver.pass(seconds(600));
-    let told = "(1 were dropped before you saw them: too many waited, or you could not be shown them.)";
+    let told = "(1 were dropped before you saw them: too many waited, or they could not be shown.)";
     assert!(block(&driver).ends_with(told), "{}", block(&driver));
     driver.turn();
     assert!(!block(&driver).contains("dropped"));

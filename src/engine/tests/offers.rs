@@ -1,4 +1,5 @@
-//! What the model is offered: servers that have not answered yet, lists that change under way, events that can wake it.
+//! What the model is offered: servers that have not answered yet, lists that change during a turn, events that can wake
+//! it.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;
@@ -7,8 +8,8 @@ use serde_json::json;
 
 use super::work::{tool as of_effect, wants};
 use super::*;
+use crate::engine::modes::continuous::yield_tool;
 use crate::engine::resources::ResourceLimit;
-use crate::engine::yield_tool;
 
 fn tool(name: &str) -> ToolSpec {
     of_effect(name, ToolEffect::Write)
@@ -27,7 +28,7 @@ fn events(names: &[&str]) -> EngineInput {
     }
 }
 
-/// A loop of which the server `mail` has not answered yet.
+/// A loop whose server `mail` has not answered yet.
 fn without_mail() -> Driver {
     let mut driver = Driver::fresh(settings());
     driver.feed(offers(Vec::new(), &["mail"]));
@@ -96,7 +97,7 @@ fn the_list_of_tools_stays_as_it_is_within_a_turn() {
         ["yield", "files__read"],
         "a change waits for the next turn"
     );
-    // A server that answers for the first time joins at once: its tools were missing.
+    // A server that answers for the first time joins at once, since its tools were missing.
     driver.feed(offers(vec![tool("files__read"), tool("mail__send")], &[]));
     driver.answer(wants(&["files__nothing"]));
     assert_eq!(driver.offered, ["yield", "files__read", "mail__send"]);
@@ -124,7 +125,7 @@ fn only_events_that_there_are_can_be_waited_for(#[case] wanted: &[&str], #[case]
     if !good {
         let result = driver.result();
         assert!(
-            result.contains("what can wake you: sensor/prices, signal/prices/spike, notification"),
+            result.contains("events that can wake you: sensor/prices, signal/prices/spike, notification"),
             "{result}"
         );
     }
@@ -153,4 +154,44 @@ fn yield_lists_the_events_that_can_wake_the_loop_and_rate_limits_only_where_ther
         limited.contains("resource/Actions/<n>") && !limited.contains("LLMCalls"),
         "{limited}"
     );
+}
+
+#[test]
+fn yield_lists_64_events_and_says_how_many_more_there_are() {
+    let names = |count: usize| {
+        (1..=count)
+            .map(|number| format!("sensor/s{number}"))
+            .collect::<Vec<_>>()
+    };
+    for (count, more) in [
+        (63, None),
+        (64, None),
+        (65, Some("1 more of the forms")),
+        (70, Some("6 more of the forms")),
+    ] {
+        let names = names(count);
+        let tool = yield_tool::tool(&[], Some(&names));
+        let words = tool.parameters["properties"]["wake_early_if"]["description"].to_string();
+        assert_eq!(words.matches("sensor/s").count(), count.min(64));
+        match more {
+            Some(more) => assert!(words.contains(more), "{words}"),
+            None => assert!(!words.contains("more of the forms"), "{words}"),
+        }
+        let mut driver = Driver::started(settings());
+        let all: Vec<&str> = names.iter().map(String::as_str).collect();
+        driver.feed(events(&all));
+        driver.answer(calls(
+            "yield",
+            &json!({"sleep": 60, "wake_early_if": ["sensor/none"]}).to_string(),
+        ));
+        let last = format!("sensor/s{count}");
+        assert_eq!(driver.result().contains(&last), count <= 64, "{}", driver.result());
+        let known = json!({"sleep": 60, "wake_early_if": [last]}).to_string();
+        driver.answer(calls("yield", &known));
+        assert_eq!(
+            driver.state(),
+            LoopState::Sleeping,
+            "one that is not listed can be waited for"
+        );
+    }
 }

@@ -1,4 +1,4 @@
-//! A notification for which the provider refuses each prompt is dropped, and no other is.
+//! A notification that makes the provider refuse each prompt is dropped, and no other is.
 
 use super::super::notifications::{MOST_FAILURES, Notification, NotificationPriority};
 use super::*;
@@ -24,7 +24,8 @@ fn until_called(driver: &mut Driver) {
     }
 }
 
-/// A provider that fails like this on a prompt with `poison`, for so many turns. In how many that text was shown.
+/// A provider that fails like this on a prompt with `poison`, for so many turns. Returns in how many that text was
+/// shown.
 fn turns(driver: &mut Driver, poison: &str, kind: FailureKind, count: usize) -> usize {
     let mut shown = 0;
     for _ in 0..count {
@@ -75,7 +76,7 @@ fn a_notification_that_each_prompt_is_refused_for_is_dropped_after_three_turns_a
     assert_eq!(driver.block, None);
     notify(&mut driver, "poison");
     driver.turn();
-    assert!(!shows(&driver, "poison"), "a repeat of it has no effect");
+    assert!(!shows(&driver, "poison"), "a redelivery has no effect");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `guardrails.rateLimits`: the call that finds no room waits for it, or its turn ends.
+//! `guardrails.rateLimits`: a call without room waits for it, or its turn ends.
 
 use super::work::wants;
 use super::*;
@@ -153,7 +153,7 @@ fn a_clock_that_is_set_back_makes_no_wait_longer_than_the_window() {
     assert!(resumes_at.duration_since(driver.now) <= seconds(60));
 }
 
-/// A loop that may send three mails in an hour.
+/// A loop that may send three mails per hour.
 fn three_actions(policy: ExhaustionPolicy) -> Driver {
     Driver::with_tools(EngineSettings {
         rate_limits: vec![limit(LimitedResource::Actions, 3, 3600)],
@@ -180,7 +180,7 @@ fn the_action_beyond_the_amount_waits_in_its_turn_and_what_only_looks_does_not()
         mail(&mut driver);
         assert_eq!(driver.reasons(), [], "the third is within the amount");
         mail(&mut driver);
-        assert_eq!(driver.reasons(), [], "nothing is held that nobody wants");
+        assert_eq!(driver.reasons(), [], "nothing is held without a request");
         driver.answer(wants(&["files__read", "mail__send"]));
         driver.done(1, "read");
         assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
@@ -205,7 +205,7 @@ fn the_action_beyond_the_amount_waits_in_its_turn_and_what_only_looks_does_not()
         assert_eq!(driver.running(), [0_u32; 0]);
         driver.next_timer();
         assert_eq!((driver.now, driver.running()), (first + seconds(3600), vec![]));
-        assert!(driver.result().contains("ask again if it is still right"));
+        assert!(driver.result().contains("call it again if it is still right"));
         mail(&mut driver);
         assert_eq!(driver.state(), LoopState::Running);
     }
@@ -257,7 +257,7 @@ fn calls_and_actions_are_apart_and_both_limits_of_actions_hold() {
     assert_eq!(driver.reasons(), [PauseReason::RateWindow], "three in an hour");
     assert!(
         driver.engine.trip_before_attempt(driver.now).is_none(),
-        "a loop that only talks goes on"
+        "a loop without actions continues"
     );
 }
 

@@ -1,4 +1,4 @@
-//! Events of Sensors: heard whole, journalled always, with the moment at which they came up.
+//! Events of Sensors: applied completely, always journalled, with the time at which they occurred.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Sleeps of the agent's own choice: how they begin, what ends them, and what does not.
+//! Sleeps that the agent chose: how they begin, what ends them, and what does not.
 
 use super::super::notifications::{Notification, NotificationPriority};
 use super::super::sensor_events::SensedEvent;
@@ -220,7 +220,7 @@ fn the_room_that_a_sleep_waits_for_wakes_it_with_the_reason() {
     assert!(
         driver
             .observed()
-            .contains("there is the room again that you waited for")
+            .contains("the room that you waited for is available again")
     );
 }
 
@@ -236,10 +236,10 @@ fn room_that_is_there_already_makes_no_shorter_sleep_than_the_shortest() {
 }
 
 #[rstest::rstest]
-#[case("resource/LLMCalls/5", "never more than 4 LLMCalls")]
+#[case("resource/LLMCalls/5", "the rate limit allows at most 4 LLMCalls")]
 #[case("resource/LLMTokens/5", "no rate limit is set for LLMTokens")]
 #[case("resource/Luck/5", "resource/LLMCalls/<n>")]
-#[case("resource/LLMCalls/0", "n being 1 or more")]
+#[case("resource/LLMCalls/0", "with n of 1 or more")]
 #[case("resource/LLMCalls", "resource/LLMCalls/<n>")]
 fn room_that_can_never_come_is_refused_with_the_fix(#[case] name: &str, #[case] fix: &str) {
     let mut driver = short_of_calls();

@@ -1,4 +1,5 @@
-//! From every state: SIGTERM, a suspension and a newer pod end the loop cleanly, and a wake request acts on a sleep only.
+//! From every state: SIGTERM, a suspension and a newer pod stop the loop cleanly, and a wake request acts only on a
+//! sleep.
 
 use strum::IntoEnumIterator;
 
@@ -88,7 +89,7 @@ fn held_by(reason: PauseReason) -> Driver {
     driver
 }
 
-/// A loop in every state that it can be in, with a name.
+/// A loop in every possible state, with a name.
 fn everywhere() -> Vec<(String, Driver)> {
     let asleep = || {
         let mut driver = Driver::started(settings());
@@ -136,7 +137,7 @@ fn everywhere() -> Vec<(String, Driver)> {
     all.push(("asleep under a pause".to_owned(), paused_asleep));
     all.extend(PauseReason::iter().map(|reason| (format!("held by {reason}"), held_by(reason))));
     let states: std::collections::BTreeSet<LoopState> = all.iter().map(|(_, driver)| driver.state()).collect();
-    // Starting lasts no longer than one input.
+    // Starting lasts for one input only.
     assert_eq!(states.len(), LoopState::iter().count() - 1, "{states:?}");
     all
 }

@@ -1,4 +1,4 @@
-//! What tool calls in an answer lead to.
+//! The consequences of tool calls in an answer.
 
 use rstest::rstest;
 
@@ -10,7 +10,7 @@ fn an_answer_without_a_tool_goes_on_at_once() {
     driver.answer(says("hm"));
     assert_eq!(driver.state(), LoopState::Running);
     assert_eq!(driver.next_timer(), SignedDuration::from_millis(100));
-    assert!(driver.observed().contains("the loop goes on"));
+    assert!(driver.observed().contains("the loop continues"));
 }
 
 #[rstest]
@@ -66,7 +66,7 @@ fn a_yield_that_cannot_be_read_is_answered_with_the_argument_and_the_fix(#[case]
     assert_eq!(
         driver.in_flight.unwrap().to_string(),
         "t1c2a1",
-        "the model may mend it in the same turn"
+        "the model may fix it in the same turn"
     );
 }
 
@@ -108,7 +108,7 @@ fn the_last_valid_yield_counts_and_every_call_gets_its_result_in_order() {
     assert_eq!(
         ids,
         ["000010100", "000010101", "000010102"],
-        "one for each place, whatever the model called it"
+        "one for each position, whatever id the model used"
     );
     driver.pass(seconds(20));
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");

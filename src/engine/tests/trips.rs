@@ -1,4 +1,4 @@
-//! Each limit that is reached is a line of the journal of its own, once, and what is no limit is none.
+//! Each limit that is reached has one journal record, once, and nothing else has one.
 
 use super::work::wants;
 use super::*;
@@ -82,14 +82,14 @@ fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
     assert_eq!(
         count("other"),
         (0, 0, 1),
-        "a name that nobody offers is the model's text"
+        "a name that no source offers is the model's text"
     );
     let restored = Engine::restore(settings(), driver.engine.snapshot(), Vec::<Message>::new());
     assert_eq!(restored.view().tally, tally);
     let mut anew = Engine::new(settings());
     anew.restore_counts(&tally);
     anew.restore_counts(&tally);
-    assert_eq!(anew.view().tally, tally, "a new journal goes on from what is known");
+    assert_eq!(anew.view().tally, tally, "a new journal continues the known counts");
 }
 
 #[test]

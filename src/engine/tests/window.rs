@@ -1,4 +1,4 @@
-//! What leaves a prompt that grows too large, in which order, and that nothing that was done is forgotten.
+//! What leaves a prompt that grows too large, in which order, and that no action is forgotten.
 
 use super::super::digest::MOST_CALLS;
 use super::super::prompt_size::{self as sizes, LEAST_CLEARED_BYTES};
@@ -88,7 +88,7 @@ fn a_turn_that_reads_more_than_the_window_goes_on_without_its_oldest_results() {
         results.len() > 5 && results[0].contains(MARK) && results[0].starts_with("t1c"),
         "{results:?}"
     );
-    // Many leave at once, so that the prompt keeps its beginning between.
+    // Many leave at once, so that the prompt keeps its beginning in between.
     let cleared = driver.notes(RecordKind::ResultsCleared).len();
     assert!((1..12).contains(&cleared), "{cleared}");
     // Another process sends the same prompt.
@@ -159,13 +159,13 @@ fn what_was_done_stays_in_words_when_no_summary_is_to_be_had() {
     assert_eq!(
         (failed_turns(&driver), refused),
         (0, 1),
-        "one that did not help is none to repeat"
+        "one that did not help is not repeated"
     );
     let prompt = all(&driver);
     assert!(prompt.contains("left your context without a summary"), "{prompt}");
     assert!(prompt.contains("mail__send {} -> t1c1r1 rrrr"), "{prompt}");
     assert!(!prompt.contains("files__list"), "reading has changed nothing");
-    // The next summary is also of it.
+    // The next summary covers it too.
     driver.answer(says("done"));
     for _ in 0..40 {
         driver.pass(seconds(1));
@@ -324,7 +324,7 @@ fn one_result_has_a_quarter_of_the_free_window_at_most_and_all_of_an_answer_fit_
         results.iter().all(|text| text.len() > 1_500 && !text.contains(MARK)),
         "{results:?}"
     );
-    // A window with room leaves it to the spec.
+    // In a window with room the spec decides.
     let mut driver = Driver::with_tools(EngineSettings {
         context_tokens: 200_000,
         ..middle()
@@ -369,7 +369,7 @@ fn a_turn_that_nothing_can_shorten_fails_with_a_kind_of_its_own_and_blames_no_no
     assert_eq!(driver.notes(RecordKind::NotificationDropped), [""; 0]);
 }
 
-/// A server with a window and a way to count of its own.
+/// A server with a window and its own way to count.
 struct Server {
     window: u64,
     bytes_per_token: u64,
@@ -434,7 +434,7 @@ fn a_server_that_counts_two_bytes_a_token_refuses_once_and_never_again() {
         driver.pass(seconds(60));
         assert_eq!(driver.engine.view().turns_completed, turn + 1);
     }
-    // Its first answer says how it counts: even the first is not one too many.
+    // Its first answer calibrates the estimate: even the first prompt is not one too many.
     assert_eq!((server.refused, failed_turns(&driver)), (0, 0));
     assert!(driver.notes(RecordKind::Compacted).len() + driver.notes(RecordKind::ResultsCleared).len() > 2);
 }
@@ -480,7 +480,7 @@ fn a_call_that_the_server_refuses_as_too_long_at_any_size_fails_the_turn() {
 #[test]
 fn a_heartbeat_that_reads_too_much_goes_on_without_its_oldest_results_and_leaves_the_others_alone() {
     let mut driver = Driver::with_tools(EngineSettings {
-        heartbeat: Some(super::super::heartbeat::HeartbeatSettings {
+        heartbeat: Some(super::super::modes::continuous::heartbeat::HeartbeatSettings {
             every: seconds(600),
             prompt: "Is all well?".into(),
         }),
@@ -536,7 +536,11 @@ fn the_ratio_is_that_of_the_last_bill_between_one_and_four() {
     }
     known.calibrate(100, 100, &settings);
     known.calibrate(1000, 0, &settings);
-    assert_eq!(known.estimated(1000), 333, "a small prompt and no word say nothing");
+    assert_eq!(
+        known.estimated(1000),
+        333,
+        "a small prompt without a report changes nothing"
+    );
 }
 
 #[test]

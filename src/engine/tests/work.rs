@@ -1,4 +1,4 @@
-//! Runs of tools: their order, their results, and what a restart and a stop make of them.
+//! Tool runs: their order, their results, and what a restart and a stop do to them.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::engine::ToolLine;
 
-/// Tools of every kind, and names that are none.
+/// Tools of every kind, and names of unknown tools.
 pub(super) const NAMES: [&str; 8] = [
     "files__read",
     "files__list",
@@ -75,7 +75,7 @@ impl Driver {
         driver
     }
 
-    /// The places, from 1, of the calls whose tools run.
+    /// The positions, from 1, of the calls whose tools run.
     pub(super) fn running(&self) -> Vec<u32> {
         self.running.keys().map(|run| run.index).collect()
     }
@@ -90,9 +90,9 @@ impl Driver {
     }
 
     /// Results in the transcript: the id of the call, and the text.
-    /// Results of tools, each with the place of its call in the answer.
+    /// Results of tools, each with the position of its call in the answer.
     pub(super) fn results(&self) -> Vec<(&str, &str)> {
-        // An id is the turn, the call and the place: 5, 2 and 2 digits.
+        // An id is the turn, the call and the position: 5, 2 and 2 digits.
         let place = |id: &'_ str| {
             id.len()
                 - id.get(7..)
@@ -111,7 +111,7 @@ impl Driver {
         of_kind.filter_map(|record| record.tool.as_ref()).collect()
     }
 
-    /// Journal lines of outcomes, in one word each.
+    /// The outcomes in the journal records.
     pub(super) fn outcomes(&self) -> Vec<&str> {
         let lines = self.lines(RecordKind::ToolOutcome);
         lines
@@ -291,7 +291,7 @@ fn a_yield_beside_a_call_that_went_wrong_waits_until_the_model_has_seen_it(#[cas
 #[test]
 fn the_result_of_a_tool_that_failed_reads_as_an_error() {
     for (text, told) in [
-        ("", "error: the tool failed and said nothing"),
+        ("", "error: the tool failed without a message"),
         ("no such file", "error: no such file"),
         ("Error: no such file", "Error: no such file"),
     ] {
@@ -321,11 +321,7 @@ fn the_model_is_told_what_became_of_a_run(
     driver.end(1, outcome);
     assert!(driver.result().contains(text), "{}", driver.result());
     assert_eq!(driver.outcomes(), [kind]);
-    assert_eq!(
-        driver.sent.len(),
-        1,
-        "the engine repeats nothing that it was not told to"
-    );
+    assert_eq!(driver.sent.len(), 1, "the engine repeats nothing on its own");
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
 }
 
@@ -361,10 +357,10 @@ fn a_run_of_unknown_outcome_is_sent_three_times_when_its_tool_says_retry() {
     assert_eq!((driver.running(), driver.sent.len()), (vec![], 3));
     assert!(driver.result().contains("may or may not have happened"));
     assert_eq!(driver.notes(RecordKind::ToolIntent), ["", "repeated", "repeated"]);
-    assert_eq!(driver.engine.view().actions, 1, "a repeat is no new action");
+    assert_eq!(driver.engine.view().actions, 1, "a repeat is not a new action");
 }
 
-/// The restart rule: the same run again where that does no harm, else the truth.
+/// The restart rule: the same run again where that does no harm, otherwise an unknown outcome.
 #[rstest]
 #[case("files__read", true)]
 #[case("db__put", true)]
@@ -510,7 +506,7 @@ fn a_spent_budget_that_stops_its_loops_cuts_what_only_looks_and_goes_on_where_it
     assert_eq!(
         driver.running(),
         [0_u32; 0],
-        "its outcome is kept, and nothing further begins"
+        "its outcome is kept, and nothing else begins"
     );
     assert_eq!(driver.results().len(), 2);
     driver.feed(budget(4, None));
@@ -535,7 +531,7 @@ fn without_the_link_what_only_looks_goes_on_and_what_acts_waits_for_it() {
     assert_eq!(driver.running(), [2]);
     driver.feed(EngineInput::LinkSilent);
     driver.done(2, "written");
-    assert_eq!(driver.running(), [3], "a run that only looks needs no link");
+    assert_eq!(driver.running(), [3], "a read-only run needs no link");
     driver.feed(EngineInput::LinkLost);
     driver.done(3, "read");
     assert_eq!(driver.in_flight, None);
@@ -563,7 +559,7 @@ fn a_turn_that_has_changed_something_stays_for_good_when_it_fails() {
         driver.next_timer();
     }
     assert!(
-        driver.observed().contains("what its tools did and said stands"),
+        driver.observed().contains("its tool calls and their results stand"),
         "{}",
         driver.observed()
     );

@@ -1,4 +1,4 @@
-//! What one call may cost at most under the terms at hand. Pure.
+//! The most that a call can cost under the current terms. Pure.
 
 use ring::digest::{SHA256, digest};
 
@@ -13,7 +13,7 @@ use crate::ledger::price::ModelRates;
 use crate::ledger::wallet::{AccountDraw, Wallet};
 use crate::link::messages::{AccountTerms, BudgetTerms};
 
-/// Stands for what does not fit into 64 bits: there is room for it nowhere.
+/// Stands for amounts that exceed 64 bits: no limit has room for them.
 const TOO_MUCH: Amount = Amount {
     tokens: i64::MAX,
     input_tokens: i64::MAX,
@@ -24,20 +24,20 @@ const TOO_MUCH: Amount = Amount {
 
 /// The bound of a call.
 pub(super) struct CallBound {
-    /// What it costs by.
+    /// The prices used.
     pub(super) rates: Option<ModelRates>,
-    /// The least with which it is worth making.
+    /// The smallest amount with which the call is worth making.
     pub(super) least: Amount,
-    /// What it is to have.
+    /// The amount with which it has its full output limit.
     pub(super) full: Amount,
-    /// Input bound, longest and shortest useful output; `None` where the bill is known beforehand.
+    /// Input bound, and longest and shortest useful output in tokens; `None` if the bill is known in advance.
     clip: Option<(i64, u32, u32)>,
     /// Input bound by bytes alone.
     afresh: i64,
 }
 
 impl CallBound {
-    /// The plan of a request, or why there can be none.
+    /// The bound of a request, or why there is none.
     pub(super) fn new(
         terms: &BudgetTerms,
         (model, price): (&str, Option<&ModelPrice>),
@@ -74,12 +74,12 @@ impl CallBound {
         })
     }
 
-    /// The worst case with so much output, resting on bytes alone.
+    /// The worst case with `output` tokens of output, by bytes alone.
     pub(super) fn bound_by_bytes(&self, output: u32) -> Option<Amount> {
         worst_case(self.afresh, output.into(), self.rates.as_ref())
     }
 
-    /// The longest useful output with which the call fits into what is held, and its worst case then.
+    /// The longest useful output for which the call fits into the leases held, and the worst case with it.
     pub(super) fn fitting(&self, draws: &[AccountDraw<'_>], wallet: &Wallet, now: u64) -> Option<(u32, Amount)> {
         let (input, longest, shortest) = self.clip?;
         let mut held = LimitAmounts::default();
@@ -98,12 +98,12 @@ impl CallBound {
     }
 }
 
-/// The kinds that an account limits, for this Agent or for all.
+/// The kinds that an account limits, for this Agent or for all together.
 pub(super) fn limited(account: &AccountTerms) -> LimitAmounts {
     account.limits.min(&account.per_agent)
 }
 
-/// What a call draws on.
+/// The accounts that a call draws on.
 pub(super) fn draws(terms: &BudgetTerms) -> Vec<AccountDraw<'_>> {
     let accounts = terms.accounts.iter();
     accounts
@@ -114,10 +114,10 @@ pub(super) fn draws(terms: &BudgetTerms) -> Vec<AccountDraw<'_>> {
         .collect()
 }
 
-/// The parts of a request as the bound compares them.
+/// The parts of a request, as the bound compares them.
 pub(super) fn parts(request: &PreparedRequest) -> Vec<RequestPart> {
     let part = |found: PromptPart<'_>| {
-        // Templates write the arguments of tools anew: these count twice, as tools do.
+        // Templates re-render the arguments of tools, so these count twice, as tools do.
         let length = found.bytes.len().saturating_add(found.traits.rewritten);
         RequestPart {
             hash: hash(found.bytes),

@@ -1,17 +1,17 @@
-//! The clock of leases: milliseconds since the gateway began, never back, and never behind the time that has passed.
+//! The clock of leases: milliseconds since the gateway started. It never runs backwards, and counts suspensions of the
+//! machine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::clock::ClockReading;
+use crate::support::clock::ClockReading;
 
-/// What shows more of the two clocks counts, so that a lease ends early rather than late.
+/// Uses whichever of the two clocks shows more, so that a lease ends too early rather than too late.
 pub struct LeaseClock {
     start: ClockReading,
     latest: AtomicU64,
 }
 
 impl LeaseClock {
-    /// Zero, now.
     pub fn start() -> Self {
         Self {
             start: ClockReading::now(),
@@ -19,7 +19,7 @@ impl LeaseClock {
         }
     }
 
-    /// Milliseconds since then.
+    /// Milliseconds since the start.
     pub fn now(&self) -> u64 {
         self.reading(ClockReading::now())
     }

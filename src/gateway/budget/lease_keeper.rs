@@ -1,9 +1,8 @@
-//! The conversation about leases beside the calls: says what became of them, gives back what is recalled or not needed,
-//! and asks early.
+//! Maintains leases independently of calls: reports their state, returns recalled or unused amounts, and prefetches.
 //!
-//! All that is said are totals, so that a lost or repeated word does no harm. A closed lease is said again until the
-//! leader knows nothing of it any more: then its last numbers are in the ledger's record. Where an answer may have been
-//! lost, the leader is asked what it granted with it: nobody else can give that back.
+//! Everything reported is a total, so lost or repeated messages are harmless. A closed lease is reported until the
+//! leader has forgotten it: only then are its final numbers in the ledger's record. If an answer may have been lost,
+//! the leader is asked again what it granted with it, because only this gateway can return that.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,54 +23,54 @@ use crate::ledger::wallet::Wallet;
 use crate::link::client::LinkError;
 use crate::link::messages::{AccountRequest, AccountResponse, BudgetTerms, LeaseRequest, LeaseResponse, LoopReport};
 
-/// Time without a call after which leases are given back.
+/// Time without a call after which leases are returned.
 const IDLE: Duration = Duration::from_secs(30);
-/// Time between two statements of a lease that is spent from.
+/// Interval of reports about a lease in use.
 const STATE: Duration = Duration::from_secs(15);
-/// Time between two questions that no call waits for.
+/// Shortest interval of prefetch requests.
 const AHEAD: Duration = Duration::from_secs(5);
-/// First and longest wait before a closed lease is said again, or what failed is tried again.
+/// First and longest delay before a closed lease is reported again or a failed request is retried.
 const REPEAT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 
-/// How often in a minute the worker's word that it rests closes leases at once. Each time is a write of the leader's.
+/// How often per minute a worker's report that it is idle closes leases at once. Each time costs the leader a write.
 const CLOSES_BY_WORD: u32 = 6;
 const MINUTE: Duration = Duration::from_mins(1);
 
-/// What one more call needs.
+/// What the next call needs: at least `least`, at best `full`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LeaseDemand {
     pub(super) least: Amount,
     pub(super) full: Amount,
 }
 
-/// How busy the gateway is, and what it said last.
+/// How busy the gateway is, and what it last reported.
 pub(super) struct LeaseActivity {
     calls: usize,
     waiting: usize,
     /// When the last call ended.
     rested: Instant,
-    /// What the last call was to have.
+    /// The full amount of the last call.
     last: Amount,
-    /// A call was made since calls were asked for ahead.
+    /// A call was made since the last prefetch.
     early: bool,
-    /// When they were.
+    /// Time of the last prefetch.
     asked_ahead: Option<Instant>,
     said: BTreeMap<(String, i64), LeaseStatement>,
     said_at: Option<Instant>,
-    /// The attach at which it was said.
+    /// Number of the attach under which `said` was reported.
     attach: u64,
-    /// What was granted last may not have been heard.
+    /// The last grants may not have been received.
     unheard: bool,
-    /// Times in a row that nothing new was said.
+    /// Consecutive reports without news.
     repeats: u32,
-    /// Times in a row that nothing could be said.
+    /// Consecutive failed requests.
     failures: u32,
-    /// How often the worker's word closed leases, and since when that is counted.
+    /// How often idle reports of the worker closed leases, and since when that is counted.
     closes: (u32, Instant),
 }
 
 impl LeaseActivity {
-    /// `restored`: a gateway before this one may have asked for what it never heard of.
+    /// `restored`: a previous gateway may have requested grants whose answer it never received.
     pub(super) fn new(restored: bool) -> Self {
         Self {
             calls: 0,
@@ -90,7 +89,8 @@ impl LeaseActivity {
         }
     }
 
-    /// Whether the worker's word that it rests may close leases once more: it is the worker's to say, as often as it likes.
+    /// Whether an idle report of the worker may close leases again. Rate-limited, because the worker is not trusted and
+    /// can report as often as it likes.
     fn may_close(&mut self) -> bool {
         if self.closes.1.elapsed() >= MINUTE {
             self.closes = (0, Instant::now());
@@ -104,12 +104,12 @@ impl LeaseActivity {
         self.calls += 1;
     }
 
-    /// A call waits for room.
+    /// A call starts to wait for room.
     pub(super) fn wait_started(&mut self) {
         self.waiting += 1;
     }
 
-    /// It waits no more: it holds what it needs, which may have been `full`, or is not made.
+    /// A call has stopped waiting: it got its reservation, with `full` as its full amount, or is not made.
     pub(super) fn wait_ended(&mut self, full: Option<Amount>) {
         self.waiting = self.waiting.saturating_sub(1);
         if let Some(full) = full {
@@ -119,7 +119,7 @@ impl LeaseActivity {
 
     pub(super) fn call_ended(&mut self) {
         self.calls = self.calls.saturating_sub(1);
-        // One that was cut while it waited.
+        // The call may have been cut while it waited.
         self.waiting = self.waiting.min(self.calls);
         self.rested = Instant::now();
     }
@@ -131,7 +131,7 @@ impl LeaseActivity {
 }
 
 impl GatewayBudget {
-    /// Keeps the conversation up. Never ends. `said`: what the worker says of its loop.
+    /// Runs the maintenance; never returns while `said`, the reports of the worker, is open.
     pub async fn maintain_leases(self: Arc<Self>, mut said: watch::Receiver<Option<LoopReport>>) {
         let mut view = self.contact.subscribe();
         let mut stirred = self.stirred.subscribe();
@@ -160,24 +160,24 @@ impl GatewayBudget {
         }
     }
 
-    /// Gives everything back: the pod ends.
+    /// Returns all leases at the end of the pod.
     pub async fn return_leases(&self, limit: Duration) {
         let closed = self.store.change_wallet(Wallet::close_all);
         if let Err(error) = closed {
-            tracing::warn!(%error, "leases are not closed");
+            tracing::warn!(%error, "failed to close the leases");
             return;
         }
         if self.store.with_wallet(|wallet| wallet.statements().next().is_none()) {
             return;
         }
         let words = (
-            "the leader did not take the leases back",
-            "giving leases back took too long",
+            "failed to return the leases to the leader",
+            "timed out returning the leases to the leader",
         );
         shutdown_retry::retry_within(limit, words, || self.exchange_leases(None)).await;
     }
 
-    /// What should be closed or given back by now is.
+    /// Closes idle leases, and returns recalled amounts.
     fn close_unused_leases(&self, terms: Option<&BudgetTerms>, rests: bool) {
         let Some(terms) = terms else {
             return;
@@ -195,16 +195,18 @@ impl GatewayBudget {
             if closes {
                 wallet.close_all();
             }
+            // While a call waits for room, what is held is kept for it: returned now, others could take it, and the
+            // call would wait longer.
             for account in terms.accounts.iter().filter(|account| account.recall && waiting == 0) {
                 wallet.give_back(Some(&account.account));
             }
         });
         if let Err(error) = done {
-            tracing::error!(%error, "leases cannot be given back");
+            tracing::error!(%error, "failed to return leases");
         }
     }
 
-    /// When something is to be said; `None`: nothing, unless something changes.
+    /// When the next exchange with the leader is due; `None`: only after a change.
     fn next_exchange_at(&self, view: &LinkView, rests: bool) -> Option<Instant> {
         if view.session.is_none() || view.fenced {
             return None;
@@ -221,7 +223,7 @@ impl GatewayBudget {
         if wishes {
             at(pace.asked_ahead.map_or(now, |asked| asked + AHEAD));
         }
-        // A call that waits asks by itself.
+        // A waiting call sends its own request, which also recovers lost grants.
         if pace.unheard && pace.waiting == 0 {
             at(now);
         }
@@ -229,6 +231,8 @@ impl GatewayBudget {
             let before = pace.said.get(key);
             let over = before.is_none_or(|before| before.closed != statement.closed);
             let back = before.map_or(Amount::ZERO, |before| before.returned) != statement.returned;
+            // At once: returned amounts and closed leases are room for others, and after an attach a new leader may
+            // know only what its record says. Spending frees nothing, so it is reported at intervals.
             if back || (over && statement.closed) || pace.attach != view.attaches {
                 at(now);
             } else if statement.closed {
@@ -237,7 +241,7 @@ impl GatewayBudget {
                 at(pace.said_at.map_or(now, |said| said + STATE));
             }
         }
-        // Leases that nobody uses are closed then.
+        // Wakes up when unused leases become idle, to close them.
         let idle = pace.rested + IDLE;
         if pace.calls == 0 && !statements.is_empty() && idle > now {
             at(idle);
@@ -246,7 +250,7 @@ impl GatewayBudget {
         due.map(|due| soonest.map_or(due, |soonest| due.max(soonest)))
     }
 
-    /// Whether more calls like the last one should be asked for, as soon as that was not done for a while.
+    /// Whether to prefetch more leases for calls like the last one, as soon as `AHEAD` allows.
     fn should_prefetch(&self, view: &LinkView, rests: bool) -> bool {
         let (early, last) = {
             let pace = self.lease_activity();
@@ -263,7 +267,7 @@ impl GatewayBudget {
         let enough = prefetch_amount(&last);
         !recalled
             && self.store.with_wallet(|wallet| {
-                // With nothing held at all the next call asks.
+                // Without any lease the next call requests one anyway.
                 wallet.statements().any(|(_, said)| !said.closed)
                     && draws(terms)
                         .iter()
@@ -294,7 +298,7 @@ impl GatewayBudget {
                 pace.repeats = if pace.said == before { pace.repeats + 1 } else { 0 };
             }
             Err(error) => {
-                tracing::info!(%error, "the leader was not told of leases");
+                tracing::info!(%error, "failed to report leases to the leader; retrying");
                 pace.failures += 1;
                 pace.said_at = Some(Instant::now());
             }
@@ -309,13 +313,15 @@ impl GatewayBudget {
         })
     }
 
-    /// One question and its answer; only one at a time.
+    /// One request to the leader and its answer. Requests are serialized, so that an older answer never follows a newer
+    /// one.
     pub(super) async fn exchange_leases(&self, wish: Option<LeaseDemand>) -> Result<LeaseResponse, LinkError> {
         let _turn = self.turn.lock().await;
         let terms = self.contact.subscribe().borrow().directives.budget.clone();
         let sent = self.clock.now();
         let request = self.build_request(terms.as_ref(), wish, sent);
         let said = stated_leases(&request);
+        // Set before sending: if the answer is lost, or this future is dropped, the next exchange recovers the grants.
         if request.accounts.iter().any(|account| account.ask.is_some()) {
             self.lease_activity().unheard = true;
         }
@@ -329,13 +335,13 @@ impl GatewayBudget {
                     .iter()
                     .map(|account| apply_answer(wallet, account, sent))
                     .sum();
-                // Without terms it is not known which accounts apply.
+                // Without terms it is unknown which accounts apply.
                 if let Some(terms) = &terms {
                     wallet.close_idle(&draws(terms), now);
                 }
                 lost
             })
-            .map_err(|error| LinkError::Unreadable(format!("its grants are not recorded: {error}")))?;
+            .map_err(|error| LinkError::Unreadable(format!("its grants could not be recorded: {error}")))?;
         self.note_lost(lost);
         let mut pace = self.lease_activity();
         (pace.said, pace.unheard) = (said, false);
@@ -345,15 +351,15 @@ impl GatewayBudget {
         Ok(answer)
     }
 
-    /// The leader knew more of so many leases than this gateway.
+    /// Reports that the leader knew more about `leases` leases than this gateway does.
     fn note_lost(&self, leases: usize) {
         if leases == 0 {
             return;
         }
         tracing::error!(
             leases,
-            "the storage of this gateway went back to an earlier state, such as a snapshot: the leases that it held are \
-             closed, and all that was left of them counts as spent"
+            "the storage of this gateway was restored to an earlier state, for example from a snapshot; its leases are \
+             closed and the rest of them counts as used"
         );
         let leases = i64::try_from(leases).unwrap_or(i64::MAX);
         self.store
@@ -397,8 +403,8 @@ impl GatewayBudget {
     }
 }
 
-/// What the leader knows of each lease once it has this request. A call that is settled after it was made is not in it,
-/// and has still to be said.
+/// The state of each lease that the leader knows after this request. A call settled while the request was in flight is
+/// not in it and is still to be reported.
 fn stated_leases(request: &LeaseRequest) -> BTreeMap<(String, i64), LeaseStatement> {
     let accounts = request.accounts.iter();
     accounts
@@ -407,12 +413,12 @@ fn stated_leases(request: &LeaseRequest) -> BTreeMap<(String, i64), LeaseStateme
         .collect()
 }
 
-/// What should be held for calls to come: half a full lease.
+/// The amount to hold for coming calls: half a full lease.
 fn prefetch_amount(call: &Amount) -> Amount {
     Amount::from_fn(|kind| call.get(kind).saturating_mul(PREFETCH_CALLS / 2))
 }
 
-/// How many leases the leader knew more of.
+/// Applies the grants of an answer. Returns the number of leases about which the leader knew more.
 fn apply_answer(wallet: &mut Wallet, answer: &AccountResponse, sent: u64) -> usize {
     let granted: Vec<(DurableGrant, Option<u64>)> = answer
         .leases
@@ -427,6 +433,8 @@ fn apply_answer(wallet: &mut Wallet, answer: &AccountResponse, sent: u64) -> usi
             };
             (
                 granted,
+                // Counted from the sending of the request, so that a slow answer shortens the validity and never
+                // extends it.
                 lease.valid_milliseconds.map(|valid| sent.saturating_add(valid)),
             )
         })
@@ -437,7 +445,7 @@ fn apply_answer(wallet: &mut Wallet, answer: &AccountResponse, sent: u64) -> usi
         .len()
 }
 
-/// Whether the loop will make no call for long enough that its leases are better given back: each lease costs a write.
+/// Whether the loop is idle for so long that its leases should be returned, although getting new ones costs a write.
 fn is_at_rest(said: &LoopReport, now: Timestamp) -> bool {
     match said.state {
         LoopState::Sleeping => said
@@ -445,5 +453,26 @@ fn is_at_rest(said: &LoopReport, now: Timestamp) -> bool {
             .is_none_or(|resumes| resumes.duration_since(now).unsigned_abs() >= IDLE && resumes > now),
         LoopState::Paused | LoopState::Stopped => true,
         LoopState::Starting | LoopState::Running | LoopState::Stopping => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_keeps_saying_that_it_rests_closes_leases_six_times_a_minute() {
+        let mut activity = LeaseActivity::new(false);
+        for minute in 0..2 {
+            for time in 0..6 {
+                assert!(activity.may_close(), "minute {minute}, time {time}");
+            }
+            assert!(!activity.may_close(), "the seventh time in minute {minute}");
+            advance(Duration::from_secs(59)).await;
+            assert!(!activity.may_close(), "the minute is not over");
+            advance(Duration::from_secs(1)).await;
+        }
     }
 }

@@ -1,9 +1,9 @@
-//! No call without room: reserves each call's worst case in what the gateway holds, asks the leader for more, and
-//! settles to the bill.
+//! Budget enforcement: reserves the worst case of each call from the gateway's leases, requests more from the leader,
+//! and settles the bill.
 //!
-//! Owns the decision whether a call may be paid for, and the conversation about leases. What is held and what is open
-//! is the record's ([`CallStore`]): it is on disk before it is said or spent. Closed, not open: terms that are not known
-//! are no terms, and what the gateway does not hold it does not spend.
+//! Owns the decision whether a call may be paid for, and the exchange of leases with the leader. Leases and open calls
+//! belong to the record ([`CallStore`]): they are on disk before they are reported or spent. Fails closed: without
+//! known terms, or beyond its leases, the gateway makes no call.
 
 mod call_bound;
 mod lease_clock;
@@ -36,14 +36,14 @@ use crate::ledger::wallet::{Reservation, Wallet};
 use crate::link::client::{LinkClient, LinkError};
 use crate::link::messages::{BudgetTerms, LeaseResponse, RequestStats};
 
-/// How long a call waits for room that others may give back, or for a leader that does not answer.
+/// How long a call waits for room that other gateways may return, or for a leader that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two questions while it waits.
+/// Interval of lease requests while a call waits.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// When a call that the leader left without an answer is worth another try.
+/// When to retry a call that failed because the leader did not answer.
 const TRY_AGAIN: jiff::SignedDuration = jiff::SignedDuration::from_secs(15);
 
-/// What pays for the calls of this gateway.
+/// Enforces the limits of one gateway's calls.
 pub struct GatewayBudget {
     store: Arc<CallStore>,
     contact: Arc<LinkState>,
@@ -51,7 +51,7 @@ pub struct GatewayBudget {
     epoch: i64,
     models: ModelNames,
     clock: LeaseClock,
-    /// One question to the leader at a time.
+    /// Serializes lease requests.
     turn: Turn<()>,
     pace: Mutex<LeaseActivity>,
     stirred: watch::Sender<()>,
@@ -60,38 +60,38 @@ pub struct GatewayBudget {
 
 /// What a call holds until it is settled.
 pub struct CallReservation {
-    /// Of the wallet.
+    /// The reservation in the wallet.
     pub reservation: Reservation,
     rates: Option<ModelRates>,
-    /// What the call can cost at most by its bytes alone; `None`: its reservation rests on nothing else.
+    /// The bound of the call by its bytes alone; `None` if the reservation already rests on bytes alone.
     afresh: Option<Amount>,
     parts: Vec<RequestPart>,
     exact: bool,
     purpose: CallPurpose,
 }
 
-/// How a call waits for room.
+/// State of a call that waits for room.
 struct LeaseWait {
     deadline: Instant,
     /// The leader was asked at least once.
     asked: bool,
-    /// What went wrong when it was asked last.
+    /// Why the last request brought nothing.
     trouble: Option<String>,
 }
 
-/// What a call came to.
+/// The result of charging a call.
 pub struct CallCharge {
-    /// What it counts in the limits.
+    /// The amount that counts towards the limits.
     pub amount: Amount,
-    /// What it cost in micro-dollars by the server's bill; `None`: there is no bill, or no price.
+    /// Cost of the server's bill in micro-dollars; `None`: no bill, or no price.
     pub cost: Option<i64>,
-    /// Set when it is above the bound.
+    /// Set if the bill exceeds the bound.
     pub violation: Option<BoundViolation>,
-    /// What the next bound rests on; `None`: as before.
+    /// The new basis of the next bound; `None`: unchanged.
     pub basis: Option<BoundBasis>,
 }
 
-/// A call is under way, from its wish for room until it is settled.
+/// Marks a call as active, from its request for room until it is settled.
 pub struct ActiveCallGuard(Arc<GatewayBudget>);
 
 impl Drop for ActiveCallGuard {
@@ -102,7 +102,6 @@ impl Drop for ActiveCallGuard {
 }
 
 impl GatewayBudget {
-    /// Of this record, for calls of these models.
     pub fn new(
         store: Arc<CallStore>,
         contact: Arc<LinkState>,
@@ -125,14 +124,14 @@ impl GatewayBudget {
         }
     }
 
-    /// Notes that a call is under way.
+    /// Registers an active call.
     pub fn track_call(self: &Arc<Self>) -> ActiveCallGuard {
         self.lease_activity().call_started();
         ActiveCallGuard(Arc::clone(self))
     }
 
-    /// Reserves what the call may cost, and records it as open. Lowers its output limit to what there is room for. May
-    /// be dropped at any await: nothing is held then.
+    /// Reserves the bound of the call and records it as open. Lowers its output limit to the room available. May be
+    /// dropped at any await: nothing stays reserved then.
     pub async fn reserve_call(
         &self,
         call: ModelCall,
@@ -143,14 +142,14 @@ impl GatewayBudget {
         self.lease_activity()
             .wait_ended(held.as_ref().ok().map(|(_, full)| *full));
         if let Err(failure) = &held
-            && failure.kind.is_of_a_budget()
+            && failure.kind.refused_by().is_some()
         {
             self.store.count(|budget| budget.refused_calls += 1);
         }
         held.map(|(hold, _)| hold)
     }
 
-    /// The hold, and what the call was to have at most.
+    /// The reservation, and the full amount that the call was meant to have.
     async fn reserve_room(
         &self,
         call: ModelCall,
@@ -165,7 +164,7 @@ impl GatewayBudget {
         loop {
             let terms = self.terms(wait.deadline).await?;
             self.check(&terms)?;
-            // Requests to a light model do not go on from each other: their bound rests on their bytes alone.
+            // Requests to the light model do not continue each other, so their bound rests on bytes alone.
             let is_light = call.purpose.uses_light_model();
             let previous = self.store.basis().previous.filter(|_| !is_light);
             let model = self.models.of(call.purpose);
@@ -176,7 +175,7 @@ impl GatewayBudget {
             let mut amount = plan.full;
             let short = |wallet: &Wallet| draws.iter().any(|draw| wallet.lacking(draw, &plan.full, now).is_some());
             if wait.asked && self.store.with_wallet(short) {
-                // More is not to be had: a shorter answer, where that is still one.
+                // No more room is available: shorten the answer, if enough of it remains.
                 if let Some((output, clipped)) = self.store.with_wallet(|wallet| plan.fitting(&draws, wallet, now)) {
                     request.limit_output(output);
                     amount = clipped;
@@ -200,7 +199,7 @@ impl GatewayBudget {
         }
     }
 
-    /// Asks for more, or waits for it; an error when none is to be had.
+    /// Requests more from the leader, or waits for it; `Err` if no more is available.
     async fn request_more(
         &self,
         terms: &BudgetTerms,
@@ -226,16 +225,16 @@ impl GatewayBudget {
         let waits = match answer {
             Ok(answer) => match self.refusal(terms, &answer, plan) {
                 Some((failure, contended)) if late || !contended => return Err(failure),
-                // The leader recalls what others hold, and says so when there is room.
+                // Contended: the leader recalls what others hold, and announces the room by a new revision.
                 Some(_) => true,
-                // Granted, and again not enough: a recall or another call was faster.
+                // Granted, and again too little: a recall or another call came first.
                 None => {
-                    wait.trouble = again.then(|| "nothing came of what it granted".into());
+                    wait.trouble = again.then(|| "its grants did not cover the call".into());
                     again
                 }
             },
             Err(error) => {
-                tracing::info!(%error, "the leader was not asked for more");
+                tracing::info!(%error, "failed to request leases from the leader; retrying");
                 wait.trouble = Some(error.to_string());
                 again
             }
@@ -246,7 +245,7 @@ impl GatewayBudget {
         Ok(())
     }
 
-    /// The first refusal of an answer, and whether waiting may help.
+    /// The decisive refusal of an answer, and whether waiting may help.
     fn refusal(&self, terms: &BudgetTerms, answer: &LeaseResponse, plan: &CallBound) -> Option<(CallFailure, bool)> {
         let now = self.clock.now();
         let refused = answer
@@ -261,12 +260,12 @@ impl GatewayBudget {
                 Some((failure, refused.contended))
             })
             .collect();
-        // One that waiting does not help decides.
+        // A refusal that waiting does not resolve decides.
         all.sort_by_key(|(_, contended)| *contended);
         all.into_iter().next()
     }
 
-    /// What limits the calls; waits a little for the controller to say it.
+    /// The terms of the calls; waits up to `deadline` for the controller to send them.
     async fn terms(&self, deadline: Instant) -> Result<BudgetTerms, CallFailure> {
         let mut view = self.contact.subscribe();
         let known = view.wait_for(|view| view.directives.budget.is_some());
@@ -288,7 +287,8 @@ impl GatewayBudget {
         terms.blocked.clone().or(held).map_or(Ok(()), Err)
     }
 
-    /// What a call came to. What nobody knows counts as all that was reserved. `answered`: the model that answered.
+    /// Computes what a call is charged. Unknown usage is charged with the whole reservation. `answered`: the model that
+    /// answered.
     pub fn charge(&self, hold: &CallReservation, metered: &CallUsage, answered: &str) -> CallCharge {
         let reserved = hold.reservation.amount;
         let is_light = hold.purpose.uses_light_model();
@@ -322,8 +322,8 @@ impl GatewayBudget {
                             answered,
                             reserved = reserved.input_tokens,
                             billed = charge.amount.input_tokens,
-                            "the bill of the request before is no measure of this one, as when a name stands for \
-                             another model now: calls reserve by their length from now on, which is more"
+                            "the last bill does not predict this one, for example because the name now means another \
+                             model; from now on calls are bounded by their length, which reserves more"
                         );
                         charge.basis = Some(BoundBasis::misled(answered));
                     } else {
@@ -335,7 +335,7 @@ impl GatewayBudget {
                 }
             }
         }
-        // The same small question again and again is no loop that repeats itself.
+        // A light model may get the same small question repeatedly; that is not a repetition of the loop.
         let answered = matches!(metered, CallUsage::Billed(..)) && !is_light;
         let hash = answered.then(|| call_bound::messages_hash(&hold.parts));
         self.request_window()
@@ -343,7 +343,7 @@ impl GatewayBudget {
         charge
     }
 
-    /// What the last requests looked like.
+    /// Statistics of the last requests, for loop detection.
     pub fn request_stats(&self) -> Option<RequestStats> {
         let resume = self.contact.subscribe().borrow().directives.resume.clone();
         let mut beats = self.request_window();
@@ -360,9 +360,14 @@ impl GatewayBudget {
     }
 }
 
-/// Why a budget that is spent cuts the call in flight.
+/// Why a call in flight is cut by an exhausted budget, if it is.
 pub fn cut_reason(terms: &BudgetTerms) -> Option<CallFailure> {
     let held = || terms.accounts.iter().find_map(|account| account.held.clone());
-    let spent = || failure(FailureKind::BudgetExhausted, "a budget with onExhausted: Stop is spent");
+    let spent = || {
+        failure(
+            FailureKind::BudgetExhausted,
+            "an AgentBudget with onExhausted: Stop is exhausted: raise its spec.limits or append to its spec.topUps",
+        )
+    };
     terms.cut.then(|| held().unwrap_or_else(spent))
 }

@@ -1,5 +1,5 @@
-//! What a refused call says: which limit, what is left of it, when there is more, and what a person can do. Never a word
-//! of a prompt.
+//! Messages of refused calls: which limit, what is left of it, when it resets, and the fix. Never contains text of a
+//! prompt.
 
 use crate::api::amount::{Amount, AmountKind};
 use crate::api::failure::{CallFailure, FailureKind};
@@ -8,7 +8,7 @@ use crate::ledger::account::GrantRefusal;
 use crate::ledger::price::MoneyError;
 use crate::link::messages::{AccountTerms, LimitName};
 
-/// The leader refused `needed`, of which the gateway itself holds `held`.
+/// The failure of a call that needs `needed`, of which the gateway holds `held` and the leader refused the rest.
 pub(super) fn refused(account: &AccountTerms, refused: &GrantRefusal, needed: &Amount, held: &Amount) -> CallFailure {
     let kind = refused.kind;
     let limits = if refused.per_agent {
@@ -23,31 +23,29 @@ pub(super) fn refused(account: &AccountTerms, refused: &GrantRefusal, needed: &A
     let name = name(&account.limit, refused.per_agent);
     let add = remedy(&account.limit, kind, refused.per_agent);
     if refused.never && limit == 0 {
-        let message = format!("{name} is {}, which blocks every call: {add}", of(limit));
+        let message = format!("{name} allows {}, which blocks every call: {add}", of(limit));
         return failure(FailureKind::CallExceedsLimit, message);
     }
     if refused.never {
         let message = format!(
-            "{name} is {}, and this call alone may need {needs}: it can never be made; {add}, or lower \
-             spec.model.maxOutputTokens or the length of the context",
+            "{name} allows {}, but this call alone may need {needs}, so it can never be made: {add}, lower \
+             spec.model.maxOutputTokens, or shorten the context",
             of(limit)
         );
         return failure(FailureKind::CallExceedsLimit, message);
     }
     let when = match refused.resets_at {
-        Some(at) => format!(
-            "There is room for it at {} by itself",
-            at.strftime("%Y-%m-%dT%H:%M:%SZ")
-        ),
-        None if refused.contended => "Others hold the rest, and may give it back".to_owned(),
-        None => "Nothing frees it by itself".to_owned(),
+        // The time is in `resumes_at`: the condition shows it.
+        Some(_) => "The call waits until the window has room for it",
+        None if refused.contended => "Other Agents hold the rest and may return it",
+        None => "No room becomes available over time",
     };
     CallFailure {
         resumes_at: refused.resets_at,
         ..failure(
             exhausted(&account.limit, kind),
             format!(
-                "{name} has too little left for this call: {} of {}, and it may need {needs}. {when}; to add, {add}",
+                "{name} has {} of {} left, and the call may need {needs}. {when}; to add room, {add}",
                 of(left),
                 of(limit)
             ),
@@ -66,7 +64,7 @@ fn exhausted(limit: &LimitName, kind: AmountKind) -> FailureKind {
 
 fn name(limit: &LimitName, per_agent: bool) -> String {
     match limit {
-        LimitName::Budget(name) if per_agent => format!("the Agent's part (perAgent) of AgentBudget {name}"),
+        LimitName::Budget(name) if per_agent => format!("the limit per Agent (perAgent) of AgentBudget {name}"),
         LimitName::Budget(_) | LimitName::TokensPerHour | LimitName::Total => limit.to_string(),
     }
 }
@@ -91,43 +89,42 @@ fn field(kind: AmountKind) -> &'static str {
     }
 }
 
-/// Money is limited and no price is known.
+/// Cost is limited and the model has no known price.
 pub(super) fn no_price(model: &str, limit: &LimitName) -> CallFailure {
     let name = name(limit, false);
     failure(
         FailureKind::BudgetUnavailable,
         format!(
-            "{name} limits costUSD, and the price of model {model} is not known: add it to `prices` in the chart's \
+            "{name} limits costUSD, but the price of model {model} is unknown: add it to `prices` in the chart's \
              values, or set spec.model.price"
         ),
     )
 }
 
-/// A price that cannot be read.
 pub(super) fn bad_price(model: &str, error: &MoneyError) -> CallFailure {
     failure(
         FailureKind::BudgetUnavailable,
-        format!("the price of model {model} cannot be used: {error}; correct it in `prices` or in spec.model.price"),
+        format!("the price of model {model} is invalid: {error}; correct it in `prices` or in spec.model.price"),
     )
 }
 
-/// The controller has not said what limits the Agent.
+/// The controller has not yet sent the Agent's limits.
 pub(super) fn undecided() -> CallFailure {
     failure(
         FailureKind::BudgetUnavailable,
-        "the controller has not said yet what limits this Agent; calls go on when it has",
+        "the controller has not determined this Agent's limits yet; calls resume once it has",
     )
 }
 
-/// The controller cannot be asked for more.
+/// The leases held are too small, and the leader did not answer with usable grants.
 pub(super) fn no_answer(error: &str) -> CallFailure {
     failure(
         FailureKind::BudgetUnavailable,
-        format!("too little is left of what the gateway holds, and the controller cannot be asked for more ({error})"),
+        format!("the gateway's leases do not cover this call, and the controller granted no more ({error})"),
     )
 }
 
-/// A bill above its bound.
+/// The server billed more than the bound of the call.
 pub(super) fn violated(bound: &Amount, bill: &Amount) -> CallFailure {
     let kinds = [
         AmountKind::InputTokens,
@@ -141,8 +138,8 @@ pub(super) fn violated(bound: &Amount, bill: &Amount) -> CallFailure {
     failure(
         FailureKind::BoundViolated,
         format!(
-            "the model server billed {} for a call that could cost {} at most: limits cannot hold with it, so no more \
-             calls are made; check spec.model and the server's count, then annotate the Agent with \
+            "the model server billed {} for a call that was bounded at {}: limits cannot be enforced, so no more \
+             calls are made; check spec.model and the server's usage counts, then annotate the Agent with \
              agentloop.dev/resume=<any new value>",
             kind.amount(bill.get(kind)),
             kind.amount(bound.get(kind))
@@ -158,6 +155,7 @@ mod tests {
 
     use super::*;
     use crate::api::amount::LimitAmounts;
+    use crate::ledger::price::micro_usd;
 
     fn account(limit: LimitName) -> AccountTerms {
         AccountTerms {
@@ -190,6 +188,50 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_texts_of_refusals() {
+        let names = [
+            ("AgentBudget", LimitName::Budget("team".into())),
+            ("guardrails.tokensPerHour", LimitName::TokensPerHour),
+            ("guardrails.total", LimitName::Total),
+        ];
+        let mut rows = Vec::new();
+        let mut add = |section: &str, failure: CallFailure| rows.push(text!(section, failure.kind, failure.message));
+        for (section, name) in names {
+            let account = account(name);
+            let with = |change: fn(&mut GrantRefusal)| {
+                let mut refusal = no(AmountKind::Tokens);
+                change(&mut refusal);
+                refused(&account, &refusal, &NEEDED, &HELD)
+            };
+            add(section, with(|_| {}));
+            add(section, with(|refusal| refusal.resets_at = None));
+            add(
+                section,
+                with(|refusal| (refusal.resets_at, refusal.contended) = (None, true)),
+            );
+            add(section, with(|refusal| refusal.never = true));
+            add(
+                section,
+                with(|refusal| (refusal.never, refusal.kind) = (true, AmountKind::Calls)),
+            );
+            if matches!(account.limit, LimitName::Budget(_)) {
+                add(section, with(|refusal| refusal.per_agent = true));
+            }
+            add(section, with(|refusal| refusal.kind = AmountKind::Cost));
+        }
+        let limit = LimitName::Budget("team".into());
+        add("Prices", no_price("small", &limit));
+        add(
+            "Prices",
+            bad_price("small", &micro_usd("3,00").unwrap_err().within("inputPerMillion")),
+        );
+        add("The controller", undecided());
+        add("The controller", no_answer("no answer in time"));
+        add("Bounds", violated(&HELD, &NEEDED));
+        assert_texts!("budget-refusals", "Calls that a limit refuses", rows);
+    }
+
     const NEEDED: Amount = Amount {
         tokens: 90,
         input_tokens: 0,
@@ -212,10 +254,22 @@ mod tests {
         );
         assert_eq!(
             failure.message,
-            "AgentBudget team has too little left for this call: 50 tokens of 1000 tokens, and it may need 90 tokens. \
-             There is room for it at 1970-01-01T00:00:00Z by itself; to add, raise its spec.limits.tokens or append to \
-             its spec.topUps"
+            "AgentBudget team has 50 tokens of 1000 tokens left, and the call may need 90 tokens. The call waits until the \
+             window has room for it; to add room, raise its spec.limits.tokens or append to its spec.topUps"
         );
+        for (contended, text) in [
+            (true, "Other Agents hold the rest"),
+            (false, "No room becomes available over time"),
+        ] {
+            let lasting = GrantRefusal {
+                resets_at: None,
+                contended,
+                ..no(AmountKind::Tokens)
+            };
+            let failure = refused(&budget, &lasting, &NEEDED, &HELD);
+            assert_eq!(failure.resumes_at, None);
+            assert!(failure.message.contains(text), "{}", failure.message);
+        }
         let own = GrantRefusal {
             per_agent: true,
             ..no(AmountKind::Tokens)
@@ -273,12 +327,12 @@ mod tests {
         for (per_agent, text) in [
             (
                 false,
-                "AgentBudget team is 0 tokens, which blocks every call: raise its spec.limits.tokens or append to its \
-                 spec.topUps",
+                "AgentBudget team allows 0 tokens, which blocks every call: raise its spec.limits.tokens or append to \
+                 its spec.topUps",
             ),
             (
                 true,
-                "the Agent's part (perAgent) of AgentBudget team is 0 tokens, which blocks every call: raise its \
+                "the limit per Agent (perAgent) of AgentBudget team allows 0 tokens, which blocks every call: raise its \
                  spec.perAgent.tokens",
             ),
         ] {

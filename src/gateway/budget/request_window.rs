@@ -1,15 +1,15 @@
-//! What the last requests looked like, for who watches the loop from outside. In memory only.
+//! Statistics of the last requests, for loop detection outside the worker. In memory only.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::link::messages::RequestStats;
 
-/// Requests that are compared.
+/// Number of requests that are compared.
 const REQUESTS: usize = 20;
 /// Time over which tokens are counted.
 const SPAN: Duration = Duration::from_mins(5);
-/// Tokens of one second are kept together.
+/// Tokens are summed per step of this length.
 const STEP: Duration = Duration::from_secs(1);
 
 /// The last answered requests.
@@ -17,13 +17,13 @@ const STEP: Duration = Duration::from_secs(1);
 pub(super) struct RequestWindow {
     hashes: VecDeque<[u8; 32]>,
     tokens: VecDeque<(Instant, i64)>,
-    /// The request to resume that was known last.
+    /// The last known value of the annotation `agentloop.dev/resume`.
     resume: Option<String>,
 }
 
 impl RequestWindow {
-    /// A person looked at the loop and said that it may go on: what was seen before counts no more. `None`: nobody
-    /// says so at the moment, since the request was handled.
+    /// A new value of the annotation means that a person reviewed the loop, so what was seen before is discarded.
+    /// `None`: no request at the moment, because the last one was handled.
     pub(super) fn resumed(&mut self, request: Option<&str>) {
         if request.is_some_and(|request| self.resume.as_deref() != Some(request)) {
             *self = Self {
@@ -33,7 +33,7 @@ impl RequestWindow {
         }
     }
 
-    /// A call ended: the hash of its messages, when it was answered, and the tokens that it was charged.
+    /// Adds an ended call: the hash of its messages if it was answered, and the tokens charged.
     pub(super) fn add(&mut self, hash: Option<[u8; 32]>, tokens: i64, now: Instant) {
         if let Some(hash) = hash {
             self.hashes.push_back(hash);
@@ -48,11 +48,11 @@ impl RequestWindow {
         self.drop_expired(now);
     }
 
-    /// What they looked like; `None` before the first answer.
+    /// The statistics; `None` before the first answer.
     pub(super) fn stats(&mut self, now: Instant) -> Option<RequestStats> {
         self.drop_expired(now);
         let count = |hash: &[u8; 32]| self.hashes.iter().filter(|other| *other == hash).count();
-        // Of equally frequent ones the latest.
+        // Of equally frequent hashes the latest.
         let (identical, hash) = self
             .hashes
             .iter()
@@ -113,7 +113,11 @@ mod tests {
         beats.resumed(Some("once"));
         assert_eq!(beats.stats(start).unwrap().tokens, 7);
         beats.resumed(None);
-        assert_eq!(beats.stats(start).unwrap().tokens, 7, "handled, not said anew");
+        assert_eq!(
+            beats.stats(start).unwrap().tokens,
+            7,
+            "the request was handled, not renewed"
+        );
         beats.resumed(Some("again"));
         assert_eq!(beats.stats(start), None);
     }

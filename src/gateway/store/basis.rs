@@ -1,7 +1,7 @@
-//! What the bound of the next request rests on, and how far that may be relied on.
+//! The basis of the next request's bound, and how far it can be trusted.
 //!
-//! A bill measures the next one only while the same server answers with the same model: another tokenizer may count a
-//! third more for the same text. So it is kept with both, and given up for good once it has misled.
+//! A bill predicts the next one only while the same server answers with the same model: another tokenizer may count a
+//! third more for the same text. So both are kept with it, and it is discarded for good once it was wrong.
 
 use std::sync::Arc;
 
@@ -10,19 +10,20 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use super::wallet_table::{PART_BYTES, part, part_bytes};
 use crate::ledger::bound::PreviousRequest;
 
-/// The last request to one server, as a measure of the next.
+/// The last request to a server, as a basis for the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BoundBasis {
-    /// The model that its answer named; empty: none was named yet.
+    /// The model that its answer named; empty if none was named yet.
     pub answered: String,
-    /// A bill was above the bound that rested on the one before: bills are no measure here.
+    /// A bill exceeded the bound that rested on the previous one: bills of this server are not used any more.
     pub loose: bool,
     /// The request and its bill; `None`: the next bound rests on bytes alone.
     pub previous: Option<Arc<PreviousRequest>>,
 }
 
 impl BoundBasis {
-    /// After a bill. That of another model than before is no measure yet: the next one may be of the old model again.
+    /// The basis after a bill. The first bill of another model is not used, because the next request may get the old
+    /// model again.
     pub fn after(&self, answered: &str, previous: PreviousRequest) -> Self {
         let is_same = self.answered.is_empty() || self.answered == answered;
         Self {
@@ -32,7 +33,7 @@ impl BoundBasis {
         }
     }
 
-    /// After a bill above what rested on the one before.
+    /// The basis after a bill that exceeded the bound resting on the previous one.
     pub fn misled(answered: &str) -> Self {
         Self {
             answered: answered.to_owned(),
@@ -42,7 +43,7 @@ impl BoundBasis {
     }
 }
 
-/// That of requests to this server.
+/// The basis for requests to this server.
 pub(super) fn load(change: &Transaction<'_>, server: &str) -> rusqlite::Result<BoundBasis> {
     let mut select = change.prepare("SELECT answered, loose, billed_input, parts FROM previous WHERE server = ?")?;
     let found = select.query_row([server], |row| {
@@ -95,7 +96,7 @@ mod tests {
         let moved = first.after("b", bill(3));
         assert_eq!(measured(&moved), None);
         assert_eq!(measured(&moved.after("b", bill(4))), Some(4));
-        assert_eq!(measured(&moved.after("a", bill(4))), None, "it goes to and fro");
+        assert_eq!(measured(&moved.after("a", bill(4))), None, "it alternates");
         let unnamed = BoundBasis::default().after("", bill(1)).after("", bill(2));
         assert_eq!(measured(&unnamed), Some(2));
     }

@@ -1,11 +1,10 @@
-//! Single values of the record: its name, how far the script is, what was acknowledged.
+//! Single values of the record: its name, the position in the script.
 
 use std::str::FromStr;
 
 use ring::rand::{SecureRandom, SystemRandom};
 use rusqlite::{OptionalExtension, Transaction};
 
-/// A value of the record's own.
 pub(super) fn meta<T: FromStr>(change: &Transaction<'_>, name: &str) -> rusqlite::Result<Option<T>> {
     let value: Option<String> = change
         .query_row("SELECT value FROM meta WHERE name = ?", [name], |row| row.get(0))
@@ -15,14 +14,13 @@ pub(super) fn meta<T: FromStr>(change: &Transaction<'_>, name: &str) -> rusqlite
         .transpose()
 }
 
-/// Sets it.
 pub(super) fn set_meta(change: &Transaction<'_>, name: &str, value: &str) -> rusqlite::Result<()> {
     let mut insert = change.prepare_cached("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)")?;
     insert.execute([name, value])?;
     Ok(())
 }
 
-/// A name that no other record has.
+/// A random name, unique among records.
 pub(super) fn make_name(change: &Transaction<'_>) -> rusqlite::Result<String> {
     let mut bytes = [0_u8; 16];
     SystemRandom::new()

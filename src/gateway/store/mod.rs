@@ -1,28 +1,30 @@
 //! The gateway's record: every call from before it is sent until the worker's journal has its outcome, and the totals.
 //!
-//! One SQLite file, one transaction for each change, on disk before it counts (`synchronous=FULL`). A call is recorded
-//! as open **before** it is sent, and settled together with its answer **before** the worker gets the end of it: two
-//! flushes, all that a call waits for. What was open when the gateway died is lost: it counts as sent, its use as unknown.
+//! One SQLite file with one transaction per change, flushed before it takes effect (`synchronous=FULL`). A call is
+//! recorded as open **before** it is sent, and settled together with its answer **before** the worker gets the end of
+//! it: a call waits for these two flushes only. A call that was open when the gateway died is lost: it counts as sent
+//! with unknown usage.
 //!
-//! An acknowledgement is written without a flush: a machine that fails right after it keeps an answer too many. It is
-//! also the time to tidy up: what the log holds goes into the tables then, since otherwise a call would have to wait.
+//! Acknowledgements are not flushed: after a machine failure the record merely keeps an answer too many. They also
+//! trigger the checkpoints of the log, which would otherwise happen while a call waits.
 //!
-//! What a call may cost is reserved in the wallet in the transaction that opens it, and settled in the one that ends it.
-//! The wallet in memory is what is on disk: it is changed as a copy, written, and then put in its place.
+//! The bound of a call is reserved in the wallet in the transaction that opens it, and settled in the one that ends it.
+//! The wallet in memory always equals the one on disk: a copy is changed, written, and then replaces it.
 //!
-//! What counts: `calls` are the requests sent, each attempt for itself; one that never left (no connection) is none. An
-//! HTTP error that says that the request was not processed bills nothing. Any other call whose server did not say what
-//! it used, in a believable way, counts in `unknownCalls`, and its tokens in no other field; where a limit applies, its
-//! reservation counts there as spent, and it is one of `estimatedCalls` too.
+//! Counting: `calls` counts the requests sent, each attempt separately; an attempt that was never sent (no connection)
+//! does not count. An HTTP error that means that the request was not processed bills nothing. Any other call without a
+//! credible usage report counts in `unknownCalls` and its tokens in no other field; where a limit applies, its
+//! reservation is charged to it, and it also counts in `estimatedCalls`.
 
+mod acknowledgements;
 mod basis;
 mod meta;
 mod models;
-mod schema;
+pub(super) mod schema;
 mod totals;
 mod wallet_table;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -46,56 +48,52 @@ use crate::link::messages::BudgetReport;
 
 /// Name of the record's file in its directory.
 pub const FILE_NAME: &str = "calls.db";
-/// Ended calls that are kept, for people who ask what a call used.
+/// Number of ended calls that are kept for inspection.
 const KEPT_CALLS: i64 = 1000;
-/// Acknowledgements between two times that the log is emptied. About half of what SQLite lets it grow to by itself.
+/// Acknowledgements between two checkpoints of the log. The log then grows to about half the size at which SQLite
+/// itself starts one.
 const TIDY: u32 = 16;
 
-const ACKED: &str = "acked";
-/// Of `spec.model`, and of `spec.lightModel`.
+/// Names of the positions in the scripts of `spec.model` and `spec.lightModel`.
 const SCRIPTED: [&str; 2] = ["scripted", "scripted-light"];
 const RECORD: &str = "record";
 const VIOLATION: &str = "violation";
 const BUDGET: &str = "budget";
 
 /// Why the record cannot be used.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Debug)]
 pub enum CallStoreError {
-    /// At the start.
+    /// It cannot be opened.
     #[error("the gateway's record {path} cannot be opened: {source}; {advice}")]
     Open {
-        /// The file.
         path: PathBuf,
-        /// What to do.
+        /// The fix.
         advice: &'static str,
-        /// What happened.
         source: rusqlite::Error,
     },
     /// A newer version wrote it.
-    #[error("the gateway's record {path} is of version {found}, this gateway knows {known}: use the newer image again")]
+    #[error(
+        "the gateway's record {path} has version {found}, and this gateway supports versions up to {known}: run the newer version"
+    )]
     Version {
-        /// The file.
         path: PathBuf,
-        /// Its version.
+        /// Version of the file.
         found: i64,
-        /// Ours.
+        /// Newest version supported.
         known: i64,
     },
-    /// Later.
+    /// A change cannot be written.
     #[error("the gateway's record cannot be written: {0}")]
     Write(#[from] rusqlite::Error),
 }
 
-/// A call that is to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelCall {
-    /// Which.
     pub id: CallId,
-    /// What it is for.
     pub purpose: CallPurpose,
 }
 
-/// How a call ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallEnd {
     /// With an answer.
@@ -103,80 +101,73 @@ pub enum CallEnd {
         /// Its `Content-Type`.
         content_type: String,
         /// Its bytes, as the server sent them.
-        body: Vec<u8>,
-        /// What it cost in micro-dollars; `None`: its price or its use is unknown.
+        body: axum::body::Bytes,
+        /// Its cost in micro-dollars; `None`: its price or its usage is unknown.
         cost: Option<i64>,
     },
-    /// Without.
+    /// Without an answer.
     Failed(CallFailure),
 }
 
-/// What is known of what a call used.
+/// What is known of the usage of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CallUsage {
-    /// It never left.
+    /// The request was never sent.
     NotSent,
-    /// It was sent, and refused with an HTTP error that says that nothing was done.
+    /// The request was sent, and rejected with an HTTP error that means that nothing was done.
     Free,
-    /// It was sent; nobody said what it used.
+    /// The request was sent, and no usage was reported.
     Unknown,
-    /// The server said what it used: as read, and as said.
+    /// The usage that the server reported: parsed, and as JSON.
     Billed(CallBill, String),
 }
 
 /// The server billed a call above its bound.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct BoundViolation {
-    /// What each call fails with from then on.
+    /// The failure of every later call.
     pub failure: CallFailure,
-    /// The request to resume that was known then: another one ends it.
+    /// The value of `agentloop.dev/resume` at that time: another value ends the violation.
     pub resume: Option<String>,
 }
 
-/// The outcome of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallSettlement {
-    /// Which call.
     pub call: ModelCall,
-    /// How it ended.
     pub end: CallEnd,
-    /// What it used.
     pub metered: CallUsage,
-    /// What was reserved for it.
+    /// What was reserved for the call.
     pub reservation: Reservation,
-    /// What it counts in the limits.
+    /// What the call is charged in the limits.
     pub charge: Amount,
-    /// Set when it was billed above its bound.
+    /// Set if the bill exceeds the bound.
     pub violation: Option<BoundViolation>,
-    /// What the bound of the next request rests on; `None`: as before.
+    /// The new basis of the next bound; `None`: unchanged.
     pub basis: Option<BoundBasis>,
-    /// Whether it took a turn of the script.
+    /// Whether the call consumed a turn of the script.
     pub scripted_turn: bool,
-    /// When.
     pub at: Timestamp,
 }
 
-/// What the record holds of a call.
+/// The state of a call in the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordedCall {
-    /// It is not over.
     Open,
-    /// It ended, and the worker has not said that it has the outcome.
+    /// It ended, and the worker has not acknowledged the outcome yet.
     Ended(CallEnd),
     /// The worker has the outcome; nothing is kept.
     Acknowledged,
 }
 
-/// What came of the wish to begin a call.
+/// The result of [`CallStore::begin`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BeginOutcome {
-    /// It is recorded, and holds this.
+    /// The call is recorded and holds this reservation.
     Held(Reservation),
-    /// Nothing happened: these accounts hold too little.
+    /// Nothing was changed: these accounts hold too little.
     Short(BTreeSet<AccountId>),
 }
 
-/// The record.
 pub struct CallStore {
     name: String,
     restored: bool,
@@ -187,37 +178,38 @@ struct CallStoreInner {
     db: Connection,
     models: ModelNames,
     counts: CallStoreState,
-    /// Outcomes that could not be written yet: the disk was full. They go first as soon as it is not.
+    /// Outcomes that could not be written because the disk was full. They are written first once it is not.
     unsettled: VecDeque<CallSettlement>,
     budget: BudgetReport,
-    /// Acknowledgements since the log was emptied.
+    /// Acknowledgements since the last checkpoint of the log.
     untidy: u32,
 }
 
-/// What a crash of the machine right after a change may cost.
+/// What a machine failure right after a change may lose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteDurability {
-    /// Nothing: the change is on the disk.
+    /// Nothing: the change is flushed.
     LosesNothing,
-    /// The change, and nothing else: it is on the disk with the next one at the latest.
+    /// Only this change, which is flushed with the next one at the latest.
     MayLoseIt,
 }
 
-/// What is kept in memory of what is on disk; both change together or not at all.
+/// The part of the record kept in memory. It changes together with the disk, or not at all.
 #[derive(Clone)]
 struct CallStoreState {
     totals: UsageTotals,
     scripted_turns: [u64; 2],
-    acked: Option<CallId>,
+    /// The last acknowledged call of each member.
+    acked: BTreeMap<u16, CallId>,
     wallet: Wallet,
     violation: Option<BoundViolation>,
     basis: BoundBasis,
-    /// As it is on disk; what is in memory may be ahead of it.
+    /// As it is on disk; the copy in memory may be ahead of it.
     budget: BudgetReport,
 }
 
 impl CallStore {
-    /// Opens or makes the record. Calls that were open are lost from now on.
+    /// Opens or creates the record. Calls that were open count as lost.
     pub fn open(directory: &Path, models: ModelNames, now: Timestamp) -> Result<Self, CallStoreError> {
         let path = directory.join(FILE_NAME);
         let mut db = schema::open(&path)?;
@@ -238,28 +230,31 @@ impl CallStore {
         })
     }
 
-    /// Gives a new record the totals to go on from. A record that has them already keeps its own.
+    /// Continues the totals that the controller knows: adds them to those of a new record, and raises those of a record
+    /// that went back with its volume.
     pub fn adopt(&self, known: &LoopUsage) -> Result<(), CallStoreError> {
         let mut inner = self.lock();
-        if inner.counts.totals.has_base() {
-            return Ok(());
+        if !inner.counts.totals.has_base() {
+            return inner.change(|change, counts| counts.totals.adopt(change, known));
         }
-        inner.change(|change, counts| counts.totals.adopt(change, known))
+        if inner.counts.totals.is_below(known) {
+            return inner.change(|change, counts| counts.totals.raise(change, known));
+        }
+        Ok(())
     }
 
-    /// What is recorded of a call.
     pub fn find(&self, id: CallId) -> Result<Option<RecordedCall>, CallStoreError> {
         let mut inner = self.lock();
         inner.settle_rest()?;
-        if inner.counts.acked.is_some_and(|acked| id <= acked) {
+        if inner.counts.is_acknowledged(id) {
             return Ok(Some(RecordedCall::Acknowledged));
         }
-        let sql =
-            "SELECT state, failure, content_type, answer, cost FROM calls WHERE turn = ? AND call = ? AND attempt = ?";
+        let sql = "SELECT state, failure, content_type, answer, cost FROM calls
+            WHERE member = ? AND turn = ? AND call = ? AND attempt = ?";
         Ok(inner.db.prepare_cached(sql)?.query_row(key(id), recorded).optional()?)
     }
 
-    /// Reserves `amount` in each of `draws`, and records that the call is about to be sent. `clock`: the wallet's time.
+    /// Reserves `amount` in each of `draws` and records that the call is about to be sent. `clock`: the wallet's time.
     pub fn begin(
         &self,
         ModelCall { id, purpose }: ModelCall,
@@ -278,10 +273,11 @@ impl CallStore {
         inner.change(|change, counts| {
             counts.wallet = wallet;
             let mut insert = change.prepare_cached(
-                "INSERT INTO calls (turn, call, attempt, purpose, state, model, opened_at, reservation)
-                 VALUES (?, ?, ?, ?, 'Open', ?, ?, ?)",
+                "INSERT INTO calls (member, turn, call, attempt, purpose, state, model, opened_at, reservation)
+                 VALUES (?, ?, ?, ?, ?, 'Open', ?, ?, ?)",
             )?;
             insert.execute(params![
+                id.member,
                 id.turn,
                 id.call,
                 id.attempt,
@@ -294,17 +290,17 @@ impl CallStore {
         })
     }
 
-    /// The record's name: made once with it.
+    /// The record's name, generated when the record is created.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether a gateway before this one made it.
+    /// Whether an earlier gateway created the record.
     pub fn is_restored(&self) -> bool {
         self.restored
     }
 
-    /// Looks into the wallet.
+    /// Reads the wallet.
     pub fn with_wallet<T>(&self, at: impl FnOnce(&Wallet) -> T) -> T {
         at(&self.lock().counts.wallet)
     }
@@ -326,12 +322,12 @@ impl CallStore {
         })
     }
 
-    /// The server billed above a bound, and nobody has said to go on.
+    /// The pending violation of a bound, if any.
     pub fn violation(&self) -> Option<BoundViolation> {
         self.lock().counts.violation.clone()
     }
 
-    /// Calls may go on after a violation.
+    /// Ends the violation, so that calls continue.
     pub fn clear_violation(&self) -> Result<(), CallStoreError> {
         self.lock().change(|change, counts| {
             counts.violation = None;
@@ -340,67 +336,40 @@ impl CallStore {
         })
     }
 
-    /// What the next bound rests on.
+    /// The basis of the next bound.
     pub fn basis(&self) -> BoundBasis {
         self.lock().counts.basis.clone()
     }
 
-    /// What limits did so far.
+    /// Counters of what the limits did.
     pub fn budget(&self) -> BudgetReport {
         self.lock().budget.clone()
     }
 
-    /// Counts something of it; on disk with the next change.
+    /// Updates these counters; they reach the disk with the next change.
     pub fn count(&self, add: impl FnOnce(&mut BudgetReport)) {
         add(&mut self.lock().budget);
     }
 
-    /// Records the outcome of a call, and counts it. What cannot be written stays in memory and goes first later.
+    /// Records and counts the outcome of a call. An outcome that cannot be written stays in memory and is written first
+    /// later.
     pub fn settle(&self, settlement: CallSettlement) -> Result<(), CallStoreError> {
         let mut inner = self.lock();
         inner.unsettled.push_back(settlement);
         inner.settle_rest()
     }
 
-    /// Tries again to write the outcomes that could not be.
+    /// Retries writing the outcomes that could not be written.
     pub fn settle_rest(&self) -> Result<(), CallStoreError> {
         self.lock().settle_rest()
     }
 
-    /// The worker has the outcomes of this call and of all before it: their answers leave.
-    pub fn acknowledge(&self, id: CallId) -> Result<(), CallStoreError> {
-        let mut inner = self.lock();
-        inner.settle_rest()?;
-        if inner.counts.acked.is_some_and(|acked| id <= acked) {
-            return Ok(());
-        }
-        inner.write(WriteDurability::MayLoseIt, |change, counts| {
-            set_meta(change, ACKED, &id.to_string())?;
-            // Of the calls before the last acknowledgement nothing is kept any more.
-            let before = counts.acked.map_or((0, 0, 0), key);
-            let mut forget = change.prepare_cached(
-                "UPDATE calls SET answer = NULL WHERE answer IS NOT NULL
-                 AND (turn, call, attempt) <= (?, ?, ?) AND (turn, call, attempt) > (?, ?, ?)",
-            )?;
-            forget.execute(params![id.turn, id.call, id.attempt, before.0, before.1, before.2])?;
-            let mut delete = change.prepare_cached(
-                "DELETE FROM calls WHERE state <> 'Open' AND (turn, call, attempt) <= (?1, ?2, ?3)
-                 AND number <= (SELECT max(number) FROM calls) - ?4",
-            )?;
-            delete.execute(params![id.turn, id.call, id.attempt, KEPT_CALLS])?;
-            counts.acked = Some(id);
-            Ok(())
-        })?;
-        inner.tidy();
-        Ok(())
-    }
-
-    /// The totals. `turns` is not counted here.
+    /// The totals, without `turns`, which the worker counts.
     pub fn usage(&self) -> LoopUsage {
         self.lock().counts.totals.usage()
     }
 
-    /// Turns of the script that were taken.
+    /// Turns of the script consumed so far.
     pub fn scripted_turns(&self, purpose: CallPurpose) -> u64 {
         self.lock().counts.scripted_turns[usize::from(purpose.uses_light_model())]
     }
@@ -409,7 +378,7 @@ impl CallStore {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the file grow no further, as a full disk would; `None` lifts it.
+    /// Prevents the file from growing, like a full disk; `false` ends this.
     #[cfg(test)]
     pub fn fill_disk(&self, full: bool) {
         let pages = if full { 1 } else { 1_000_000 };
@@ -430,12 +399,14 @@ impl CallStoreInner {
         crash: WriteDurability,
         act: impl FnOnce(&Transaction<'_>, &mut CallStoreState) -> rusqlite::Result<T>,
     ) -> Result<T, CallStoreError> {
-        // Said each time, so that no change is ever made under what another one left.
+        // Set for each change, because the connection keeps the setting of the previous one.
         let flush = match crash {
             WriteDurability::LosesNothing => "FULL",
             WriteDurability::MayLoseIt => "NORMAL",
         };
         self.db.pragma_update(None, "synchronous", flush)?;
+        // A copy is changed, and replaces the state only after the commit: after an error memory and disk are still
+        // equal.
         let mut counts = self.counts.clone();
         let change = self.db.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let done = act(&change, &mut counts)?;
@@ -449,8 +420,8 @@ impl CallStoreInner {
         Ok(done)
     }
 
-    /// Now and then puts into the tables what the log holds. That it fails costs nothing: it is tried again, and the
-    /// next change says what is wrong.
+    /// Checkpoints the log after every [`TIDY`] acknowledgements. A failure is harmless: it is retried, and the next
+    /// change reports what is wrong.
     fn tidy(&mut self) {
         self.untidy += 1;
         if self.untidy < TIDY {
@@ -458,14 +429,14 @@ impl CallStoreInner {
         }
         match self.db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
             Ok(()) => self.untidy = 0,
-            Err(error) => tracing::warn!(%error, "the log of the record stays as it is"),
+            Err(error) => tracing::warn!(%error, "failed to checkpoint the log of the record; retrying"),
         }
     }
 
     fn settle_rest(&mut self) -> Result<(), CallStoreError> {
         let server = self.models.server().to_owned();
         while let Some(settlement) = self.unsettled.pop_front() {
-            // Taken out and put back: an answer may be long, and is not copied.
+            // Moved out and back instead of cloned, since an answer may be long.
             let settled = self.change(|change, counts| counts.settle(change, &server, &settlement));
             if let Err(error) = settled {
                 self.unsettled.push_front(settlement);
@@ -477,8 +448,8 @@ impl CallStoreInner {
 }
 
 impl CallStoreState {
-    /// Reads them, and loses the calls that were open when the last gateway ended: what was reserved for them is spent.
-    /// Gives the record's name too, and whether it had one.
+    /// Loads the state. Calls that were open when the last gateway ended are lost, and their reservations are charged.
+    /// Also returns the record's name and whether it existed.
     fn restore(db: &mut Connection, server: &str, now: Timestamp) -> rusqlite::Result<(String, bool, Self)> {
         let change = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let known = meta(&change, RECORD)?;
@@ -492,7 +463,7 @@ impl CallStoreState {
                 meta(&change, SCRIPTED[0])?.unwrap_or(0),
                 meta(&change, SCRIPTED[1])?.unwrap_or(0),
             ],
-            acked: meta(&change, ACKED)?,
+            acked: acknowledgements::load(&change)?,
             wallet: wallet_table::load(&change)?,
             violation: violation.map(|text| from_json(&text)).transpose()?,
             basis: basis::load(&change, server)?,
@@ -503,6 +474,8 @@ impl CallStoreState {
         let lost = open.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
         let lost: Vec<(String, Option<String>)> = lost.collect::<Result<_, _>>()?;
         drop(open);
+        // The requests may have been sent and billed, so their whole reservations are charged. Example: a crash right
+        // after the request left would otherwise make that call free.
         for (model, reservation) in lost {
             let reservation: Reservation = reservation.map_or(Ok(Reservation::default()), |text| from_json(&text))?;
             let estimated = !reservation.leases.is_empty();
@@ -532,12 +505,12 @@ impl CallStoreState {
                 content_type,
                 body,
                 cost,
-            } => ("Settled", None, Some(content_type), Some(body), *cost),
+            } => ("Settled", None, Some(content_type), Some(body.as_ref()), *cost),
             CallEnd::Failed(failure) => ("Failed", Some(to_json(failure)?), None, None, None),
         };
         let mut update = change.prepare_cached(
             "UPDATE calls SET state = ?4, ended_at = ?5, usage = ?6, failure = ?7, content_type = ?8, answer = ?9, cost = ?10
-             WHERE turn = ?1 AND call = ?2 AND attempt = ?3 RETURNING model",
+             WHERE turn = ?1 AND call = ?2 AND attempt = ?3 AND member = ?11 RETURNING model",
         )?;
         let model: String = update.query_row(
             params![
@@ -550,7 +523,8 @@ impl CallStoreState {
                 failure,
                 content_type,
                 body,
-                cost
+                cost,
+                id.member
             ],
             |row| row.get(0),
         )?;
@@ -575,8 +549,8 @@ impl CallStoreState {
     }
 }
 
-fn key(id: CallId) -> (i64, u32, u32) {
-    (id.turn, id.call, id.attempt)
+fn key(id: CallId) -> (u16, i64, u32, u32) {
+    (id.member, id.turn, id.call, id.attempt)
 }
 
 fn recorded(row: &Row<'_>) -> rusqlite::Result<RecordedCall> {
@@ -585,12 +559,12 @@ fn recorded(row: &Row<'_>) -> rusqlite::Result<RecordedCall> {
         "Open" => RecordedCall::Open,
         "Settled" => RecordedCall::Ended(CallEnd::Answered {
             content_type: row.get("content_type")?,
-            body: row.get("answer")?,
+            body: row.get::<_, Vec<u8>>("answer")?.into(),
             cost: row.get("cost")?,
         }),
         "Lost" => RecordedCall::Ended(CallEnd::Failed(failure(
             FailureKind::Interrupted,
-            "the gateway ended in the middle of this call; what the call used is unknown, no answer was kept",
+            "the gateway stopped during this call; its usage is unknown and its answer is lost",
         ))),
         _ => RecordedCall::Ended(CallEnd::Failed(from_json(&row.get::<_, String>("failure")?)?)),
     })

@@ -1,4 +1,4 @@
-//! Which model serves a call, by what the call is for.
+//! Maps the purpose of a call to the model that serves it.
 
 use crate::api::AgentSpec;
 use crate::engine::CallPurpose;
@@ -12,7 +12,6 @@ pub struct ModelNames {
 }
 
 impl ModelNames {
-    /// Those of a spec.
     pub fn from_spec(spec: &AgentSpec) -> Self {
         let model = &spec.model;
         let address = model.base_url.as_deref().unwrap_or_default();
@@ -23,12 +22,12 @@ impl ModelNames {
         }
     }
 
-    /// Where calls of turns go: wire format, address and name of the model.
+    /// Identifies where calls of turns go: wire format, base URL and model name.
     pub fn server(&self) -> &str {
         &self.server
     }
 
-    /// The one that serves calls of this purpose.
+    /// The model for calls of this purpose.
     pub fn of(&self, purpose: CallPurpose) -> &str {
         let light = self.light.as_deref().filter(|_| purpose.uses_light_model());
         light.unwrap_or(&self.main)

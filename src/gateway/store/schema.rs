@@ -1,4 +1,4 @@
-//! The record's file: how it is opened, and its tables.
+//! The record's file: opening it, and its tables.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode};
 
 use super::CallStoreError;
-use crate::disk;
+use crate::support::disk;
 
 /// Version of the tables, kept in `user_version`.
-const VERSION: i64 = 5;
+const VERSION: i64 = 6;
 
 /// Version 1.
-pub(super) const TABLES_1: &str = "
+const TABLES_1: &str = "
 CREATE TABLE calls (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     turn INTEGER NOT NULL,
@@ -40,8 +40,8 @@ CREATE TABLE totals (
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 ";
 
-/// What version 2 has beyond version 1: what a call holds of which leases, and the leases themselves. Amounts are JSON.
-pub(super) const TABLES_2: &str = "
+/// Added by version 2: what each call holds of which leases, and the leases. Amounts are JSON.
+const TABLES_2: &str = "
 ALTER TABLE calls ADD COLUMN reservation TEXT;
 ALTER TABLE totals ADD COLUMN estimated_calls INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE totals ADD COLUMN cache_write_tokens INTEGER NOT NULL DEFAULT 0;
@@ -65,18 +65,18 @@ CREATE TABLE previous (         -- the last request that was billed
 ) WITHOUT ROWID;
 ";
 
-/// What version 3 has beyond version 2: what each call was for.
+/// Added by version 3: the purpose of each call.
 const TABLES_3: &str = "
 ALTER TABLE calls ADD COLUMN purpose TEXT NOT NULL DEFAULT 'Turn';
 ";
 
-/// What version 4 has beyond version 3: what each answer cost in micro-dollars, where that is known.
+/// Added by version 4: the cost of each answer in micro-dollars, if known.
 const TABLES_4: &str = "
 ALTER TABLE calls ADD COLUMN cost INTEGER;
 ";
 
-/// What version 5 has beyond version 4: the last request by its server, and how far its bill may be relied on. That of
-/// before is dropped: the next bound rests on bytes.
+/// Added by version 5: the last request per server, and whether its bill can be trusted. The earlier basis is dropped,
+/// so the next bound rests on bytes.
 const TABLES_5: &str = "
 DROP TABLE previous;
 CREATE TABLE previous (         -- the last request
@@ -88,7 +88,39 @@ CREATE TABLE previous (         -- the last request
 ) WITHOUT ROWID;
 ";
 
-/// Opens the file, makes its tables when it is new, and takes it for this process alone.
+/// Added by version 6: the member of the Agent that made the call. SQLite cannot change the constraint of a table.
+const TABLES_6: &str = "
+CREATE TABLE calls_of_members (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    member INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    call INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('Open', 'Settled', 'Failed', 'Lost')),
+    model TEXT NOT NULL,
+    opened_at TEXT NOT NULL,
+    ended_at TEXT,
+    usage TEXT,
+    failure TEXT,
+    content_type TEXT,
+    answer BLOB,
+    reservation TEXT,
+    purpose TEXT NOT NULL DEFAULT 'Turn',
+    cost INTEGER,
+    UNIQUE (member, turn, call, attempt)
+);
+INSERT INTO calls_of_members
+    SELECT number, 0, turn, call, attempt, state, model, opened_at, ended_at, usage, failure, content_type, answer,
+        reservation, purpose, cost
+    FROM calls ORDER BY number;
+DROP TABLE calls;
+ALTER TABLE calls_of_members RENAME TO calls;
+";
+
+/// Step `n` upgrades version `n` to version `n + 1`; version 0 is an empty file.
+pub(super) const STEPS: [&str; 6] = [TABLES_1, TABLES_2, TABLES_3, TABLES_4, TABLES_5, TABLES_6];
+
+/// Opens the file exclusively, and creates or upgrades its tables.
 pub(super) fn open(path: &Path) -> Result<Connection, CallStoreError> {
     let mut db = prepared(path).map_err(|source| cannot_open(path, source))?;
     match prepare_tables(&mut db).map_err(|source| cannot_open(path, source))? {
@@ -101,15 +133,18 @@ pub(super) fn open(path: &Path) -> Result<Connection, CallStoreError> {
     }
 }
 
-/// The error of a file that cannot be opened, with what to do about it.
-pub(super) fn cannot_open(path: &Path, source: rusqlite::Error) -> CallStoreError {
+/// The error for a file that cannot be opened, with the fix.
+pub(in crate::gateway) fn cannot_open(path: &Path, source: rusqlite::Error) -> CallStoreError {
     let advice = match source.sqlite_error_code() {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
-            "it is damaged: move it away, and the totals go on from the Agent's status; answers not yet in the journal are lost"
+            "it is corrupted: move it away, then the totals continue from the Agent's status; answers not yet in the journal \
+             are lost"
         }
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => "another gateway has it open: only one may",
-        Some(ErrorCode::DiskFull) => "the volume is full: raise spec.storage.size or make room",
-        _ => "check the volume, its owner and mode",
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            "another gateway has locked it; wait until that gateway has ended"
+        }
+        Some(ErrorCode::DiskFull) => "the volume is full: expand its PersistentVolumeClaim or free space on it",
+        _ => "check the volume, its owner and its mode",
     };
     CallStoreError::Open {
         path: path.into(),
@@ -119,7 +154,7 @@ pub(super) fn cannot_open(path: &Path, source: rusqlite::Error) -> CallStoreErro
 }
 
 fn prepared(path: &Path) -> rusqlite::Result<Connection> {
-    // The gateway before this one may need a moment to be gone.
+    // The previous gateway may need a moment to exit.
     let db = disk::connect(path, Duration::from_secs(2))?;
     db.pragma_update(None, "cache_size", -512)?;
     db.pragma_update(None, "journal_size_limit", 4 * 1024 * 1024)?;
@@ -134,10 +169,9 @@ fn prepared(path: &Path) -> rusqlite::Result<Connection> {
 fn prepare_tables(db: &mut Connection) -> rusqlite::Result<i64> {
     let change = db.transaction()?;
     let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    let tables = [TABLES_1, TABLES_2, TABLES_3, TABLES_4, TABLES_5];
     let Some(missing) = usize::try_from(found)
         .ok()
-        .and_then(|done| tables.get(done..))
+        .and_then(|done| STEPS.get(done..))
         .filter(|missing| !missing.is_empty())
     else {
         return Ok(found);

@@ -1,4 +1,4 @@
-//! Tests of the gateway's record: what it keeps through crashes, and what it refuses.
+//! Tests of the gateway's record: what it keeps across crashes, and what it rejects.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn answered(call: &str, body: &str) -> CallSettlement {
         call: turn(id(call)),
         end: CallEnd::Answered {
             content_type: "application/json".into(),
-            body: body.into(),
+            body: body.to_owned().into(),
             cost: Some(34),
         },
         metered: CallUsage::Billed(bill, "{}".into()),
@@ -41,7 +41,7 @@ fn answered(call: &str, body: &str) -> CallSettlement {
     }
 }
 
-/// Of a call that no limit limits.
+/// A settlement of a call without limits.
 fn unlimited() -> CallSettlement {
     CallSettlement {
         call: turn(id("t1c1a1")),
@@ -79,7 +79,7 @@ fn an_answer_is_kept_over_a_restart_until_it_is_acknowledged() {
     let store = open(&directory);
     let kept = CallEnd::Answered {
         content_type: "application/json".into(),
-        body: b"hello".to_vec(),
+        body: b"hello".as_slice().into(),
         cost: Some(34),
     };
     assert_eq!(store.find(id("t1c1a1")).unwrap(), Some(RecordedCall::Ended(kept)));
@@ -133,6 +133,7 @@ fn each_way_to_end_counts_by_its_own_rule() {
     let mut counted = vec![];
     for (turn, metered) in (1..).zip(ways) {
         let id = CallId {
+            member: 0,
             turn,
             call: 1,
             attempt: 1,
@@ -199,6 +200,7 @@ fn at_most_ten_models_are_reported_and_the_sum_holds_all() {
     for number in 0..12 {
         let store = CallStore::open(directory.path(), format!("m{number:02}").as_str().into(), NOW).unwrap();
         let call = CallId {
+            member: 0,
             turn: number,
             call: 1,
             attempt: 1,
@@ -239,7 +241,7 @@ fn a_second_gateway_is_refused_while_the_first_one_lives() {
         .err()
         .unwrap()
         .to_string();
-    assert!(error.contains("another gateway has it open"), "{error}");
+    assert!(error.contains("another gateway has locked it"), "{error}");
 }
 
 #[test]
@@ -250,7 +252,7 @@ fn a_damaged_record_is_refused_in_words() {
         .err()
         .unwrap()
         .to_string();
-    assert!(error.contains("it is damaged: move it away"), "{error}");
+    assert!(error.contains("it is corrupted: move it away"), "{error}");
     assert!(error.contains(FILE_NAME), "{error}");
 }
 
@@ -260,13 +262,13 @@ fn a_record_of_a_newer_version_is_refused() {
     open(&directory)
         .lock()
         .db
-        .pragma_update(None, "user_version", 6)
+        .pragma_update(None, "user_version", 7)
         .unwrap();
     let error = CallStore::open(directory.path(), "m".into(), NOW)
         .err()
         .unwrap()
         .to_string();
-    assert!(error.contains("is of version 6"), "{error}");
+    assert!(error.contains("has version 7"), "{error}");
 }
 
 #[test]
@@ -278,6 +280,7 @@ fn old_calls_leave_and_the_totals_stay() {
     }
     store
         .acknowledge(CallId {
+            member: 0,
             turn: KEPT_CALLS + 5,
             call: 1,
             attempt: 1,
@@ -290,7 +293,7 @@ fn old_calls_leave_and_the_totals_stay() {
     assert_eq!(store.usage().calls, KEPT_CALLS + 5);
 }
 
-/// Where a flush is free, for many calls.
+/// A directory in memory, where flushes are free, for tests with many calls.
 fn in_memory() -> TempDir {
     TempDir::new_in("/dev/shm").unwrap()
 }
@@ -306,6 +309,7 @@ fn every_change_is_flushed_but_an_acknowledgement() {
     let (normal, full) = (1, 2);
     for turn in 1..=2 {
         let id = CallId {
+            member: 0,
             turn,
             call: 1,
             attempt: 1,
@@ -332,7 +336,7 @@ fn the_log_is_emptied_with_acknowledgements_and_not_in_a_call() {
         call(&store, &name, &"x".repeat(5_000));
         store.acknowledge(id(&name)).unwrap();
     }
-    // SQLite itself would empty it at 1,000 pages of 4 KiB, by whichever change comes then.
+    // SQLite itself would checkpoint at 1,000 pages of 4 KiB, during whichever change comes then.
     assert!(length() < 3_000_000, "{}", length());
 }
 
@@ -372,7 +376,7 @@ fn team() -> [AccountDraw<'static>; 1] {
     }]
 }
 
-/// The leader's word: so much of lease 1.
+/// A grant of the leader: lease 1 with this total.
 fn grant(store: &CallStore, amount: i64) {
     let granted = DurableGrant {
         lease: 1,
@@ -446,7 +450,7 @@ fn what_is_spent_and_given_back_survives_a_restart_and_what_is_granted_is_said_a
         store.with_wallet(|wallet| wallet.epochs().next().map(|(_, epoch)| epoch)),
         Some(7)
     );
-    // Nothing may be spent of what is only remembered.
+    // Leases restored from disk may not be spent before the leader confirms them.
     assert_eq!(store.with_wallet(|wallet| wallet.available("team", 0).tokens), 0);
     grant(&store, 130);
     assert_eq!(store.with_wallet(|wallet| wallet.available("team", 0).tokens), 30);
@@ -553,7 +557,7 @@ fn a_record_of_version_1_keeps_its_totals_and_its_calls() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join(FILE_NAME);
     let db = Connection::open(&path).unwrap();
-    db.execute_batch(schema::TABLES_1).unwrap();
+    db.execute_batch(schema::STEPS[0]).unwrap();
     db.execute_batch(
         "INSERT INTO totals VALUES ('', 7, 1, 100, 50, 20, 5), ('m', 7, 1, 100, 50, 20, 5);
          INSERT INTO calls (turn, call, attempt, state, model, opened_at) VALUES (1, 1, 1, 'Open', 'm', 'x');
@@ -580,8 +584,8 @@ fn the_record_says_what_each_call_was_for() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join(FILE_NAME);
     let db = Connection::open(&path).unwrap();
-    db.execute_batch(schema::TABLES_1).unwrap();
-    db.execute_batch(schema::TABLES_2).unwrap();
+    db.execute_batch(schema::STEPS[0]).unwrap();
+    db.execute_batch(schema::STEPS[1]).unwrap();
     db.execute_batch(
         "INSERT INTO calls (turn, call, attempt, state, model, opened_at) VALUES (1, 1, 1, 'Settled', 'm', 'x');
          PRAGMA user_version = 2;",
@@ -593,7 +597,11 @@ fn the_record_says_what_each_call_was_for() {
     let inner = store.lock();
     let mut select = inner.db.prepare("SELECT purpose FROM calls ORDER BY turn").unwrap();
     let purposes: Result<Vec<String>, _> = select.query_map([], |row| row.get(0)).unwrap().collect();
-    assert_eq!(purposes.unwrap(), ["Turn", "Turn"], "one of version 2, and a new one");
+    assert_eq!(
+        purposes.unwrap(),
+        ["Turn", "Turn"],
+        "a call of version 2, and a new one"
+    );
 }
 
 #[test]
@@ -604,4 +612,64 @@ fn what_limits_did_is_counted_over_restarts() {
     call(&store, "t1c1a1", "");
     drop(store);
     assert_eq!(open(&directory).budget().refused_calls, 2);
+}
+
+#[test]
+fn acknowledgements_of_two_members_do_not_touch_each_other() {
+    let directory = TempDir::new().unwrap();
+    let store = open(&directory);
+    for name in ["t1c1a1", "m3-t1c1a1", "m3-t2c1a1", "m12-t1c1a1"] {
+        call(&store, name, name);
+    }
+    let kept = |store: &CallStore| {
+        let names = ["t1c1a1", "m3-t1c1a1", "m3-t2c1a1", "m12-t1c1a1"];
+        names.map(|name| store.find(id(name)).unwrap() != Some(RecordedCall::Acknowledged))
+    };
+    assert_eq!(kept(&store), [true; 4]);
+    // A later turn of another member than those that stay.
+    store.acknowledge(id("m3-t1c1a1")).unwrap();
+    assert_eq!(kept(&store), [true, false, true, true]);
+    store.acknowledge(id("t1c1a1")).unwrap();
+    assert_eq!(kept(&store), [false, false, true, true]);
+    let answers = |store: &CallStore| -> i64 {
+        let sql = "SELECT count(*) FROM calls WHERE answer IS NOT NULL";
+        store.lock().db.query_row(sql, [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!(answers(&store), 2);
+    drop(store);
+    let store = open(&directory);
+    assert_eq!(
+        kept(&store),
+        [false, false, true, true],
+        "a new gateway knows the last one of each"
+    );
+    store.acknowledge(id("m12-t1c1a1")).unwrap();
+    assert_eq!((kept(&store), answers(&store)), ([false, false, true, false], 1));
+}
+
+#[test]
+fn a_record_of_version_5_keeps_its_calls_and_its_last_acknowledgement() {
+    let directory = TempDir::new().unwrap();
+    let db = Connection::open(directory.path().join(FILE_NAME)).unwrap();
+    for tables in &schema::STEPS[..5] {
+        db.execute_batch(tables).unwrap();
+    }
+    db.execute_batch(
+        "INSERT INTO calls (number, turn, call, attempt, state, model, opened_at, content_type, answer, purpose, cost)
+             VALUES (41, 7, 1, 1, 'Settled', 'm', 'x', 'text/plain', X'6F6C64', 'Heartbeat', 9);
+         INSERT INTO meta VALUES ('acked', 't6c2a1');
+         PRAGMA user_version = 5;",
+    )
+    .unwrap();
+    drop(db);
+    let store = open(&directory);
+    assert_eq!(store.find(id("t6c2a1")).unwrap(), Some(RecordedCall::Acknowledged));
+    let Some(RecordedCall::Ended(CallEnd::Answered { body, cost, .. })) = store.find(id("t7c1a1")).unwrap() else {
+        panic!("the answer is lost")
+    };
+    assert_eq!((&body[..], cost), (&b"old"[..], Some(9)));
+    begin(&store, id("t7c1a2")).unwrap();
+    let newest = |sql: &str| -> i64 { store.lock().db.query_row(sql, [], |row| row.get(0)).unwrap() };
+    assert_eq!(newest("SELECT max(number) FROM calls"), 42, "numbers go on");
+    assert!(begin(&store, id("t7c1a2")).is_err(), "each call is recorded once");
 }

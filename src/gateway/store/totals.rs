@@ -1,17 +1,18 @@
-//! The totals of an Agent's life, whole and per model: exact sums that never step back.
+//! The lifetime totals of an Agent, in all and per model: exact sums that never decrease.
 
 use rusqlite::{Row, Transaction, params};
 
 use super::{CallUsage, meta, set_meta};
 use crate::api::status::{LoopUsage, ModelUsage};
+use crate::api::usage_counts::raise;
 
-/// Most models that are reported; the least used leave the list first, and stay in the sum.
+/// Maximum number of models reported; the least used are dropped from the list first, and stay in the sum.
 pub(super) const MAX_MODELS: usize = 10;
-/// The row with the sum of all models.
+/// Name of the row with the sum over all models.
 const ALL: &str = "";
 const BASE: &str = "base";
 
-/// The totals, as they are on disk.
+/// The totals as they are on disk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct UsageTotals {
     all: ModelUsage,
@@ -36,21 +37,9 @@ impl UsageTotals {
         self.has_base
     }
 
-    /// Adds what the Agent had used before this record began.
+    /// Adds what the Agent used before this record was created.
     pub(super) fn adopt(&mut self, change: &Transaction<'_>, known: &LoopUsage) -> rusqlite::Result<()> {
-        let all = ModelUsage {
-            model: ALL.into(),
-            calls: known.calls,
-            unknown_calls: known.unknown_calls,
-            estimated_calls: known.estimated_calls,
-            input_tokens: known.input_tokens,
-            output_tokens: known.output_tokens,
-            cache_read_tokens: known.cache_read_tokens,
-            cache_write_tokens: known.cache_write_tokens,
-            reasoning_tokens: known.reasoning_tokens,
-            cost: known.cost,
-        };
-        self.all += &all;
+        self.all += &sum_of(known);
         write(change, &self.all)?;
         for model in known.by_model.iter().filter(|model| model.model != ALL) {
             let total = self.of(&model.model);
@@ -62,7 +51,33 @@ impl UsageTotals {
         Ok(())
     }
 
-    /// Counts one call of `model`: what it cost, where that is known, and whether a limit counts it as reserved.
+    /// Raises each count to what the controller knows. An intact record already has at least that; one on a volume that was
+    /// reset to an earlier state has less, and would otherwise report the same totals until it caught up.
+    pub(super) fn raise(&mut self, change: &Transaction<'_>, known: &LoopUsage) -> rusqlite::Result<()> {
+        raise_model(&mut self.all, &sum_of(known));
+        write(change, &self.all)?;
+        for model in known.by_model.iter().filter(|model| model.model != ALL) {
+            let total = self.of(&model.model);
+            raise_model(total, model);
+            write(change, total)?;
+        }
+        Ok(())
+    }
+
+    /// Whether [`UsageTotals::raise`] would change anything.
+    pub(super) fn is_below(&self, known: &LoopUsage) -> bool {
+        let below = |total: &ModelUsage, known: &ModelUsage| {
+            let mut raised = total.clone();
+            raise_model(&mut raised, known);
+            raised != *total
+        };
+        let none = ModelUsage::default();
+        let of = |name: &str| self.models.iter().find(|total| total.model == name).unwrap_or(&none);
+        let mut models = known.by_model.iter().filter(|model| model.model != ALL);
+        below(&self.all, &sum_of(known)) || models.any(|model| below(of(&model.model), model))
+    }
+
+    /// Counts one call of `model`: its cost if known, and whether a limit charges its reservation.
     pub(super) fn count(
         &mut self,
         change: &Transaction<'_>,
@@ -109,7 +124,7 @@ impl UsageTotals {
             cache_write_tokens: self.all.cache_write_tokens,
             reasoning_tokens: self.all.reasoning_tokens,
             cost: self.all.cost,
-            // The worker counts these.
+            // Counted by the worker.
             turns: 0,
             tool_calls: 0,
             actions: 0,
@@ -133,6 +148,30 @@ impl UsageTotals {
             });
         &mut self.models[place]
     }
+}
+
+/// The sum over all models, as a row.
+fn sum_of(known: &LoopUsage) -> ModelUsage {
+    ModelUsage {
+        model: ALL.into(),
+        calls: known.calls,
+        unknown_calls: known.unknown_calls,
+        estimated_calls: known.estimated_calls,
+        input_tokens: known.input_tokens,
+        output_tokens: known.output_tokens,
+        cache_read_tokens: known.cache_read_tokens,
+        cache_write_tokens: known.cache_write_tokens,
+        reasoning_tokens: known.reasoning_tokens,
+        cost: known.cost,
+    }
+}
+
+fn raise_model(total: &mut ModelUsage, known: &ModelUsage) {
+    raise!(
+        total, known;
+        calls, unknown_calls, estimated_calls, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens,
+        reasoning_tokens, cost,
+    );
 }
 
 fn write(change: &Transaction<'_>, total: &ModelUsage) -> rusqlite::Result<()> {

@@ -1,4 +1,4 @@
-//! The wallet in the record: what is on disk of it is always what is in memory.
+//! Persists the wallet. The wallet on disk always equals the one in memory.
 
 use rusqlite::types::Type;
 use rusqlite::{Row, Transaction, params};
@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use crate::ledger::bound::RequestPart;
 use crate::ledger::wallet::{self, Wallet};
 
-/// Bytes of one part on disk: its hash, its length, whether it is unsteady, whether it is a message.
+/// Bytes of one part on disk: hash, length, whether it is unsteady, whether it is a message.
 pub(super) const PART_BYTES: usize = 32 + 8 + 1 + 1;
 
 pub(super) fn load(change: &Transaction<'_>) -> rusqlite::Result<Wallet> {
@@ -20,7 +20,7 @@ pub(super) fn load(change: &Transaction<'_>) -> rusqlite::Result<Wallet> {
     Ok(Wallet::restore(epochs, rows))
 }
 
-/// Writes what is different.
+/// Writes the differences.
 pub(super) fn write(change: &Transaction<'_>, old: &Wallet, new: &Wallet) -> rusqlite::Result<()> {
     let before: Vec<wallet::LeaseRow> = old.rows().collect();
     let after: Vec<wallet::LeaseRow> = new.rows().collect();
@@ -64,7 +64,7 @@ fn from_row(row: &Row<'_>) -> rusqlite::Result<wallet::LeaseRow> {
     })
 }
 
-/// A part as it is on disk.
+/// Encodes a part.
 pub(super) fn part_bytes(part: &RequestPart) -> Vec<u8> {
     let mut bytes = part.hash.to_vec();
     bytes.extend(part.bytes.to_be_bytes());
@@ -72,7 +72,7 @@ pub(super) fn part_bytes(part: &RequestPart) -> Vec<u8> {
     bytes
 }
 
-/// The same, back.
+/// Decodes a part.
 pub(super) fn part(bytes: &[u8]) -> Option<RequestPart> {
     Some(RequestPart {
         hash: bytes.get(..32)?.try_into().ok()?,

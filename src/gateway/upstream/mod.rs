@@ -1,4 +1,4 @@
-//! Where answers come from: a server, or the script.
+//! Where answers come from: a model server, or the script.
 
 mod scripted;
 mod server;
@@ -10,7 +10,6 @@ use std::time::Duration;
 use axum::body::Bytes;
 use jiff::Timestamp;
 
-use super::dialect::ProviderDialect;
 use super::failures::failure;
 use super::in_flight::InFlightCall;
 use super::request::{PromptPart, RequestError};
@@ -18,15 +17,14 @@ use crate::api::agent::{ModelApi, ModelSpec};
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::{CallId, CallPurpose};
 use crate::ledger::bound::{CallBill, RequestOverhead};
-use crate::scripted::ModelScript;
+use crate::provider::WireFormat;
+use crate::provider::scripted::ModelScript;
 use crate::sensing::address::AddressPolicy;
 
-/// Content type of a whole answer.
 pub const JSON: &str = "application/json";
-/// Content type of a streamed answer.
 pub const EVENT_STREAM: &str = "text/event-stream";
 
-/// Where answers come from, by what they are for.
+/// The upstreams by the purpose of a call.
 pub struct ModelUpstreams {
     /// `spec.model`.
     pub main: ModelUpstream,
@@ -35,7 +33,7 @@ pub struct ModelUpstreams {
 }
 
 impl ModelUpstreams {
-    /// The one that serves calls of this purpose.
+    /// The upstream for calls of this purpose.
     pub fn of(&self, purpose: CallPurpose) -> Result<&ModelUpstream, CallFailure> {
         if !purpose.uses_light_model() {
             return Ok(&self.main);
@@ -43,37 +41,35 @@ impl ModelUpstreams {
         let missing = || {
             failure(
                 FailureKind::BadResponse,
-                "there is no spec.lightModel, and a call needs it",
+                "the call needs a light model, but the Agent has no spec.lightModel",
             )
         };
         self.light.as_ref().ok_or_else(missing)
     }
 }
 
-/// Where answers come from, and how long one may take.
+/// A source of answers, and how long an answer may take.
 pub struct ModelUpstream {
     source: UpstreamKind,
     timeout: Duration,
 }
 
-#[expect(clippy::large_enum_variant, reason = "there are two in a gateway at most")]
+#[expect(clippy::large_enum_variant, reason = "a gateway has at most two")]
 enum UpstreamKind {
     Server(server::ProviderServer),
     Scripted(ModelScript),
-    /// The configuration is wrong. Each call says so.
+    /// The configuration is invalid; every call reports it.
     Broken(CallFailure),
 }
 
-/// A request that may be sent.
+/// A request that has been checked and may be sent.
 pub enum PreparedRequest {
-    /// To a server.
     Server(server::ProviderRequest),
-    /// To the script.
     Scripted(scripted::ScriptedRequest),
 }
 
 impl PreparedRequest {
-    /// Everything that the server may show the model, in its order, as the bytes on the wire.
+    /// Everything that the server may show the model, in order, as bytes on the wire.
     pub fn parts(&self) -> Vec<PromptPart<'_>> {
         match self {
             Self::Server(request) => request.checked.parts(),
@@ -81,7 +77,7 @@ impl PreparedRequest {
         }
     }
 
-    /// Exactly what it will be billed, where that is known beforehand.
+    /// The exact bill, where it is known in advance.
     pub fn exact_bill(&self) -> Option<CallBill> {
         match self {
             Self::Server(_) => None,
@@ -89,11 +85,11 @@ impl PreparedRequest {
         }
     }
 
-    /// What a server renders beside it. The script renders nothing: its bill is known.
+    /// What a server renders in addition to the request. Nothing for the script, whose bill is known.
     pub fn overhead(&self) -> RequestOverhead {
         match self {
-            Self::Server(request) => request.dialect.overhead(),
-            Self::Scripted(_) => ProviderDialect::Chat.overhead(),
+            Self::Server(request) => request.format.endpoint().overhead,
+            Self::Scripted(_) => WireFormat::OpenAiChat.endpoint().overhead,
         }
     }
 
@@ -105,7 +101,7 @@ impl PreparedRequest {
         }
     }
 
-    /// Lowers the output limit; it never rises. The script says what it says.
+    /// Lowers the output limit; never raises it. Has no effect on the script.
     pub fn limit_output(&mut self, tokens: u32) {
         match self {
             Self::Server(request) => request.checked.limit_output(tokens),
@@ -114,37 +110,35 @@ impl PreparedRequest {
     }
 }
 
-/// The end of an answer, not yet passed on: the record comes first.
+/// The end of an answer, withheld until the outcome is recorded.
 pub struct AnswerTail {
     /// Content type of the answer.
     pub content_type: &'static str,
-    /// Its last bytes.
+    /// The last bytes.
     pub rest: Bytes,
 }
 
-/// Who calls, for the headers of a request.
+/// What a model's upstream is made from.
 pub struct UpstreamConfig<'a> {
-    /// Uid of the Agent.
+    /// Uid of the Agent, for the headers of requests.
     pub agent_uid: &'a str,
     /// `spec.model` or `spec.lightModel`.
     pub model: &'a ModelSpec,
-    /// File of the key.
     pub key_file: &'a Path,
-    /// File of the script.
     pub script_file: &'a Path,
     /// Which addresses may be connected to.
     pub policy: &'a Arc<AddressPolicy>,
 }
 
 impl ModelUpstream {
-    /// The upstream of a model. Never fails: what is wrong is said with each call, where it becomes a condition.
+    /// The upstream of a model. Never fails: a configuration error is reported by each call, and so becomes a
+    /// condition.
     pub fn new(caller: &UpstreamConfig<'_>) -> Self {
         let broken = |message: String| UpstreamKind::Broken(failure(FailureKind::BadResponse, message));
-        let source = match caller.model.api {
-            ModelApi::OpenAIChat | ModelApi::AnthropicMessages => {
-                server::ProviderServer::new(caller).map_or_else(broken, UpstreamKind::Server)
-            }
-            ModelApi::Scripted => scripted::read(caller.script_file).map_or_else(broken, UpstreamKind::Scripted),
+        let source = if caller.model.api == ModelApi::Scripted {
+            scripted::read(caller.script_file).map_or_else(broken, UpstreamKind::Scripted)
+        } else {
+            server::ProviderServer::new(caller).map_or_else(broken, UpstreamKind::Server)
         };
         Self {
             source,
@@ -152,7 +146,7 @@ impl ModelUpstream {
         }
     }
 
-    /// Checks and changes a request. Nothing is sent. `taken`: turns of the script taken so far.
+    /// Checks and rewrites a request without sending it. `taken`: turns of the script used so far.
     pub fn prepare(&self, id: CallId, body: &[u8], taken: u64) -> Result<PreparedRequest, CallFailure> {
         match &self.source {
             UpstreamKind::Server(server) => server.prepare(id, body).map(PreparedRequest::Server),
@@ -161,7 +155,7 @@ impl ModelUpstream {
         }
     }
 
-    /// Sends it, passes the answer on as it comes, and gives its end.
+    /// Sends the request, passes the answer on as it arrives, and returns its end.
     pub async fn run(&self, request: PreparedRequest, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
         tokio::time::timeout(self.timeout, self.exchange(request, flight))
             .await
@@ -179,7 +173,6 @@ impl ModelUpstream {
         }
     }
 
-    /// Whether answers come from the script.
     pub fn is_scripted(&self) -> bool {
         matches!(self.source, UpstreamKind::Scripted(_))
     }
@@ -198,6 +191,6 @@ fn timed_out(timeout: Duration) -> CallFailure {
     let seconds = timeout.as_secs();
     failure(
         FailureKind::Timeout,
-        format!("no whole answer within {seconds} s (spec.model.timeoutSeconds); raise it for a slow model"),
+        format!("the answer was not complete within {seconds} s; raise spec.model.timeoutSeconds for a slow model"),
     )
 }

@@ -1,4 +1,4 @@
-//! Answers from the script, metered like any other.
+//! Answers from the script, metered like those of a server.
 
 use std::path::Path;
 
@@ -12,17 +12,18 @@ use serde_json::value::RawValue;
 
 use super::{AnswerTail, EVENT_STREAM, JSON, refused};
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::gateway::answer::{StreamReader, read_body};
-use crate::gateway::dialect::ProviderDialect;
 use crate::gateway::failures::{failure, failure_from_status};
 use crate::gateway::in_flight::{InFlightCall, SendStatus};
 use crate::gateway::request::{MessageTraits, PromptPart, RequestError};
-use crate::gateway::usage;
 use crate::ledger::bound::CallBill;
-use crate::scripted::wire::{self, ScriptedCompletion};
-use crate::scripted::{ModelScript, ScriptedFailure, ScriptedReply};
+use crate::provider::WireFormat;
+use crate::provider::meter::StreamReader;
+use crate::provider::scripted::wire::{self, ScriptedCompletion};
+use crate::provider::scripted::{ModelScript, ScriptedFailure, ScriptedReply};
 
-/// Reads the script's file.
+/// The format of a script.
+const FORMAT: WireFormat = WireFormat::OpenAiChat;
+
 pub(super) fn read(path: &Path) -> Result<ModelScript, String> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("spec.model.scripted: {} cannot be read: {error}", path.display()))?;
@@ -32,10 +33,10 @@ pub(super) fn read(path: &Path) -> Result<ModelScript, String> {
 /// A request to the script.
 pub struct ScriptedRequest {
     messages: Value,
-    /// The same, as the worker wrote them.
+    /// The messages as the worker wrote them.
     raw: Vec<Box<RawValue>>,
     stream: bool,
-    /// Turns of the script taken before this one.
+    /// Turns of the script used before this one.
     taken: u64,
     bill: CallBill,
 }
@@ -52,7 +53,7 @@ impl ScriptedRequest {
             .collect()
     }
 
-    /// What the answer will claim: the script says it.
+    /// The usage that the answer will report, as the script defines it.
     pub(super) fn bill(&self) -> CallBill {
         self.bill
     }
@@ -104,7 +105,7 @@ pub(super) async fn run(
         flight.note_sent(SendStatus::Refused);
         return Err(failure(
             FailureKind::BadResponse,
-            "the script has ended (atEnd: Fail); give it more turns, or another atEnd",
+            "the script has ended (atEnd: Fail); add turns, or set another atEnd",
         ));
     };
     tokio::time::sleep(turn.delay).await;
@@ -121,17 +122,17 @@ pub(super) async fn run(
         created: now.as_second(),
         messages: &request.messages,
     };
-    let unreadable = |_| failure(FailureKind::BadResponse, "the script's answer cannot be read");
+    let unreadable = |_| failure(FailureKind::BadResponse, "the script's answer cannot be parsed");
     if !request.stream {
         let body = completion.body();
-        let said = read_body(ProviderDialect::Chat, body.as_bytes()).map_err(unreadable)?;
+        let said = FORMAT.read_body(body.as_bytes()).map_err(unreadable)?;
         flight.note_bill(bill(said.usage.as_ref()));
         return Ok(AnswerTail {
             content_type: JSON,
             rest: body.into(),
         });
     }
-    let mut reader = StreamReader::new(ProviderDialect::Chat);
+    let mut reader = StreamReader::new(FORMAT);
     for event in completion.events() {
         let bytes = Bytes::from(reader.feed(event.as_bytes()).map_err(unreadable)?);
         if reader.is_done() {
@@ -143,15 +144,15 @@ pub(super) async fn run(
         }
         flight.push(EVENT_STREAM, bytes);
     }
-    Err(failure(FailureKind::BadResponse, "the script's answer has no end"))
+    Err(failure(FailureKind::BadResponse, "the script's answer is incomplete"))
 }
 
-/// A script may say that it used nothing.
+/// The usage of an answer. A script may report none at all.
 fn bill(usage: Option<&Value>) -> Option<(CallBill, String)> {
-    Some((usage::read(ProviderDialect::Chat, usage?)?, usage?.to_string()))
+    Some((FORMAT.bill(usage?)?, usage?.to_string()))
 }
 
-/// The failure that a server's answer of this status would have been.
+/// The failure for which an answer of a server with this status would be taken.
 fn failed(fail: ScriptedFailure, now: Timestamp) -> CallFailure {
     let mut headers = HeaderMap::new();
     if let Some(seconds) = fail.retry_after_seconds {
@@ -159,6 +160,6 @@ fn failed(fail: ScriptedFailure, now: Timestamp) -> CallFailure {
     }
     let status = StatusCode::from_u16(fail.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut failure = failure_from_status(status, &headers, b"", now);
-    failure.message.push_str(" (the script says so)");
+    failure.message.push_str(" (set by the script)");
     failure
 }

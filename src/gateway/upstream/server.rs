@@ -1,7 +1,7 @@
-//! A model server of either wire format.
+//! A model server of any wire format.
 //!
-//! The answer passes through as it comes, line by line; its last line waits for the record. The key is read for each
-//! call, goes into one header, and nowhere else. Redirects are not followed: they could carry it away.
+//! Answers are passed on line by line as they arrive; the last line waits until the outcome is recorded. The key is
+//! read for each call and used only in one header. Redirects are not followed: they could disclose the key.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,27 +16,26 @@ use super::{AnswerTail, EVENT_STREAM, JSON, UpstreamConfig, refused};
 use crate::api::extra::RESERVED_HEADERS;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::CallId;
-use crate::gateway::answer::{AnswerError, StreamReader, read_body};
-use crate::gateway::dialect::ProviderDialect;
 use crate::gateway::failures::{failure, failure_from_status, is_unprocessed};
 use crate::gateway::http;
 use crate::gateway::in_flight::{InFlightCall, SendStatus};
 use crate::gateway::request::{CheckedRequest, RequestRules};
-use crate::gateway::usage::read_beside;
 use crate::ledger::bound::CallBill;
+use crate::provider::WireFormat;
+use crate::provider::meter::{AnswerError, StreamReader};
+use crate::provider::usage::read_beside;
 
-/// Longest answer. An endless stream ends here, or at `timeoutSeconds`.
+/// Longest answer. An endless stream ends here or at `timeoutSeconds`.
 pub const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
-/// As much of an error's body as is looked at.
+/// How much of an error's body is read.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
-/// Statuses whose body says more.
+/// Statuses whose body is inspected.
 const BODY_MATTERS: [u16; 5] = [400, 422, 429, 500, 503];
 const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// A server.
 pub struct ProviderServer {
-    dialect: ProviderDialect,
+    format: WireFormat,
     client: Client,
     url: Url,
     headers: HeaderMap,
@@ -46,9 +45,8 @@ pub struct ProviderServer {
     idle_timeout: Duration,
 }
 
-/// A request that may be sent.
 pub struct ProviderRequest {
-    pub(super) dialect: ProviderDialect,
+    pub(super) format: WireFormat,
     headers: HeaderMap,
     pub(super) checked: CheckedRequest,
 }
@@ -56,19 +54,19 @@ pub struct ProviderRequest {
 impl ProviderServer {
     pub(super) fn new(caller: &UpstreamConfig<'_>) -> Result<Self, String> {
         let model = caller.model;
-        let dialect = ProviderDialect::of(model.api);
+        let format = WireFormat::of_api(model.api);
         let base = model
             .base_url
             .as_deref()
-            .ok_or("spec.model.baseURL is missing; this api needs it")?;
-        let url = Url::parse(&format!("{}{}", base.trim_end_matches('/'), dialect.path()))
-            .map_err(|error| format!("spec.model.baseURL is no address: {error}"))?;
+            .ok_or("spec.model.baseURL is missing; this spec.model.api requires it")?;
+        let url = Url::parse(&format!("{}{}", base.trim_end_matches('/'), format.endpoint().path))
+            .map_err(|error| format!("spec.model.baseURL is not a valid URL: {error}"))?;
         let client = http::client(&url, caller.policy)
-            .map_err(|error| format!("no connection to spec.model.baseURL is possible: {error}"))?;
+            .map_err(|error| format!("cannot connect to spec.model.baseURL: {error}"))?;
         Ok(Self {
-            dialect,
+            format,
             client,
-            headers: headers(caller, dialect)?,
+            headers: headers(caller, format)?,
             rules: RequestRules::new(model, url.host_str())
                 .map_err(|error| format!("spec.model.extraBody: {error}"))?,
             url,
@@ -88,7 +86,7 @@ impl ProviderServer {
             headers.insert(name, value);
         }
         Ok(ProviderRequest {
-            dialect: self.dialect,
+            format: self.format,
             headers,
             checked,
         })
@@ -99,20 +97,20 @@ impl ProviderServer {
             return Ok(None);
         };
         let wrong = |what: &str| {
-            let advice = format!("the key that spec.model.apiKeySecretRef names {what}; put it into the Secret");
+            let advice = format!("the key of spec.model.apiKeySecretRef {what}; correct the Secret");
             failure(FailureKind::AuthenticationFailed, advice)
         };
         let key = std::fs::read_to_string(path).map_err(|_| wrong("cannot be read"))?;
         if key.trim().is_empty() {
             return Err(wrong("is empty"));
         }
-        let header = self.dialect.authorization(key.trim());
-        header.map(Some).ok_or_else(|| wrong("is more than one line of text"))
+        let header = self.format.endpoint().authorization(key.trim());
+        header.map(Some).ok_or_else(|| wrong("is not a single line of text"))
     }
 
     pub(super) async fn run(&self, request: ProviderRequest, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
         let body = request.checked.body().map_err(|error| refused(&error))?;
-        // Of a long request one copy is enough while its answer is waited for.
+        // Frees one of two copies of a long request while its answer is awaited.
         drop(request.checked);
         flight.note_sent(SendStatus::Yes);
         let sending = self
@@ -143,7 +141,7 @@ impl ProviderServer {
     }
 
     async fn stream(&self, mut response: Response, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
-        let mut reader = StreamReader::new(self.dialect);
+        let mut reader = StreamReader::new(self.format);
         let mut length = 0;
         loop {
             let chunk = tokio::time::timeout(self.idle_timeout, response.chunk())
@@ -178,7 +176,7 @@ impl ProviderServer {
         }
         Err(failure(
             FailureKind::Unreachable,
-            "the model server cut its answer short; the loop tries again",
+            "the model server closed the connection before its answer was complete; the loop retries",
         ))
     }
 
@@ -190,7 +188,7 @@ impl ProviderServer {
                 return Err(too_long());
             }
         }
-        let said = read_body(self.dialect, &body).map_err(|trouble| self.trouble(trouble))?;
+        let said = self.format.read_body(&body).map_err(|trouble| self.trouble(trouble))?;
         flight.note_bill(self.bill(said.usage.as_ref(), said.content));
         flight.note_answered(&said.model);
         Ok(AnswerTail {
@@ -200,7 +198,7 @@ impl ProviderServer {
     }
 
     fn bill(&self, usage: Option<&Value>, content: bool) -> Option<(CallBill, String)> {
-        let bill = read_beside(content, self.dialect, usage?)?;
+        let bill = read_beside(content, self.format, usage?)?;
         Some((bill, usage?.to_string()))
     }
 
@@ -208,11 +206,14 @@ impl ProviderServer {
         match trouble {
             AnswerError::Garbage => failure(
                 FailureKind::BadResponse,
-                format!("the model server's answer is not one of {}", self.dialect.server()),
+                format!(
+                    "the model server's answer is not in the format of {}",
+                    self.format.endpoint().advice
+                ),
             ),
             AnswerError::ServerError => failure(
                 FailureKind::Unreachable,
-                "the model server reported an error within its answer; the loop tries again",
+                "the model server reported an error within its answer; the loop retries",
             ),
         }
     }
@@ -222,14 +223,14 @@ impl ProviderServer {
         failure(
             FailureKind::Timeout,
             format!(
-                "the model server was silent for {seconds} s (spec.model.streamIdleTimeoutSeconds) within its answer"
+                "the model server sent nothing for {seconds} s within its answer (spec.model.streamIdleTimeoutSeconds)"
             ),
         )
     }
 }
 
-/// Headers of each request: the dialect's, and the spec's own, which replace none that is written here.
-fn headers(caller: &UpstreamConfig<'_>, dialect: ProviderDialect) -> Result<HeaderMap, String> {
+/// The headers of each request: those of the format, and those of the spec, which cannot override them.
+fn headers(caller: &UpstreamConfig<'_>, format: WireFormat) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in &caller.model.headers {
         let wrong = || format!("spec.model.headers: {name} cannot be set; remove it");
@@ -239,12 +240,12 @@ fn headers(caller: &UpstreamConfig<'_>, dialect: ProviderDialect) -> Result<Head
         }
         headers.insert(known, HeaderValue::try_from(value).map_err(|_| wrong())?);
     }
-    headers.extend(dialect.headers());
+    headers.extend(format.endpoint().headers());
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
     Ok(headers)
 }
 
-/// Notes whether the request was processed, which decides what it is charged. A slow body leaves the status as it is.
+/// Notes whether the request was processed, which decides its charge. If the body is too slow, the status alone counts.
 async fn refusal(mut response: Response, flight: &InFlightCall) -> CallFailure {
     let mut body = Vec::new();
     if BODY_MATTERS.contains(&response.status().as_u16()) {
@@ -265,13 +266,13 @@ async fn read_error(response: &mut Response, body: &mut Vec<u8>) {
     }
 }
 
-/// None of the causes carries a header or a body.
+/// A transport error. Its causes contain no header and no body.
 fn unreachable(error: &reqwest::Error) -> CallFailure {
     let cause = http::cause(error);
     let what = if error.is_connect() {
         "cannot be reached"
     } else {
-        "broke the connection"
+        "closed the connection"
     };
     failure(
         FailureKind::Unreachable,

@@ -1,26 +1,27 @@
-//! Leases of one account, with what is outstanding in all, of each Agent and of each gateway's record.
+//! The leases of one account, with outstanding sums in total, per Agent and per gateway record.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
 use super::{AgentName, LeaseHolder, LeaseId, MAX_LEASES, record_size};
-use crate::api::amount::Amount;
-use crate::ledger::sum::{AmountSum, saturating_sum};
+use crate::sum::{AmountSum, saturating_sum};
+use agentloop_api::amount::Amount;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Lease {
     pub(super) who: LeaseHolder,
-    /// Beginning of the window it was granted in; 1970: it counts whenever it is spent.
+    /// Beginning of the window it was granted in; 1970: it counts in whatever window it is spent.
     pub(super) window: Timestamp,
     pub(super) granted: Amount,
-    /// Of `granted`, what is written.
+    /// The part of `granted` that is written.
     pub(super) durable: Amount,
-    /// Of `granted`, what a record has that may be written at any moment.
+    /// The part of `granted` in a record that may be written at any moment.
     pub(super) composed: Amount,
     pub(super) spent: Amount,
     pub(super) returned: Amount,
-    /// Over. It is kept until that is written: a gateway that forgot it earlier could not tell the next leader.
+    /// Closed leases are kept until that is written: a gateway that forgot one earlier could not report it to the next
+    /// leader.
     pub(super) closed: bool,
 }
 
@@ -38,7 +39,7 @@ impl Lease {
         }
     }
 
-    /// What a gateway was told, or may be without anything more being decided.
+    /// What the gateway was granted, or may still be granted without another decision.
     fn committed(&self) -> Amount {
         self.durable.max(&self.composed)
     }
@@ -56,14 +57,14 @@ impl Lease {
     }
 }
 
-/// All leases of an account. Every change goes through here, so that the sums are those of the leases.
+/// All leases of an account. Every change goes through this type, so that the sums match the leases.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct LeaseTable {
     all: BTreeMap<LeaseId, Lease>,
     of_record: BTreeMap<String, BTreeSet<LeaseId>>,
     of_agent: BTreeMap<AgentName, AmountSum>,
     outstanding: AmountSum,
-    /// About how long all of them are in a record.
+    /// Approximate length of all leases in a record, in bytes.
     length: usize,
 }
 
@@ -80,12 +81,12 @@ impl LeaseTable {
         self.all.len()
     }
 
-    /// Whether one more may be too much for a record.
+    /// Whether another lease might be too much for a record.
     pub(super) fn are_full(&self) -> bool {
         self.all.len() >= MAX_LEASES || self.length >= record_size::LEASES
     }
 
-    /// Leases of one gateway's record, the newest last.
+    /// The leases of one gateway's record, newest last.
     pub(super) fn leases_of_record(&self, record: &str) -> impl DoubleEndedIterator<Item = (LeaseId, &Lease)> {
         let ids = self.of_record.get(record).into_iter().flatten();
         ids.filter_map(|id| Some((*id, self.all.get(id)?)))
@@ -99,7 +100,7 @@ impl LeaseTable {
         self.all.insert(id, lease);
     }
 
-    /// Changes a lease; whose it is stays: its record and its Agent.
+    /// Changes a lease, but never its record or Agent.
     pub(super) fn change<T>(&mut self, id: LeaseId, change: impl FnOnce(&mut Lease) -> T) -> Option<T> {
         let mut lease = self.all.remove(&id)?;
         let before = lease.outstanding();
@@ -114,14 +115,14 @@ impl LeaseTable {
         Some(result)
     }
 
-    /// What is in no window's name any more, because the rule of windows changed.
+    /// Detaches all leases from their windows after a change of the window rule: they count when they are spent.
     pub(super) fn detach_windows(&mut self) {
         for lease in self.all.values_mut() {
             lease.window = Timestamp::UNIX_EPOCH;
         }
     }
 
-    /// Takes back what is granted in no record yet.
+    /// Withdraws grants that are in no record yet.
     pub(super) fn drop_planned(&mut self) {
         let planned = self.iter().filter(|(_, lease)| lease.granted != lease.committed());
         let planned: Vec<LeaseId> = planned.map(|(id, _)| id).collect();
@@ -131,14 +132,14 @@ impl LeaseTable {
         self.retain(|_, lease| lease.closed || !lease.granted.is_zero());
     }
 
-    /// All that is granted is in a record from now on.
+    /// All grants are in a record from now on.
     pub(super) fn compose(&mut self) {
         for lease in self.all.values_mut() {
             lease.composed = lease.granted;
         }
     }
 
-    /// No record has more than what is written.
+    /// Forgets the records that were composed but not written.
     pub(super) fn discard_composed(&mut self) {
         for lease in self.all.values_mut() {
             lease.composed = lease.durable;
@@ -183,17 +184,17 @@ impl LeaseTable {
         }
     }
 
-    /// Outstanding of all.
+    /// Outstanding in total.
     pub(super) fn outstanding(&self) -> Amount {
         self.outstanding.amount()
     }
 
-    /// Agents that hold something.
+    /// Number of Agents with outstanding amounts.
     pub(super) fn agents(&self) -> usize {
         self.of_agent.len()
     }
 
-    /// Agents that hold something, and this one.
+    /// The same, including this Agent.
     pub(super) fn agents_with(&self, agent: &AgentName) -> usize {
         self.of_agent.len() + usize::from(!self.of_agent.contains_key(agent))
     }

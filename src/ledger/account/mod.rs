@@ -1,21 +1,22 @@
-//! One limit at the leader: what is settled, who holds how much, and who may have more.
+//! One limit at the leader: what is settled, who holds leases, and who may get more.
 //!
-//! The order that the promise rests on, for whoever drives this: [`Account::apply_statement`] and [`Account::request_grant`] change what is
-//! planned; [`Account::compose`] is written to the API server over exactly the epoch before; only then
-//! [`Account::confirm_record`]; and gateways are told [`Account::durable_grants`], which speaks of what is written and no more.
+//! The guarantee rests on this order, which the caller must keep: [`Account::apply_statement`] and
+//! [`Account::request_grant`] change the plan; [`Account::compose`] is written to the API server over exactly the
+//! previous epoch; only then comes [`Account::confirm_record`]; and gateways get [`Account::durable_grants`], which
+//! contains only what is written.
 //!
-//! # What edits mean
+//! # Effects of edits
 //!
-//! - A limit raised: there is room for the difference at once.
-//! - A limit lowered, or a kind limited that was not: it holds for every call that is not in flight. Nothing is granted
-//!   until settled and outstanding are below it; gateways give back what no call in flight needs. What is planned, and
-//!   in no record yet, is granted no more.
-//! - Another window: what the old one still counts, counts in the new one, as late as it can have been settled; what had
-//!   left the old one stays out. Every lease granted before counts in whatever window it is spent.
-//! - An Agent that the account does not apply to any more: what it used stays used, and what it holds stays outstanding
-//!   until its gateway closes the lease, or is dead.
-//! - `perAgent` goes by namespace and name: an Agent made again goes on where it was. Top-ups do not raise it.
-//! - An account under another id (a budget made again has another uid) begins empty.
+//! - A raised limit: the difference is available at once.
+//! - A lowered limit, or a new limit of a kind: it holds for every call that is not in flight. Nothing is granted until
+//!   settled and outstanding amounts are below it; gateways return what no call in flight needs. Grants that are
+//!   planned but in no record yet are withdrawn.
+//! - Another window: what still counts in the old one counts in the new one, as if settled at the latest possible time;
+//!   what had left the old one stays out. Leases granted before count in whatever window they are spent.
+//! - An Agent to which the account no longer applies: what it used stays used, and what it holds stays outstanding
+//!   until its gateway closes the lease or is lost.
+//! - `perAgent` is keyed by namespace and name: a recreated Agent continues with its usage. Top-ups do not raise it.
+//! - An account with another id (a recreated budget has another uid) starts empty.
 
 mod lease;
 mod record;
@@ -35,53 +36,55 @@ use self::shares::AgentShares;
 pub use self::shares::MAX_SHARES;
 use super::sum::saturating_sum;
 use super::window::{SettledUsage, WindowRule};
-use crate::api::amount::{Amount, AmountKind, LimitAmounts};
-use crate::api::budget::CountedTopUp;
+use agentloop_api::amount::{Amount, AmountKind, LimitAmounts};
+use agentloop_api::budget::CountedTopUp;
 
-/// Number of a lease within its account; never used again.
+/// Number of a lease within its account; never reused.
 pub type LeaseId = i64;
 
-/// How long a refused gateway is waited for while nothing comes back, before others may take what it needs.
+/// How long a refused gateway keeps its claim while nothing is returned, before others may take what it needs.
 pub const CONTENTION_WAIT: SignedDuration = SignedDuration::from_secs(30);
-/// How long a refused gateway keeps its place without asking again: one whose call waits asks every second.
+/// How long a refused gateway keeps its place without a new request: one with a waiting call requests every second.
 pub const WAITER_TIMEOUT: SignedDuration = SignedDuration::from_secs(10);
-/// After a wait in vain others have their turn so many times as long.
+/// After a wait in vain, others have priority for this multiple of the time waited.
 pub const BACKOFF_FACTOR: i32 = 5;
-/// A lease is filled for at most so many calls like the next one: enough for a busy gateway to go from one regular write
-/// to the one after, so that a budget under load is not written for each of its gateways by itself.
+/// A lease is filled for at most this many calls like the next one: enough to last a busy gateway from one regular
+/// write to the next, so that a budget under load is not written for each of its gateways separately.
 pub const PREFETCH_CALLS: i64 = 64;
-/// Gateways that hold leases at one time; more wait until some close theirs. Fewer where names and amounts are long: the
-/// record must stay far below what the API server takes.
+/// Maximum number of leases; further gateways wait until some are closed. Fewer if names and amounts are long: the
+/// record must stay far below what the API server accepts.
 pub const MAX_LEASES: usize = 1_000;
-/// Top-ups that are remembered, far above what a spec may have.
+/// Longest wait for the record of a stopped gateway, in a rolling window.
+pub const MAX_RECORD_WAIT: SignedDuration = SignedDuration::from_hours(24);
+/// Maximum number of top-ups remembered, far more than a spec may have.
 pub const MAX_TOP_UPS: usize = 256;
-/// Ids of top-ups that an approval made begin so; those of a spec cannot.
+/// Prefix of the ids of top-ups made by approvals; ids in a spec cannot have it.
 pub const GATE_TOP_UP: &str = "gate/";
 
 /// The limits and the window of an account.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LedgerTerms {
-    /// For all together; top-ups are not in it.
+    /// Shared limits, without top-ups.
     pub limits: LimitAmounts,
-    /// For each Agent.
+    /// Limits of each single Agent.
     pub per_agent: LimitAmounts,
-    /// When something counts.
+    /// The window in which usage counts.
     pub window: WindowRule,
 }
 
-/// An Agent, by namespace and name.
+/// Namespace and name of an Agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AgentName {
-    /// Namespace.
+    /// Namespace of the Agent.
     pub namespace: String,
-    /// Name.
+    /// Name of the Agent.
     pub name: String,
 }
 
-/// Who draws on an account.
+/// The holder of a lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseHolder {
-    /// The gateway's record: what its counts are kept in. Two gateways with one record are one after the other.
+    /// Name of the gateway's record, which stores its counts. Two gateways with one record run one after the other.
     pub record: String,
     /// The Agent.
     pub agent: AgentName,
@@ -91,73 +94,74 @@ pub struct LeaseHolder {
     pub epoch: i64,
 }
 
-/// What a gateway says of one lease: totals, on its disk.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+/// A gateway's statement about one lease: totals that are on its disk.
+#[derive(schemars::JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct LeaseStatement {
-    /// Which lease.
+    /// Number of the lease.
     pub lease: LeaseId,
-    /// Settled, what counts as spent included.
+    /// Total settled, including amounts that merely count as spent.
     pub spent: Amount,
-    /// Given back unspent.
+    /// Total returned unspent.
     pub returned: Amount,
-    /// Nothing is open and the lease is never used again: these are its last numbers.
+    /// Nothing is open and the lease is never used again, so these numbers are final.
     pub closed: bool,
 }
 
 /// What a gateway needs for its next call.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(schemars::JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantRequest {
     /// The lease that it would spend from.
     pub lease: Option<LeaseId>,
     /// Reservations open on that lease.
     pub open: Amount,
-    /// The least with which the call is worth making. Nothing: the gateway asks ahead, and no call waits for it; its
-    /// lease is filled up with the next regular write, and a later answer says so.
+    /// The smallest amount with which the call is worth making. Zero: a prefetch for which no call waits; the lease is
+    /// refilled with the next regular write, and a later answer contains the grant.
     pub least: Amount,
-    /// What the call is to have.
+    /// The amount with which the call has its full output limit.
     pub full: Amount,
 }
 
-/// Why a gateway gets no more.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+/// Why a gateway gets no grant.
+#[derive(schemars::JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantRefusal {
-    /// What there is not enough of.
+    /// The kind that is insufficient.
     pub kind: AmountKind,
-    /// How much of it there is for this gateway, beyond what it holds.
+    /// How much of it this gateway could still get, beyond what it holds.
     pub left: i64,
-    /// Whether it is the Agent's own part (`perAgent`) that is spent.
+    /// Whether the limit per Agent (`perAgent`) is exhausted, rather than the shared one.
     pub per_agent: bool,
-    /// The call can never fit: it needs more than the whole limit.
+    /// The call can never fit, because it needs more than the whole limit.
     pub never: bool,
-    /// When there is room by itself, if nobody else takes it; `None`: not by itself, or not known.
+    /// When the call fits without user action, if nobody else takes the room; `None`: never, or unknown.
     pub resets_at: Option<Timestamp>,
-    /// Others hold enough unspent: asking again soon may help.
+    /// Others hold enough unspent: a retry may soon succeed.
     pub contended: bool,
 }
 
-/// A lease, as it is written.
+/// A lease as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DurableGrant {
-    /// Its number.
+    /// Number of the lease.
     pub lease: LeaseId,
-    /// Total granted of it.
+    /// Total granted.
     pub granted: Amount,
-    /// What the leader heard of it: spent, and given back. A gateway that knows less has lost what it wrote.
+    /// Total spent, as reported to the leader. A gateway that knows less has lost data.
     pub spent: Amount,
-    /// Given back.
+    /// Total returned, as reported to the leader.
     pub returned: Amount,
-    /// When its window ends, and with it its use for new calls.
+    /// End of its window, after which it must not be used for new calls.
     pub ends: Option<Timestamp>,
 }
 
-/// The ledger's time while it is ahead of the leader's clock, as after a leader whose clock was wrong: it never goes back,
-/// and runs half as fast until the clock has caught up. What is settled leaves its window later then, never earlier.
+/// The ledger's time while it is ahead of the leader's clock, for example after a leader with a wrong clock: it never
+/// goes back, and runs at half speed until the clock has caught up. Settled usage then leaves its window later, never
+/// earlier.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct CatchUpClock {
-    /// The ledger's time at the take-over, and the leader's.
+    /// The ledger's time, and the leader's, at the start of the term.
     from: Timestamp,
     since: Timestamp,
 }
@@ -175,11 +179,11 @@ pub struct Account {
     terms: LedgerTerms,
     epoch: i64,
     time: Timestamp,
-    /// The last leader's time was ahead of this leader's clock.
+    /// Set while the last leader's time is ahead of this leader's clock.
     slow: Option<CatchUpClock>,
-    /// Ends of the window at hand, by `time`.
+    /// Beginning and end of the current window, by `time`.
     window: (Timestamp, Option<Timestamp>),
-    /// Before this moment nothing changes by time alone.
+    /// Time alone changes nothing before this moment.
     due: Timestamp,
     next_lease: LeaseId,
     settled: SettledUsage,
@@ -187,16 +191,16 @@ pub struct Account {
     leases: LeaseTable,
     top_ups: Vec<CountedTopUp>,
     waiting: Vec<WaitingGateway>,
-    /// The last time that others were held back for more than a gateway's fair part.
+    /// The last time that others were held back for more than a gateway's fair share.
     large: Option<LargeGrant>,
-    /// A grant or a top-up waits for the next record.
+    /// Whether a grant or a top-up waits for the next record.
     urgent: bool,
-    /// Something changed since the last record.
+    /// Whether anything changed since the last record.
     changed: bool,
 }
 
 impl Account {
-    /// Time goes on, and never back; what left the window counts no more.
+    /// Advances the time, never backwards, and drops what has left the window.
     pub fn advance(&mut self, now: Timestamp) {
         let time = self.slow.map_or(now, |slow| slow.at(now));
         if time <= now {
@@ -213,7 +217,7 @@ impl Account {
         self.window = (rule.start(time), rule.end(time));
         self.settled.advance(rule, time);
         let shares = self.shares.advance(rule, time);
-        // Those of the spec stay known when they count no more, or they would count again.
+        // Top-ups of the spec stay known after they expire, otherwise they would count again.
         self.top_ups
             .retain(|top_up| rule.counts(top_up.at, time) || !top_up.id.starts_with(GATE_TOP_UP));
         room::expire_waiters(&mut self.waiting, time);
@@ -225,7 +229,7 @@ impl Account {
         self.due = next.unwrap_or(Timestamp::MAX);
     }
 
-    /// Other limits, or another window. Under a new window everything counts that can lie in it.
+    /// Changes limits or window. In a new window everything counts that may lie in it.
     pub fn set_terms(&mut self, terms: LedgerTerms, now: Timestamp) {
         self.advance(now);
         if terms == self.terms {
@@ -246,14 +250,14 @@ impl Account {
         self.refresh();
     }
 
-    /// What one rule of windows counted, by another.
+    /// Converts what counted under one window rule to another.
     fn recount(&mut self, old: &WindowRule, new: &WindowRule) {
         self.settled.translate(old, new, self.time);
         self.shares.translate(old, new, self.time);
         self.leases.detach_windows();
     }
 
-    /// Adds to the limits of the window at hand, once per id. `false`: it was counted before, or does not fit.
+    /// Adds to the limits of the current window, once per id. `false`: it was counted before, or does not fit.
     pub fn top_up(&mut self, id: &str, amount: Amount, now: Timestamp) -> bool {
         self.advance(now);
         let counted = self.top_ups.iter().any(|counted| counted.id == id);
@@ -273,8 +277,8 @@ impl Account {
         true
     }
 
-    /// The two oldest approvals become one, which counts as long as the older: a gate is answered once, so its name need not
-    /// be known any more.
+    /// Merges the two oldest approvals into one, which expires when the older one would: a gate is answered once, so
+    /// its name need not be remembered.
     fn join_gates(&mut self) {
         let is_gate = |top_up: &CountedTopUp| top_up.id.starts_with(GATE_TOP_UP);
         let Some(place) = self.top_ups.iter().position(is_gate) else {
@@ -287,22 +291,22 @@ impl Account {
         }
     }
 
-    /// Whether the record that this gateway names holds leases of another Agent: it has a copy of that one's volume.
+    /// Whether the gateway's record holds leases of another Agent, because its volume is a copy of that Agent's.
     #[must_use]
     pub fn is_of_another(&self, who: &LeaseHolder) -> bool {
         let mut leases = self.leases.leases_of_record(&who.record);
         leases.any(|(_, lease)| lease.who.agent != who.agent)
     }
 
-    /// Whether this pod was the last to speak of a lease, or to be granted of it.
+    /// Whether this pod was the last to report the lease, or to get a grant of it.
     #[must_use]
     pub fn is_held_by(&self, lease: LeaseId, who: &LeaseHolder) -> bool {
         let last = self.leases.get(lease).map(|lease| &lease.who);
         last.is_some_and(|last| (&last.record, &last.agent, &last.pod_uid) == (&who.record, &who.agent, &who.pod_uid))
     }
 
-    /// A gateway says what became of a lease. `false`: there is no such lease of this gateway (any more): everything
-    /// about it is accounted for, and nothing may be spent from it.
+    /// Applies a gateway's statement about a lease. `false`: this gateway has no such lease (any more), so it is
+    /// completely accounted for, and nothing may be spent from it.
     pub fn apply_statement(&mut self, who: &LeaseHolder, statement: &LeaseStatement, now: Timestamp) -> bool {
         self.advance(now);
         let Some(lease) = self.leases.get(statement.lease) else {
@@ -312,6 +316,7 @@ impl Account {
             return false;
         }
         let (window, moved) = (lease.window, lease.who != *who);
+        // Only the increase over the known totals counts, so repeated and reordered statements have no effect.
         let news = statement.spent.saturating_sub(&lease.spent);
         let back = statement.returned.saturating_sub(&lease.returned);
         let closes = statement.closed && !lease.closed;
@@ -330,7 +335,8 @@ impl Account {
         true
     }
 
-    /// At least so much was used in all, of a window that never ends: what is neither settled nor held counts now.
+    /// Ensures that at least `used` is counted in all, in a window that never ends: what is neither settled nor held
+    /// counts now.
     pub fn charge_at_least(&mut self, agent: &AgentName, used: &Amount, now: Timestamp) {
         self.advance(now);
         let more = used.saturating_sub(&self.taken());
@@ -340,21 +346,25 @@ impl Account {
         }
     }
 
-    /// Whether room comes of burying this gateway: of what it holds in a window that lasts, none does, and its own numbers
-    /// are better than all that it held.
+    /// How long the record of a gateway that has stopped is waited for before what it holds is forfeited. `None`: for as
+    /// long as its volume exists, since nothing is gained: spent or reserved, there is no room.
+    ///
+    /// In a rolling window a forfeited amount counts for one more window. Waiting for one window first costs at most as much
+    /// again, and usually the volume returns with the exact amount.
     #[must_use]
-    pub fn frees_by_time(&self, record: &str) -> bool {
+    pub fn forfeit_after(&self, record: &str) -> Option<SignedDuration> {
         match self.terms.window {
-            WindowRule::Rolling(_) => true,
+            WindowRule::Rolling(length) => Some(length.min(MAX_RECORD_WAIT)),
             WindowRule::Calendar(..) => {
                 let mut live = self.leases.leases_of_record(record).filter(|(_, lease)| !lease.closed);
-                live.any(|(_, lease)| lease.window < self.window.0)
+                let is_over = live.any(|(_, lease)| lease.window < self.window.0);
+                is_over.then_some(SignedDuration::ZERO)
             }
-            WindowRule::Lifetime => false,
+            WindowRule::Lifetime => None,
         }
     }
 
-    /// The gateway is dead for certain: all that it held counts as spent. What was lost.
+    /// Counts everything that a lost gateway held as spent. Returns the amount lost.
     pub fn forfeit(&mut self, record: &str, now: Timestamp) -> Amount {
         self.advance(now);
         let live = self.leases.leases_of_record(record).filter(|(_, lease)| !lease.closed);
@@ -378,13 +388,13 @@ impl Account {
         lost
     }
 
-    /// This Agent waits for nothing here any more.
+    /// Drops the place of an Agent that no longer waits for room here.
     pub fn withdraw(&mut self, agent: &AgentName) {
         self.waiting.retain(|waiter| waiter.agent != *agent);
     }
 
     fn charge(&mut self, agent: &AgentName, window: Timestamp, amount: &Amount) {
-        // Of a calendar window that is over: it counts there, and no more here.
+        // Usage of a calendar window that has ended counts there, not here.
         let over = window != Timestamp::UNIX_EPOCH && window < self.window.0;
         if over || amount.is_zero() {
             return;
@@ -392,39 +402,39 @@ impl Account {
         let (rule, time) = (&self.terms.window, self.time);
         self.settled.add(rule, time, amount);
         self.shares.add(rule, time, agent, amount);
-        // It leaves after whatever was there before: only the first of all brings a moment.
+        // New usage expires after all older usage, so only the first usage of all can bring `due` forward.
         let first = self.settled.expiries(rule).next().into_iter();
         let first = first.chain(self.shares.of(agent).expiries(rule).next());
         self.due = first.fold(self.due, Timestamp::min);
     }
 
-    /// The records of all holders, with the pod that was last heard with each.
+    /// The holders of all open leases, each with the pod that last reported.
     pub fn holders(&self) -> impl Iterator<Item = &LeaseHolder> {
         let live = self.leases.iter().filter(|(_, lease)| !lease.closed);
         live.map(|(_, lease)| &lease.who)
     }
 
-    /// Whether this gateway's record has a lease that is not closed.
+    /// Whether this gateway's record has an open lease.
     #[must_use]
     pub fn is_holder(&self, record: &str) -> bool {
         self.leases.leases_of_record(record).any(|(_, lease)| !lease.closed)
     }
 
-    /// Whether gateways are to give back what they do not need for calls in flight: somebody waits for it, or there is
-    /// more out than the limit has.
+    /// Whether gateways must return what they do not need for calls in flight: someone waits for it, or more is
+    /// outstanding than the limit allows.
     #[must_use]
     pub fn recalls(&self) -> bool {
         let waited_for = self.waiting.iter().any(WaitingGateway::goes_first);
         waited_for || self.limits().exceeded_by(&self.taken()).is_some()
     }
 
-    /// Limits of the window at hand, top-ups included.
+    /// Limits of the current window, including top-ups.
     #[must_use]
     pub fn limits(&self) -> LimitAmounts {
         self.limits_with(&Amount::ZERO, self.time).unwrap_or(self.terms.limits)
     }
 
-    /// Limits of each Agent.
+    /// Limits of each single Agent.
     #[must_use]
     pub fn per_agent(&self) -> LimitAmounts {
         self.terms.per_agent
@@ -448,31 +458,31 @@ impl Account {
         self.epoch
     }
 
-    /// Settled in the window at hand.
+    /// Settled in the current window.
     #[must_use]
     pub fn used(&self) -> Amount {
         self.settled.total()
     }
 
-    /// Outstanding, of the kinds that are limited.
+    /// Outstanding, of the limited kinds.
     #[must_use]
     pub fn reserved(&self) -> Amount {
         self.leases.outstanding().limited_by(&self.both_limits())
     }
 
-    /// What each Agent settled, the greatest first by tokens, then by money.
+    /// Usage of each Agent, in descending order by tokens, then by cost.
     #[must_use]
     pub fn shares(&self) -> Vec<(AgentName, Amount)> {
         self.shares.sorted()
     }
 
-    /// What this Agent settled.
+    /// Usage of this Agent.
     #[must_use]
     pub fn share_of(&self, agent: &AgentName) -> Amount {
         self.shares.of(agent).total()
     }
 
-    /// Top-ups that count.
+    /// The top-ups remembered.
     #[must_use]
     pub fn top_ups(&self) -> &[CountedTopUp] {
         &self.top_ups
@@ -490,7 +500,7 @@ impl Account {
         self.changed
     }
 
-    /// The limits at a moment, not before now, with something more.
+    /// The limits at a time from now on, plus `more`.
     fn limits_with(&self, more: &Amount, at: Timestamp) -> Option<LimitAmounts> {
         let counted = |top_up: &&CountedTopUp| self.terms.window.counts(top_up.at, at);
         let added = self

@@ -1,4 +1,4 @@
-//! What is written of an account, and an account from what was written.
+//! Conversion between an account and its written record.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,15 @@ use jiff::Timestamp;
 use super::lease::{Lease, LeaseTable};
 use super::shares::AgentShares;
 use super::{Account, AgentName, CatchUpClock, DurableGrant, LeaseHolder, LeaseId, LedgerTerms};
-use crate::api::amount::Amount;
-use crate::api::budget::{LeaseRecord, LedgerRecord};
-use crate::ledger::sum::saturating_sum;
-use crate::ledger::window::{PIECES, SettledUsage, WindowRule};
+use crate::sum::saturating_sum;
+use crate::window::{PIECES, SettledUsage, WindowRule};
+use agentloop_api::amount::Amount;
+use agentloop_api::budget::{LeaseRecord, LedgerRecord};
 
 impl Account {
-    /// An account as a leader finds it. Every holder's amount is outstanding until its gateway has spoken. A window that
-    /// is another than the record's was changed while nobody led: that means the same as [`Account::set_terms`].
+    /// Restores an account at the start of a term. The whole amount of every lease is outstanding until its gateway
+    /// reports. A window that differs from the record's was edited between terms, which means the same as
+    /// [`Account::set_terms`].
     #[must_use]
     pub fn restore(terms: LedgerTerms, record: &LedgerRecord, now: Timestamp) -> Self {
         let mut leases = LeaseTable::default();
@@ -44,7 +45,7 @@ impl Account {
         if let Some(window) = &record.window
             && *window != account.terms.window.write()
         {
-            // A window that cannot be read any more counts as the longest: nothing has left it.
+            // A window that cannot be parsed any more counts as the longest: nothing has expired.
             let old = WindowRule::read(window).unwrap_or(WindowRule::Lifetime);
             account.recount(&old, &account.terms.window.clone());
             account.changed = true;
@@ -53,8 +54,8 @@ impl Account {
         account
     }
 
-    /// What is to be written over [`Account::epoch`], and over nothing else. It may be from now on: what it grants is
-    /// not taken back.
+    /// The record to write over [`Account::epoch`], and only over it. From this call on it may have been written, so
+    /// its grants are no longer withdrawn.
     #[must_use]
     pub fn compose(&mut self) -> LedgerRecord {
         self.leases.compose();
@@ -87,7 +88,7 @@ impl Account {
         }
     }
 
-    /// A record is written: what it grants may be said.
+    /// The record is written: its grants may be sent to gateways.
     pub fn confirm_record(&mut self, record: &LedgerRecord) {
         self.epoch = record.epoch;
         let written: BTreeMap<LeaseId, Amount> = record
@@ -101,6 +102,7 @@ impl Account {
             self.leases
                 .change(*id, |lease| lease.durable = lease.durable.max(granted));
         }
+        // The account may have changed while the record was being written: compare instead of just resetting the flags.
         let now = self.record();
         let granted = self
             .leases
@@ -112,16 +114,16 @@ impl Account {
                 != (&record.window, &record.buckets, &record.holders, &record.shares);
     }
 
-    /// It is certain that no record was written since the last one: what it would have granted may be taken back.
+    /// No record was written since the last confirmed one: its grants may be withdrawn.
     pub fn discard_record(&mut self) {
         self.leases.discard_composed();
     }
 
-    /// Leases of a gateway as they are written; those of past windows only so that they can be closed.
+    /// The leases of a gateway as written; those of past windows only so that they can be closed.
     #[must_use]
     pub fn durable_grants(&self, record: &str) -> Vec<DurableGrant> {
         let (start, end) = self.window;
-        // One that no record has yet is not told: its number is not for certain.
+        // A lease that is in no written record is not sent: its number is not final.
         let told = |lease: &Lease| !lease.closed && !lease.durable.is_zero();
         let live = self.leases.leases_of_record(record).filter(|(_, lease)| told(lease));
         live.map(|(id, lease)| DurableGrant {
@@ -135,7 +137,7 @@ impl Account {
     }
 }
 
-/// What a holder was granted in all.
+/// The total granted to a holder.
 fn granted(holder: &LeaseRecord) -> Amount {
     saturating_sum(&holder.amount, &saturating_sum(&holder.spent, &holder.returned))
 }

@@ -1,22 +1,22 @@
-//! How long an account's record is: it must stay far below what the API server takes, 1.5 MiB for the whole object.
+//! Length of an account's record, which must stay far below what the API server accepts: 1.5 MiB for the whole object.
 
 use strum::IntoEnumIterator;
 
 use super::AgentName;
 use super::lease::Lease;
-use crate::api::amount::{Amount, AmountKind};
-use crate::ledger::window::SettledUsage;
+use crate::window::SettledUsage;
+use agentloop_api::amount::{Amount, AmountKind};
 
-/// Bytes of all leases above which no more are made.
+/// Bytes of all leases from which on no more are created.
 pub(super) const LEASES: usize = 420_000;
-/// Bytes of the lines of Agents above which those that used least share one.
+/// Bytes of all Agents' lines from which on the Agents with the least usage share one line.
 pub(super) const SHARES: usize = 230_000;
-/// Field names, punctuation and a moment, around what differs.
+/// Field names, punctuation and a timestamp around the variable parts.
 const LEASE: usize = 180;
 const SHARE: usize = 42;
 const BUCKET: usize = 50;
 
-/// Of a lease as it is written; one that is closed is not.
+/// Length of a written lease; a closed one is not written.
 pub(super) fn of_lease(lease: &Lease) -> usize {
     if lease.closed {
         return 0;
@@ -26,7 +26,7 @@ pub(super) fn of_lease(lease: &Lease) -> usize {
     LEASE + who.record.len() + who.pod_uid.len() + of_agent(&who.agent) + amounts.iter().map(of_amount).sum::<usize>()
 }
 
-/// Of the line of an Agent.
+/// Length of an Agent's line.
 pub(super) fn of_share(agent: &AgentName, settled: &SettledUsage) -> usize {
     let buckets = settled.amounts().map(|amount| BUCKET + of_amount(amount));
     SHARE + of_agent(agent) + buckets.sum::<usize>()

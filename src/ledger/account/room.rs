@@ -1,4 +1,4 @@
-//! Who may have more: the room of all and of each Agent, who goes first, and when there will be room.
+//! Allocation: the room in total and per Agent, who goes first, and when there will be room.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -7,12 +7,12 @@ use super::{
     Account, AgentName, BACKOFF_FACTOR, CONTENTION_WAIT, GrantRefusal, GrantRequest, LeaseHolder, LeaseId,
     PREFETCH_CALLS, WAITER_TIMEOUT,
 };
-use crate::api::amount::{Amount, AmountKind, LimitAmounts};
-use crate::ledger::sum::saturating_sum;
+use crate::sum::saturating_sum;
+use agentloop_api::amount::{Amount, AmountKind, LimitAmounts};
 
-/// A gateway that others hold enough for. What it lacks is kept for it while something comes back; when nothing does
-/// for [`CONTENTION_WAIT`], those who hold it may be dead: others have their turn, [`BACKOFF_FACTOR`] times as long as it was waited. So they
-/// have when it does not ask any more, for [`WAITER_TIMEOUT`].
+/// A gateway whose request others hold enough for. What it lacks is kept for it as long as something is returned. If
+/// nothing is returned for [`CONTENTION_WAIT`], the holders may be lost: others then have priority, for
+/// [`BACKOFF_FACTOR`] times the time waited. The same happens if it sends no request for [`WAITER_TIMEOUT`].
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct WaitingGateway {
     pub(super) record: String,
@@ -20,10 +20,10 @@ pub(super) struct WaitingGateway {
     missing: Amount,
     since: Timestamp,
     asked: Timestamp,
-    /// The least that was taken of the account so far, and when it became so little.
+    /// The lowest total taken of the account so far, and when it was reached.
     taken: Amount,
     moved: Timestamp,
-    /// Others have their turn until then.
+    /// Others have priority until then.
     steps_back: Option<Timestamp>,
 }
 
@@ -32,7 +32,7 @@ impl WaitingGateway {
         self.steps_back.is_none()
     }
 
-    /// When it changes by time alone.
+    /// When its state changes by time alone.
     pub(super) fn due(&self) -> Timestamp {
         let tires = later(self.moved, CONTENTION_WAIT).min(later(self.asked, WAITER_TIMEOUT));
         self.steps_back.unwrap_or(tires)
@@ -46,9 +46,9 @@ impl WaitingGateway {
     }
 }
 
-/// A gateway that lacked more than its fair part of what is left got it, after others had given theirs back. The next
-/// such turn, whosever it is, comes only after others had theirs [`BACKOFF_FACTOR`] times as long, [`CONTENTION_WAIT`] at most: calls that
-/// reserve everything and cost nothing in the end must not hold everybody else back for ever.
+/// Set when a gateway got more than its fair share of what is left, after others had returned theirs. The next such
+/// grant, to any gateway, is made only after others had priority for [`BACKOFF_FACTOR`] times as long, but at most
+/// [`CONTENTION_WAIT`]: calls that reserve everything and cost little in the end must not block all others forever.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct LargeGrant {
     record: String,
@@ -58,7 +58,7 @@ pub(super) struct LargeGrant {
 }
 
 impl LargeGrant {
-    /// When the next one may begin.
+    /// When the next large grant may begin.
     fn next(&self) -> Timestamp {
         let Some(ended) = self.ended else {
             return later(self.granted, CONTENTION_WAIT);
@@ -68,7 +68,7 @@ impl LargeGrant {
     }
 }
 
-/// All that says who has room now, and when: while it is the same, the same asks are refused.
+/// Everything that determines who has room, and when: while it is unchanged, the same requests are refused.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AccountRoom {
     limits: LimitAmounts,
@@ -85,28 +85,33 @@ fn later(time: Timestamp, span: SignedDuration) -> Timestamp {
     time.checked_add(span).unwrap_or(Timestamp::MAX)
 }
 
-/// Who waited in vain steps back; who stepped back for long enough is forgotten, and may wait again.
+/// Waiters that waited in vain step back; those that stepped back for long enough are forgotten, and may wait again.
+///
+/// A wait ends when it is due, not when the account is next advanced: otherwise a gateway that asks once, and then again
+/// an hour later, would step back for five hours.
 pub(super) fn expire_waiters(waiting: &mut Vec<WaitingGateway>, now: Timestamp) {
     waiting.retain_mut(|waiter| {
-        if now < waiter.due() {
+        let due = waiter.due();
+        if now < due {
             return true;
         }
         if waiter.steps_back.is_some() {
             return false;
         }
-        let waited = now.duration_since(waiter.since);
-        waiter.steps_back = Some(later(now, waited.saturating_mul(BACKOFF_FACTOR)));
-        true
+        let waited = due.duration_since(waiter.since);
+        let until = later(due, waited.saturating_mul(BACKOFF_FACTOR));
+        waiter.steps_back = Some(until);
+        now < until
     });
 }
 
-/// What an ask comes to.
+/// What a request needs beyond what its gateway holds.
 struct GrantNeed {
     current: Option<LeaseId>,
-    /// Granted, as far as it is of use: a kind that was not limited before has been granted nothing, whatever was spent
-    /// of it.
+    /// The usable part of what was granted: of a kind that was not limited before nothing was granted, whatever was
+    /// spent of it.
     held: Amount,
-    /// Settled and given back of the lease at hand, and open on it.
+    /// Settled and returned of the current lease; `open`: reserved on it.
     base: Amount,
     open: Amount,
     least: Amount,
@@ -114,7 +119,7 @@ struct GrantNeed {
 }
 
 impl Account {
-    /// A gateway wants to make a call. What it gets is planned, and said once it is written.
+    /// Requests a grant for a call. What is granted is planned, and answered once it is written.
     pub fn request_grant(&mut self, who: &LeaseHolder, ask: &GrantRequest, now: Timestamp) -> Result<(), GrantRefusal> {
         self.advance(now);
         let need = self.need(&who.record, ask);
@@ -138,6 +143,8 @@ impl Account {
             if crowded {
                 return Err(Self::refuse_for_now(&room));
             }
+            // With room for the full amount, grant it and a prefetch; otherwise what is left, which is at least
+            // `least`. The gateway then lowers the output limit of the call.
             let grant = if room.exceeded_by(&need.full).is_none() {
                 saturating_sum(&need.full, &self.extra(&room, &need.full, &ask.full))
             } else {
@@ -150,8 +157,8 @@ impl Account {
         Ok(())
     }
 
-    /// Fills up a lease that is less than half full, from what there is plenty of: nobody waits for it, and the last
-    /// room is for calls that do.
+    /// Refills a lease that is less than half full, if there is plenty: no call waits for it, and the last room is kept
+    /// for calls that do wait.
     fn refill(&mut self, who: &LeaseHolder, ask: &GrantRequest, need: &GrantNeed) {
         let gone = saturating_sum(&need.base, &need.open);
         let lacks = Amount::from_fn(|kind| {
@@ -163,7 +170,7 @@ impl Account {
         let crowded = need.current.is_none() && self.leases.are_full();
         let spare = self.spare(&self.room_for(who));
         let more = lacks.min(&spare);
-        // Less than a call would be of no use, in whichever kind it is.
+        // Less than a whole call of any kind would be of no use.
         let of_use = Amount::from_fn(|kind| if lacks.get(kind) > 0 { ask.full.get(kind) } else { 0 });
         if !crowded && more.covers(&of_use) {
             self.grant(who, need, &more);
@@ -192,7 +199,7 @@ impl Account {
         }
     }
 
-    /// Whether an ask that was refused would get its least now.
+    /// Whether a refused request would get its least amount now.
     #[must_use]
     pub fn has_room(&self, who: &LeaseHolder, ask: &GrantRequest) -> bool {
         let need = self.need(&who.record, ask);
@@ -214,15 +221,15 @@ impl Account {
         self.leases.change(id, |lease| {
             lease.granted = Amount::from_fn(|kind| match grant.get(kind) {
                 0 => lease.granted.get(kind),
-                // It is within the room, and limits are far below 64 bits.
+                // Within the room, and limits are far below 64 bits.
                 more => need.held.get(kind).saturating_add(more),
             });
         });
         (self.changed, self.urgent) = (true, true);
     }
 
-    /// Whether the answer to an ask that was not refused must wait: more is planned for it than is written, and what is
-    /// written is not enough. Who asks ahead (`least` is nothing) never waits.
+    /// Whether the answer to a granted request must wait for a write: more is planned than written, and what is written
+    /// is not enough. A prefetch (`least` is zero) never waits.
     #[must_use]
     pub fn must_wait(&self, record: &str, ask: &GrantRequest) -> bool {
         let Some((id, lease)) = self.current(record) else {
@@ -236,7 +243,7 @@ impl Account {
         !lease.durable.covers(&needed)
     }
 
-    /// What a gateway could get now: the room of all, less what those lack who go first, and that of its Agent.
+    /// What a gateway could get now: the shared room less what earlier waiters lack, limited by the room of its Agent.
     fn room_for(&self, who: &LeaseHolder) -> LimitAmounts {
         let mut taken = self.taken();
         for waiter in self.waiting.iter().filter(|waiter| waiter.goes_first()) {
@@ -249,7 +256,7 @@ impl Account {
         self.limits().left_after(&taken).min(&own)
     }
 
-    /// Taken of the part of one Agent.
+    /// Settled and outstanding of one Agent.
     fn taken_by(&self, who: &LeaseHolder) -> Amount {
         let used = self.shares.of(&who.agent).total();
         saturating_sum(&used, &self.leases.outstanding_of(&who.agent))
@@ -258,7 +265,7 @@ impl Account {
     fn refuse(&mut self, who: &LeaseHolder, ask: &GrantRequest, need: &GrantNeed, kind: AmountKind) -> GrantRefusal {
         let own = self.terms.per_agent;
         let room = self.room_for(who);
-        // A limit of 0 lets no call through, also none that costs nothing of that kind.
+        // A limit of 0 allows no call, not even one that costs nothing of that kind.
         let never = |limits: &LimitAmounts| limits.zero_kind().or_else(|| limits.exceeded_by(&ask.least));
         let beyond = never(&self.limits()).map(|kind| (kind, false));
         if let Some((kind, per_agent)) = beyond.or_else(|| never(&own).map(|kind| (kind, true))) {
@@ -292,7 +299,7 @@ impl Account {
         }
     }
 
-    /// There is room, but too many hold leases.
+    /// Refusal although there is room, because there are too many leases.
     fn refuse_for_now(room: &LimitAmounts) -> GrantRefusal {
         let kind = room.kinds().next().unwrap_or(AmountKind::Calls);
         GrantRefusal {
@@ -324,7 +331,7 @@ impl Account {
         self.waiting.push(waiter);
     }
 
-    /// What says who has room.
+    /// Everything that determines who has room.
     #[must_use]
     pub fn room(&self) -> AccountRoom {
         let first = self.waiting.iter().filter(|waiter| waiter.goes_first());
@@ -340,21 +347,21 @@ impl Account {
         }
     }
 
-    /// What is left, shared by so many Agents.
+    /// What is left, divided by the number of Agents.
     fn fair_part(&self, agents: usize) -> LimitAmounts {
         let agents = i64::try_from(agents).unwrap_or(i64::MAX).max(1);
         let left = self.limits().left_after(&self.used());
         LimitAmounts::from_fn(|kind| left.get(kind).map(|left| left / agents))
     }
 
-    /// Whether it is more than a fair part of what is left, shared with all that hold something. Who is alone takes
-    /// nothing from anybody.
+    /// Whether an amount exceeds a fair share of what is left, among all Agents that hold something. An Agent that is
+    /// alone takes nothing from others.
     fn is_large(&self, who: &LeaseHolder, amount: &Amount) -> bool {
         let agents = self.leases.agents_with(&who.agent);
         agents > 1 && self.fair_part(agents).exceeded_by(amount).is_some()
     }
 
-    /// Whether others are held back until this gateway has what it lacks.
+    /// Whether others may be held back until this gateway has what it lacks.
     fn may_wait(&self, who: &LeaseHolder, missing: &Amount) -> bool {
         let next = self.large.as_ref().map(LargeGrant::next);
         next.is_none_or(|next| next <= self.time) || !self.is_large(who, missing)
@@ -376,7 +383,7 @@ impl Account {
         }
     }
 
-    /// Its turn is over when it holds no more than a fair part.
+    /// Ends the large grant of a gateway once it holds at most a fair share.
     pub(super) fn end_large_turn(&mut self, record: &str) {
         let held = self.leases.outstanding_at(record);
         let (time, part) = (self.time, self.fair_part(self.leases.agents().max(2)));
@@ -388,8 +395,8 @@ impl Account {
         }
     }
 
-    /// The first moment from now on at which an ask fits by itself, if nobody else takes it and its gateway closes
-    /// leases of windows that are over. `None`: it never does by itself.
+    /// The first time from now on at which a request fits without user action, if nobody else takes the room and the
+    /// gateway closes its leases of past windows. `None`: never.
     #[must_use]
     pub fn resets_at(&self, who: &LeaseHolder, ask: &GrantRequest) -> Option<Timestamp> {
         let rule = &self.terms.window;
@@ -399,7 +406,7 @@ impl Account {
         let held = (self.leases.outstanding(), self.leases.outstanding_of(&who.agent));
         let mine = self.leases.outstanding_at(&who.record);
         let fits = |at: &Timestamp| {
-            // In the next calendar window the lease at hand is of no use, and what no call needs comes back.
+            // In the next calendar window the current lease is useless, and what no call needs is returned.
             let (needed, back) = match self.window.1 {
                 Some(end) if *at >= end => (
                     ask.least.limited_by(&self.both_limits()),
@@ -407,6 +414,7 @@ impl Account {
                 ),
                 _ => (need.least, Amount::ZERO),
             };
+            // `used` is a step function ordered by time: the last step at or before `at` applies.
             let room = |limits: &LimitAmounts, used: &[(Timestamp, Amount)], held: &Amount| {
                 let used = used[used.partition_point(|(from, _)| from <= at).max(1) - 1].1;
                 limits
@@ -424,14 +432,15 @@ impl Account {
         moments.into_iter().filter(|at| *at >= self.time).find(fits)
     }
 
-    /// What a gateway gets beyond its next call, so that it need not ask for each: less the less there is.
+    /// What a gateway gets beyond its next call, so that it need not request each call separately; less room, less
+    /// extra.
     fn extra(&self, room: &LimitAmounts, full: &Amount, call: &Amount) -> Amount {
         let beyond = room.left_after(full);
         let more = Amount::from_fn(|kind| call.get(kind).saturating_mul(PREFETCH_CALLS - 1));
         more.min(&self.spare(&beyond))
     }
 
-    /// What may be given beyond calls that wait: each holder's part of a quarter of the room.
+    /// What may be granted beyond waiting calls: an equal share per lease of a quarter of the room.
     fn spare(&self, room: &LimitAmounts) -> Amount {
         if self.waiting.iter().any(WaitingGateway::goes_first) {
             return Amount::ZERO;

@@ -1,25 +1,25 @@
-//! What each Agent used of one account in the window at hand.
+//! Usage of one account by each Agent in the current window.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
 use super::{AgentName, record_size};
-use crate::api::amount::Amount;
-use crate::api::budget::ShareRecord;
-use crate::ledger::window::{SHARE_PIECES, SettledUsage, WindowRule};
+use crate::window::{SHARE_PIECES, SettledUsage, WindowRule};
+use agentloop_api::amount::Amount;
+use agentloop_api::budget::ShareRecord;
 
-/// The Agents of which it is known what each used, fewer where names and amounts are long: the record must stay far below
-/// what the API server takes. Of more,
-/// those that used least share one line: each of them counts as if it had used the most of them.
+/// Maximum number of Agents whose usage is tracked separately; fewer if names and amounts are long, since the record
+/// must stay far below what the API server accepts. The Agents with the least usage then share one line: each of them
+/// counts as if it had used the most of any of them, so that its limit is never exceeded.
 pub const MAX_SHARES: usize = 1_000;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AgentShares {
     of: BTreeMap<AgentName, SettledUsage>,
-    /// Of Agents that have no line of their own: at least what any of them used.
+    /// Usage for Agents without their own line: at least that of any of them.
     others: SettledUsage,
-    /// About how long all lines are in a record.
+    /// Approximate length of all lines in a record, in bytes.
     length: usize,
 }
 
@@ -54,7 +54,7 @@ impl AgentShares {
             .sum();
     }
 
-    /// As it is written; the line of the others has no name.
+    /// The lines to be written; that of the others has no name.
     pub(super) fn record(&self) -> Vec<ShareRecord> {
         let others = (AgentName::default(), &self.others);
         let lines = self.of.iter().map(|(agent, settled)| (agent.clone(), settled));
@@ -95,7 +95,7 @@ impl AgentShares {
         }
     }
 
-    /// Lets go what counts no more. The next moment at which something does.
+    /// Drops what has expired. Returns when the next usage expires.
     pub(super) fn advance(&mut self, rule: &WindowRule, now: Timestamp) -> Option<Timestamp> {
         self.others.advance(rule, now);
         let mut next = self.others.expiries(rule).next();
@@ -116,7 +116,7 @@ impl AgentShares {
         self.measure();
     }
 
-    /// The greatest first by tokens, then by money.
+    /// In descending order by tokens, then by cost.
     pub(super) fn sorted(&self) -> Vec<(AgentName, Amount)> {
         let lines = self.of.iter();
         let mut shares: Vec<_> = lines.map(|(agent, share)| (agent.clone(), share.total())).collect();

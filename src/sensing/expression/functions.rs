@@ -1,6 +1,6 @@
-//! What expressions can call: the library's functions that cannot fail hard, ours, and the macros over lists, counted.
+//! The functions of expressions: those of the library that cannot panic, ours, and the metered macros over lists.
 
-// Of the library's kinds of values only some come up here.
+// Only some of the library's kinds of values occur here.
 #![allow(clippy::wildcard_enum_match_arm)]
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use super::values::{size, to_json};
 use super::{CostMeter, EvaluationCost, MOST_JSON_BYTES, Pattern};
 
-/// Puts the functions into a context.
+/// Adds the functions to a context.
 pub(super) fn offer(context: &mut Context<'_>, purse: &CostMeter, patterns: &Arc<[Pattern]>) {
     context.add_function("contains", functions::contains);
     context.add_function("size", functions::size);
@@ -44,7 +44,7 @@ pub(super) fn offer(context: &mut Context<'_>, purse: &CostMeter, patterns: &Arc
     }
 }
 
-/// A value as a text of JSON.
+/// A value as JSON text.
 fn json(value: &Cel, purse: &CostMeter) -> Result<Cel, ExecutionError> {
     if purse.is_empty() {
         return Err(ExecutionError::NoSuchOverload);
@@ -57,7 +57,7 @@ fn json(value: &Cel, purse: &CostMeter) -> Result<Cel, ExecutionError> {
     Ok(json.into())
 }
 
-/// Whether the goal is met by an item: `exists` looks for true, `all` for false.
+/// Whether an item reaches the goal: `exists` looks for true, `all` for false.
 fn first(call: &FunctionContext, purse: &CostMeter, goal: bool) -> Result<Cel, ExecutionError> {
     let mut failed = None;
     for item in items(call)? {
@@ -91,7 +91,7 @@ fn collect(call: &FunctionContext, purse: &CostMeter, name: &str) -> Result<Cel,
     })
 }
 
-/// What a macro goes through: the items of a list, the keys of a map.
+/// The items that a macro iterates over: those of a list, or the keys of a map.
 fn items(call: &FunctionContext) -> Result<Vec<Cel>, ExecutionError> {
     match call.ptx.resolve(&call.args[0])? {
         Cel::List(list) => Ok(list.to_vec()),
@@ -104,7 +104,7 @@ fn items(call: &FunctionContext) -> Result<Vec<Cel>, ExecutionError> {
     }
 }
 
-/// One argument with one item.
+/// Evaluates one argument of a macro for one item.
 fn each(call: &FunctionContext, purse: &CostMeter, item: &Cel, argument: usize) -> Result<Cel, ExecutionError> {
     let [.., steps, large, joins] = call.args else {
         return Err(ExecutionError::NoSuchOverload);
@@ -132,7 +132,8 @@ fn number(literal: &IdedExpr) -> u64 {
     }
 }
 
-/// The items from one place up to another, of a list or of the characters of a text; what is beyond the end is not there.
+/// The items from index `from` up to, excluding, `to`, of a list or of a string's characters; indexes beyond the end
+/// are ignored.
 fn slice(This(of): This<Cel>, from: i64, to: i64) -> Result<Cel, ExecutionError> {
     let (from, to) = match (usize::try_from(from), usize::try_from(to)) {
         (Ok(from), Ok(to)) if from <= to => (from, to),
@@ -147,7 +148,7 @@ fn slice(This(of): This<Cel>, from: i64, to: i64) -> Result<Cel, ExecutionError>
     }
 }
 
-/// Seconds since 1970 of a moment as RFC 3339 has it.
+/// Seconds since 1970 of an RFC 3339 timestamp.
 fn epoch_seconds(This(text): This<Arc<String>>) -> Result<Cel, ExecutionError> {
     let moment: Timestamp = text.parse().map_err(|_| ExecutionError::NoSuchOverload)?;
     Ok(Cel::Int(moment.as_second()))

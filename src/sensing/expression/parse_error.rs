@@ -1,15 +1,15 @@
-//! What the parser says of a text that is no expression, in words for who wrote it.
+//! Turns the parser's errors into messages for the author of an expression.
 
 use cel::ParseErrors;
 
-/// Most characters of a piece of the text that are shown.
+/// Most characters of a quoted piece of the text.
 const MOST_SHOWN: usize = 24;
 
-/// The first error in a text, on one line.
+/// The first error, on one line.
 pub(super) fn describe_errors(text: &str, errors: &ParseErrors) -> String {
     let first = errors.errors.iter().min_by_key(|error| error.pos);
     first.map_or_else(
-        || "is no expression".into(),
+        || "is not a valid expression".into(),
         |error| {
             let (line, column) = error.pos;
             let words = if is_end(text, error.pos) {
@@ -17,7 +17,7 @@ pub(super) fn describe_errors(text: &str, errors: &ParseErrors) -> String {
             } else {
                 describe_message(&error.msg)
             };
-            format!("is no expression: line {line}, column {column}: {words}")
+            format!("is not a valid expression: line {line}, column {column}: {words}")
         },
     )
 }
@@ -25,10 +25,10 @@ pub(super) fn describe_errors(text: &str, errors: &ParseErrors) -> String {
 fn describe_message(message: &str) -> String {
     let message = message.strip_prefix("Syntax error: ").unwrap_or(message);
     if let Some(piece) = message.strip_prefix("token recognition error at: ") {
-        return format!("{} is no part of expressions; texts stand in quotes", piece_of(piece));
+        return format!("unexpected {}; strings must be quoted", piece_of(piece));
     }
     if let Some((wanted, found)) = missing(message) {
-        return format!("{} is missing before {}", piece_of(wanted), piece_of(found));
+        return format!("missing {} before {}", piece_of(wanted), piece_of(found));
     }
     let inputs = [
         "mismatched input ",
@@ -37,23 +37,23 @@ fn describe_message(message: &str) -> String {
     ];
     if let Some(rest) = inputs.iter().find_map(|start| message.strip_prefix(start)) {
         let found = rest.split(" expecting ").next().unwrap_or(rest);
-        return format!("{} cannot stand there", piece_of(found));
+        return format!("unexpected {}", piece_of(found));
     }
     match message {
         "invalid int literal" | "invalid uint literal" | "invalid double literal" => "the number is too large".into(),
         "invalid argument to has() macro" => "has() takes a field, such as has(payload.price)".into(),
         "argument must be a simple name" => {
-            "the first value of all, exists, exists_one, filter and map must be a new name, such as item".into()
+            "the first argument of all, exists, exists_one, filter and map must be a new name, such as item".into()
         }
-        _ => "it cannot be read from there on".into(),
+        _ => "syntax error".into(),
     }
 }
 
 fn at_the_end(message: &str) -> String {
     let message = message.strip_prefix("Syntax error: ").unwrap_or(message);
     match missing(message) {
-        Some((wanted, _)) => format!("{} is missing at its end", piece_of(wanted)),
-        None => "it ends where something must follow".into(),
+        Some((wanted, _)) => format!("missing {} at the end", piece_of(wanted)),
+        None => "unexpected end".into(),
     }
 }
 
@@ -68,7 +68,7 @@ fn is_end(text: &str, (line, column): (isize, isize)) -> bool {
         && usize::try_from(column).is_ok_and(|column| column > columns)
 }
 
-/// A piece in quotes, its beginning.
+/// A quoted piece, truncated.
 fn piece_of(quoted: &str) -> String {
     let inner = quoted.trim().trim_matches('\'');
     let shown: String = inner.chars().take(MOST_SHOWN).collect();

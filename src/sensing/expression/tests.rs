@@ -43,36 +43,27 @@ fn an_expression_has_the_value_that_cel_gives_it(#[case] text: &str, #[case] exp
 }
 
 #[rstest]
-#[case(
-    "payload.",
-    "is no expression: line 1, column 9: it ends where something must follow"
-)]
-#[case(
-    "payload.price >",
-    "is no expression: line 1, column 16: it ends where something must follow"
-)]
-#[case("payload.price > > 1", "line 1, column 17: '>' cannot stand there")]
-#[case("payload.a ==\n  'x' )", "line 2, column 7: ')' cannot stand there")]
-#[case(
-    "payload.a # 1",
-    "line 1, column 11: '#' is no part of expressions; texts stand in quotes"
-)]
-#[case("payload.a == 'x", "is no part of expressions; texts stand in quotes")]
-#[case("(payload.a", "line 1, column 11: ')' is missing at its end")]
+#[case("payload.", "is not a valid expression: line 1, column 9: unexpected end")]
+#[case("payload.price >", "is not a valid expression: line 1, column 16: unexpected end")]
+#[case("payload.price > > 1", "line 1, column 17: unexpected '>'")]
+#[case("payload.a ==\n  'x' )", "line 2, column 7: unexpected ')'")]
+#[case("payload.a # 1", "line 1, column 11: unexpected '#'; strings must be quoted")]
+#[case("payload.a == 'x", "; strings must be quoted")]
+#[case("(payload.a", "line 1, column 11: missing ')' at the end")]
 #[case("payload.a > 99999999999999999999", "line 1, column 13: the number is too large")]
 #[case("has(payload)", "has() takes a field, such as has(payload.price)")]
 #[case("payload.items.all(item.id, true)", "must be a new name, such as item")]
-#[case("playload.a", "names playload, which is not there")]
-#[case("payload.items.map(item, item.id) + [item]", "names item, which is not there")]
-#[case("size(payload, 2)", "gives 2 values to size, which takes 1")]
-#[case("[1, 2].max()", "calls max in another way than max(a, b)")]
-#[case("timestamp('2026-01-05T06:00:00Z') < 1", "calls timestamp, which is not there")]
-#[case("Foo{a: 1}", "makes an object of a type")]
-#[case("b'abc' == b'abc'", "has bytes")]
-#[case("payload.a.matches(payload.b)", "a pattern that is not written in the expression")]
-#[case("payload.a.matches('(')", "no regular expression")]
+#[case("playload.a", "refers to unknown variable playload")]
+#[case("payload.items.map(item, item.id) + [item]", "refers to unknown variable item")]
+#[case("size(payload, 2)", "passes 2 arguments to size, which takes 1")]
+#[case("[1, 2].max()", "must call max as max(a, b)")]
+#[case("timestamp('2026-01-05T06:00:00Z') < 1", "calls unknown function timestamp")]
+#[case("Foo{a: 1}", "creates a typed object")]
+#[case("b'abc' == b'abc'", "has a bytes literal")]
+#[case("payload.a.matches(payload.b)", "a pattern that is not a literal")]
+#[case("payload.a.matches('(')", "not a valid regular expression")]
 #[case("payload.a.matches('(a{1000}){1000}')", "too large")]
-#[case("payload.a.all(x, payload.b.all(y, x == y))", "within another")]
+#[case("payload.a.all(x, payload.b.all(y, x == y))", "in each other")]
 fn what_is_no_expression_is_refused_in_words(#[case] text: &str, #[case] expected: &str) {
     let error = Expression::compile(text).expect_err("an error");
     assert!(error.contains(expected), "{error}");
@@ -112,7 +103,7 @@ fn all_expressions_of_a_sensor_may_have_32_patterns_and_not_one_more() {
     assert!(Expression::compile_within("payload.a", &mut allowance).is_ok());
     let error = Expression::compile_within(&of(1), &mut allowance).expect_err("an error");
     assert!(error.contains("32 patterns"), "{error}");
-    // Another Sensor has its own.
+    // Another Sensor has its own allowance.
     assert!(Expression::compile(&of(MOST_PATTERNS)).is_ok());
 }
 
@@ -169,13 +160,13 @@ fn an_expression_that_would_overflow_the_stack_is_refused_before_it_is_parsed() 
     for text in ["!", "-", "(", "[", "{", "a.", "a?", "1+", "a&&", "'a'=="] {
         assert!(Expression::compile(&text.repeat(MOST_BYTES / text.len())).is_err());
     }
-    // In a text they are no more than text.
+    // In a string literal they do not count.
     assert!(Expression::compile(&format!("'{}' + \"{}\"", "(\\'".repeat(300), "!+".repeat(300))).is_ok());
 }
 
 #[test]
 fn an_expression_that_costs_too_much_is_given_up_and_the_next_one_has_its_own_purse() {
-    // Each item costs 3 steps of 2; before that the list is looked at once, in 2 steps, and `previous`, which is null.
+    // Each item costs 3 nodes of 2; before that the list is visited once, in 2 nodes, and `previous`, which is null.
     let text = "payload.all(item, item > 0)";
     let cost = |items: u64| items * 3 * 2 + 2 + (items + 2);
     let most = (MOST_COST - 5) / 7;
@@ -208,7 +199,7 @@ fn what_would_run_for_minutes_is_given_up_in_moments() {
         "{:?}",
         started.elapsed()
     );
-    // A near miss: one look through a long list.
+    // Just below the limit: one pass over a long list.
     assert_eq!(evaluated("'word 7' in payload.b", &payload), Ok(json!(true)));
 }
 

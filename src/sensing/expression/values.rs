@@ -1,6 +1,6 @@
-//! JSON as the values of expressions, and back.
+//! Converts JSON to CEL values and back.
 
-// Of the library's kinds of values only some come up here.
+// Only some of the library's kinds of values occur here.
 #![allow(clippy::wildcard_enum_match_arm)]
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use serde_json::{Number, Value};
 /// Bytes of text that cost as much as one value.
 pub(super) const TEXT_PER_COST: u64 = 32;
 
-/// About how many values there are to look at.
+/// The approximate number of values in a value.
 pub(super) fn size(value: &Cel) -> u64 {
     let text = |text: &str| 1 + u64::try_from(text.len()).unwrap_or(u64::MAX) / TEXT_PER_COST;
     match value {
@@ -45,7 +45,7 @@ pub(super) fn to_cel(value: &Value) -> Cel {
     }
 }
 
-/// Keys of a map in order: the same value has one text. `None`: JSON has no such value.
+/// Sorts the keys of maps, so that equal values have equal text. `None`: the value has no JSON form.
 pub(super) fn to_json(value: &Cel) -> Option<Value> {
     Some(match value {
         Cel::Null => Value::Null,

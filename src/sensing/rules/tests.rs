@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::api::sensor::SensorTotals;
+use agentloop_api::sensor::SensorTotals;
 
 const SECOND: SignedDuration = SignedDuration::from_secs(1);
 
@@ -125,7 +125,7 @@ fn what_says_the_same_as_the_event_before_is_no_news() {
     let first = sensor.accepts(0, &json!({"a": 1}));
     assert_eq!(sensor.hears(1, &json!({"a": 1})), RulesOutcome::Filtered);
     let second = sensor.accepts(2, &json!({"a": 2}));
-    // The same again after something else is news.
+    // The same content after something else is a new event.
     let third = sensor.accepts(3, &json!({"a": 1}));
     assert_eq!((first.seq, second.seq, third.seq), (1, 2, 3));
     assert_eq!(first.id, third.id);
@@ -189,7 +189,7 @@ fn of_events_within_the_interval_the_newest_comes_at_its_end() {
     };
     assert_eq!((event.seq, event.at, &*event.notifications[0].text), (2, at(1000), "3"));
     assert_eq!(sensor.0.waits_until(&sensor.1), None);
-    // The interval begins anew, and is over at its end.
+    // The interval starts over, and is over at its end.
     assert_eq!(sensor.hears(1999, &json!(4)), RulesOutcome::Held);
     let event = sensor.accepts(2000, &json!(5));
     assert_eq!(event.seq, 3);
@@ -281,7 +281,7 @@ fn a_signal_holds_again_at_the_end_of_its_cooldown_and_not_before() {
     assert_eq!(sources(&sensor.accepts(0, &json!(6))).len(), 1);
     assert_eq!(sources(&sensor.accepts(59_999, &json!(7))).len(), 0);
     assert_eq!(sources(&sensor.accepts(60_000, &json!(8))).len(), 1);
-    // One that did not hold begins none.
+    // A signal that did not hold starts no cooldown.
     let mut sensor = Sensor::new(json!({"signals": [{"name": "high", "when": "payload > 5", "cooldownSeconds": 60}]}));
     assert_eq!(sources(&sensor.accepts(0, &json!(5))).len(), 0);
     assert_eq!(sources(&sensor.accepts(1, &json!(6))).len(), 1);
@@ -301,7 +301,7 @@ fn an_expression_sees_the_payload_of_the_last_accepted_event() {
         (change(0, 10), change(1, 15), change(2, 12)),
         (json!(0), json!(5), json!(-3))
     );
-    // What nobody asks for is not kept.
+    // Without an expression that uses it, the previous payload is not kept.
     let mut sensor = Sensor::new(json!({}));
     sensor.accepts(0, &json!({"price": 1}));
     assert_eq!(sensor.1.previous, None);
@@ -317,7 +317,10 @@ fn an_event_that_is_not_understood_changes_nothing_and_names_the_field() {
         assert_eq!(sensor.1.consecutive_failures, streak);
     }
     let failure = sensor.1.failure.clone().expect("a failure");
-    assert!(failure.starts_with("spec.updates[1].value: names a field"), "{failure}");
+    assert!(
+        failure.starts_with("spec.updates[1].value: refers to a field"),
+        "{failure}"
+    );
     assert!(!failure.contains("hunter2"));
     assert_eq!((sensor.1.seq, sensor.1.totals.updates), (0, 0));
     sensor.accepts(1, &json!({"price": 1}));
@@ -326,7 +329,7 @@ fn an_event_that_is_not_understood_changes_nothing_and_names_the_field() {
     assert_eq!(sensor.hears(0, &json!(1)), RulesOutcome::Failed);
     assert_eq!(
         sensor.1.failure.as_deref(),
-        Some("spec.signals[0].when: is neither true nor false")
+        Some("spec.signals[0].when: must be true or false")
     );
     let mut sensor = Sensor::new(json!({"notification": {"text": "payload"}}));
     assert_eq!(sensor.hears(0, &json!(1)), RulesOutcome::Failed);
@@ -350,7 +353,7 @@ fn a_value_may_have_8_kib_and_not_one_byte_more() {
     let failure = sensor.1.failure.clone().expect("a failure");
     assert_eq!(
         failure,
-        "spec.updates[0].value: may have 8192 bytes as JSON, and has 8193"
+        "spec.updates[0].value: must be at most 8192 bytes as JSON, and has 8193"
     );
 }
 
@@ -389,7 +392,7 @@ fn a_clock_that_was_set_back_holds_nothing_for_longer_than_its_own_limit() {
     assert_eq!(sources(&sensor.accepts(62_000, &json!(3))).len(), 1);
 }
 
-/// What one step of a random history is: milliseconds since the last, payload, an id of its own.
+/// One step of a random history: milliseconds since the last, payload, the sender's id.
 fn step() -> impl Strategy<Value = (i64, i64, Option<u8>)> {
     (0..5_000_i64, 0..6_i64, prop::option::of(0..4_u8))
 }
@@ -423,7 +426,7 @@ proptest! {
                     accepted.push(now);
                 }
             }
-            // What is kept is all that there is.
+            // The stored state is the complete state.
             let kept = serde_json::to_string(&sensor.1).expect("JSON");
             sensor.1 = serde_json::from_str(&kept).expect("a state");
             let totals = sensor.1.totals;
@@ -436,10 +439,10 @@ proptest! {
     }
 }
 
-/// As many large patterns as the schema has room for: 6,400 of them, each with two automata of up to 256 KiB.
+/// As many large patterns as the schema allows: 6,400, each with two automata of up to 256 KiB.
 fn bomb() -> SensorSpec {
     let many = format!("[{}]", vec![r"matches('','\\w{5}')"; 194].join(","));
-    assert!(many.len() <= crate::sensing::expression::MOST_BYTES);
+    assert!(many.len() <= crate::expression::MOST_BYTES);
     let updates: Vec<_> = (0..16)
         .map(|place| json!({"field": format!("f{place}"), "value": many}))
         .collect();
@@ -454,14 +457,14 @@ fn a_spec_full_of_large_patterns_is_refused_after_the_first_32_of_them() {
     let begun = std::time::Instant::now();
     let mistakes = SensorRules::check(&bomb()).expect_err("mistakes").to_string();
     assert!(
-        mistakes.contains("spec.updates[0].value: calls matches once too often"),
+        mistakes.contains("spec.updates[0].value: calls matches too often"),
         "{mistakes}"
     );
     assert!(
-        mistakes.contains("spec.notification.text: calls matches once too often"),
+        mistakes.contains("spec.notification.text: calls matches too often"),
         "{mistakes}"
     );
-    // A small part of them is compiled before the spec is refused.
+    // Only a small part of them is compiled before the spec is rejected.
     assert!(
         begun.elapsed() < std::time::Duration::from_secs(30),
         "{:?}",
@@ -501,7 +504,7 @@ fn a_text_is_cut_by_its_bytes_and_by_those_that_it_has_as_json() {
     assert_eq!(truncate(String::new()), "");
 }
 
-/// The largest event that a spec in ASCII and any payload can give.
+/// The largest event that an ASCII spec and any payload can produce.
 #[test]
 fn the_largest_event_has_room_in_one_delivery() {
     let control = "\u{1}".repeat(4_000);

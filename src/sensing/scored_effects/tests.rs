@@ -1,4 +1,4 @@
-//! Tests of what a score leads to.
+//! Tests of the effects of scores.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;

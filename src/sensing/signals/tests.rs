@@ -1,4 +1,4 @@
-//! Tests of signals that a model scores, and of tasks.
+//! Tests of scored signals and of tasks.
 #![allow(clippy::wildcard_enum_match_arm)]
 
 use jiff::Timestamp;
@@ -9,7 +9,7 @@ use super::super::delivery::SensorEvent;
 use super::super::rules::{RulesOutcome, RulesState, SensorRules};
 use super::super::{check, scored_effects::ScoredEffects};
 use super::*;
-use crate::api::SensorSpec;
+use agentloop_api::SensorSpec;
 
 fn spec(more: &Value) -> SensorSpec {
     let mut spec = json!({"agentNames": ["a"], "source": {"schedule": {"cron": "* * * * *"}}});
@@ -18,7 +18,7 @@ fn spec(more: &Value) -> SensorSpec {
     serde_json::from_value(spec).expect("a spec")
 }
 
-/// What one Sensor makes of these payloads.
+/// The events of one Sensor for these payloads.
 fn events(more: &Value, payloads: &[Value]) -> Vec<SensorEvent> {
     let rules = SensorRules::compile("prices", &spec(more)).expect("rules");
     let mut state = RulesState::default();
@@ -75,7 +75,7 @@ fn fields_wait_for_the_score_that_gates_them_and_for_no_other() {
         (event.updates.len(), trial)
     };
     assert_eq!((of("Notify"), of("Update"), of("Both")), ((1, 0), (0, 1), (0, 1)));
-    // What the expression does not let through is kept out by itself.
+    // The expression alone already excludes the others.
     let event = events(&scored("Both"), &[json!(5)]).remove(0);
     assert_eq!((event.updates.len(), event.trial), (0, None));
 }
@@ -85,7 +85,7 @@ fn without_an_expression_each_event_is_asked_of_and_the_senders_cooldown_is_none
     let signals = json!({"signals": [{"name": "spike", "model": {"prompt": "?"}, "cooldownSeconds": 60}]});
     let asked = events(&signals, &[json!(1), json!(2)]);
     let asked = asked.iter().filter(|event| event.trial.is_some());
-    assert_eq!(asked.count(), 2, "the receivers know when it held");
+    assert_eq!(asked.count(), 2, "the receivers apply the cooldown");
 }
 
 #[test]
@@ -150,12 +150,12 @@ fn all_mistakes_are_named_each_with_its_field_and_place() {
     let error = check(&spec(&mistakes)).expect_err("mistakes").to_string();
     let parts: Vec<&str> = error.split("; spec.").collect();
     let starts = [
-        "spec.source.schedule.timeZone: Europe/Atlantis is no time zone",
+        "spec.source.schedule.timeZone: Europe/Atlantis is not an IANA time zone: use for example Europe/Berlin or UTC",
         "source.schedule.cron: ",
-        "updates[1].value: is no expression: line 1, column 4: it ends where something must follow",
-        "signals[0].when: names nothing, which is not there",
-        "signals[2].when: gives 0 values to size",
-        "task.prompt: is no expression: line 1, column 1: ",
+        "updates[1].value: is not a valid expression: line 1, column 4: unexpected end",
+        "signals[0].when: refers to unknown variable nothing",
+        "signals[2].when: passes 0 arguments to size",
+        "task.prompt: is not a valid expression: line 1, column 1: ",
     ];
     assert_eq!(parts.len(), starts.len(), "{error}");
     for (part, start) in parts.iter().zip(starts) {

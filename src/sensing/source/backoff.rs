@@ -1,11 +1,11 @@
-//! How long a source waits between attempts: its interval, doubled with each failure, and never longer than 300 s.
+//! Exponential backoff of a source: its interval, doubled with each failure, up to 300 s.
 
 use std::time::Duration;
 
-/// Longest wait after a failure, unless the interval itself is longer.
+/// Longest wait after a failure, unless the interval is longer.
 pub const LONGEST: Duration = Duration::from_mins(5);
 
-/// Failures in a row, and what they mean for the next attempt.
+/// Counts consecutive failures.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceBackoff {
     interval: Duration,
@@ -13,19 +13,18 @@ pub struct SourceBackoff {
 }
 
 impl SourceBackoff {
-    /// No failure so far.
     #[must_use]
     pub fn new(interval: Duration) -> Self {
         Self { interval, failures: 0 }
     }
 
-    /// An attempt succeeded: the wait is the interval again.
+    /// Resets the wait to the interval.
     pub fn succeed(&mut self) {
         self.failures = 0;
     }
 
-    /// An attempt failed: the wait until the next one. `jitter`, 0 to 1, takes up to a tenth off, so that Sensors whose
-    /// source went away together do not come back to it together.
+    /// Records a failure and returns the wait until the next attempt. `jitter`, 0 to 1, shortens it by up to a tenth,
+    /// so that Sensors whose source failed at the same time do not all retry at once.
     pub fn fail(&mut self, jitter: f64) -> Duration {
         self.failures = self.failures.saturating_add(1);
         let doubled = self.interval.saturating_mul(1 << self.failures.min(16));
@@ -34,7 +33,7 @@ impl SourceBackoff {
     }
 }
 
-/// A number from 0 to 1, another one each time.
+/// A random number from 0 to 1.
 #[must_use]
 pub fn jitter() -> f64 {
     use std::hash::{BuildHasher, RandomState};

@@ -1,16 +1,16 @@
-//! The address of a source: what of it can be said to be wrong without asking.
+//! Validates the address of a source without connecting to it.
 
 use reqwest::Url;
 use serde_json::Value;
 
-use crate::api::SensorSpec;
-use crate::api::endpoint::SourceEndpoint;
-use crate::sensing::FieldError;
+use crate::FieldError;
+use agentloop_api::SensorSpec;
+use agentloop_api::endpoint::SourceEndpoint;
 
 /// Most bytes of a tool's arguments, as JSON.
 const MOST_ARGUMENT_BYTES: usize = 16 * 1024;
 
-/// The address that requests go to; that of a WebSocket with `http` for `ws`.
+/// The URL that requests go to; `ws` becomes `http`.
 pub fn url(endpoint: &SourceEndpoint<'_>) -> Result<Url, FieldError> {
     let wrong = |detail: String| FieldError {
         field: format!("{}.url", endpoint.field),
@@ -20,9 +20,9 @@ pub fn url(endpoint: &SourceEndpoint<'_>) -> Result<Url, FieldError> {
         Some(rest) => format!("http{rest}"),
         None => endpoint.url.to_owned(),
     };
-    let url = Url::parse(&text).map_err(|error| wrong(format!("is no address: {error}")))?;
+    let url = Url::parse(&text).map_err(|error| wrong(format!("is not a valid URL: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
-        return Err(wrong("is no address of HTTP or of a WebSocket".into()));
+        return Err(wrong("is not an HTTP or WebSocket URL".into()));
     }
     if !url.username().is_empty() || url.password().is_some() {
         return Err(wrong(
@@ -32,12 +32,12 @@ pub fn url(endpoint: &SourceEndpoint<'_>) -> Result<Url, FieldError> {
         ));
     }
     if url.fragment().is_some() {
-        return Err(wrong("must have no fragment: remove everything from '#' on".into()));
+        return Err(wrong("must not have a fragment: remove everything from '#' on".into()));
     }
     Ok(url)
 }
 
-/// Whether the source of a spec has an address that can be asked, if it needs one, and nothing too long to ask with.
+/// Checks the URL of a spec's source, if it has one, and the size of a tool's arguments.
 pub fn check(spec: &SensorSpec) -> Result<(), FieldError> {
     if let Some(endpoint) = spec.source.endpoint() {
         url(&endpoint)?;
@@ -47,7 +47,7 @@ pub fn check(spec: &SensorSpec) -> Result<(), FieldError> {
     if bytes > MOST_ARGUMENT_BYTES {
         return Err(FieldError {
             field: "spec.source.poll.tool.arguments".into(),
-            detail: format!("may have {MOST_ARGUMENT_BYTES} bytes as JSON, and has {bytes}"),
+            detail: format!("must be at most {MOST_ARGUMENT_BYTES} bytes as JSON, and has {bytes}"),
         });
     }
     Ok(())
@@ -78,9 +78,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case("https://", "is no address: empty host")]
-    #[case("http://a:65536/", "is no address: invalid port number")]
-    #[case("ftp://a/", "is no address of HTTP or of a WebSocket")]
+    #[case("https://", "is not a valid URL: empty host")]
+    #[case("http://a:65536/", "is not a valid URL: invalid port number")]
+    #[case("ftp://a/", "is not an HTTP or WebSocket URL")]
     #[case(
         "https://me:secret@a/",
         "must not carry a user or password: put them into a Secret as the header Authorization and name it in headersSecretRef"
@@ -89,7 +89,7 @@ mod tests {
         "https://me@a/",
         "must not carry a user or password: put them into a Secret as the header Authorization and name it in headersSecretRef"
     )]
-    #[case("https://a/#b", "must have no fragment: remove everything from '#' on")]
+    #[case("https://a/#b", "must not have a fragment: remove everything from '#' on")]
     fn what_is_wrong_with_an_address_is_said_before_it_is_asked(#[case] text: &str, #[case] detail: &str) {
         let invalid = url(&of(text)).unwrap_err();
         assert_eq!(invalid.to_string(), format!("spec.source.poll.http.url: {detail}"));
@@ -104,7 +104,7 @@ mod tests {
             super::check(&serde_json::from_value(spec).unwrap())
         };
         assert_eq!(check(16 * 1024), Ok(()));
-        let said = "spec.source.poll.tool.arguments: may have 16384 bytes as JSON, and has 16385";
+        let said = "spec.source.poll.tool.arguments: must be at most 16384 bytes as JSON, and has 16385";
         assert_eq!(check(16 * 1024 + 1).unwrap_err().to_string(), said);
     }
 }

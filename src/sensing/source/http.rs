@@ -1,4 +1,4 @@
-//! Requests of sources: where they may go, how much of an answer is read, and what is said when they fail.
+//! HTTP requests of sources: allowed targets, bounds on responses, and error messages.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,39 +9,36 @@ use reqwest::redirect::{Attempt, Policy};
 use reqwest::{Client, Response, StatusCode, Url};
 
 use super::tls::{TlsFiles, TlsMaterial};
-use crate::api::tools::is_tool_header;
-use crate::sensing::address::{AddressPolicy, FilteringResolver};
+use crate::address::{AddressPolicy, FilteringResolver};
+use agentloop_api::tools::is_tool_header;
 
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Silence on a connection after which the other side is asked whether it is there.
+/// Idle time of a connection after which TCP keepalive probes are sent.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Most redirects in a row.
+/// Most consecutive redirects.
 const MOST_REDIRECTS: usize = 5;
-/// As much of a cause as is said.
+/// Most characters of a cause that are shown.
 const MOST_CAUSE: usize = 200;
 
-/// Why a source does not hear, in words that say what to do; never text of a payload.
+/// Why a source receives nothing, with the fix; never text of a payload.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 #[error("{0}")]
 pub struct SourceError(pub String);
 
-/// Where requests go, and what goes with them.
+/// Where requests go, and what is sent with them.
 #[derive(Clone, Debug)]
 pub struct SourceTarget {
-    /// The address.
     pub url: Url,
-    /// Directory with a file for each header of a Secret; read for each request.
+    /// Directory with one file per header of the Secret; read for each request.
     pub headers_dir: Option<PathBuf>,
-    /// How TLS is made.
     pub tls: TlsFiles,
-    /// Where requests may go.
+    /// The addresses that requests may go to.
     pub policy: Arc<AddressPolicy>,
-    /// Most bytes of a payload.
     pub most_bytes: usize,
 }
 
-/// The client of a place, which is made anew when the Secrets of its TLS change.
+/// The client of a target; created again when the Secrets of its TLS settings change.
 pub struct CachedClient<'a> {
     place: &'a SourceTarget,
     is_upgraded: bool,
@@ -64,7 +61,7 @@ impl CachedClient<'_> {
 }
 
 impl SourceTarget {
-    /// Clients that go only where they may, also when they are redirected.
+    /// Clients that connect only to allowed addresses, also after a redirect.
     #[must_use]
     pub fn clients(&self) -> CachedClient<'_> {
         CachedClient {
@@ -74,7 +71,7 @@ impl SourceTarget {
         }
     }
 
-    /// The same for connections that become something else, such as a WebSocket: that is no matter of HTTP/2.
+    /// The same for connections that are upgraded, as to a WebSocket, which needs HTTP/1.1.
     #[must_use]
     pub fn clients_to_upgrade(&self) -> CachedClient<'_> {
         CachedClient {
@@ -95,22 +92,22 @@ impl SourceTarget {
         let builder = material.apply(builder, self.url.scheme() == "https")?;
         builder.build().map_err(|error| {
             let advice = if material.has_identity() {
-                "; look at tls.clientCertificateSecretRef"
+                "; check tls.clientCertificateSecretRef"
             } else {
                 ""
             };
-            SourceError(format!("no connection is possible: {}{advice}", cause(&error)))
+            SourceError(format!("failed to create the HTTP client: {}{advice}", cause(&error)))
         })
     }
 
-    /// Whether the address itself may be asked.
+    /// Whether the policy allows the address, as far as the URL contains one.
     pub fn check(&self) -> Result<(), SourceError> {
         self.policy
             .check_url(&self.url)
             .map_err(|denied| SourceError(denied.to_string()))
     }
 
-    /// What a Secret adds to a request.
+    /// The headers from the Secret.
     pub fn headers(&self) -> Result<HeaderMap, SourceError> {
         match &self.headers_dir {
             Some(dir) => read_headers(dir),
@@ -121,7 +118,8 @@ impl SourceTarget {
     fn redirects(&self) -> Policy {
         let policy = Arc::clone(&self.policy);
         let starts_plain = self.url.scheme() != "https";
-        let home = self.headers_dir.is_some().then(|| self.url.origin());
+        let has_secret = self.headers_dir.is_some() || self.tls.certificate_dir.is_some();
+        let home = has_secret.then(|| self.url.origin());
         Policy::custom(move |attempt: Attempt<'_>| {
             if attempt.previous().len() > MOST_REDIRECTS {
                 return attempt.error(SourceError(format!("more than {MOST_REDIRECTS} redirects in a row")));
@@ -129,16 +127,16 @@ impl SourceTarget {
             if let Err(denied) = policy.check_url(attempt.url()) {
                 return attempt.error(denied);
             }
-            // The Secret's headers must not be carried away.
+            // Neither the Secret's headers nor the client certificate may be offered to another server.
             if home.as_ref().is_some_and(|home| *home != attempt.url().origin()) {
-                let what = "the server redirects to another host, which must not get the headers of the Secret: write \
-                            that host's address into the url";
+                let what = "the server redirects to another host, which must not get what headersSecretRef or \
+                            tls.clientCertificateSecretRef names: write that host's address into the url";
                 return attempt.error(SourceError(what.into()));
             }
-            // Its client knows no authority.
+            // A client for plain HTTP has no root certificates.
             if starts_plain && attempt.url().scheme() == "https" {
                 return attempt.error(SourceError(
-                    "the server redirects to https: write that address into the url".into(),
+                    "the server redirects to https: set url to that address".into(),
                 ));
             }
             attempt.follow()
@@ -152,7 +150,7 @@ fn read_headers(dir: &Path) -> Result<HeaderMap, SourceError> {
     let mut headers = HeaderMap::new();
     for file in files.flatten() {
         let name = file.file_name().to_string_lossy().into_owned();
-        // The kubelet keeps its own names, which begin so.
+        // The kubelet's own files begin like this.
         if name.starts_with("..") {
             continue;
         }
@@ -162,7 +160,7 @@ fn read_headers(dir: &Path) -> Result<HeaderMap, SourceError> {
         let text = std::fs::read_to_string(file.path()).ok();
         let value = text.and_then(|text| HeaderValue::try_from(text.trim()).ok());
         let (Some(named), Some(mut value)) = (named, value) else {
-            return Err(wrong(&format!("has a key «{name}» that cannot be sent as a header")));
+            return Err(wrong(&format!("has a key '{name}' that cannot be sent as a header")));
         };
         value.set_sensitive(true);
         headers.insert(named, value);
@@ -170,7 +168,7 @@ fn read_headers(dir: &Path) -> Result<HeaderMap, SourceError> {
     Ok(headers)
 }
 
-/// A body, up to one byte more than `most`: that one says that it is too long.
+/// Reads a body, up to one byte more than `most`: that byte marks it as too long.
 pub async fn body(mut response: Response, most: usize) -> Result<Vec<u8>, SourceError> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&error))? {
@@ -183,7 +181,7 @@ pub async fn body(mut response: Response, most: usize) -> Result<Vec<u8>, Source
     Ok(body)
 }
 
-/// Why there was no answer.
+/// The error of a request without a response.
 #[must_use]
 pub fn unreachable(error: &reqwest::Error) -> SourceError {
     let cause = cause(error);
@@ -191,9 +189,9 @@ pub fn unreachable(error: &reqwest::Error) -> SourceError {
     SourceError(format!("no answer: {cause}{advice}"))
 }
 
-/// Which field to look at when TLS came to nothing, by what rustls says of it.
+/// Which field to check after a TLS failure, by the text of rustls.
 fn advice(cause: &str) -> &'static str {
-    /// What servers refuse the certificate of a client with, or one that is missing.
+    /// Alerts with which servers reject a client certificate, or a missing one.
     const REFUSALS: [&str; 8] = [
         "BadCertificate",
         "UnsupportedCertificate",
@@ -205,33 +203,33 @@ fn advice(cause: &str) -> &'static str {
         "CertificateRequired",
     ];
     if cause.starts_with("invalid peer certificate") {
-        return "; look at tls.caSecretRef";
+        return "; check tls.caSecretRef";
     }
     match cause.strip_prefix("received fatal alert: ") {
-        Some(alert) if REFUSALS.contains(&alert) => "; look at tls.clientCertificateSecretRef",
+        Some(alert) if REFUSALS.contains(&alert) => "; check tls.clientCertificateSecretRef",
         _ => "",
     }
 }
 
-/// Why an answer is none.
+/// The error of a response with this status.
 #[must_use]
 pub fn refused(status: StatusCode) -> SourceError {
     let advice = match status.as_u16() {
-        401 | 403 => "; look at headersSecretRef",
-        404 | 410 => "; look at the url",
-        429 => "; make the interval longer",
+        401 | 403 => "; check headersSecretRef",
+        404 | 410 => "; check url",
+        429 => "; increase intervalSeconds",
         _ => "",
     };
     SourceError(format!("the server answers with status {}{advice}", status.as_u16()))
 }
 
-/// Nothing came for so long.
+/// The error after no data for this time.
 #[must_use]
 pub fn silent(idle: Duration) -> SourceError {
     SourceError(format!("silent for {} s (idleTimeoutSeconds)", idle.as_secs()))
 }
 
-/// The innermost cause says most, and none of them carries a header or a body.
+/// The innermost cause says most, and none of them contains a header or a body.
 fn cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {
@@ -250,39 +248,39 @@ mod tests {
     #[rstest]
     #[case::an_authority(
         Error::InvalidCertificate(CertificateError::UnknownIssuer),
-        "; look at tls.caSecretRef"
+        "; check tls.caSecretRef"
     )]
     #[case::no_certificate(
         Error::AlertReceived(AlertDescription::CertificateRequired),
-        "; look at tls.clientCertificateSecretRef"
+        "; check tls.clientCertificateSecretRef"
     )]
     #[case::not_known(
         Error::AlertReceived(AlertDescription::UnknownCA),
-        "; look at tls.clientCertificateSecretRef"
+        "; check tls.clientCertificateSecretRef"
     )]
     #[case::bad(
         Error::AlertReceived(AlertDescription::BadCertificate),
-        "; look at tls.clientCertificateSecretRef"
+        "; check tls.clientCertificateSecretRef"
     )]
     #[case::unsupported(
         Error::AlertReceived(AlertDescription::UnsupportedCertificate),
-        "; look at tls.clientCertificateSecretRef"
+        "; check tls.clientCertificateSecretRef"
     )]
     #[case::revoked(
         Error::AlertReceived(AlertDescription::CertificateRevoked),
-        "; look at tls.clientCertificateSecretRef"
+        "; check tls.clientCertificateSecretRef"
     )]
     #[case::expired(
         Error::AlertReceived(AlertDescription::CertificateExpired),
-        "; look at tls.clientCertificateSecretRef"
+        "; check tls.clientCertificateSecretRef"
     )]
     #[case::unclear(
         Error::AlertReceived(AlertDescription::CertificateUnknown),
-        "; look at tls.clientCertificateSecretRef"
+        "; check tls.clientCertificateSecretRef"
     )]
     #[case::denied(
         Error::AlertReceived(AlertDescription::AccessDenied),
-        "; look at tls.clientCertificateSecretRef"
+        "; check tls.clientCertificateSecretRef"
     )]
     #[case::no_host(Error::AlertReceived(AlertDescription::UnrecognisedName), "")]
     #[case::no_protocol(Error::AlertReceived(AlertDescription::ProtocolVersion), "")]

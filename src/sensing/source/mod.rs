@@ -1,7 +1,8 @@
-//! Sources: what listens to the world for a Sensor's own pod.
+//! Sources: what a Sensor's own pod receives events from.
 //!
-//! A source hears, bounds what it reads, and gives it to whoever keeps it; it goes on once that is on disk, so that what
-//! is lost with a crash is heard again. Knows nothing of rules or receivers. Says never text of a payload.
+//! A source receives messages, bounds what it reads, and submits them for storage. It continues after a message is on
+//! disk, so that a message lost in a crash is received again. Knows nothing of rules or receivers. Errors never contain
+//! payload text.
 
 pub mod backoff;
 pub mod endpoint;
@@ -19,17 +20,17 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Arrivals that wait for being kept.
+/// Arrivals that wait to be stored.
 const WAITING: usize = 16;
 
-/// Where to go on after a restart. Kept in the same transaction as the arrival that it came with.
+/// Where to resume after a restart. Stored in the same transaction as the arrival that it came with.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SourceCursor {
-    /// Validator of the last page.
+    /// `ETag` of the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// Date of the last page.
+    /// `Last-Modified` of the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_modified: Option<String>,
     /// Id of the last event of a stream.
@@ -37,81 +38,78 @@ pub struct SourceCursor {
     pub last_event_id: Option<String>,
 }
 
-/// Something came.
+/// A message of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceMessage {
-    /// The sender's own id.
+    /// The sender's id.
     pub id: Option<String>,
-    /// What it says. One byte longer than allowed stands for anything longer.
+    /// The body. One byte longer than allowed stands for anything longer.
     pub payload: Vec<u8>,
-    /// Where to go on after it.
+    /// Where to resume after it.
     pub cursor: SourceCursor,
-    /// What makes another one a repeat of it.
+    /// When another message is a repeat of it.
     pub repeat: RepeatRule,
 }
 
-/// What makes something that comes a repeat of what came before.
+/// When a message is a repeat of an earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RepeatRule {
-    /// It says the same as what came last: a page that did not change.
+    /// If it equals the last message, as an unchanged page does.
     #[default]
     SameAsLast,
-    /// Nothing: each message of a stream counts.
+    /// Never: each message of a stream counts.
     Never,
-    /// Its id, which its sender vouches for.
+    /// If its id was seen before; the signature covers the id.
     Id,
-    /// Its id and its text together: the id alone may be counted from 1 again, or be anybody's.
+    /// If its id and text were seen together: an id alone may start over at 1, or be forged.
     IdAndText,
-    /// Its id and its text. Only the text is signed, so the same text under another id is a replay.
+    /// If its id and text were seen together. Only the text is signed, so the same text under another id is a replay.
     SignedText,
 }
 
-/// Something came, and somebody waits to hear what became of it.
+/// A message whose source waits for the outcome.
 #[derive(Debug)]
 pub struct SourceArrival {
-    /// What.
     pub heard: SourceMessage,
-    /// When.
     pub at: Timestamp,
-    /// Where to say what became of it.
     pub answer: oneshot::Sender<ArrivalOutcome>,
 }
 
-/// What became of an arrival.
+/// The outcome of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrivalOutcome {
-    /// It is on disk, with all that it does.
+    /// It is on disk, with all its effects.
     OnDisk,
-    /// It is no news: the same came before.
+    /// It is a repeat.
     Known,
-    /// It is beyond the limits of the Sensor, and passed over for good.
+    /// It exceeds the limits of the Sensor and is dropped permanently.
     Dropped,
-    /// It has more levels than a payload may have, and is passed over for good.
+    /// It is nested deeper than a payload may be and is dropped permanently.
     TooDeep,
-    /// The same signed text came before under another id: somebody sends again what is not his.
+    /// The same signed text came before under another id: a replay.
     Replayed,
-    /// It cannot be kept now: it has to come again.
+    /// It cannot be stored now and has to be sent again.
     NotNow,
 }
 
-/// How a source is.
+/// The condition of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceCondition {
-    /// It has reached what it listens to since it last failed.
+    /// It has connected since it last failed.
     pub connected: bool,
-    /// Failures since it began.
+    /// Failures since it started.
     pub failures: i64,
-    /// Deliveries that were refused since it began: not signed, too large, malformed, or replayed.
+    /// Deliveries that were refused since it started: not signed, too large, malformed, or replayed.
     pub refused: i64,
     /// Failures since the last success.
     pub consecutive_failures: i64,
-    /// Why it does not hear; never text of a payload.
+    /// Why it receives nothing; never text of a payload.
     pub failure: Option<String>,
-    /// When it tries again.
+    /// When it retries.
     pub next_attempt_at: Option<Timestamp>,
 }
 
-/// Where a source puts what it hears.
+/// Takes the messages of a source.
 #[derive(Clone, Debug)]
 pub struct SourceFeed {
     arrivals: mpsc::Sender<SourceArrival>,
@@ -119,7 +117,7 @@ pub struct SourceFeed {
 }
 
 impl SourceFeed {
-    /// A feed, and its other end.
+    /// A feed and its receiving end.
     #[must_use]
     pub fn new() -> (Self, mpsc::Receiver<SourceArrival>) {
         let (arrivals, taken) = mpsc::channel(WAITING);
@@ -127,7 +125,7 @@ impl SourceFeed {
         (Self { arrivals, condition }, taken)
     }
 
-    /// Gives what was heard; says what became of it.
+    /// Submits a message and waits for the outcome.
     pub async fn submit(&self, heard: SourceMessage) -> ArrivalOutcome {
         let (answer, answered) = oneshot::channel();
         let arrival = SourceArrival {
@@ -141,7 +139,7 @@ impl SourceFeed {
         answered.await.unwrap_or(ArrivalOutcome::NotNow)
     }
 
-    /// The source reaches what it listens to.
+    /// Records that the source is connected.
     pub fn report_connected(&self) {
         self.condition.send_if_modified(|condition| {
             let well = SourceCondition {
@@ -156,7 +154,7 @@ impl SourceFeed {
         });
     }
 
-    /// The source failed, and tries again after `wait`.
+    /// Records a failure; the source retries after `wait`.
     pub fn failed(&self, failure: &str, wait: Duration) {
         let next = Timestamp::now().checked_add(wait).ok();
         self.condition.send_modify(|condition| {
@@ -171,7 +169,7 @@ impl SourceFeed {
         });
     }
 
-    /// A delivery was refused. Wakes nobody: strangers may cause as many as they like.
+    /// Records a refused delivery. Wakes no task: anyone can cause any number of them.
     pub fn refused(&self) {
         self.condition.send_if_modified(|condition| {
             condition.refused = condition.refused.saturating_add(1);
@@ -179,14 +177,13 @@ impl SourceFeed {
         });
     }
 
-    /// How the source is, now and later.
     #[must_use]
     pub fn condition(&self) -> watch::Receiver<SourceCondition> {
         self.condition.subscribe()
     }
 }
 
-/// A payload as JSON: what is not JSON is a text.
+/// A payload as JSON; a payload that is not JSON becomes a string.
 #[must_use]
 pub fn value(payload: &[u8]) -> serde_json::Value {
     serde_json::from_slice(payload).unwrap_or_else(|_| String::from_utf8_lossy(payload).into_owned().into())

@@ -1,4 +1,4 @@
-//! Sources that ask again and again: pages, queries of a Prometheus, and tools.
+//! Sources that are polled: pages, Prometheus queries, and MCP tools.
 
 mod mcp_tool;
 
@@ -14,46 +14,36 @@ use self::mcp_tool::ToolConnection;
 use super::backoff::{SourceBackoff, jitter};
 use super::http::{SourceError, SourceTarget, body, refused, unreachable};
 use super::{ArrivalOutcome, RepeatRule, SourceCursor, SourceFeed, SourceMessage};
-use crate::api::polled_tool::PolledTool;
-use crate::api::source::HttpMethod;
+use agentloop_api::polled_tool::PolledTool;
+use agentloop_api::source::HttpMethod;
 
-/// Longest validator of a page that is kept.
+/// Longest `ETag` or `Last-Modified` that is kept.
 const MOST_VALIDATOR: usize = 1024;
 
-/// What is asked for.
+/// What is polled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PollQuery {
     /// A page.
-    Page {
-        /// How.
-        method: HttpMethod,
-        /// With what.
-        body: Option<String>,
-    },
-    /// An instant query of the Prometheus whose query address this is.
-    Prometheus {
-        /// The query.
-        query: String,
-    },
-    /// A tool of the MCP server whose address this is.
+    Page { method: HttpMethod, body: Option<String> },
+    /// An instant query; the target is the Prometheus server.
+    Prometheus { query: String },
+    /// A tool; the target is the MCP server.
     Tool(PolledTool),
 }
 
-/// Asks again and again.
+/// Polls a target.
 #[derive(Clone, Debug)]
 pub struct SourcePoller {
-    /// Whom.
     pub place: SourceTarget,
-    /// What.
     pub question: PollQuery,
-    /// From the beginning of one attempt to the next.
+    /// Time from the start of one attempt to the start of the next.
     pub interval: Duration,
-    /// After which an attempt has failed.
+    /// Longest time of one attempt.
     pub timeout: Duration,
 }
 
 impl SourcePoller {
-    /// Asks until it is dropped.
+    /// Polls until it is dropped.
     pub async fn run(self, mut cursor: SourceCursor, feed: SourceFeed) {
         let mut backoff = SourceBackoff::new(self.interval);
         let mut clients = self.place.clients();
@@ -89,7 +79,7 @@ impl SourcePoller {
         let answer = timeout(self.timeout, self.ask(client, cursor, talk));
         let answer = answer.await.map_err(|_| {
             SourceError(format!(
-                "no whole answer within {} s (timeoutSeconds)",
+                "no complete response within {} s (timeoutSeconds)",
                 self.timeout.as_secs()
             ))
         })??;
@@ -99,7 +89,7 @@ impl SourcePoller {
         let next = heard.cursor.clone();
         match feed.submit(heard).await {
             ArrivalOutcome::OnDisk | ArrivalOutcome::Known => *cursor = next,
-            // Without its validator the page comes again, when there is room for it.
+            // Without its validator the page comes again, when the limits allow it.
             ArrivalOutcome::Dropped | ArrivalOutcome::TooDeep | ArrivalOutcome::Replayed => {}
             ArrivalOutcome::NotNow => {
                 return Err(SourceError(
@@ -110,7 +100,7 @@ impl SourcePoller {
         Ok(())
     }
 
-    /// What there is to hear; `None`: nothing new.
+    /// Requests the target once; `None`: not modified.
     async fn ask(
         &self,
         client: &Client,
@@ -129,7 +119,7 @@ impl SourcePoller {
         if status == StatusCode::NOT_MODIFIED {
             return Ok(None);
         }
-        // A Prometheus says why in the body of these.
+        // Prometheus reports the error in the body of these.
         let explained = matches!(self.question, PollQuery::Prometheus { .. }) && matches!(status.as_u16(), 400 | 422);
         if !status.is_success() && !explained {
             return Err(refused(status));
@@ -174,7 +164,7 @@ impl SourcePoller {
     fn result(&self, payload: Vec<u8>) -> Result<SourceMessage, SourceError> {
         let cursor = SourceCursor::default();
         if payload.len() > self.place.most_bytes {
-            // Too long to be read: the rules count it.
+            // Too long to parse: the rules count it.
             return Ok(SourceMessage {
                 id: None,
                 payload,
@@ -182,7 +172,7 @@ impl SourcePoller {
                 repeat: RepeatRule::SameAsLast,
             });
         }
-        let unreadable = |_| SourceError("the answer is not one of a Prometheus; look at the url".into());
+        let unreadable = |_| SourceError("the response is not from the Prometheus API; check url".into());
         let answer: PrometheusResponse = serde_json::from_slice(&payload).map_err(unreadable)?;
         let data = match (answer.data, answer.error_type) {
             (Some(data), None) => data,
@@ -194,7 +184,7 @@ impl SourcePoller {
                     .take(32)
                     .collect();
                 return Err(SourceError(format!(
-                    "the Prometheus refuses the query ({kind}); look at spec.source.poll.prometheus.query"
+                    "Prometheus rejected the query ({kind}); check spec.source.poll.prometheus.query"
                 )));
             }
         };
@@ -223,7 +213,8 @@ struct PrometheusResult {
     result: Value,
 }
 
-/// Samples without their times, with numbers as values: the time is that of the query, and would make each answer news.
+/// Samples without their timestamps, with numbers as values: the timestamp is that of the query, and would make each
+/// answer differ from the last.
 fn without_times(result: Value) -> Value {
     match result {
         // A scalar or a string: [time, value].
@@ -243,7 +234,7 @@ fn without_times(result: Value) -> Value {
     }
 }
 
-/// The number that a text is; `NaN` and `+Inf` stay texts, which JSON has no numbers for.
+/// Parses a number; `NaN` and `+Inf` stay strings, since JSON has no such numbers.
 fn number(value: Value) -> Value {
     let parsed = value.as_str().and_then(|text| text.parse::<f64>().ok());
     parsed

@@ -1,4 +1,4 @@
-//! When a connection that stays open is made again after it ended.
+//! When to reconnect after a long-lived connection ended.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use super::SourceFeed;
 use super::backoff::{SourceBackoff, jitter};
 use super::http::SourceError;
 
-/// Shortest wait before a connection that ended in order is made again; the server may ask for a longer one.
+/// Shortest wait after a connection that the server closed normally; the server may ask for a longer one.
 pub const PAUSE: Duration = Duration::from_secs(1);
-/// A connection that held so long has recovered.
+/// A connection that lasted this long has recovered: the backoff starts over.
 const HELD: Duration = Duration::from_mins(1);
 
-/// Ends of connections in a row, and what they mean for the next one.
+/// Counts consecutive failures of connections.
 #[derive(Debug)]
 pub struct ReconnectBackoff {
-    /// Wait after an end in order.
+    /// Wait after a normal close.
     pub pause: Duration,
     backoff: SourceBackoff,
 }
@@ -31,7 +31,7 @@ impl Default for ReconnectBackoff {
 }
 
 impl ReconnectBackoff {
-    /// Waits after a connection that ended so, having held so long.
+    /// Waits after a connection that lasted for `held` and ended with `end`.
     pub async fn wait_to_reconnect(&mut self, held: Duration, end: Result<(), SourceError>, feed: &SourceFeed) {
         sleep(self.wait(held, end, feed)).await;
     }
@@ -55,14 +55,14 @@ impl ReconnectBackoff {
 mod tests {
     use super::*;
 
-    /// Waits, in whole seconds, of connections that held so long and then failed.
+    /// Waits, in whole seconds, after connections that lasted for `held` seconds and then failed.
     fn waits(held: &[u64]) -> Vec<u128> {
         let (feed, _arrivals) = SourceFeed::new();
         let mut reopening = ReconnectBackoff::default();
         let mut wait = |held| {
             let failed = Err(SourceError("x".into()));
             let wait = reopening.wait(Duration::from_secs(held), failed, &feed);
-            // A tenth is jitter.
+            // Up to a tenth is jitter.
             wait.as_millis().div_ceil(1000)
         };
         held.iter().map(|held| wait(*held)).collect()

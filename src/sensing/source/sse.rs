@@ -1,6 +1,6 @@
 //! The source of server-sent events.
 //!
-//! Reads with bounds of its own: an event that is too long is passed over, not kept, and the stream goes on after it.
+//! Reads with bounds: an event that is too long is skipped without being buffered, and the stream continues after it.
 
 use std::time::Duration;
 
@@ -13,20 +13,17 @@ use super::http::{SourceError, SourceTarget, refused, silent, unreachable};
 use super::reconnect::{PAUSE, ReconnectBackoff};
 use super::{ArrivalOutcome, RepeatRule, SourceCursor, SourceFeed, SourceMessage};
 
-/// Longest id that is kept.
+/// Longest event id that is kept.
 const MOST_ID: usize = 1024;
 
-/// Listens to a stream.
 #[derive(Clone, Debug)]
 pub struct SseListener {
-    /// To which.
     pub place: SourceTarget,
-    /// Silence after which the connection is made again.
+    /// Time without data after which it reconnects.
     pub idle: Duration,
 }
 
 impl SseListener {
-    /// Listens until it is dropped.
     pub async fn run(self, mut cursor: SourceCursor, feed: SourceFeed) {
         let mut reopening = ReconnectBackoff::default();
         let mut clients = self.place.clients();
@@ -40,7 +37,7 @@ impl SseListener {
         }
     }
 
-    /// One connection, to its end.
+    /// Runs one connection to its end.
     async fn follow(
         &self,
         client: &Client,
@@ -74,7 +71,7 @@ impl SseListener {
             .headers(self.place.headers()?)
             .header(ACCEPT, "text/event-stream")
             .header("cache-control", "no-cache");
-        // An id that no header can carry, which a disk may still have, is none to go on from.
+        // An id that is not a valid header value, which an old outbox may contain, cannot be used to resume.
         let id = cursor.last_event_id.as_ref();
         if let Some(id) = id.and_then(|id| HeaderValue::from_bytes(id.as_bytes()).ok()) {
             request = request.header("last-event-id", id);
@@ -92,7 +89,7 @@ impl SseListener {
             .and_then(|value| value.to_str().ok());
         if !content.is_some_and(|content| content.trim().to_ascii_lowercase().starts_with("text/event-stream")) {
             return Err(SourceError(
-                "the answer is no stream of server-sent events; look at the url".into(),
+                "the response is not a stream of server-sent events; check url".into(),
             ));
         }
         Ok(response)
@@ -104,8 +101,8 @@ impl SseListener {
             ..SourceCursor::default()
         };
         let heard = SourceMessage {
-            // A server may count from 1 again after a restart, so that an id alone says nothing; and without ids two equal
-            // messages are two events.
+            // A server may number from 1 again after a restart, so an id alone does not identify an event; and without
+            // ids two equal messages are two events.
             repeat: if event.id.is_some() {
                 RepeatRule::IdAndText
             } else {
@@ -131,22 +128,20 @@ impl SseListener {
     }
 }
 
-/// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SseEvent {
-    /// Its data, up to one byte more than allowed.
+    /// The data, up to one byte more than allowed.
     data: Vec<u8>,
-    /// Its own id.
     id: Option<String>,
-    /// The last id of the stream, with which it goes on after this event.
+    /// The last id of the stream, from which it resumes after this event.
     last_id: Option<String>,
 }
 
-/// Takes a stream apart. Keeps never more than one event of the allowed length.
+/// Parses a stream. Buffers at most one event of the allowed length.
 struct SseParser {
     most: usize,
     line: Vec<u8>,
-    /// The last byte was a carriage return: a line feed after it ends no second line.
+    /// The last byte was a carriage return: a line feed after it does not end another line.
     after_return: bool,
     started: bool,
     data: Option<Vec<u8>>,
@@ -155,7 +150,7 @@ struct SseParser {
     retry: Option<Duration>,
 }
 
-/// Room of a line for its field's name.
+/// Bytes of a line for the name of its field.
 const NAME_ROOM: usize = 16;
 
 impl SseParser {
@@ -172,7 +167,7 @@ impl SseParser {
         }
     }
 
-    /// How long the server asked to wait. One that says 0 would be asked without end.
+    /// The `retry` of the server, at least `PAUSE`: 0 would be a hot loop.
     fn pause(&self) -> Option<Duration> {
         self.retry.map(|retry| retry.clamp(PAUSE, LONGEST))
     }
@@ -184,7 +179,7 @@ impl SseParser {
             match byte {
                 b'\n' if after_return => {}
                 b'\n' | b'\r' => events.extend(self.end_line()),
-                // One byte more than allowed is enough to know.
+                // One byte more than allowed marks it as too long.
                 _ if self.line.len() > self.most.max(MOST_ID) + NAME_ROOM => {}
                 other => self.line.push(*other),
             }
@@ -210,7 +205,7 @@ impl SseParser {
             // stream could never be opened again.
             b"id" if value.len() <= MOST_ID && HeaderValue::from_bytes(value).is_ok() => {
                 let id = String::from_utf8_lossy(value).into_owned();
-                // An empty id means: none to go on from.
+                // An empty id resets the last event id.
                 self.last_id = (!id.is_empty()).then(|| id.clone());
                 self.id = self.last_id.clone();
             }

@@ -1,13 +1,13 @@
-//! TLS of a source, from the files of its Secrets.
+//! TLS settings of a source, from the files of its Secrets.
 
 use std::path::{Path, PathBuf};
 
 use reqwest::{Certificate, ClientBuilder, Identity};
 
 use super::http::SourceError;
-use crate::api::endpoint::{CERTIFICATE_KEY, PRIVATE_KEY_KEY, ROOTS_KEY, TlsSpec};
+use agentloop_api::endpoint::{CERTIFICATE_KEY, PRIVATE_KEY_KEY, ROOTS_KEY, TlsSpec};
 
-/// Where the Secrets of a source's `tls` are mounted, as far as the spec names them; read for each connection.
+/// Where the Secrets that the spec's `tls` references are mounted; read for each connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
     /// Directory with `ca.crt`.
@@ -16,7 +16,7 @@ pub struct TlsFiles {
     pub certificate_dir: Option<PathBuf>,
 }
 
-/// What the files say.
+/// The contents of the files.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(super) struct TlsMaterial {
     roots: Option<Vec<u8>>,
@@ -24,7 +24,7 @@ pub(super) struct TlsMaterial {
 }
 
 impl TlsFiles {
-    /// The files of a spec whose Secrets are mounted there.
+    /// The files for a spec whose Secrets are mounted in these directories.
     #[must_use]
     pub fn new(tls: Option<&TlsSpec>, ca_dir: &Path, certificate_dir: &Path) -> Self {
         let has_ca = tls.is_some_and(|tls| tls.ca_secret_ref.is_some());
@@ -50,11 +50,11 @@ impl TlsFiles {
 }
 
 impl TlsMaterial {
-    /// A builder whose clients make TLS so, if they make any.
+    /// Configures TLS on a client builder.
     pub(super) fn apply(&self, builder: ClientBuilder, makes_tls: bool) -> Result<ClientBuilder, SourceError> {
         let builder = match &self.roots {
             Some(pem) => builder.tls_certs_only(roots(pem)?),
-            // The system's, without which there is no client.
+            // The system's roots, without which the client cannot be built.
             None if makes_tls => builder,
             None => builder.tls_certs_only([]),
         };
@@ -70,7 +70,7 @@ impl TlsMaterial {
         Ok(builder.identity(identity))
     }
 
-    /// Whether a client that cannot be made is the fault of what a Secret says.
+    /// Whether a client certificate may be the reason that a client cannot be built.
     pub(super) fn has_identity(&self) -> bool {
         self.identity.is_some()
     }
@@ -79,7 +79,7 @@ impl TlsMaterial {
 fn roots(pem: &[u8]) -> Result<Vec<Certificate>, SourceError> {
     let found = Certificate::from_pem_bundle(pem).unwrap_or_default();
     if found.is_empty() {
-        return Err(wrong("caSecretRef", "has no certificate in PEM under ca.crt"));
+        return Err(wrong("caSecretRef", "has no PEM certificate in ca.crt"));
     }
     Ok(found)
 }

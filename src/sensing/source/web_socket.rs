@@ -1,7 +1,7 @@
 //! The source of WebSocket messages.
 //!
-//! The HTTP client connects, so that addresses, redirects, headers and TLS are as for every other source; what follows are
-//! frames. A message that is too long is not read: it counts as dropped, and the connection is made again.
+//! The HTTP client makes the connection, so that addresses, redirects, headers and TLS work as for every other source.
+//! A message that is too long is not read: it counts as dropped, and the source reconnects.
 
 use std::time::Duration;
 
@@ -20,26 +20,24 @@ use super::http::{SourceError, SourceTarget, refused, silent, unreachable};
 use super::reconnect::ReconnectBackoff;
 use super::{ArrivalOutcome, RepeatRule, SourceCursor, SourceFeed, SourceMessage};
 
-/// Bytes that are read at once: a sensor pod is small.
+/// Size of the read buffer: small, because a sensor pod has little memory.
 const READ_BYTES: usize = 16 * 1024;
-/// Wait until a message that could not be kept is given again.
+/// Wait before a message that could not be stored is submitted again.
 const GIVE_AGAIN: Duration = Duration::from_secs(1);
 
 type UpgradedSocket = WebSocketStream<Upgraded>;
 
-/// Listens to a WebSocket.
 #[derive(Clone, Debug)]
 pub struct WebSocketListener {
-    /// To which; with `http` for `ws`, and `https` for `wss`.
+    /// The target, with `http` for `ws` and `https` for `wss`.
     pub place: SourceTarget,
-    /// A text that is sent once the connection is made.
+    /// Text message that is sent after connecting.
     pub subscribe: Option<String>,
-    /// Silence after which the connection is made again; a third of it brings a ping.
+    /// Time without data after which it reconnects; a ping is sent after each third of it.
     pub idle: Duration,
 }
 
 impl WebSocketListener {
-    /// Listens until it is dropped.
     pub async fn run(self, feed: SourceFeed) {
         let mut reopening = ReconnectBackoff::default();
         let mut clients = self.place.clients_to_upgrade();
@@ -53,7 +51,7 @@ impl WebSocketListener {
         }
     }
 
-    /// One connection, to its end.
+    /// Runs one connection to its end.
     async fn follow(&self, client: &Client, feed: &SourceFeed) -> Result<(), SourceError> {
         let opened = timeout(self.idle, self.open(client)).await;
         let mut socket = opened.map_err(|_| silent(self.idle))??;
@@ -63,6 +61,8 @@ impl WebSocketListener {
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last = Instant::now();
         loop {
+            // Pings make a quiet but living server answer. Anything that it sends, also a pong, resets the idle
+            // timeout.
             let next = async {
                 loop {
                     tokio::select! {
@@ -132,7 +132,7 @@ impl WebSocketListener {
             return Err(SourceError(cause(&error)));
         }
         let most = self.place.most_bytes;
-        // Its length alone, which is what the rules drop it for.
+        // Only its length matters: the rules drop it for that.
         let _ = feed.submit(heard(vec![0; most + 1])).await;
         Err(SourceError(format!(
             "a message is longer than {most} bytes (spec.limits.maxPayloadBytes) and was dropped"
@@ -150,7 +150,7 @@ fn heard(payload: Vec<u8>) -> SourceMessage {
     }
 }
 
-/// Gives a message until it is taken: nobody sends it again.
+/// Submits a message until it is stored: the server does not send it again.
 async fn give(message: &[u8], feed: &SourceFeed) {
     let mut waited = false;
     while feed.submit(heard(message.to_vec())).await == ArrivalOutcome::NotNow {
@@ -167,7 +167,7 @@ async fn give(message: &[u8], feed: &SourceFeed) {
     }
 }
 
-/// What a close by the server means. Its reason is text of the server's, and stays unsaid.
+/// The result of a close frame. Its reason is text of the server and is not shown.
 fn closed(close: Option<&CloseFrame>) -> Result<(), SourceError> {
     let Some(code) = close.map(|close| u16::from(close.code)) else {
         return Ok(());
@@ -175,34 +175,34 @@ fn closed(close: Option<&CloseFrame>) -> Result<(), SourceError> {
     let meaning = match code {
         1000 | 1001 | 1005 => return Ok(()),
         1002 => "protocol error",
-        1003 => "it does not take such messages; look at subscribe",
-        1007 => "it could not read what was sent; look at subscribe",
-        1008 => "against its policy; look at headersSecretRef and subscribe",
-        1009 => "what was sent is too long; look at subscribe",
-        1010 => "it wants an extension",
-        1011 => "an error of its own",
-        1012 => "it restarts",
-        1013 => "it has too much to do",
-        1014 => "what is behind it gave a wrong answer",
-        4000..=4999 => "a meaning of its own; look into its documentation",
-        _ => "an unknown meaning",
+        1003 => "unsupported data; check subscribe",
+        1007 => "invalid message data; check subscribe",
+        1008 => "policy violation; check headersSecretRef and subscribe",
+        1009 => "message too long; check subscribe",
+        1010 => "missing extension",
+        1011 => "internal error",
+        1012 => "service restart",
+        1013 => "overloaded",
+        1014 => "bad gateway",
+        4000..=4999 => "application-specific; see the server's documentation",
+        _ => "unknown code",
     };
     Err(SourceError(format!(
         "the server closed the WebSocket with code {code}: {meaning}"
     )))
 }
 
-/// Why frames came to an end, without any of theirs.
+/// The cause of a failure, without text from frames.
 fn cause(error: &Error) -> String {
-    const BROKEN_OFF: &str = "the connection broke off";
+    const BROKEN_OFF: &str = "the connection was interrupted";
     if let Error::Io(error) = error {
         format!("{BROKEN_OFF}: {error}")
     } else if let Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) = error {
         BROKEN_OFF.into()
     } else if let Error::Protocol(error) = error {
-        format!("the server does not speak WebSocket as it should: {error}")
+        format!("the server violated the WebSocket protocol: {error}")
     } else if let Error::Utf8(_) = error {
-        "the server sent a text that is not UTF-8".into()
+        "the server sent text that is not UTF-8".into()
     } else {
         "the connection failed".into()
     }

@@ -1,4 +1,4 @@
-//! Tests of what is made of files that were found.
+//! Tests of change detection.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;
@@ -34,10 +34,10 @@ fn a_scope_covers_what_is_in_its_folder_or_is_its_file(
 }
 
 #[rstest]
-#[case("/etc", "begins without /")]
+#[case("/etc", "without a leading /")]
 #[case("../journal", "without ..")]
 #[case("inbox/../../journal", "without ..")]
-#[case("in\0box", "no path has")]
+#[case("in\0box", "a NUL character")]
 fn a_path_that_leads_out_of_the_workspace_is_refused(#[case] path: &str, #[case] why: &str) {
     let refused = scope(path, true).expect_err("a refusal");
     assert!(
@@ -143,7 +143,7 @@ fn what_is_gone_comes_first_and_then_the_oldest() {
             FileTask::Read("a".into(), look(1, 9)),
         ]
     );
-    // One that is back within the second was never gone.
+    // A file that is back within the second does not count as removed.
     let mut watcher = ChangeDetector::new(BTreeMap::from([("a".to_owned(), print(1, 1, "x"))]));
     assert_eq!(watcher.compare(Duration::ZERO, &found(&[]), &NOBODY), []);
     assert_eq!(watcher.compare(SETTLED, &found(&[("a", look(1, 1))]), &NOBODY), []);

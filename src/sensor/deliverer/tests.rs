@@ -1,5 +1,5 @@
-//! Numbered events to three receivers over a road that loses, doubles, delays and reorders, while sensor pod, leader and
-//! receivers are killed and frozen: each receiver has each number once, in order.
+//! Numbered events to three receivers over a transport that loses, duplicates, delays and reorders messages, while
+//! sensor pod, leader and receivers are killed and frozen: each receiver applies each number once, in order.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::sensor::ingest::EventIngester;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// What a receiver has on disk: both in one transaction.
+/// What a receiver has on disk; both fields are written in one transaction.
 #[derive(Clone, Debug, Default)]
 struct Journal {
     through: HashMap<String, i64>,
@@ -42,12 +42,12 @@ impl Journal {
     }
 }
 
-/// Receivers, and the road to them. Random, from a seed.
+/// The receivers and the transport to them. Random, from a seed.
 struct World {
     random: Mutex<u64>,
     journals: Mutex<HashMap<String, Journal>>,
     late: Mutex<Vec<DeliveryRequest>>,
-    /// What went wrong how often.
+    /// Number of injected faults, by kind.
     fates: Mutex<HashMap<&'static str, u64>>,
 }
 
@@ -95,7 +95,7 @@ impl World {
 
 impl DeliveryTransport for World {
     async fn send(&self, deliver: &DeliveryRequest) -> Result<DeliveryAck, String> {
-        // Every message is away for a moment, in which others happen.
+        // Every message takes some time, in which others are sent.
         sleep(Duration::from_micros(self.below(500))).await;
         match self.fate() {
             "lost" | "killed before its commit" => return Err("lost".into()),
@@ -122,51 +122,61 @@ impl DeliveryTransport for World {
 }
 
 fn dir() -> TempDir {
-    // In memory where the system has a place for that: syncing costs nothing there.
+    // In memory where the system has such a directory: there, syncing costs nothing.
     tempfile::tempdir_in("/dev/shm")
         .or_else(|_| tempfile::tempdir())
         .unwrap()
 }
 
-/// A sensor pod: what dies together.
+/// A sensor pod: everything that dies together.
 struct Pod {
     keeper: EventIngester,
     outbox: SharedOutbox,
     task: tokio::task::JoinHandle<OutboxError>,
-    _level: watch::Sender<Option<Vec<ReceiverTerms>>>,
+    level: watch::Sender<Option<Vec<ReceiverTerms>>>,
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// These receivers, which a leader tells of for the `revision`th time.
+fn terms(names: &[&str], revision: u64) -> Vec<ReceiverTerms> {
+    let terms = names.iter().map(|name| ReceiverTerms {
+        uid: (*name).into(),
+        name: (*name).into(),
+        revision,
+    });
+    terms.collect()
 }
 
 impl Pod {
-    fn start(dir: &Path, world: &Arc<World>) -> Self {
+    fn start<R: DeliveryTransport + 'static>(dir: &Path, names: &[&str], road: &Arc<R>) -> Self {
         let (mut outbox, restored) = Outbox::open(dir, "uid", Timestamp::from_second(1_000).unwrap()).unwrap();
-        let receivers = NAMES.map(|name| ReceiverTerms {
-            uid: name.into(),
-            name: name.into(),
-            revision: 0,
-        });
-        outbox
-            .set_receivers(&super::receivers(&receivers), Timestamp::UNIX_EPOCH)
-            .unwrap();
+        let terms = terms(names, 0);
+        outbox.set_receivers(&receivers(&terms), Timestamp::UNIX_EPOCH).unwrap();
         let outbox = WatchedOutbox::share(outbox, restored.last);
-        let level = watch::Sender::new(Some(receivers.to_vec()));
+        let level = watch::Sender::new(Some(terms));
         let deliverer = EventDeliverer {
             outbox: Arc::clone(&outbox),
-            road: Arc::clone(world),
+            road: Arc::clone(road),
             sensor: "uid".into(),
             name: "s".into(),
         };
-        let spec = json!({"agentNames": NAMES, "source": {}, "limits": {"perMinute": 60_000}});
+        let spec = json!({"agentNames": names, "source": {}, "limits": {"perMinute": 60_000}});
         let spec: SensorSpec = serde_json::from_value(spec).unwrap();
         Self {
             keeper: EventIngester::new(Arc::clone(&outbox), restored, SensorRules::compile("s", &spec).unwrap()),
             outbox,
             task: tokio::spawn(deliverer.run(level.subscribe())),
-            _level: level,
+            level,
         }
     }
 
     /// Dies; another one starts with what it left on its volume.
-    async fn kill(self, dir: TempDir, world: &Arc<World>) -> (Self, TempDir) {
+    async fn kill(mut self, dir: TempDir, world: &Arc<World>) -> (Self, TempDir) {
         let copy = self::dir();
         for name in ["outbox.sqlite", "outbox.sqlite-wal"] {
             if let Ok(bytes) = std::fs::read(dir.path().join(name)) {
@@ -174,8 +184,8 @@ impl Pod {
             }
         }
         self.task.abort();
-        let _ = self.task.await;
-        (Self::start(copy.path(), world), copy)
+        let _ = (&mut self.task).await;
+        (Self::start(copy.path(), &NAMES, world), copy)
     }
 }
 
@@ -191,7 +201,7 @@ fn heard(n: i64) -> SourceMessage {
 async fn run(seed: u64, events: i64) -> Arc<World> {
     let world = World::new(seed);
     let mut dir = dir();
-    let mut pod = Pod::start(dir.path(), &world);
+    let mut pod = Pod::start(dir.path(), &NAMES, &world);
     let mut kills = 0;
     for n in 1..=events {
         let at = Timestamp::from_millisecond(1_000_000 + n * 10).unwrap();
@@ -202,7 +212,7 @@ async fn run(seed: u64, events: i64) -> Arc<World> {
         if world.below(100) == 0 {
             (pod, dir) = pod.kill(dir, &world).await;
             kills += 1;
-            // The sender did not hear the answer, and sends again.
+            // The sender did not get the answer, and sends again.
             assert_eq!(pod.keeper.ingest(&heard(n), at).unwrap(), ArrivalOutcome::Known);
         }
     }
@@ -247,7 +257,7 @@ async fn so_do_two_hundred_of_each_of_twenty_seeds() {
     }
 }
 
-/// Answers with an error until it is told otherwise, and counts.
+/// Answers with an error until it is switched, and counts the attempts.
 #[derive(Default)]
 struct Away {
     tries: Mutex<u32>,
@@ -272,49 +282,26 @@ impl DeliveryTransport for Away {
 
 #[tokio::test(start_paused = true)]
 async fn one_that_is_away_is_tried_ever_less_and_at_once_when_it_may_be_back() {
-    let dir = dir();
-    let (mut outbox, restored) = Outbox::open(dir.path(), "uid", Timestamp::from_second(1_000).unwrap()).unwrap();
-    let terms = |revision| {
-        Some(vec![ReceiverTerms {
-            uid: "a".into(),
-            name: "a".into(),
-            revision,
-        }])
-    };
-    outbox
-        .set_receivers(&receivers(&terms(0).unwrap()), Timestamp::UNIX_EPOCH)
-        .unwrap();
-    let outbox = WatchedOutbox::share(outbox, restored.last);
-    let spec: SensorSpec = serde_json::from_value(json!({"agentNames": ["a"], "source": {}})).unwrap();
-    let mut keeper = EventIngester::new(Arc::clone(&outbox), restored, SensorRules::compile("s", &spec).unwrap());
-    let road = Arc::new(Away::default());
-    let level = watch::Sender::new(terms(0));
-    let deliverer = EventDeliverer {
-        outbox: Arc::clone(&outbox),
-        road: Arc::clone(&road),
-        sensor: "uid".into(),
-        name: "s".into(),
-    };
-    let task = tokio::spawn(deliverer.run(level.subscribe()));
-    keeper
+    let (dir, road) = (dir(), Arc::new(Away::default()));
+    let mut pod = Pod::start(dir.path(), &["a"], &road);
+    pod.keeper
         .ingest(&heard(1), Timestamp::from_second(1_000).unwrap())
         .unwrap();
     sleep(Duration::from_hours(1)).await;
     let tries = *road.tries.lock().unwrap();
-    // A pause is 15 to 30 s in the end, and shorter in the first minute.
-    assert!((120..=260).contains(&tries), "{tries} tries in an hour");
+    // A pause is finally 15 to 30 s, and shorter in the first minute.
+    assert!((120..=260).contains(&tries), "{tries} attempts in an hour");
     *road.back.lock().unwrap() = true;
-    level.send_replace(terms(1));
+    pod.level.send_replace(Some(terms(&["a"], 1)));
     sleep(Duration::from_millis(1)).await;
-    assert_eq!(outbox.lock().pending().unwrap()["a"], 0);
+    assert_eq!(pod.outbox.lock().pending().unwrap()["a"], 0);
     // With nothing to send it is quiet.
     let tries = *road.tries.lock().unwrap();
     sleep(Duration::from_hours(1)).await;
     assert_eq!(*road.tries.lock().unwrap(), tries);
-    task.abort();
 }
 
-/// Says that it has more than there is, and ever more of it.
+/// Acknowledges numbers that were never sent, each time a higher one.
 #[derive(Default)]
 struct Liar(Mutex<Vec<String>>);
 
@@ -332,33 +319,14 @@ impl DeliveryTransport for Liar {
 
 #[tokio::test(start_paused = true)]
 async fn a_receiver_that_says_what_cannot_be_is_no_hot_loop() {
-    let dir = dir();
-    let (mut outbox, restored) = Outbox::open(dir.path(), "uid", Timestamp::from_second(1_000).unwrap()).unwrap();
-    let terms = vec![ReceiverTerms {
-        uid: "a".into(),
-        name: "a".into(),
-        revision: 0,
-    }];
-    outbox.set_receivers(&receivers(&terms), Timestamp::UNIX_EPOCH).unwrap();
-    let outbox = WatchedOutbox::share(outbox, restored.last);
-    let spec: SensorSpec = serde_json::from_value(json!({"agentNames": ["a"], "source": {}})).unwrap();
-    let mut keeper = EventIngester::new(Arc::clone(&outbox), restored, SensorRules::compile("s", &spec).unwrap());
-    let road = Arc::new(Liar::default());
-    let level = watch::Sender::new(Some(terms));
-    let deliverer = EventDeliverer {
-        outbox: Arc::clone(&outbox),
-        road: Arc::clone(&road),
-        sensor: "uid".into(),
-        name: "s".into(),
-    };
-    let task = tokio::spawn(deliverer.run(level.subscribe()));
-    keeper
+    let (dir, road) = (dir(), Arc::new(Liar::default()));
+    let mut pod = Pod::start(dir.path(), &["a"], &road);
+    pod.keeper
         .ingest(&heard(1), Timestamp::from_second(1_000).unwrap())
         .unwrap();
     sleep(Duration::from_hours(1)).await;
     let ids = road.0.lock().unwrap().clone();
-    assert!((120..=260).contains(&ids.len()), "{} tries in an hour", ids.len());
+    assert!((120..=260).contains(&ids.len()), "{} attempts in an hour", ids.len());
     assert_eq!(ids[1], format!("{}.1", ids[0]));
-    assert_eq!(outbox.lock().pending().unwrap()["a"], 1, "what it never took waits");
-    task.abort();
+    assert_eq!(pod.outbox.lock().pending().unwrap()["a"], 1, "what it never took waits");
 }

@@ -1,4 +1,4 @@
-//! What becomes of arrivals, with the real rules and a real outbox.
+//! Tests of ingestion with the real rules and a real outbox.
 
 use pretty_assertions::assert_eq;
 use serde_json::json;
@@ -148,7 +148,7 @@ fn an_id_is_known_after_more_than_256_others_and_a_restart() {
     }
     drop(keeper_before);
     let mut keeper = keeper(&dir, &limits());
-    // The sender did not hear the answer, and tries again hours later; of its id the text is its own affair.
+    // The sender did not get the answer and retries hours later; only a repeated id counts, whatever its text.
     for again in [sent(RepeatRule::Id, Some("0"), 0), sent(RepeatRule::Id, Some("0"), 7)] {
         assert_eq!(keeper.ingest(&again, at(20_000)).unwrap(), ArrivalOutcome::Known);
     }
@@ -176,10 +176,10 @@ fn a_signed_text_under_another_id_is_a_replay_and_an_id_is_not_taken_by_who_come
     let mut keeper = keeper(&dir, &json!({}));
     let mut hear = |id: Option<&str>, n: i64| keeper.ingest(&sent(RepeatRule::SignedText, id, n), at(0)).unwrap();
     assert_eq!(hear(Some("a"), 1), ArrivalOutcome::OnDisk);
-    assert_eq!(hear(Some("a"), 1), ArrivalOutcome::Known, "sent again by its sender");
+    assert_eq!(hear(Some("a"), 1), ArrivalOutcome::Known, "retried by its sender");
     assert_eq!(hear(Some("b"), 1), ArrivalOutcome::Replayed);
     assert_eq!(hear(None, 1), ArrivalOutcome::Known);
-    // Somebody sent an old text under the id that the next one will have.
+    // A replayed text came under the id that the next message will have.
     assert_eq!(hear(Some("a"), 2), ArrivalOutcome::OnDisk);
     assert_eq!(hear(None, 3), ArrivalOutcome::OnDisk);
     assert_eq!(hear(None, 3), ArrivalOutcome::Known);
@@ -195,10 +195,10 @@ fn what_was_dropped_may_come_again_and_what_is_held_may_not() {
     assert_eq!(hear("a", 1, 0), ArrivalOutcome::OnDisk);
     assert_eq!(hear("b", 2, 1), ArrivalOutcome::OnDisk, "held");
     assert_eq!(hear("b", 2, 2), ArrivalOutcome::Known);
-    assert_eq!(hear("c", 3, 12), ArrivalOutcome::OnDisk, "held in its turn");
+    assert_eq!(hear("c", 3, 12), ArrivalOutcome::OnDisk, "held in turn");
     assert_eq!(hear("d", 4, 30), ArrivalOutcome::Dropped);
     assert_eq!(hear("d", 4, 100), ArrivalOutcome::OnDisk);
-    // The second one was due when the third came.
+    // The second event was due when the third came.
     assert_eq!(texts(&keeper), ["1", "2", "4"]);
 }
 
@@ -230,6 +230,6 @@ fn what_is_too_deep_is_said_to_be_so() {
     assert_eq!(
         keeper.ingest(&nested(32), at(0)).unwrap(),
         ArrivalOutcome::OnDisk,
-        "not understood by the rules, but heard"
+        "rejected by the rules, but stored"
     );
 }

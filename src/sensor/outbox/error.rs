@@ -1,64 +1,44 @@
-//! Why an outbox cannot be used, in words that say what a person can do.
+//! The errors of an outbox, each with its fix.
 
 use std::path::{Path, PathBuf};
 
-use crate::disk::{self, DatabaseFault};
+use crate::support::disk::{self, DatabaseFault};
 
-/// Why an outbox cannot be used.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(Debug, thiserror::Error)]
 pub enum OutboxError {
-    /// No room on the volume.
+    /// The volume is full.
     #[error(
-        "the volume under {} is full, so nothing more is taken: make it larger by editing its PersistentVolumeClaim \
-         (outbox-<sensor>-sensor-0; the storage class must allow expansion), or make the Sensor anew with a larger \
-         spec.storage.size; it goes on by itself once there is room",
+        "the volume under {} is full, so no more events are accepted: expand its PersistentVolumeClaim \
+         (outbox-<sensor>-sensor-0; the storage class must allow expansion), or recreate the Sensor with a larger \
+         spec.storage.size; it resumes automatically once there is room",
         .dir.display()
     )]
-    Full {
-        /// Directory of the outbox.
-        dir: PathBuf,
-    },
-    /// The file is not what we wrote.
+    Full { dir: PathBuf },
+    /// The file is not a valid outbox.
     #[error(
-        "the outbox {} is damaged ({detail}) and was left as it is: move it away to start with an empty one",
+        "the outbox {} is corrupted ({detail}) and was left unchanged: move it away to start with an empty one",
         .file.display()
     )]
     Corrupted {
-        /// The file.
         file: PathBuf,
         /// What was found; never text of a payload.
         detail: String,
     },
-    /// A newer version wrote it.
-    #[error("the outbox {} has version {found} and this agentloop knows versions up to {known}: run the newer one", .file.display())]
-    Newer {
-        /// The file.
-        file: PathBuf,
-        /// Its version.
-        found: i64,
-        /// Ours.
-        known: i64,
-    },
-    /// Another Sensor's.
-    #[error("the outbox {} is that of the Sensor with uid {owner}: move it away to start with an empty one", .file.display())]
-    Foreign {
-        /// The file.
-        file: PathBuf,
-        /// Uid of its Sensor.
-        owner: String,
-    },
-    /// Another process writes it.
-    #[error("another sensor pod has the outbox under {} open: this one does nothing", .dir.display())]
-    Locked {
-        /// Directory of the outbox.
-        dir: PathBuf,
-    },
+    /// A newer version wrote the file.
+    #[error("the outbox {} has version {found}, and this agentloop supports versions up to {known}: run the newer version", .file.display())]
+    Newer { file: PathBuf, found: i64, known: i64 },
+    /// The file belongs to another Sensor.
+    #[error("the outbox {} belongs to the Sensor with uid {owner}: move it away to start with an empty one", .file.display())]
+    Foreign { file: PathBuf, owner: String },
+    /// Another process has locked it.
+    #[error("another sensor pod has locked the outbox under {}: this one exits", .dir.display())]
+    Locked { dir: PathBuf },
     /// The volume does not work.
     #[error("the outbox under {} cannot be used ({detail}): check the volume and its permissions", .dir.display())]
     Failed {
-        /// Directory of the outbox.
         dir: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         detail: String,
     },
 }
@@ -79,7 +59,7 @@ impl OutboxError {
         if let rusqlite::Error::FromSqlConversionFailure(..) = error {
             return Self::Corrupted {
                 file: file.into(),
-                detail: "an event cannot be read".into(),
+                detail: "an event cannot be parsed".into(),
             };
         }
         match disk::classify_error(error) {

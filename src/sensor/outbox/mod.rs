@@ -1,11 +1,13 @@
-//! The outbox: events that were accepted and that some receiver does not have yet. SQLite on the pod's own claim.
+//! The outbox: accepted events that some receiver has not acknowledged. SQLite on the pod's own volume.
 //!
-//! What an arrival did to the rules' memory, where its source goes on, and its event are one transaction: after a crash
-//! all of that is there, or nothing, and then it is heard again. Bounded: of each field only the newest value is kept, of
-//! notifications the newest [`MOST_NOTIFICATIONS`], and of all that as much as there is room for; what goes is counted.
+//! The rules' state, the source's cursor and the event of an arrival are written in one transaction: after a crash
+//! either all of it is there, or nothing, and then the source delivers it again. The outbox is bounded: it keeps only
+//! the newest value of each field, the newest [`MOST_NOTIFICATIONS`] notifications, and of all that as much as there is
+//! room for; what it drops is counted.
 //!
-//! Each outbox has an id of its own, which goes with its events: a receiver compares the numbers of one outbox alone, so
-//! that one that was lost, and whose successor begins at lower numbers because a clock was set back, hides nothing.
+//! Each outbox has an id, which is sent with its events: receivers compare numbers of one outbox only. Example: a
+//! volume is lost, and because the clock was set back its successor begins at lower numbers. Its id differs, so no
+//! event is skipped.
 
 mod error;
 mod receivers;
@@ -21,23 +23,22 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::disk::{self, BallastFile};
 use crate::link::deliveries::{MOST_DELIVERY_EVENTS, MOST_EVENTS, MOST_NOTIFICATIONS};
 use crate::sensing::delivery::{FieldValue, SensorEvent, SensorNotification};
 use crate::sensing::source::SourceCursor;
+use crate::support::disk::{self, BallastFile};
 pub use error::OutboxError;
 pub use receivers::{AckOutcome, EventReceiver, GRACE};
 pub use repeat_keys::RepeatKey;
 
 /// Most bytes on disk, unless the volume is smaller.
 pub const MOST_BYTES: i64 = 256 * 1024 * 1024;
-/// Notifications and events that go at once when the bytes are too many.
+/// How many notifications and events are dropped at once when the bytes are too many.
 const STEP: i64 = 64;
 
 const FILE: &str = "outbox.sqlite";
 const LOCK_FILE: &str = "outbox.lock";
 
-/// An open outbox.
 pub struct Outbox {
     connection: Connection,
     file: PathBuf,
@@ -45,38 +46,38 @@ pub struct Outbox {
     most_events: i64,
     most_bytes: i64,
     ballast: Option<BallastFile>,
-    /// Arrivals until the ids are counted again.
+    /// Arrivals until the repeat keys are counted again.
     uncounted: u32,
-    /// Held until the outbox is dropped; the system frees it when the process dies.
+    /// The lock; the kernel releases it when the process dies.
     _lock: File,
 }
 
-/// What an outbox remembered.
+/// The state of an outbox when it was opened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RestoredOutbox<S> {
-    /// The rules' memory; `None`: a new outbox.
+    /// The rules' state; `None`: a new outbox.
     pub state: Option<S>,
-    /// Where the source goes on.
+    /// Where the source resumes.
     pub cursor: SourceCursor,
     /// The next event gets a number above this one.
     pub last: i64,
 }
 
-/// What an arrival did.
+/// The effects of an arrival.
 #[derive(Clone, Copy, Debug)]
 pub struct ArrivalRecord<'a, S> {
-    /// The rules' memory after it.
+    /// The rules' state after it.
     pub state: &'a S,
-    /// Where the source goes on after it; `None`: where it was to go on before.
+    /// Where the source resumes after it; `None`: unchanged.
     pub cursor: Option<&'a SourceCursor>,
     /// The event that it became.
     pub event: Option<&'a SensorEvent>,
-    /// By what a repeat of it is known, and when it came.
+    /// The keys by which a repeat of it is recognized, and when it arrived.
     pub ids: (&'a [RepeatKey], Timestamp),
 }
 
 impl Outbox {
-    /// Opens the outbox of the Sensor with this uid in `dir`, or makes it.
+    /// Opens or creates the outbox of the Sensor with this uid in `dir`.
     pub fn open<S: DeserializeOwned>(
         dir: &Path,
         sensor: &str,
@@ -94,7 +95,7 @@ impl Outbox {
             most_notifications: MOST_NOTIFICATIONS,
             most_events: MOST_EVENTS,
             most_bytes: MOST_BYTES,
-            // Without room for it the outbox is nearly full: it is used as it is.
+            // If there is no room for the ballast, the volume is nearly full: continue without it.
             ballast: BallastFile::take(dir).ok(),
             uncounted: 0,
             _lock: lock,
@@ -131,22 +132,23 @@ impl Outbox {
             });
         }
         let last = self.text("last")?.and_then(|last| last.parse::<i64>().ok());
-        let last = last.ok_or_else(|| self.corrupted("its last number is missing"))?;
+        let last = last.ok_or_else(|| self.corrupted("the last number is missing"))?;
         Ok(RestoredOutbox {
             state: self.json("state")?,
             cursor: self.json("cursor")?.unwrap_or_default(),
-            // A volume that went back to an earlier state, as from a snapshot, must not give out numbers that it gave after it.
+            // A volume that was reset to an earlier state, as from a snapshot, must not reuse numbers that were given
+            // after it.
             last: last.max(now.as_millisecond()),
         })
     }
 
-    /// Says how large its volume is: half of it is for the outbox, the rest for what SQLite and the file system need.
+    /// Bounds the outbox to half of its volume; SQLite and the file system need the rest.
     pub fn fit_volume(&mut self, volume_bytes: i64) {
         self.most_bytes = (volume_bytes / 2).clamp(STEP * 1024, MOST_BYTES);
     }
 
-    /// Says which source it is that events come from. Of another one than before nothing is known: neither where to go on nor
-    /// what its sender called its events. True: it is another one.
+    /// Sets the identity of the source. If it changed, its cursor and its repeat keys are meaningless and deleted.
+    /// Returns whether it changed.
     pub fn set_source(&mut self, source: &str) -> Result<bool, OutboxError> {
         let before = self.text("source")?;
         if before.as_deref() == Some(source) {
@@ -162,8 +164,8 @@ impl Outbox {
         })
     }
 
-    /// Keeps what an arrival did. When it returns `Ok`, all of it survives a crash of the machine. The number of
-    /// notifications that had to go for it.
+    /// Stores the effects of an arrival. After `Ok` all of them survive a crash of the machine. Returns the number of
+    /// notifications that were dropped to make room.
     pub fn record_arrival<S: Serialize>(&mut self, taking: &ArrivalRecord<'_, S>) -> Result<i64, OutboxError> {
         let state = serde_json::to_string(taking.state).map_err(|error| self.unwritten(&error))?;
         let cursor = taking.cursor.map(serde_json::to_string).transpose();
@@ -186,6 +188,7 @@ impl Outbox {
             };
             put(transaction, "last", &event.seq.to_string())?;
             let receivers: i64 = transaction.query_row("SELECT count(*) FROM receivers", [], |row| row.get(0))?;
+            // Without receivers nothing can acknowledge the event, so it would stay forever.
             if receivers == 0 {
                 return Ok(0);
             }
@@ -198,8 +201,8 @@ impl Outbox {
         Ok(gone)
     }
 
-    /// The next events for a receiver, in order: as many as it takes at once and as have `most` bytes in all, but one at
-    /// least.
+    /// The next events for a receiver, in order: as many as one delivery holds and as fit into `most` bytes, but at
+    /// least one.
     pub fn next(&self, receiver: &str, most: usize) -> Result<Vec<SensorEvent>, OutboxError> {
         self.read_next(receiver, most).map_err(|error| self.sqlite(&error))
     }
@@ -257,7 +260,7 @@ impl Outbox {
         written.map_err(|error: rusqlite::Error| OutboxError::from_sqlite(&self.file, &error))
     }
 
-    /// The same for what makes room: on a full volume it gives the ballast up.
+    /// Like `transact`, for work that makes room: on a full volume it releases the ballast.
     fn transact_on_ballast<T>(
         &mut self,
         work: impl Fn(&Transaction<'_>) -> rusqlite::Result<T>,
@@ -284,7 +287,7 @@ impl Outbox {
         let value = serde_json::from_str(&text);
         value
             .map(Some)
-            .map_err(|_| self.corrupted(&format!("its {key} cannot be read")))
+            .map_err(|_| self.corrupted(&format!("{key} cannot be parsed")))
     }
 
     fn sqlite(&self, error: &rusqlite::Error) -> OutboxError {
@@ -323,7 +326,7 @@ fn insert(transaction: &Transaction<'_>, event: &SensorEvent) -> rusqlite::Resul
         .prepare_cached("INSERT INTO events (seq, json) VALUES (?1, ?2)")?
         .execute(params![event.seq, text(&bare)?])?;
     for (place, update) in event.updates.iter().enumerate() {
-        // The newest value is all that a field is.
+        // Only the newest value of a field matters.
         transaction
             .prepare_cached("INSERT OR REPLACE INTO updates (field, seq, place, json) VALUES (?1, ?2, ?3, ?4)")?
             .execute(params![update.field, event.seq, index(place), text(update)?])?;
@@ -336,7 +339,7 @@ fn insert(transaction: &Transaction<'_>, event: &SensorEvent) -> rusqlite::Resul
     Ok(())
 }
 
-/// How much is kept.
+/// Bounds of the outbox.
 #[derive(Clone, Copy)]
 struct OutboxBounds {
     notifications: i64,
@@ -345,7 +348,8 @@ struct OutboxBounds {
 }
 
 impl OutboxBounds {
-    /// Drops what is beyond them, oldest first. How many notifications, and events that were to be scored, that were.
+    /// Drops what exceeds the bounds, oldest first. Returns the number of dropped notifications and of events to be
+    /// scored.
     fn keep(self, transaction: &Transaction<'_>) -> rusqlite::Result<i64> {
         let mut dropped = drop_notices(transaction, self.notifications)?;
         dropped += drop_events(transaction, self.events)?;
@@ -361,7 +365,7 @@ impl OutboxBounds {
     }
 }
 
-/// Bytes of the file that hold something.
+/// Bytes of the file's pages in use.
 fn used(transaction: &Transaction<'_>) -> rusqlite::Result<i64> {
     let number = |name| transaction.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     Ok((number("page_count")? - number("freelist_count")?) * number("page_size")?)
@@ -397,7 +401,7 @@ fn drop_events(transaction: &Transaction<'_>, most: i64) -> rusqlite::Result<i64
     Ok(untried)
 }
 
-/// Drops what every receiver has.
+/// Deletes what every receiver has acknowledged.
 fn drop_delivered(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     for table in ["events", "updates", "notices"] {
         transaction

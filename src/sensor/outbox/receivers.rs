@@ -1,4 +1,4 @@
-//! Who gets the events, and how far each has them.
+//! The receivers of events, and the number through which each has acknowledged them.
 
 use std::collections::BTreeMap;
 
@@ -7,34 +7,31 @@ use rusqlite::params;
 
 use super::{Outbox, OutboxError, drop_delivered};
 
-/// How long what waits for a receiver is kept after it ceased to be one: a label that flaps, or an Agent that a controller
-/// cannot read for a while, loses nothing.
+/// How long the pending events of a former receiver are kept: a flapping label, or an Agent that the controller cannot
+/// parse for a while, loses nothing.
 pub const GRACE: SignedDuration = SignedDuration::from_mins(10);
 
-/// Who gets the events.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EventReceiver {
-    /// Uid of the Agent.
     pub uid: String,
-    /// Its name.
     pub name: String,
 }
 
-/// What the word of a receiver that it has events meant.
+/// The result of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckOutcome {
-    /// It has more than before.
+    /// It acknowledged more than before.
     More,
-    /// That was known, or is about another outbox.
+    /// Nothing new, or about another outbox.
     Nothing,
-    /// It knows of numbers that were never given: from now on it gets events under another id of the outbox, of which it
-    /// knows nothing.
+    /// It acknowledged numbers that were never sent. From now on it gets events under another outbox id, which it does
+    /// not know.
     Ahead,
 }
 
 impl Outbox {
-    /// Says who gets the events from now on. One that is new gets what comes from now on; what only those waited for that are
-    /// gone is kept for [`GRACE`].
+    /// Sets the receivers. A new receiver gets the events from now on; those pending for former receivers are kept for
+    /// [`GRACE`].
     pub fn set_receivers(&mut self, receivers: &[EventReceiver], now: Timestamp) -> Result<(), OutboxError> {
         let known = self.receivers()?;
         if known.iter().map(|(receiver, _)| receiver).eq(receivers) {
@@ -61,7 +58,7 @@ impl Outbox {
         })
     }
 
-    /// Forgets receivers that ceased to be some [`GRACE`] ago. How many events did not reach one of them.
+    /// Deletes receivers that ceased to be one [`GRACE`] ago. Returns how many events did not reach one of them.
     pub fn expire(&mut self, now: Timestamp) -> Result<i64, OutboxError> {
         let now = now.as_millisecond();
         let grace = i64::try_from(GRACE.as_millis()).unwrap_or(i64::MAX);
@@ -74,7 +71,7 @@ impl Outbox {
             return Ok(0);
         }
         self.transact_on_ballast(|transaction| {
-            // The clock was set back: the time counts from now.
+            // The clock was set back: the grace period counts from now.
             transaction
                 .prepare_cached("UPDATE receivers SET left = ?1 WHERE left > ?1")?
                 .execute([now])?;
@@ -94,7 +91,7 @@ impl Outbox {
         })
     }
 
-    /// Who gets the events, in the order of their uids, and through which number they have them.
+    /// The receivers, sorted by uid, each with the number through which it has acknowledged events.
     pub fn receivers(&self) -> Result<Vec<(EventReceiver, i64)>, OutboxError> {
         let read = || {
             let mut statement = self
@@ -112,7 +109,7 @@ impl Outbox {
         read().map_err(|error| self.sqlite(&error))
     }
 
-    /// The id under which a receiver gets the events of this outbox.
+    /// The outbox id under which a receiver gets events.
     pub fn id_for(&self, receiver: &str) -> Result<String, OutboxError> {
         let id = self.text("outbox")?.unwrap_or_default();
         let epoch = self
@@ -125,13 +122,17 @@ impl Outbox {
         }
     }
 
-    /// A receiver says that it has all events of the outbox with this id through this number; what all have is forgotten.
-    /// An empty id, of a receiver that knows of no ids, means this outbox.
+    /// Records that a receiver has all events of the outbox with this id through this number, and deletes the events
+    /// that all receivers have. An empty id, from a receiver that knows no ids, means this outbox.
     pub fn acknowledge(&mut self, receiver: &str, outbox: &str, through: i64) -> Result<AckOutcome, OutboxError> {
         if !outbox.is_empty() && outbox != self.id_for(receiver)? {
             return Ok(AckOutcome::Nothing);
         }
         self.transact_on_ballast(|transaction| {
+            // `last` is the highest number ever given. An acknowledgement beyond it means that the receiver knows
+            // another history of this outbox, for example because the volume was restored from a snapshot. Accepting it
+            // would skip all events up to that number, so the receiver gets a new outbox id instead, under which it
+            // starts over.
             let ahead = "?2 > (SELECT CAST(value AS INTEGER) FROM kv WHERE key = 'last')";
             let changed = transaction
                 .prepare_cached(&format!(
@@ -142,6 +143,7 @@ impl Outbox {
                 drop_delivered(transaction)?;
                 return Ok(AckOutcome::More);
             }
+            // A receiver without ids cannot be given another one.
             if outbox.is_empty() {
                 return Ok(AckOutcome::Nothing);
             }
@@ -158,7 +160,7 @@ impl Outbox {
         })
     }
 
-    /// How many events each receiver still waits for, by its uid.
+    /// How many events each receiver has not acknowledged, by uid.
     pub fn pending(&self) -> Result<BTreeMap<String, i64>, OutboxError> {
         let read = || {
             let mut statement = self.connection.prepare_cached(

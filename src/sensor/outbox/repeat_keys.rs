@@ -1,4 +1,4 @@
-//! What the senders called or said in what was accepted: a repeat is no news for a day.
+//! The keys of accepted arrivals: a repeat is recognized for a day.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -8,27 +8,29 @@ use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::{Outbox, OutboxError};
 
-/// How long ids are kept: senders of webhooks repeat for hours.
+/// How long keys are kept: senders of webhooks retry for hours.
 pub const KEPT: SignedDuration = SignedDuration::from_hours(24);
-/// Most ids that are kept, at most a quarter of the room: at the default pace of 60 events a minute a day has 86,400.
+/// Most keys that are kept, in at most a quarter of the room. At the default limit of 60 events a minute a day has
+/// 86,400.
 pub const MOST_IDS: i64 = 250_000;
-/// The ids are counted once in so many arrivals: so many more than allowed, twice for a source with two keys, are no harm.
+/// The keys are counted once in this many arrivals. A surplus of that many, or twice that for a source with two keys,
+/// is harmless.
 pub(super) const COUNTED_EVERY: u32 = 64;
-/// About what one takes on disk, its place in the index included.
+/// Approximate size of one key on disk, including its index entry.
 const ID_BYTES: i64 = 80;
 
-/// What a repeat is known by.
+/// Identifies a repeated arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RepeatKey([u8; 16]);
 
 impl RepeatKey {
-    /// Of these parts; `kind` keeps keys of different meaning apart.
+    /// The key of these parts; `kind` separates keys of different meaning.
     #[must_use]
     pub fn of(kind: u8, parts: &[&[u8]]) -> Self {
         let mut hash = Context::new(&SHA256);
         hash.update(&[kind]);
         for part in parts {
-            // With its length, so that no two lists of parts are the same text.
+            // With its length, so that no two lists of parts hash the same bytes.
             hash.update(&part.len().to_be_bytes());
             hash.update(part);
         }
@@ -37,7 +39,7 @@ impl RepeatKey {
 }
 
 impl Outbox {
-    /// Whether something with this key was accepted.
+    /// Whether an arrival with this key was accepted.
     pub fn knows(&self, key: &RepeatKey) -> Result<bool, OutboxError> {
         let found = self
             .connection
@@ -47,8 +49,8 @@ impl Outbox {
     }
 }
 
-/// Remembers keys, and forgets those that are too old. Those that are too many for a quarter of the room go too, `counted`:
-/// who counts them goes through all of them, so that it is not to be done each time.
+/// Stores keys and deletes expired ones. With `counted`, also deletes the oldest beyond a quarter of the room: counting
+/// scans all keys, so it is not done each time.
 pub(super) fn remember(
     transaction: &Transaction<'_>,
     (keys, at): (&[RepeatKey], Timestamp),
@@ -82,7 +84,7 @@ pub(super) fn remember(
     Ok(())
 }
 
-/// An id that no other outbox has.
+/// A random id for an outbox.
 pub(super) fn random() -> String {
     let half = || RandomState::new().hash_one(0_u8);
     format!("{:016x}{:016x}", half(), half())

@@ -5,10 +5,11 @@ use rusqlite::{Connection, TransactionBehavior};
 /// Version of the tables, kept in SQLite's `user_version`.
 pub(super) const VERSION: i64 = 2;
 
-/// `kv`: the Sensor's uid, the outbox's own id, the last number, the rules' memory, the source and its place. `receivers`:
-/// who gets the events; `epoch` counts how often a receiver knew of numbers that were never given, `left` is when it ceased to
-/// be one, in milliseconds. `ids`: what the senders called or said in what was accepted. `events`: what some receiver does not
-/// have yet, without values and notifications. `updates`: a field's newest value, at the event that gave it.
+/// `kv`: the Sensor's uid, the outbox's id, the last number, the rules' state, the source and its cursor. `receivers`:
+/// who gets the events; `epoch` counts how often a receiver acknowledged numbers that were never sent, `left` is when
+/// it ceased to be a receiver, in milliseconds. `events`: events that some receiver has not acknowledged, without
+/// values and notifications. `updates`: a field's newest value, at the event that set it. `ids` (see `IDS`): the repeat
+/// keys of accepted arrivals.
 const TABLES: &str = "
 CREATE TABLE kv (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE receivers (
@@ -21,24 +22,25 @@ CREATE TABLE notices (seq INTEGER NOT NULL, place INTEGER NOT NULL, json TEXT NO
 CREATE INDEX notices_seq ON notices (seq, place);
 ";
 
-/// New with version 2.
+/// New in version 2.
 const IDS: &str = "
 CREATE TABLE ids (key BLOB PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX ids_at ON ids (at);
 ";
-/// What version 1 lacks. Its outboxes keep an empty id: a receiver that has some of their events must not get them again.
+/// What version 1 lacks. Its outboxes keep an empty id: a receiver that has some of their events must not get them
+/// again.
 const FROM_1: &str = "
 ALTER TABLE receivers ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE receivers ADD COLUMN left INTEGER;
 INSERT INTO kv (key, value) VALUES ('outbox', '');
 ";
 
-/// The version of the tables found; 0 for an empty file.
+/// The version of the schema found; 0 for an empty file.
 pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0))
 }
 
-/// Makes the tables for the Sensor with this uid, all of it or nothing.
+/// Creates the schema for the Sensor with this uid, in one transaction.
 pub(super) fn create(connection: &mut Connection, sensor: &str, outbox: &str, last: i64) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     transaction.execute_batch(TABLES)?;
@@ -51,7 +53,7 @@ pub(super) fn create(connection: &mut Connection, sensor: &str, outbox: &str, la
     transaction.commit()
 }
 
-/// Brings the tables of version 1 up to date, all of them or nothing.
+/// Upgrades the schema of version 1, in one transaction.
 pub(super) fn upgrade(connection: &mut Connection) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     transaction.execute_batch(FROM_1)?;

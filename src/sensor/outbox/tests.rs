@@ -1,4 +1,4 @@
-//! The outbox on real files: what it keeps, its bounds, and kills at each moment of a write.
+//! Tests of the outbox on real files: contents, bounds, and kills at each moment of a write.
 
 mod kept;
 
@@ -18,7 +18,7 @@ const SENSOR: &str = "sensor-uid";
 const ALL: usize = usize::MAX;
 
 fn dir() -> TempDir {
-    // In memory where the system has a place for that: syncing costs nothing there.
+    // In memory where the system has such a directory: there, syncing costs nothing.
     tempfile::tempdir_in("/dev/shm")
         .or_else(|_| tempfile::tempdir())
         .unwrap()
@@ -175,12 +175,16 @@ fn a_new_receiver_gets_what_comes_from_then_on_and_one_that_goes_holds_nothing_b
     assert_eq!(outbox.expire(after(10_000)).unwrap(), 0);
     assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["2", "3", "4"]);
     outbox.set_receivers(&[receiver("b")], after(10_000)).unwrap();
-    // A clock that was set back makes it no shorter.
+    // A clock that was set back does not shorten the grace period.
     assert_eq!(outbox.expire(after(5_000)).unwrap(), 0);
     assert_eq!(outbox.expire(after(5_599)).unwrap(), 0);
-    assert_eq!(outbox.expire(after(5_600)).unwrap(), 3, "what it waited for is counted");
+    assert_eq!(
+        outbox.expire(after(5_600)).unwrap(),
+        3,
+        "its pending events are counted"
+    );
     assert_eq!(outbox.next("uid-a", ALL).unwrap(), []);
-    // Back too late: what comes is its own again.
+    // Back too late: it gets only new events.
     outbox
         .set_receivers(&[receiver("a"), receiver("b")], after(6_000))
         .unwrap();
@@ -249,7 +253,7 @@ fn events_that_wait_for_a_score_keep_their_values_apart_and_are_counted_when_the
     assert_eq!(outbox.next("uid-a", ALL).unwrap(), [tried(1), tried(2), tried(3)]);
     assert_eq!(take(&mut outbox, &tried(4)), 1);
     assert_eq!(outbox.next("uid-a", ALL).unwrap(), [tried(2), tried(3), tried(4)]);
-    // One that does nothing any more is not counted.
+    // An event without any effect left is not counted.
     let silent = |n| SensorEvent {
         trial: None,
         ..tried(n)
@@ -382,7 +386,7 @@ fn killed_in_the_middle_of_a_write_it_has_all_of_it_or_nothing() {
         let after = files(dir.path());
         let (old, new) = (before[1].1.clone(), after[1].1.clone());
         for percent in (0..=100).step_by(5) {
-            // SQLite appends to its log: a process that dies leaves the beginning of what it wrote.
+            // SQLite appends to its log: a killed process leaves a prefix of its write.
             let cut = old.len() + (new.len() - old.len()) * percent / 100;
             let torn = [after[0].clone(), (after[1].0.clone(), new[..cut].to_vec())];
             let torn = volume(&torn);
@@ -394,7 +398,7 @@ fn killed_in_the_middle_of_a_write_it_has_all_of_it_or_nothing() {
             seen.insert((n, outbox.next("uid-b", ALL).unwrap().len()));
         }
     }
-    // Both sides of writes were seen.
+    // The state before and after writes was seen.
     assert!(seen.len() > 16, "{seen:?}");
 }
 

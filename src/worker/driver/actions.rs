@@ -1,6 +1,6 @@
-//! What follows from a step of the loop: calls, runs of tools, reports and timers.
+//! Carries out the effects of a step: calls, tool runs, reports and timers.
 //!
-//! Nothing here waits, and nothing decides: the engine said it, and its records are on disk.
+//! Never waits and never decides: the engine decided, and its records are on disk.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,26 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::LoopDriver;
-use crate::engine::EngineEffect;
+use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::tool::{ToolOutcome, ToolRun};
+use crate::engine::{EngineEffect, RecordKind};
+use crate::provider::WireFormat;
+use crate::provider::prompt::ModelPrompt;
+use crate::support::clock::ClockReading;
 use crate::worker::gateway_client::CallNotice;
-use crate::worker::model::{ModelPrompt, WireFormat, cache};
+use crate::worker::journal::JournalLine;
+use crate::worker::prompt_cache::CachePolicy;
 
-/// What a source may take beyond a run's timeout to say that it is over.
+/// Why nothing was sent.
+const NO_CONTACT: &str = "no contact with the controller for the whole run lease: it was not sent";
+/// Grace beyond a run's timeout for its source to report that the run timed out.
 const TIMEOUT_SLACK: Duration = Duration::from_secs(2);
 
 impl LoopDriver<'_> {
-    /// Does what follows from a step; its records are on disk.
-    pub(super) fn perform(&mut self, effect: EngineEffect) {
+    /// Does what follows from a step; its records are on disk. `lost`: nothing new may be sent.
+    pub(super) fn perform(&mut self, effect: EngineEffect, lost: bool) {
         match effect {
-            // Committed before.
+            // Already committed.
             EngineEffect::Record(_) => {}
             EngineEffect::CallModel {
                 call,
@@ -35,7 +42,7 @@ impl LoopDriver<'_> {
                 let format = WireFormat::of(model, &tools);
                 let bytes = messages.iter().map(|message| message.bytes()).sum();
                 let lifetime = match light {
-                    Some(light) => cache::CachePolicy::of_single_calls(light),
+                    Some(light) => CachePolicy::of_single_calls(light),
                     None => self.cache.next(Instant::now(), bytes),
                 };
                 let prompt = ModelPrompt {
@@ -50,12 +57,15 @@ impl LoopDriver<'_> {
                 let (api, name) = (model.api, model.name.clone());
                 self.in_flight = Some(call);
                 self.calls.spawn(async move {
+                    if lost {
+                        return (call, Err(link_lost()));
+                    }
                     let answer = gateway.call((call, purpose), format, body).await;
                     (call, answer.map(|answer| answer.written_by(api, &name)))
                 });
             }
             EngineEffect::CancelCall { .. } => self.cut_call(),
-            EngineEffect::RunTool(run, limit) => self.run_tool(run, limit),
+            EngineEffect::RunTool(run, limit) => self.run_tool(run, limit, lost),
             EngineEffect::CancelTool(run) => {
                 if let Some(task) = self.running.remove(&run) {
                     task.abort();
@@ -71,14 +81,19 @@ impl LoopDriver<'_> {
         }
     }
 
-    fn run_tool(&mut self, run: ToolRun, limit: SignedDuration) {
+    fn run_tool(&mut self, run: ToolRun, limit: SignedDuration, lost: bool) {
         let id = run.id;
         let limit = Duration::try_from(limit).unwrap_or_default();
         let source = self.tools.clone();
         let task = self.runs.spawn(async move {
+            if lost {
+                return ToolOutcome::Unavailable {
+                    message: NO_CONTACT.into(),
+                };
+            }
             let Some(source) = source else {
                 return ToolOutcome::Unavailable {
-                    message: "the Agent has no source of tools any more".into(),
+                    message: "the Agent no longer has a source of tools".into(),
                 };
             };
             let ran = timeout(limit + TIMEOUT_SLACK, source.run(run, limit)).await;
@@ -89,11 +104,29 @@ impl LoopDriver<'_> {
         self.running.insert(id, task);
     }
 
-    /// Cuts the call in flight, here and at the gateway.
+    /// Whether the run lease ran out after the engine decided on a call or a run. The engine knew the state of the link, but its
+    /// records were written since, and a disk or a process can stand still for longer than the lease. A call of the process
+    /// before is sent again in any case: the gateway may have its answer, and checks the lease itself.
+    pub(super) fn is_lost_since(&self, lines: &[JournalLine]) -> bool {
+        let is_new = |line: &JournalLine| matches!(line.kind, RecordKind::CallStarted | RecordKind::ToolIntent);
+        lines.iter().any(is_new) && self.contact.is_lost(ClockReading::now())
+    }
+
+    /// Cancels the call in flight, here and at the gateway.
     pub(super) fn cut_call(&mut self) {
         self.calls = JoinSet::new();
         if let Some(call) = self.in_flight.take() {
             self.outbox.notify_call(CallNotice::Cancel(call));
         }
+    }
+}
+
+/// A call that was not sent; the engine tries it again when contact is back.
+fn link_lost() -> CallFailure {
+    CallFailure {
+        kind: FailureKind::LinkLost,
+        message: NO_CONTACT.to_owned(),
+        retry_after_milliseconds: None,
+        resumes_at: None,
     }
 }

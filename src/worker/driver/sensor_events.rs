@@ -1,6 +1,6 @@
-//! What Sensors tell the loop, as it comes: ticks, files, deliveries of other pods, and scores.
+//! Input from Sensors: ticks, file changes, deliveries of sensor pods, and scores.
 //!
-//! Decides only when it is heard: what it does is the engine's, and what is remembered of it that of [`Sensors`].
+//! Decides only when the loop takes it. The engine decides what it does, and [`Sensors`] what is persisted.
 //!
 //! [`Sensors`]: crate::worker::sensors::LoopSensors
 
@@ -12,16 +12,15 @@ use crate::worker::journal::JournalError;
 use crate::worker::sensors::file_watcher::WatchReport;
 use crate::worker::sensors::{ScoringStep, SensorTransition};
 
-/// Things that happen to Sensors which are taken before anything else is looked at.
+/// Most transitions that are applied before other input is handled.
 const SENSORS_AT_ONCE: usize = MOST_DELIVERY_EVENTS;
 
 impl LoopDriver<'_> {
-    /// Whether Sensors that run here are heard: a loop that is to stop leaves what comes to the next pod.
+    /// Whether the loop takes Sensor events now. A loop that is stopping leaves them to the next pod.
     pub(super) fn accepts_sensor_events(&self) -> bool {
         self.stop.is_none() && !self.stopped && self.steps.hears()
     }
 
-    /// Takes what is due of Sensors.
     pub(super) fn check_sensors(&mut self, now: Timestamp) -> Result<(), JournalError> {
         for _ in 0..SENSORS_AT_ONCE {
             let Some(happened) = self.accepts_sensor_events().then(|| self.sensors.due(now)).flatten() else {
@@ -32,7 +31,7 @@ impl LoopDriver<'_> {
         Ok(())
     }
 
-    /// Has waiting events scored, and lets those take effect of which all is known.
+    /// Requests scores for waiting events, and applies the events whose scores are complete.
     pub(super) fn check_scores(&mut self) -> Result<(), JournalError> {
         while self.accepts_sensor_events() {
             let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
@@ -45,7 +44,7 @@ impl LoopDriver<'_> {
         Ok(())
     }
 
-    /// Takes events of a Sensor's pod, and says through which one they are on disk. What is left over comes again.
+    /// Takes events of a sensor pod and acknowledges those that are on disk. The rest is redelivered.
     pub(super) fn take_delivery(&mut self, delivery: &Delivery) -> Result<(), JournalError> {
         for _ in 0..SENSORS_AT_ONCE {
             let Some(happened) = self
@@ -64,13 +63,13 @@ impl LoopDriver<'_> {
         Ok(())
     }
 
-    /// Takes what is seen of files; a change is heard as soon as it finds room.
+    /// Takes a report of a file watcher. A change takes effect as soon as the limits admit it.
     pub(super) fn handle_watch_report(&mut self, sighting: WatchReport) -> Result<(), JournalError> {
         let happened = self.sensors.apply_watch_report(sighting);
         happened.map_or(Ok(()), |happened| self.apply_transition(happened))
     }
 
-    /// Lets the loop hear what happened to a Sensor. What is to be remembered of it is on disk then.
+    /// Feeds a transition to the engine. Its record is committed in the same transaction, before it is confirmed.
     pub(super) fn apply_transition(&mut self, happened: SensorTransition) -> Result<(), JournalError> {
         if !self.accepts_sensor_events() {
             return Ok(());

@@ -1,7 +1,8 @@
-//! A copy of the journal's file while a worker writes it: a plain SQLite file that any tool reads.
+//! Copies the journal's file while a worker writes to it. The copy is a plain SQLite file.
 //!
-//! The worker keeps the file locked for as long as it lives, so SQLite itself cannot read it beside it. This reads database
-//! and log as bytes, changes nothing, waits for nobody, and takes no room on the volume.
+//! The worker holds an exclusive lock for as long as it lives, so a second SQLite connection cannot read the file. This
+//! module reads the database and its write-ahead log as bytes; it changes nothing, does not block, and takes no space
+//! on the volume.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,29 +13,34 @@ use std::time::{Duration, SystemTime};
 
 use super::FILE;
 
-/// Length of the log's header, and of the header of each page in it.
+/// Length of the log's header, and of the header of each frame. See
+/// <https://www.sqlite.org/fileformat2.html#walformat>.
 const LOG_HEADER: usize = 32;
 const FRAME_HEADER: usize = 24;
-/// What a log begins with; the last bit says how its checksums read words.
+/// Magic number of a log; its lowest bit selects the byte order of the checksums.
 const LOG_MAGIC: u32 = 0x377f_0682;
-/// A file system's clock ticks at least this often.
+/// Upper bound of the granularity of a file system's timestamps.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Why there is no copy.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// A file cannot be read, or the copy not be written.
-    #[error("the journal cannot be copied: {0}")]
+    /// A file could not be read, or the copy could not be written.
+    #[error("cannot copy the journal: {0}")]
     Io(#[from] io::Error),
-    /// It is none.
-    #[error("there is no journal in this directory: the file is none of SQLite's")]
+    /// The file is not a SQLite database.
+    #[error("no journal in this directory: the file is not a SQLite database")]
     NoJournal,
-    /// The worker moved its log into the database meanwhile.
-    #[error("the journal was tidied up while it was read, so this copy is of no use: run the command again")]
+    /// The worker checkpointed its log during the copy.
+    #[error("the worker cleaned up the journal during the copy, so the copy is not valid: run the command again")]
     Changed,
 }
 
-/// Writes a copy of the journal in `dir`, as of its last commit. After an error what was written is of no use.
+/// Writes a copy of the journal in `dir`, as of its last commit. After an error, the output is not a valid copy.
+///
+/// A commit only appends to the log, so reading beside it is safe. Only a checkpoint overwrites pages: it changes the
+/// modification time of the database or the header of the log, and the copy is then discarded with
+/// [`CopyError::Changed`].
 pub fn copy(dir: &Path, to: &mut impl Write) -> Result<(), CopyError> {
     let path = dir.join(FILE);
     let mut database = File::open(&path)?;
@@ -59,13 +65,13 @@ pub fn copy(dir: &Path, to: &mut impl Write) -> Result<(), CopyError> {
             None => read_at(&mut database, u64::from(number - 1) * page_size as u64, &mut page)?,
         }
         if number == 1 {
-            // A file of its own: nothing of it is in a log.
+            // Header bytes 18 and 19: switch the copy from WAL to the rollback journal, because it has no log.
             page[18..20].fill(1);
         }
         to.write_all(&page)?;
     }
     to.flush()?;
-    // Pages reach the database from the log only: if none has since, all of them belong together.
+    // Only a checkpoint writes pages to the database: without one, all pages that were read belong to one commit.
     let same_log = log.is_none_or(|mut log| log.is_still_the_same());
     if same_log && path.metadata()?.modified()? == before {
         Ok(())
@@ -74,19 +80,19 @@ pub fn copy(dir: &Path, to: &mut impl Write) -> Result<(), CopyError> {
     }
 }
 
-/// When the file was last written; a later write has another moment.
+/// Returns the file's modification time, once it is old enough for any later write to get a different one.
 fn settled(path: &Path) -> io::Result<SystemTime> {
     loop {
         let written = path.metadata()?.modified()?;
         match written.elapsed() {
             Ok(age) if age < TICK => sleep(TICK),
-            // In the future: a clock was set.
+            // A time in the future, after the clock was set back, cannot be waited for.
             Ok(_) | Err(_) => return Ok(written),
         }
     }
 }
 
-/// Size of a page, and their number.
+/// Returns the size of a page in bytes, and the number of pages.
 fn size_of(database: &mut File) -> Result<(usize, u32), CopyError> {
     let mut header = [0; 100];
     read_at(database, 0, &mut header).map_err(|_| CopyError::NoJournal)?;
@@ -100,13 +106,13 @@ fn size_of(database: &mut File) -> Result<(usize, u32), CopyError> {
     Ok((size, word(&header[28..])))
 }
 
-/// The log: which pages it holds anew.
+/// The write-ahead log: the pages that it holds.
 struct WriteAheadLog {
     file: File,
     header: [u8; LOG_HEADER],
-    /// Size of a page and number of pages as of the last commit in it; `None`: there is none.
+    /// Size of a page and number of pages as of the log's last commit; `None` if it holds no commit.
     committed: Option<(usize, u32)>,
-    /// Where the newest content of a page begins, as of that commit.
+    /// Offset of the newest content of each page, as of that commit.
     places: HashMap<u32, u64>,
 }
 
@@ -135,7 +141,7 @@ impl WriteAheadLog {
         while reader.read_exact(&mut frame).is_ok() {
             sum.add(&frame[..8], big_endian);
             sum.add(&frame[FRAME_HEADER..], big_endian);
-            // What follows is of an earlier use of the file, or torn.
+            // The rest is left over from an earlier use of the file, or was torn by a crash.
             if frame[8..16] != log.header[16..24] || !sum.is(&frame[16..24]) {
                 break;
             }
@@ -157,7 +163,7 @@ impl WriteAheadLog {
     }
 }
 
-/// SQLite's checksum of a log, over all of it.
+/// SQLite's cumulative checksum of a log.
 #[derive(Default)]
 struct WalChecksum(u32, u32);
 
@@ -181,7 +187,7 @@ impl WalChecksum {
     }
 }
 
-/// The first four bytes as a number.
+/// Reads the first four bytes as a big-endian number.
 fn word(bytes: &[u8]) -> u32 {
     bytes.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
 }

@@ -1,102 +1,88 @@
-//! Why a journal cannot be used, in words that say what a person can do.
+//! Errors of the journal. Each message names what the user can do.
 
 use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
-use crate::disk::{self, DatabaseFault};
+use crate::support::disk::{self, DatabaseFault};
 
-/// Why a journal cannot be used.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// No room on the volume.
     #[error(
-        "the volume under {} is full, so the loop stopped: make it larger (spec.storage.size; the storage class must \
-         allow expansion) or free room on it; the loop then goes on by itself",
+        "the volume under {} is full, so the loop stopped: expand its PersistentVolumeClaim (<agent>-state; the \
+         storage class must allow expansion) or free space on it; the loop then resumes automatically",
         .dir.display()
     )]
-    Full {
-        /// Directory of the journal.
-        dir: PathBuf,
-    },
-    /// The file is not what we wrote.
+    Full { dir: PathBuf },
+    /// The file is damaged, or was not written by agentloop.
     #[error(
-        "the journal {} is damaged ({detail}) and was left as it is: restore the file from a backup, or move it away \
+        "the journal {} is corrupted ({detail}) and was left unchanged: restore the file from a backup, or move it away \
          to start this Agent with an empty transcript",
         .file.display()
     )]
     Corrupted {
-        /// The file.
         file: PathBuf,
-        /// What was found; never text of a message.
+        /// What is wrong; never includes text of a message.
         detail: String,
     },
-    /// A newer version wrote it.
+    /// The tables were written by a newer version.
     #[error(
-        "the journal {} has schema version {found} and this agentloop knows versions up to {known}: run the newer \
-         agentloop again; a downgrade needs a backup from before the upgrade",
+        "the journal {} has schema version {found} and this agentloop supports versions up to {known}: run the newer \
+         agentloop again. A downgrade needs a backup from before the upgrade",
         .file.display()
     )]
     Newer {
-        /// The file.
         file: PathBuf,
-        /// Its version.
+        /// Schema version of the file.
         found: i64,
-        /// Ours.
+        /// Newest schema version that this agentloop knows.
         known: i64,
     },
-    /// A newer version wrote the state, and it holds something that this one does not know.
+    /// The state was written by a newer version and contains something that this version does not know.
     #[error(
-        "the journal {} was last written by agentloop {writer} and this agentloop {} cannot read its state: run {writer} \
+        "the journal {} was last written by agentloop {writer}, and agentloop {} cannot read its state: run {writer} \
          again; nothing is lost and nothing was changed. A downgrade needs a backup from before the upgrade",
         .file.display(), env!("CARGO_PKG_VERSION")
     )]
     NewerState {
-        /// The file.
         file: PathBuf,
         /// Version of the agentloop that wrote it.
         writer: String,
     },
-    /// Locks and flushes of the volume cannot be trusted.
+    /// The file system cannot be trusted with locks and flushes.
     #[error(
-        "the volume under {} is a network file system ({kind}), on which two writers could not be told apart and a flush \
-         may be lost: use a storage class of block volumes in spec.storage.storageClassName",
+        "the volume under {} is a network file system ({kind}), which cannot exclude a second writer and may lose a \
+         flush: recreate the Agent with a spec.storage.storageClassName that provides block volumes",
         .dir.display()
     )]
     OnNetwork {
-        /// Directory of the journal.
         dir: PathBuf,
-        /// The file system.
+        /// Type of the file system.
         kind: String,
     },
-    /// Another process writes it.
-    #[error("another worker has the journal under {} open: this one does nothing", .dir.display())]
-    Locked {
-        /// Directory of the journal.
-        dir: PathBuf,
-    },
-    /// A newer pod has written it.
-    #[error("pod {owner} with epoch {found} has taken over this loop; this pod has epoch {epoch} and does nothing")]
+    /// Another process has the journal open.
+    #[error("another worker has locked the journal under {}; this worker exits", .dir.display())]
+    Locked { dir: PathBuf },
+    #[error("pod {owner} with epoch {found} has taken over this loop; this pod, with epoch {epoch}, stops")]
     Fenced {
         /// Uid of the newer pod.
         owner: String,
-        /// Its epoch.
         found: i64,
-        /// Ours.
+        /// Epoch of this pod.
         epoch: i64,
     },
-    /// The volume does not work.
-    #[error("the journal under {} cannot be used ({detail}): check the volume and its permissions", .dir.display())]
+    /// The volume cannot be used.
+    #[error("cannot use the journal under {} ({detail}): check the volume and its permissions", .dir.display())]
     Failed {
-        /// Directory of the journal.
         dir: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         detail: String,
     },
 }
 
 impl JournalError {
-    /// The kind, as it shows in `status.lastError.kind`.
+    /// The kind, as shown in `status.lastError.kind`.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -136,7 +122,8 @@ impl JournalError {
     }
 }
 
-/// Whether room on the volume may cure a failed write. A quota shows as an I/O error, not as a full disk.
+/// Whether a failed write may succeed with more space. An exceeded quota is reported as an I/O error, not as a full
+/// disk.
 pub(super) fn may_lack_room(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),

@@ -1,8 +1,8 @@
-//! The history of an Agent for people: `agent_execution_history`, one row a turn (or question of a pre-check), and
-//! `agent_execution_steps`, one row a model call that was answered.
+//! The history of an Agent for users: `agent_execution_history`, one row per turn (or question of a pre-check), and
+//! `agent_execution_steps`, one row per answered model call.
 //!
-//! A pure reading of the engine's records, written in the transaction that commits them: there is no row of a call that
-//! the journal does not have, and none of it is lost with a process. Nothing here is ever read back by the loop.
+//! Derived only from the engine's records, in the transaction that commits them: every row has its lines in the
+//! journal, and a crash loses none. The loop never reads these tables.
 
 use jiff::Timestamp;
 use ring::digest::{SHA256, digest};
@@ -13,61 +13,84 @@ use serde_json::{Value, json};
 use super::write::{JournalWriteError, put};
 use super::{HISTORY_TURNS, STEP_BYTES};
 use crate::engine::message::{Message, ToolCall};
-use crate::engine::precheck::UNREADABLE;
-use crate::engine::{CallPurpose, JournalRecord, RecordKind, RecordedUsage};
+use crate::engine::{CallPurpose, JournalRecord, RecordDetail, RecordKind, RecordedUsage, ids};
 
-/// Most bytes of a text that a step keeps; the whole is in `messages`.
+/// Maximum bytes of one text in a step; the complete text is in `messages`.
 const MOST_TEXT: usize = 4 * 1024;
-/// Most bytes of all texts of a step together, about.
+/// Approximate bound for all texts of a step together, in bytes.
 const MOST_STEP: usize = 64 * 1024;
-/// Key of what the rows came to that are no longer kept.
+/// Key of the totals of rows that were pruned.
 pub(super) const PRUNED_KEY: &str = "history";
 
-/// The execution of a turn, the newest question before it, and the newest step in it.
+/// Queries for the execution of a turn, the newest pre-check before it, and the newest step in it.
 pub(super) const TURN: &str = "SELECT id FROM agent_execution_history
-    WHERE id >= ?1 AND id < ?2 AND task_id NOT IN ('Precheck', 'Signal') ORDER BY id DESC LIMIT 1";
+    WHERE id >= ?1 AND id < ?2 AND member = ?3 AND task_id NOT IN ('Precheck', 'Signal') ORDER BY id DESC LIMIT 1";
 pub(super) const PRECHECK: &str = "SELECT id FROM agent_execution_history
-    WHERE id >= ?1 AND id < ?2 AND task_id = 'Precheck' ORDER BY rowid DESC LIMIT 1";
+    WHERE id >= ?1 AND id < ?2 AND member = ?3 AND task_id = 'Precheck' ORDER BY rowid DESC LIMIT 1";
 pub(super) const NEWEST_STEP: &str = "SELECT rowid, json_array_length(action), result FROM agent_execution_steps
-    WHERE id >= ?1 AND id < ?2 AND purpose NOT IN ('Precheck', 'Signal') ORDER BY id DESC LIMIT 1";
+    WHERE id >= ?1 AND id < ?2 AND member = ?3 AND purpose NOT IN ('Precheck', 'Signal') ORDER BY id DESC LIMIT 1";
 
-/// What executions came to.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
 pub struct HistoryTotals {
-    /// Executions.
     pub executions: i64,
-    /// Those that succeeded.
     pub succeeded: i64,
-    /// Those that failed.
     pub failed: i64,
-    /// Steps.
     pub steps: i64,
-    /// Tokens, as far as the server said.
+    /// Tokens, as far as the server reported them.
     pub tokens: i64,
     /// Micro-dollars, as far as they are known.
     pub cost: i64,
 }
 
-/// Which execution.
 #[derive(Clone, Copy)]
 enum ExecutionKind {
-    /// The turn, heartbeat or not.
+    /// The turn, whether a heartbeat or not.
     Turn,
-    /// The question of a pre-check before it.
+    /// The question of a pre-check before the turn.
     Precheck,
 }
 
-/// One batch's hand on the tables.
+/// A turn of one member of the Agent.
+#[derive(Clone, Copy)]
+struct MemberTurn {
+    member: u16,
+    turn: i64,
+}
+
+impl MemberTurn {
+    const fn of(record: &JournalRecord) -> Self {
+        Self {
+            member: record.member,
+            turn: record.turn,
+        }
+    }
+
+    const fn next(self) -> Self {
+        Self {
+            turn: self.turn + 1,
+            ..self
+        }
+    }
+
+    /// What tells its execution from others of the same purpose. Without the number of the main member, as before there
+    /// were others: rows of a turn that is under way must keep their ids.
+    fn key(self) -> Value {
+        match self.member {
+            ids::MAIN => json!([self.turn]),
+            member => json!([self.turn, member]),
+        }
+    }
+}
+
+/// Writes the tables within one batch.
 pub(super) struct HistoryWriter<'a> {
     pub(super) transaction: &'a Transaction<'a>,
     pub(super) now: Timestamp,
-    /// Uid of the Agent.
     pub(super) agent: &'a str,
 }
 
 impl HistoryWriter<'_> {
-    /// Writes what a record says.
     pub(super) fn write(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
         match record.kind {
             RecordKind::TurnStarted => {
@@ -76,34 +99,35 @@ impl HistoryWriter<'_> {
                 } else {
                     CallPurpose::Heartbeat
                 };
-                self.begin(record.turn, task, &json!([record.turn]))?;
+                let turn = MemberTurn::of(record);
+                self.begin(turn, task, &turn.key())?;
             }
             RecordKind::CallAnswered => self.answered(record)?,
             RecordKind::ToolOutcome | RecordKind::ToolDenied => self.outcome(record)?,
             RecordKind::TurnCompleted => self.end(
-                record.turn,
+                MemberTurn::of(record),
                 ExecutionKind::Turn,
                 "success",
                 &json!({"end": record.note}),
             )?,
             RecordKind::TurnFailed => self.end(
-                record.turn,
+                MemberTurn::of(record),
                 ExecutionKind::Turn,
                 "failed",
                 &json!({"failure": record.note}),
             )?,
             RecordKind::PrecheckSkipped => {
                 self.end(
-                    record.turn + 1,
+                    MemberTurn::of(record).next(),
                     ExecutionKind::Precheck,
                     "success",
                     &json!({"end": "skip"}),
                 )?;
             }
-            // Without an answer there is no row of it.
-            RecordKind::PrecheckFailed if record.note == UNREADABLE => {
+            // A pre-check that got no answer has no row to complete.
+            RecordKind::PrecheckFailed if record.detail == RecordDetail::UselessAnswer => {
                 self.end(
-                    record.turn + 1,
+                    MemberTurn::of(record).next(),
                     ExecutionKind::Precheck,
                     "failed",
                     &json!({"failure": record.note}),
@@ -133,38 +157,51 @@ impl HistoryWriter<'_> {
         self.results(record)
     }
 
-    fn begin(&self, turn: i64, task: CallPurpose, of: &Value) -> rusqlite::Result<String> {
-        let id = id(turn, 0, &json!([self.agent, task, of]));
+    fn begin(&self, of: MemberTurn, task: CallPurpose, key: &Value) -> rusqlite::Result<String> {
+        let id = id(of.turn, 0, &json!([self.agent, task, key]));
         self.transaction
             .prepare_cached(
-                "INSERT OR IGNORE INTO agent_execution_history (id, agent_id, task_id, turn, started_at, total_steps)
-                 VALUES (?1, ?2, ?3, ?4, ?5, 0)",
+                "INSERT OR IGNORE INTO agent_execution_history
+                 (id, agent_id, task_id, turn, started_at, total_steps, member) VALUES (?1, ?2, ?3, ?4, ?5, 0, ?6)",
             )?
-            .execute(params![id, self.agent, task.as_ref(), turn, self.now.to_string()])?;
+            .execute(params![
+                id,
+                self.agent,
+                task.as_ref(),
+                of.turn,
+                self.now.to_string(),
+                of.member
+            ])?;
         Ok(id)
     }
 
-    /// The execution of a turn. One that began under a version without these tables begins here.
-    fn execution(&self, turn: i64) -> rusqlite::Result<String> {
+    /// Returns the execution of a turn. Creates it if the turn began under a version without these tables.
+    fn execution(&self, turn: MemberTurn) -> rusqlite::Result<String> {
         match self.newest(turn, ExecutionKind::Turn)? {
             Some(id) => Ok(id),
-            None => self.begin(turn, CallPurpose::Turn, &json!([turn])),
+            None => self.begin(turn, CallPurpose::Turn, &turn.key()),
         }
     }
 
-    fn newest(&self, turn: i64, of: ExecutionKind) -> rusqlite::Result<Option<String>> {
-        let sql = match of {
+    fn newest(&self, of: MemberTurn, kind: ExecutionKind) -> rusqlite::Result<Option<String>> {
+        let sql = match kind {
             ExecutionKind::Turn => TURN,
             ExecutionKind::Precheck => PRECHECK,
         };
         let mut select = self.transaction.prepare_cached(sql)?;
-        let turn = [first_id(turn), first_id(turn.saturating_add(1))];
-        select.query_row(turn, |row| row.get(0)).optional()
+        let (first, next) = (first_id(of.turn), first_id(of.turn.saturating_add(1)));
+        select
+            .query_row(params![first, next, of.member], |row| row.get(0))
+            .optional()
     }
 
     fn answered(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
         let (Some(call), Some(used)) = (record.call, record.used) else {
             return Ok(());
+        };
+        let turn = MemberTurn {
+            member: call.member,
+            turn: call.turn,
         };
         let question = match used.purpose {
             CallPurpose::Precheck => Some("wake"),
@@ -172,24 +209,23 @@ impl HistoryWriter<'_> {
             CallPurpose::Turn | CallPurpose::Heartbeat | CallPurpose::Compaction => None,
         };
         let execution = if let Some(end) = question {
-            let execution = self.begin(call.turn, used.purpose, &json!([call.to_string()]))?;
+            let execution = self.begin(turn, used.purpose, &json!([call.to_string()]))?;
             self.end_of(&execution, "success", &json!({ "end": end }))?;
             execution
         } else {
-            self.execution(call.turn)?
+            self.execution(turn)?
         };
         let (text, calls) = said(record);
         let most = MOST_TEXT.min(MOST_STEP / (2 * calls.len() + 1));
         let step = ExecutionStep {
-            // An attempt that is answered is the only one.
+            // At most one attempt of a call is answered, so the id needs no attempt number.
             id: id(call.turn, call.call, &json!([self.agent, execution, call.call])),
             execution,
+            member: call.member,
             call: call.to_string(),
             reasoning: text.map(|text| truncate(text, most)),
             action: calls.iter().map(|call| action(call, most)).collect(),
-            success: calls
-                .is_empty()
-                .then(|| record.note != "empty" && record.note != "Refused"),
+            success: calls.is_empty().then_some(record.detail != RecordDetail::UselessAnswer),
             used,
         };
         self.insert(&step)
@@ -202,8 +238,8 @@ impl HistoryWriter<'_> {
             .prepare_cached(
                 "INSERT OR IGNORE INTO agent_execution_steps
                  (id, execution_id, step_number, timestamp, call, purpose, reasoning, action, result, success, tokens_used,
-                  cost_micro_usd)
-                 SELECT ?1, ?2, total_steps + 1, ?3, ?4, ?5, ?6, ?7, '[]', ?8, ?9, ?10 FROM agent_execution_history
+                  cost_micro_usd, member)
+                 SELECT ?1, ?2, total_steps + 1, ?3, ?4, ?5, ?6, ?7, '[]', ?8, ?9, ?10, ?11 FROM agent_execution_history
                  WHERE id = ?2",
             )?
             .execute(params![
@@ -217,7 +253,9 @@ impl HistoryWriter<'_> {
                 step.success,
                 tokens,
                 step.used.cost,
+                step.member,
             ])?;
+        // The id is deterministic: the totals count a step once, even if its record is written again.
         if inserted == 0 {
             return Ok(());
         }
@@ -233,21 +271,21 @@ impl HistoryWriter<'_> {
         Ok(())
     }
 
-    /// A run of a tool came to an end, or there was none.
+    /// Records the outcome of a tool run, or of a tool call that was denied.
     fn outcome(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
         let Some(tool) = record.tool.as_ref().filter(|tool| !tool.run.is_refresh()) else {
             return Ok(());
         };
         let outcome = tool.outcome.as_ref().map_or("Denied", AsRef::as_ref);
         let place = usize::try_from(tool.run.index).unwrap_or(usize::MAX).saturating_sub(1);
-        self.change(record.turn, |ended| {
+        self.change(MemberTurn::of(record), |ended| {
             if let Some(result) = ended.result_at(place) {
                 result["outcome"] = outcome.into();
             }
         })
     }
 
-    /// Results that join the transcript, in the order of their calls.
+    /// Adds the results that join the transcript, in the order of their calls.
     fn results(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
         let results = record.messages.iter().filter_map(|message| match &**message {
             Message::Tool { text, .. } => Some(text.as_str()),
@@ -257,7 +295,7 @@ impl HistoryWriter<'_> {
         if results.is_empty() {
             return Ok(());
         }
-        self.change(record.turn, |ended| {
+        self.change(MemberTurn::of(record), |ended| {
             let most = MOST_TEXT.min(MOST_STEP / (2 * ended.calls + 1));
             for text in results {
                 let place = ended.joined();
@@ -268,12 +306,13 @@ impl HistoryWriter<'_> {
         })
     }
 
-    /// Changes the results of the newest step of a turn.
-    fn change(&self, turn: i64, how: impl FnOnce(&mut StepResults)) -> Result<(), JournalWriteError> {
+    /// Updates the results of the newest step of a turn.
+    fn change(&self, of: MemberTurn, how: impl FnOnce(&mut StepResults)) -> Result<(), JournalWriteError> {
+        let (first, next) = (first_id(of.turn), first_id(of.turn.saturating_add(1)));
         let found = self
             .transaction
             .prepare_cached(NEWEST_STEP)?
-            .query_row([first_id(turn), first_id(turn + 1)], |row| {
+            .query_row(params![first, next, of.member], |row| {
                 Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, String>(2)?))
             })
             .optional()?;
@@ -291,10 +330,10 @@ impl HistoryWriter<'_> {
         Ok(())
     }
 
-    fn end(&self, turn: i64, of: ExecutionKind, status: &str, state: &Value) -> rusqlite::Result<()> {
-        let execution = match of {
-            ExecutionKind::Turn => Some(self.execution(turn)?),
-            ExecutionKind::Precheck => self.newest(turn, of)?,
+    fn end(&self, of: MemberTurn, kind: ExecutionKind, status: &str, state: &Value) -> rusqlite::Result<()> {
+        let execution = match kind {
+            ExecutionKind::Turn => Some(self.execution(of)?),
+            ExecutionKind::Precheck => self.newest(of, kind)?,
         };
         execution.map_or(Ok(()), |execution| self.end_of(&execution, status, state))
     }
@@ -309,7 +348,7 @@ impl HistoryWriter<'_> {
         Ok(())
     }
 
-    /// Drops the rows of turns beyond the bounds, and counts what they came to.
+    /// Drops the rows of turns beyond the bounds, and adds them to the totals.
     pub(super) fn prune(&self, turn: i64) -> Result<(), JournalWriteError> {
         self.drop_up_to(turn - HISTORY_TURNS)?;
         let kept: i64 = self.transaction.query_row(
@@ -329,7 +368,7 @@ impl HistoryWriter<'_> {
         Ok(())
     }
 
-    /// Drops the older half, but never the newest turn. Whether there was any.
+    /// Drops the older half, but never the newest turn. Returns whether anything was dropped.
     pub(super) fn halve(&self) -> Result<bool, JournalWriteError> {
         let (first, last): (Option<i64>, Option<i64>) =
             self.transaction
@@ -346,7 +385,7 @@ impl HistoryWriter<'_> {
     }
 
     fn drop_up_to(&self, turn: i64) -> Result<(), JournalWriteError> {
-        // Turns count from 1.
+        // Turns count from 1, so there is nothing to drop.
         if turn < 1 {
             return Ok(());
         }
@@ -377,7 +416,6 @@ impl HistoryWriter<'_> {
 }
 
 impl HistoryTotals {
-    /// Both together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -391,7 +429,6 @@ impl HistoryTotals {
     }
 }
 
-/// Totals of a row: executions, succeeded, failed, steps, tokens, cost.
 pub(super) fn totals(row: &rusqlite::Row<'_>) -> rusqlite::Result<HistoryTotals> {
     Ok(HistoryTotals {
         executions: row.get(0)?,
@@ -406,6 +443,7 @@ pub(super) fn totals(row: &rusqlite::Row<'_>) -> rusqlite::Result<HistoryTotals>
 struct ExecutionStep {
     id: String,
     execution: String,
+    member: u16,
     call: String,
     reasoning: Option<String>,
     action: Vec<Value>,
@@ -413,14 +451,14 @@ struct ExecutionStep {
     used: RecordedUsage,
 }
 
-/// How the calls of a step ended, as far as they have.
+/// The results of a step's calls, as far as they have ended.
 struct StepResults {
     calls: usize,
     results: Vec<Value>,
 }
 
 impl StepResults {
-    /// The result of a call by its place; made when there is none yet.
+    /// Returns the result of the call at `place`, creating it if needed. `None` for a call that does not exist.
     fn result_at(&mut self, place: usize) -> Option<&mut Value> {
         if place >= self.calls {
             return None;
@@ -431,20 +469,20 @@ impl StepResults {
         self.results.get_mut(place).filter(|result| result.is_object())
     }
 
-    /// So many results have their text.
+    /// Counts the leading results that have their text.
     fn joined(&self) -> usize {
         let has_text = |result: &&Value| result.get("text").is_some();
         self.results.iter().take_while(has_text).count()
     }
 
-    /// `None`: it goes on. What the runtime itself answers, such as a `yield`, has no outcome.
+    /// `None` while calls are open. Calls answered by the runtime itself, such as `yield`, have no outcome.
     fn success(&self) -> Option<bool> {
         let good = |result: &Value| matches!(result["outcome"].as_str(), None | Some("Ok"));
         (self.joined() == self.calls).then(|| self.results.iter().all(good))
     }
 }
 
-/// Text and tool calls of an answer.
+/// Returns the text and the tool calls of an answer.
 fn said(record: &JournalRecord) -> (Option<&str>, &[ToolCall]) {
     let mut answers = record.messages.iter().filter_map(|message| match &**message {
         Message::Assistant { text, tool_calls, .. } => Some((text.as_deref(), tool_calls.as_slice())),
@@ -454,7 +492,7 @@ fn said(record: &JournalRecord) -> (Option<&str>, &[ToolCall]) {
 }
 
 fn action(call: &ToolCall, most: usize) -> Value {
-    // What the model wrote may be no JSON, and what is cut is none.
+    // Arguments of the model may be invalid JSON, and truncated ones are: these are kept as a string.
     let arguments = Some(&call.arguments)
         .filter(|arguments| arguments.len() <= most)
         .and_then(|arguments| serde_json::from_str::<Value>(arguments).ok())
@@ -470,7 +508,7 @@ fn truncate(text: &str, most: usize) -> String {
     format!("{}[cut: the first {end} of {} bytes]", &text[..end], text.len())
 }
 
-/// A UUID (version 8) that sorts by turn and call, and is the same whenever the same row is written.
+/// Builds a UUID (version 8) that sorts by turn and call. Deterministic, so that writing a row again is a no-op.
 fn id(turn: i64, call: u32, of: &Value) -> String {
     let hash = digest(&SHA256, of.to_string().as_bytes());
     let mut low = [0; 8];
@@ -485,7 +523,7 @@ fn id(turn: i64, call: u32, of: &Value) -> String {
     )
 }
 
-/// What the ids of a turn begin with.
+/// Returns the common prefix of the ids of a turn.
 fn first_id(turn: i64) -> String {
     let turn = turn.max(0);
     format!("{:08x}-{:04x}", turn >> 16 & 0xffff_ffff, turn & 0xffff)

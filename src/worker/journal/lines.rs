@@ -1,46 +1,42 @@
-//! Lines of the journal as they are told to others: numbers, names and hashes, and no word of a prompt or an answer.
+//! Lines of the journal as shown to readers: numbers, names and hashes, and no text of a prompt or an answer.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, Row};
 
 use crate::engine::{JournalRecord, RecordKind};
 
-/// All lines, the newest first.
 pub(super) const NEWEST_FIRST: &str = "SELECT * FROM journal ORDER BY seq DESC";
 
-/// One line of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalLine {
-    /// Its number: one more than that of the line before, over the life of the journal.
+    /// Sequence number: that of the line before plus one, over the life of the journal.
     pub seq: i64,
-    /// When its batch was committed.
     pub at: Timestamp,
-    /// What.
     pub kind: RecordKind,
-    /// The turn it belongs to.
+    /// The member of the Agent; 0 is the agent itself.
+    pub member: u16,
     pub turn: i64,
-    /// The model call it belongs to, such as `t12c1a1`.
+    /// The model call, such as `t12c1a1`.
     pub call: Option<String>,
-    /// The run of a tool it belongs to, such as `t12c1r1`.
+    /// The tool run, such as `t12c1r1`.
     pub run: Option<String>,
-    /// Name of that tool.
     pub tool: Option<String>,
-    /// What that tool may do.
+    /// Effect of the tool: `Read`, `Write` or `Destructive`.
     pub effect: Option<String>,
-    /// What became of that run.
+    /// Outcome of the run.
     pub outcome: Option<String>,
-    /// A short note: `Running -> Sleeping`, a failure kind.
+    /// A short note, such as `Running -> Sleeping` or the kind of a failure.
     pub note: String,
 }
 
 impl JournalLine {
-    /// The line that was written of a record.
     pub(super) fn of(seq: i64, at: Timestamp, record: &JournalRecord) -> Self {
         let tool = record.tool.as_ref();
         Self {
             seq,
             at,
             kind: record.kind,
+            member: record.member,
             turn: record.turn,
             call: record.call.map(|call| call.to_string()),
             run: tool.map(|tool| tool.run.to_string()),
@@ -51,7 +47,7 @@ impl JournalLine {
         }
     }
 
-    /// `None`: a kind or a moment that this version does not know.
+    /// Returns `None` for a kind or a time that this version does not know.
     fn read(row: &Row<'_>) -> rusqlite::Result<Option<Self>> {
         let (at, kind): (String, String) = (row.get("at")?, row.get("kind")?);
         let (Ok(at), Ok(kind)) = (at.parse(), kind.parse()) else {
@@ -61,6 +57,7 @@ impl JournalLine {
             seq: row.get("seq")?,
             at,
             kind,
+            member: row.get("member")?,
             turn: row.get("turn")?,
             call: row.get("call")?,
             run: row.get("run")?,
@@ -72,7 +69,7 @@ impl JournalLine {
     }
 }
 
-/// Lines after one, in order: the number of the last that was looked at, the newest there is, and what can be read of them.
+/// Reads at most `most` lines after line `seq`, in order. Skips lines that this version does not know.
 pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite::Result<JournalPage> {
     let newest = connection.query_row("SELECT coalesce(max(seq), 0) FROM journal", [], |row| row.get(0))?;
     let mut found = JournalPage {
@@ -81,7 +78,7 @@ pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite:
         lines: Vec::new(),
     };
     let mut select = connection.prepare_cached(
-        "SELECT seq, at, kind, turn, call, run, tool, effect, outcome, note FROM journal
+        "SELECT seq, at, kind, member, turn, call, run, tool, effect, outcome, note FROM journal
          WHERE seq > ?1 ORDER BY seq LIMIT ?2",
     )?;
     let mut rows = select.query([seq, i64::try_from(most).unwrap_or(i64::MAX)])?;
@@ -92,7 +89,7 @@ pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite:
     Ok(found)
 }
 
-/// The last so many messages of the model and its tools up to a turn, the newest last, each cut after so many bytes.
+/// Returns the last messages of the model and its tools up to a turn, the newest last, each truncated to `bytes`.
 pub(super) fn recent_messages(
     connection: &Connection,
     turn: i64,
@@ -112,19 +109,17 @@ pub(super) fn recent_messages(
     Ok(texts)
 }
 
-/// Some lines of the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JournalPage {
-    /// The last that was looked at.
+    /// Number of the last line that was examined, whether it could be read or not. The next page continues after it.
     pub next: i64,
-    /// The newest there is.
+    /// Number of the newest line in the journal.
     pub newest: i64,
-    /// Those that this version can read.
     pub lines: Vec<JournalLine>,
 }
 
-/// The lines of the newest batch, and of those right before it that were committed at the same moment. Reads no further
-/// back: the journal may be long.
+/// Returns the lines of the newest batch, and of batches right before it that were committed at the same time. Stops
+/// there, because the journal may be long.
 pub(super) fn of_last_batch(connection: &Connection) -> rusqlite::Result<Vec<JournalLine>> {
     let mut select = connection.prepare(NEWEST_FIRST)?;
     let mut rows = select.query([])?;

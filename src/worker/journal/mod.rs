@@ -1,7 +1,7 @@
-//! The journal: what one loop did, and all it needs to go on after any crash. SQLite on the state volume.
+//! The journal: what one loop did, and all that it needs to continue after any crash. SQLite on the state volume.
 //!
-//! Owns the file, its lock, its owner and its bounds. One batch of the engine is one transaction, on disk when
-//! [`Journal::commit`] returns. Decides nothing about the loop, and never resets a file by itself.
+//! Owns the file, its lock, its owner and its bounds. One batch of the engine is one transaction, which is on disk when
+//! [`Journal::commit`] returns. Does not decide anything about the loop, and never resets a file on its own.
 
 mod copy;
 mod error;
@@ -19,28 +19,28 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::disk;
-use crate::disk::BallastFile;
 use crate::engine::JournalRecord;
 use crate::engine::machine::EngineSnapshot;
 use crate::engine::message::Message;
+use crate::support::disk;
+use crate::support::disk::BallastFile;
 pub use copy::{CopyError, copy};
 pub use error::JournalError;
 pub use lines::{JournalLine, JournalPage};
 pub use sensor_records::SensorRecord;
 use write::{JournalBatch, JournalWriteError};
 
-/// Turns whose messages stay in the history.
+/// Turns whose messages are kept in the history.
 pub const HISTORY_TURNS: i64 = 2_000;
-/// Bytes of messages above which the older half of the history goes, however few turns it spans.
+/// Bytes of messages above which the older half of the history is dropped, however few turns it spans.
 pub const HISTORY_BYTES: i64 = 64 * 1024 * 1024;
-/// Bytes of texts in the history's steps above which the older half of the history goes, however few turns it spans.
+/// Bytes of texts in the history's steps above which the older half of the history is dropped, however few turns it
+/// spans.
 pub const STEP_BYTES: i64 = 32 * 1024 * 1024;
-/// Lines of the journal that stay.
+/// Lines of the journal that are kept.
 pub const JOURNAL_LINES: i64 = 50_000;
-/// Turns between two prunings.
 const PRUNE_EVERY_TURNS: i64 = 100;
-/// Largest file that is checked whole after an unclean end; of a larger one only what is read.
+/// Largest file that is checked completely after an unclean shutdown. Larger files are checked only as they are read.
 const CHECK_BYTES: u64 = 128 * 1024 * 1024;
 
 const FILE: &str = "journal.sqlite";
@@ -48,57 +48,52 @@ const LOCK_FILE: &str = "journal.lock";
 const SNAPSHOT_KEY: &str = "snapshot";
 const OWNER_KEY: &str = "owner";
 const VALUE: &str = "SELECT value FROM kv WHERE key = ?1";
-/// Format of the state that the tables hold as JSON: the snapshot, the messages and what is remembered of Sensors. Raise it
-/// with each change that an older agentloop cannot read, such as a new value of an enum.
+/// Format of the state that the tables hold as JSON: the snapshot, the messages and the Sensor records. Raise it with
+/// each change that an older agentloop cannot read, such as a new value of an enum.
 const FORMAT: i64 = 2;
-const TRANSCRIPT: &str = "SELECT json FROM messages WHERE live = 1 ORDER BY id";
+/// The live transcript of the main member.
+const TRANSCRIPT: &str = "SELECT json FROM messages WHERE live = 1 AND member = 0 ORDER BY id";
 
-/// Who writes a journal.
+/// The writer of a journal.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct JournalOwner {
-    /// Uid of the Agent. Epochs are compared within one Agent only: one that was deleted and made again under the
-    /// same name, with its volume retained, counts from the start.
+    /// Uid of the Agent. Epochs are compared within one Agent only: an Agent that was deleted and recreated under the
+    /// same name, with its volume retained, counts epochs from the start.
     pub agent_uid: String,
-    /// Uid of the pod.
     pub pod_uid: String,
-    /// Epoch of the pod.
     pub epoch: i64,
 }
 
-/// What a journal held when it was opened.
+/// The contents of a journal when it was opened.
 #[derive(Debug, Default, PartialEq)]
 pub struct RestoredJournal {
-    /// The engine; `None`: it has never run.
+    /// The engine's state; `None` if it has never run.
     pub snapshot: Option<EngineSnapshot>,
     /// The live transcript, oldest first.
     pub transcript: Vec<Message>,
-    /// The last batch of a process that did not end in order: it may have told nobody of these.
+    /// The last batch of a process that did not shut down cleanly: it may not have logged these lines.
     pub untold: Vec<JournalLine>,
-    /// What is remembered of each Sensor.
+    /// One record per Sensor.
     pub kept: Vec<SensorRecord>,
 }
 
-/// A batch that is on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct CommittedBatch {
-    /// Its lines.
     pub lines: Vec<JournalLine>,
-    /// Only because the ballast was given up: the loop has to end now, in order.
+    /// True if the commit succeeded only because the ballast was released: the loop must now end, in order.
     pub on_ballast: bool,
 }
 
-/// An open journal.
 pub struct Journal {
     connection: Connection,
-    /// Uid of the Agent.
     agent: String,
     ballast: Option<BallastFile>,
     dir: PathBuf,
     file: PathBuf,
-    /// The agentloop that wrote the state, where its format is newer than ours.
+    /// The version of agentloop that wrote the state, if its format is newer than [`FORMAT`].
     newer: Option<String>,
-    /// Held until the journal is dropped; the system frees it when the process dies.
+    /// Held until the journal is dropped; the kernel releases it when the process dies.
     _lock: File,
 }
 
@@ -106,9 +101,9 @@ pub struct Journal {
 struct JournalOwnerRow {
     #[serde(flatten)]
     owner: JournalOwner,
-    /// Whether it closed the journal in order.
+    /// Whether the owner closed the journal cleanly.
     closed: bool,
-    /// The agentloop that wrote the state, and its [`FORMAT`].
+    /// The version of agentloop that wrote the state, and its [`FORMAT`].
     #[serde(default)]
     writer: String,
     #[serde(default)]
@@ -116,8 +111,8 @@ struct JournalOwnerRow {
 }
 
 impl Journal {
-    /// Opens the journal in `dir` and reads what it holds; makes both when they are not there. Call
-    /// [`Journal::claim`] before the first commit.
+    /// Opens the journal in `dir` and reads its contents. Creates both if they do not exist. Call [`Journal::claim`]
+    /// before the first commit.
     pub fn open(dir: &Path, owner: &JournalOwner) -> Result<(Self, RestoredJournal), JournalError> {
         std::fs::create_dir_all(dir).map_err(|error| JournalError::from_io(dir, &error))?;
         if let Some(kind) = disk::network_file_system(dir) {
@@ -141,15 +136,16 @@ impl Journal {
         Ok((journal, restored))
     }
 
-    /// Makes `owner` the journal's writer and takes the ballast.
+    /// Records `owner` as the journal's writer, prunes the journal, and takes the ballast.
     pub fn claim(&mut self, owner: &JournalOwner) -> Result<(), JournalError> {
-        // Sensors of a paused loop write lines too, without any turn that would prune them.
+        // Sensors of a paused loop write lines as well, without a turn that would prune them.
         let pruned = write::prune_now(&mut self.connection, &self.agent);
         self.ballast = match BallastFile::take(&self.dir) {
             Ok(ballast) => Some(ballast),
             Err(error) if disk::is_full(&error) && self.has_room_within() => None,
             Err(error) => return Err(JournalError::from_io(&self.dir, &error)),
         };
+        // Pruning may fail for lack of room: the ballast, or free pages in the file, still let the loop end in order.
         match pruned {
             Err(JournalWriteError::Sqlite(error)) if !error::may_lack_room(&error) => return Err(self.sqlite(&error)),
             Err(JournalWriteError::Json(error)) => return Err(self.failed(error.to_string())),
@@ -158,7 +154,8 @@ impl Journal {
         self.put_owner(owner, false)
     }
 
-    /// Whether a file on a full volume has as much room within as the ballast would give, or gets it by dropping history.
+    /// Whether the file on a full volume has as many free pages as the ballast would provide, dropping history if
+    /// necessary.
     fn has_room_within(&mut self) -> bool {
         let free = |journal: &Self| -> rusqlite::Result<i64> {
             let pragma = |name: &str| {
@@ -178,7 +175,9 @@ impl Journal {
         }
     }
 
-    /// Writes one batch, and what is to be remembered of a Sensor with it. When it returns `Ok`, all of the batch survives a crash of the machine.
+    /// Writes one batch, and a Sensor's record with it. On `Ok`, the whole batch survives a crash of the machine.  On a
+    /// full volume it first drops the older half of the history and tries again. If that does not help, it releases the
+    /// ballast: enough room for the loop to end in order, and for nothing else.
     pub fn commit(
         &mut self,
         now: Timestamp,
@@ -204,6 +203,7 @@ impl Journal {
             Err(JournalWriteError::Sqlite(error)) => error,
             Err(JournalWriteError::Json(error)) => return Err(self.failed(error.to_string())),
         };
+        // Deleted rows free pages within the file, which needs no space on the volume.
         if error::may_lack_room(&error)
             && write::make_room(&mut self.connection, &self.agent).unwrap_or(false)
             && let Ok(lines) = write::write_batch(&mut self.connection, batch)
@@ -213,6 +213,7 @@ impl Journal {
                 on_ballast: false,
             });
         }
+        // The last reserve. It is taken again only by the next start, once the volume has room.
         let gave = error::may_lack_room(&error) && self.ballast.take().is_some_and(|ballast| ballast.release());
         if !gave {
             return Err(self.sqlite(&error));
@@ -227,29 +228,30 @@ impl Journal {
         }
     }
 
-    /// At most so many lines after this one.
+    /// Returns at most `most` lines after line `seq`.
     pub fn lines_after(&self, seq: i64, most: usize) -> Result<JournalPage, JournalError> {
         lines::after(&self.connection, seq, most).map_err(|error| self.sqlite(&error))
     }
 
-    /// The last so many messages of the model and its tools up to this turn, each cut after so many bytes.
+    /// Returns the last messages of the model and its tools up to this turn. `most`: their number, and the bytes of
+    /// each.
     pub fn recent_messages(&self, turn: i64, most: (usize, usize)) -> Result<Vec<String>, JournalError> {
         lines::recent_messages(&self.connection, turn, most).map_err(|error| self.sqlite(&error))
     }
 
-    /// The error of a journal whose last commit ended on the ballast.
+    /// Returns the error of a journal whose last commit used the ballast.
     #[must_use]
     pub fn full_error(&self) -> JournalError {
         JournalError::Full { dir: self.dir.clone() }
     }
 
-    /// Moves the log into the database whenever it is so many pages long.
+    /// Checkpoints the write-ahead log whenever it has this many pages.
     #[cfg(test)]
     pub(super) fn checkpoint_every(&self, pages: u32) {
         let _ = self.connection.pragma_update(None, "wal_autocheckpoint", pages);
     }
 
-    /// Ends in order: the next start needs no check of the file.
+    /// Closes the journal cleanly: the next start need not check the file.
     pub fn close(self, owner: &JournalOwner) -> Result<(), JournalError> {
         self.put_owner(owner, true)?;
         let Self {
@@ -286,7 +288,7 @@ impl Journal {
                 self.check()?;
             }
         }
-        // Only of a file that is ours and sound.
+        // Migrate only after the checks above: a file of a newer owner, or a damaged one, is never changed.
         if found < schema::VERSION {
             self.migrate(found)?;
         }
@@ -315,7 +317,7 @@ impl Journal {
             .map_err(|error| self.sqlite(&error))?;
         text.map(|text| serde_json::from_str(&text))
             .transpose()
-            .map_err(|_| self.unreadable(format!("the row {key} cannot be read")))
+            .map_err(|_| self.unreadable(format!("cannot read the row {key}")))
     }
 
     fn put_owner(&self, owner: &JournalOwner, closed: bool) -> Result<(), JournalError> {
@@ -342,11 +344,11 @@ impl Journal {
         let texts: Vec<String> = texts;
         texts
             .iter()
-            .map(|text| serde_json::from_str(text).map_err(|_| self.unreadable("a message cannot be read".into())))
+            .map(|text| serde_json::from_str(text).map_err(|_| self.unreadable("cannot read a message".into())))
             .collect()
     }
 
-    /// After an end without [`Journal::close`]: whether the file is sound, as far as that is cheap.
+    /// Checks the file after an unclean shutdown, unless it is too large to check quickly.
     fn check(&self) -> Result<(), JournalError> {
         let size = self.file.metadata().map_or(0, |found| found.len());
         if size > CHECK_BYTES {
@@ -367,7 +369,7 @@ impl Journal {
         JournalError::from_sqlite(&self.file, error)
     }
 
-    /// A text in a sound file that this version cannot read.
+    /// Reports text that this version cannot parse: written by a newer version, or damaged.
     fn unreadable(&self, detail: String) -> JournalError {
         match &self.newer {
             Some(writer) => JournalError::NewerState {
@@ -393,7 +395,7 @@ impl Journal {
     }
 }
 
-/// Within one Agent, a pod may not write where a newer one has written.
+/// Fences a pod that is older than the last writer. Epochs of different Agents are not compared.
 fn refuse_older(last: &JournalOwner, owner: &JournalOwner) -> Result<(), JournalError> {
     if last.agent_uid == owner.agent_uid && last.epoch > owner.epoch {
         return Err(JournalError::Fenced {

@@ -3,10 +3,11 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Version of the tables, kept in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 5;
+pub(super) const VERSION: i64 = 6;
 
-/// Of version 1. `journal`: one line per event, safe to read aloud. `messages`: the conversation; `live` rows are the transcript
-/// that the engine still sends, the others are history. `kv`: the engine's snapshot and the journal's owner.
+/// Version 1. `journal`: one line per event, without text of prompts or answers. `messages`: the conversation; `live`
+/// rows are the transcript that the engine still sends, the others are history. `kv`: the engine's snapshot and the
+/// journal's owner.
 const VERSION_1: &str = "
 CREATE TABLE journal (
     seq INTEGER PRIMARY KEY,
@@ -27,7 +28,7 @@ CREATE INDEX messages_turn ON messages (turn);
 CREATE TABLE kv (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 ";
 
-/// Version 2: what a line says of a tool call. A run is a line `ToolIntent` and, later, a line `ToolOutcome`.
+/// Version 2: tool calls. A run is a line `ToolIntent` and, later, a line `ToolOutcome`.
 const VERSION_2: &str = "
 ALTER TABLE journal ADD COLUMN run TEXT;
 ALTER TABLE journal ADD COLUMN tool TEXT;
@@ -37,9 +38,9 @@ ALTER TABLE journal ADD COLUMN arguments TEXT;
 ALTER TABLE journal ADD COLUMN outcome TEXT;
 ";
 
-/// Version 3: what the Agent did, for people; docs/reference/journal.md explains each column. Money is whole micro-dollars,
-/// shown as a decimal. Ids sort by turn and
-/// call, so that no other index is needed to find them.
+/// Version 3: the history of the Agent for users; docs/reference/journal.md documents each column. Cost is stored in
+/// whole micro-dollars and shown as a decimal. Ids sort by turn and call, so that no other index is needed to find
+/// them.
 const VERSION_3: &str = "
 CREATE TABLE agent_execution_history (
     id TEXT NOT NULL PRIMARY KEY,
@@ -78,8 +79,8 @@ CREATE TABLE agent_execution_steps (
 CREATE INDEX agent_execution_steps_execution ON agent_execution_steps (execution_id, step_number);
 ";
 
-/// Version 4: what is remembered of each Sensor. `seq` is the number of the last event that took effect: it is written with
-/// what the event did. `memory` is JSON, read by the worker alone.
+/// Version 4: the record of each Sensor. `seq` is the number of the last event that took effect, written together with
+/// its effect. `memory` is JSON that only the worker reads.
 const VERSION_4: &str = "
 CREATE TABLE deliveries (
     sensor TEXT PRIMARY KEY,
@@ -89,7 +90,7 @@ CREATE TABLE deliveries (
 ) WITHOUT ROWID;
 ";
 
-/// Version 5: the files that a Sensor has told of, as they looked then.
+/// Version 5: the files that a Sensor has reported, with their size, time and hash at that moment.
 const VERSION_5: &str = "
 CREATE TABLE watched_files (
     sensor TEXT NOT NULL,
@@ -101,15 +102,26 @@ CREATE TABLE watched_files (
 ) WITHOUT ROWID;
 ";
 
-/// Step `n` makes version `n + 1` of version `n`; version 0 is an empty file.
-pub(super) const STEPS: [&str; 5] = [VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5];
+/// Version 6: the member of the Agent that a row belongs to, so that the rows of several can be told apart. 0 is the agent
+/// itself, to which all earlier rows belong.
+const VERSION_6: &str = "
+ALTER TABLE journal ADD COLUMN member INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE messages ADD COLUMN member INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE agent_execution_history ADD COLUMN member INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE agent_execution_steps ADD COLUMN member INTEGER NOT NULL DEFAULT 0;
+DROP INDEX messages_live;
+CREATE INDEX messages_live ON messages (member, id) WHERE live = 1;
+";
 
-/// The version of the tables found; 0 for an empty file.
+/// Step `n` migrates version `n` to version `n + 1`; version 0 is an empty file.
+pub(super) const STEPS: [&str; 6] = [VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5, VERSION_6];
+
+/// Returns the version of the tables; 0 for an empty file.
 pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0))
 }
 
-/// Brings tables of version `found` up to [`VERSION`], all of it or nothing.
+/// Migrates tables of version `found` to [`VERSION`], completely or not at all.
 pub(super) fn migrate(connection: &mut Connection, found: i64) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for step in STEPS.iter().skip(usize::try_from(found).unwrap_or(usize::MAX)) {

@@ -1,28 +1,27 @@
-//! What is remembered of Sensors: one row each, and one for each file that it watches, written with what an event of it did.
+//! Records of Sensors: one row each, and one for each watched file, written together with the effect of an event.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, params};
 
 use crate::sensing::watch::{FileFingerprint, FileStat};
 
-/// Sensors that are remembered, those included that a loop does not hear any more; the longest silent one is forgotten.
+/// Most Sensors with a record, including those whose events the loop no longer receives. The one whose record is oldest
+/// is dropped first.
 pub(super) const MOST_SENSORS: i64 = 512;
 
-/// What is remembered of a Sensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SensorRecord {
-    /// Its uid.
+    /// Uid of the Sensor.
     pub sensor: String,
     /// Number of the last event that took effect.
     pub seq: i64,
-    /// What else its owner wants to know again; the journal does not read it.
+    /// State of the worker's Sensor code as JSON, opaque to the journal.
     pub memory: String,
-    /// Files that it watches, by their path: when read, all that are remembered; when written, those that have changed, and
-    /// `None` forgets one.
+    /// Watched files by path. When read: all of them. When written: those that have changed; `None` removes one.
     pub files: Vec<(String, Option<FileFingerprint>)>,
 }
 
-/// Remembers; what was remembered of the same Sensor goes.
+/// Writes a record over the Sensor's earlier one.
 pub(super) fn put(connection: &Connection, now: Timestamp, kept: &SensorRecord) -> rusqlite::Result<()> {
     connection
         .prepare_cached(
@@ -66,7 +65,6 @@ fn put_file(
     Ok(())
 }
 
-/// All that is remembered.
 pub(super) fn read_all(connection: &Connection) -> rusqlite::Result<Vec<SensorRecord>> {
     let mut all: Vec<SensorRecord> = connection
         .prepare("SELECT sensor, seq, memory FROM deliveries ORDER BY sensor")?

@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 
 use super::*;
 use crate::engine::tool::{ToolEffect, ToolRunId};
-use crate::engine::{CallId, OutcomeKind, RecordKind, ToolLine};
+use crate::engine::{CallId, OutcomeKind, RecordDetail, RecordKind, ToolLine};
 use crate::worker::journal::history::{NEWEST_STEP, PRECHECK, TURN};
 
 fn owner(epoch: i64) -> JournalOwner {
@@ -26,18 +26,21 @@ fn user(text: &str) -> Message {
 fn record(kind: RecordKind, turn: i64, messages: Vec<Message>) -> JournalRecord {
     JournalRecord {
         kind,
+        member: 0,
         turn,
         call: Some(CallId {
+            member: 0,
             turn,
             call: 1,
             attempt: 1,
         }),
         note: "note".into(),
+        detail: RecordDetail::None,
         tool: None,
         used: None,
         messages: messages.into_iter().map(Into::into).collect(),
         retract: 0,
-        forget: 0,
+        forget: 0..0,
     }
 }
 
@@ -62,7 +65,7 @@ fn count(journal: &Journal, sql: &str) -> i64 {
     journal.connection.query_row(sql, [], |row| row.get(0)).unwrap()
 }
 
-/// A journal with one batch in it, closed.
+/// Creates a journal with one batch in it, and closes it.
 fn written(dir: &Path) {
     let (mut journal, _) = open(dir, 1);
     write(&mut journal, &[record(RecordKind::TurnStarted, 1, vec![user("hello")])]);
@@ -114,7 +117,7 @@ fn what_was_committed_is_there_after_an_end_without_close() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     write(&mut journal, &[record(RecordKind::TurnStarted, 1, vec![user("a")])]);
-    // A copy of the files as they are now is what a killed process leaves.
+    // A copy of the current files is what a killed process leaves.
     let copy = tempfile::tempdir().unwrap();
     for name in [FILE.to_owned(), format!("{FILE}-wal")] {
         std::fs::copy(dir.path().join(&name), copy.path().join(&name)).unwrap();
@@ -132,7 +135,7 @@ fn forgotten_and_retracted_messages_leave_the_transcript_and_stay_in_the_history
     let mut failed = record(RecordKind::TurnFailed, 1, vec![user("e")]);
     failed.retract = 1;
     let mut trimmed = record(RecordKind::Trimmed, 1, vec![]);
-    trimmed.forget = 2;
+    trimmed.forget = 0..2;
     write(&mut journal, &[failed, trimmed]);
     assert_eq!(journal.transcript().unwrap(), [user("c"), user("e")]);
     assert_eq!(count(&journal, "SELECT count(*) FROM messages"), 5);
@@ -155,7 +158,7 @@ fn an_older_epoch_is_refused_and_the_same_or_a_newer_one_is_not() {
     assert_eq!(error.kind(), "Fenced");
     assert_eq!(
         error.to_string(),
-        "pod pod-5 with epoch 5 has taken over this loop; this pod has epoch 4 and does nothing"
+        "pod pod-5 with epoch 5 has taken over this loop; this pod, with epoch 4, stops"
     );
     drop(open(dir.path(), 5));
     drop(open(dir.path(), 6));
@@ -187,7 +190,7 @@ fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
     assert!(
         error
             .to_string()
-            .contains("schema version 6 and this agentloop knows versions up to 5")
+            .contains("schema version 7 and this agentloop supports versions up to 6")
     );
     assert_eq!(refusal(dir.path(), 1).kind(), "JournalNewer");
 }
@@ -222,7 +225,7 @@ fn a_state_that_a_newer_agentloop_wrote_asks_for_that_version_and_one_of_ours_is
     }
 }
 
-/// Snapshots that releases wrote, by the name of the file: each later one reads them.
+/// Snapshots written by releases, named by their file: every later release must read them.
 #[test]
 fn the_snapshot_of_each_release_can_be_read_and_says_the_same_again() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/journal/snapshots");
@@ -239,7 +242,7 @@ fn the_snapshot_of_each_release_can_be_read_and_says_the_same_again() {
     assert!(read >= 2, "{read}");
 }
 
-/// Whether all of `golden` is in `value`; what is new may stand beside it.
+/// Whether `value` contains all of `golden`; additional fields are allowed.
 fn holds(value: &serde_json::Value, golden: &serde_json::Value) -> bool {
     match (value, golden) {
         (serde_json::Value::Object(value), serde_json::Value::Object(golden)) => golden
@@ -252,7 +255,7 @@ fn holds(value: &serde_json::Value, golden: &serde_json::Value) -> bool {
     }
 }
 
-/// What version 0.1.0 wrote.
+/// A journal as written by version 0.1.0.
 const OF_VERSION_1: &str = r#"
 CREATE TABLE journal (seq INTEGER PRIMARY KEY, at TEXT NOT NULL, kind TEXT NOT NULL, turn INTEGER NOT NULL, call TEXT,
     note TEXT NOT NULL);
@@ -308,7 +311,7 @@ fn a_migration_that_fails_leaves_the_file_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let connection = Connection::open(dir.path().join(FILE)).unwrap();
     connection.execute_batch(OF_VERSION_1).unwrap();
-    // The last of the new columns is there already.
+    // The last of the new columns already exists.
     connection
         .execute_batch("ALTER TABLE journal ADD COLUMN outcome TEXT")
         .unwrap();
@@ -326,6 +329,7 @@ fn tool_record() -> JournalRecord {
     let mut record = record(RecordKind::ToolOutcome, 7, vec![]);
     record.tool = Some(ToolLine {
         run: ToolRunId {
+            member: 0,
             turn: 7,
             call: 1,
             index: 2,
@@ -393,14 +397,16 @@ fn an_unclean_end_makes_the_next_start_check_the_whole_file_and_a_clean_one_does
     for turn in 1..200 {
         write(&mut journal, &[record(RecordKind::TurnStarted, turn, vec![])]);
     }
+    // The first page of a table that is not read at the start.
+    let root = "SELECT rootpage FROM sqlite_master WHERE name = 'agent_execution_history'";
+    let at = SeekFrom::Start(u64::try_from((count(&journal, root) - 1) * 4096).unwrap());
     journal.close(&owner(1)).unwrap();
-    // The last page belongs to the lines, which a start does not read.
     let path = dir.path().join(FILE);
     let mut file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    file.seek(SeekFrom::End(-4096)).unwrap();
+    file.seek(at).unwrap();
     let mut page = [0; 8];
     file.read_exact(&mut page).unwrap();
-    file.seek(SeekFrom::End(-4096)).unwrap();
+    file.seek(at).unwrap();
     file.write_all(&page.map(|byte| !byte)).unwrap();
     drop(file);
     let (journal, _) = open(dir.path(), 1);
@@ -408,7 +414,7 @@ fn an_unclean_end_makes_the_next_start_check_the_whole_file_and_a_clean_one_does
     assert_eq!(refusal(dir.path(), 1).kind(), "JournalCorrupted");
 }
 
-/// Lets the file grow by two pages more; a full volume as SQLite sees it, without root.
+/// Lets the file grow by two more pages: what SQLite sees on a full volume, without root.
 fn limit(journal: &Journal) {
     let pages = count(journal, "PRAGMA page_count");
     let _: i64 = journal
@@ -430,7 +436,7 @@ fn a_batch_that_does_not_fit_is_refused_whole_and_gives_the_ballast_up() {
         .commit(Timestamp::UNIX_EPOCH, &[large], &EngineSnapshot::default(), None)
         .unwrap_err();
     assert_eq!(error.kind(), "JournalFull");
-    assert!(error.to_string().contains("spec.storage.size"));
+    assert!(error.to_string().contains("PersistentVolumeClaim"));
     assert!(!ballast.exists());
     drop(journal);
     let (_, restored) = open(dir.path(), 1);
@@ -534,24 +540,24 @@ fn the_last_batch_of_a_killed_process_is_told_again_and_no_other() {
     assert_eq!(restored.untold, []);
 }
 
-/// How SQLite goes about a statement, and each statement within it.
+/// Returns SQLite's query plan for a statement, with those of its subqueries.
 fn plan(journal: &Journal, sql: &str) -> Vec<String> {
     let mut explain = journal
         .connection
         .prepare(&format!("EXPLAIN QUERY PLAN {sql}"))
         .unwrap();
-    // Of parameters only the number matters.
+    // Only the number of the parameters matters.
     let values = vec![1; explain.parameter_count()];
     let rows = explain.query_map(rusqlite::params_from_iter(values), |row| row.get(3));
     rows.unwrap().map(Result::unwrap).collect()
 }
 
-/// Of taking messages out of the live transcript.
+/// The plan for removing messages from the live transcript.
 fn retiring() -> Vec<String> {
     let steps = [
         "SEARCH messages USING INTEGER PRIMARY KEY (rowid=?)",
         "LIST SUBQUERY 1",
-        "SCAN messages USING COVERING INDEX messages_live",
+        "SEARCH messages USING COVERING INDEX messages_live (member=?)",
     ];
     steps.map(str::to_owned).to_vec()
 }
@@ -566,14 +572,14 @@ fn what_runs_at_each_step_or_start_looks_at_no_more_rows_the_longer_the_journal_
     let (oldest, newest) = (write::retiring("ASC"), write::retiring("DESC"));
     for (sql, expected) in [
         (VALUE, vec!["SEARCH kv USING PRIMARY KEY (key=?)".to_owned()]),
-        // All that is live, which the context bounds.
-        (TRANSCRIPT, vec![format!("SCAN {live}")]),
-        // From its end, as far as one batch goes.
+        // The live transcript, which the context window bounds.
+        (TRANSCRIPT, vec![format!("SEARCH {live} (member=?)")]),
+        // From the end, as far as one batch.
         (lines::NEWEST_FIRST, vec!["SCAN journal".to_owned()]),
         (&oldest, retiring()),
         (&newest, retiring()),
         (TURN, vec![of_a_turn.to_owned()]),
-        // Few: those before one turn.
+        // Few: only those before one turn.
         (
             PRECHECK,
             vec![of_a_turn.to_owned(), "USE TEMP B-TREE FOR ORDER BY".to_owned()],
@@ -597,18 +603,18 @@ fn what_runs_at_each_step_or_start_looks_at_no_more_rows_the_longer_the_journal_
     }
 }
 
-/// Turns whose messages are history only.
+/// Adds turns whose messages are only history.
 fn with_history(dir: &Path, turns: i64) -> Journal {
     let (mut journal, _) = open(dir, 1);
     for turn in 1..=turns {
         let mut read = record(RecordKind::CallAnswered, turn, vec![user(&"x".repeat(100_000))]);
-        read.forget = 1;
+        read.forget = 0..1;
         write(&mut journal, &[read]);
     }
     journal
 }
 
-/// The volume is full, as the ballast sees it.
+/// Fills the volume, as the ballast sees it.
 fn no_room_for_ballast(dir: &Path) {
     let ballast = dir.join("ballast");
     std::fs::remove_file(&ballast).unwrap();
@@ -661,4 +667,29 @@ fn a_start_keeps_the_file_within_its_bounds_without_any_turn() {
     drop(journal);
     let (journal, _) = open(dir.path(), 1);
     assert_eq!(count(&journal, "SELECT count(*) FROM journal"), JOURNAL_LINES);
+}
+
+#[test]
+fn each_member_has_a_live_transcript_of_its_own_and_the_main_one_is_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let of = |member, record: JournalRecord| JournalRecord { member, ..record };
+    write(
+        &mut journal,
+        &[record(RecordKind::TurnStarted, 1, vec![user("a"), user("b")])],
+    );
+    write(
+        &mut journal,
+        &[of(3, record(RecordKind::TurnStarted, 1, vec![user("c"), user("d")]))],
+    );
+    let mut failed = of(3, record(RecordKind::TurnFailed, 1, vec![]));
+    failed.retract = 1;
+    write(&mut journal, &[failed]);
+    let mut trimmed = record(RecordKind::Trimmed, 1, vec![]);
+    trimmed.forget = 0..1;
+    write(&mut journal, &[trimmed]);
+    let live = "SELECT group_concat(json_extract(json, '$.text')) FROM messages WHERE live = 1 AND member = ?1";
+    let live = |member: u16| -> String { journal.connection.query_row(live, [member], |row| row.get(0)).unwrap() };
+    assert_eq!((live(0), live(3)), ("b".to_owned(), "c".to_owned()));
+    assert_eq!(journal.transcript().unwrap(), [user("b")]);
 }

@@ -1,4 +1,6 @@
-//! What one transaction of the journal writes.
+//! The transactions of the journal: batches and pruning.
+
+use std::ops::Range;
 
 use jiff::Timestamp;
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
@@ -10,10 +12,9 @@ use super::history::HistoryWriter;
 use super::sensor_records::{self, SensorRecord};
 use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, JournalLine, PRUNE_EVERY_TURNS};
 
-/// Lines that stay however little room there is.
+/// Lines that are kept even on a full volume.
 const LEAST_LINES: i64 = 1_000;
 
-/// Why a batch was not written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum JournalWriteError {
     #[error(transparent)]
@@ -22,19 +23,17 @@ pub(super) enum JournalWriteError {
     Json(#[from] serde_json::Error),
 }
 
-/// A batch of the engine.
 #[derive(Clone, Copy)]
 pub(super) struct JournalBatch<'a> {
-    /// Uid of the Agent.
     pub(super) agent: &'a str,
     pub(super) now: Timestamp,
     pub(super) records: &'a [JournalRecord],
     pub(super) snapshot: &'a EngineSnapshot,
-    /// What is to be remembered of a Sensor.
+    /// The new record of a Sensor, if its event caused the batch.
     pub(super) kept: Option<&'a SensorRecord>,
 }
 
-/// Writes one batch: all of it, or nothing. Its lines.
+/// Writes one batch, completely or not at all. Returns its lines.
 pub(super) fn write_batch(
     connection: &mut Connection,
     batch: JournalBatch<'_>,
@@ -71,7 +70,6 @@ pub(super) fn write_batch(
     Ok(lines)
 }
 
-/// Sets one key of `kv`.
 pub(super) fn put(connection: &Connection, key: &str, value: &str) -> rusqlite::Result<()> {
     connection
         .prepare_cached("INSERT INTO kv (key, value) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2")?
@@ -83,8 +81,8 @@ fn line(transaction: &Transaction<'_>, now: Timestamp, record: &JournalRecord) -
     let tool = record.tool.as_ref();
     transaction
         .prepare_cached(
-            "INSERT INTO journal (at, kind, turn, call, note, run, tool, effect, key, arguments, outcome)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+            "INSERT INTO journal (at, kind, turn, call, note, run, tool, effect, key, arguments, outcome, member)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
         )?
         .execute(params![
             now.to_string(),
@@ -98,40 +96,49 @@ fn line(transaction: &Transaction<'_>, now: Timestamp, record: &JournalRecord) -
             tool.and_then(|tool| tool.key.as_deref()),
             tool.and_then(|tool| tool.arguments.as_deref()),
             tool.and_then(|tool| tool.outcome).as_ref().map(AsRef::<str>::as_ref),
+            record.member,
         ])?;
     Ok(())
 }
 
 fn messages(transaction: &Transaction<'_>, record: &JournalRecord) -> Result<(), JournalWriteError> {
-    retire(transaction, record.retract, "DESC")?;
+    retire(transaction, record.member, &(0..record.retract), "DESC")?;
     for message in &record.messages {
         transaction
-            .prepare_cached("INSERT INTO messages (turn, live, json) VALUES (?1, 1, ?2)")?
-            .execute(params![record.turn, serde_json::to_string(&**message)?])?;
+            .prepare_cached("INSERT INTO messages (turn, live, json, member) VALUES (?1, 1, ?2, ?3)")?
+            .execute(params![record.turn, serde_json::to_string(&**message)?, record.member])?;
     }
-    retire(transaction, record.forget, "ASC")?;
+    retire(transaction, record.member, &record.forget, "ASC")?;
     Ok(())
 }
 
-/// Takes messages out of the live transcript, from its newest end (`DESC`) or its oldest (`ASC`).
-fn retire(transaction: &Transaction<'_>, count: usize, order: &'static str) -> rusqlite::Result<()> {
-    if count == 0 {
+/// Takes messages out of the live transcript of a member, counted from its newest (`DESC`) or its oldest (`ASC`).
+fn retire(
+    transaction: &Transaction<'_>,
+    member: u16,
+    places: &Range<usize>,
+    order: &'static str,
+) -> rusqlite::Result<()> {
+    if places.is_empty() {
         return Ok(());
     }
-    transaction
-        .prepare_cached(&retiring(order))?
-        .execute([i64::try_from(count).unwrap_or(i64::MAX)])?;
+    let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+    transaction.prepare_cached(&retiring(order))?.execute([
+        number(places.len()),
+        number(places.start),
+        member.into(),
+    ])?;
     Ok(())
 }
 
 pub(super) fn retiring(order: &'static str) -> String {
     format!(
         "UPDATE messages SET live = 0
-         WHERE id IN (SELECT id FROM messages WHERE live = 1 ORDER BY id {order} LIMIT ?1)"
+         WHERE id IN (SELECT id FROM messages WHERE live = 1 AND member = ?3 ORDER BY id {order} LIMIT ?1 OFFSET ?2)"
     )
 }
 
-/// Keeps the file within its bounds, whenever its last pruning was.
+/// Prunes the file to its bounds, independent of when it was last pruned.
 pub(super) fn prune_now(connection: &mut Connection, agent: &str) -> Result<(), JournalWriteError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let turn: i64 = transaction.query_row("SELECT coalesce(max(turn), 0) FROM journal", [], |row| row.get(0))?;
@@ -146,8 +153,8 @@ pub(super) fn prune_now(connection: &mut Connection, agent: &str) -> Result<(), 
     Ok(())
 }
 
-/// Makes room within a file that cannot grow: the older half of what is only history goes, and of the lines. Whether
-/// there was any.
+/// Makes room within a file that cannot grow: drops the older half of the history and of the lines. Returns whether
+/// anything was dropped.
 pub(super) fn make_room(connection: &mut Connection, agent: &str) -> Result<bool, JournalWriteError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let messages = transaction.execute(
@@ -173,7 +180,7 @@ fn turn_to_prune_at(record: &JournalRecord) -> Option<i64> {
     (record.kind == RecordKind::TurnStarted && record.turn % PRUNE_EVERY_TURNS == 0).then_some(record.turn)
 }
 
-/// Drops what is older than the bounds of the journal. The live transcript is never touched.
+/// Drops what exceeds the bounds of the journal. Never touches the live transcript.
 fn prune(transaction: &Transaction<'_>, turn: i64) -> rusqlite::Result<()> {
     transaction.execute(
         "DELETE FROM messages WHERE live = 0 AND turn <= ?1",

@@ -1,7 +1,7 @@
-//! Days with a clock that ticks in the worker, and a kill at each boundary of their journal in turn.
+//! Days with a schedule that ticks in the worker, with a kill at each boundary of the journal in turn.
 //!
-//! A tick is heard once, whatever is killed when. A worker that was down hears it late; one that was killed before it had
-//! heard of the clock at all begins with it afterwards.
+//! Each tick takes effect once, whatever is killed when. A worker that was down receives it late; one that was killed
+//! before it knew the schedule starts it after the restart.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::week::{Killer, Looks};
 use super::*;
 use crate::api::status::LoopOutcome;
 
-/// Awake at 07:00 and then every six hours; ticks come at 00:00, 06:00, 12:00 and 18:00.
+/// Awake at 07:00 and then every six hours; ticks at 00:00, 06:00, 12:00 and 18:00.
 fn days() -> Script {
     let awake = |tool| Turn {
         calls: vec![

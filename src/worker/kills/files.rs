@@ -1,4 +1,4 @@
-//! The files of a journal, as a killed process leaves them.
+//! The files of a journal as a killed process leaves them.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use tempfile::TempDir;
 const NAMES: [&str; 2] = ["journal.sqlite", "journal.sqlite-wal"];
 /// Bytes that are compared at a time.
 const PAGE: usize = 1024;
-/// A file of that length is taken for the ballast.
+/// A file of this length is taken for the ballast.
 const BALLAST_BYTES: u64 = 1024 * 1024;
 
-/// A folder, in memory where the system has a place for that: syncing costs nothing there.
+/// A folder, in memory if the system has a memory file system: there, syncing costs nothing.
 pub(super) fn in_memory() -> TempDir {
     let memory = Path::new("/dev/shm");
     let dir = if memory.is_dir() {
@@ -21,17 +21,17 @@ pub(super) fn in_memory() -> TempDir {
     dir.expect("a directory")
 }
 
-/// The database and its log.
+/// The database and its write-ahead log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Files([Vec<u8>; 2]);
 
 impl Files {
-    /// As they are now.
+    /// Reads the current files.
     pub(super) fn of(dir: &Path) -> Self {
         Self(NAMES.map(|name| std::fs::read(dir.join(name)).unwrap_or_default()))
     }
 
-    /// A volume that holds them.
+    /// Creates a volume with these files.
     pub(super) fn volume(&self) -> TempDir {
         let dir = in_memory();
         for (name, bytes) in NAMES.iter().zip(&self.0) {
@@ -44,8 +44,8 @@ impl Files {
         dir
     }
 
-    /// What a process leaves that dies while it turns these files into `later` ones, one for each place of a cut, in
-    /// percent: SQLite appends to the log, and from time to time begins it anew from its start.
+    /// Returns what a process leaves that is killed while it changes these files into `later`, for each place of a cut
+    /// in percent. SQLite appends to the log, and restarts it from the beginning after a checkpoint.
     pub(super) fn torn(&self, later: &Self, percent: usize) -> Self {
         let (before, after) = (&self.0[1], &later.0[1]);
         let page = |at: &usize| {
@@ -58,7 +58,7 @@ impl Files {
                 .find(|at| before.get(*at) != after.get(*at))
                 .unwrap_or(*at)
         });
-        // The last byte of what was written is missing at least, and with it the commit.
+        // At least the last written byte is missing, and with it the commit.
         let last = changed.last().map_or(first, |at| {
             let page = *at..(*at + PAGE).min(after.len());
             page.rev().find(|at| before.get(*at) != after.get(*at)).unwrap_or(first)

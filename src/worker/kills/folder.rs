@@ -1,4 +1,4 @@
-//! A workspace on disk with real lookouts, in time that only passes while somebody looks. Each life has its own.
+//! A workspace on disk with real file watchers. Virtual time does not pass while they scan. Each life has its own.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use super::files;
 use crate::worker::sensors::LoopSensors;
 use crate::worker::sensors::file_watcher::{FileWatchers, WatchReport};
 
-/// Whoever sees nothing for so long sees nothing: a change takes a second to settle, and lookouts look every five.
+/// How long to wait before concluding that there is no change: one takes a second to settle, and scans run every five.
 const QUIET: Duration = Duration::from_secs(8);
 
 type Contents = BTreeMap<&'static str, (&'static str, Timestamp)>;
@@ -23,13 +23,13 @@ pub(super) struct Folder {
     dir: TempDir,
     lookouts: FileWatchers,
     written: Contents,
-    /// There may be something to be seen.
+    /// Whether there may be a change to report.
     looks: bool,
     runtime: Runtime,
 }
 
 impl Folder {
-    /// With these files, watched for these Sensors.
+    /// Creates the files, and watches them for these Sensors.
     pub(super) fn new(sensors: &LoopSensors, contents: &Contents) -> Self {
         let runtime = Builder::new_current_thread()
             .enable_all()
@@ -54,7 +54,7 @@ impl Folder {
         folder
     }
 
-    /// Makes the files what they are to be.
+    /// Makes the folder equal to these files.
     pub(super) fn put(&mut self, contents: &Contents) {
         for path in self.written.keys().filter(|path| !contents.contains_key(*path)) {
             fs::remove_file(self.path(path)).expect("a file");
@@ -75,12 +75,12 @@ impl Folder {
         Path::join(self.dir.path(), path)
     }
 
-    /// Something may be seen now.
+    /// Notes that there may be a change.
     pub(super) fn look(&mut self) {
         self.looks = true;
     }
 
-    /// What is seen next; `None` when nothing has changed, or the last change is not on disk yet.
+    /// Returns the next report. `None` if nothing has changed, or if the last change is not on disk yet.
     pub(super) fn sees(&mut self) -> Option<WatchReport> {
         if self.looks {
             let next = self.lookouts.next();

@@ -1,5 +1,4 @@
-//! The history tables that a run left: no row is lost and none is there twice, and they say the same as those of the
-//! undisturbed run.
+//! Checks the history tables of a run: no row is lost or duplicated, and they agree with those of the undisturbed run.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +6,7 @@ use rusqlite::Connection;
 
 use super::without_moments;
 
-/// A row of `agent_execution_history`, without moments.
+/// A row of `agent_execution_history`, without times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Execution {
     id: String,
@@ -20,7 +19,7 @@ struct Execution {
     state: Option<String>,
 }
 
-/// A row of `agent_execution_steps`, without moments, and without the attempt that was answered.
+/// A row of `agent_execution_steps`, without times and without the attempt that was answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Step {
     id: String,
@@ -35,7 +34,6 @@ struct Step {
     cost: Option<i64>,
 }
 
-/// Both tables.
 #[derive(Clone, Debug)]
 pub(super) struct History {
     executions: Vec<Execution>,
@@ -43,7 +41,7 @@ pub(super) struct History {
 }
 
 impl History {
-    /// What there is; it must agree with itself and with the lines of the journal.
+    /// Reads the tables, and asserts that they agree with each other and with the lines of the journal.
     pub(super) fn of(connection: &Connection) -> Self {
         let history = Self {
             executions: executions(connection).expect("rows"),
@@ -87,7 +85,7 @@ impl History {
         assert!(sums.is_empty(), "{sums:?} belong to nothing");
     }
 
-    /// `found` is of a run that was killed, and `cut`: a run of a tool in it has an outcome that nobody knows.
+    /// `found` is of a run with kills. If `cut`, a tool run in it has an unknown outcome.
     pub(super) fn compare(&self, found: &Self, complete: bool, cut: bool) {
         let ends = |history: &Self| -> Vec<(i64, Option<String>)> {
             let own = history
@@ -98,7 +96,7 @@ impl History {
                 .collect()
         };
         assert!(!complete || ends(self) == ends(found), "{found:?}");
-        // Such a result has a length of its own, and so it may be another turn that needs a summary.
+        // Such a result has a different length, so another turn may need a summary.
         if cut {
             return;
         }
@@ -108,7 +106,7 @@ impl History {
             assert_eq!(found, expected);
         }
         for (expected, found) in self.executions.iter().zip(&found.executions) {
-            // The last one may have gone on in one of them only.
+            // The last execution may have continued in only one of the runs.
             if found.status.is_some() {
                 assert_eq!(found, expected);
             }

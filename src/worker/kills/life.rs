@@ -1,5 +1,5 @@
-//! The life of one worker on a real journal: starts as the real one does, drives the real steps, ends when its loop does
-//! or when somebody kills it.
+//! The life of one worker on a real journal: starts like the real worker, drives the real steps, and ends when its loop
+//! ends or when it is killed.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,49 +17,48 @@ use crate::worker::journal::{Journal, JournalOwner};
 use crate::worker::journaled_engine::{JournaledEngine, StepOutcome};
 use crate::worker::sensors::{LoopSensors, ScoringStep, SensorTransition};
 
-/// Inputs that one life takes at most: more is a loop that never ends.
+/// Maximum number of inputs in one life: a loop that needs more never ends.
 const MOST_INPUTS: usize = 5_000;
 
-/// A moment at which a worker can be killed.
+/// A point at which a worker can be killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moment {
-    /// It has heard something and committed nothing of it.
+    /// After receiving an input, before committing anything.
     Before,
-    /// It has committed, and done so many of the things that follow.
+    /// After the commit, and after carrying out this many effects.
     Done(usize),
 }
 
-/// Looks on, and may kill.
+/// Observes a life, and may kill it.
 pub(super) trait Watcher {
-    /// False: the worker dies now.
+    /// Returns false to kill the worker now.
     fn lives(&mut self, moment: Moment, world: &World, dir: &Path) -> bool;
 
-    /// A turn's first call is sent in a loop that looks like this. False: there is nothing more to see.
+    /// Called when a turn's first call is sent, with the fingerprint of the loop. Returns false to end the observation.
     fn goes_on(&mut self, _fingerprint: u64) -> bool {
         true
     }
 }
 
-/// How a life ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum End {
-    /// Its loop is over.
+    /// The loop has ended.
     Over(Box<LoopView>),
-    /// The watcher killed it.
+    /// The watcher killed the worker.
     Killed,
     /// The watcher has seen enough.
     Seen,
-    /// Its pod was replaced.
+    /// The pod was replaced.
     Replaced,
 }
 
-/// Stops a life.
+/// Ends a life early.
 struct Stop(End);
 
 struct Life<'a> {
     steps: JournaledEngine<'a>,
     sensors: LoopSensors,
-    /// The workspace; it is there when a Sensor watches it.
+    /// The workspace; `None` if no Sensor watches it.
     folder: Option<Folder>,
     world: &'a mut World,
     watcher: &'a mut dyn Watcher,
@@ -70,7 +69,7 @@ struct Life<'a> {
     stopped: bool,
 }
 
-/// One life. The journal in `dir` is closed in order when the life ends in order.
+/// Runs one life. Closes the journal unless the worker was killed.
 pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> End {
     let owner = JournalOwner {
         agent_uid: "agent".into(),
@@ -80,7 +79,7 @@ pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> 
     let (mut journal, restored) = Journal::open(dir, &owner).expect("a journal");
     world.hear_told(&restored.untold);
     journal.claim(&owner).expect("a journal");
-    // Often: kills then meet logs that have just begun anew, too.
+    // Checkpoint often, so that kills also hit logs that were just restarted.
     journal.checkpoint_every(60);
     let settings = world.script.settings.clone();
     let sensors = LoopSensors::restore(restored.kept).with_workspace(true);
@@ -152,7 +151,7 @@ impl Life<'_> {
         panic!("the loop never ends: {:?}", self.steps.view());
     }
 
-    /// The next thing that happens.
+    /// Handles the next event in virtual time.
     fn next(&mut self) -> Result<(), Stop> {
         if let Some(sighting) = self.folder.as_mut().and_then(Folder::sees) {
             let happened = self.sensors.apply_watch_report(sighting);
@@ -200,7 +199,7 @@ impl Life<'_> {
         self.feed(EngineInput::Timer)
     }
 
-    /// As the driver does it.
+    /// Does what the driver does.
     fn sense(&mut self, happened: SensorTransition) -> Result<(), Stop> {
         if !self.steps.hears() {
             return Ok(());

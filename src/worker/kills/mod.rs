@@ -1,8 +1,9 @@
-//! A worker that is killed at any moment: another one goes on from the journal as if nothing had happened.
+//! Crash tests: a worker is killed at any moment, and the next one continues from the journal as if nothing had
+//! happened.
 //!
-//! A run is a script (what model, tools and people do), a world (all that outlives a worker, in virtual time) and one life
-//! after the other on a real journal, each with the order of the real worker: commit, then act. Runs with kills are
-//! compared with the undisturbed one.
+//! A run consists of a script (what the model, the tools and users do), a world (everything that outlives a worker, in
+//! virtual time) and consecutive lives on a real journal. Each life keeps the order of the real worker: commit, then
+//! act. Runs with kills are compared with the undisturbed run.
 
 mod clocked;
 mod files;
@@ -31,46 +32,44 @@ use life::{End, Moment, Watcher};
 use script::Script;
 use world::{World, seconds};
 
-/// What a kill takes with it.
+/// The extent of a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Death {
-    /// The worker alone.
     Worker,
-    /// The worker, for so many seconds.
+    /// The worker, which restarts after this many seconds.
     Downtime(i64),
-    /// The gateway too, with the calls in flight.
+    /// The worker and the gateway, with the calls in flight.
     Both,
 }
 
-/// What a run left behind.
+/// What a run leaves behind.
 #[derive(Clone, Debug)]
 struct Run {
-    /// How the loop ended; `None`: nobody looked so far.
+    /// The final state of the loop; `None` if the run has not reached its end.
     view: Option<LoopView>,
     now: Timestamp,
-    /// All messages ever but those of summaries: turn, whether they are in the live transcript, and the message.
+    /// All messages except those of summaries: turn, whether it is in the live transcript, and the message.
     messages: Vec<(i64, bool, Message)>,
-    /// The lines of the journal: kind, run, and outcome.
+    /// Lines of the journal: kind, run, and outcome.
     lines: Vec<(String, Option<String>, Option<String>)>,
     billed: BTreeSet<crate::engine::CallId>,
-    /// How often each question for a score was paid for.
+    /// How often each request for a score was paid for.
     scores: BTreeMap<String, usize>,
-    /// Calls for a summary that were paid for; the turns of those that were of use.
+    /// Calls for summaries that were paid for, and the turns whose summary was usable.
     summed_up: BTreeSet<crate::engine::CallId>,
     summaries: Vec<i64>,
-    /// Which turns showed a notification, by its id, and which turns were committed.
+    /// Turns that showed each notification, by its id, and turns that were committed.
     shown: BTreeMap<String, BTreeSet<i64>>,
     committed: BTreeSet<i64>,
     history: History,
-    /// Turns that are heartbeats.
     heartbeats: BTreeSet<i64>,
-    /// Files that Sensors have told of, and their hashes.
+    /// Files that Sensors have reported, with their hashes.
     told_files: Vec<(String, Option<String>)>,
-    /// Events that Sensors have counted.
+    /// Number of events that Sensors have counted.
     counted: i64,
 }
 
-/// Watches without killing.
+/// A watcher that never kills.
 struct Nobody;
 
 impl Watcher for Nobody {
@@ -79,8 +78,8 @@ impl Watcher for Nobody {
     }
 }
 
-/// Lives on, from these files, until the loop is over or the watcher has seen enough. A watcher that kills leaves the next
-/// files behind.
+/// Runs lives on these files until the loop has ended or the watcher has seen enough. A watcher that kills provides the
+/// files for the next life.
 fn run(mut world: World, files: &Files, watcher: &mut dyn Watcher, next: &mut dyn FnMut(&mut World) -> Files) -> Run {
     let mut dir = files.volume();
     loop {
@@ -155,7 +154,7 @@ fn left(view: Option<LoopView>, world: &World, dir: &Path) -> Run {
     }
 }
 
-/// What is remembered of Sensors: files, and how many events there were.
+/// The records of Sensors: their files, and their number of events.
 fn of_sensors(connection: &Connection) -> (Vec<(String, Option<String>)>, i64) {
     let files = connection
         .prepare("SELECT path, hash FROM watched_files ORDER BY path")
@@ -166,7 +165,7 @@ fn of_sensors(connection: &Connection) -> (Vec<(String, Option<String>)>, i64) {
     (files, counted)
 }
 
-/// The conversation, and the turns in which it was summed up: each time a question and its answer, which never stay.
+/// The conversation, and the turns in which it was summarized: each time a question and its answer, which are not kept.
 fn apart(messages: Vec<(i64, bool, Message)>) -> (Vec<(i64, bool, Message)>, Vec<i64>) {
     let mut conversation = Vec::new();
     let mut summaries = Vec::new();
@@ -178,7 +177,7 @@ fn apart(messages: Vec<(i64, bool, Message)>) -> (Vec<(i64, bool, Message)>, Vec
                 assert!(!live && !answer.1 && matches!(answer.2, Message::Assistant { .. }));
                 summaries.push(*turn);
             }
-            // What a turn was told stays after it; a downtime lets another turn be told.
+            // What a turn was shown is kept after it; a downtime changes what a turn is shown.
             (_, _, Message::User { text }) if text.contains("the notifications that the turn before this message") => {}
             _ => conversation.push(message),
         }
@@ -186,7 +185,6 @@ fn apart(messages: Vec<(i64, bool, Message)>) -> (Vec<(i64, bool, Message)>, Vec
     (conversation, summaries)
 }
 
-/// Applies a death to what outlives the worker.
 fn die(death: Death, world: &mut World) {
     match death {
         Death::Worker => {}
@@ -198,10 +196,10 @@ fn die(death: Death, world: &mut World) {
     }
 }
 
-/// What must hold of a run with `deaths` beside the undisturbed one.
+/// Asserts the invariants of a run with `deaths`, compared with the undisturbed run.
 fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
     let slept = |death: &Death| matches!(death, Death::Downtime(_));
-    // A call with side effects that has become too old is not run, and what follows it is another story.
+    // A call with side effects that has expired is not run, and the run diverges from there.
     let expired = |run: &Run| lines(run, "ToolDenied", Some("Outdated")).len();
     if expired(found) != expired(plain) {
         compare_notifications(plain, found);
@@ -234,7 +232,7 @@ fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
     // Each run is counted once, however often it was sent.
     let runs: BTreeSet<_> = lines(found, "ToolIntent", None).into_iter().collect();
     assert_eq!(i64::try_from(runs.len()), Ok(view.tool_calls));
-    // No deadline was lost, and none began anew.
+    // No deadline was lost or restarted.
     let down: i64 = deaths
         .iter()
         .map(|death| if let Death::Downtime(time) = death { *time } else { 0 })
@@ -250,7 +248,7 @@ fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
     );
 }
 
-/// None is lost, and none is shown in two turns that were committed.
+/// Asserts that no notification is lost, and that none is shown in two committed turns.
 fn compare_notifications(plain: &Run, found: &Run) {
     for (id, turns) in &found.shown {
         let committed = turns.intersection(&found.committed).count();
@@ -264,13 +262,13 @@ fn compare_notifications(plain: &Run, found: &Run) {
     assert!(found.view.is_none() || ids(found) == ids(plain));
 }
 
-/// A run that was cut ends by that: the longest of a script.
+/// The longest tool run of a script: a run that was cut has ended by then.
 fn longest_cut() -> SignedDuration {
     seconds(600)
 }
 
-/// The same conversation, but for moments, and results that nobody can know any more. `slept`: also but for why turns
-/// began. True: there are such results.
+/// Asserts that two conversations are equal, except for times and results with unknown outcome. If the loop `slept`,
+/// the causes of turns may also differ. Returns true if there are unknown results.
 fn compare_messages(plain: &Run, found: &Run, slept: bool) -> bool {
     let complete = found.view.is_some();
     let is_cut = |message: &Message, expected: &Message| match (message, expected) {
@@ -280,7 +278,7 @@ fn compare_messages(plain: &Run, found: &Run, slept: bool) -> bool {
         _ => false,
     };
     let both = || found.messages.iter().zip(&plain.messages);
-    // Such a result has a length of its own, and so it may be another turn that finds the context full.
+    // Such a result has a different length, so the context may be full in another turn.
     let cut = both().any(|(found, plain)| is_cut(&found.2, &plain.2));
     for (place, ((turn, live, message), (plain_turn, plain_live, expected))) in both().enumerate() {
         assert_eq!(turn, plain_turn, "message {place}: {message:?} instead of {expected:?}");
@@ -320,7 +318,7 @@ fn timeless(message: &Message) -> String {
     without_moments(&serde_json::to_string(message).expect("a message"))
 }
 
-/// A text with `<moment>` for each moment in it.
+/// Replaces each timestamp in a text by `<moment>`.
 fn without_moments(text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! Any script, and kills at any moments of it. A quarter of `PROPTEST_CASES` says how many are tried.
+//! Random scripts with kills at random points. Runs a quarter of `PROPTEST_CASES` cases.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::api::failure::FailureKind;
 use crate::api::status::LoopState;
 use crate::engine::notifications::NotificationPriority;
 
-/// A kill, after so many inputs more.
+/// A kill, after this many further inputs.
 #[derive(Clone, Copy, Debug)]
 struct Kill {
     inputs: usize,
@@ -21,17 +21,17 @@ struct Kill {
 #[derive(Clone, Copy, Debug)]
 enum How {
     Before,
-    /// At so many percent of what the transaction writes.
+    /// After this percentage of what the transaction writes.
     Torn(usize),
-    /// After so many things were done, if there are so many.
+    /// After this many effects, if there are as many.
     Done(usize),
 }
 
-/// Kills as planned, and keeps what is left.
+/// Kills as planned, and keeps the files.
 struct Killer {
     kills: std::vec::IntoIter<Kill>,
     next: Option<Kill>,
-    /// As the input whose kill is planned found them.
+    /// The files before the input whose kill is planned.
     before: Option<Files>,
     left: Files,
     deaths: Vec<Death>,
@@ -115,7 +115,7 @@ fn calls() -> impl Strategy<Value = Call> {
         .prop_map(|(failures, takes, wants, sleep, says)| Call {
             failures,
             takes,
-            // A kill may leave an unknown outcome, and a sleep beside that waits.
+            // A kill may cause an unknown outcome; a sleep requested in the same answer would then wait.
             sleep: sleep.filter(|_| wants.is_empty()),
             wants,
             says,
@@ -196,7 +196,7 @@ proptest! {
     }
 }
 
-/// The killer, who is asked and who is looked at.
+/// The watcher, shared so that the test can inspect it.
 struct Shared<'a>(&'a std::cell::RefCell<Killer>);
 
 impl Watcher for Shared<'_> {

@@ -1,6 +1,6 @@
-//! Days with a clock whose ticks are scored by a small model, and a kill at each boundary of their journal in turn.
+//! Days with a schedule whose ticks are scored by a light model, with a kill at each boundary of the journal in turn.
 //!
-//! Each tick is scored, and paid for, once; it takes effect as its score says, in the order of the ticks.
+//! Each tick is scored and paid for once, and takes effect by its score, in the order of the ticks.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use super::week::{Killer, Looks};
 use super::*;
 use crate::api::status::LoopOutcome;
 
-/// Awake at 07:00 and then every six hours; ticks come at 00:00, 06:00, 12:00 and 18:00.
+/// Awake at 07:00 and then every six hours; ticks at 00:00, 06:00, 12:00 and 18:00.
 fn days() -> Script {
     let asleep = Turn {
         calls: vec![Call {

@@ -1,5 +1,5 @@
-//! What happens in a run, as data: what the model answers and how each tool ends, by turn and call, so that it is the
-//! same however often a worker was killed in between.
+//! A run as data: the model's answers and the outcome of each tool, by turn and call, so that they are the same however
+//! often a worker is killed in between.
 
 use jiff::SignedDuration;
 use serde_json::{Value, json};
@@ -18,10 +18,8 @@ use crate::link::sensor_messages::SensorTerms;
 pub(super) struct Script {
     pub(super) settings: EngineSettings,
     pub(super) turns: Vec<Turn>,
-    /// The calls of each heartbeat.
     pub(super) heartbeat: Turn,
     pub(super) happenings: Vec<Happening>,
-    /// Sensors that run in the worker.
     pub(super) sensors: Vec<SensorTerms>,
 }
 
@@ -31,56 +29,50 @@ pub(super) struct Turn {
     pub(super) calls: Vec<Call>,
 }
 
-/// One call.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Call {
     /// How its first attempts fail.
     pub(super) failures: Vec<Attempt>,
     /// Seconds until its answer.
     pub(super) takes: i64,
-    /// Tools that it wants.
+    /// Tool calls in its answer.
     pub(super) wants: Vec<Want>,
-    /// How long it wants to sleep then.
+    /// Requested length of the sleep in seconds.
     pub(super) sleep: Option<i64>,
-    /// What comes of its answer.
     pub(super) says: Says,
 }
 
-/// What comes of an answer.
+/// The form of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Says {
-    /// It is whole.
     #[default]
     All,
-    /// The output limit cut it.
+    /// Cut by the output limit.
     Part,
-    /// The provider refused it.
+    /// Refused by the provider.
     No,
-    /// It says nothing, and wants nothing.
+    /// Without text and without tool calls.
     Nothing,
 }
 
-/// An attempt that gives no answer.
+/// An attempt without an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Attempt {
-    /// It fails.
     Fails(FailureKind),
-    /// The provider asks for a wait of so many seconds.
+    /// The provider requests a wait of this many seconds.
     Waits(u64),
-    /// A budget has no room for so many seconds.
+    /// A budget has no room for this many seconds.
     Refused(i64),
 }
 
-/// A tool call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
     pub(super) tool: &'static str,
-    /// Seconds that it takes.
+    /// Duration in seconds.
     pub(super) takes: i64,
     pub(super) ends: Ends,
 }
 
-/// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ends {
     Well,
@@ -89,7 +81,7 @@ pub(super) enum Ends {
     Unknown,
 }
 
-/// Something from outside, so many seconds after the loop was first seen in this state in this turn.
+/// An external event, this many seconds after the loop was first in this state in this turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Happening {
     pub(super) turn: i64,
@@ -98,34 +90,33 @@ pub(super) struct Happening {
     pub(super) what: What,
 }
 
-/// What happens from outside.
+/// The kind of an external event.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
     Wake,
     Resume,
-    /// Refused calls may have become possible.
+    /// The budgets have changed, so refused calls may be possible.
     TopUp,
-    /// The link is lost.
     Outage,
     LinkBack,
-    /// A notification comes, again and again until the world ends.
+    /// A notification arrives, and is redelivered until the end.
     Notice(NotificationPriority),
     /// The pod is replaced in order.
     NewPod,
-    /// A file of the workspace is written, and says this.
+    /// A file of the workspace is written with this content.
     Put(&'static str, &'static str),
-    /// A file of the workspace goes.
+    /// A file of the workspace is removed.
     Remove(&'static str),
 }
 
-/// Settings of a spec with these guardrails.
+/// Builds the settings of a spec with these guardrails.
 pub(super) fn settings(guardrails: &Value) -> EngineSettings {
     settings_of(
         &json!({"guardrails": guardrails, "model": {"api": "OpenAIChat", "baseURL": "http://model", "name": "m"}}),
     )
 }
 
-/// A clock that gives each of its ticks as a notification.
+/// A schedule with a notification for each tick.
 pub(super) fn clock(uid: &str, cron: &str) -> SensorTerms {
     let spec = json!({
         "agentNames": ["a"],
@@ -140,7 +131,7 @@ pub(super) fn clock(uid: &str, cron: &str) -> SensorTerms {
     }
 }
 
-/// A watch of the folder `inbox` that gives each change as a notification.
+/// A watch of the folder `inbox` with a notification for each change.
 pub(super) fn inbox() -> SensorTerms {
     let spec = json!({
         "agentNames": ["a"],
@@ -158,7 +149,6 @@ pub(super) fn inbox() -> SensorTerms {
     }
 }
 
-/// Settings of a spec.
 pub(super) fn settings_of(spec: &Value) -> EngineSettings {
     let spec: AgentSpec = serde_json::from_value(spec.clone()).expect("a spec");
     let mut settings = EngineSettings::try_from(&spec).expect("settings");
@@ -178,7 +168,7 @@ pub(super) const TOOLS: [&str; 6] = [
     "nothing",
 ];
 
-/// Tools of every kind; the last of the names above is none.
+/// One tool of each kind; the last of the names above is not a tool.
 pub(super) fn tools() -> Vec<ToolSpec> {
     let tool = |name: &str, effect, idempotent, on_unknown| ToolSpec {
         name: name.into(),
@@ -199,7 +189,7 @@ pub(super) fn tools() -> Vec<ToolSpec> {
     ]
 }
 
-/// Whether the rules allow a second run with the same key.
+/// Whether the rules of the tool allow a second run with the same key.
 pub(super) fn may_be_repeated(tool: &str) -> bool {
     matches!(tool, "files__read" | "db__put" | "job__start")
 }
@@ -215,7 +205,7 @@ impl Script {
         Some(self.turns[turn].calls.get(call).cloned().unwrap_or_default())
     }
 
-    /// The answer of a call, however often it was tried.
+    /// Returns the answer of a call, independent of its attempt.
     pub(super) fn answer(&self, turn: i64, call: u32) -> ModelAnswer {
         let Some(Call { wants, sleep, says, .. }) = self.call(turn, call) else {
             return answer("end", &[("yield", json!({"mode": "shutdown"}))]);
@@ -243,7 +233,7 @@ impl Script {
     }
 }
 
-/// The answer of a call of a heartbeat.
+/// Returns the answer of a heartbeat's call.
 pub(super) fn of_heartbeat(turn: i64, call: u32, planned: Option<&Call>) -> ModelAnswer {
     let wants: Vec<(&str, Value)> = planned
         .map(|call| call.wants.iter().map(|want| (want.tool, json!({}))).collect())
@@ -257,7 +247,7 @@ pub(super) fn of_heartbeat(turn: i64, call: u32, planned: Option<&Call>) -> Mode
     answer(&format!("h{turn}c{call}"), &wants)
 }
 
-/// What the small model says: no, and yes the next time.
+/// Returns the pre-check's answer: no, and yes the next time.
 pub(super) fn pre_check(attempt: u32) -> ModelAnswer {
     ModelAnswer {
         text: Some(json!({"wake": attempt.is_multiple_of(2)}).to_string()),
@@ -266,8 +256,8 @@ pub(super) fn pre_check(attempt: u32) -> ModelAnswer {
     }
 }
 
-/// How a tick is scored: at 06:00 it holds, at 12:00 and 18:00 it just holds and just does not, and at midnight nobody
-/// knows.
+/// Returns the score of a tick: at 06:00 it holds, at 12:00 it just holds, at 18:00 it just does not, and at midnight
+/// the answer is unusable.
 pub(super) fn score(about: &str) -> ModelAnswer {
     let text = if about.contains("T06:") {
         r#"{"score": 95}"#
@@ -285,7 +275,7 @@ pub(super) fn score(about: &str) -> ModelAnswer {
     }
 }
 
-/// The summary asked for in a turn; some are of no use.
+/// Returns the summary for a turn; some are unusable.
 pub(super) fn summary(turn: i64) -> ModelAnswer {
     let text = format!("All was quiet before turn {turn}.");
     ModelAnswer {

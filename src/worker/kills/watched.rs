@@ -1,8 +1,8 @@
-//! Two days with heartbeats and pre-checks, and a kill at each boundary of their journal in turn.
+//! Two days with heartbeats and pre-checks, with a kill at each boundary of the journal in turn.
 //!
-//! A kill may change what follows, and by design: values of the hot state die with the process, so a turn that would have
-//! been skipped runs, and a pre-check whose answer is lost with the gateway lets its turn run. Numbers and times of turns
-//! differ then. What the agent is asked, says and does in its own turns is the same all the same, and nothing is paid for
+//! By design, a kill may change what follows: the hot state is lost with the process, so a turn that would have been
+//! skipped runs, and a pre-check whose answer is lost with the gateway lets its turn run. Numbers and times of turns
+//! then differ. The prompts, answers and tool runs of the Agent's own turns stay the same, and nothing is paid for
 //! twice, done twice or left half done.
 
 use serde_json::json;
@@ -70,7 +70,7 @@ fn two_days() -> Script {
     }
 }
 
-/// What the model and the tools said in the agent's own turns.
+/// What the model and the tools returned in the Agent's own turns.
 fn own(run: &Run) -> Vec<String> {
     let said = run
         .messages
@@ -79,7 +79,7 @@ fn own(run: &Run) -> Vec<String> {
     said.map(|(_, _, message)| without_ids(&timeless(message))).collect()
 }
 
-/// Ids of calls carry the number of their turn.
+/// Call ids contain the number of their turn, which may differ.
 fn without_ids(message: &str) -> String {
     let mut parts = message.split("\"id\":\"");
     let first = parts.next().unwrap_or_default().to_owned();
@@ -97,7 +97,7 @@ fn compare_own(plain: &Run, found: &Run) {
     let view = found.view.as_ref().expect("it goes on to the end");
     assert_eq!(view.outcome, Some(LoopOutcome::Completed));
     assert_eq!(all.len(), expected.len());
-    // Each turn that was begun is completed, once; the heartbeats are among them.
+    // Each turn that was started is completed, once; this includes heartbeats.
     let completed = lines(found, "TurnCompleted", None).len();
     assert_eq!(lines(found, "TurnStarted", None).len(), completed);
     assert_eq!(found.committed.len(), completed);
@@ -109,7 +109,7 @@ fn compare_own(plain: &Run, found: &Run) {
 fn two_days_with_heartbeats_and_pre_checks_are_what_they_are_meant_to_be() {
     let plain = undisturbed(&two_days(), &mut Nobody);
     compare_own(&plain, &plain);
-    // Every other question says no, and each was asked before a turn of its own.
+    // Every other pre-check says no, and each precedes a turn of its own.
     assert_eq!(lines(&plain, "PrecheckSkipped", None).len(), 6);
     let asked = plain.billed.iter().filter(|id| id.call == 0).count();
     assert_eq!(asked, 12);
@@ -122,7 +122,7 @@ fn heartbeats_and_pre_checks_go_on_over_a_kill_at_any_boundary() {
     let mut looks = Looks::default();
     let plain = undisturbed(&two_days(), &mut looks);
     let mut killer = Killer::new(&plain, &looks, |plain, found, _| {
-        // Who looks as the undisturbed run did can only do the same.
+        // From a state equal to one of the undisturbed run, the rest is the same.
         if found.view.is_some() {
             compare_own(plain, found);
         }

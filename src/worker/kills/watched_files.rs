@@ -1,6 +1,7 @@
-//! Days with a workspace that is watched, on real files, and a kill at each boundary of their journal in turn.
+//! Days with a watched workspace, on real files, with a kill at each boundary of the journal in turn.
 //!
-//! That a file was seen and what was told of it are one transaction: each change is told once, and none is lost.
+//! A file's fingerprint and the effect of its change are one transaction: each change is reported once, and none is
+//! lost.
 
 use serde_json::json;
 
@@ -9,8 +10,8 @@ use super::week::{Killer, Looks};
 use super::*;
 use crate::api::status::{LoopOutcome, LoopState};
 
-/// Files come one by one, more at once than a minute has room for, while a turn runs, around the end of a pod; they are
-/// changed, written anew with the same content, removed, and come back.
+/// Files arrive one by one, more at once than the limit per minute, during a turn, and around the end of a pod. They
+/// are changed, rewritten with the same content, removed, and recreated.
 fn days() -> Script {
     let asleep = Turn {
         calls: vec![Call {
@@ -65,7 +66,7 @@ fn compare_files(plain: &Run, found: &Run, deaths: &[Death]) {
     }
     assert_eq!(found.told_files, plain.told_files);
     let slept = deaths.iter().any(|death| matches!(death, Death::Downtime(_)));
-    // Of what changes twice while nobody looks, the last is told.
+    // If a file changes twice while it is not watched, the last change is reported.
     if !slept {
         assert_eq!(texts_told(found), texts_told(plain));
         assert_eq!(found.counted, plain.counted);

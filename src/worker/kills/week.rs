@@ -1,4 +1,4 @@
-//! A week with all that a loop meets, and a kill at each boundary of its journal in turn.
+//! A week with everything that a loop can meet, with a kill at each boundary of the journal in turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -54,7 +54,7 @@ fn saying(says: Says, wants: Vec<Want>) -> Call {
     Call { says, ..call(wants) }
 }
 
-/// Every kind of tool, of end and of failure, every way to sleep and to be held.
+/// All kinds of tools, outcomes and failures, and all ways to sleep and to pause.
 #[expect(clippy::too_many_lines, reason = "one script, read from its beginning to its end")]
 fn week() -> Script {
     let broken = || failing(vec![Attempt::Fails(FailureKind::BadResponse)]);
@@ -84,7 +84,7 @@ fn week() -> Script {
             failures: vec![Attempt::Refused(HOUR)],
             ..sleep(5)
         }]),
-        // Nobody sleeps: a sleep is forced after four.
+        // No turn yields a sleep: one is forced after four turns.
         turn(vec![call(vec![])]),
         turn(vec![call(vec![])]),
         turn(vec![call(vec![want("files__read")])]),
@@ -98,7 +98,7 @@ fn week() -> Script {
             ]),
             sleep(12),
         ]),
-        // A turn that fails before it has acted, and one that fails after it.
+        // A turn that fails before an action, and one that fails after it.
         turn(vec![broken()]),
         turn(vec![call(vec![want("files__write")]), broken()]),
         turn(vec![call(vec![want("nothing")]), sleep(10)]),
@@ -107,7 +107,7 @@ fn week() -> Script {
             sleep(12),
         ]),
         turn(vec![call(vec![want("mail__send"); 5]), sleep(11)]),
-        // Three failed turns in a row: a cool-down, which a person ends.
+        // Three consecutive failed turns: a cool-down, which the user ends.
         turn(vec![broken()]),
         turn(vec![broken()]),
         turn(vec![broken()]),
@@ -123,7 +123,7 @@ fn week() -> Script {
         turn(vec![sleep(12)]),
         turn(vec![sleep(12)]),
         turn(vec![sleep(12)]),
-        // An outage of minutes and a refused key in the middle of a turn.
+        // An outage of minutes, and a refused key in the middle of a turn.
         turn(vec![
             call(vec![want("files__read")]),
             Call {
@@ -138,16 +138,16 @@ fn week() -> Script {
                 ..sleep(12)
             },
         ]),
-        // A call that was cut, and an end without a word.
+        // An answer that was cut, and a turn that ends without text.
         turn(vec![
             saying(Says::Part, vec![want("files__read"), want("mail__send")]),
             saying(Says::Nothing, vec![]),
         ]),
         turn(vec![sleep(12)]),
-        // Nothing at all: once more, and then the turn fails.
+        // An empty answer is retried once, and then the turn fails.
         turn(vec![saying(Says::Nothing, vec![])]),
         turn(vec![sleep(12)]),
-        // Two refusals in a row, the first after something was done.
+        // Two consecutive refusals, the first after an action.
         turn(vec![
             call(vec![want("files__write")]),
             saying(Says::No, vec![want("mail__send")]),
@@ -169,7 +169,7 @@ fn week() -> Script {
         happening(13, LoopState::Sleeping, HOUR, What::NewPod),
         happening(18, LoopState::Paused, 10, What::Resume),
         happening(19, LoopState::Sleeping, 60, What::Wake),
-        // One that does not wake, one that comes in a turn which fails, and one that wakes.
+        // One that does not wake, one in a turn that fails, and one that wakes.
         happening(2, LoopState::Sleeping, 30, What::Notice(NotificationPriority::Normal)),
         happening(2, LoopState::Sleeping, 60, What::Notice(NotificationPriority::Low)),
         happening(10, LoopState::Sleeping, 30, What::Notice(NotificationPriority::Normal)),
@@ -192,7 +192,7 @@ fn week() -> Script {
     }
 }
 
-/// Collects how the loop looks whenever a turn begins.
+/// Collects the fingerprint of the loop at the start of each turn.
 #[derive(Default)]
 pub(super) struct Looks(BTreeSet<u64>);
 
@@ -207,7 +207,7 @@ impl Watcher for Looks {
     }
 }
 
-/// Looks on until a loop looks as the undisturbed one did: from there on it can only do the same.
+/// Observes a loop until its fingerprint equals one of the undisturbed run: from there on it can only do the same.
 struct Known<'a>(&'a BTreeSet<u64>);
 
 impl Watcher for Known<'_> {
@@ -220,7 +220,7 @@ impl Watcher for Known<'_> {
     }
 }
 
-/// Lets another run go on from each moment of this one, as if the worker had been killed there.
+/// Starts another run at each point of this one, as if the worker had been killed there.
 pub(super) struct Killer<'a> {
     plain: &'a Run,
     looks: &'a BTreeSet<u64>,
@@ -230,7 +230,7 @@ pub(super) struct Killer<'a> {
     killed: BTreeMap<&'static str, usize>,
 }
 
-/// Says which kill a failure is about.
+/// Prints which kill caused a failure.
 struct Told(&'static str, Death, Timestamp);
 
 impl Drop for Told {
@@ -253,7 +253,7 @@ impl<'a> Killer<'a> {
         }
     }
 
-    /// At how many boundaries it killed, and how often in which way.
+    /// Number of boundaries with kills, and of kills by their extent.
     pub(super) fn count(&self) -> (usize, &BTreeMap<&'static str, usize>) {
         (self.boundaries, &self.killed)
     }
@@ -267,7 +267,8 @@ impl<'a> Killer<'a> {
         *self.killed.entry(when).or_default() += 1;
     }
 
-    /// Kills the worker alone, and every third time the gateway as well: that takes longer to catch up with the plain run.
+    /// Kills the worker alone, and every third time the gateway as well, which takes longer to converge with the plain
+    /// run.
     fn kill_both_ways(&mut self, when: &'static str, world: &World, files: &Files) {
         self.kill(when, Death::Worker, world, files);
         if self.killed[when] % 3 == 1 {

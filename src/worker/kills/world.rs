@@ -1,6 +1,7 @@
-//! All that outlives a worker: the gateway and its record, the servers of tools, the clock, and what comes from outside.
+//! Everything that outlives a worker: the gateway and its record, the tool servers, the clock, and external events.
 //!
-//! Judges while it plays: an answer that is paid for twice, or a run that may not be repeated and is, ends the test.
+//! Asserts while it runs: an answer that is paid for twice, or a tool run that is repeated against its rules, fails the
+//! test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -25,20 +26,19 @@ pub(super) struct World {
     pub(super) epoch: i64,
     /// The record of the gateway.
     calls: BTreeMap<CallId, Recorded>,
-    /// Up to here the worker has said that it has the outcomes.
+    /// The last call whose outcome the worker has acknowledged.
     acknowledged: Option<CallId>,
-    /// Attempts at each call that ended, or will, as the script says.
+    /// Number of attempts at each call that have ended, or will by the script.
     made: BTreeMap<(i64, u32), usize>,
-    /// Turns that are heartbeats.
     pub(super) heartbeats: BTreeSet<i64>,
-    /// Calls for a summary; the script does not count them.
+    /// Calls for summaries, which the script does not count.
     pub(super) summaries: BTreeSet<(i64, u32)>,
-    /// Which attempt of the script each of them is.
+    /// Which attempt of the script each call is.
     planned: BTreeMap<CallId, usize>,
     /// Until when a budget refused an attempt.
     refused: BTreeMap<CallId, Timestamp>,
     pub(super) billed: BTreeSet<CallId>,
-    /// Runs that reached their server: how often, and what.
+    /// Tool runs that reached their server, with their number.
     pub(super) ran: BTreeMap<String, (ToolRun, usize)>,
     seen: BTreeSet<usize>,
     coming: BTreeMap<(Timestamp, usize), Happening>,
@@ -46,17 +46,17 @@ pub(super) struct World {
     pub(super) resume: Option<String>,
     pub(super) budget: BudgetState,
     pub(super) link_lost: bool,
-    /// All notifications so far: whoever delivers them repeats them.
+    /// All notifications so far: they are redelivered to a new worker.
     pub(super) notices: Vec<Notification>,
-    /// The workspace: what each file says, and since when.
+    /// The workspace: the content of each file, and the time of its last write.
     pub(super) files: BTreeMap<&'static str, (&'static str, Timestamp)>,
-    /// What Sensors told, and the events that it is.
+    /// Texts that Sensors sent, with the ids of their events.
     ticks: BTreeMap<String, String>,
-    /// Calls for scores, and what they were about.
+    /// Calls for scores, with their data.
     questions: BTreeMap<CallId, String>,
-    /// Which turns showed them.
+    /// Turns that showed each text.
     pub(super) shown: BTreeMap<String, BTreeSet<i64>>,
-    /// The number of the last event that was told.
+    /// Sequence number of the last logged event.
     pub(super) told: i64,
 }
 
@@ -66,7 +66,7 @@ enum Recorded {
     Ended(Result<ModelAnswer, CallFailure>),
 }
 
-/// What the driver would be woken by.
+/// What would wake the driver.
 #[derive(Clone, Debug)]
 pub(super) enum Word {
     Wake(String),
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Equal in two runs that go on in the same way, as far as the world is concerned.
+    /// Equal in two runs that continue in the same way, as far as the world is concerned.
     pub(super) fn fingerprint(&self) -> String {
         let world = (
             &self.made,
@@ -124,7 +124,7 @@ impl World {
         format!("{world:?} {:?} {} {}", self.budget, self.now, self.epoch)
     }
 
-    /// A log collector hears events: some again after a kill, and none too late.
+    /// Checks logged events: after a kill some are repeated, but none may be missing.
     pub(super) fn hear_told(&mut self, lines: &[JournalLine]) {
         for line in lines {
             assert!(line.seq <= self.told + 1, "event {} was never told", self.told + 1);
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// Time passes: calls end whether or not anybody waits for them.
+    /// Advances time. Calls end whether or not a worker waits for them.
     pub(super) fn pass(&mut self, to: Timestamp) {
         self.now = self.now.max(to);
         for (id, call) in &mut self.calls {
@@ -147,7 +147,7 @@ impl World {
         }
     }
 
-    /// The gateway is asked for a call, or for the same one again.
+    /// Receives a call, or a repeat of the same one.
     pub(super) fn call(&mut self, id: CallId, purpose: CallPurpose) {
         assert!(
             self.acknowledged.is_none_or(|last| id > last),
@@ -197,7 +197,7 @@ impl World {
         self.pass(self.now);
     }
 
-    /// The small model is asked for a score.
+    /// Receives a request for a score.
     pub(super) fn score(&mut self, id: CallId, about: &str) {
         assert!(
             self.acknowledged.is_none_or(|last| id > last),
@@ -211,7 +211,7 @@ impl World {
         }
     }
 
-    /// How often each question was paid for.
+    /// Returns how often each request for a score was paid for.
     pub(super) fn paid_scores(&self) -> BTreeMap<&str, usize> {
         let paid = self.questions.iter().filter(|(id, _)| self.billed.contains(id));
         paid.fold(BTreeMap::new(), |mut counts, (_, about)| {
@@ -220,7 +220,7 @@ impl World {
         })
     }
 
-    /// A Sensor tells something; after a kill perhaps again, as the same event.
+    /// Receives the event of a Sensor. After a kill the same event may come again.
     pub(super) fn tell(&mut self, event: &SensedEvent) {
         for notice in &event.notices {
             let before = self.ticks.insert(notice.text.clone(), event.id.clone());
@@ -232,7 +232,7 @@ impl World {
         }
     }
 
-    /// What a call shows of the notifications.
+    /// Records which notifications a call shows.
     pub(super) fn show(&mut self, call: CallId, state: Option<&str>) {
         for tick in self.ticks.keys() {
             if state.is_some_and(|state| state.contains(tick)) {
@@ -246,7 +246,7 @@ impl World {
         }
     }
 
-    /// What the script has for a call of a turn, which may be a heartbeat.
+    /// Returns the script's entry for a call of a turn, which may be a heartbeat.
     fn planned(&self, turn: i64, number: u32) -> Option<Call> {
         if self.heartbeats.contains(&turn) {
             let place = usize::try_from(number).ok()?.checked_sub(1)?;
@@ -262,18 +262,18 @@ impl World {
         self.script.answer(self.own(turn), number)
     }
 
-    /// Number of a turn among those that are no heartbeats.
+    /// Returns the number of a turn, not counting heartbeats.
     fn own(&self, turn: i64) -> i64 {
         turn - i64::try_from(self.heartbeats.range(..turn).count()).expect("a small number")
     }
 
-    /// Number of a call in the script.
+    /// Returns the number of a call in the script.
     fn scripted(&self, turn: i64, call: u32) -> u32 {
         let before = self.summaries.range((turn, 0)..(turn, call));
         call - u32::try_from(before.count()).expect("a small number")
     }
 
-    /// When the call that the worker waits for ends.
+    /// Returns when the call ends for which the worker waits.
     pub(super) fn ends_at(&self, id: CallId) -> Timestamp {
         match self.calls.get(&id) {
             Some(Recorded::Open(at, _)) => *at,
@@ -286,7 +286,7 @@ impl World {
             Recorded::Ended(end) => end.clone(),
             Recorded::Open(..) => return None,
         };
-        // What was never sent is not recorded: who asks again asks anew.
+        // A call that was never sent is not recorded: a repeat is a new attempt.
         if self.refused.contains_key(&id) {
             self.calls.remove(&id);
         }
@@ -298,7 +298,7 @@ impl World {
         self.calls.retain(|other, _| *other > id);
     }
 
-    /// The gateway dies, and the next one finds calls in its record that have no end.
+    /// Kills the gateway. The next one finds open calls in its record, whose outcome is lost.
     pub(super) fn lose_gateway(&mut self) {
         for (id, call) in &mut self.calls {
             if let Recorded::Open(..) = call {
@@ -308,7 +308,7 @@ impl World {
         }
     }
 
-    /// A run reaches its server, and happens there whatever becomes of the worker. When it ends, and how.
+    /// Receives a tool run, which takes effect even if the worker dies. Returns when and how it ends.
     pub(super) fn run(&mut self, run: &ToolRun) -> (Timestamp, ToolOutcome) {
         if run.id.is_refresh() {
             let text = (self.now.as_second() / 3600).to_string();
@@ -336,21 +336,21 @@ impl World {
             run.id,
             run.name
         );
-        // As long as the result of a run of unknown outcome: a context that is full must not tell them apart.
+        // As long as the text of an unknown outcome, so that the context fills up in the same way.
         let text = format!("{:-<180}", format!("{id} of {}", run.name));
         let message = "the server is down".to_owned();
         let outcome = match want.ends {
             Ends::Well => ToolOutcome::Done { text },
             Ends::Badly => ToolOutcome::Failed { text },
             Ends::NotRun => ToolOutcome::Unavailable { message },
-            // The repeat that its rule asks for is answered.
+            // The repeat that the tool's rule requires is answered.
             Ends::Unknown if *times > 1 && run.name == "job__start" => ToolOutcome::Done { text },
             Ends::Unknown => ToolOutcome::Unknown { message },
         };
         (self.now + seconds(want.takes), outcome)
     }
 
-    /// The loop is seen in this state: what the script has for it comes.
+    /// Observes the state of the loop, and schedules the script's external events for it.
     pub(super) fn see(&mut self, view: &LoopView) {
         for (place, happening) in self.script.happenings.iter().enumerate() {
             if happening.turn == view.turn && happening.state == view.state && self.seen.insert(place) {
@@ -364,7 +364,7 @@ impl World {
         self.coming.keys().next().map(|(at, _)| *at)
     }
 
-    /// What has come by now. Each word is a level that a later worker hears too.
+    /// Returns what has happened by now. Each word is a level, so a later worker receives it too.
     pub(super) fn happen(&mut self) -> Option<Word> {
         let entry = self.coming.first_entry().filter(|entry| entry.key().0 <= self.now)?;
         let ((_, place), happening) = entry.remove_entry();
@@ -421,7 +421,7 @@ pub(super) fn seconds(seconds: i64) -> SignedDuration {
     SignedDuration::from_secs(seconds)
 }
 
-/// The event whose notification this is.
+/// Builds the event with this notification.
 pub(super) fn event(notification: Notification) -> SensedEvent {
     let Notification {
         id,

@@ -1,34 +1,35 @@
-//! How many events of a Sensor's pod take effect: `limits.perMinute` counts in that pod, and whoever took it over would not.
+//! Limits the events that a sensor pod can make take effect: `limits.perMinute` is enforced in that pod, and an
+//! attacker who took over the pod would not enforce it.
 //!
-//! Events come late and many at once after a receiver was away, so what an outbox can hold is let through at any time, and
-//! in the long run no more than the limit. An honest pod never reaches that, whatever its clock says: only the receiver's
-//! own counts here.
+//! A token bucket. Many events arrive late and at once after the receiver was away, so a burst of a full outbox is
+//! always accepted, and in the long run no more than the limit. An honest pod never reaches the quota, whatever its
+//! clock says: only the receiver's own clock counts.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::link::deliveries::{MOST_EVENTS, MOST_NOTIFICATIONS};
 
-/// Events that an outbox holds for a receiver that is away.
+/// Events that an outbox holds for a receiver that is away: the size of the bucket.
 pub(super) const BACKLOG: i64 = MOST_EVENTS + MOST_NOTIFICATIONS;
-/// One event, in units of which a limit of one event a minute gives back one in each millisecond.
+/// One event in the bucket's units: a limit of one event per minute refills one unit per millisecond.
 const EVENT: i64 = 60_000;
 
-/// What was taken and is not given back yet.
+/// The bucket's current debt.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct EventQuota {
-    /// In parts of an event.
+    /// In units of [`EVENT`].
     taken: i64,
     at: Option<Timestamp>,
 }
 
 impl EventQuota {
-    /// Takes an event of a Sensor with this limit. False: the limit cannot have let it through.
+    /// Takes an event of a Sensor with this limit. Returns false if a pod that enforces the limit cannot have sent it.
     pub(super) fn try_take(&mut self, per_minute: u32, now: Timestamp) -> bool {
         let per_minute = i64::from(per_minute);
         let passed = self.at.map_or(0, |at| now.duration_since(at).as_millis());
-        // A clock that was set back gives nothing back.
+        // A clock that was set back refills nothing.
         let passed = i64::try_from(passed.max(0)).unwrap_or(i64::MAX);
         self.at = Some(now);
         self.taken = self.taken.saturating_sub(passed.saturating_mul(per_minute)).max(0);
@@ -62,7 +63,7 @@ mod tests {
         assert_eq!(taken(&mut pace, 100, at(1)), 1);
         assert_eq!(taken(&mut pace, 100, at(61)), 60);
         assert_eq!(taken(&mut pace, 100, at(61)), 0);
-        // After as long as the limit takes for all of it, there is room for all of it again.
+        // 20,060 events at 60 per minute: after as many seconds the bucket is empty again.
         assert_eq!(taken(&mut pace, 30_000, at(61 + 20_060)), 20_060);
     }
 

@@ -1,7 +1,7 @@
-//! Watches files of the workspace for the Sensors of a loop, each in a task of its own.
+//! Watches files of the workspace for the Sensors of a loop, with one task per Sensor.
 //!
-//! Looks when the system tells that something happens, and every few seconds in any case: shared volumes tell nothing of
-//! what is done elsewhere. Says one change at a time, and the next only when that one is on disk. Keeps nothing.
+//! Scans when inotify reports a change, and every few seconds in any case: shared volumes do not report changes that
+//! other nodes make. Reports one change at a time, and the next one only when it is on disk. Keeps no state on disk.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,55 +17,52 @@ use super::files::{self, WatchError};
 use super::inotify::InotifyWatcher;
 use crate::sensing::watch::{ChangeDetector, FileChange, FileFingerprint, FileTask, WatchScope};
 
-/// Longest time between two looks, where a look is quick.
+/// Longest time between two scans, if a scan is quick.
 const SWEEP: Duration = Duration::from_secs(5);
-/// Of its time a lookout looks one part in so many, where nothing happens; and at most one in so many.
+/// A watcher scans at most one part in this many of the time: 1/50 while nothing happens, and never more than 1/10.
 const SHARE: u32 = 50;
 const SHARE_AT_MOST: u32 = 10;
-/// Least time between two looks: writers write more than once.
+/// Shortest time between two scans: debounces writers, which write more than once.
 const GATHER: Duration = Duration::from_millis(100);
-/// How old a look may be to go on with it.
+/// Age from which the results of a scan are too old to act on.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// What is to be watched for a Sensor.
+/// The watch of a Sensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchTerms {
     pub(super) scope: WatchScope,
-    /// Most bytes of a text.
+    /// Maximum bytes of a file whose text is reported.
     pub(super) most_text: usize,
 }
 
-/// What is to be watched, by the uid of the Sensor, and the files that are remembered of it.
+/// The watches by uid of their Sensor, each with the known fingerprints of its files.
 pub(super) type WantedWatches<'a> = BTreeMap<&'a str, (&'a WatchTerms, BTreeMap<String, FileFingerprint>)>;
 
-/// What is seen for a Sensor.
 #[derive(Debug)]
 pub struct WatchReport {
-    /// Number of the lookout.
+    /// Number of the watcher that sent it.
     lookout: u64,
     pub(super) sensor: String,
     pub(super) what: WatchUpdate,
 }
 
-/// What is seen.
 #[derive(Debug)]
 pub(super) enum WatchUpdate {
-    /// A file has changed.
+    /// A file has changed. The permit is dropped when the change is on disk, or no longer of interest.
     Change(FileChange, WatchPermit),
-    /// Why files cannot be seen; `None`: they can.
+    /// Why files cannot be read; `None` once they can.
     Trouble(Option<String>),
 }
 
-/// While this is held nothing more is seen for the same Sensor.
+/// Blocks further changes of the same Sensor until it is dropped.
 #[derive(Debug, Default)]
 #[allow(dead_code, reason = "it is held to be dropped")]
 pub(super) struct WatchPermit(Option<OwnedSemaphorePermit>);
 
-/// All that is watched for one loop.
 pub struct FileWatchers {
     workspace: Option<PathBuf>,
     known: BTreeMap<String, RunningWatcher>,
-    /// Lookouts so far.
+    /// Watchers started so far.
     count: u64,
     tasks: JoinSet<()>,
     seen: (mpsc::Sender<WatchReport>, mpsc::Receiver<WatchReport>),
@@ -78,7 +75,7 @@ struct RunningWatcher {
 }
 
 impl FileWatchers {
-    /// Nothing is watched yet. `None`: there is no workspace.
+    /// Starts without watches. `workspace` is `None` if the Agent has none.
     #[must_use]
     pub fn new(workspace: Option<PathBuf>) -> Self {
         Self {
@@ -90,7 +87,7 @@ impl FileWatchers {
         }
     }
 
-    /// What these Sensors watch is to be watched, and nothing else.
+    /// Starts and stops watchers so that exactly the watches of these Sensors run.
     pub fn set(&mut self, sensors: &LoopSensors) {
         while self.tasks.try_join_next().is_some() {}
         let wanted = sensors.watched();
@@ -134,21 +131,20 @@ impl FileWatchers {
         self.known.insert(sensor.to_owned(), known);
     }
 
-    /// What is seen next.
     pub async fn next(&mut self) -> WatchReport {
         while let Some(sighting) = self.seen.1.recv().await {
             let known = self.known.get(&sighting.sensor);
-            // The last word of one that was ended is of other files.
+            // Ignore a late report of a watcher that was stopped: it is about another scope.
             if known.is_some_and(|known| known.number == sighting.lookout) {
                 return sighting;
             }
         }
-        // Never: one of its senders is here.
+        // Unreachable: `self` holds a sender.
         std::future::pending().await
     }
 }
 
-/// Nobody hears any more.
+/// The receiver of reports is gone.
 struct ReportsClosed;
 
 struct FileWatcher {
@@ -158,20 +154,19 @@ struct FileWatcher {
     watching: WatchTerms,
     watcher: ChangeDetector,
     bell: InotifyWatcher,
-    /// As it was last said, if anything was.
+    /// The last reported trouble.
     trouble: Option<WatchError>,
     has_said: bool,
     seen: mpsc::Sender<WatchReport>,
     gate: Arc<Semaphore>,
-    /// Its clock counts from here.
+    /// Origin of the watcher's clock.
     began: Instant,
 }
 
-/// How a look went.
 struct ScanResult {
-    /// How long it took to find all files.
+    /// Time needed to list all files.
     took: Duration,
-    /// Not everything that was found was gone into.
+    /// Whether changes were left for the next scan.
     more: bool,
 }
 
@@ -182,7 +177,7 @@ impl FileWatcher {
         }
     }
 
-    /// Waits until it is time for another look. A look that takes long comes seldom.
+    /// Waits until the next scan is due. The longer a scan takes, the rarer it is.
     async fn wait(&mut self, looked: &ScanResult) {
         sleep(GATHER.max(looked.took * SHARE_AT_MOST)).await;
         if looked.more {
@@ -215,13 +210,13 @@ impl FileWatcher {
         };
         self.bell.watch_folders(survey.folders);
         let mut trouble = survey.trouble;
-        // What cannot be seen is not gone.
+        // Files in folders that were skipped count as unchanged, not as removed.
         for folder in &survey.passed {
             survey.files.extend(self.watcher.below(folder));
         }
         let now = began - self.began;
         for task in self.watcher.compare(now, &survey.files, self.bell.open_files()) {
-            // What waited for others may be another thing by now.
+            // The scan is too old after waiting for earlier changes: files may have changed since.
             if began.elapsed() > looked.took + FRESH {
                 looked.more = true;
                 break;
@@ -230,7 +225,7 @@ impl FileWatcher {
                 trouble = Some(why);
             }
         }
-        // What was not gone into may be in trouble as before.
+        // A partial scan cannot clear a trouble: its cause may be among the files that were not visited.
         if trouble.is_some() || !looked.more {
             self.report_trouble(trouble).await?;
         }
@@ -261,14 +256,14 @@ impl FileWatcher {
             };
             let hold = self.gate.clone().acquire_owned().await.map_err(|_| ReportsClosed)?;
             self.send(WatchUpdate::Change(change, WatchPermit(Some(hold)))).await?;
-            // Until it is on disk.
+            // The permit comes back when the change is on disk (or dropped): only then may the next one be sent.
             drop(self.gate.acquire().await.map_err(|_| ReportsClosed)?);
         }
         self.watcher.learn(&path, print);
         Ok(Ok(()))
     }
 
-    /// Says once how it stands.
+    /// Reports a change of the trouble, each once.
     async fn report_trouble(&mut self, trouble: Option<WatchError>) -> Result<(), ReportsClosed> {
         if self.has_said && self.trouble == trouble {
             return Ok(());
@@ -292,14 +287,15 @@ impl FileWatcher {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, WatchError> + Send + 'static,
 ) -> Result<T, WatchError> {
-    spawn_blocking(work)
-        .await
-        .unwrap_or_else(|_| Err(WatchError::Other("a bug in agentloop".into())))
+    spawn_blocking(work).await.unwrap_or_else(|_| {
+        Err(WatchError::Other(
+            "the scan ended unexpectedly; this is a bug in agentloop, see the log of the worker".into(),
+        ))
+    })
 }
 
 #[cfg(test)]
 impl WatchReport {
-    /// Of a Sensor's lookout.
     pub(super) fn of(sensor: &str, what: WatchUpdate) -> Self {
         Self {
             lookout: 0,

@@ -1,7 +1,7 @@
-//! Looks at the files of a workspace and reads them. Blocks.
+//! Lists and reads the files of a workspace. Blocking.
 //!
-//! Opens each name by itself and follows no link, so that nothing outside of the workspace is ever looked at, whoever
-//! exchanges folders and links meanwhile. Decides nothing.
+//! Opens each path component on its own and follows no link, so that no file outside the workspace is ever read, even
+//! if folders and links are swapped at the same time. Does not decide what a change means.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -18,41 +18,43 @@ use rustix::io::Errno;
 use crate::link::pod::WORKER_UID;
 use crate::sensing::watch::{FileFingerprint, FileStat, MOST_ENTRIES, MOST_HASHED_BYTES, MOST_LEVELS, WatchScope};
 
-/// What is there.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FileSurvey {
-    /// Files by their path below the workspace.
+    /// Files by their path relative to the workspace.
     pub(super) files: BTreeMap<String, FileStat>,
     /// Folders, likewise; the workspace itself is the empty path.
     pub(super) folders: Vec<String>,
-    /// Folders that were passed over: what was known of them stands.
+    /// Folders that were skipped: what was known about their files stays valid.
     pub(super) passed: Vec<String>,
-    /// Why something was passed over.
+    /// Why something was skipped.
     pub(super) trouble: Option<WatchError>,
 }
 
-/// Why the files cannot be looked at; for people, and without a name of a file.
+/// Why files cannot be read. Shown to users, so it never contains a file name.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 pub(super) enum WatchError {
-    #[error("spec.source.watch.path is not in the workspace: make it, or correct the path")]
+    #[error("spec.source.watch.path is not in the workspace: create it, or correct the path")]
     Absent,
-    #[error("spec.source.watch.path leads through a link or is no file or folder: links are not followed")]
+    #[error(
+        "spec.source.watch.path contains a symbolic link, or is neither a file nor a folder: use a path without links"
+    )]
     Link,
     #[error(
-        "there are more than {MOST_ENTRIES} files and folders: move those that are done with out of it, or watch a smaller folder"
+        "more than {MOST_ENTRIES} files and folders: move processed files out of the folder, or watch \
+         a smaller folder"
     )]
     TooMany,
     #[error(
-        "more than {MOST_LEVELS} folders are inside each other, and what is below is passed over: set spec.source.watch.recursive to false, or move them"
+        "folders are nested more than {MOST_LEVELS} levels deep, and deeper ones are skipped: \
+         set spec.source.watch.recursive to false, or move them"
     )]
     TooDeep,
-    #[error("a file or folder has a name that is not UTF-8, and is passed over: rename it")]
+    #[error("skipped a file or folder whose name is not UTF-8: rename it")]
     Nameless,
-    #[error(
-        "a file or folder may not be read, and is passed over: make it readable for group {WORKER_UID}, or for all"
-    )]
+    #[error("skipped a file or folder without read permission: make it readable for group {WORKER_UID}, or for all")]
     Denied,
-    #[error("the workspace cannot be read: {0}")]
+    #[error("cannot read the workspace: {0}")]
     Other(String),
 }
 
@@ -71,13 +73,13 @@ const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// A pipe of this name must not hold anybody up.
+/// `NONBLOCK`, so that opening a named pipe does not block.
 const FILE: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::NONBLOCK)
     .union(OFlags::CLOEXEC);
 
-/// Looks at all that a scope covers.
+/// Lists everything that a scope covers.
 pub(super) fn survey(workspace: &Path, scope: &WatchScope) -> Result<FileSurvey, WatchError> {
     let mut survey = FileSurvey::default();
     let mut at = open_root(workspace)?;
@@ -94,7 +96,7 @@ pub(super) fn survey(workspace: &Path, scope: &WatchScope) -> Result<FileSurvey,
         }
         at = openat(&at, name, FOLDER, Mode::empty())?;
     }
-    // What is on the way tells nothing of itself but that it comes and goes.
+    // Folders above the scope are watched only because the scope may appear or disappear in them.
     let mut walk = FolderWalk {
         survey: &mut survey,
         recursive: scope.is_recursive(),
@@ -125,7 +127,7 @@ fn file_stat(stat: &Stat) -> FileStat {
     }
 }
 
-/// Never 0, which means that it is not known.
+/// A hash that changes with every replacement or change of a file. Never 0, which means unknown.
 fn stamp(stat: &Stat) -> u64 {
     let mut hash = DefaultHasher::new();
     (stat.st_ino, stat.st_ctime, stat.st_ctime_nsec).hash(&mut hash);
@@ -166,7 +168,7 @@ impl FolderWalk<'_> {
             }
             let inner = match openat(folder, &*name, FOLDER, Mode::empty()) {
                 Ok(inner) => self.folder(&inner, &below, level + 1),
-                // It went meanwhile, or is another thing by now.
+                // Removed, or replaced by something else, in the meantime.
                 Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => continue,
                 Err(error) => Err(error.into()),
             };
@@ -179,13 +181,13 @@ impl FolderWalk<'_> {
         Ok(())
     }
 
-    /// One folder that cannot be looked at does not keep others from being heard of.
+    /// Skips a folder that cannot be read, so that changes elsewhere are still reported.
     fn pass(&mut self, folder: String, why: WatchError) {
         self.survey.passed.push(folder);
         self.survey.trouble = Some(why);
     }
 
-    /// The name of a folder that is to be gone into.
+    /// Adds an entry to the survey. Returns the name if it is a folder to descend into.
     fn entry(&mut self, folder: &OwnedFd, name: &CStr, path: &str) -> Result<Option<String>, WatchError> {
         let stat = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
@@ -210,16 +212,15 @@ impl FolderWalk<'_> {
     }
 }
 
-/// What a file says.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FileContent {
-    /// What is to be remembered of it.
+    /// The fingerprint to persist.
     pub(super) print: FileFingerprint,
-    /// Its text, where it is one in UTF-8 of at most so many bytes.
+    /// The content, if it is UTF-8 and at most `most_text` bytes long.
     pub(super) text: Option<String>,
 }
 
-/// Reads a file that looked so; `None`: it does not any more.
+/// Reads a file if it still looks as `expected`; `None` otherwise.
 pub(super) fn read(
     workspace: &Path,
     path: &str,
@@ -228,7 +229,7 @@ pub(super) fn read(
 ) -> Result<Option<FileContent>, WatchError> {
     match read_steady(workspace, path, expected, most_text) {
         Ok(content) => Ok(content),
-        // It went, or is another thing by now: the next survey says what.
+        // Removed, or replaced by something else: the next survey finds out.
         Err(WatchError::Absent | WatchError::Link) => Ok(None),
         Err(trouble) => Err(trouble),
     }
@@ -263,7 +264,7 @@ fn read_steady(
     }
     let copy = file.try_clone().map_err(other)?;
     let (hash, bytes) = take_in(File::from(copy).take(expected.size), expected.size, most_text).map_err(other)?;
-    // Written to while it was read: it has not settled.
+    // The file was written to while it was read, so the content may be torn.
     if !same(&file)? {
         return Ok(None);
     }
@@ -276,7 +277,7 @@ fn read_steady(
     }))
 }
 
-/// The hash of a file, and its bytes when they are few enough.
+/// Hashes a file. Returns its bytes as well if there are at most `most`.
 fn take_in(mut file: impl Read, size: u64, most: usize) -> io::Result<(String, Option<Vec<u8>>)> {
     let small = usize::try_from(size).is_ok_and(|size| size <= most);
     let mut bytes = small.then(Vec::new);

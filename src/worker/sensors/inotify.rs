@@ -1,4 +1,4 @@
-//! Tells that something happens to files, as far as the system tells: inotify. Only ever makes a look come sooner.
+//! Notices file changes early through inotify. Scans find every change without it; it only makes them run sooner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
@@ -9,7 +9,7 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// What is told. Not that a file is opened or read: that is what follows a look.
+/// The events to watch. Opening and reading files are not among them: scans do that themselves.
 const TOLD: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
@@ -19,18 +19,16 @@ const TOLD: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::ONLYDIR)
     .union(WatchFlags::DONT_FOLLOW);
 
-/// What is heard of files.
 pub(super) struct InotifyWatcher {
     workspace: PathBuf,
-    /// `None`: the system has no more of them.
+    /// `None` if the kernel's limit of inotify instances is reached.
     queue: Option<AsyncFd<OwnedFd>>,
     folders: BTreeMap<i32, String>,
-    /// Files that are being written.
+    /// Files that are being written to.
     open: BTreeSet<String>,
 }
 
 impl InotifyWatcher {
-    /// Hears nothing yet.
     pub(super) fn new(workspace: &Path) -> Self {
         let queue = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).ok();
         Self {
@@ -41,12 +39,12 @@ impl InotifyWatcher {
         }
     }
 
-    /// Listens to these folders, and to no others. A folder that it cannot listen to is looked at now and then all the same.
+    /// Watches exactly these folders. A folder that cannot be watched is still scanned periodically.
     pub(super) fn watch_folders(&mut self, folders: Vec<String>) {
         let Some(queue) = &self.queue else { return };
         let before = std::mem::take(&mut self.folders);
         for folder in folders {
-            // The same folder again has the same number.
+            // Adding a folder again returns the same watch descriptor.
             if let Ok(number) = inotify::add_watch(queue.get_ref(), self.workspace.join(&folder), TOLD) {
                 self.folders.insert(number, folder);
             }
@@ -56,12 +54,11 @@ impl InotifyWatcher {
         }
     }
 
-    /// Files that somebody writes to at the moment.
+    /// Returns the files that are being written to.
     pub(super) fn open_files(&self) -> &BTreeSet<String> {
         &self.open
     }
 
-    /// Waits until something has happened.
     pub(super) async fn wait_for_change(&mut self) {
         let Some(queue) = &self.queue else {
             return std::future::pending().await;

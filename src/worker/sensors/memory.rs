@@ -1,4 +1,4 @@
-//! What is remembered of a Sensor: how far its events were taken, its rules' state, the values that it gave.
+//! The persistent state of a Sensor: how far its events were taken, the state of its rules, and its values.
 
 use std::collections::BTreeMap;
 
@@ -12,33 +12,32 @@ use super::ticks::TickHistory;
 use crate::sensing::delivery::{Delivery, SensorEvent};
 use crate::sensing::rules::RulesState;
 
-/// Outboxes of one Sensor whose numbers are remembered beside those of the newest one.
+/// Maximum number of earlier outboxes of a Sensor whose event numbers are kept.
 pub(super) const MOST_OUTBOXES: usize = 16;
-/// Fields of one Sensor whose values are remembered: more than its spec ever names at a time.
+/// Maximum number of fields of a Sensor whose values are kept: more than a spec can name at a time.
 const MOST_FIELDS: usize = 64;
 
-/// What is kept of a Sensor.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct SensorMemory {
-    /// Number of the last event that was taken: it took effect, or waits below.
+    /// Number of the last event that was taken: it took effect, or is in `waiting`.
     pub(super) through: i64,
-    /// The outbox that gave it; empty: this process did, or one without an id.
+    /// The outbox of that event; empty if this process produced it, or if the outbox has no id.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) outbox: String,
-    /// The same of outboxes before it, the newest last: what is still on its way from them is known.
+    /// The same for earlier outboxes, the newest last, so that late deliveries from them are recognized.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) earlier: Vec<(String, i64)>,
     pub(super) rules: RulesState,
     pub(super) ticks: Option<TickHistory>,
-    /// Why files cannot be seen.
+    /// Why files cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) trouble: Option<String>,
-    /// The newest value that it gave each field.
+    /// The newest value of each field that it sets.
     pub(super) values: BTreeMap<String, GivenValue>,
     /// Events that wait for a score.
     pub(super) waiting: ScoreQueue,
-    /// How many came from a pod of its own.
+    /// Quota for events that a sensor pod delivers.
     #[serde(skip_serializing_if = "is_nothing")]
     pub(super) pace: EventQuota,
 }
@@ -64,7 +63,7 @@ impl SensorMemory {
         }
     }
 
-    /// What comes next is from this outbox.
+    /// Switches to the event numbers of this outbox.
     pub(super) fn counts_by(&mut self, outbox: &str) {
         if self.outbox == outbox {
             return;
@@ -78,7 +77,7 @@ impl SensorMemory {
         self.through = through;
     }
 
-    /// An event of another pod was taken. One that no rules could have made, or not so soon, takes no effect.
+    /// Takes an event of a sensor pod. An event that the rules cannot have produced, or not at this rate, is dropped.
     pub(super) fn take_from_pod(
         &mut self,
         now: Timestamp,
@@ -94,7 +93,7 @@ impl SensorMemory {
         None
     }
 
-    /// An event was taken. It takes effect, or else waits.
+    /// Takes an event. Returns it if it takes effect now, and queues it otherwise.
     pub(super) fn take(&mut self, sensor: &str, event: SensorEvent) -> Option<SensorEvent> {
         self.through = event.seq;
         let event = self.waiting.keep(sensor, event)?;
@@ -102,7 +101,7 @@ impl SensorMemory {
         Some(event)
     }
 
-    /// An event takes effect.
+    /// Records the values of an event that takes effect.
     pub(super) fn note(&mut self, event: &SensorEvent) {
         for update in &event.updates {
             let given = GivenValue {

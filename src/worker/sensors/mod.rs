@@ -1,7 +1,8 @@
-//! The Sensors of a loop: runs those that run in its own pod, and keeps what all of them gave.
+//! The Sensors of a loop: runs those that run in its own pod, and keeps the state of all of them.
 //!
-//! Pure: the driver brings the time, feeds the loop, and writes what is to be remembered in the transaction in which the
-//! loop heard of it; only then is it taken over here. So each event takes effect once, whenever the worker is killed.
+//! Pure: the driver provides the time, feeds the loop, and writes a Sensor's new record in the same transaction as the
+//! event's effect on the loop. Only then is the record confirmed here. So each event takes effect once, whenever the
+//! worker is killed.
 
 mod event_quota;
 pub mod file_watcher;
@@ -35,27 +36,25 @@ use memory::SensorMemory;
 pub use scoring::ScoringStep;
 use ticks::TickHistory;
 
-/// All Sensors of a loop.
 #[derive(Debug, Default)]
 pub struct LoopSensors {
     running: BTreeMap<String, RunningSensor>,
-    /// By uid, those included that do not run any more: one that comes back goes on.
+    /// By uid, including Sensors that no longer run: one that comes back continues.
     memories: BTreeMap<String, SensorMemory>,
-    /// Files that they have told of, by uid.
+    /// Fingerprints of the files that each Sensor has reported, by uid.
     files: BTreeMap<String, BTreeMap<String, FileFingerprint>>,
-    /// There is a workspace.
     has_workspace: bool,
 }
 
-/// A Sensor that runs here.
+/// A Sensor that runs in the worker.
 #[derive(Debug)]
 struct RunningSensor {
     terms: SensorTerms,
-    /// `None`: it is suspended.
+    /// `None` while it is suspended.
     compiled: Option<Result<CompiledTerms, String>>,
-    /// Since when somebody listens.
+    /// When the Sensor started to run here. Older ticks were missed.
     since: Timestamp,
-    /// A file that has changed and is not heard of yet.
+    /// A change of a file that the limits do not admit yet.
     waiting: Option<(FileChange, WatchPermit)>,
 }
 
@@ -66,25 +65,25 @@ struct CompiledTerms {
     watching: Option<WatchTerms>,
 }
 
-/// Something that happened to a Sensor, and what is to be remembered of it.
+/// A step of a Sensor: its new state, and its effect on the loop.
 #[derive(Debug)]
 #[must_use]
 pub struct SensorTransition {
     sensor: String,
     memory: SensorMemory,
     input: Option<EngineInput>,
-    /// What is to be remembered of files; `None`: nothing.
+    /// Fingerprints to persist; `None` removes that of a file.
     files: Vec<(String, Option<FileFingerprint>)>,
 }
 
 impl SensorTransition {
-    /// What the loop is to hear.
+    /// The input for the engine, if the step affects the loop.
     #[must_use]
     pub fn input(&self) -> Option<&EngineInput> {
         self.input.as_ref()
     }
 
-    /// What is to be written in the transaction in which it hears it.
+    /// The record to write in the same transaction as the input.
     #[must_use]
     pub fn kept(&self) -> SensorRecord {
         SensorRecord {
@@ -98,14 +97,13 @@ impl SensorTransition {
 
 #[cfg(test)]
 impl LoopSensors {
-    /// What is remembered of files, to compare it.
     pub(in crate::worker) fn files(&self) -> String {
         format!("{:?}", self.files)
     }
 }
 
 impl LoopSensors {
-    /// As the journal knows them.
+    /// Restores the Sensors from their records in the journal.
     #[must_use]
     pub fn restore(kept: Vec<SensorRecord>) -> Self {
         let mut sensors = Self::default();
@@ -113,8 +111,8 @@ impl LoopSensors {
             let memory = serde_json::from_str(&kept.memory).unwrap_or_else(|_| {
                 tracing::warn!(
                     sensor = kept.sensor,
-                    "what was remembered of a Sensor cannot be read; its values and windows begin anew, and no event of it \
-                     is taken twice"
+                    "failed to parse the record of a Sensor; its values and windows are reset, and no event is \
+                     processed twice"
                 );
                 SensorMemory {
                     through: kept.seq,
@@ -129,14 +127,14 @@ impl LoopSensors {
         sensors
     }
 
-    /// Whether there is a workspace whose files can be watched.
+    /// Sets whether the Agent has a workspace whose files can be watched.
     #[must_use]
     pub fn with_workspace(mut self, has_workspace: bool) -> Self {
         self.has_workspace = has_workspace;
         self
     }
 
-    /// Values that Sensors gave, the oldest first.
+    /// Returns the values that Sensors have set, the oldest first.
     #[must_use]
     pub fn values(&self) -> Vec<(&str, &Value, Timestamp)> {
         let given = self.memories.values().flat_map(|memory| &memory.values);
@@ -145,7 +143,8 @@ impl LoopSensors {
         values
     }
 
-    /// The Sensors that are to run here, by uid; a level. `None`: not decided yet. What is to be remembered at once.
+    /// Replaces the Sensors that run here. `None`: not decided yet, nothing changes. Returns records to persist at
+    /// once.
     pub fn apply_terms(&mut self, now: Timestamp, terms: Option<&[SensorTerms]>) -> Vec<SensorTransition> {
         let Some(terms) = terms else {
             return Vec::new();
@@ -158,6 +157,7 @@ impl LoopSensors {
             if known.is_some_and(|running| running.terms == *terms) {
                 continue;
             }
+            // A Sensor that was already running keeps its start, so that a change of its terms skips no tick.
             let listened = known.filter(|running| running.compiled.is_some());
             let mut running = RunningSensor {
                 since: listened.map_or(now, |running| running.since.min(now)),
@@ -165,8 +165,13 @@ impl LoopSensors {
                 terms: terms.clone(),
                 waiting: None,
             };
-            begun.extend(running.begins(now, self.memories.get(&terms.uid)));
-            begun.extend(running.forget_unwatched(self.memories.get(&terms.uid), self.files.get(&terms.uid)));
+            let started = running.begins(now, self.memories.get(&terms.uid));
+            // Each transition replaces the memory, so the second starts from that of the first.
+            let memory = started.as_ref().map(|started| &started.memory);
+            let memory = memory.or_else(|| self.memories.get(&terms.uid));
+            let forgotten = running.forget_unwatched(memory, self.files.get(&terms.uid));
+            begun.extend(started);
+            begun.extend(forgotten);
             if let Some(before) = self.running.remove(&terms.uid)
                 && before.watching() == running.watching()
             {
@@ -177,7 +182,7 @@ impl LoopSensors {
         begun
     }
 
-    /// What is to be watched.
+    /// Returns the watches of all running Sensors.
     pub(super) fn watched(&self) -> WantedWatches<'_> {
         let watching = self.running.iter();
         let watching = watching.filter_map(|(uid, running)| Some((&**uid, running.watching()?)));
@@ -185,7 +190,8 @@ impl LoopSensors {
         watching.map(|(uid, watching)| (uid, (watching, files(uid)))).collect()
     }
 
-    /// Something was seen of files: what is to be remembered at once. A change is due when it finds room.
+    /// Applies a report of a file watcher. Returns a record to persist at once; a change instead becomes due once the
+    /// limits admit it.
     pub fn apply_watch_report(&mut self, sighting: WatchReport) -> Option<SensorTransition> {
         let running = self.running.get_mut(&sighting.sensor)?;
         match sighting.what {
@@ -200,7 +206,7 @@ impl LoopSensors {
         }
     }
 
-    /// When something of a Sensor is due.
+    /// Returns when the next step of a Sensor is due.
     #[must_use]
     pub fn next(&self, now: Timestamp) -> Option<Timestamp> {
         let nothing = SensorMemory::default();
@@ -209,7 +215,7 @@ impl LoopSensors {
         self.running.iter().filter_map(of).min()
     }
 
-    /// Something that is due.
+    /// Returns a step that is due now.
     pub fn due(&mut self, now: Timestamp) -> Option<SensorTransition> {
         for (uid, running) in &mut self.running {
             let memory = match (self.memories.get_mut(uid), &running.waiting) {
@@ -217,7 +223,7 @@ impl LoopSensors {
                 (None, Some(_)) => self.memories.entry(uid.clone()).or_default(),
                 (None, None) => continue,
             };
-            // The clock was set back: what comes again is known by its id.
+            // The clock was set back: repeated ticks are recognized by their id.
             running.since = running.since.min(now);
             if let Some(ticks) = &mut memory.ticks {
                 ticks.through = ticks.through.min(now);
@@ -229,10 +235,12 @@ impl LoopSensors {
         None
     }
 
-    /// The first event of a delivery that was not taken yet, if there is room. Its Sensor need not run here.
+    /// Takes the first event of a delivery that was not taken before. `None` if there is none, or while the queue for
+    /// scores is full. The Sensor need not run here.
     #[must_use]
     pub fn take(&self, now: Timestamp, delivery: &Delivery) -> Option<SensorTransition> {
         let known = self.delivered_through(delivery).through;
+        // Numbers ascend within an outbox: a lower number is a redelivery. Numbers above MOST_SEQ are invalid.
         let next = |event: &&SensorEvent| event.seq > known && event.seq <= MOST_SEQ;
         let event = delivery.events.iter().find(next)?.clone();
         let mut memory = self.memories.get(&delivery.sensor).cloned().unwrap_or_default();
@@ -253,7 +261,7 @@ impl LoopSensors {
         })
     }
 
-    /// Through which number the events of the outbox of a delivery were taken; 0: none.
+    /// Returns the number up to which events of the delivery's outbox were taken; 0 for none.
     #[must_use]
     pub fn delivered_through(&self, delivery: &Delivery) -> DeliveryAck {
         let memory = self.memories.get(&delivery.sensor);
@@ -264,7 +272,7 @@ impl LoopSensors {
         }
     }
 
-    /// It is on disk.
+    /// Adopts a transition whose record is on disk.
     pub fn confirm(&mut self, happened: SensorTransition) {
         if let Some(running) = self.running.get_mut(&happened.sensor) {
             let told =
@@ -281,7 +289,7 @@ impl LoopSensors {
         self.memories.insert(happened.sensor, happened.memory);
     }
 
-    /// What is said of those that run here, and of those that run elsewhere and have something scored here.
+    /// Reports the Sensors that run here, and those that run elsewhere whose events are scored or dropped here.
     #[must_use]
     pub fn reports(&self) -> Vec<SensorReport> {
         let nothing = SensorMemory::default();
@@ -294,7 +302,7 @@ impl LoopSensors {
 fn compile(terms: &SensorTerms, has_workspace: bool) -> Result<CompiledTerms, String> {
     let spec = &terms.spec;
     if spec.source.watch.is_some() && !has_workspace {
-        return Err("spec.source.watch needs files: set spec.workspace of the Agent, {} is enough".into());
+        return Err("spec.source.watch requires a workspace: set spec.workspace of the Agent ({} is enough)".into());
     }
     let most_text = usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX);
     let compiled = sensing::compile(&terms.name, spec).map_err(|mistakes| mistakes.to_string())?;
@@ -310,7 +318,7 @@ impl RunningSensor {
         self.compiled.as_ref()?.as_ref().ok()
     }
 
-    /// Ticks count from when their schedule was first heard of.
+    /// Starts the schedule: only ticks after this moment count.
     fn begins(&self, now: Timestamp, memory: Option<&SensorMemory>) -> Option<SensorTransition> {
         let schedule = self.terms.spec.source.schedule.as_ref()?;
         let schedule = format!("{} {}", schedule.cron, schedule.time_zone);
@@ -327,7 +335,7 @@ impl RunningSensor {
         self.listens()?.watching.as_ref()
     }
 
-    /// Files that it has told of and does not watch any more are forgotten: they are not gone.
+    /// Forgets files that the Sensor no longer watches, without reporting them as removed.
     fn forget_unwatched(
         &self,
         memory: Option<&SensorMemory>,
@@ -345,7 +353,7 @@ impl RunningSensor {
         Some(happened)
     }
 
-    /// Files cannot be seen, or can again. Said once for each streak.
+    /// Records that files became unreadable, or readable again. Counts an error only when they become unreadable.
     fn trouble_changed(&self, trouble: Option<String>, mut memory: SensorMemory) -> Option<SensorTransition> {
         if memory.trouble == trouble {
             return None;
@@ -430,7 +438,7 @@ impl RunningSensor {
                 let event = memory.take(&self.terms.name, *event);
                 event.map(|event| EngineInput::Sensed(sensed(&self.terms.uid, &self.terms.name, event)))
             }
-            // Once for each streak.
+            // Only the first failure in a row is reported to the loop.
             RulesOutcome::Failed if memory.rules.consecutive_failures == 1 => Some(EngineInput::SensorFailed {
                 sensor: self.terms.name.clone(),
             }),
@@ -474,7 +482,6 @@ impl RunningSensor {
     }
 }
 
-/// An event as the loop hears it.
 fn sensed(uid: &str, name: &str, event: SensorEvent) -> SensedEvent {
     SensedEvent {
         id: if event.outbox.is_empty() {

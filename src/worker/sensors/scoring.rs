@@ -1,8 +1,9 @@
-//! Events that wait for a score, and those of the same Sensor behind them, which keep their order.
+//! Events that wait for a score, and later events of the same Sensor, which must stay in order.
 //!
-//! They are kept with what else is remembered of the Sensor: an event that is on disk here is acknowledged, and takes
-//! effect once its signals are known. Bounded: beyond [`MOST_WAITING`] events of one Sensor the next ones stay where they
-//! are, in the outbox of the Sensor's pod or at the clock. The engine asks; here it is decided what, and what follows.
+//! They are part of the Sensor's record: an event that is on disk here is acknowledged, and takes effect once its
+//! signals are scored. Bounded: beyond [`MOST_WAITING`] events of one Sensor, the next ones stay where they are, in the
+//! outbox of the sensor pod or at the clock. The engine calls the model; this module decides what to ask and applies
+//! the scores.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,34 +17,34 @@ use crate::link::sensor_messages::SensorReport;
 use crate::sensing::delivery::SensorEvent;
 use crate::sensing::scored_effects::{SignalScoreRequest, SignalVerdict};
 
-/// Events of one Sensor that wait at most.
+/// Maximum number of waiting events per Sensor.
 pub const MOST_WAITING: usize = 16;
 
-/// Sensors that run elsewhere and are reported at most: those whose numbers are newest, since old ones may be gone.
+/// Maximum number of reported Sensors that run elsewhere. Those with the highest event numbers are preferred, because
+/// the others may no longer exist.
 pub const MOST_TOLD: usize = 64;
 
-/// What waits of a Sensor.
+/// The waiting events of a Sensor.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct ScoreQueue {
-    /// The name of the Sensor.
     name: String,
-    /// The oldest first.
+    /// Oldest first.
     events: VecDeque<SensorEvent>,
-    /// What is known of the questions of the oldest, in their order.
+    /// Verdicts on the questions of the oldest event, in their order.
     verdicts: Vec<SignalVerdict>,
-    /// Until when a signal that was scored does not hold again.
+    /// When the cooldown of each scored signal ends.
     cooldowns: BTreeMap<String, Timestamp>,
-    /// Signals in a row that got no score.
+    /// Number of consecutive signals without a score.
     unscored: u32,
 }
 
-/// What is to be done about scores next.
+/// The next action for scoring.
 #[derive(Debug)]
 pub enum ScoringStep {
-    /// The loop hears of it, and what is to be remembered is written with that.
+    /// Apply the transition: its input and record are committed together.
     Happened(Box<SensorTransition>),
-    /// The loop hears this.
+    /// Feed this input to the engine.
     Hear(EngineInput),
 }
 
@@ -52,7 +53,7 @@ impl ScoreQueue {
         self.events.len() >= MOST_WAITING
     }
 
-    /// Why scores do not come.
+    /// Describes missing scores for the status of the Sensor.
     pub(super) fn failure(&self) -> Option<String> {
         let scores = match self.unscored {
             0 => return None,
@@ -60,11 +61,11 @@ impl ScoreQueue {
             many => format!("{many} signals in a row were"),
         };
         Some(format!(
-            "the last {scores} not scored; status.lastError of the Agent says why, if it has a spec.lightModel"
+            "the last {scores} not scored; check status.lastError of the Agent, and that its spec.lightModel is set"
         ))
     }
 
-    /// Takes an event, unless it may take effect at once.
+    /// Queues an event, or returns it if it can take effect at once.
     pub(super) fn keep(&mut self, name: &str, event: SensorEvent) -> Option<SensorEvent> {
         if self.events.is_empty() && event.trial.is_none() {
             return Some(event);
@@ -74,7 +75,7 @@ impl ScoreQueue {
         None
     }
 
-    /// What is known of the questions of the oldest: those whose signal held a short while ago are not asked.
+    /// Returns the verdicts on the oldest event so far. A signal that is cooling down is not asked: it does not hold.
     fn known(&self, now: Timestamp) -> Vec<SignalVerdict> {
         let mut known = self.verdicts.clone();
         let rest = self.questions().iter().skip(known.len());
@@ -90,16 +91,16 @@ impl ScoreQueue {
 
     fn is_cooling_down(&self, question: &SignalScoreRequest, now: Timestamp) -> bool {
         let until = self.cooldowns.get(&question.signal);
-        // A clock that was set back makes none longer.
+        // A cooldown that ends later than one started now would is ignored: the clock was set back.
         until.is_some_and(|until| now < *until && *until <= after(now, question))
     }
 
-    /// What is asked next.
+    /// Returns the question to ask next.
     fn next_question(&self, now: Timestamp) -> Option<&SignalScoreRequest> {
         self.questions().get(self.known(now).len())
     }
 
-    /// The oldest, once all is known of it.
+    /// Removes the oldest event once all its questions are answered, and applies the verdicts to it.
     fn settle(&mut self, now: Timestamp) -> Option<SensorEvent> {
         if self.next_question(now).is_some() {
             return None;
@@ -111,7 +112,7 @@ impl ScoreQueue {
         Some(event.settled(&known))
     }
 
-    /// A score came, or will not. False: it is of nothing that is asked.
+    /// Records a score, or that there will be none. Returns false if it does not belong to a current question.
     fn judge(&mut self, (seq, signal): (i64, &str), score: Option<u8>, now: Timestamp) -> bool {
         if self.events.front().is_none_or(|event| event.seq != seq) {
             return false;
@@ -128,7 +129,7 @@ impl ScoreQueue {
             },
         };
         self.unscored = score.map_or(self.unscored.saturating_add(1), |_| 0);
-        // Those before it were passed over when it was asked.
+        // The questions before it were skipped by their cooldown when it was asked.
         self.verdicts.resize(place, SignalVerdict::HoldsNot);
         self.verdicts.push(verdict);
         if verdict != SignalVerdict::HoldsNot && question.cooldown_seconds > 0 {
@@ -144,7 +145,8 @@ fn after(now: Timestamp, question: &SignalScoreRequest) -> Timestamp {
 }
 
 impl LoopSensors {
-    /// What is to be done next, while anything is. `scored`: the outcome that the loop has; `scoring`: it has a question.
+    /// Returns the next action, if any. `scored`: the outcome that the engine holds; `scoring`: it has an open
+    /// question.
     #[must_use]
     pub fn step(&self, now: Timestamp, scored: Option<(&str, Option<u8>)>, scoring: bool) -> Option<ScoringStep> {
         if let Some(settled) = self.settle(now) {
@@ -159,7 +161,7 @@ impl LoopSensors {
         Some(ScoringStep::Hear(EngineInput::Score(question)))
     }
 
-    /// The question of the event that came first.
+    /// Returns the open question of the oldest event among all Sensors.
     fn question(&self, now: Timestamp) -> Option<scoring::ScoreQuestion> {
         let asking = self.memories.iter().filter_map(|(uid, memory)| {
             let question = memory.waiting.next_question(now)?;
@@ -191,7 +193,7 @@ impl LoopSensors {
         })
     }
 
-    /// An event that waited takes effect.
+    /// Lets the first waiting event take effect whose scores are complete.
     fn settle(&self, now: Timestamp) -> Option<SensorTransition> {
         self.memories.iter().find_map(|(uid, memory)| {
             if memory.waiting.events.is_empty() || memory.waiting.next_question(now).is_some() {
@@ -218,7 +220,8 @@ impl LoopSensors {
 }
 
 impl LoopSensors {
-    /// What scores did for Sensors that run in pods of their own, and what was dropped of theirs: their pods cannot count it.
+    /// Reports on Sensors that run in pods of their own what only the receiver can count: scored effects and dropped
+    /// events.
     pub(super) fn scored_elsewhere(&self) -> impl Iterator<Item = SensorReport> {
         let elsewhere = self.memories.iter().filter(|(uid, memory)| {
             let scored = !memory.waiting.name.is_empty();
@@ -239,7 +242,7 @@ impl LoopSensors {
 }
 
 impl SensorMemory {
-    /// What a score let through is counted with the rest.
+    /// Counts the effects that a score let through.
     fn count(&mut self, updates: usize, notices: usize) {
         let totals = &mut self.rules.totals;
         totals.updates += i64::try_from(updates).unwrap_or_default();

@@ -24,7 +24,7 @@ fn clock(generation: i64, more: Value) -> SensorTerms {
     }
 }
 
-/// The Sensors of a worker, and what its journal holds.
+/// The Sensors of a worker, and the records in its journal.
 struct Worker {
     sensors: LoopSensors,
     journal: BTreeMap<String, SensorRecord>,
@@ -55,7 +55,7 @@ impl Worker {
         self.sensors.confirm(happened);
     }
 
-    /// What the loop hears by this moment.
+    /// Returns the inputs of the loop until this time.
     fn hears(&mut self, now: &str) -> Vec<EngineInput> {
         let mut heard = Vec::new();
         while let Some(happened) = self.sensors.due(at(now)) {
@@ -65,7 +65,7 @@ impl Worker {
         heard
     }
 
-    /// Ids of the events that the loop hears by this moment, and what they say.
+    /// Returns the ids and texts of the events until this time.
     fn ticks(&mut self, now: &str) -> Vec<(String, String)> {
         let tick = |input| {
             let EngineInput::Sensed(event) = input else {
@@ -192,7 +192,7 @@ fn a_sensor_that_is_not_named_any_more_ends_and_one_that_comes_back_goes_on() {
     let mut worker = Worker::new();
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, json!({}))]);
     assert_eq!(worker.ticks("2026-01-05T08:00:00Z").len(), 1);
-    // What is not decided changes nothing.
+    // Terms that are not decided yet change nothing.
     assert!(worker.sensors.apply_terms(at("2026-01-05T08:10:00Z"), None).is_empty());
     assert_eq!(worker.sensors.reports().len(), 1);
     worker.direct("2026-01-05T08:30:00Z", &[]);
@@ -242,7 +242,7 @@ fn a_spec_that_cannot_be_compiled_is_said_and_nothing_ticks() {
     assert_eq!(worker.sensors.next(at("2026-01-05T07:30:00Z")), None);
     let failure = worker.sensors.reports()[0].failure.clone().expect("a failure");
     assert!(
-        failure.starts_with("spec.notification.text: is no expression"),
+        failure.starts_with("spec.notification.text: is not a valid expression"),
         "{failure}"
     );
 }
@@ -271,7 +271,7 @@ fn a_clock_that_was_set_back_makes_no_tick_come_twice_and_none_wait_for_a_year()
     assert_eq!(worker.ticks("2027-01-05T08:00:00Z").len(), 1);
     assert_eq!(worker.ticks("2026-01-05T07:45:00Z"), []);
     assert_eq!(worker.ticks("2026-01-05T08:00:00Z"), [tick(2, "2026-01-05T08:00:00Z")]);
-    // A little back: the same instant again.
+    // A small step back: the same tick again.
     assert_eq!(worker.ticks("2026-01-05T07:59:59Z"), []);
     assert_eq!(worker.ticks("2026-01-05T08:00:00Z"), []);
     assert_eq!(worker.sensors.reports()[0].totals.filtered, 1);
@@ -299,7 +299,7 @@ fn a_clock_that_was_set_back_by_more_than_256_ticks_makes_none_come_twice() {
         }
     }
     assert_eq!(worker.ticks(&minute(301)), [tick(301, &minute(301))]);
-    // The first of them is where the clock went back to, and is not told again at all.
+    // The clock was set back to the first of them, so that one is skipped.
     assert_eq!(worker.sensors.reports()[0].totals.filtered, 299);
 }
 
@@ -364,7 +364,7 @@ fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_r
     assert_eq!(worker.sensors.reports(), [], "the Sensor does not run here");
 }
 
-/// An event of this outbox, with this number, that says so.
+/// Builds an event of this outbox with this number and text.
 fn event_of(outbox: &str, seq: i64) -> Delivery {
     let notice = crate::sensing::delivery::SensorNotification {
         source: "sensor/prices".into(),
@@ -384,7 +384,7 @@ fn event_of(outbox: &str, seq: i64) -> Delivery {
     }
 }
 
-/// The ids of what takes effect.
+/// Returns the ids of the events that take effect.
 fn takes(worker: &mut Worker, delivery: &Delivery) -> Vec<String> {
     takes_at(Timestamp::UNIX_EPOCH, worker, delivery)
 }
@@ -408,7 +408,7 @@ fn an_outbox_that_was_lost_and_begins_below_the_numbers_of_the_one_before_hides_
     assert_eq!(takes(&mut worker, &event_of("b", 900)), ["uid/b/900"]);
     worker.restart();
     assert_eq!(takes(&mut worker, &event_of("b", 900)), [""; 0]);
-    // What was still on its way from the first one is known, and so is the word of it.
+    // Late events of the first outbox are recognized, and are acknowledged again.
     assert_eq!(takes(&mut worker, &event_of("a", 1_000)), [""; 0]);
     assert_eq!(worker.sensors.delivered_through(&event_of("a", 1)).through, 1_000);
     assert_eq!(worker.sensors.delivered_through(&event_of("b", 1)).through, 900);
@@ -488,7 +488,7 @@ fn what_no_rules_could_have_made_takes_no_effect_and_is_counted() {
     assert_eq!(takes(&mut worker, &exact), ["uid/a/9"]);
 }
 
-/// This many events of the Sensor from this number on, as the controller passes them on.
+/// Builds a delivery with this many events of the Sensor, starting with this number, as the controller forwards them.
 fn flood(first: i64, count: i64) -> Delivery {
     Delivery {
         per_minute: Some(60),
@@ -520,7 +520,7 @@ fn a_flood_of_a_pod_beyond_its_sensors_limit_is_dropped_and_counted_and_the_limi
     let later = begin + SignedDuration::from_secs(60);
     assert_eq!(step(&mut worker, later, most + 3, 60), 60);
     assert_eq!(worker.sensors.reports()[0].totals.dropped, 2);
-    // A controller of an earlier version says no limit.
+    // A controller of an earlier version sends no limit.
     let unsaid = Delivery {
         per_minute: None,
         ..flood(most + 100, 5)
@@ -543,4 +543,22 @@ fn of_the_values_of_a_sensor_that_names_ever_new_fields_the_newest_are_kept() {
     }
     let values = worker.sensors.values();
     assert_eq!((values.len(), values[0].0, values[63].0), (64, "f3", "f66"));
+}
+
+#[test]
+fn the_errors_of_a_watch() {
+    use super::files::WatchError;
+    let rows = variants!(
+        "spec.source.watch",
+        [
+            WatchError::Absent,
+            WatchError::Link,
+            WatchError::TooMany,
+            WatchError::TooDeep,
+            WatchError::Nameless,
+            WatchError::Denied,
+            WatchError::Other("input/output error".into()),
+        ]
+    );
+    assert_texts!("watch", "Errors of Sensors that watch files", rows);
 }

@@ -1,29 +1,28 @@
-//! Which ticks of a schedule are done with.
+//! The ticks of a schedule that have been handled.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::sensing::schedule::TickCalendar;
 
-/// Runs of ticks that are remembered.
+/// Maximum number of remembered runs of ticks.
 const MOST_RUNS: usize = 16;
 
-/// Which ticks are done with.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct TickHistory {
-    /// Of this schedule: another one begins anew.
+    /// The schedule to which the ticks belong; a changed schedule starts over.
     pub(super) schedule: String,
-    /// Ticks up to this moment.
+    /// Ticks up to this time are handled.
     pub(super) through: Timestamp,
-    /// Ticks that came, each run from its first to its last one without a gap, the newest run last. A clock that is set back
-    /// meets them again, however many they are.
+    /// Handled ticks as runs without gaps (first, last), the newest run last. They recognize ticks that come again
+    /// after the clock was set back, however many there are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     runs: Vec<(Timestamp, Timestamp)>,
 }
 
 impl TickHistory {
-    /// Of a schedule that is heard of for the first time now.
+    /// Starts a schedule at `now`.
     pub(super) fn begin(schedule: String, now: Timestamp) -> Self {
         Self {
             schedule,
@@ -32,7 +31,7 @@ impl TickHistory {
         }
     }
 
-    /// A tick comes. False: it came before.
+    /// Handles a tick. Returns false if it was handled before.
     pub(super) fn come(&mut self, tick: Timestamp, calendar: &TickCalendar) -> bool {
         self.through = tick;
         if self.runs.iter().any(|(first, last)| (*first..=*last).contains(&tick)) {

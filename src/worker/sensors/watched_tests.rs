@@ -1,4 +1,4 @@
-//! Tests of Sensors that watch files: the journal's part, and whole lookouts on a real folder.
+//! Tests of Sensors that watch files: with a simulated journal, and with real file watchers on a real folder.
 
 use std::path::Path;
 use std::time::Duration;
@@ -30,14 +30,14 @@ fn watch(generation: i64, more: Value) -> SensorTerms {
     }
 }
 
-/// What a Sensor told, as it reaches the loop.
+/// An event of a Sensor as the loop receives it.
 #[derive(Debug, PartialEq)]
 struct Told {
     id: String,
     payload: Value,
 }
 
-/// The Sensors of a worker with a workspace, and what its journal holds.
+/// The Sensors of a worker with a workspace, and the records in its journal.
 struct Worker {
     sensors: LoopSensors,
     kept: SensorRecord,
@@ -63,7 +63,7 @@ impl Worker {
         }
     }
 
-    /// As the journal does: of files only what has changed.
+    /// Stores only changed files, as the journal does.
     fn keep(&mut self, happened: SensorTransition) -> Option<Told> {
         let told = |input: &EngineInput| {
             let EngineInput::Sensed(event) = input else {
@@ -118,7 +118,7 @@ impl Worker {
         self.keep(happened)
     }
 
-    /// What is told of real files, until nothing has been for two seconds.
+    /// Returns the events of real files, until there are none for two seconds.
     async fn hears(&mut self, lookouts: &mut FileWatchers, count: usize) -> Vec<(String, String)> {
         let mut heard = Vec::new();
         while heard.len() < count {
@@ -176,6 +176,22 @@ fn a_change_that_was_not_written_is_heard_as_the_same_event_after_a_restart_and_
 }
 
 #[test]
+fn a_sensor_that_watched_files_and_becomes_a_schedule_forgets_them_and_ticks() {
+    let mut worker = Worker::new();
+    worker.direct(&[watch(1, json!({}))]);
+    worker.see("inbox/a", Some("x"), false);
+    assert!(worker.due().is_some());
+    let mut clock = watch(2, json!({}));
+    clock.spec.source = serde_json::from_value(json!({"schedule": {"cron": "0 * * * *"}})).expect("a source");
+    worker.direct(&[clock]);
+    assert_eq!(worker.paths(), Vec::<&str>::new());
+    assert_eq!(
+        worker.sensors.next(worker.now),
+        Some("2026-01-05T09:00:00Z".parse().expect("a moment"))
+    );
+}
+
+#[test]
 fn the_same_file_with_the_same_content_again_is_an_event_each_time() {
     let mut worker = Worker::new();
     worker.direct(&[watch(1, json!({}))]);
@@ -206,7 +222,7 @@ fn files_wait_for_room_in_the_limits_and_none_is_dropped() {
     worker.now = room;
     assert_eq!(worker.due().expect("a change").payload["path"], "inbox/c");
     assert_eq!(worker.sensors.reports()[0].totals.dropped, 0);
-    // One event in five seconds.
+    // One event per five seconds.
     worker.direct(&[watch(2, json!({"limits": {"minIntervalMilliseconds": 5000}}))]);
     worker.see("inbox/d", Some("x"), false);
     assert_eq!(worker.due(), None);
@@ -305,7 +321,7 @@ async fn real_files_are_told_of_once_over_restarts_whatever_happened_meanwhile()
         heard,
         pairs(&[("Created", "inbox/deep/second"), ("Modified", "inbox/first")])
     );
-    // The same again, at another time, is no news.
+    // The same content with another modification time is not a change.
     put(dir.path(), "first", "one");
     worker.hears_nothing(&mut lookouts).await;
     drop(lookouts);
@@ -343,7 +359,7 @@ async fn no_second_change_is_seen_before_the_first_is_on_disk_and_none_of_a_look
     let none = timeout(Duration::from_millis(1500), lookouts.next()).await;
     assert!(none.is_err(), "{none:?}");
     assert!(worker.due().is_some());
-    // The second is on its way, and what is watched changes: it comes once, from the new lookout.
+    // The second change is in flight while the watch changes: it comes once, from the new watcher.
     tokio::time::sleep(Duration::from_millis(300)).await;
     worker.direct(&[watch(2, json!({"limits": {"maxPayloadBytes": 4096}}))]);
     lookouts.set(&worker.sensors);

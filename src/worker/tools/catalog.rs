@@ -1,6 +1,6 @@
-//! What a server offers, with the rules of the spec. Pure.
+//! The tools that a server offers, with the rules of the spec applied. Pure.
 //!
-//! The order is by name and the same tools give the same list, so that prompts stay the same, and caches of them good.
+//! Sorted by name and deterministic, so that prompts stay the same and prompt caches stay valid.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,37 +12,34 @@ use super::name;
 use crate::api::tools::{self as api, DEFAULT_TIMEOUT_SECONDS, ToolServer};
 use crate::engine::tool::{ToolEffect, ToolSpec, UnknownOutcomePolicy};
 
-/// Most tools of one server that are offered.
 pub(super) const MAX_TOOLS: usize = 128;
-/// Most tools of all servers that are offered: `OpenAIChat` servers take 128 in a request, and `yield` is one of them.
+/// Maximum number of tools of all servers: `OpenAIChat` servers accept 128 per request, one of which is `yield`.
 pub(super) const MAX_TOOLS_IN_ALL: usize = 127;
-/// Most bytes of names, descriptions and schemas of all tools together. They are part of every prompt.
+/// Maximum bytes of names, descriptions and schemas of all tools together. They are part of every prompt.
 pub(super) const MAX_DEFINITIONS: usize = 256 * 1024;
-/// Longest description of a tool, in bytes; a longer one is cut.
+/// Maximum length of a tool's description in bytes; a longer one is truncated.
 const MAX_DESCRIPTION: usize = 4096;
-/// Largest schema of a tool's arguments, in bytes of JSON; a tool with a larger one is left out.
+/// Maximum size of the schema of a tool's arguments, in bytes of JSON; a tool with a larger one is left out.
 const MAX_SCHEMA: usize = 16 * 1024;
 
-/// The tools of one server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ToolCatalog {
-    /// As the loop sees them.
     pub(super) specs: Vec<ToolSpec>,
-    /// The server's own names, by ours.
+    /// The server's own tool names, by the names that models call.
     pub(super) own_names: HashMap<String, String>,
-    /// How many were left out although they may be offered: too many, or too large.
+    /// Number of allowed tools that were left out because they are too many or too large.
     pub(super) left_out: usize,
-    /// Names in `only` that the server does not have.
+    /// Names in `only` that the server does not offer.
     pub(super) absent: Vec<String>,
 }
 
 impl ToolCatalog {
-    /// What of a server's list is offered.
+    /// Selects the offered tools from a server's list.
     pub(super) fn new(server: &ToolServer, tools: Vec<Tool>) -> Self {
         let allowed = |tool: &Tool| server.only.is_empty() || server.only.iter().any(|name| *name == *tool.name);
         let tools: Vec<Tool> = tools.into_iter().filter(allowed).collect();
         let count = tools.len();
-        // Sorted, and once: a server may name one twice.
+        // Sorts and deduplicates: a server may list a name twice.
         let by_name: BTreeMap<_, _> = tools.into_iter().map(|tool| (tool.name.to_string(), tool)).collect();
         let absent = server.only.iter().filter(|name| !by_name.contains_key(*name));
         let mut catalog = Self {
@@ -65,7 +62,7 @@ impl ToolCatalog {
     }
 }
 
-/// What is offered of all servers' tools, in their order, and how many are left out: a later tool never displaces an
+/// Selects the offered tools of all servers in their order, and counts those left out. A later tool never displaces an
 /// earlier one.
 pub(super) fn bounded<'a>(catalogs: impl IntoIterator<Item = &'a ToolCatalog>) -> (Vec<ToolSpec>, usize) {
     let (mut offered, mut left_out, mut bytes) = (Vec::new(), 0, 0_usize);
@@ -116,7 +113,7 @@ fn effect_of(effect: api::DeclaredEffect) -> ToolEffect {
     }
 }
 
-/// What a trusted server's hints mean; the protocol's own defaults are: not read-only, destructive.
+/// Derives the effect from a trusted server's hints. The protocol's defaults are: not read-only, destructive.
 fn hinted(hints: Option<&ToolAnnotations>) -> ToolEffect {
     let read_only = hints.and_then(|hints| hints.read_only_hint).unwrap_or(false);
     let destructive = hints.and_then(|hints| hints.destructive_hint).unwrap_or(true);

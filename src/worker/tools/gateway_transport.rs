@@ -1,4 +1,5 @@
-//! The way to tool servers through the gateway's socket, whose own words are told from those of servers by a header.
+//! The transport to tool servers through the gateway's socket. A header distinguishes failures of the gateway from
+//! answers of servers.
 
 use std::path::Path;
 
@@ -7,19 +8,18 @@ use reqwest::{Client, RequestBuilder, Response};
 use crate::link::socket::{MCP_FAILURE_HEADER, NOT_SENT};
 use crate::mcp::http::{McpTransport, McpTransportError, words};
 
-/// A client of the gateway's socket at `path`, for all servers.
+/// Creates a client of the gateway's socket at `path`, for all servers.
 pub(super) fn client(path: &Path) -> reqwest::Result<Client> {
     Client::builder()
         .unix_socket(path)
         .no_proxy()
-        // There is no TLS on this socket, so no roots are loaded.
+        // The socket does not use TLS, so no roots are loaded.
         .tls_certs_only([])
-        // The gateway keeps the connections that are worth keeping.
+        // The gateway pools the connections to servers; connections to the socket are cheap.
         .pool_max_idle_per_host(0)
         .build()
 }
 
-/// Through the gateway.
 #[derive(Clone)]
 pub(super) struct GatewayTransport;
 
@@ -29,7 +29,7 @@ impl McpTransport for GatewayTransport {
     }
 
     fn unanswered(&self, error: &reqwest::Error) -> McpTransportError {
-        let away = "the pod's gateway is away".to_owned();
+        let away = "the pod's gateway is unreachable".to_owned();
         if error.is_connect() {
             McpTransportError::NotSent(away)
         } else {

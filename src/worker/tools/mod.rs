@@ -1,7 +1,7 @@
-//! The tools of the spec's servers: which there are, and runs of them.
+//! The tools of the spec's servers: which are offered, and running them.
 //!
 //! Owns the connections to MCP servers, through the gateway's socket: the worker has no network identity and no secret.
-//! Decides nothing about whether a tool may run: the engine's gate has, before a run comes here.
+//! Does not decide whether a tool may run: the engine's gate did before it requests a run.
 
 mod catalog;
 mod gateway_transport;
@@ -27,7 +27,7 @@ use crate::engine::tool::{ToolOutcome, ToolRun};
 
 pub use self::server::IDEMPOTENCY_META;
 
-/// All tools of a spec. Connections end when it is dropped.
+/// All tools of a spec. Its connections close when it is dropped.
 pub struct McpTools {
     servers: Vec<Arc<ToolServerClient>>,
     offered: watch::Receiver<ToolOffer>,
@@ -35,8 +35,8 @@ pub struct McpTools {
 }
 
 impl McpTools {
-    /// Begins to connect the servers of a spec through the gateway's socket. Fails only when the client of the socket
-    /// cannot be made.
+    /// Starts connecting the servers of a spec through the gateway's socket. Fails only if the HTTP client cannot be
+    /// created.
     pub fn new(spec: &api::tools::ToolsSpec, socket: &Path) -> reqwest::Result<Self> {
         let http = gateway_transport::client(socket)?;
         let servers = spec.servers.iter();
@@ -57,28 +57,28 @@ impl McpTools {
         })
     }
 
-    /// The tools that are offered: those of each server that has ever answered, in the order of the spec. Empty at first.
-    /// Those of a server that is down stay.
+    /// Returns the offered tools, in the order of the spec: those of each server that has ever answered. Empty at
+    /// first. The tools of a server that is down stay offered.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<ToolOffer> {
         self.offered.clone()
     }
 
-    /// Waits until each server has answered once: for ever, while one is away.
+    /// Waits until each server has answered once: forever, while one is unreachable.
     pub async fn complete(&self) {
         let mut offered = self.offered.clone();
-        // The sender lives in a task of `self`: it cannot be gone.
+        // Cannot fail: the sender lives in a task of `self`.
         let _ = offered.wait_for(|offer| offer.silent.is_empty()).await;
     }
 
-    /// One run, within `limit`. Never panics. Dropping it cancels the call at the server.
+    /// Runs a tool, within `limit`. Never panics. Dropping the future cancels the call at the server.
     pub async fn run(&self, run: ToolRun, limit: Duration) -> ToolOutcome {
         let deadline = Instant::now() + limit;
         let wanted = name::server(&run.name);
         match self.servers.iter().find(|server| Some(server.name()) == wanted) {
             Some(server) => server.run(run, deadline).await,
             None => ToolOutcome::Unavailable {
-                message: "the spec names no server of this tool any more".into(),
+                message: "the spec no longer names the server of this tool".into(),
             },
         }
     }
@@ -100,7 +100,7 @@ impl ToolSource for Arc<McpTools> {
     }
 }
 
-/// Puts the lists of all servers together, whenever one changes.
+/// Merges the lists of all servers whenever one changes.
 async fn merge(servers: Vec<Arc<ToolServerClient>>, offered: watch::Sender<ToolOffer>) {
     let lists: Vec<_> = servers.iter().map(|server| server.catalog()).collect();
     let mut changes = futures::stream::select_all(lists.into_iter().map(WatchStream::new));
@@ -114,7 +114,7 @@ async fn merge(servers: Vec<Arc<ToolServerClient>>, offered: watch::Sender<ToolO
     }
 }
 
-/// What all servers offer now. What does not fit is said once per change.
+/// Merges the lists of all servers. Logs a warning for tools beyond the limits.
 fn offer(servers: &[Arc<ToolServerClient>]) -> ToolOffer {
     let lists: Vec<_> = servers.iter().map(|server| server.catalog().borrow().clone()).collect();
     let (specs, left_out) = catalog::bounded(lists.iter().flatten().map(Arc::as_ref));
@@ -122,7 +122,7 @@ fn offer(servers: &[Arc<ToolServerClient>]) -> ToolOffer {
         tracing::warn!(
             offered = specs.len(),
             left_out,
-            "the tool servers offer more than a prompt takes; name the tools that are needed in spec.tools.servers[].only"
+            "the tool servers offer more tools than a prompt may have; list the required ones in spec.tools.servers[].only"
         );
     }
     let silent = servers.iter().zip(&lists).filter(|(_, list)| list.is_none());

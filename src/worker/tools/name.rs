@@ -1,17 +1,16 @@
 //! Names under which models call tools. Pure.
 //!
-//! Models take 1 to 64 of `a-z`, `A-Z`, `0-9`, `_` and `-`; servers take more. A name that has to be changed ends in a hash
-//! of the original, so that it stays the same whatever other tools come and go.
+//! Models accept 1 to 64 of `a-z`, `A-Z`, `0-9`, `_` and `-`; servers allow more. A name that has to be changed ends in
+//! a hash of the original, so that it does not depend on which other tools exist.
 
-/// Most characters that models take.
+/// Maximum number of characters that models accept.
 const LONGEST: usize = 64;
-/// Hexadecimal digits of the hash.
 const HASH_DIGITS: usize = 8;
 
-/// Between the server's name and the tool's. Names of servers have no `_`.
+/// Separates the server's name from the tool's. Names of servers contain no `_`.
 const BETWEEN: &str = "__";
 
-/// The name of a server's tool.
+/// Returns the name under which models call a server's tool.
 pub(super) fn of(server: &str, tool: &str) -> String {
     let spelt: String = tool.chars().map(valid).collect();
     let whole = format!("{server}{BETWEEN}{spelt}");
@@ -25,7 +24,7 @@ pub(super) fn of(server: &str, tool: &str) -> String {
     format!("{}_{hash:08x}", &whole[..kept])
 }
 
-/// The server that a name belongs to.
+/// Returns the server that a name belongs to.
 pub(super) fn server(name: &str) -> Option<&str> {
     name.split_once(BETWEEN).map(|(server, _)| server)
 }

@@ -1,11 +1,10 @@
-//! What a tool said, as the outcome of a run. Pure.
+//! Converts the result of a tool into the outcome of its run. Pure.
 
 use rmcp::model::CallToolResult;
 
 use crate::engine::tool::ToolOutcome;
 use crate::mcp::text;
 
-/// The outcome that a result tells of.
 pub(super) fn outcome(result: &CallToolResult) -> ToolOutcome {
     let text = text::of(result);
     if result.is_error == Some(true) {
@@ -15,7 +14,7 @@ pub(super) fn outcome(result: &CallToolResult) -> ToolOutcome {
     }
 }
 
-/// The same for a run whose result is no text for a model, but a value.
+/// The same for a run whose result is a value for hot state, not text for a model.
 pub(super) fn value(result: &CallToolResult) -> ToolOutcome {
     if result.is_error == Some(true) {
         return outcome(result);

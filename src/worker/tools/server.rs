@@ -1,6 +1,6 @@
-//! One tool server: connected for as long as it answers, connected anew when it does not, asked for its tools.
+//! One tool server: connected while it answers, reconnected when it does not, and listed for its tools.
 //!
-//! Knows nothing of the loop. A server that is down costs a log line and a wait, never more.
+//! Knows nothing about the loop. A server that is down costs a log line and a wait, never more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,29 +24,57 @@ use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::mcp::http::McpHttpClient;
 use crate::mcp::{self, McpRequestError, PATIENCE};
 
-/// Key of the idempotency key in `_meta` of a call: the same for each repeat of one run.
+/// Key of the idempotency key in `_meta` of a call. The value is the same for every repeat of one run.
 pub const IDEMPOTENCY_META: &str = "agentloop.dev/idempotency-key";
-/// First and longest wait before a server is connected again.
+/// First and longest wait before a server is reconnected.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
-/// How long a run waits for a server that answered before and is gone: a restart of it takes about as long.
+/// How long a run waits for a server that answered before and is down: about as long as a restart takes.
 const AWAY: Duration = Duration::from_secs(10);
-/// Time after which the list is read again although the server did not say that it changed: not all say so.
+/// Interval at which the list is read again in any case: not all servers announce changes.
 const REFRESH: Duration = Duration::from_mins(5);
-/// First and longest wait after a list before one that the server says has changed is read: a server that says so all the
-/// time must not keep the worker busy, nor change the prompt all the time. The wait doubles until the server is quiet for
-/// longer than the longest one.
+/// First and longest wait before the list is read again after a server announces a change. A server that announces
+/// changes all the time must neither keep the worker busy nor change the prompt all the time. The wait doubles until
+/// the server is quiet for longer than the longest wait.
 const DEBOUNCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
-/// One server of the spec.
+/// When a list that may have changed is read.
+struct ListPace {
+    listed: Instant,
+    pause: Duration,
+}
+
+impl ListPace {
+    fn new(listed: Instant) -> Self {
+        Self {
+            listed,
+            pause: DEBOUNCE.0,
+        }
+    }
+
+    /// The server says at `now` that its list has changed. Returns when to read it; a moment in the past: at once.
+    fn due(&mut self, now: Instant) -> Instant {
+        if now.duration_since(self.listed) > DEBOUNCE.1 {
+            self.pause = DEBOUNCE.0;
+        }
+        let due = self.listed + self.pause;
+        self.pause = (self.pause * 2).min(DEBOUNCE.1);
+        due
+    }
+
+    fn note_listed(&mut self, now: Instant) {
+        self.listed = now;
+    }
+}
+
 pub(super) struct ToolServerClient {
     spec: ToolServer,
     http: Client,
-    /// What it offers; kept while it is down, so that prompts stay the same. `None` until it answered once.
+    /// The offered tools; kept while the server is down, so that prompts stay the same. `None` until it has answered
+    /// once.
     catalog: watch::Sender<Option<Arc<ToolCatalog>>>,
     session: watch::Sender<Option<Arc<ServerSession>>>,
 }
 
-/// One connection.
 struct ServerSession {
     number: u64,
     service: RunningService<RoleClient, NotificationHandler>,
@@ -54,7 +82,7 @@ struct ServerSession {
     changed: Arc<Notify>,
 }
 
-/// Hears what a server says by itself.
+/// Receives the notifications of a server.
 struct NotificationHandler {
     changed: Arc<Notify>,
 }
@@ -83,12 +111,11 @@ impl ToolServerClient {
         &self.spec.name
     }
 
-    /// What it offers.
     pub(super) fn catalog(&self) -> watch::Receiver<Option<Arc<ToolCatalog>>> {
         self.catalog.subscribe()
     }
 
-    /// Keeps the server connected, for ever. An error is said once, until the server answers again.
+    /// Keeps the server connected, forever. Logs an error once, until the server answers again.
     pub(super) async fn stay_connected(&self) {
         let mut wait = RETRY.0;
         let mut is_said = false;
@@ -107,14 +134,18 @@ impl ToolServerClient {
                 Err(miss) => miss.for_log(),
             };
             if !std::mem::replace(&mut is_said, true) {
-                tracing::warn!(server = self.spec.name, why, "a tool server is away; connecting again");
+                tracing::warn!(
+                    server = self.spec.name,
+                    why,
+                    "a tool server is unreachable; reconnecting"
+                );
             }
             sleep(wait).await;
             wait = (wait * 2).min(RETRY.1);
         }
     }
 
-    /// A connection whose tools are known.
+    /// Connects and reads the list of tools.
     async fn connect(&self, number: u64) -> Result<Arc<ServerSession>, McpRequestError> {
         let lost = CancellationToken::new();
         let changed = Arc::new(Notify::new());
@@ -124,7 +155,7 @@ impl ToolServerClient {
             changed: Arc::clone(&changed),
         };
         let connected = timeout(PATIENCE, mcp::connect(listener, http, uri)).await;
-        let service = connected.map_err(|_| McpRequestError::NoAnswer("it does not answer".into()))??;
+        let service = connected.map_err(|_| McpRequestError::NoAnswer("the server does not respond".into()))??;
         let session = ServerSession {
             number,
             service,
@@ -140,7 +171,7 @@ impl ToolServerClient {
             server = self.spec.name,
             tools = tools.len(),
             version,
-            "a tool server answers"
+            "connected to a tool server"
         );
         self.offer(tools);
         let session = Arc::new(session);
@@ -163,7 +194,7 @@ impl ToolServerClient {
                 server = self.spec.name,
                 offered,
                 left_out,
-                "a tool server offers too much; the rest is left out"
+                "a tool server offers too many or too large tools; some are left out"
             );
         }
         if is_new && !catalog.absent.is_empty() {
@@ -171,55 +202,54 @@ impl ToolServerClient {
             tracing::warn!(
                 server = self.spec.name,
                 absent,
-                "spec.tools.servers[].only names tools that the server does not have"
+                "spec.tools.servers[].only names tools that the server does not offer"
             );
         }
     }
 
-    /// Reads the list again whenever it may have changed; returns, with the reason, when the connection is of no use.
+    /// Reads the list again whenever it may have changed. Returns the reason when the connection is no longer usable.
     async fn follow(&self, session: &ServerSession) -> String {
         let mut subscription = session.subscribe().await;
         if subscription.is_some() {
-            // What changed before the subscription.
+            // The list may have changed before the subscription took effect: read it again.
             session.changed.notify_one();
         }
-        let (mut listed, mut pause) = (Instant::now(), DEBOUNCE.0);
+        let mut pace = ListPace::new(Instant::now());
         loop {
             tokio::select! {
-                () = session.lost.cancelled() => return "it is gone, or has forgotten the session".into(),
+                () = session.lost.cancelled() => return "the server is gone, or has lost the session".into(),
                 () = session.changed.notified() => {}
                 heard = wait_for_change(&mut subscription) => if !heard {
-                    return "its stream of notifications ended".into();
+                    return "the stream of notifications ended".into();
                 },
                 () = sleep(REFRESH) => {}
             }
-            if listed.elapsed() > DEBOUNCE.1 {
-                pause = DEBOUNCE.0;
-            }
+            let due = pace.due(Instant::now());
             tokio::select! {
-                () = session.lost.cancelled() => return "it is gone, or has forgotten the session".into(),
-                () = sleep_until(listed + pause) => {}
+                () = session.lost.cancelled() => return "the server is gone, or has lost the session".into(),
+                () = sleep_until(due) => {}
             }
-            pause = (pause * 2).min(DEBOUNCE.1);
             match session.list().await {
                 Ok(tools) => self.offer(tools),
                 Err(miss) => return miss.for_log(),
             }
-            listed = Instant::now();
+            pace.note_listed(Instant::now());
         }
     }
 
-    /// Does one run; `deadline` is its own. A server that certainly did not get it is tried once more when it is back.
+    /// Runs a tool until `deadline`. Tries once more, after a reconnect, if the server certainly did not receive the
+    /// call. A call that the server may have received is never repeated here: its outcome is unknown, and the tool's
+    /// rules decide.
     pub(super) async fn run(&self, run: ToolRun, deadline: Instant) -> ToolOutcome {
         let mut seen = 0;
-        let mut why = "it does not answer".to_owned();
+        let mut why = "it does not respond".to_owned();
         for _ in 0..2 {
             let Some(session) = self.session(seen, deadline).await else {
                 break;
             };
             let catalog = self.catalog.borrow().clone().unwrap_or_default();
             let Some(tool) = catalog.own_names.get(&run.name) else {
-                let message = format!("the server {} has no such tool any more", self.spec.name);
+                let message = format!("the server {} no longer offers this tool", self.spec.name);
                 return ToolOutcome::Unavailable { message };
             };
             match session.call(tool, &run, deadline).await {
@@ -242,7 +272,8 @@ impl ToolServerClient {
         ToolOutcome::Unavailable { message }
     }
 
-    /// A connection later than `seen`. A server that never answered is waited for until `deadline`.
+    /// Waits for a connection later than `seen`: at most [`AWAY`], or until `deadline` if the server never answered
+    /// before.
     async fn session(&self, seen: u64, deadline: Instant) -> Option<Arc<ServerSession>> {
         let is_known = self.catalog.borrow().is_some();
         let patience = if is_known {
@@ -263,7 +294,8 @@ impl ServerSession {
         mcp::tools(self.service.peer()).await
     }
 
-    /// Servers of the newer revision tell of changes to those who ask. `None`: it does not, or by another way.
+    /// Subscribes to changes of the list, at servers of the newer protocol revision. `None`: unsupported, or the server
+    /// announces changes through the session.
     async fn subscribe(&self) -> Option<Subscription> {
         let info = self.service.peer_info()?;
         if info.protocol_version.has_initialize() {
@@ -279,28 +311,76 @@ impl ServerSession {
         let mut meta = JsonObject::new();
         meta.insert(IDEMPOTENCY_META.into(), json!(run.idempotency_key));
         params.meta = Some(RequestMetaObject::from(meta));
-        // A call that is dropped, here or with the run, is cancelled at the server.
+        // Dropping this future cancels the call at the server.
         let answer = match timeout_at(deadline, self.service.call_tool_once(params)).await {
-            Err(_) => return Err(McpRequestError::NoAnswer("it did not answer in time".into())),
+            Err(_) => return Err(McpRequestError::NoAnswer("the server did not respond in time".into())),
             Ok(answer) => answer.map_err(|error| McpRequestError::from_service_error(&error))?,
         };
         match answer {
             CallToolResponse::Complete(result) if run.id.is_refresh() => Ok(result::value(&result)),
             CallToolResponse::Complete(result) => Ok(result::outcome(&result)),
             CallToolResponse::InputRequired(_) => Ok(ToolOutcome::Failed {
-                text: "it asks a person for input, and there is none: call it with all that it needs".into(),
+                text: "the tool asks the user for input, which is not available: pass all required arguments".into(),
             }),
             CallToolResponse::Task(_) | _ => Err(McpRequestError::NoAnswer(
-                "it goes on by itself, and there is no way to learn how it ends".into(),
+                "the tool continues in the background, and its outcome cannot be determined".into(),
             )),
         }
     }
 }
 
-/// Whether the server said something; never ends without a subscription. False: there is none any more.
+/// Waits for a notification; forever, without a subscription. Returns false if the subscription has ended.
 async fn wait_for_change(subscription: &mut Option<Subscription>) -> bool {
     match subscription {
         Some(subscription) => matches!(subscription.next().await, Ok(Some(_))),
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Waits before each read of a list that changes again as soon as it was read.
+    fn waits(pace: &mut ListPace, now: &mut Instant, reads: usize) -> Vec<u64> {
+        let wait = |_| {
+            let due = pace.due(*now).max(*now);
+            let wait = due.duration_since(*now);
+            *now = due;
+            pace.note_listed(*now);
+            wait.as_secs()
+        };
+        (0..reads).map(wait).collect()
+    }
+
+    #[test]
+    fn a_list_that_changes_all_the_time_is_read_less_and_less_often_up_to_once_a_minute() {
+        let mut now = Instant::now();
+        let mut pace = ListPace::new(now);
+        assert_eq!(waits(&mut pace, &mut now, 9), [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        now += DEBOUNCE.1;
+        assert_eq!(
+            waits(&mut pace, &mut now, 2),
+            [0, 60],
+            "quiet for a minute is not longer"
+        );
+        now += DEBOUNCE.1 + SECOND;
+        assert_eq!(
+            waits(&mut pace, &mut now, 3),
+            [0, 2, 4],
+            "a quiet server is read at once"
+        );
+    }
+
+    #[test]
+    fn a_change_right_after_a_list_waits_a_second_and_one_after_a_second_does_not() {
+        for (quiet, wait) in [(0, 1000), (999, 1), (1000, 0), (5000, 0)] {
+            let begun = Instant::now();
+            let now = begun + Duration::from_millis(quiet);
+            let due = ListPace::new(begun).due(now).max(now);
+            assert_eq!(due.duration_since(now), Duration::from_millis(wait), "{quiet} ms");
+        }
     }
 }

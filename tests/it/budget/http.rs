@@ -192,7 +192,7 @@ async fn who_may_not_speak_of_leases_is_refused_and_changes_nothing() {
     let other = link.gateway("bb");
     let refused = refusal(other.lease(&closing).await);
     assert_eq!(refused.code, RefusalCode::Unknown);
-    assert!(refused.message.contains("another Agent's"), "{refused}");
+    assert!(refused.message.contains("belongs to another Agent"), "{refused}");
     assert_eq!(figures(&leader, &account), (Amount::ZERO, lease.granted));
 
     // With its own record it knows nothing of that lease, and gets one of its own.

@@ -4,6 +4,7 @@
 
 mod approval;
 mod fence;
+mod identity;
 mod render;
 mod rights;
 mod values;
@@ -147,17 +148,29 @@ fn pods_of_ours_reach_the_link_and_nobody_else_unless_a_value_says_so() {
     let labels = &objects.one("Deployment", "agentloop")["spec"]["selector"]["matchLabels"];
     assert_eq!(&policy["podSelector"]["matchLabels"], labels);
     assert_eq!(policy["policyTypes"], json!(["Ingress"]));
-    let part = json!({"matchLabels": {"app.kubernetes.io/part-of": "agentloop"}});
-    let link = json!({
-        "from": [{"namespaceSelector": {}, "podSelector": part}],
-        "ports": [{"port": "link", "protocol": "TCP"}],
-    });
-    let metrics = json!({"from": [{"namespaceSelector": {}}], "ports": [{"port": "metrics", "protocol": "TCP"}]});
+    let wears = |label: &str| json!({"matchExpressions": [{"key": label, "operator": "Exists"}]});
+    let labels = ["agentloop.dev/agent", "agentloop.dev/sensor"];
+    let link_from = |namespaces: &Value| {
+        let peers = labels.map(|label| json!({"namespaceSelector": namespaces, "podSelector": wears(label)}));
+        json!({"from": peers, "ports": [{"port": "link", "protocol": "TCP"}]})
+    };
+    let link = link_from(&json!({}));
+    let monitoring = json!({"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}});
+    let metrics =
+        json!({"from": [{"namespaceSelector": monitoring}], "ports": [{"port": "metrics", "protocol": "TCP"}]});
     assert_eq!(policy["ingress"], json!([link, metrics]), "and none to the probes");
     let closed = render(&["networkPolicy.metricsFrom=null"]).unwrap().unwrap();
     assert_eq!(
         closed.one("NetworkPolicy", "agentloop")["spec"]["ingress"],
         json!([link])
+    );
+    let watched = render(&["watchNamespaces={team-a,team-b}"]).unwrap().unwrap();
+    let selected = json!({"matchExpressions": [
+        {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a", "team-b"]},
+    ]});
+    assert_eq!(
+        watched.one("NetworkPolicy", "agentloop")["spec"]["ingress"][0],
+        link_from(&selected)
     );
     let without = render(&["networkPolicy.enabled=false"]).unwrap().unwrap();
     assert!(!without.has("NetworkPolicy", "agentloop"));

@@ -122,6 +122,7 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
     ("rbac.aggregate", &["rbac.aggregate=false"], ""),
     ("rbac.approvalPolicy", &["rbac.approvalPolicy=false"], ""),
     ("rbac.controllerPolicy", &["rbac.controllerPolicy=false"], ""),
+    ("rbac.identityPolicy", &["rbac.identityPolicy=false"], ""),
     (
         "rbac.sidecarImages",
         &["rbac.sidecarImages={docker.io/istio/}"],
@@ -176,6 +177,16 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
             "metrics.serviceMonitor.scrapeTimeout=7s",
         ],
         "scrapeTimeout: 7s",
+    ),
+    (
+        "metrics.serviceMonitor.metricRelabelings",
+        &[
+            "metrics.serviceMonitor.enabled=true",
+            "metrics.serviceMonitor.metricRelabelings[0].action=drop",
+            "metrics.serviceMonitor.metricRelabelings[0].regex=agentloop_agent_.*",
+            "metrics.serviceMonitor.metricRelabelings[0].sourceLabels={__name__}",
+        ],
+        "regex: agentloop_agent_.*",
     ),
     (
         "dashboards.enabled",
@@ -362,6 +373,7 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
             "/policy/allowedAnnotationPrefixes/0",
         ),
         ("networkPolicy.metricsFrom[0].namespaces=x", "namespaces"),
+        ("metrics.serviceMonitor.metricRelabelings[0].regexp=x", "regexp"),
         ("rbac.sidecarImages={it's}", "/rbac/sidecarImages/0"),
         ("sensor.resource.limits.memory=1Gi", "resource"),
         ("egress.allowedCIDRs={10.0.0.1}", "/egress/allowedCIDRs/0"),

@@ -2,13 +2,18 @@
 
 use agentloop::api::failure::CallFailure;
 use agentloop::engine::message::ModelAnswer;
-use agentloop::worker::model::WireFormat;
+use agentloop::provider::WireFormat;
 use serde_json::{Value, json};
 
 use super::mutation::mutated;
 use super::rounds;
 
-const FORMATS: [WireFormat; 3] = [WireFormat::OpenAi, WireFormat::Structured, WireFormat::Anthropic];
+const FORMATS: [WireFormat; 4] = [
+    WireFormat::OpenAiChat,
+    WireFormat::JsonTools,
+    WireFormat::AnthropicMessages,
+    WireFormat::OpenAiResponses,
+];
 
 fn whole() -> Vec<Vec<u8>> {
     let said = json!({"text": "hm", "tool_calls": [{"name": "look", "arguments": {"at": 1}}]}).to_string();
@@ -20,6 +25,11 @@ fn whole() -> Vec<Vec<u8>> {
         json!({"type": "message", "stop_reason": "tool_use", "content": [{"type": "thinking", "thinking": "hm"},
             {"type": "text", "text": "hi"}, {"type": "tool_use", "id": "x", "name": "look", "input": {"at": 1}}],
             "usage": {"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 20}}),
+        json!({"status": "completed", "error": null, "output": [
+            {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
+            {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{\"at\": 1}"}],
+            "usage": {"input_tokens": 12, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 8}}}),
     ];
     all.iter().map(|body| body.to_string().into_bytes()).collect()
 }
@@ -51,6 +61,14 @@ fn streams() -> Vec<Vec<String>> {
             json!({"type": "content_block_stop", "index": 0}).to_string(),
             json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 4}}).to_string(),
             json!({"type": "message_stop"}).to_string(),
+        ],
+        vec![
+            json!({"type": "response.created", "response": {"status": "in_progress"}}).to_string(),
+            json!({"type": "response.output_item.added", "output_index": 0, "item": {"type": "function_call", "call_id": "x", "name": "look"}})
+                .to_string(),
+            json!({"type": "response.function_call_arguments.delta", "output_index": 0, "delta": "{\"at\""}).to_string(),
+            json!({"type": "response.output_text.delta", "output_index": 1, "delta": "hi"}).to_string(),
+            json!({"type": "response.incomplete", "response": {"status": "incomplete", "usage": {"input_tokens": 3}}}).to_string(),
         ],
     ]
 }

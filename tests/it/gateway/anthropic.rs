@@ -38,12 +38,7 @@ const CREDIT: &str =
     r#"{"type":"error","error":{"type":"invalid_request_error","message":"Your credit balance is too low, canary"}}"#;
 
 async fn started_with(fields: Value) -> World {
-    let mut world = World::new().await;
-    world.set(&json!({"api": "AnthropicMessages", "baseURL": format!("http://{}", world.provider.address)}));
-    world.set(&fields);
-    world.route = "/v1/messages";
-    world.start().await;
-    world
+    World::of_format("AnthropicMessages", "", "/v1/messages", &fields).await
 }
 
 async fn started() -> World {

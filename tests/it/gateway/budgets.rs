@@ -175,7 +175,10 @@ async fn an_agents_part_of_a_budget_is_spent_while_others_go_on() {
     }
     let failure = refused(&world, "t3c1a1").await;
     assert_eq!(failure.kind, FailureKind::BudgetExhausted);
-    for part in ["the Agent's part (perAgent) of AgentBudget team", "spec.perAgent.calls"] {
+    for part in [
+        "the limit per Agent (perAgent) of AgentBudget team",
+        "spec.perAgent.calls",
+    ] {
         assert!(failure.message.contains(part), "{}", failure.message);
     }
     let another = Amount {
@@ -287,6 +290,35 @@ async fn until_the_controller_has_said_what_limits_the_calls_there_is_none() {
 }
 
 #[tokio::test]
+async fn leases_are_kept_while_the_controller_has_not_said_what_limits_the_calls() {
+    let world = World::started().await;
+    let ten = limit(AmountKind::Calls, 10);
+    limited(&world, "team", ten).await;
+    assert_eq!(world.ask("t1c1a1").await.1, ANSWER);
+    world.controller.undecide();
+    told(&world).await;
+    assert_eq!(refused(&world, "t2c1a1").await.kind, FailureKind::BudgetUnavailable);
+    limited(&world, "team", ten).await;
+    assert_eq!(world.ask("t2c1a1").await.1, ANSWER);
+    let stated = world.controller.ledger(|ledger| {
+        let accounts = ledger.requests.iter().flat_map(|request| request.accounts.clone());
+        accounts.flat_map(|account| account.statements).collect::<Vec<_>>()
+    });
+    assert!(
+        stated.iter().all(|statement| statement.lease == 1 && !statement.closed),
+        "{stated:?}"
+    );
+    assert_eq!(settled(&world, "team").await.calls, 2);
+    let stated = world.controller.ledger(|ledger| {
+        let accounts = ledger.requests.iter().flat_map(|request| request.accounts.clone());
+        accounts
+            .flat_map(|account| account.statements)
+            .any(|statement| statement.closed)
+    });
+    assert!(stated, "a loop that rests closes it");
+}
+
+#[tokio::test]
 async fn an_answer_is_clipped_to_what_is_left_and_not_below_the_floor() {
     let world = World::started().await;
     world.controller.ledger(|ledger| ledger.terms.min_output_tokens = 30);
@@ -332,7 +364,7 @@ async fn a_bill_above_what_the_one_before_measured_costs_a_warning_and_not_the_a
     ));
     answered(&world, "t2c1a1").await;
     assert_eq!(settled(&world, "team").await.input_tokens, 1_000);
-    assert!(world.log().contains("no measure of this one"));
+    assert!(world.log().contains("the last bill does not predict this one"));
     // By its bytes a request needs more than 1,000 from now on.
     limited(&world, "team", limit(AmountKind::InputTokens, 2_000)).await;
     assert_eq!(refused(&world, "t3c1a1").await.kind, FailureKind::BudgetExhausted);
@@ -593,7 +625,7 @@ async fn leases_go_back_at_the_end_of_the_pod_though_the_leader_is_only_just_com
     answered(&world, "t1c1a1").await;
     world.controller.refuse(Some(RefusalCode::NotLeading));
     world.terminate();
-    while !world.log().contains("the leader did not take the leases back") {
+    while !world.log().contains("failed to return the leases to the leader") {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     world.controller.refuse(None);

@@ -12,7 +12,7 @@ use agentloop::link::messages::{
     PricedModel, RefusalCode,
 };
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -22,6 +22,9 @@ use futures::{StreamExt, stream};
 use tokio::sync::watch;
 
 use super::ledger::Ledger;
+
+/// What a controller of version 1 answered to the attach of version 2.
+const VERSION_1_REFUSAL: &str = include_str!("../link/version_1/refused.json");
 
 #[derive(Clone)]
 pub struct Controller {
@@ -43,6 +46,8 @@ struct Shared {
     ledger: watch::Sender<Ledger>,
     /// Leases get no answer.
     frozen: watch::Sender<bool>,
+    /// It is a controller of version 1, which takes no other version.
+    is_version_1: watch::Sender<bool>,
 }
 
 impl Controller {
@@ -65,6 +70,7 @@ impl Controller {
             tokens: watch::Sender::default(),
             ledger: watch::Sender::default(),
             frozen: watch::Sender::default(),
+            is_version_1: watch::Sender::default(),
         });
         // Nothing limits the calls.
         state
@@ -92,6 +98,11 @@ impl Controller {
 
     pub fn refuse(&self, code: Option<RefusalCode>) {
         self.state.refuses.send_replace(code);
+    }
+
+    /// Answers an attach as a controller of version 1 does, or no more.
+    pub fn be_version_1(&self, is_version_1: bool) {
+        self.state.is_version_1.send_replace(is_version_1);
     }
 
     /// Takes no message and sends none.
@@ -240,6 +251,10 @@ async fn lease(State(state): State<Arc<Shared>>, headers: HeaderMap, Json(reques
 async fn attach(State(state): State<Arc<Shared>>, headers: HeaderMap, Json(attach): Json<AttachRequest>) -> Response {
     if let Err(refused) = state.meet(&headers).await {
         return refused;
+    }
+    if *state.is_version_1.borrow() && attach.protocol != 1 {
+        let headers = [(header::CONTENT_TYPE, "application/json")];
+        return (StatusCode::BAD_REQUEST, headers, VERSION_1_REFUSAL).into_response();
     }
     let known = state.known.lock().unwrap().clone();
     *state.models.lock().unwrap() = attach.models;

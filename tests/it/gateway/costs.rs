@@ -5,8 +5,8 @@ use agentloop::api::price::ModelPrice;
 use agentloop::engine::CallPurpose;
 use agentloop::engine::message::{Message, ModelAnswer};
 use agentloop::link::socket::{COST_EVENT, COST_HEADER};
+use agentloop::provider::WireFormat;
 use agentloop::worker::gateway_client::GatewayClient;
-use agentloop::worker::model::WireFormat;
 use pretty_assertions::assert_eq;
 use rstest::rstest;
 

@@ -113,5 +113,5 @@ async fn a_damaged_record_is_refused_in_words() {
     assert_eq!(world.exited().await.code(), Some(1));
     let log = world.log();
     assert!(log.contains("calls.db cannot be opened"), "{log}");
-    assert!(log.contains("it is damaged: move it away"), "{log}");
+    assert!(log.contains("it is corrupted: move it away"), "{log}");
 }

@@ -85,6 +85,26 @@ async fn until_the_controller_accepts_the_pod_there_is_no_session_and_no_call() 
 }
 
 #[tokio::test]
+async fn a_controller_of_version_1_gets_no_call_and_the_log_says_what_to_do_until_it_is_upgraded() {
+    let mut world = World::new().await;
+    world.controller.be_version_1(true);
+    world.launch();
+    let advice = "upgrade the controller, or delete the pod";
+    tokio::time::timeout(Duration::from_secs(10), async {
+        while !world.log().contains(advice) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+    .expect("the log does not say what to do");
+    assert_eq!(world.ask("t1c1a1").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(world.provider.seen().is_empty() && world.controller.reports().is_empty());
+    world.controller.be_version_1(false);
+    world.session().await;
+    assert_eq!(world.ask("t1c1a1").await.1, ANSWER);
+}
+
+#[tokio::test]
 async fn suspend_cuts_the_call_in_flight_within_250_milliseconds() {
     let world = World::started().await;
     world.provider.will(Act::stream(vec![send(STREAM_HEAD), Step::Hold]));

@@ -21,13 +21,17 @@ pub enum Way {
     OpenAiStreamed,
     AnthropicWhole,
     AnthropicStreamed,
+    ResponsesWhole,
+    ResponsesStreamed,
 }
 
-pub const WAYS: [Way; 4] = [
+pub const WAYS: [Way; 6] = [
     Way::OpenAiWhole,
     Way::OpenAiStreamed,
     Way::AnthropicWhole,
     Way::AnthropicStreamed,
+    Way::ResponsesWhole,
+    Way::ResponsesStreamed,
 ];
 
 impl Way {
@@ -38,7 +42,10 @@ impl Way {
 
     /// What its name says.
     pub fn is_streamed(self) -> bool {
-        matches!(self, Self::OpenAiStreamed | Self::AnthropicStreamed)
+        matches!(
+            self,
+            Self::OpenAiStreamed | Self::AnthropicStreamed | Self::ResponsesStreamed
+        )
     }
 
     /// An answer with this text and these calls (id, name, arguments), ended for this reason; with usage or without.
@@ -51,6 +58,11 @@ impl Way {
                 send(&events(text, calls, usage)),
                 send(&last_events(reason, usage)),
             ]),
+            Self::ResponsesWhole => Act::json(200, &response(text, calls, reason, usage).to_string()),
+            Self::ResponsesStreamed => Act::stream(vec![
+                send(&items(text, calls)),
+                send(&last_item(&response(text, calls, reason, usage))),
+            ]),
         }
     }
 
@@ -60,6 +72,10 @@ impl Way {
         match self {
             Self::OpenAiStreamed => Act::stream(vec![send(&chunks("", &calls)), then]),
             Self::AnthropicStreamed => Act::stream(vec![send(&events("", &calls, true)), then]),
+            Self::ResponsesStreamed => Act::stream(vec![send(&items("", &calls)), then]),
+            Self::ResponsesWhole => {
+                Act::json(200, "").steps(vec![send("{\"status\":\"completed\",\"output\":[{"), then])
+            }
             Self::OpenAiWhole => {
                 Act::json(200, "").steps(vec![send("{\"choices\":[{\"message\":{\"tool_calls\":"), then])
             }
@@ -165,6 +181,52 @@ fn last_events(reason: &str, usage: bool) -> String {
     event(&end) + &event(&json!({"type": "message_stop"}))
 }
 
+fn response(text: &str, calls: &[(&str, &str, &str)], reason: &str, usage: bool) -> Value {
+    let mut body = json!({"object": "response", "status": "completed", "error": null, "output": output(text, calls)});
+    if reason == "content_filter" {
+        body["status"] = "incomplete".into();
+        body["incomplete_details"] = json!({ "reason": reason });
+    }
+    if usage {
+        body["usage"] = json!({"input_tokens": USED.0, "output_tokens": USED.1, "total_tokens": USED.0 + USED.1});
+    }
+    body
+}
+
+fn output(text: &str, calls: &[(&str, &str, &str)]) -> Vec<Value> {
+    let calls = calls.iter().map(
+        |(id, name, arguments)| json!({"type": "function_call", "id": format!("fc_{id}"), "call_id": id, "name": name, "arguments": arguments}),
+    );
+    let content = json!([{"type": "output_text", "text": text}]);
+    let text = (!text.is_empty()).then(|| json!({"type": "message", "role": "assistant", "content": content}));
+    text.into_iter().chain(calls).collect()
+}
+
+/// The items of a streamed response. Calls are not complete yet: their last event is not among these.
+fn items(text: &str, calls: &[(&str, &str, &str)]) -> String {
+    let mut all = event(&json!({"type": "response.created", "response": {"status": "in_progress", "output": []}}));
+    for (index, item) in output(text, calls).into_iter().enumerate() {
+        let (mut begun, mut kind, mut delta) = (item.clone(), "output_text", json!(text));
+        if item["type"] == "function_call" {
+            begun["arguments"] = "".into();
+            (kind, delta) = ("function_call_arguments", item["arguments"].clone());
+        } else {
+            begun["content"] = json!([]);
+        }
+        all += &event(&json!({"type": "response.output_item.added", "output_index": index, "item": begun}));
+        all += &event(&json!({"type": format!("response.{kind}.delta"), "output_index": index, "delta": delta}));
+    }
+    all
+}
+
+fn last_item(response: &Value) -> String {
+    let items = response["output"].as_array().unwrap().iter().enumerate();
+    let done =
+        items.map(|(index, item)| json!({"type": "response.output_item.done", "output_index": index, "item": item}));
+    let end = format!("response.{}", response["status"].as_str().unwrap());
+    done.map(|done| event(&done)).collect::<String>() + &event(&json!({"type": end, "response": response}))
+}
+
 /// A world with a worker in it.
 pub struct Cell {
     pub world: World,
@@ -176,10 +238,10 @@ impl Cell {
     /// A loop with these fields of its model and its spec, and a server that does this.
     pub async fn start(way: Way, model: &Value, spec: Value, acts: Vec<Act>) -> Self {
         let mut world = World::new().await;
-        let (api, version) = if way.is_anthropic() {
-            ("AnthropicMessages", "")
-        } else {
-            ("OpenAIChat", "/v1")
+        let (api, version) = match way {
+            Way::AnthropicWhole | Way::AnthropicStreamed => ("AnthropicMessages", ""),
+            Way::OpenAiWhole | Way::OpenAiStreamed => ("OpenAIChat", "/v1"),
+            Way::ResponsesWhole | Way::ResponsesStreamed => ("OpenAIResponses", "/v1"),
         };
         let address = format!("http://{}{version}", world.provider.address);
         world.set(&json!({"api": api, "baseURL": address, "stream": way.is_streamed()}));

@@ -1,4 +1,4 @@
-//! Each fault of a provider in both wire formats, streamed and whole, through a real gateway and a real worker: what the
+//! Each fault of a provider in each wire format, streamed and whole, through a real gateway and a real worker: what the
 //! loop does next, what the model is told, and what is counted.
 
 use std::time::Duration;
@@ -261,7 +261,14 @@ async fn start(fault: Fault, way: Way) -> Cell {
 fn ids(body: &Value) -> (Vec<String>, Vec<String>) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (mut asked, mut answered) = (Vec::new(), Vec::new());
-    for message in body["messages"].as_array().unwrap() {
+    for item in body["input"].as_array().into_iter().flatten() {
+        match item["type"].as_str() {
+            Some("function_call") => asked.push(text(&item["call_id"])),
+            Some("function_call_output") => answered.push(text(&item["call_id"])),
+            _ => {}
+        }
+    }
+    for message in body["messages"].as_array().into_iter().flatten() {
         let calls = message["tool_calls"].as_array().into_iter().flatten();
         asked.extend(calls.map(|call| text(&call["id"])));
         answered.extend(message.get("tool_call_id").map(text));

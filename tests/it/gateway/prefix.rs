@@ -27,7 +27,9 @@ impl Sent {
         let summary = text.contains(SUMMARISE);
         let last = text.rfind(if summary { SUMMARISE } else { STATE }).unwrap();
         // The last message, or the last block of it, begins after the one before it.
-        let lasts = text[..last].rfind("},{").unwrap() + 1;
+        // The first of a list without instructions has none before it.
+        let (after, first) = (text[..last].rfind("},{"), text.find("\"input\":["));
+        let lasts = after.map(|place| place + 1).or(first).unwrap();
         Self { text, lasts, summary }
     }
 
@@ -56,6 +58,7 @@ async fn conversation(way: Way) -> Vec<Sent> {
 #[rstest]
 #[case(Way::OpenAiStreamed)]
 #[case(Way::AnthropicStreamed)]
+#[case(Way::ResponsesStreamed)]
 #[tokio::test]
 async fn a_prompt_begins_with_all_of_the_one_before_it_but_the_state_and_again_after_a_summary(#[case] way: Way) {
     let sent = conversation(way).await;

@@ -130,7 +130,8 @@ impl Provider {
     pub async fn until_asked(&self, times: usize) {
         let mut seen = self.state.seen.subscribe();
         let asked = seen.wait_for(|seen| seen.len() >= times);
-        tokio::time::timeout(Duration::from_secs(10), asked)
+        // Generous: it only keeps a test that would wait for ever from doing so.
+        tokio::time::timeout(Duration::from_mins(1), asked)
             .await
             .expect("the provider was not asked")
             .unwrap();

@@ -3,8 +3,8 @@
 use agentloop::api::agent::ModelSpec;
 use agentloop::engine::CallPurpose;
 use agentloop::engine::message::{FinishReason, Message, ToolDefinition};
+use agentloop::provider::WireFormat;
 use agentloop::worker::gateway_client::GatewayClient;
-use agentloop::worker::model::WireFormat;
 use serde_json::{Value, json};
 
 use super::world::World;
@@ -111,7 +111,7 @@ async fn a_real_server_without_tool_calls_answers_in_the_form_of_the_schema_stre
         world.start().await;
         let model: ModelSpec = serde_json::from_value(world.model.clone()).unwrap();
         let format = WireFormat::of(&model, std::slice::from_ref(&look));
-        assert_eq!(format, WireFormat::Structured);
+        assert_eq!(format, WireFormat::JsonTools);
         let body = format.request(&model, &messages, std::slice::from_ref(&look));
         let client = GatewayClient::new(&world.path("gateway.sock")).unwrap();
         let call = ("t1c1a1".parse().unwrap(), CallPurpose::Turn);

@@ -128,7 +128,7 @@ async fn a_script_with_a_mistake_answers_each_call_with_it() {
     let failed = failure(world.call("t1c1a1", &whole()).await).await;
     assert_eq!(failed.kind, FailureKind::BadResponse);
     assert!(
-        failed.message.contains("spec.model.scripted") && failed.message.contains("`txt`"),
+        failed.message.contains("spec.model.scripted") && failed.message.contains("line 1"),
         "{}",
         failed.message
     );

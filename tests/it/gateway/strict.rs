@@ -30,6 +30,8 @@ pub enum Kind {
     Gemini,
     /// Ids of nine letters and digits, and no user after a tool.
     Mistral,
+    /// Items: each call with its output, and reasoning before what it led to. Nothing is stored.
+    Responses,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -89,7 +91,9 @@ impl Strict {
 /// Answers that a request repeats.
 fn rounds(body: &Value) -> usize {
     let messages = array(&body["messages"]).iter();
+    let items = array(&body["input"]).iter();
     messages.filter(|message| message["role"] == "assistant").count()
+        + items.filter(|item| item["type"] == "reasoning").count()
 }
 
 /// The model of a spec that speaks to such a server.
@@ -132,6 +136,7 @@ async fn respond(State(strict): State<Strict>, body: String) -> Response {
     let round = rounds(&body);
     let judged = match strict.kind {
         Kind::Claude => judge_messages(&body),
+        Kind::Responses => judge_responses(&body),
         Kind::DeepSeek | Kind::Gemini | Kind::Mistral => judge_chat(strict.kind, &body),
     };
     strict.seen.send_modify(|seen| {
@@ -152,6 +157,8 @@ async fn respond(State(strict): State<Strict>, body: String) -> Response {
     let text = match (strict.kind, streamed) {
         (Kind::Claude, false) => claude(round).to_string(),
         (Kind::Claude, true) => claude_stream(round),
+        (Kind::Responses, false) => response(round).to_string(),
+        (Kind::Responses, true) => response_stream(round),
         (kind, false) => chat(kind, round).to_string(),
         (kind, true) => chat_stream(kind, round),
     };
@@ -308,7 +315,7 @@ fn judge_chat(kind: Kind, body: &Value) -> Result<(), String> {
                 check(extra(0) == Some(signed), "Function call is missing a thought_signature")?;
                 check(extra(1).is_none(), "a signature where none was")?;
             }
-            Kind::Mistral | Kind::Claude => {}
+            Kind::Mistral | Kind::Claude | Kind::Responses => {}
         }
         let known = ["role", "content", "tool_calls"];
         let own = (kind == Kind::DeepSeek).then_some("reasoning_content");
@@ -316,6 +323,78 @@ fn judge_chat(kind: Kind, body: &Value) -> Result<(), String> {
         round += 1;
     }
     Ok(())
+}
+
+fn judge_responses(body: &Value) -> Result<(), String> {
+    known_fields(
+        body,
+        &[
+            "model",
+            "instructions",
+            "tools",
+            "input",
+            "reasoning",
+            "include",
+            "max_output_tokens",
+            "store",
+            "stream",
+        ],
+    )?;
+    check(body["store"] == false, "nothing is to be stored")?;
+    check(
+        body["include"] == json!(["reasoning.encrypted_content"]),
+        "without its content, reasoning cannot come back",
+    )?;
+    check(
+        body["max_output_tokens"].as_u64().unwrap() >= 16,
+        "integer below minimum value",
+    )?;
+    for tool in array(&body["tools"]) {
+        known_fields(tool, &["type", "name", "description", "parameters", "strict"])?;
+        check(
+            tool["strict"] == false,
+            "'required' must include every key in properties",
+        )?;
+    }
+    let (mut used, mut open, mut round) = (Vec::new(), Vec::new(), 0);
+    let mut before = "";
+    for item in array(&body["input"]) {
+        let kind = item["type"].as_str().unwrap();
+        check(
+            before != "reasoning" || kind == "function_call" || item["role"] == "assistant",
+            "reasoning without its required following item",
+        )?;
+        let result = kind == "function_call_output";
+        let follows_calls = result || (kind == "function_call" && before == "function_call");
+        check(
+            open.is_empty() || follows_calls,
+            "No tool output found for function call",
+        )?;
+        let id = item["call_id"].as_str().unwrap_or_default().to_owned();
+        match kind {
+            "message" => known_fields(item, &["type", "role", "content"])?,
+            "reasoning" => {
+                let as_it_was = *item == response(round)["output"][0];
+                check(as_it_was, "The encrypted content could not be verified")?;
+                round += 1;
+            }
+            "function_call" => {
+                known_fields(item, &["type", "call_id", "name", "arguments"])?;
+                let led_to = ["reasoning", "function_call"].contains(&before);
+                check(led_to, "function_call without its required reasoning item")?;
+                fresh(&mut used, std::slice::from_ref(&id), false)?;
+                open.push(id);
+            }
+            "function_call_output" => {
+                known_fields(item, &["type", "call_id", "output"])?;
+                check(open.first() == Some(&id), "No tool call found for function call output")?;
+                open.remove(0);
+            }
+            other => return Err(format!("{other}: no such item")),
+        }
+        before = kind;
+    }
+    check(open.is_empty(), "No tool output found for function call")
 }
 
 fn claude(round: usize) -> Value {
@@ -358,6 +437,40 @@ fn claude_stream(round: usize) -> String {
     }
     events.push(json!({"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": whole["usage"]}));
     events.push(json!({"type": "message_stop"}));
+    let event = |event: &Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
+    events.iter().map(event).collect()
+}
+
+fn response(round: usize) -> Value {
+    let thought = json!({"type": "reasoning", "id": format!("rs_{round}"), "encrypted_content": signature(round),
+        "summary": [{"type": "summary_text", "text": thought(round)}], "of_a_later_version": [null]});
+    let calls = calls(round).into_iter().map(|(id, name, arguments)| {
+        json!({"type": "function_call", "id": format!("fc_{id}"), "call_id": id, "name": name,
+            "arguments": arguments.to_string(), "status": "completed"})
+    });
+    let output: Vec<Value> = std::iter::once(thought).chain(calls).collect();
+    json!({"object": "response", "status": "completed", "error": null, "output": output,
+        "usage": {"input_tokens": 900, "output_tokens": 90, "total_tokens": 990}})
+}
+
+fn response_stream(round: usize) -> String {
+    let whole = response(round);
+    let mut events = vec![json!({"type": "response.created", "response": {"status": "in_progress", "output": []}})];
+    for (index, item) in array(&whole["output"]).iter().enumerate() {
+        let mut begin = item.clone();
+        let delta = if item["type"] == "reasoning" {
+            begin = json!({"type": "reasoning", "id": item["id"], "summary": []});
+            json!({"type": "response.reasoning_summary_text.delta", "output_index": index, "delta": "thought"})
+        } else {
+            begin["arguments"] = "".into();
+            let arguments = &item["arguments"];
+            json!({"type": "response.function_call_arguments.delta", "output_index": index, "delta": arguments})
+        };
+        events.push(json!({"type": "response.output_item.added", "output_index": index, "item": begin}));
+        events.push(delta);
+        events.push(json!({"type": "response.output_item.done", "output_index": index, "item": item}));
+    }
+    events.push(json!({"type": "response.completed", "response": whole}));
     let event = |event: &Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
     events.iter().map(event).collect()
 }
@@ -413,14 +526,14 @@ fn chat_stream(kind: Kind, round: usize) -> String {
 #[rstest]
 #[tokio::test]
 async fn a_turn_of_many_calls_passes_the_checks_of_servers_that_want_back_what_the_model_thought(
-    #[values(Kind::Claude, Kind::DeepSeek, Kind::Gemini, Kind::Mistral)] kind: Kind,
+    #[values(Kind::Claude, Kind::DeepSeek, Kind::Gemini, Kind::Mistral, Kind::Responses)] kind: Kind,
     #[values(false, true)] stream: bool,
 ) {
     let (strict, address) = Strict::start("127.0.0.1", kind, None).await;
-    let way = if kind == Kind::Claude {
-        Way::AnthropicWhole
-    } else {
-        Way::OpenAiWhole
+    let way = match kind {
+        Kind::Claude => Way::AnthropicWhole,
+        Kind::Responses => Way::ResponsesWhole,
+        Kind::DeepSeek | Kind::Gemini | Kind::Mistral => Way::OpenAiWhole,
     };
     let mut model = model(kind, address);
     model["stream"] = stream.into();

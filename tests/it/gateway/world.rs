@@ -83,6 +83,16 @@ impl World {
         world
     }
 
+    /// Calls of another wire format: `base` is the path of the provider's base URL.
+    pub async fn of_format(api: &str, base: &str, route: &'static str, fields: &Value) -> Self {
+        let mut world = Self::new().await;
+        world.set(&json!({"api": api, "baseURL": format!("http://{}{base}", world.provider.address)}));
+        world.set(fields);
+        world.route = route;
+        world.start().await;
+        world
+    }
+
     pub fn set(&mut self, fields: &Value) {
         for (name, value) in fields.as_object().unwrap() {
             self.model[name] = value.clone();

@@ -8,14 +8,14 @@
 //!
 //! A conflict, or no word of a write, is the end. Whoever leads next reads the records and knows nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use agentloop::api::amount::{Amount, LimitAmounts};
+use agentloop::api::amount::{Amount, AmountKind, LimitAmounts};
 use agentloop::api::budget::LedgerRecord;
 use agentloop::controller::budget::accounts::{
     AccountBook, DocumentId, DocumentKind, DocumentPart, PendingLeaseResponse, RecordWrite,
 };
-use agentloop::ledger::account::{Account, LeaseHolder, LedgerTerms};
+use agentloop::ledger::account::{Account, AgentName, LeaseHolder, LedgerTerms};
 use agentloop::link::messages::{LeaseRequest, LeaseResponse};
 use jiff::Timestamp;
 
@@ -115,6 +115,24 @@ impl Leader {
     /// Its limits.
     pub fn limits(&self, account: usize) -> LimitAmounts {
         self.account(account).limits()
+    }
+
+    /// The kind that a budget that so many Agents draw on is exhausted of, and the Agents that hold leases or wait.
+    pub fn exhausted(&self, account: usize, agents: usize) -> Option<(AmountKind, BTreeSet<AgentName>)> {
+        let (_, entry) = self.book.entry(account_id(account)).unwrap();
+        let shown = if self.mutation == Mutation::OneRefusalExhausts {
+            let mut blocked = entry.blocked().iter();
+            blocked.find(|(_, blocked)| {
+                let refused = &blocked.refused;
+                !refused.per_agent && !refused.never && !refused.contended
+            })
+        } else {
+            entry.exhausted(agents)
+        };
+        let (_, blocked) = shown?;
+        let awake = entry.account().holders().map(|who| who.agent.clone());
+        let awake = awake.chain(entry.blocked().keys().cloned()).collect();
+        Some((blocked.refused.kind, awake))
     }
 
     /// The spec of an object changed.

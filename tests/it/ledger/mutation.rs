@@ -41,13 +41,19 @@ pub enum Mutation {
     NeverHeal,
     /// An error of which nobody knows whether it was billed counts as free.
     ErrorsAreFree,
+    /// The counts of an answer are charged though they contradict each other.
+    BelieveTheCounts,
+    /// A record that the API server definitively refused is taken for written.
+    TakeRefusedForWritten,
+    /// One refused call exhausts the budget, whatever is left.
+    OneRefusalExhausts,
     /// A call is charged at the price of the model that the spec names, whichever its pod runs.
     PriceOfTheSpec,
 }
 
 impl Mutation {
     /// All that break something.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 22] = [
         Self::TellBeforeWrite,
         Self::IgnoreHolders,
         Self::DropWatermark,
@@ -66,6 +72,9 @@ impl Mutation {
         Self::RefuseLastWords,
         Self::NeverHeal,
         Self::ErrorsAreFree,
+        Self::BelieveTheCounts,
+        Self::TakeRefusedForWritten,
+        Self::OneRefusalExhausts,
         Self::PriceOfTheSpec,
     ];
 }

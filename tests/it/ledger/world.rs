@@ -2,16 +2,19 @@
 //! provider that bills, and a network that loses, repeats, delays and reorders. Everything is drawn from one seed, and
 //! one step does one thing, so a crash or a freeze can come between any two.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use agentloop::api::amount::{Amount, AmountKind, LimitAmounts};
 use agentloop::api::budget::{CalendarPeriod, LedgerRecord};
-use agentloop::ledger::account::{CONTENTION_WAIT, GATE_TOP_UP, LedgerTerms};
+use agentloop::ledger::account::{AgentName, CONTENTION_WAIT, GATE_TOP_UP, LedgerTerms};
 use agentloop::ledger::wallet::{AccountId, LeaseRow, Reservation};
 use agentloop::ledger::window::WindowRule;
 use agentloop::link::messages::{AccountRequest, LeaseRequest};
+use agentloop::provider::WireFormat;
+use agentloop::provider::usage::read_beside;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
+use serde_json::json;
 
 use super::afterwards::Afterwards;
 use super::gateway::{Crash, Disk, Flight, Gateway, MOST_ACCOUNTS, account_id, account_index};
@@ -65,6 +68,8 @@ pub struct Setup {
     handovers: bool,
     /// Models cost differently, money is limited, and specs name other models than their pods run.
     prices: bool,
+    /// The counts of some answers contradict each other, and are lower than the bill.
+    contradicts: bool,
     /// Percent of writes that the API server refuses for certain: a policy, or an object that is too large.
     denials: i64,
     /// When it begins: shortly before a midnight, somewhere.
@@ -120,12 +125,51 @@ struct Term {
     planned: Vec<LimitAmounts>,
     /// Number of the write under way.
     write: Vec<u64>,
+    /// The least of the last call that each Agent asked this leader for, by account.
+    asks: BTreeMap<(usize, AgentName), Amount>,
 }
 
 impl Term {
     /// The leader's time: the wall's when it took over, and the monotonic clock since.
     fn time(&self, now: i64) -> Timestamp {
         at(self.base + now - self.since)
+    }
+}
+
+impl Term {
+    /// A budget is exhausted when no call fits any more that one of its Agents last asked for and still waits for or may
+    /// repeat: one large call that was refused shows nothing.
+    fn judge_exhaustion(&mut self, request: &Request, draws: &[usize], agents: usize) -> Verdict {
+        for part in &request.body.accounts {
+            let account = account_index(&part.account);
+            if let Some(ask) = &part.ask
+                && !request.last
+                && !ask.least.is_zero()
+                && draws.contains(&account)
+                && self.leader.knows(account)
+            {
+                self.asks.insert((account, request.who.agent.clone()), ask.least);
+            }
+            let known = self
+                .leader
+                .knows(account)
+                .then(|| self.leader.exhausted(account, agents));
+            let Some((kind, awake)) = known.flatten() else {
+                continue;
+            };
+            let book = self.leader.account(account);
+            let left = book.limits().left_after(&book.used()).get(kind).unwrap_or(0);
+            for agent in awake {
+                let least = self.asks.get(&(account, agent.clone())).map(|least| least.get(kind));
+                if least.is_some_and(|least| least <= left) {
+                    return Err(format!(
+                        "EXHAUSTED: account {account} with {left} {kind} left, and {} needs {least:?}",
+                        agent.name
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -173,6 +217,8 @@ pub struct World {
     afterwards: Afterwards,
     verdict: Verdict,
     steps: usize,
+    /// The network has healed.
+    quiet: bool,
 }
 
 /// Runs the schedule of a seed.
@@ -249,6 +295,8 @@ impl World {
             handovers: random.percent(35),
             prices: random.percent(25),
             denials: if random.percent(20) { random.range(1, 30) } else { 0 },
+            // Of a generator of its own: the other schedules stay as they were.
+            contradicts: Random::new(!seed).percent(25),
             start: MIDNIGHTS[random.index(3)] - HOUR * random.range(0, 3) - random.range(0, 30_000),
         };
         let accounts = if random.percent(25) { 2 } else { 1 };
@@ -279,6 +327,7 @@ impl World {
             writes: 0,
             verdict: Ok(()),
             steps: 0,
+            quiet: false,
             objects,
             random,
             setup,
@@ -666,7 +715,9 @@ impl World {
     // Network ------------------------------------------------------------------------------------------------------
 
     fn send(&mut self, packet: Packet) {
-        if self.net.len() > 20 {
+        // In the quiet phase nothing is lost. A lost outcome of a write would block its account for good: a real leader
+        // repeats a write until its outcome is known, a simulated one does not.
+        if self.net.len() > 20 && !self.quiet {
             let lost = self.random.index(20);
             self.net.swap_remove(lost);
         }
@@ -796,6 +847,7 @@ impl World {
             highest: limits.clone(),
             planned: limits,
             write: vec![0; self.objects.len()],
+            asks: BTreeMap::new(),
         };
         say!(
             self,
@@ -963,7 +1015,7 @@ impl World {
         if fate == Fate::Gone {
             return term.leader.lost(account, time);
         }
-        if fate == Fate::Denied {
+        if fate == Fate::Denied && self.setup.mutation != Mutation::TakeRefusedForWritten {
             return term.leader.denied(account);
         }
         if fate == Fate::Refused {
@@ -1003,6 +1055,8 @@ impl World {
         };
         let time = term.time(now);
         let answer = term.leader.request(request, &draws, time);
+        let verdict = term.judge_exhaustion(request, &draws, self.gateways.len());
+        self.verdict = self.verdict.clone().and(verdict);
         for account in 0..term.highest.len() {
             if !term.leader.knows(account) {
                 continue;
@@ -1245,13 +1299,24 @@ impl World {
         let of = &mut self.gateways[gateway];
         let flight = of.flights.swap_remove(place);
         let bill = self.judge.billed(flight.call);
+        let said = (self.setup.contradicts && fixed.is_none() && !estimated)
+            .then(|| read_counts(flight.call, bill.tokens, self.setup.mutation));
+        let price = of.price;
+        let tokens_of = |tokens: i64| Amount {
+            tokens,
+            calls: 1,
+            cost: tokens * price,
+            ..Amount::ZERO
+        };
         let counted = if estimated && self.setup.mutation == Mutation::ErrorsAreFree {
             Amount {
                 calls: 1,
                 ..Amount::ZERO
             }
-        } else if estimated {
+        } else if estimated || said == Some(None) {
             flight.reservation.amount.max(&bill)
+        } else if let Some(Some(tokens)) = said {
+            tokens_of(tokens)
         } else {
             bill
         };
@@ -1302,6 +1367,7 @@ impl World {
     /// The network heals, nobody crashes any more. Then every rule about the end must hold.
     fn quiet(&mut self) -> Verdict {
         say!(self, "--- quiet");
+        self.quiet = true;
         (self.setup.losses, self.setup.crashes, self.setup.denials) = (0, 0, 0);
         let silent = (self.random.percent(30) && self.gateways[0].up).then_some(0);
         self.heal();
@@ -1655,6 +1721,29 @@ fn larger(a: &LimitAmounts, b: &LimitAmounts) -> LimitAmounts {
         cost: of(AmountKind::Cost),
         ..LimitAmounts::default()
     }
+}
+
+/// What a gateway takes from the counts of an answer with content that was billed so many tokens; `None`: they contradict
+/// each other. Four of eight do, and each of those names less than the bill.
+fn read_counts(call: usize, tokens: i64, mutation: Mutation) -> Option<i64> {
+    let counts = |prompt: i64, completion: i64, total: i64, cached: i64| {
+        json!({
+            "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        })
+    };
+    let usage = match call % 8 {
+        0 => counts(0, 0, 0, 0),
+        1 => counts(1, 0, 1, 0),
+        2 => counts(1, 1, 1, 0),
+        3 => counts(1, 1, 2, 2),
+        _ => counts(tokens - tokens / 2, tokens / 2, tokens, 0),
+    };
+    if mutation == Mutation::BelieveTheCounts {
+        return Some(usage["prompt_tokens"].as_i64()? + usage["completion_tokens"].as_i64()?);
+    }
+    let bill = read_beside(true, WireFormat::OpenAiChat, &usage)?;
+    Some(bill.all_input()? + bill.output)
 }
 
 /// Moves what is settled into the past of a rolling window, by so many percent of it.

@@ -19,7 +19,7 @@ use tokio::process::{Child, Command};
 use super::*;
 
 /// A token that the API server takes for the pod of Sensor `s` in namespace `a`, uid `p1`.
-const SENSOR_TOKEN: &str = "agentloop.dev/link a agentloop-sensor s-sensor-0 p1";
+pub(super) const SENSOR_TOKEN: &str = "agentloop.dev/link a agentloop-sensor s-sensor-0 p1";
 const KEY: &str = "a key";
 
 pub(super) fn sensor() -> SensorKey {

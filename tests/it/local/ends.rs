@@ -93,7 +93,7 @@ async fn a_run_lasts_as_long_as_it_was_told_and_not_much_longer() {
     assert_eq!(run.cause().await, "Duration");
     let took = started.elapsed();
     assert!(
-        took >= Duration::from_secs(3) && took < Duration::from_secs(13),
+        took >= Duration::from_secs(3) && took < Duration::from_secs(30),
         "{took:?}"
     );
 }

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod budgets;
+mod descriptions;
 pub mod reader;
 mod samples;
 mod sensors;
@@ -17,7 +18,7 @@ use std::collections::BTreeSet;
 
 use agentloop::api::{Agent, AgentBudget, Sensor, crd, reference};
 use agentloop::local::schema as local;
-use agentloop::scripted::ModelScript;
+use agentloop::provider::scripted::ModelScript;
 use kube::ResourceExt;
 
 use reader::{Schema, documents, repository};

@@ -50,6 +50,13 @@ pub fn anthropic() -> Value {
     agent
 }
 
+/// The smallest Agent with a model of an OpenAI Responses server.
+pub fn responses() -> Value {
+    let mut agent = openai();
+    agent["spec"]["model"]["api"] = "OpenAIResponses".into();
+    agent
+}
+
 /// `agent` with a change: `null` removes a field.
 pub fn with(mut agent: Value, change: &Value) -> Value {
     merge(&mut agent, change);
@@ -332,6 +339,7 @@ fn models() -> Vec<Row> {
     rows
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn wire_formats() -> Vec<Row> {
     let header = |name: &str| model(&json!({"headers": {name: "v"}}));
     let refuses = |fields: &[(&str, &str)]| -> (Vec<Value>, Vec<Value>) {
@@ -352,6 +360,19 @@ fn wire_formats() -> Vec<Row> {
         ..row(says, vec![extras()], fails)
     };
     vec![
+        row(
+            "spec.model.baseURL is required with api OpenAIResponses",
+            vec![responses()],
+            vec![with(responses(), &json!({"spec": {"model": {"baseURL": null}}}))],
+        ),
+        row(
+            "spec.model.maxOutputTokens must be at least 16 with api OpenAIResponses",
+            vec![
+                with(responses(), &json!({"spec": {"model": {"maxOutputTokens": 16}}})),
+                model(&json!({"maxOutputTokens": 15})),
+            ],
+            vec![with(responses(), &json!({"spec": {"model": {"maxOutputTokens": 15}}}))],
+        ),
         row(
             "spec.model.baseURL is required with api AnthropicMessages",
             vec![anthropic()],
@@ -446,8 +467,12 @@ fn reasoning() -> Vec<Row> {
             vec![model(&budget(1024, 2048))],
         ),
         row(
-            "spec.model.reasoning.effort Minimal is supported with api OpenAIChat only",
-            vec![claude(effort("Low")), claude(effort("Medium"))],
+            "spec.model.reasoning.effort Minimal is not supported with api AnthropicMessages",
+            vec![
+                claude(effort("Low")),
+                claude(effort("Medium")),
+                with(responses(), &json!({"spec": {"model": effort("Minimal")}})),
+            ],
             vec![claude(effort("Minimal"))],
         ),
         row(

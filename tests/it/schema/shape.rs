@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::reader::Schema;
 
 /// Kubernetes' own types: described there, checked again when the pod is made; and what is free by design.
-const EMBEDDED: &[&str] = &[
+pub const EMBEDDED: &[&str] = &[
     "spec.lightModel.extraBody",
     "spec.model.extraBody",
     "spec.pod.affinity",

@@ -72,6 +72,12 @@ fn server() -> impl Strategy<Value = (ModelApi, Option<String>, Option<KeyRef>, 
             key,
             None
         )),
+        ("https?://[a-z]{1,9}/v1", option::of(key())).prop_map(|(url, key)| (
+            ModelApi::OpenAIResponses,
+            Some(url),
+            key,
+            None
+        )),
     ]
 }
 
@@ -104,7 +110,7 @@ prop_compose! {
     fn model()(
         (api, base_url, api_key_secret_ref, scripted) in server(),
         name in "[a-z0-9:/-]{1,40}",
-        max_output_tokens in 1_u32..=1_000_000,
+        max_output_tokens in 16_u32..=1_000_000,
         more_context in 1_u32..9_000_000,
         temperature in option::of("[01]\\.[0-9]{1,4}"),
         stream in any::<bool>(),

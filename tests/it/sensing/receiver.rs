@@ -232,7 +232,7 @@ impl Journal {
         for record in records {
             let left = self.transcript.len() - record.retract;
             self.transcript.truncate(left);
-            self.transcript.drain(..record.forget);
+            self.transcript.drain(record.forget.clone());
             self.transcript.extend(record.messages.iter().cloned());
         }
         self.snapshot = snapshot;

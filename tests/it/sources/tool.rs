@@ -117,7 +117,7 @@ async fn only_a_tool_that_changes_nothing_is_called_by_its_users_word_or_that_of
     for polling in [&mut note, &mut doubted] {
         let said = polling.failure().await;
         assert!(
-            said.starts_with("the tool may change something, and is not called: "),
+            said.starts_with("the tool may have side effects and is not called: "),
             "{said}"
         );
     }
@@ -135,11 +135,11 @@ async fn what_a_tool_fails_with_stays_unsaid_and_a_long_answer_is_cut_to_be_drop
     let said = async |name: &str| Polling::new(&server, name, &json!({}), doubtful(true)).failure().await;
     assert_eq!(
         said("fail").await,
-        "the tool says that it failed; look at spec.source.poll.tool"
+        "the tool returned an error; check spec.source.poll.tool"
     );
     assert_eq!(
         said("bake").await,
-        "the server has no such tool; look at spec.source.poll.tool.name"
+        "the server has no such tool; check spec.source.poll.tool.name"
     );
     let mut huge = Polling::new(&server, "huge", &json!({"bytes": 100_000}), doubtful(true));
     let heard = next(&mut huge.arrivals).await;

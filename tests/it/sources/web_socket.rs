@@ -94,8 +94,7 @@ async fn a_web_socket_of_python_that_refuses_is_said_without_its_words() {
     let closed = |said: &str| said.starts_with("the server closed");
     let failed = condition.wait_for(|condition| condition.failure.as_deref().is_some_and(closed));
     let failed = tokio::time::timeout(super::SOON, failed).await.unwrap().unwrap();
-    let said =
-        "the server closed the WebSocket with code 1008: against its policy; look at headersSecretRef and subscribe";
+    let said = "the server closed the WebSocket with code 1008: policy violation; check headersSecretRef and subscribe";
     assert_eq!(failed.failure.as_deref(), Some(said));
     drop(failed);
     task.abort();

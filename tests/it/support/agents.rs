@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use agentloop::controller::agent::{AgentsView, EventSink, WallClock};
+use agentloop::controller::agent::AgentsView;
 use agentloop::controller::budget::presenter::BudgetPresenter;
 use agentloop::controller::budget::{BudgetLedger, LedgerSetup};
 use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::pod_sessions::PodSessions;
-use agentloop::controller::reconcile_metrics::ReconcileMetrics;
+use agentloop::controller::runtime::{EventSink, ReconcileMetrics, WallClock};
 use agentloop::controller::sensor::SensorRegistry;
 use agentloop::controller::sensor::pod::SensorPodSettings;
 use agentloop::telemetry::metrics::Metrics;

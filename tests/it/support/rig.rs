@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use agentloop::api::Agent;
 use agentloop::api::status::{LoopState, LoopUsage};
-use agentloop::controller::agent::{
-    AgentsView, ReconcileObserver, ReconcileResult, ReconcilerParts, ReconcilerSettings, WallClock, run,
-};
+use agentloop::controller::agent::{AgentsView, ReconcileObserver, ReconcilerParts, ReconcilerSettings, run};
 use agentloop::controller::delivery_relay::{DeliveryRelay, SensorKey};
 use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::runtime::{ReconcileResult, WallClock};
 use agentloop::controller::sensor::SensorRegistry;
 use agentloop::link::messages::{LoopReport, PodReport};
 use jiff::Timestamp;

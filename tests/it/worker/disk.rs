@@ -60,7 +60,7 @@ async fn a_full_volume_stops_the_loop_in_words_and_room_lets_it_go_on() {
     let gateway = Gateway::start(bench.dir.path(), vec![answer(&text, &[]); 2_000]);
     let mut worker = bench.worker(&gateway);
     assert!(!worker.ended().await.success());
-    let words = "make it larger (spec.storage.size";
+    let words = "expand its PersistentVolumeClaim (";
     assert!(worker.output().contains(words), "{}", worker.output());
     let before = gateway.log();
     let error = before.last().last_error.unwrap();

@@ -1,7 +1,9 @@
 //! The driver's part in runs of tools: a worker in this process, with a source of tools that does what the test says.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use agentloop::api::AgentSpec;
@@ -405,6 +407,88 @@ async fn a_loop_waits_for_its_sources_and_takes_what_they_offer_later() {
     gateway.tell(|event| event.directives.wake = Some("one".into()));
     let log = gateway.until("the next call", |log| log.calls.len() == 4).await;
     assert_eq!(log.calls[3].1["tools"].as_array().unwrap().len(), 1);
+    worker.terminate.cancel();
+    worker.ended().await;
+}
+
+/// What is left of the run lease when a worker starts.
+const LEFT: Duration = Duration::from_secs(3);
+
+/// Stands still for longer than the lease at the first log line with this text: the journal has the decision, and nothing was
+/// done yet.
+#[derive(Clone)]
+struct Freeze {
+    at: &'static str,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Freeze {
+    /// While the guard lives, this thread stands still at such a line.
+    fn begin(at: &'static str) -> (Self, tracing::subscriber::DefaultGuard) {
+        let freeze = Self {
+            at,
+            is_over: Arc::default(),
+        };
+        let writer = freeze.clone();
+        let lines = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        (freeze, tracing::subscriber::set_default(lines))
+    }
+}
+
+impl Write for Freeze {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        if String::from_utf8_lossy(line).contains(self.at) && !self.is_over.swap(true, Ordering::SeqCst) {
+            std::thread::sleep(LEFT + Duration::from_millis(200));
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A worker that wants to run a tool, with little left of its run lease; it stands still at such a line of its log.
+fn with_little_left(dir: &tempfile::TempDir) -> (Gateway, Arc<Source>, Worker) {
+    let wanted = [("files__read", json!({}))];
+    let gateway = Gateway::start(dir.path(), vec![answer("", &wanted), sleep(3600)]);
+    let left = u64::try_from(LEFT.as_millis()).unwrap();
+    gateway.tell(|event| event.link_age_milliseconds = 60_000 - left);
+    let source = Source::new();
+    let worker = Worker::start(dir, &gateway, &source);
+    (gateway, source, worker)
+}
+
+#[tokio::test]
+async fn a_run_is_not_sent_when_the_driver_stood_still_for_its_lease_after_the_decision() {
+    let dir = tempfile::tempdir().unwrap();
+    let (freeze, _guard) = Freeze::begin("ToolIntent");
+    let (gateway, source, worker) = with_little_left(&dir);
+    gateway.until("paused", |log| is(log, LoopState::Paused)).await;
+    assert!(freeze.is_over.load(Ordering::SeqCst));
+
+    gateway.tell(|event| event.link_age_milliseconds = 0);
+    let log = gateway.until("the next call", |log| log.calls.len() == 2).await;
+    assert_eq!(source.runs.borrow().sent.len(), 0);
+    let results = results(&log.calls[1].1);
+    assert!(results[0].contains("it was not sent"), "{results:?}");
+    worker.terminate.cancel();
+    worker.ended().await;
+}
+
+#[tokio::test]
+async fn a_call_is_not_sent_when_the_driver_stood_still_for_its_lease_after_the_decision() {
+    let dir = tempfile::tempdir().unwrap();
+    let (freeze, _guard) = Freeze::begin("t1c2a1");
+    let (gateway, source, worker) = with_little_left(&dir);
+    source.done("t1c1r1");
+    let log = gateway.until("paused", |log| is(log, LoopState::Paused)).await;
+    assert!(freeze.is_over.load(Ordering::SeqCst));
+    assert_eq!((log.call_ids(), source.runs.borrow().sent.len()), (vec!["t1c1a1"], 1));
+
+    gateway.tell(|event| event.link_age_milliseconds = 0);
+    let log = gateway.until("the next attempt", |log| log.calls.len() == 2).await;
+    assert_eq!(log.call_ids()[1], "t1c2a2", "the first attempt was not sent");
     worker.terminate.cancel();
     worker.ended().await;
 }

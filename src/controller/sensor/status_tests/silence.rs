@@ -1,4 +1,4 @@
-//! What is said of a pod that says nothing.
+//! Tests of the conditions of a silent pod.
 
 use pretty_assertions::assert_eq;
 
@@ -40,7 +40,7 @@ fn a_pod_that_fell_silent_is_trouble_until_it_speaks_though_it_said_that_it_list
     assert_eq!(case.reason(ConditionType::Ready), is("False", "Silent"));
     assert_eq!(case.reason(ConditionType::Reconciling), is("True", "Silent"));
     assert_eq!(told(&before, &silent), ["Silent"]);
-    // The node lost its contact to the cluster: the pod is no longer ready.
+    // The node lost contact with the cluster: the pod is no longer ready.
     case.own.as_mut().unwrap().pod = Some(pod(serde_json::json!({"status": {}})));
     assert_eq!(case.reason(ConditionType::Connected), is("Unknown", "Silent"));
     case.own.as_mut().unwrap().silent = false;
@@ -57,7 +57,7 @@ fn a_pod_whose_node_does_not_end_it_says_what_a_person_can_do() {
     assert_eq!(
         case.reason(ConditionType::Connected),
         is("True", "Listening"),
-        "it may end in order"
+        "it may terminate in order"
     );
     case.own.as_mut().unwrap().silent = true;
     let (status, reason, message) = case.says(ConditionType::Connected);
@@ -79,7 +79,7 @@ fn a_pod_that_does_not_come_back_is_trouble_and_one_that_comes_for_the_first_tim
     case.own.as_mut().unwrap().silent = true;
     let (status, reason, message) = case.says(ConditionType::Connected);
     assert_eq!((status.as_str(), reason.as_str()), ("Unknown", "Silent"));
-    assert!(message.contains("clock-sensor-0 does not come up"), "{message}");
+    assert!(message.contains("clock-sensor-0 is not ready"), "{message}");
     case.own.as_mut().unwrap().pod = None;
     assert!(
         case.says(ConditionType::Connected)

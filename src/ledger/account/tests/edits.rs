@@ -1,16 +1,16 @@
-//! What edits of a budget mean for what is settled and held.
+//! Effects of edits of a budget on settled and outstanding amounts.
 
 use pretty_assertions::assert_eq;
 
 use super::*;
-use crate::api::budget::CalendarPeriod;
+use agentloop_api::budget::CalendarPeriod;
 use jiff::tz::TimeZone;
 
 fn daily(zone: &str) -> WindowRule {
     WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::get(zone).unwrap())
 }
 
-/// 300 of 1,000 settled by a, and b holds at least 100 more.
+/// 300 of 1,000 settled by a; b holds at least 100 more.
 fn in_use(window: WindowRule) -> Account {
     let mut account = new(terms(limit(1_000), window));
     spend(&mut account, "a", 300, at(0));
@@ -37,10 +37,14 @@ fn a_limit_lowered_below_use_grants_nothing_until_it_holds_and_calls_back_the_re
     let held = account.reserved().tokens;
     account.set_terms(terms(limit(310), hourly()), at(10));
     assert!(account.recalls());
-    assert_eq!(account.reserved().tokens, held, "what a gateway was told, it may spend");
+    assert_eq!(
+        account.reserved().tokens,
+        held,
+        "a gateway may spend what it was granted"
+    );
     let refused = account.request_grant(&who("c"), &for_a_call(10), at(10)).unwrap_err();
     assert!(refused.contended);
-    // b gives back what its call in flight does not need, and then what that call left over.
+    // b returns what its call in flight does not need, and then what that call left over.
     account.apply_statement(&who("b"), &says(2, 0, held - 100, false), at(11));
     account.request_grant(&who("c"), &for_a_call(10), at(11)).unwrap_err();
     account.apply_statement(&who("b"), &says(2, 0, held, true), at(12));
@@ -63,14 +67,14 @@ fn what_is_planned_when_a_limit_is_lowered_is_granted_no_more() {
     assert_eq!(lowered.reserved(), Amount::ZERO);
     assert!(
         !lowered.must_wait("record of a", &for_a_call(100)),
-        "who waited asks again"
+        "a waiting gateway requests again"
     );
     lowered.request_grant(&who("a"), &for_a_call(999), at(1)).unwrap();
     write(&mut lowered);
     assert_eq!(
         lowered.durable_grants("record of a").len(),
         1,
-        "no lease of nothing is kept"
+        "an empty lease is not kept"
     );
 }
 
@@ -82,7 +86,7 @@ fn what_a_record_under_way_grants_is_not_taken_back() {
     let record = account.compose();
     account.request_grant(&who("b"), &for_a_call(100), at(0)).unwrap();
     account.set_terms(terms(limit(50), hourly()), at(1));
-    assert_eq!(account.reserved(), held, "the plan of b is none any more");
+    assert_eq!(account.reserved(), held, "the planned grant of b is withdrawn");
     account.request_grant(&who("b"), &for_a_call(1), at(1)).unwrap_err();
     account.confirm_record(&record);
     assert_eq!(account.durable_grants("record of a")[0].granted, held);
@@ -108,7 +112,7 @@ fn a_kind_that_becomes_limited_counts_what_was_settled_of_it() {
     };
     let mut ask = for_a_call(10);
     (ask.least.calls, ask.full.calls, ask.lease) = (1, 1, Some(2));
-    // One call of b is in flight, of which nothing was held for calls: the ask says so, and both are held then.
+    // One call of b is in flight, for which no calls were held: the request says so, and both are held then.
     ask.open = Amount { calls: 1, ..tokens(10) };
     let mut at_four = account.clone();
     at_four.set_terms(calls(4), at(2));
@@ -144,10 +148,10 @@ fn a_longer_window_begins_with_what_the_shorter_one_still_counts() {
     spend(&mut account, "a", 40, at(0));
     spend(&mut account, "a", 30, at(1_800));
     account.advance(at(3_700));
-    assert_eq!(account.used(), tokens(30), "the first has left");
+    assert_eq!(account.used(), tokens(30), "the first amount has expired");
     let twice = WindowRule::Rolling(SignedDuration::from_hours(2));
     account.set_terms(terms(limit(100), twice), at(3_700));
-    assert_eq!(account.used(), tokens(30), "and does not come back");
+    assert_eq!(account.used(), tokens(30), "and does not count again");
     account.advance(at(1_800 + 7_199));
     assert_eq!(account.used(), tokens(30));
     account.advance(at(1_800 + 7_200 + 60 + 120));
@@ -169,13 +173,13 @@ fn a_calendar_window_becomes_a_rolling_one_as_if_all_had_been_settled_now() {
 fn leases_of_another_window_count_wherever_they_are_spent() {
     let mut account = in_use(daily("UTC"));
     let held = account.reserved().tokens;
-    // Midnight UTC is 6,400 s after the beginning; in Tokyo it was long ago.
+    // Midnight UTC is 6,400 s after the start; in Tokyo it was long before.
     account.set_terms(terms(limit(1_000), daily("Asia/Tokyo")), at(10));
     assert_eq!((account.used().tokens, account.reserved().tokens), (300, held));
     assert_eq!(
         account.durable_grants("record of b")[0].ends,
         Some(at(10)),
-        "no new call is made of it"
+        "it pays for no new call"
     );
     let tomorrow = at(70_000);
     account.advance(tomorrow);
@@ -229,7 +233,7 @@ fn a_top_up_counts_once_in_the_window_it_lands_in() {
     let tomorrow = at(6_400);
     account.advance(tomorrow);
     assert_eq!(account.limits(), limit(100));
-    assert!(!account.top_up("fire", tokens(50), tomorrow), "it stays known");
+    assert!(!account.top_up("fire", tokens(50), tomorrow), "the id is remembered");
     let mut next = Account::restore(account.terms().clone(), &account.record(), tomorrow);
     assert!(!next.top_up("fire", tokens(50), tomorrow));
 }
@@ -294,7 +298,7 @@ fn an_agent_made_again_goes_on_where_it_was() {
 fn what_an_agent_holds_stays_outstanding_when_its_label_changes() {
     let mut account = in_use(hourly());
     let held = account.reserved().tokens;
-    // Nothing is asked for any more; the gateway closes its lease once its call is settled.
+    // Nothing is requested any more; the gateway closes its lease once its call is settled.
     account.advance(at(3_000));
     assert_eq!(account.reserved().tokens, held);
     account.apply_statement(&who("b"), &says(2, 70, 0, true), at(3_000));
@@ -313,7 +317,7 @@ fn a_budget_made_again_begins_empty() {
     );
     assert!(
         !again.apply_statement(&who("b"), &says(2, 70, 0, true), at(1)),
-        "nothing of the old one is spent here"
+        "leases of the old account cannot be spent here"
     );
     assert_eq!(again.used(), Amount::ZERO);
 }
@@ -326,17 +330,17 @@ fn a_ledger_that_is_ahead_of_the_clock_never_goes_back_and_heals() {
     let record = wrong.record();
     // The next leader's clock is right.
     let mut healed = Account::restore(wrong.terms().clone(), &record, at(0));
-    assert_eq!(healed.time(), at(skew), "never back");
+    assert_eq!(healed.time(), at(skew), "time never goes back");
     healed.advance(at(3_600));
-    assert_eq!(healed.time(), at(skew + 1_800), "half as fast");
+    assert_eq!(healed.time(), at(skew + 1_800), "time runs at half speed");
     assert_eq!(healed.used(), tokens(100), "nothing leaves its window early");
     healed.advance(at(2 * skew - 2));
     assert_eq!(healed.time(), at(2 * skew - 1));
     healed.advance(at(2 * skew));
-    assert_eq!(healed.time(), at(2 * skew), "it goes by the clock again");
+    assert_eq!(healed.time(), at(2 * skew), "time follows the clock again");
     healed.advance(at(2 * skew + 1));
     assert_eq!(healed.time(), at(2 * skew + 1));
-    // A leader in between goes on from there.
+    // A leader in between continues from there.
     let mut middle = Account::restore(wrong.terms().clone(), &record, at(0));
     middle.advance(at(skew));
     let mut last = Account::restore(wrong.terms().clone(), &middle.record(), at(skew));
@@ -371,7 +375,7 @@ fn a_limit_of_nothing_blocks_also_calls_that_cost_nothing_of_it() {
         (refused.kind, refused.never, refused.per_agent),
         (AmountKind::Cost, true, true)
     );
-    // A limit of the least there is blocks nothing that is free.
+    // The smallest possible limit does not block what is free.
     let one = LimitAmounts { cost: Some(1), ..zero };
     new(terms(one, hourly()))
         .request_grant(&who("a"), &free, at(0))

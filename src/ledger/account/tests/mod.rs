@@ -1,4 +1,4 @@
-//! Tests of an account: what it promises, event by event, and under any order of events.
+//! Tests of an account: its guarantees, event by event, and under any order of events.
 
 mod edits;
 mod order;
@@ -7,11 +7,11 @@ mod room;
 use jiff::{SignedDuration, Timestamp};
 
 use super::*;
-use crate::api::budget::LedgerRecord;
+use agentloop_api::budget::LedgerRecord;
 
 pub(super) const START: i64 = 1_700_000_000;
 
-/// So many seconds after the beginning, which is a Tuesday, 22:13:20 UTC.
+/// This many seconds after the start, which is a Tuesday, 22:13:20 UTC.
 pub(super) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(START + seconds).unwrap()
 }
@@ -74,7 +74,7 @@ pub(super) fn new(terms: LedgerTerms) -> Account {
     Account::restore(terms, &LedgerRecord::default(), at(0))
 }
 
-/// Writes it, as a leader does, and takes it over again, as the next one does: both are the same account.
+/// Writes the account as a leader does, and restores it as the next leader does: both are equal.
 pub(super) fn write(account: &mut Account) {
     let record = account.record();
     assert_eq!(record.epoch, account.epoch() + 1);
@@ -90,7 +90,7 @@ pub(super) fn write(account: &mut Account) {
     account.check();
 }
 
-/// Spends and keeps nothing, by a lease that is written and closed at once.
+/// Spends everything of a lease that is written and closed at once.
 pub(super) fn spend(account: &mut Account, name: &str, amount: i64, now: Timestamp) {
     account.request_grant(&who(name), &for_a_call(amount), now).unwrap();
     write(account);
@@ -103,7 +103,7 @@ pub(super) fn spend(account: &mut Account, name: &str, amount: i64, now: Timesta
 }
 
 impl Account {
-    /// The sums that are kept are those of the leases, and nothing is overspent.
+    /// The sums match the leases, and nothing is overspent.
     pub(super) fn check(&self) {
         let outstanding = |of: &dyn Fn(&Lease) -> bool| {
             let leases = self.leases.iter().filter(|(_, lease)| of(lease));
@@ -123,7 +123,7 @@ impl Account {
             .iter()
             .fold(Amount::ZERO, |sum, bucket| sum.checked_add(&bucket.amount).unwrap());
         assert_eq!(self.used(), sum);
-        // Whatever is due has been looked at: looking again changes nothing.
+        // Everything due was handled: doing it again changes nothing.
         let mut looked = self.clone();
         looked.refresh();
         assert!(looked.due >= self.due);
@@ -209,7 +209,7 @@ fn totals_that_are_said_again_or_late_count_once() {
     assert_eq!(account.reserved(), tokens(granted - 35));
     write(&mut account);
     assert!(account.apply_statement(&who("a"), &says(1, 30, 5, false), at(2)));
-    assert!(!account.is_changed(), "what is known already is no reason to write");
+    assert!(!account.is_changed(), "a repeated statement causes no write");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn a_closed_lease_is_known_until_that_is_written() {
     assert_eq!((account.used(), account.reserved()), (tokens(40), Amount::ZERO));
     assert!(account.durable_grants("record of a").is_empty());
     assert_eq!(account.holders().count(), 0);
-    // A record that was made before still has it: the gateway must say it again to whoever leads then.
+    // A record composed before still has it: the gateway must report it again to the next leader.
     account.confirm_record(&before);
     assert!(account.apply_statement(&who("a"), &says(1, 40, 0, true), at(1)));
     write(&mut account);
@@ -266,7 +266,7 @@ fn what_a_dead_gateway_held_is_spent() {
     assert_eq!(account.forfeit("record of a", at(2)), tokens(60));
     assert_eq!(account.forfeit("record of a", at(2)), Amount::ZERO, "once");
     assert_eq!((account.used(), account.reserved()), (tokens(90), Amount::ZERO));
-    // It was not dead after all, and says what it spent since: that was counted.
+    // It was not lost after all, and reports what it spent since: that was counted.
     account.apply_statement(&who("a"), &says(1, 90, 10, true), at(3));
     assert_eq!(account.used(), tokens(90));
     write(&mut account);
@@ -283,7 +283,7 @@ fn a_bill_above_its_bound_is_charged_and_nothing_more_is_granted() {
     assert_eq!((account.used(), account.reserved()), (tokens(130), Amount::ZERO));
     let refused = account.request_grant(&who("b"), &for_a_call(1), at(2)).unwrap_err();
     assert!(!refused.contended);
-    assert!(account.recalls(), "there is more out than the limit has");
+    assert!(account.recalls(), "more is outstanding than the limit allows");
     write(&mut account);
     account.request_grant(&who("b"), &for_a_call(1), at(3_800)).unwrap();
 }
@@ -299,7 +299,7 @@ fn a_leader_goes_on_from_the_time_and_the_amounts_of_the_one_before() {
         ahead.advance(at(1_000));
         ahead.record()
     };
-    // Its clock runs behind by a quarter of an hour.
+    // Its clock is slow by a quarter of an hour.
     let mut next = Account::restore(account.terms().clone(), &record, at(100));
     assert_eq!(next.time(), at(1_000));
     assert_eq!((next.used(), next.reserved()), (tokens(30), account.reserved()));

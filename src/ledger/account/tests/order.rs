@@ -4,21 +4,21 @@ use jiff::tz::TimeZone;
 use proptest::prelude::*;
 
 use super::*;
-use crate::api::budget::CalendarPeriod;
+use agentloop_api::budget::CalendarPeriod;
 
 const GATEWAYS: usize = 4;
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// A gateway asks for a call of so much and spends that share of it, in percent.
+    /// A gateway requests a call of this amount and spends this share of it, in percent.
     Call(usize, i64, i64),
     GiveBack(usize),
     Close(usize),
     Die(usize),
-    /// The words of a gateway come again, and an older one after them.
+    /// A gateway's statements are repeated, followed by an older one.
     Repeat(usize),
     Write,
-    /// A record is made now and written only later.
+    /// A record is composed now and written only later.
     WriteLate,
     /// Another leader takes over from what is written.
     Failover,
@@ -39,7 +39,7 @@ fn any_event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What a gateway knows of its leases: granted, spent, returned, closed.
+/// A gateway's view of its leases: granted, spent, returned, closed.
 #[derive(Clone, Debug, Default)]
 struct Gateway {
     made: u32,
@@ -53,9 +53,9 @@ struct World {
     late: Option<LedgerRecord>,
     gateways: Vec<Gateway>,
     now: i64,
-    /// What was really spent: when, by whom, how much.
+    /// Actual spending: when, by whom, how much.
     spent: Vec<(i64, usize, i64)>,
-    /// What died with its gateway: it counts, spent or not.
+    /// What was lost with its gateway: it counts, spent or not.
     lost: i64,
 }
 
@@ -162,7 +162,7 @@ impl World {
         self.account.check();
         let taken = self.account.used().tokens + self.account.reserved().tokens;
         assert!(taken <= 1_000, "{taken}");
-        // What was really spent, by the moments of the calls.
+        // Actual spending by the times of the calls.
         match &self.account.terms().window {
             WindowRule::Rolling(length) => {
                 for (end, _, _) in &self.spent {
@@ -185,13 +185,13 @@ impl World {
         }
     }
 
-    /// Everybody closes, and all is written: nothing is outstanding, and what counts is what was spent.
+    /// All gateways close, and everything is written: nothing is outstanding, and what counts is what was spent.
     fn quiet(&mut self) {
         for gateway in 0..GATEWAYS {
             self.listen(gateway);
             self.event(&Event::Close(gateway));
         }
-        // What a failover forgot is closed, too: its holder is known.
+        // Leases forgotten in a failover are closed, too: their holders are known.
         self.event(&Event::Write);
         for gateway in 0..GATEWAYS {
             self.listen(gateway);
@@ -199,7 +199,7 @@ impl World {
         }
         let forgotten: Vec<String> = self.account.holders().map(|who| who.record.clone()).collect();
         for record in forgotten {
-            // A gateway that died while nobody knew.
+            // A gateway that was lost between terms.
             self.lost += self.account.forfeit(&record, at(self.now)).tokens;
         }
         self.event(&Event::Write);

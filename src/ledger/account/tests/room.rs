@@ -1,10 +1,10 @@
-//! Who gets room, in which order, and when there will be some.
+//! Who gets room, in which order, and when there will be room.
 
 use jiff::tz::TimeZone;
 use proptest::prelude::*;
 
 use super::*;
-use crate::api::budget::CalendarPeriod;
+use agentloop_api::budget::CalendarPeriod;
 
 #[test]
 fn what_is_granted_beyond_the_next_call_is_less_the_less_there_is() {
@@ -45,12 +45,12 @@ fn a_lease_less_than_half_full_is_filled_ahead_but_never_with_the_last_room() {
     assert_eq!(after(1_000_000, full / 2 + 1, false), (full / 2 - 1, full));
     assert_eq!(after(1_000_000, full / 2, false), (full / 2, full / 2));
     assert_eq!(after(30_000, full / 2 + 1, true).1, full / 2 - 1, "another one waits");
-    // 1,000 of 4,000 are given beyond the first call; then a quarter of what is left, if that is a call's worth.
+    // 1,000 of 4,000 are granted beyond the first call; then a quarter of what is left, if that is worth a call.
     assert_eq!(after(4_100, 1_000, false), (100, 100 + 3_000 / 4));
     assert_eq!(
         after(498, 0, false),
         (100 + 398 / 4, 100 + 398 / 4),
-        "less than a call's worth"
+        "less than one call needs"
     );
 }
 
@@ -133,13 +133,13 @@ fn who_waits_longest_goes_first() {
         .request_grant(&who("small"), &for_a_call(100), at(4))
         .unwrap_err();
     account.request_grant(&who("big"), &for_a_call(500), at(5)).unwrap();
-    assert!(account.recalls(), "the small one waits still");
+    assert!(account.recalls(), "the small one still waits");
     account.request_grant(&who("small"), &for_a_call(50), at(6)).unwrap();
     assert!(!account.recalls());
     account.check();
 }
 
-/// Asks every second, as a gateway does whose call waits, and is refused.
+/// Requests every second, as a gateway with a waiting call does, and is refused.
 fn insist(account: &mut Account, name: &str, of: i64, seconds: std::ops::Range<i64>) {
     for second in seconds {
         account
@@ -159,7 +159,7 @@ fn who_asks_no_more_loses_its_place() {
     account
         .request_grant(&who("small"), &for_a_call(100), at(silence))
         .unwrap();
-    // It asks again at the last moment: it keeps its place.
+    // It requests again at the last moment and keeps its place.
     let mut account = crowded();
     insist(&mut account, "slow", 200, 0..1);
     insist(&mut account, "slow", 200, silence - 1..silence);
@@ -170,6 +170,27 @@ fn who_asks_no_more_loses_its_place() {
 }
 
 #[test]
+fn a_wait_ends_on_time_although_the_account_is_not_advanced() {
+    let silence = WAITER_TIMEOUT.as_secs();
+    let turn_ends = silence + silence * i64::from(BACKOFF_FACTOR);
+    let goes_first_at = |second: i64| {
+        let mut account = crowded();
+        account.request_grant(&who("big"), &for_a_call(500), at(0)).unwrap_err();
+        account
+            .request_grant(&who("big"), &for_a_call(500), at(second))
+            .unwrap_err();
+        account.recalls()
+    };
+    assert!(!goes_first_at(silence), "others have priority");
+    assert!(
+        !goes_first_at(turn_ends - 1),
+        "for as long as if it was advanced at {silence}"
+    );
+    assert!(goes_first_at(turn_ends));
+    assert!(goes_first_at(3_600));
+}
+
+#[test]
 fn what_the_dead_hold_keeps_others_back_for_a_while_only() {
     let mut account = crowded();
     let wait = CONTENTION_WAIT.as_secs();
@@ -177,7 +198,7 @@ fn what_the_dead_hold_keeps_others_back_for_a_while_only() {
     account
         .request_grant(&who("small"), &for_a_call(100), at(wait - 1))
         .unwrap_err();
-    // Nothing came back: big steps back, though it goes on asking.
+    // Nothing was returned: big steps back, although it keeps requesting.
     account
         .request_grant(&who("big"), &for_a_call(500), at(wait))
         .unwrap_err();
@@ -222,8 +243,8 @@ fn a_wait_goes_on_while_something_comes_back() {
         .unwrap();
 }
 
-/// In each second `hog` asks for all that is left, for a call that costs nothing in the end, and `small` for a small
-/// one. In how many of them `small` gets room.
+/// In each second `hog` requests all that is left, for a call that costs nothing in the end, and `small` a small
+/// amount. Returns in how many of them `small` gets room.
 fn served_beside(hog: &[&str], seconds: i64) -> i64 {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
     let returns = |account: &mut Account, name: &str, second: i64| {
@@ -237,7 +258,7 @@ fn served_beside(hog: &[&str], seconds: i64) -> i64 {
     };
     let mut served = 0;
     for second in 0..seconds {
-        // A call takes two seconds. Where it is recalled, what no call needs comes back at once.
+        // A call takes two seconds. After a recall, what no call needs is returned at once.
         for name in hog.iter().chain(&["small"]).filter(|_| second % 2 == 0) {
             returns(&mut account, name, second);
         }
@@ -339,7 +360,7 @@ fn the_longest_record_is_far_below_what_the_api_server_takes() {
     let refused = account.request_grant(&long(made), &ask, at(0)).unwrap_err();
     assert!(made > 300 && refused.contended, "{made}");
     assert!(length(&account).0 <= 700_000, "{:?}", length(&account));
-    // Each spends in every piece of time that is counted.
+    // Each spends in every bucket.
     for piece in 0..8_i64 {
         for number in 0..made {
             let spent = says(i64::try_from(number).unwrap() + 1, 0, 0, false);
@@ -370,7 +391,7 @@ fn of_very_many_agents_none_gets_more_than_its_part() {
     }
     assert_eq!(account.shares().len(), MAX_SHARES);
     assert_eq!(account.used(), tokens(many * (many + 1) / 2));
-    // The 20 that used least, 1 to 20, count as if each had used 20.
+    // The 20 with the least usage, 1 to 20, count as if each had used 20.
     let again = Account::restore(account.terms().clone(), &account.record(), at(1));
     for mut account in [account, again] {
         account.request_grant(&who("3"), &for_a_call(9_981), at(1)).unwrap_err();
@@ -408,7 +429,7 @@ fn a_calendar_window_resets_at_its_end_unless_the_call_needs_a_top_up() {
 }
 
 proptest! {
-    /// At the moment that was named the ask fits, and a millisecond earlier it does not, when nothing else happens.
+    /// At the predicted time the request fits, and a millisecond earlier it does not, if nothing else happens.
     #[test]
     fn resets_are_exact(
         rule in prop_oneof![

@@ -1,4 +1,4 @@
-//! A tool of an MCP server as a source: one connection, kept between calls, and a tool that changes nothing.
+//! A read-only tool of an MCP server as a source. The connection is kept between calls.
 
 use std::time::Duration;
 
@@ -9,16 +9,15 @@ use rmcp::service::{RoleClient, RunningService};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::polled_tool::PolledTool;
-use crate::mcp::http::{McpHttpClient, McpTransport, McpTransportError};
-use crate::mcp::{self, McpRequestError, text};
-use crate::sensing::source::http::{SourceError, SourceTarget, refused, unreachable};
-use crate::sensing::source::{RepeatRule, SourceCursor, SourceMessage};
+use crate::source::http::{SourceError, SourceTarget, refused, unreachable};
+use crate::source::{RepeatRule, SourceCursor, SourceMessage};
+use agentloop_api::polled_tool::PolledTool;
+use agentloop_mcp::http::{McpHttpClient, McpTransport, McpTransportError};
+use agentloop_mcp::{self as mcp, McpRequestError, text};
 
-/// Time after which the server is asked anew what its tool may do.
+/// Age of a connection after which a new one is opened, which reads the tool's annotations again.
 const REFRESH: Duration = Duration::from_mins(5);
 
-/// The connection to the server, if there is one.
 #[derive(Default)]
 pub(super) struct ToolConnection(Option<ToolSession>);
 
@@ -35,7 +34,7 @@ impl ClientHandler for PollClientHandler {
     }
 }
 
-/// Straight to the server, with the headers of the Secret.
+/// Connects directly to the server, with the headers of the Secret.
 #[derive(Clone)]
 struct DirectTransport(SourceTarget);
 
@@ -63,7 +62,7 @@ impl McpTransport for DirectTransport {
 }
 
 impl ToolConnection {
-    /// Calls the tool. A call that fails or is given up ends the connection.
+    /// Calls the tool. A call that fails or is cancelled closes the connection.
     pub(super) async fn call_tool(
         &mut self,
         client: &Client,
@@ -73,7 +72,7 @@ impl ToolConnection {
         let known = self.0.take().filter(|session| session.made.elapsed() < REFRESH);
         if let Some(session) = known {
             match session.call(tool).await {
-                // It was made anew, and knows the connection no more.
+                // The server restarted and lost the session.
                 Err(McpRequestError::NotSent(_)) => {}
                 called => return self.end(session, called, place.most_bytes),
             }
@@ -96,21 +95,21 @@ impl ToolConnection {
 }
 
 impl ToolSession {
-    /// A connection to a server that has this tool, which changes nothing.
+    /// Connects to a server and checks that it has the tool and that the tool is read-only.
     async fn open(client: &Client, place: &SourceTarget, tool: &PolledTool) -> Result<Self, SourceError> {
         let http = McpHttpClient::new(client.clone(), DirectTransport(place.clone()), CancellationToken::new());
         let connected = mcp::connect(PollClientHandler, http, place.url.to_string()).await;
         let service = connected.map_err(|miss| failure(&miss))?;
         let tools = mcp::tools(service.peer()).await.map_err(|miss| failure(&miss))?;
         let found = tools.into_iter().find(|found| found.name == tool.name);
-        let found = found
-            .ok_or_else(|| SourceError("the server has no such tool; look at spec.source.poll.tool.name".into()))?;
+        let found =
+            found.ok_or_else(|| SourceError("the server has no such tool; check spec.source.poll.tool.name".into()))?;
         let hint = found.annotations.and_then(|hints| hints.read_only_hint);
         let changes_nothing = tool.read_only || (tool.server.trusted && hint == Some(true));
         if !changes_nothing {
             return Err(SourceError(
-                "the tool may change something, and is not called: if it changes nothing, set \
-                 spec.source.poll.tool.readOnly to true; if the server is to be believed, set server.trusted to true"
+                "the tool may have side effects and is not called: if it has none, set \
+                 spec.source.poll.tool.readOnly to true; if its annotations can be trusted, set server.trusted to true"
                     .into(),
             ));
         }
@@ -128,14 +127,14 @@ impl ToolSession {
 }
 
 fn heard(response: &CallToolResponse, most: usize) -> Result<SourceMessage, SourceError> {
-    let said = |words: &str| SourceError(format!("the tool {words}; look at spec.source.poll.tool"));
+    let said = |words: &str| SourceError(format!("the tool {words}; check spec.source.poll.tool"));
     match response {
         CallToolResponse::Complete(CallToolResult {
             is_error: Some(true), ..
-        }) => Err(said("says that it failed")),
+        }) => Err(said("returned an error")),
         CallToolResponse::Complete(result) => {
             let mut payload = text::value(result).into_bytes();
-            // One byte more than allowed says that it is too long.
+            // One byte more than allowed marks it as too long.
             payload.truncate(most + 1);
             Ok(SourceMessage {
                 id: None,
@@ -144,8 +143,8 @@ fn heard(response: &CallToolResponse, most: usize) -> Result<SourceMessage, Sour
                 repeat: RepeatRule::SameAsLast,
             })
         }
-        CallToolResponse::InputRequired(_) => Err(said("asks a person for input, and there is none")),
-        CallToolResponse::Task(_) | _ => Err(said("goes on by itself, and there is no way to learn how it ends")),
+        CallToolResponse::InputRequired(_) => Err(said("asks for user input, which is not available")),
+        CallToolResponse::Task(_) | _ => Err(said("runs as a task, which is not supported")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Pages and queries on loopback, asked by the real client.
+//! Tests of pages and queries on loopback with the real client.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -12,14 +12,14 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::sensing::address::AddressPolicy;
-use crate::sensing::source::tls::TlsFiles;
-use crate::sensing::source::{SourceArrival, SourceCondition};
+use crate::address::AddressPolicy;
+use crate::source::tls::TlsFiles;
+use crate::source::{SourceArrival, SourceCondition};
 
 type Answers = Arc<Mutex<VecDeque<Response>>>;
 type Seen = Arc<Mutex<Vec<(String, HeaderMap)>>>;
 
-/// A server that gives these answers one after the other, and says what it was asked.
+/// A server that gives these answers in turn, and reports the requests.
 struct Server {
     url: String,
     seen: Seen,
@@ -53,7 +53,7 @@ async fn server(answers: Vec<Response>) -> Server {
 }
 
 fn poller(url: &str, allowed: &str, question: PollQuery) -> SourcePoller {
-    // Fails when another test was first; then it is there.
+    // Fails if another test installed a provider first, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     SourcePoller {
         place: SourceTarget {
@@ -78,7 +78,7 @@ fn page() -> PollQuery {
 
 const LOOPBACK: &str = "127.0.0.0/8";
 
-/// Runs a poller; `take` says what becomes of each arrival. What came until it has said enough times.
+/// Runs a poller until `take`, which decides the outcome of each arrival, has seen enough; returns the arrivals.
 async fn heard(
     poller: SourcePoller,
     cursor: SourceCursor,
@@ -98,7 +98,7 @@ async fn heard(
         changes.mark_unchanged();
         to.send(*answer).unwrap();
     }
-    // What the last answer leads to.
+    // Give the last outcome time to take effect.
     let _ = tokio::time::timeout(Duration::from_secs(1), changes.changed()).await;
     task.abort();
     let condition = condition.borrow().clone();
@@ -152,7 +152,7 @@ async fn a_page_is_asked_for_again_with_the_validator_of_what_is_on_disk() {
         .iter()
         .map(|(_, headers)| headers["if-none-match"].to_str().unwrap())
         .collect();
-    // What was dropped is asked for once more.
+    // A dropped page is requested again.
     assert_eq!(asked[..5], ["\"0\"", "\"1\"", "\"1\"", "\"1\"", "\"3\""]);
 }
 
@@ -173,11 +173,8 @@ async fn of_an_endless_page_one_byte_more_than_allowed_is_read() {
 }
 
 #[rstest]
-#[case::gone(StatusCode::NOT_FOUND, "the server answers with status 404; look at the url")]
-#[case::no_right(
-    StatusCode::FORBIDDEN,
-    "the server answers with status 403; look at headersSecretRef"
-)]
+#[case::gone(StatusCode::NOT_FOUND, "the server answers with status 404; check url")]
+#[case::no_right(StatusCode::FORBIDDEN, "the server answers with status 403; check headersSecretRef")]
 #[case::broken(StatusCode::BAD_GATEWAY, "the server answers with status 502")]
 #[tokio::test]
 async fn a_status_is_a_failure_without_the_text_of_the_answer(#[case] status: StatusCode, #[case] said: &str) {
@@ -211,7 +208,7 @@ async fn an_answer_that_does_not_come_is_a_failure_after_the_timeout() {
         ..poller(&server.url, LOOPBACK, page())
     };
     let said = failure(poller).await.failure.unwrap();
-    assert_eq!(said, "no whole answer within 0 s (timeoutSeconds)");
+    assert_eq!(said, "no complete response within 0 s (timeoutSeconds)");
 }
 
 #[tokio::test]
@@ -230,10 +227,7 @@ async fn an_address_that_is_not_allowed_is_not_asked() {
         .await
         .failure
         .unwrap();
-    assert!(
-        said.starts_with("127.0.0.1 is an address that Sensors may not reach"),
-        "{said}"
-    );
+    assert!(said.starts_with("Sensors may not connect to 127.0.0.1:"), "{said}");
     assert!(server.seen.lock().unwrap().is_empty());
 }
 
@@ -242,7 +236,10 @@ async fn a_name_that_leads_to_such_an_address_is_not_asked() {
     let server = server(vec!["a".into_response()]).await;
     let url = server.url.replace("127.0.0.1", "localhost");
     let said = failure(poller(&url, "10.0.0.0/8", page())).await.failure.unwrap();
-    assert!(said.contains("has only addresses that Sensors may not reach"), "{said}");
+    assert!(
+        said.contains("Sensors may not connect to any address of the host"),
+        "{said}"
+    );
     assert!(server.seen.lock().unwrap().is_empty());
 }
 
@@ -258,7 +255,7 @@ async fn a_redirect_to_such_an_address_is_not_followed() {
             .await
             .failure
             .unwrap();
-        assert!(said.contains("is an address that Sensors may not reach"), "{said}");
+        assert!(said.contains("Sensors may not connect to "), "{said}");
     }
 }
 
@@ -292,7 +289,7 @@ async fn redirects_are_followed_five_times_and_not_six() {
 async fn a_redirect_to_tls_names_the_url_that_is_to_be_mended() {
     let server = server(vec![Redirect::temporary("https://127.0.0.1:9/").into_response()]).await;
     let failed = failure(poller(&server.url, LOOPBACK, page())).await;
-    let said = "no answer: the server redirects to https: write that address into the url";
+    let said = "no answer: the server redirects to https: set url to that address";
     assert_eq!(failed.failure.as_deref(), Some(said));
 }
 
@@ -331,7 +328,7 @@ async fn a_key_that_is_no_header_is_named(#[case] key: &str, #[case] value: &str
     let said = failure(poller).await.failure.unwrap();
     assert_eq!(
         said,
-        format!("the Secret of headersSecretRef has a key «{key}» that cannot be sent as a header")
+        format!("the Secret of headersSecretRef has a key '{key}' that cannot be sent as a header")
     );
 }
 
@@ -391,9 +388,9 @@ fn every_kind_of_result_loses_its_times() {
 #[rstest]
 #[case::a_wrong_query(
     (StatusCode::BAD_REQUEST, r#"{"status":"error","errorType":"bad_data","error":"TEXT"}"#).into_response(),
-    "the Prometheus refuses the query (bad_data); look at spec.source.poll.prometheus.query"
+    "Prometheus rejected the query (bad_data); check spec.source.poll.prometheus.query"
 )]
-#[case::another_server("<html>".into_response(), "the answer is not one of a Prometheus; look at the url")]
+#[case::another_server("<html>".into_response(), "the response is not from the Prometheus API; check url")]
 #[case::away(StatusCode::SERVICE_UNAVAILABLE.into_response(), "the server answers with status 503")]
 #[tokio::test]
 async fn a_query_that_fails_says_what_to_look_at(#[case] answer: Response, #[case] said: &str) {

@@ -1,4 +1,4 @@
-//! The parser by tables, and streams on loopback, written byte by byte.
+//! Tests of the parser by tables, and of streams on loopback, written byte by byte.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::sensing::address::AddressPolicy;
-use crate::sensing::source::SourceArrival;
-use crate::sensing::source::tls::TlsFiles;
+use crate::address::AddressPolicy;
+use crate::source::SourceArrival;
+use crate::source::tls::TlsFiles;
 
 fn event(data: &str, id: Option<&str>, last_id: Option<&str>) -> SseEvent {
     SseEvent {
@@ -90,7 +90,7 @@ proptest! {
     }
 }
 
-/// A server that hands its connections out, each with the head of its request.
+/// A server that passes on its connections, each with the head of its request.
 async fn server() -> (String, mpsc::Receiver<(TcpStream, String)>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
@@ -112,7 +112,7 @@ async fn server() -> (String, mpsc::Receiver<(TcpStream, String)>) {
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
 
 fn listener(url: &str, idle: Duration) -> SseListener {
-    // Fails when another test was first; then it is there.
+    // Fails if another test installed a provider first, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     SseListener {
         place: SourceTarget {
@@ -153,7 +153,7 @@ async fn a_stream_goes_on_after_the_last_event_that_is_on_disk() {
         (Some("7"), b"a".as_slice())
     );
     next(&mut arrivals, ArrivalOutcome::Dropped).await;
-    // The third cannot be kept, so it is heard again.
+    // The third event cannot be stored, so it is received again.
     next(&mut arrivals, ArrivalOutcome::NotNow).await;
     condition.wait_for(|condition| condition.failures == 1).await.unwrap();
     let (mut stream, head) = connections.recv().await.unwrap();
@@ -175,7 +175,7 @@ async fn silence_ends_a_connection_and_a_comment_is_no_silence() {
     stream.write_all(HEAD.as_bytes()).await.unwrap();
     condition.wait_for(|condition| condition.connected).await.unwrap();
     let begun = Instant::now();
-    // Longer than the timeout in all, never so long at once.
+    // Longer than the timeout in total, but never without data for that long.
     while begun.elapsed() < idle * 2 {
         tokio::time::sleep(idle / 8).await;
         stream.write_all(b":\n\n").await.unwrap();
@@ -194,11 +194,11 @@ async fn silence_ends_a_connection_and_a_comment_is_no_silence() {
 #[rstest]
 #[case::a_page(
     "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 0\r\n\r\n",
-    "the answer is no stream of server-sent events; look at the url"
+    "the response is not a stream of server-sent events; check url"
 )]
 #[case::gone(
     "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
-    "the server answers with status 404; look at the url"
+    "the server answers with status 404; check url"
 )]
 #[tokio::test]
 async fn what_is_no_stream_is_a_failure(#[case] answer: &str, #[case] said: &str) {

@@ -1,9 +1,11 @@
-//! A server on loopback that makes TLS, with authorities of the tests' own.
+//! Tests with a TLS server on loopback and certificate authorities created by the tests.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
 use axum::http::StatusCode;
+use axum::response::Redirect;
 use axum::routing::get;
 use axum_server::tls_rustls::RustlsConfig;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -14,8 +16,8 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::sensing::address::AddressPolicy;
-use crate::sensing::source::http::{CachedClient, SourceTarget, unreachable};
+use crate::address::AddressPolicy;
+use crate::source::http::{CachedClient, SourceTarget, unreachable};
 
 struct Authority {
     pem: String,
@@ -70,8 +72,12 @@ impl Drop for Server {
     }
 }
 
-/// Serves with a certificate of `own`; asks for those of `of_clients`, where there is such an authority.
+/// Serves with a certificate of `own`; requires client certificates of `of_clients`, if given.
 fn server(own: &Authority, of_clients: Option<&Authority>) -> Server {
+    serve(own, of_clients, Router::new().route("/", get(StatusCode::OK)))
+}
+
+fn serve(own: &Authority, of_clients: Option<&Authority>, app: Router) -> Server {
     // Fails when another test was first; then it is there.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (certificate, key) = own.sign("127.0.0.1");
@@ -92,7 +98,6 @@ fn server(own: &Authority, of_clients: Option<&Authority>) -> Server {
     listener.set_nonblocking(true).unwrap();
     let url = format!("https://{}/", listener.local_addr().unwrap());
     let server = axum_server::from_tcp_rustls(listener, RustlsConfig::from_config(Arc::new(config))).unwrap();
-    let app = Router::new().route("/", get(StatusCode::OK));
     let task = tokio::spawn(async move { server.serve(app.into_make_service()).await.unwrap() });
     Server { url, task }
 }
@@ -111,7 +116,7 @@ fn place(server: &Server, ca_dir: Option<&TempDir>, certificate_dir: Option<&Tem
     }
 }
 
-/// Asks over a new connection; `None`: it answered.
+/// Sends a request over a new connection; `None`: it was answered.
 async fn failure(clients: &mut CachedClient<'_>, server: &Server) -> Option<String> {
     let client = match clients.get() {
         Ok(client) => client,
@@ -131,8 +136,8 @@ async fn only_a_server_of_the_named_authority_is_trusted_and_a_new_secret_is_use
         std::fs::write(dir.path().join("ca.crt"), &wrong.pem).unwrap();
         let said = failure(&mut clients, &server).await.unwrap();
         assert!(said.starts_with("no answer: invalid peer certificate: "), "{said}");
-        assert!(said.ends_with("; look at tls.caSecretRef"), "{said}");
-        // Both, as while an authority is replaced.
+        assert!(said.ends_with("; check tls.caSecretRef"), "{said}");
+        // Both, as while an authority is rotated.
         std::fs::write(dir.path().join("ca.crt"), format!("{}\n{}", wrong.pem, right.pem)).unwrap();
         assert_eq!(failure(&mut clients, &server).await, None);
         std::fs::write(dir.path().join("ca.crt"), &wrong.pem).unwrap();
@@ -162,6 +167,41 @@ async fn a_server_that_asks_for_a_certificate_gets_that_of_the_secret() {
 }
 
 #[tokio::test]
+async fn a_client_certificate_is_not_offered_where_a_redirect_leads_to_another_server() {
+    let authority = Authority::new();
+    let (ca, certificate) = (authority.ca_dir(), authority.certificate_dir());
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let counted = get(move || {
+        count.fetch_add(1, Ordering::SeqCst);
+        async { StatusCode::OK }
+    });
+    let other = serve(&authority, None, Router::new().route("/", counted));
+    let (there, here) = (other.url.clone(), Router::new().route("/here", get(StatusCode::OK)));
+    let redirects = here
+        .route("/", get(async || Redirect::temporary("/here")))
+        .route("/away", get(async move || Redirect::temporary(&there)));
+    let first = serve(&authority, None, redirects);
+    let ask = async |certificate, path: &str| {
+        let mut place = place(&first, Some(&ca), certificate);
+        place.url = place.url.join(path).unwrap();
+        let client = place.clients().get().unwrap();
+        client
+            .get(place.url.clone())
+            .send()
+            .await
+            .err()
+            .map(|error| unreachable(&error).0)
+    };
+    assert_eq!(ask(Some(&certificate), "/").await, None, "it leads to the same server");
+    let said = ask(Some(&certificate), "/away").await.unwrap();
+    assert!(said.contains("redirects to another host"), "{said}");
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
+    assert_eq!(ask(None, "/away").await, None, "there is nothing to give away");
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
 async fn what_is_wrong_with_a_secret_is_said_with_its_field_and_heals() {
     let authority = Authority::new();
     let server = server(&authority, None);
@@ -175,7 +215,7 @@ async fn what_is_wrong_with_a_secret_is_said_with_its_field_and_heals() {
             &ca,
             "ca.crt",
             Some("hi"),
-            "the Secret of tls.caSecretRef has no certificate in PEM under ca.crt",
+            "the Secret of tls.caSecretRef has no PEM certificate in ca.crt",
         ),
         (
             &certificate,
@@ -203,7 +243,7 @@ async fn what_is_wrong_with_a_secret_is_said_with_its_field_and_heals() {
     }
     std::fs::write(certificate.path().join("tls.key"), key_of_another).unwrap();
     let said = failure(&mut clients, &server).await.unwrap();
-    assert!(said.ends_with("; look at tls.clientCertificateSecretRef"), "{said}");
+    assert!(said.ends_with("; check tls.clientCertificateSecretRef"), "{said}");
 }
 
 #[test]

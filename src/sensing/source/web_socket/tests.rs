@@ -1,4 +1,4 @@
-//! Servers on loopback, some of which keep to the protocol.
+//! Tests with servers on loopback, some of which violate the protocol.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::{Data, OpCode};
 use tokio_tungstenite::tungstenite::protocol::frame::{CloseFrame, Frame};
 
 use super::*;
-use crate::sensing::address::AddressPolicy;
-use crate::sensing::source::tls::TlsFiles;
-use crate::sensing::source::{SourceArrival, SourceCondition};
+use crate::address::AddressPolicy;
+use crate::source::tls::TlsFiles;
+use crate::source::{SourceArrival, SourceCondition};
 
 const SOON: Duration = Duration::from_secs(20);
 const LOOPBACK: &str = "127.0.0.0/8";
 const MOST: usize = 20;
 
 fn listener(url: &str, idle: Duration) -> WebSocketListener {
-    // Fails when another test was first; then it is there.
+    // Fails if another test installed a provider first, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     WebSocketListener {
         place: SourceTarget {
@@ -36,7 +36,7 @@ fn listener(url: &str, idle: Duration) -> WebSocketListener {
     }
 }
 
-/// A server that hands its connections out.
+/// A server that passes on its connections.
 async fn server() -> (String, mpsc::Receiver<TcpStream>) {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", server.local_addr().unwrap());
@@ -52,7 +52,7 @@ async fn server() -> (String, mpsc::Receiver<TcpStream>) {
     (url, taken)
 }
 
-/// A listener that runs, and all that it speaks with.
+/// A running listener and its channels.
 struct Running {
     connections: mpsc::Receiver<TcpStream>,
     arrivals: mpsc::Receiver<SourceArrival>,
@@ -87,7 +87,7 @@ impl Running {
         accept_async(stream).await.unwrap()
     }
 
-    /// The payload of the next arrival, which is answered so.
+    /// The payload of the next arrival, which is answered with `answer`.
     async fn next(&mut self, answer: ArrivalOutcome) -> Vec<u8> {
         let arrival = timeout(SOON, self.arrivals.recv()).await.unwrap().unwrap();
         arrival.answer.send(answer).unwrap();
@@ -123,7 +123,7 @@ async fn texts_and_bytes_are_events_and_each_connection_begins_with_headers_and_
         socket.send(Message::binary(b"2".to_vec())).await.unwrap();
         assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"{\"n\": 1}");
         assert_eq!(running.next(ArrivalOutcome::Known).await, b"2");
-        // In order, and so no failure.
+        // A normal close is not a failure.
         socket.close(None).await.unwrap();
     }
     assert!(running.condition.borrow().connected);
@@ -167,7 +167,7 @@ async fn a_message_of_the_allowed_length_is_taken_and_a_longer_one_is_dropped_wi
 async fn a_huge_message_is_refused_by_its_head_alone() {
     let mut running = Running::new(SOON, |_| {}).await;
     let mut socket = running.connection().await;
-    // A text of 2^62 bytes, of which none comes.
+    // The header of a text message of 2^62 bytes, without the text.
     let head = [&[0x81, 127][..], &(1_u64 << 62).to_be_bytes()].concat();
     socket.get_mut().write_all(&head).await.unwrap();
     assert_eq!(running.next(ArrivalOutcome::Dropped).await.len(), MOST + 1);
@@ -188,7 +188,7 @@ async fn silence_ends_a_connection_and_the_answer_to_a_ping_is_no_silence() {
     }
     assert!(pings >= 3, "{pings}");
     assert_eq!(running.condition.borrow().failures, 0);
-    // Nobody reads any more.
+    // Nothing reads any more.
     assert_eq!(running.failure().await, "silent for 1 s (idleTimeoutSeconds)");
     drop(running.connection().await);
 }
@@ -218,11 +218,11 @@ async fn what_cannot_be_kept_now_is_given_again_since_nobody_sends_it_again() {
 #[rstest]
 #[case::normal(1000, None)]
 #[case::going_away(1001, None)]
-#[case::policy(1008, Some("against its policy; look at headersSecretRef and subscribe"))]
-#[case::its_error(1011, Some("an error of its own"))]
-#[case::restart(1012, Some("it restarts"))]
-#[case::its_own(4001, Some("a meaning of its own; look into its documentation"))]
-#[case::unknown(3999, Some("an unknown meaning"))]
+#[case::policy(1008, Some("policy violation; check headersSecretRef and subscribe"))]
+#[case::its_error(1011, Some("internal error"))]
+#[case::restart(1012, Some("service restart"))]
+#[case::its_own(4001, Some("application-specific; see the server's documentation"))]
+#[case::unknown(3999, Some("unknown code"))]
 fn a_close_is_said_in_words_without_those_of_the_server(#[case] code: u16, #[case] meaning: Option<&str>) {
     let close = CloseFrame {
         code: code.into(),
@@ -243,7 +243,7 @@ async fn a_close_with_a_reason_makes_the_next_connection_wait() {
         reason: "".into(),
     };
     socket.close(Some(reason)).await.unwrap();
-    assert!(running.failure().await.ends_with("code 1013: it has too much to do"));
+    assert!(running.failure().await.ends_with("code 1013: overloaded"));
     drop(running.connection().await);
 }
 
@@ -253,7 +253,7 @@ const PLAIN: &str = "the server did not accept the WebSocket upgrade; check url"
 #[case::a_page("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", PLAIN)]
 #[case::no_right(
     "HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n",
-    "the server answers with status 401; look at headersSecretRef"
+    "the server answers with status 401; check headersSecretRef"
 )]
 #[case::no_key("HTTP/1.1 101 Ok\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", PLAIN)]
 #[case::another_key(
@@ -271,11 +271,11 @@ async fn an_answer_that_is_none_of_a_web_socket_is_said(#[case] answer: &str, #[
 }
 
 #[rstest]
-#[case::masked(&[0x81, 0x81, 1, 2, 3, 4, 5], "the server does not speak WebSocket as it should: Received a masked frame from server")]
-#[case::compressed(&[0xc1, 1, b'x'], "the server does not speak WebSocket as it should: Reserved bits are non-zero")]
-#[case::no_text(&[0x81, 1, 0xff], "the server sent a text that is not UTF-8")]
-#[case::no_beginning(&[0x80, 1, b'x'], "the server does not speak WebSocket as it should: Continue frame but nothing to continue")]
-#[case::broken_off(&[0x81, 20, b'x'], "the connection broke off")]
+#[case::masked(&[0x81, 0x81, 1, 2, 3, 4, 5], "the server violated the WebSocket protocol: Received a masked frame from server")]
+#[case::compressed(&[0xc1, 1, b'x'], "the server violated the WebSocket protocol: Reserved bits are non-zero")]
+#[case::no_text(&[0x81, 1, 0xff], "the server sent text that is not UTF-8")]
+#[case::no_beginning(&[0x80, 1, b'x'], "the server violated the WebSocket protocol: Continue frame but nothing to continue")]
+#[case::broken_off(&[0x81, 20, b'x'], "the connection was interrupted")]
 #[tokio::test]
 async fn frames_that_are_wrong_end_the_connection_and_nothing_else(#[case] frames: &[u8], #[case] said: &str) {
     let mut running = Running::new(SOON, |_| {}).await;
@@ -290,12 +290,16 @@ async fn frames_that_are_wrong_end_the_connection_and_nothing_else(#[case] frame
 
 #[tokio::test]
 async fn an_address_that_is_denied_is_not_connected_to_and_neither_is_one_it_redirects_to() {
-    let denied = "is an address that Sensors may not reach; who runs the operator can allow it (egress.allowedCIDRs)";
+    let denied = |address: &str| {
+        format!(
+            "Sensors may not connect to {address}: ask an administrator to add it to egress.allowedCIDRs in the chart"
+        )
+    };
     let mut running = Running::new(SOON, |listener| {
         listener.place.policy = Arc::new(AddressPolicy::new(vec![], vec![]));
     })
     .await;
-    assert_eq!(running.failure().await, format!("127.0.0.1 {denied}"));
+    assert_eq!(running.failure().await, denied("127.0.0.1"));
     assert!(running.connections.try_recv().is_err());
 
     let mut running = Running::new(SOON, |_| {}).await;
@@ -306,6 +310,6 @@ async fn an_address_that_is_denied_is_not_connected_to_and_neither_is_one_it_red
     stream.write_all(redirect.as_bytes()).await.unwrap();
     assert_eq!(
         running.failure().await,
-        format!("169.254.169.254 {denied}").replace("169.254.169.254 is", "no answer: 169.254.169.254 is")
+        format!("no answer: {}", denied("169.254.169.254"))
     );
 }

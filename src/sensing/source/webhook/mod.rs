@@ -1,19 +1,19 @@
-//! The source that others send to: `POST /`, signed. It answers 202 once what came is on disk, and never before.
+//! The webhook source: `POST /`, signed. Answers 202 only once the delivery is on disk.
 //!
 //! | status | means |
 //! |---|---|
-//! | 202 | taken, and on disk |
-//! | 200 | known already |
-//! | 400 | its `Content-Type` is JSON and it is none, or it has too many levels |
-//! | 401 | not signed, or not with the key, or too long ago |
-//! | 408 | its body did not come in time |
+//! | 202 | accepted and on disk |
+//! | 200 | a repeat |
+//! | 400 | its `Content-Type` is JSON and its body is not, or it is nested too deeply |
+//! | 401 | not signed, not signed with the key, or signed too long ago |
+//! | 408 | the body was not received in time |
 //! | 409 | the same signed text came before under another id |
 //! | 413 | longer than `limits.maxPayloadBytes` |
 //! | 429 | more than `limits.perMinute` |
-//! | 503 | it cannot be kept now: send it again |
+//! | 503 | it cannot be stored now: send it again |
 //!
-//! Strangers may reach it. What they can take is bounded: connections in all and of each peer, the bytes of all bodies that
-//! are read at once; and without a signature among the headers no body is read at all.
+//! The port may be reachable by anyone. Connections are bounded in total and per peer, and so are the bytes of all
+//! bodies being read; a request without signature headers is answered before its body is read.
 
 pub mod signature;
 mod slots;
@@ -41,29 +41,27 @@ use tokio_util::sync::CancellationToken;
 use self::signature::{SignatureError, SignatureRule};
 use self::slots::{PeerSlot, PeerSlots, SlotError};
 use super::{ArrivalOutcome, SourceCursor, SourceFeed, SourceMessage};
-use crate::sensing::rules::MOST_DEPTH;
+use crate::rules::MOST_DEPTH;
 
-/// Longest time for a request's head, for its body, and for its keeping.
+/// Longest time for a request's head, for its body, and for its storage.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long open requests may go on after the server was told to stop.
+/// Time for open requests to finish after `stop`.
 const STOP_GRACE: Duration = Duration::from_secs(2);
-/// Most bytes of all bodies that are read at once, within the memory of a small pod.
+/// Most bytes of all bodies being read, within the memory of a small pod.
 const BODIES_BYTES: usize = 16 * 1024 * 1024;
-/// One of so many parts of the connections, and of the bytes, is for one peer: an Ingress, through which all come, needs many.
+/// One peer gets at most this fraction of the connections and the bytes: large, since an Ingress is one peer for all
+/// senders.
 const PEERS: usize = 4;
-/// Seconds after which a sender that was too fast may come again.
+/// Seconds after which a rate-limited sender may retry.
 const RETRY_AFTER: &str = "60";
 
-/// Receives what others send.
 #[derive(Clone, Debug)]
 pub struct WebhookReceiver {
-    /// How requests have to be signed.
     pub rule: SignatureRule,
-    /// The file with the key; read for each request, since keys are changed.
+    /// The file with the key; read for each request, since keys are rotated.
     pub key_file: PathBuf,
-    /// Most bytes of a body.
     pub most_bytes: usize,
-    /// Most connections at once; more are closed at once.
+    /// Most concurrent connections; more are closed at once.
     pub connections: usize,
 }
 
@@ -75,13 +73,12 @@ struct WebhookState {
 }
 
 impl WebhookReceiver {
-    /// Serves until `stop`.
     pub async fn run(self, listener: TcpListener, feed: SourceFeed, stop: CancellationToken) -> std::io::Result<()> {
         let bytes = (BODIES_BYTES / PEERS).max(self.most_bytes);
         let slots = PeerSlots::new(self.connections, (self.connections / PEERS).max(1), bytes);
         feed.report_connected();
         let app = router(self, feed);
-        // A connection without a slot is closed; a slot lives as long as its connection's service.
+        // Connections without a slot are closed; a slot lives as long as its connection's service.
         let per_connection = tower::service_fn(move |peer: SocketAddr| {
             let slot = slots.take(peer.ip());
             let app = app.clone();
@@ -127,11 +124,11 @@ async fn take(State(server): State<Arc<WebhookState>>, headers: HeaderMap, reque
     }
 }
 
-/// Why a delivery is not heard.
+/// Why a delivery is not accepted.
 enum WebhookRefusal {
-    /// For a reason of the sender's.
+    /// The request is invalid.
     For(StatusCode, String),
-    /// For one of ours: it is to be sent again.
+    /// It cannot be stored now: the sender has to retry.
     NotNow,
 }
 
@@ -151,8 +148,9 @@ async fn hear(server: &WebhookState, headers: &HeaderMap, request: Request) -> R
     if length > receiver.most_bytes {
         return Err(receiver.too_large());
     }
-    // Held until what was read is gone again. Whoever sends slowly, with a signature or without a right one, takes no more than
-    // the part of one peer.
+    // Held until the body is dropped. A slow sender, even with a wrong signature, takes no more than the share of one
+    // peer. The peer's share is acquired first, so that a peer at its bound does not hold bytes of the total while it
+    // waits.
     let slot = request.extensions().get::<Arc<PeerSlot>>().cloned();
     let room = async {
         let of_peer = match &slot {
@@ -183,7 +181,7 @@ async fn hear(server: &WebhookState, headers: &HeaderMap, request: Request) -> R
     };
     feed.report_connected();
     if says_json(header(header::CONTENT_TYPE.as_str())) && serde_json::from_slice::<IgnoredAny>(&body).is_err() {
-        let why = "the Content-Type says JSON, and the body is none".to_owned();
+        let why = "the Content-Type is JSON, but the body is not".to_owned();
         return Err(WebhookRefusal::For(StatusCode::BAD_REQUEST, why));
     }
     let heard = SourceMessage {
@@ -192,17 +190,17 @@ async fn hear(server: &WebhookState, headers: &HeaderMap, request: Request) -> R
         cursor: SourceCursor::default(),
         repeat: receiver.rule.repeat(),
     };
-    // After the time it may still be kept: then the repeat is known.
+    // It may still be stored after the timeout: then the retry is recognized as a repeat.
     let taken = timeout(READ_TIMEOUT, feed.submit(heard))
         .await
         .unwrap_or(ArrivalOutcome::NotNow);
     match taken {
         ArrivalOutcome::TooDeep => {
-            let why = format!("the body has more than {MOST_DEPTH} levels");
+            let why = format!("the body has more than {MOST_DEPTH} levels of nesting");
             Err(WebhookRefusal::For(StatusCode::BAD_REQUEST, why))
         }
         ArrivalOutcome::Replayed => {
-            let why = "the same signed body came before under another id; a body that is meant to be sent again needs something \
+            let why = "the same signed body was received before under another id; to send a body again on purpose, include something \
                        that differs, such as a time"
                 .to_owned();
             Err(WebhookRefusal::For(StatusCode::CONFLICT, why))
@@ -235,7 +233,7 @@ fn says_json(content_type: Option<&str>) -> bool {
 impl WebhookReceiver {
     fn too_large(&self) -> WebhookRefusal {
         let most = self.most_bytes;
-        let why = format!("the body is cut, or longer than {most} bytes (spec.limits.maxPayloadBytes)");
+        let why = format!("the body is incomplete, or longer than {most} bytes (spec.limits.maxPayloadBytes)");
         WebhookRefusal::For(StatusCode::PAYLOAD_TOO_LARGE, why)
     }
 
@@ -246,7 +244,7 @@ impl WebhookReceiver {
             Ok(Err(_)) => Err(self.too_large()),
             Err(_) => Err(WebhookRefusal::For(
                 StatusCode::REQUEST_TIMEOUT,
-                "the body came too slowly".into(),
+                "the body was not received in time".into(),
             )),
         }
     }

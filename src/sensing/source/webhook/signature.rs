@@ -1,4 +1,4 @@
-//! Who signed a request: pure checks of the two schemes, in constant time.
+//! Verifies the signatures of the two webhook schemes, in constant time. Pure.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use ring::hmac;
 
-use crate::api::source::SignatureScheme;
-use crate::sensing::source::RepeatRule;
+use crate::source::RepeatRule;
+use agentloop_api::source::SignatureScheme;
 
-/// How far a sender's clock may be off; what was signed before is a replay.
+/// How far a sender's clock may be off; anything signed earlier is a replay.
 pub const WINDOW: Duration = Duration::from_mins(5);
-/// Least bytes of a key of Standard Webhooks: a shorter one can be guessed, and a lone `whsec_` would be none at all.
+/// Shortest key for Standard Webhooks: a shorter one can be guessed, and a bare `whsec_` would be an empty key.
 pub const LEAST_KEY_BYTES: usize = 16;
-/// Most signatures of one request that are looked at: a sender that changes its key sends two.
+/// Most signatures of one request that are checked: a sender that rotates its key sends two.
 const MOST_SIGNATURES: usize = 8;
-/// Longest id that is kept; what is longer is told apart by its text.
+/// Longest id that is kept; deliveries with a longer one are identified by their text.
 const MOST_ID: usize = 256;
 
 const GITHUB_SIGNATURE: &str = "x-hub-signature-256";
@@ -25,49 +25,48 @@ const STANDARD_ID: &str = "webhook-id";
 const STANDARD_TIME: &str = "webhook-timestamp";
 const STANDARD_SIGNATURE: &str = "webhook-signature";
 
-/// Why a request is refused. What exactly is wrong is said to the sender only as far as it helps an honest one.
+/// Why a request is refused. Senders get only the detail that helps an honest one.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignatureError {
-    /// A header is not there.
+    /// A signature header is missing.
     #[error("the request is not signed")]
     Missing,
-    /// Another text, or another key.
-    #[error("the signature is not one of this text with this key")]
+    /// The signature is for another text or from another key.
+    #[error("the signature does not match the body and the key")]
     Wrong,
     /// Signed too long ago, or in the future.
     #[error("the request was signed more than 300 s before or after now")]
     Replayed,
-    /// The key of the Secret cannot be one of the scheme.
-    #[error("the key of the Secret cannot be used")]
+    /// The key in the Secret is not valid for the scheme.
+    #[error("the key in the Secret is not valid")]
     Key,
 }
 
-/// How requests have to be signed.
 #[derive(Clone, Debug)]
 pub struct SignatureRule {
-    /// The scheme.
     pub scheme: SignatureScheme,
-    /// The header with the sender's id, in place of the scheme's own.
+    /// The header with the sender's id; `None`: the scheme's default.
     pub id_header: Option<String>,
 }
 
-/// Why a Secret's value cannot be the key of a scheme, in words that go after the field's name.
+/// Why a Secret's value is not a valid key for a scheme, as text that follows the field's name.
 #[must_use]
 pub fn unusable(scheme: SignatureScheme, secret: &[u8]) -> Option<String> {
     let secret = secret.trim_ascii();
     match scheme {
-        SignatureScheme::GitHub => secret.is_empty().then(|| "is empty: write the webhook's secret into it".to_owned()),
+        SignatureScheme::GitHub => secret.is_empty().then(|| "is empty: set it to the webhook's secret".to_owned()),
         SignatureScheme::StandardWebhooks => standard_keys(secret).is_empty().then(|| {
             format!(
-                "is no key of Standard Webhooks: it must be whsec_ and base64, or raw bytes, of {LEAST_KEY_BYTES} bytes at \
-                 least"
+                "is not a Standard Webhooks key: it must be whsec_ and base64, or raw bytes, of at least {LEAST_KEY_BYTES} \
+                 bytes"
             )
         }),
     }
 }
 
 impl SignatureRule {
-    /// Whether a request carries a signature at all: one that does not need not be read.
+    /// Whether a request has the signature headers; otherwise its body need not be read.
     pub fn is_signed<'a>(&self, header: impl Fn(&str) -> Option<&'a str>) -> bool {
         let needed: &[&str] = match self.scheme {
             SignatureScheme::GitHub => &[GITHUB_SIGNATURE],
@@ -76,7 +75,7 @@ impl SignatureRule {
         needed.iter().all(|name| header(name).is_some())
     }
 
-    /// What makes a request a repeat of another.
+    /// When a request is a repeat of an earlier one.
     #[must_use]
     pub fn repeat(&self) -> RepeatRule {
         match self.scheme {
@@ -85,7 +84,7 @@ impl SignatureRule {
         }
     }
 
-    /// Whether the sender of `body` has the key; the sender's own id of it.
+    /// Verifies that the sender of `body` has the key; returns the sender's id of the delivery.
     pub fn check<'a>(
         &self,
         secret: &[u8],
@@ -144,7 +143,7 @@ fn standard(secret: &[u8], signed: &SignedHeaders<'_>, body: &[u8], now: Timesta
     if !tags.any(|tag| keys.iter().any(|key| hmac::verify(key, &text, &tag).is_ok())) {
         return Err(SignatureError::Wrong);
     }
-    // Only now: who does not have the key learns nothing of the clock.
+    // Checked last: a sender without the key learns nothing about the clock.
     let time: i64 = signed.time.parse().map_err(|_| SignatureError::Replayed)?;
     let time = Timestamp::from_second(time).map_err(|_| SignatureError::Replayed)?;
     if now.duration_since(time).unsigned_abs() > WINDOW {
@@ -153,8 +152,8 @@ fn standard(secret: &[u8], signed: &SignedHeaders<'_>, body: &[u8], now: Timesta
     Ok(())
 }
 
-/// The keys that a secret may mean. With its prefix it is base64; without, some senders mean the bytes as they are, and some
-/// base64: both are the sender's secret.
+/// The keys that a secret may mean. With the prefix it is base64; without, some senders mean the raw bytes and some
+/// base64, so both are accepted.
 fn standard_keys(secret: &[u8]) -> Vec<Vec<u8>> {
     let (raw, encoded) = match secret.strip_prefix(b"whsec_") {
         Some(encoded) => (None, encoded),
@@ -183,11 +182,11 @@ mod tests {
 
     use super::*;
 
-    // The sample of GitHub's own documentation.
+    // The example from GitHub's documentation.
     const SECRET: &[u8] = b"It's a Secret to Everybody";
     const BODY: &[u8] = b"Hello, World!";
     const TAG: &str = "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17";
-    // The sample of the specification of Standard Webhooks.
+    // The example from the Standard Webhooks specification.
     const STANDARD_SECRET: &[u8] = b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     const STANDARD_BODY: &[u8] = br#"{"test": 2432232314}"#;
     const STANDARD_HEADERS: [(&str, &str); 3] = [
@@ -348,7 +347,7 @@ mod tests {
             let tag = hmac::sign(&key, &[b"id.1614265330.", STANDARD_BODY].concat());
             format!("v1,{}", STANDARD.encode(tag))
         };
-        // Both hexadecimal digits and base64: which one is meant only the signature says.
+        // Valid as raw bytes and as base64: only the signature tells which one is meant.
         let secret = b"0123456789abcdef0123456789abcdef";
         for key in [secret.to_vec(), STANDARD.decode(secret).unwrap()] {
             let signature = signed(&key);

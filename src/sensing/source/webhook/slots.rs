@@ -1,4 +1,4 @@
-//! What one peer may take of the server: so many of its connections, and so many bytes of bodies that are read.
+//! What one peer may take of the server: a number of connections, and bytes of bodies being read.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,10 +8,9 @@ use tokio::sync::Semaphore;
 
 /// There is no slot for another connection.
 #[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
-#[error("there are too many connections")]
+#[error("too many connections")]
 pub(super) struct SlotError;
 
-/// The slots.
 #[derive(Clone, Debug)]
 pub(super) struct PeerSlots {
     inner: Arc<Mutex<SlotUsage>>,
@@ -29,11 +28,11 @@ struct SlotUsage {
 #[derive(Debug)]
 struct PeerUsage {
     connections: usize,
-    /// The bytes that its bodies may still take.
+    /// Bytes that its bodies may still take.
     bytes: Arc<Semaphore>,
 }
 
-/// A slot, until it is dropped.
+/// The slot of a connection, freed when it is dropped.
 #[derive(Debug)]
 pub(super) struct PeerSlot {
     slots: PeerSlots,
@@ -42,7 +41,8 @@ pub(super) struct PeerSlot {
 }
 
 impl PeerSlots {
-    /// Connections in all and of one peer, and the bytes of the bodies that one peer sends at once.
+    /// `most` connections in total and `most_of_one` per peer; `bytes_of_one`: bytes of bodies that one peer sends at
+    /// once.
     pub(super) fn new(most: usize, most_of_one: usize, bytes_of_one: usize) -> Self {
         Self {
             inner: Arc::default(),
@@ -52,7 +52,7 @@ impl PeerSlots {
         }
     }
 
-    /// A slot for this peer; `None`: there is none.
+    /// A slot for this peer; `None` if it or the server has no free one.
     pub(super) fn take(&self, peer: IpAddr) -> Option<PeerSlot> {
         let mut taken = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let of_one = taken.by.get(&peer).map_or(0, |usage| usage.connections);

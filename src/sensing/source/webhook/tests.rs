@@ -1,4 +1,4 @@
-//! The webhook on loopback, with requests that the real openssl signed.
+//! Tests of the webhook on loopback, with requests signed by the real openssl.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -9,8 +9,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::api::source::SignatureScheme;
-use crate::sensing::source::SourceArrival;
+use crate::source::SourceArrival;
+use agentloop_api::source::SignatureScheme;
 
 const KEY: &str = "a key of twenty bytes";
 
@@ -18,7 +18,7 @@ struct Hook {
     url: String,
     key: NamedTempFile,
     arrivals: mpsc::Receiver<SourceArrival>,
-    condition: tokio::sync::watch::Receiver<crate::sensing::source::SourceCondition>,
+    condition: tokio::sync::watch::Receiver<crate::source::SourceCondition>,
     stop: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
 }
@@ -29,7 +29,7 @@ impl Hook {
     }
 
     async fn sized(scheme: SignatureScheme, key: &str, most_bytes: usize) -> Self {
-        // Fails when another test was first; then it is there.
+        // Fails if another test installed a provider first, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut file = NamedTempFile::new().unwrap();
         write!(file, "{key}").unwrap();
@@ -40,7 +40,7 @@ impl Hook {
             },
             key_file: file.path().into(),
             most_bytes,
-            // Of which one peer has ten.
+            // One peer has ten of these.
             connections: 40,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -59,7 +59,7 @@ impl Hook {
         }
     }
 
-    /// Sends; what arrives is answered so.
+    /// Sends a request; the arrival is answered with this outcome.
     async fn send(
         &mut self,
         headers: &[(&str, String)],
@@ -111,7 +111,7 @@ impl Hook {
         }
     }
 
-    /// Deliveries that were refused so far.
+    /// Number of refused deliveries so far.
     fn refused(&self) -> i64 {
         self.condition.borrow().refused
     }
@@ -122,7 +122,7 @@ impl Hook {
     }
 }
 
-/// What openssl says, with its options.
+/// Output of openssl with these options.
 fn openssl(options: &[&str], text: &[u8]) -> Vec<u8> {
     let mut process = Command::new("openssl")
         .args(options)
@@ -199,7 +199,7 @@ async fn what_is_not_signed_with_the_key_is_refused_and_reaches_nobody() {
     assert_eq!(unsigned, (401, None));
     let of_another_text = hook.send(&github("{ }"), "{}".into(), ArrivalOutcome::OnDisk).await;
     assert_eq!(of_another_text, (401, None));
-    // The key is changed: the old one opens nothing any more.
+    // The key is rotated: the old one is no longer accepted.
     std::fs::write(hook.key.path(), "a new key").unwrap();
     let with_the_old_key = hook.send(&github("{}"), "{}".into(), ArrivalOutcome::OnDisk).await;
     assert_eq!(with_the_old_key, (401, None));
@@ -280,13 +280,13 @@ async fn what_the_sender_has_to_change_is_refused_for_good_and_counted(
         hook.send(&github("{}"), "{}".into(), ArrivalOutcome::Dropped).await.0,
         429
     );
-    assert_eq!(hook.refused(), 1, "that one counts as dropped");
+    assert_eq!(hook.refused(), 1, "a rate-limited delivery counts as dropped");
     assert_eq!(hook.send(&[], "{}".into(), ArrivalOutcome::OnDisk).await.0, 401);
     assert_eq!(hook.refused(), 2);
     hook.end().await;
 }
 
-/// The status of the answer to a request of which only the head is sent.
+/// The status of the response to a request of which only the head is sent.
 async fn head_only(url: &str, headers: &str) -> String {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let address = url.trim_start_matches("http://").trim_end_matches('/');
@@ -318,14 +318,14 @@ async fn one_peer_has_a_quarter_of_the_connections() {
     for _ in 0..10 {
         held.push(open().await.unwrap());
     }
-    // One more of this peer is closed at once.
+    // One more connection of this peer is closed at once.
     let mut one_more = open().await.unwrap();
     let mut byte = [0];
     let end = tokio::io::AsyncReadExt::read(&mut one_more, &mut byte);
     let end = tokio::time::timeout(Duration::from_secs(5), end).await.unwrap();
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     drop((held, one_more));
-    // Once they are gone there is room again.
+    // Once they are closed there is room again.
     let mut tries = 0;
     while hook.try_send(&github("{}"), "{}").await.is_none() {
         tries += 1;
@@ -335,8 +335,8 @@ async fn one_peer_has_a_quarter_of_the_connections() {
     hook.end().await;
 }
 
-/// A connection from another address of this host that says that a body of so many bytes will come. It is told to go on
-/// once there is room for that.
+/// A connection from another address of this host that announces a body of this many bytes. It gets `100 Continue` once
+/// there is room for that.
 async fn slow_sender(address: &str, bytes: usize) -> tokio::net::TcpStream {
     use tokio::io::AsyncWriteExt;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -351,7 +351,6 @@ async fn slow_sender(address: &str, bytes: usize) -> tokio::net::TcpStream {
 
 #[tokio::test]
 async fn one_peer_without_the_key_does_not_take_the_room_for_all_bodies() {
-    use tokio::io::AsyncReadExt;
     let most = BODIES_BYTES / PEERS;
     let mut hook = Hook::sized(SignatureScheme::GitHub, KEY, most).await;
     let address = hook.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
@@ -359,12 +358,10 @@ async fn one_peer_without_the_key_does_not_take_the_room_for_all_bodies() {
     let mut told = 0;
     for _ in 0..PEERS {
         let mut stream = slow_sender(&address, most).await;
-        let mut answer = [0; 12];
-        let read = tokio::time::timeout(Duration::from_millis(500), stream.read_exact(&mut answer));
-        told += usize::from(read.await.is_ok_and(|read| read.is_ok() && &answer == b"HTTP/1.1 100"));
+        told += usize::from(has_room(&mut stream).await);
         slow.push(stream);
     }
-    assert_eq!(told, 1, "the part of one peer");
+    assert_eq!(told, 1, "the share of one peer");
     let signed = github("{}");
     let sent = hook.send(&signed, "{}".into(), ArrivalOutcome::OnDisk);
     let (status, _) = tokio::time::timeout(Duration::from_secs(5), sent)
@@ -372,6 +369,35 @@ async fn one_peer_without_the_key_does_not_take_the_room_for_all_bodies() {
         .expect("there is room");
     assert_eq!(status, 202);
     drop(slow);
+    hook.end().await;
+}
+
+/// Whether a slow sender is told to send its body within half a second.
+async fn has_room(stream: &mut tokio::net::TcpStream) -> bool {
+    use tokio::io::AsyncReadExt;
+    let mut answer = [0; 12];
+    let read = tokio::time::timeout(Duration::from_millis(500), stream.read_exact(&mut answer));
+    read.await.is_ok_and(|read| read.is_ok() && &answer == b"HTTP/1.1 100")
+}
+
+#[tokio::test]
+async fn one_peer_has_its_part_of_the_room_to_the_byte_and_gets_it_back() {
+    let part = BODIES_BYTES / PEERS;
+    let hook = Hook::sized(SignatureScheme::GitHub, KEY, part).await;
+    let address = hook.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
+    let mut one_byte_less = slow_sender(&address, part - 1).await;
+    assert!(has_room(&mut one_byte_less).await);
+    let mut the_last_byte = slow_sender(&address, 1).await;
+    assert!(has_room(&mut the_last_byte).await);
+    let mut one_more = slow_sender(&address, 1).await;
+    assert!(!has_room(&mut one_more).await);
+    drop(the_last_byte);
+    let mut waited = 0;
+    while !has_room(&mut one_more).await {
+        waited += 1;
+        assert!(waited < 10, "the byte is not given back");
+    }
+    drop((one_byte_less, one_more));
     hook.end().await;
 }
 
@@ -384,6 +410,6 @@ async fn a_key_that_cannot_be_one_is_said_and_opens_nothing() {
         (503, None)
     );
     let failure = hook.condition.borrow().failure.clone().unwrap_or_default();
-    assert!(failure.contains("16 bytes at least"), "{failure}");
+    assert!(failure.contains("at least 16 bytes"), "{failure}");
     hook.end().await;
 }

@@ -1,4 +1,4 @@
-//! Ids, numbers and room: what an outbox keeps, for how long, and for whom.
+//! Tests of ids, numbers and room: what an outbox keeps, for how long, and for whom.
 
 use pretty_assertions::assert_eq;
 
@@ -25,12 +25,12 @@ fn a_word_about_numbers_that_were_never_given_changes_the_id_for_that_receiver_a
     assert_eq!(
         texts(&outbox.next("uid-a", ALL).unwrap()),
         ["1"],
-        "it gets what it passed over"
+        "it gets the events that it skipped"
     );
     assert_eq!(
         outbox.acknowledge("uid-a", &id, START + 1).unwrap(),
         AckOutcome::Nothing,
-        "a late word of before"
+        "a late acknowledgement under the old id"
     );
     assert_eq!(outbox.acknowledge("uid-a", &next, START + 1).unwrap(), AckOutcome::More);
     assert_eq!(
@@ -115,7 +115,7 @@ fn ids_take_a_quarter_of_the_room_and_the_oldest_go() {
     let (mut outbox, _) = open(dir.path());
     // A quarter of it has room for 204 ids.
     outbox.fit_volume(2 * 64 * 1024);
-    // They are counted at the first arrival and each 64th after it.
+    // They are counted at the first arrival and at each 64th after it.
     for n in 1..=256 {
         assert!(outbox.knows(&key(1)).unwrap() || n == 1);
         remember(&mut outbox, n, START + n);
@@ -139,7 +139,7 @@ fn of_another_source_nothing_is_known() {
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
     take(&mut outbox, &event(1, "x"));
     remember(&mut outbox, 1, START);
-    // One that was made before sources were remembered listens to the same as before.
+    // An outbox from before sources were recorded is taken to have the same source.
     assert!(!outbox.set_source("page-a").unwrap());
     assert!(!outbox.set_source("page-a").unwrap());
     drop(outbox);
@@ -151,7 +151,7 @@ fn of_another_source_nothing_is_known() {
     assert_eq!(
         texts(&outbox.next("uid-a", ALL).unwrap()),
         ["1"],
-        "what was heard is delivered"
+        "stored events are delivered"
     );
     drop(outbox);
     assert_eq!(open(dir.path()).1.cursor, SourceCursor::default());
@@ -186,7 +186,7 @@ fn what_waits_is_bounded_by_bytes_and_the_newest_stays() {
         outbox.acknowledge("uid-a", "", newest).unwrap();
     }
     assert_eq!(newest, START + 600);
-    // What was acknowledged made room.
+    // Acknowledged events made room.
     assert_eq!(take(&mut outbox, &large(601)), 0);
 }
 
@@ -198,7 +198,7 @@ fn a_full_volume_gives_the_ballast_up_for_what_makes_room() {
     take(&mut outbox, &event(1, "x"));
     let ballast = dir.path().join("ballast");
     assert!(ballast.exists());
-    // A volume that is full until the ballast is gone.
+    // A volume that is full until the ballast is released.
     let full = std::cell::Cell::new(true);
     let written = outbox.transact_on_ballast(|transaction| {
         if full.replace(false) {

@@ -1,4 +1,4 @@
-//! Tests of copies.
+//! Tests of copies of the journal.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn copied(dir: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Number of lines and of messages in a sound copy.
+/// Returns the number of lines and of messages in a valid copy.
 fn read(bytes: &[u8]) -> (i64, i64) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("copy");
@@ -34,7 +34,7 @@ fn turn(journal: &mut Journal, number: i64) {
 fn a_copy_holds_all_that_is_committed_wherever_it_stands() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    // The log is moved into the database, and begun anew, again and again.
+    // The log is checkpointed and restarted again and again.
     journal.checkpoint_every(40);
     for number in 1..=120 {
         turn(&mut journal, number);
@@ -42,7 +42,7 @@ fn a_copy_holds_all_that_is_committed_wherever_it_stands() {
     }
     journal.close(&owner(1)).unwrap();
     assert_eq!(read(&copied(dir.path())), (120, 120));
-    // The journal is as it was.
+    // The journal itself is unchanged.
     assert_eq!(open(dir.path(), 1).1.transcript.len(), 120);
 }
 
@@ -61,7 +61,7 @@ fn a_torn_end_of_the_log_is_not_in_the_copy() {
     let path = torn.path().join(format!("{FILE}-wal"));
     let mut bytes = std::fs::read(&path).unwrap();
     assert_eq!(read(&copied(torn.path())), (2, 2));
-    // The last byte of the last commit, and half of it.
+    // Cut the last byte, and then half, of the last commit.
     for length in [bytes.len() - 1, usize::try_from(whole).unwrap() + 2_000] {
         bytes.truncate(length);
         std::fs::write(&path, &bytes).unwrap();
@@ -69,7 +69,7 @@ fn a_torn_end_of_the_log_is_not_in_the_copy() {
     }
 }
 
-/// Does something at the first byte that is written.
+/// A writer that runs an action at the first byte.
 struct Meanwhile<F>(Option<F>, Vec<u8>);
 
 impl<F: FnOnce()> Write for Meanwhile<F> {

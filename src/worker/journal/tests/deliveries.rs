@@ -1,4 +1,4 @@
-//! What is remembered of Sensors.
+//! Tests of the records of Sensors.
 
 use super::super::sensor_records::MOST_SENSORS;
 use super::*;
@@ -68,6 +68,16 @@ fn of_513_sensors_the_one_that_was_silent_longest_is_forgotten_and_of_512_none()
     assert_eq!(count(&journal, "SELECT seq FROM deliveries WHERE sensor = '0000'"), 2);
 }
 
+/// Undoes version 6.
+const WITHOUT_MEMBERS: &str = "
+DROP INDEX messages_live;
+CREATE INDEX messages_live ON messages (id) WHERE live = 1;
+ALTER TABLE journal DROP COLUMN member;
+ALTER TABLE messages DROP COLUMN member;
+ALTER TABLE agent_execution_history DROP COLUMN member;
+ALTER TABLE agent_execution_steps DROP COLUMN member;
+";
+
 #[test]
 fn a_journal_of_version_3_remembers_sensors_from_now_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -75,6 +85,7 @@ fn a_journal_of_version_3_remembers_sensors_from_now_on() {
     let connection = Connection::open(dir.path().join(FILE)).unwrap();
     connection
         .execute_batch("DROP TABLE deliveries; DROP TABLE watched_files; PRAGMA user_version = 3")
+        .and_then(|()| connection.execute_batch(WITHOUT_MEMBERS))
         .unwrap();
     connection.close().unwrap();
     let (mut journal, restored) = open(dir.path(), 2);
@@ -120,6 +131,7 @@ fn a_journal_of_version_4_remembers_files_from_now_on() {
     let connection = Connection::open(dir.path().join(FILE)).unwrap();
     connection
         .execute_batch("DROP TABLE watched_files; PRAGMA user_version = 4")
+        .and_then(|()| connection.execute_batch(WITHOUT_MEMBERS))
         .unwrap();
     connection.close().unwrap();
     let (journal, restored) = open(dir.path(), 2);

@@ -8,12 +8,18 @@ use crate::engine::message::ToolCall;
 use crate::engine::{CallPurpose, RecordedUsage};
 use crate::worker::journal::history::{HistoryTotals, PRUNED_KEY};
 
-/// A record without messages.
 fn plain(kind: RecordKind, turn: i64, note: &str) -> JournalRecord {
     JournalRecord {
         call: None,
         note: note.into(),
         ..record(kind, turn, vec![])
+    }
+}
+
+fn useless(record: JournalRecord) -> JournalRecord {
+    JournalRecord {
+        detail: RecordDetail::UselessAnswer,
+        ..record
     }
 }
 
@@ -31,7 +37,12 @@ fn answered(call: CallId, purpose: CallPurpose, tokens: Option<u64>, messages: V
 }
 
 fn call(turn: i64, call: u32) -> CallId {
-    CallId { turn, call, attempt: 1 }
+    CallId {
+        member: 0,
+        turn,
+        call,
+        attempt: 1,
+    }
 }
 
 fn says(text: &str, calls: &[(&str, &str)]) -> Message {
@@ -62,13 +73,18 @@ fn run(kind: RecordKind, turn: i64, index: u32, outcome: Option<OutcomeKind>) ->
     record.turn = turn;
     record.call = None;
     if let Some(tool) = &mut record.tool {
-        tool.run = ToolRunId { turn, call: 1, index };
+        tool.run = ToolRunId {
+            member: 0,
+            turn,
+            call: 1,
+            index,
+        };
         tool.outcome = outcome;
     }
     record
 }
 
-/// The only row of a query as JSON: text and numbers, JSON where a column holds it.
+/// Returns the only row of a query as JSON: text and numbers, and JSON where a column contains it.
 fn row(journal: &Journal, sql: &str) -> Value {
     let mut rows = rows(journal, sql);
     assert_eq!(rows.len(), 1, "{rows:?}");
@@ -111,7 +127,7 @@ fn a_turn_is_an_execution_and_each_answer_a_step_of_it() {
     ]);
     let open_step = json!([1, "t7c1a1", "Turn", "look", actions, [], null, 100]);
     assert_eq!(row(&journal, STEPS), open_step);
-    // The second ends first; the text of the first has joined.
+    // The second run ends first; the text of the first one has joined the transcript.
     let denied = run(RecordKind::ToolDenied, 7, 2, None);
     let mut ended = run(RecordKind::ToolOutcome, 7, 1, Some(OutcomeKind::Ok));
     ended.messages = vec![result("done").into()];
@@ -143,7 +159,7 @@ fn a_call_that_yields_ends_well_and_so_does_a_run_that_was_repeated() {
     let (mut journal, _) = open(dir.path(), 1);
     let wants = says("", &[("job", "{}"), ("yield", r#"{"sleep": 9}"#)]);
     let mut repeated = run(RecordKind::ToolOutcome, 1, 1, Some(OutcomeKind::Unknown));
-    repeated.note = "to be repeated".into();
+    repeated.note = "will be repeated".into();
     let mut ended = run(RecordKind::ToolOutcome, 1, 1, Some(OutcomeKind::Ok));
     ended.messages = vec![result("a").into(), result("b").into()];
     write(
@@ -163,6 +179,7 @@ fn heartbeats_and_pre_checks_are_executions_of_their_own_and_a_summary_is_a_step
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     let pre_check = |attempt| CallId {
+        member: 0,
         turn: 2,
         call: 0,
         attempt,
@@ -170,13 +187,13 @@ fn heartbeats_and_pre_checks_are_executions_of_their_own_and_a_summary_is_a_step
     let asked = |attempt| answered(pre_check(attempt), CallPurpose::Precheck, Some(5), vec![]);
     write(
         &mut journal,
-        &[asked(1), plain(RecordKind::PrecheckSkipped, 1, "sleeps on")],
+        &[asked(1), plain(RecordKind::PrecheckSkipped, 1, "sleep extended")],
     );
-    // This one gave no answer: it has no row, and the one before keeps its own.
+    // This pre-check got no answer: it has no row, and the one before keeps its own.
     write(&mut journal, &[plain(RecordKind::PrecheckFailed, 1, "Timeout")]);
     write(
         &mut journal,
-        &[asked(3), plain(RecordKind::PrecheckFailed, 1, "Unreadable")],
+        &[asked(3), useless(plain(RecordKind::PrecheckFailed, 1, "Unreadable"))],
     );
     write(&mut journal, &[asked(4)]);
     write(&mut journal, &[plain(RecordKind::TurnStarted, 2, "")]);
@@ -247,7 +264,7 @@ fn what_steps_cost_is_summed_up_and_shown_as_a_decimal_and_is_null_where_nobody_
             write(&mut journal, &[answer]);
         }
     }
-    // As text: `rows` reads what looks like a number.
+    // As text, because `rows` parses what looks like a number.
     let texts = |column: &str| -> Vec<Option<String>> {
         let mut select = journal.connection.prepare(column).unwrap();
         let texts = select.query_map([], |row| row.get(0)).unwrap();
@@ -326,7 +343,7 @@ fn the_older_half_of_steps_above_32_mib_is_dropped_and_of_steps_at_32_mib_is_not
     let answer = answered(call(100, 1), CallPurpose::Turn, None, vec![]);
     write(&mut journal, &[answer]);
     write(&mut journal, &[record(RecordKind::TurnStarted, 100, vec![])]);
-    // The middle of 1 and 100 is 50.
+    // 50 is the middle of 1 and 100.
     assert_eq!(count(&journal, steps), 15);
     assert_eq!(count(&journal, "SELECT min(turn) FROM agent_execution_history"), 51);
 }
@@ -342,7 +359,7 @@ fn a_journal_of_version_2_gets_the_tables_and_its_open_turn_an_execution() {
     let (mut journal, restored) = open(dir.path(), 2);
     assert_eq!(restored.transcript.len(), 3);
     assert_eq!(count(&journal, "PRAGMA user_version"), schema::VERSION);
-    // The result of a call whose answer came before the tables were there.
+    // The result of a call that was answered before the tables existed.
     write(
         &mut journal,
         &[run(RecordKind::ToolOutcome, 7, 1, Some(OutcomeKind::Ok))],
@@ -356,4 +373,46 @@ fn a_journal_of_version_2_gets_the_tables_and_its_open_turn_an_execution() {
     );
     journal.close(&owner(2)).unwrap();
     drop(open(dir.path(), 2));
+}
+
+#[test]
+fn a_useless_answer_is_a_step_without_success() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let said = |number| answered(call(7, number), CallPurpose::Turn, Some(1), vec![says("no", &[])]);
+    write(
+        &mut journal,
+        &[plain(RecordKind::TurnStarted, 7, ""), said(1), useless(said(2))],
+    );
+    let success = rows(
+        &journal,
+        "SELECT success FROM agent_execution_steps ORDER BY step_number",
+    );
+    assert_eq!(success, [json!([1]), json!([0])]);
+}
+
+#[test]
+fn the_turns_of_two_members_are_executions_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let of = |member, record: JournalRecord| JournalRecord {
+        member,
+        call: record.call.map(|call| CallId { member, ..call }),
+        ..record
+    };
+    for member in [0, 3] {
+        write(&mut journal, &[of(member, plain(RecordKind::TurnStarted, 7, ""))]);
+    }
+    for (member, text) in [(3, "third"), (0, "main")] {
+        let said = answered(call(7, 1), CallPurpose::Turn, Some(1), vec![says(text, &[])]);
+        write(&mut journal, &[of(member, said)]);
+    }
+    write(&mut journal, &[of(3, plain(RecordKind::TurnFailed, 7, "Timeout"))]);
+    let steps = "SELECT h.member, s.member, s.call, s.reasoning, h.final_status FROM agent_execution_steps s
+        JOIN agent_execution_history h ON h.id = s.execution_id ORDER BY h.member";
+    let expected = [
+        json!([0, 0, "t7c1a1", "main", null]),
+        json!([3, 3, "m3-t7c1a1", "third", "failed"]),
+    ];
+    assert_eq!(rows(&journal, steps), expected);
 }

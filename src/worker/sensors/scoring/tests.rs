@@ -54,12 +54,12 @@ fn event(seq: i64, questions: Vec<SignalScoreRequest>) -> SensorEvent {
 #[derive(Default)]
 struct Worker {
     journal: BTreeMap<String, SensorRecord>,
-    /// What the loop has: a question, and its outcome.
+    /// The state of the engine: a request for a score, and its outcome.
     asked: Option<String>,
     scored: Option<(String, Option<u8>)>,
 }
 
-/// A delivery of the Sensor without events.
+/// Builds a delivery of the Sensor without events.
 fn nothing() -> Delivery {
     Delivery {
         sensor: "uid".into(),
@@ -78,7 +78,7 @@ impl Worker {
         happened.input().cloned()
     }
 
-    /// Whether it takes an event.
+    /// Whether an event is taken.
     fn takes(&mut self, sensor: &str, event: SensorEvent) -> bool {
         let delivery = Delivery {
             sensor: sensor.into(),
@@ -94,7 +94,7 @@ impl Worker {
         })
     }
 
-    /// What takes effect until a score is wanted: the numbers of the events, how many fields and notifications.
+    /// Returns what takes effect until a score is needed: event numbers, and how many fields and notifications.
     fn settles(&mut self, now: i64) -> Vec<(String, usize, usize)> {
         let mut settled = Vec::new();
         loop {
@@ -168,7 +168,7 @@ fn a_signal_that_held_is_not_asked_again_before_its_cooldown_is_over() {
     assert!(worker.takes("uid", event(3, vec![question("a", 60)])));
     assert_eq!(worker.settles(60), []);
     assert_eq!(worker.scores(60, Some(79)), settled(3, 0, 0));
-    // One that did not hold has no cooldown.
+    // A signal that did not hold has no cooldown.
     assert!(worker.takes("uid", event(4, vec![question("a", 60)])));
     worker.settles(61);
     assert!(worker.asked.is_some());

@@ -1,0 +1,129 @@
+//! The conditions and Events of AgentBudgets, as users read them.
+
+use strum::IntoEnumIterator;
+
+use super::super::events;
+use super::*;
+
+type Rows = Vec<(String, String, String)>;
+
+fn conditions(rows: &mut Rows, status: &AgentBudgetStatus) {
+    let copied = |message: &str| {
+        let of = [ConditionType::Accepted, ConditionType::Exhausted]
+            .into_iter()
+            .find(|type_| find(&status.conditions, *type_).is_some_and(|condition| condition.message == message));
+        of.map_or_else(
+            || message.to_owned(),
+            |type_| format!("(the message of {})", type_.as_ref()),
+        )
+    };
+    for type_ in ConditionType::iter().filter(|type_| *type_ != ConditionType::Stalled) {
+        let Some(condition) = find(&status.conditions, type_).filter(|condition| condition.reason != "Inactive") else {
+            continue;
+        };
+        let stalled = type_ == ConditionType::Ready && find(&status.conditions, ConditionType::Stalled).is_some();
+        let also = if stalled { ", Stalled" } else { "" };
+        let name = format!("{} {}{also}", condition.status, condition.reason);
+        let message = if type_ == ConditionType::Ready {
+            copied(&condition.message)
+        } else {
+            condition.message.clone()
+        };
+        rows.push(text!(type_.as_ref(), name, message));
+    }
+}
+
+/// Budgets of which all is used.
+fn exhausted() -> Vec<World> {
+    let specs = [
+        json!({}),
+        json!({"window": {"lifetime": {}}}),
+        json!({"onExhausted": "Stop"}),
+        json!({"onExhausted": "Ask"}),
+        json!({"topUps": [{"id": "more-1", "tokens": 1}]}),
+    ];
+    let used = |spec: &Value| {
+        let mut world = World::new(spec);
+        world.spend("reader", 1, 800, 1);
+        world.spend("writer", 2, 200, 2);
+        world.write(3);
+        world
+    };
+    specs.iter().map(used).collect()
+}
+
+#[test]
+fn the_texts_of_budgets() {
+    let mut rows = Rows::new();
+    let mut fresh = World::new(&json!({}));
+    let calm = fresh.write(0).clone();
+    conditions(&mut rows, &calm);
+    let mut statuses: Vec<AgentBudgetStatus> = exhausted().into_iter().map(|world| world.status).collect();
+    for spec in [
+        json!({"limits": {"tokens": 0}}),
+        json!({"limits": {"tokens": 1000, "calls": 0}}),
+        json!({"perAgent": {"tokens": 0}}),
+        json!({"topUps": [{"id": "more-1", "calls": 1}]}),
+    ] {
+        let mut world = World::new(&spec);
+        world.ask("reader", 1, 1);
+        statuses.push(world.write(2).clone());
+    }
+    let foreign = World::new(&json!({"selector": {}, "namespaceSelector": {}}));
+    let mut inputs = [foreign.input(1), fresh.input(1), fresh.input(1)];
+    inputs[1].entry =
+        Err("spec.window.calendar.timeZone Mars/Base is not an IANA time zone: use for example Europe/Berlin or UTC");
+    inputs[2].trouble = Some("the API server answered 422: status.ledger: Invalid value");
+    statuses.extend(inputs.iter().map(compute));
+    for status in &statuses {
+        conditions(&mut rows, status);
+    }
+    assert_texts!("budget-conditions", "Conditions of AgentBudgets", rows);
+}
+
+#[test]
+fn the_texts_of_events_of_budgets() {
+    let mut rows = Rows::new();
+    let mut add = |world: &World, old: &AgentBudgetStatus, new: &AgentBudgetStatus| {
+        for event in events::from_status(&world.budget, old, new) {
+            let type_ = if event.warning { "Warning" } else { "Normal" };
+            let copied = [
+                ConditionType::NearLimit,
+                ConditionType::Exhausted,
+                ConditionType::Accepted,
+            ]
+            .into_iter()
+            .find(|type_| find(&new.conditions, *type_).is_some_and(|condition| condition.message == event.note));
+            let note = copied.map_or(event.note, |type_| format!("(the message of {})", type_.as_ref()));
+            rows.push(text!(type_, format!("{} {}", event.reason, event.action), note));
+        }
+    };
+    let calm = World::new(&json!({})).write(0).clone();
+    for mut world in exhausted() {
+        add(&world, &calm, &world.status);
+        let before = world.status.clone();
+        world.edit(&json!({"limits": {"tokens": 2000}}), 4);
+        world.write(5);
+        add(&world, &before, &world.status);
+        if let Some(gate) = before.gates.first() {
+            let answers = [
+                (approval::APPROVE, format!("{}:{}", gate.id, gate.arguments_hash)),
+                (approval::DENY, gate.id.clone()),
+            ];
+            for (key, value) in answers {
+                let mut asked = World::new(&json!({"onExhausted": "Ask"}));
+                asked.spend("reader", 1, 1000, 1);
+                asked.write(3);
+                let before = asked.status.clone();
+                asked.annotate(&[(key, &value), (approval::APPROVED_BY, "ann")]);
+                asked.write(4);
+                add(&asked, &before, &asked.status);
+            }
+        }
+    }
+    let mut unusable = World::new(&json!({"selector": {}, "namespaceSelector": {}}));
+    unusable.write(1);
+    add(&unusable, &calm, &unusable.status);
+    rows.sort();
+    assert_texts!("budget-events", "Events of AgentBudgets", rows);
+}

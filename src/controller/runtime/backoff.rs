@@ -1,0 +1,60 @@
+//! Exponential backoff of reconciles. Pure: the jitter is a hash of the object, so that many objects do not retry at
+//! the same moment, and tests are deterministic.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug)]
+pub(in crate::controller) struct ReconcileBackoff {
+    /// Delay before the second attempt.
+    pub(in crate::controller) first: Duration,
+    /// Upper limit of the delay.
+    pub(in crate::controller) most: Duration,
+}
+
+/// After an error of the API server.
+pub(in crate::controller) const ERRORS: ReconcileBackoff = ReconcileBackoff {
+    first: Duration::from_secs(1),
+    most: Duration::from_mins(5),
+};
+/// While a referenced object is missing. Referenced objects are not watched, so they are polled.
+pub(in crate::controller) const REFERENCES: ReconcileBackoff = ReconcileBackoff {
+    first: Duration::from_secs(1),
+    most: Duration::from_secs(30),
+};
+/// Before a pod is recreated that failed or that the API server rejected.
+pub(in crate::controller) const PODS: ReconcileBackoff = ReconcileBackoff {
+    first: Duration::from_secs(1),
+    most: Duration::from_mins(5),
+};
+
+impl ReconcileBackoff {
+    /// The delay after `attempts` failed attempts (1 or more): 80 to 100 % of the doubled value.
+    pub(in crate::controller) fn delay(self, attempts: u32, object: &str) -> Duration {
+        let doubled = self.first.saturating_mul(1 << attempts.saturating_sub(1).min(16));
+        let mut hasher = DefaultHasher::new();
+        (object, attempts).hash(&mut hasher);
+        let percent = u32::try_from(hasher.finish() % 21).unwrap_or(0);
+        doubled.min(self.most) * (100 - percent) / 100
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_limit_and_stay_within_a_fifth() {
+        for (attempts, full) in [(1, 1), (2, 2), (3, 4), (5, 16), (6, 30), (7, 30), (1000, 30)] {
+            let delay = REFERENCES.delay(attempts, "uid");
+            let full = Duration::from_secs(full);
+            assert!(delay <= full && delay >= full * 8 / 10, "{attempts}: {delay:?}");
+        }
+    }
+
+    #[test]
+    fn two_objects_do_not_wait_in_step() {
+        let delays: std::collections::BTreeSet<_> = (0..20).map(|n| REFERENCES.delay(6, &format!("uid-{n}"))).collect();
+        assert!(delays.len() > 5);
+    }
+}

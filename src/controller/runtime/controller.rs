@@ -1,0 +1,165 @@
+//! Runs a [`Reconciler`]: workers take objects from the queue, and every reconcile has a time limit, metrics and, if it
+//! fails, a retry with backoff.
+
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Resource;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::backoff;
+use super::error::{ReconcileError, ReconcileErrorKind};
+use super::guarded::{GuardedObject, InvalidObject};
+use super::queue::{Priority, WorkQueue};
+use super::watch::join;
+
+/// Time limit of a whole reconcile.
+const RECONCILE_TIMEOUT: Duration = Duration::from_mins(1);
+/// Time limit for running reconciles at shutdown.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// When an object is reconciled again without a new request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::controller) enum Requeue {
+    AwaitChange,
+    After(Duration, Priority),
+}
+
+impl Requeue {
+    /// After a delay, if there is one.
+    pub(in crate::controller) fn after(delay: Option<Duration>, priority: Priority) -> Self {
+        delay.map_or(Self::AwaitChange, |delay| Self::After(delay, priority))
+    }
+
+    /// The sooner of both, with the higher priority.
+    pub(in crate::controller) fn or_sooner(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::AwaitChange, only) | (only, Self::AwaitChange) => only,
+            (Self::After(one, high), Self::After(two, low)) => Self::After(one.min(two), high.min(low)),
+        }
+    }
+}
+
+/// The result of one reconcile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReconcileResult {
+    /// Done until something changes.
+    Success,
+    /// Done until a known time.
+    RequeueAfter,
+    /// Will be retried with backoff.
+    Error(ReconcileErrorKind),
+}
+
+impl ReconcileResult {
+    fn of(result: &Result<Requeue, ReconcileError>) -> Self {
+        match result {
+            Ok(Requeue::AwaitChange) => Self::Success,
+            Ok(Requeue::After(..)) => Self::RequeueAfter,
+            Err(error) => Self::Error(error.kind()),
+        }
+    }
+}
+
+/// What a controller does with the objects of its kind.
+pub(in crate::controller) trait Reconciler: Send + Sync + 'static {
+    type Object: Resource<DynamicType = ()> + Send + Sync;
+    /// The name of an object in the queue.
+    type Key: Clone + Eq + Hash + Ord + Send + Sync;
+
+    /// The object as last read; `None` if it does not exist.
+    fn find(&self, key: &Self::Key) -> Option<Arc<GuardedObject<Self::Object>>>;
+
+    fn reconcile(&self, object: &Self::Object) -> impl Future<Output = Result<Requeue, ReconcileError>> + Send;
+
+    /// Reports an object that this version cannot parse.
+    fn report_unreadable(&self, object: &InvalidObject)
+    -> impl Future<Output = Result<Requeue, ReconcileError>> + Send;
+
+    /// Counts a failed reconcile; returns the number of consecutive failures.
+    fn count_failure(&self, key: &Self::Key) -> u32;
+
+    /// A reconcile starts.
+    fn started(&self);
+
+    /// A reconcile has ended after `took`.
+    fn finished(&self, how: ReconcileResult, took: Duration);
+}
+
+/// Serves the queue with `workers` tasks until `shutdown`, then waits for running reconciles.
+pub(in crate::controller) async fn run<R: Reconciler>(
+    reconciler: Arc<R>,
+    queue: Arc<WorkQueue<R::Key>>,
+    workers: u16,
+    shutdown: CancellationToken,
+) {
+    let mut tasks = JoinSet::new();
+    for _ in 0..workers {
+        tasks.spawn(work(reconciler.clone(), queue.clone()));
+    }
+    let stopped = async {
+        shutdown.cancelled().await;
+        queue.shut_down();
+        tokio::time::sleep(GRACE).await;
+    };
+    tokio::select! {
+        () = join(tasks) => {}
+        () = stopped => {}
+    }
+}
+
+async fn work<R: Reconciler>(reconciler: Arc<R>, queue: Arc<WorkQueue<R::Key>>) {
+    while let Some(key) = queue.next().await {
+        let requeue = match reconciler.find(&key) {
+            Some(object) => reconcile(reconciler.as_ref(), &key, &object).await,
+            // Deleted meanwhile.
+            None => Requeue::AwaitChange,
+        };
+        queue.finish(key, requeue);
+    }
+}
+
+async fn reconcile<R: Reconciler>(reconciler: &R, key: &R::Key, object: &GuardedObject<R::Object>) -> Requeue {
+    reconciler.started();
+    let start = Instant::now();
+    let whole = async {
+        match &object.0 {
+            Ok(object) => reconciler.reconcile(object).await,
+            Err(invalid) => reconciler.report_unreadable(invalid).await,
+        }
+    };
+    let result = tokio::time::timeout(RECONCILE_TIMEOUT, whole)
+        .await
+        .unwrap_or(Err(ReconcileError::Timeout {
+            action: "reconcile",
+            limit: RECONCILE_TIMEOUT,
+        }));
+    reconciler.finished(ReconcileResult::of(&result), start.elapsed());
+    result.unwrap_or_else(|error| retry(reconciler, key, object, &error))
+}
+
+/// The policy for errors: they are logged, and the object is reconciled again after a backoff.
+fn retry<R: Reconciler>(
+    reconciler: &R,
+    key: &R::Key,
+    object: &GuardedObject<R::Object>,
+    error: &ReconcileError,
+) -> Requeue {
+    let meta = object.meta();
+    let attempts = reconciler.count_failure(key);
+    let delay = backoff::ERRORS.delay(attempts, meta.uid.as_deref().unwrap_or_default());
+    tracing::warn!(
+        object = %R::Object::kind(&()),
+        namespace = meta.namespace.as_deref(),
+        name = meta.name.as_deref(),
+        kind = error.kind().as_ref(),
+        attempts,
+        delay_seconds = delay.as_secs_f32(),
+        %error,
+        "reconcile failed; retrying"
+    );
+    Requeue::After(delay, Priority::High)
+}

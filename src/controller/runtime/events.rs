@@ -1,0 +1,105 @@
+//! Sends Kubernetes Events in the background, so that no reconcile waits for them.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use tokio::sync::mpsc;
+
+use super::names;
+
+/// Bound of the queue; further Events are dropped.
+const QUEUE: usize = 1024;
+/// Time limit for one Event.
+const SEND: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubeEvent {
+    /// Type `Warning`: intervention may be needed.
+    pub warning: bool,
+    pub reason: String,
+    /// The `action` of the Event, a verb such as `Delete`.
+    pub action: &'static str,
+    /// Human-readable text.
+    pub note: String,
+}
+
+impl KubeEvent {
+    pub fn normal(reason: &str, action: &'static str, note: impl Into<String>) -> Self {
+        Self {
+            warning: false,
+            reason: reason.into(),
+            action,
+            note: note.into(),
+        }
+    }
+
+    pub fn warning(reason: &str, action: &'static str, note: impl Into<String>) -> Self {
+        Self {
+            warning: true,
+            ..Self::normal(reason, action, note)
+        }
+    }
+}
+
+/// The sending half of the queue of Events.
+#[derive(Clone)]
+pub struct EventSink(mpsc::Sender<(KubeEvent, ObjectReference)>);
+
+impl EventSink {
+    /// Creates the queue. The receiver belongs to [`publish`].
+    #[must_use]
+    pub fn new() -> (Self, mpsc::Receiver<(KubeEvent, ObjectReference)>) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        (Self(sender), receiver)
+    }
+
+    /// Never blocks: Events are dropped if the queue is full.
+    pub fn send(&self, notices: impl IntoIterator<Item = KubeEvent>, about: &ObjectReference) {
+        for notice in notices {
+            if let Err(error) = self.0.try_send((notice, about.clone())) {
+                tracing::debug!(%error, "dropped an Event; the queue is full");
+            }
+        }
+    }
+}
+
+/// Publishes the Events of a queue one after another until all its sinks are dropped.
+pub async fn publish(recorder: Recorder, mut queue: mpsc::Receiver<(KubeEvent, ObjectReference)>) {
+    let mut warned = HashSet::new();
+    while let Some((notice, about)) = queue.recv().await {
+        let event = Event {
+            type_: if notice.warning {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
+            reason: notice.reason,
+            action: notice.action.into(),
+            note: Some(notice.note),
+            secondary: None,
+        };
+        let sent = tokio::time::timeout(SEND, recorder.publish(&event, &about)).await;
+        let failure = match sent {
+            Ok(Ok(())) => continue,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "timed out".into(),
+        };
+        // Logged once per cause, and for at most 16 causes: a missing permission would otherwise fill the log.
+        if warned.len() < 16 && warned.insert(failure.clone()) {
+            tracing::warn!(error = failure, "failed to send an Event");
+        }
+    }
+}
+
+/// Creates the recorder that publishes Events with this process as the reporting instance.
+#[must_use]
+pub fn recorder(client: Client, instance: String) -> Recorder {
+    let reporter = Reporter {
+        controller: names::MANAGER.into(),
+        instance: Some(instance),
+    };
+    Recorder::new(client, reporter)
+}

@@ -1,0 +1,296 @@
+//! The queue of objects to reconcile, after client-go's work queue.
+//!
+//! A key waits at most once, however often it is added, and is never handed to two workers at a time: a key that is added
+//! while it is processed waits until that worker is done. Keys wait in two classes, first in, first out in each. Low
+//! priority is served when no key of high priority waits, and, so that it does not starve, when its first key has waited
+//! for [`AGE`]. [`QueueState`] holds these rules and reads no clock; [`WorkQueue`] lets workers wait for it.
+//!
+//! ADR 0055 explains why this is not the scheduler of kube.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::hash::Hash;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::controller::Requeue;
+
+/// After this time, the first key of low priority is served next.
+pub(super) const AGE: Duration = Duration::from_secs(2);
+
+/// The class of a request. The more urgent one compares as less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::controller) enum Priority {
+    /// Objects may have to be created or deleted.
+    High,
+    /// At most the status changes.
+    Low,
+}
+
+/// A later request for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DelayedRequest {
+    until: Instant,
+    priority: Priority,
+}
+
+/// A request for a key that no worker has taken yet.
+#[derive(Clone, Copy, Debug)]
+struct QueuedRequest {
+    priority: Priority,
+    /// Its place in a line; `None` while the key is processed.
+    ticket: Option<u64>,
+}
+
+/// A place in a line. It is void once the key's request has another ticket, because it was moved to the other line.
+#[derive(Debug)]
+struct QueuePlace<K> {
+    key: K,
+    ticket: u64,
+    since: Instant,
+}
+
+/// The answer to a worker that asks for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NextWork<K> {
+    /// This key; the worker must call [`QueueState::finish`].
+    Take(K),
+    /// Nothing before this moment, unless something is added.
+    At(Instant),
+    /// Nothing until something is added.
+    Idle,
+    /// Nothing any more.
+    ShutDown,
+}
+
+/// The state of the queue.
+#[derive(Debug)]
+pub(super) struct QueueState<K> {
+    /// The keys to process: what client-go calls the dirty set.
+    requests: HashMap<K, QueuedRequest>,
+    processing: HashSet<K>,
+    high: VecDeque<QueuePlace<K>>,
+    low: VecDeque<QueuePlace<K>>,
+    delays: HashMap<K, DelayedRequest>,
+    /// The delays by time.
+    alarms: BTreeSet<(Instant, K)>,
+    last_ticket: u64,
+    /// Whether the last key was served for its age, before one of high priority.
+    served_aged: bool,
+    shut_down: bool,
+}
+
+impl<K: Clone + Eq + Hash + Ord> QueueState<K> {
+    pub(super) fn new() -> Self {
+        Self {
+            requests: HashMap::new(),
+            processing: HashSet::new(),
+            high: VecDeque::new(),
+            low: VecDeque::new(),
+            delays: HashMap::new(),
+            alarms: BTreeSet::new(),
+            last_ticket: 0,
+            served_aged: false,
+            shut_down: false,
+        }
+    }
+
+    /// Adds a key. It replaces a delay of the key, and a request of lower priority, but not its own equal.
+    pub(super) fn add(&mut self, key: K, priority: Priority, now: Instant) {
+        if self.shut_down {
+            return;
+        }
+        self.remove_delay(&key);
+        if self.requests.get(&key).is_some_and(|known| known.priority <= priority) {
+            return;
+        }
+        let ticket = (!self.processing.contains(&key)).then(|| self.line_up(key.clone(), priority, now));
+        self.requests.insert(key, QueuedRequest { priority, ticket });
+    }
+
+    /// Adds a key at a later moment. Of several delays of a key the earliest remains, with the highest priority of all.
+    /// A key that waits already needs none: it is processed sooner.
+    pub(super) fn add_at(&mut self, key: K, priority: Priority, until: Instant, now: Instant) {
+        if self.shut_down || self.requests.contains_key(&key) {
+            return;
+        }
+        if until <= now {
+            self.add(key, priority, now);
+            return;
+        }
+        let wanted = DelayedRequest { until, priority };
+        let delay = self.remove_delay(&key).map_or(wanted, |known| DelayedRequest {
+            until: known.until.min(until),
+            priority: known.priority.min(priority),
+        });
+        self.alarms.insert((delay.until, key.clone()));
+        self.delays.insert(key, delay);
+    }
+
+    /// Takes the next key.
+    pub(super) fn next(&mut self, now: Instant) -> NextWork<K> {
+        if self.shut_down {
+            return NextWork::ShutDown;
+        }
+        self.add_due(now);
+        discard_void(&mut self.high, &self.requests);
+        discard_void(&mut self.low, &self.requests);
+        let aged = self.low.front().is_some_and(|first| now - first.since >= AGE);
+        // Only every other one, so that a backlog of low priority does not turn the order around.
+        let overtakes = aged && !self.served_aged && !self.high.is_empty();
+        self.served_aged = overtakes;
+        let line = if overtakes || self.high.is_empty() {
+            &mut self.low
+        } else {
+            &mut self.high
+        };
+        let Some(first) = line.pop_front() else {
+            let alarm = self.alarms.first();
+            return alarm.map_or(NextWork::Idle, |(moment, _)| NextWork::At(*moment));
+        };
+        self.requests.remove(&first.key);
+        self.processing.insert(first.key.clone());
+        NextWork::Take(first.key)
+    }
+
+    /// A worker is done with a key.
+    pub(super) fn finish(&mut self, key: &K, now: Instant) {
+        self.processing.remove(key);
+        if let Some(priority) = self.requests.get(key).map(|request| request.priority) {
+            let ticket = Some(self.line_up(key.clone(), priority, now));
+            self.requests.insert(key.clone(), QueuedRequest { priority, ticket });
+        }
+    }
+
+    /// Hands out no more keys and accepts none.
+    pub(super) fn shut_down(&mut self) {
+        self.shut_down = true;
+    }
+
+    /// Whether a key of high priority waits for a worker.
+    pub(super) fn has_urgent(&self) -> bool {
+        // Places of high priority are never void: there is no higher one to move to.
+        !self.high.is_empty()
+    }
+
+    /// Number of keys that wait for a worker.
+    #[cfg(test)]
+    pub(super) fn depth(&self) -> usize {
+        let again = self.processing.iter().filter(|key| self.requests.contains_key(*key));
+        self.requests.len() - again.count()
+    }
+
+    fn line_up(&mut self, key: K, priority: Priority, since: Instant) -> u64 {
+        self.last_ticket += 1;
+        let line = match priority {
+            Priority::High => &mut self.high,
+            Priority::Low => &mut self.low,
+        };
+        line.push_back(QueuePlace {
+            key,
+            ticket: self.last_ticket,
+            since,
+        });
+        self.last_ticket
+    }
+
+    fn add_due(&mut self, now: Instant) {
+        while let Some((_, key)) = self.alarms.first().filter(|(moment, _)| *moment <= now).cloned() {
+            let Some(delay) = self.remove_delay(&key) else {
+                return;
+            };
+            self.add(key, delay.priority, now);
+        }
+    }
+
+    fn remove_delay(&mut self, key: &K) -> Option<DelayedRequest> {
+        let delay = self.delays.remove(key)?;
+        self.alarms.remove(&(delay.until, key.clone()));
+        Some(delay)
+    }
+}
+
+fn discard_void<K: Eq + Hash>(line: &mut VecDeque<QueuePlace<K>>, requests: &HashMap<K, QueuedRequest>) {
+    let is_void =
+        |place: &QueuePlace<K>| requests.get(&place.key).and_then(|request| request.ticket) != Some(place.ticket);
+    while line.pop_front_if(|place| is_void(place)).is_some() {}
+}
+
+/// A queue that several workers serve.
+#[derive(Debug)]
+pub(in crate::controller) struct WorkQueue<K> {
+    state: Mutex<QueueState<K>>,
+    /// Wakes one idle worker. See [`Self::next`].
+    added: Notify,
+}
+
+impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
+    pub(in crate::controller) fn new() -> Self {
+        Self {
+            state: Mutex::new(QueueState::new()),
+            added: Notify::new(),
+        }
+    }
+
+    /// Adds a key.
+    pub(in crate::controller) fn add(&self, key: K, priority: Priority) {
+        self.lock().add(key, priority, Instant::now());
+        self.added.notify_one();
+    }
+
+    /// Waits for the next key; `None` after [`Self::shut_down`]. The worker must call [`Self::finish`].
+    ///
+    /// One addition wakes one worker, which may take work instead of waiting for the next alarm. A worker that takes a
+    /// key therefore wakes another one: as long as one is idle, one idle worker knows the next alarm.
+    pub(in crate::controller) async fn next(&self) -> Option<K> {
+        loop {
+            let next = self.lock().next(Instant::now());
+            match next {
+                NextWork::Take(key) => {
+                    self.added.notify_one();
+                    return Some(key);
+                }
+                NextWork::ShutDown => {
+                    self.added.notify_one();
+                    return None;
+                }
+                NextWork::Idle => self.added.notified().await,
+                NextWork::At(moment) => {
+                    tokio::select! {
+                        () = self.added.notified() => {}
+                        () = tokio::time::sleep_until(moment) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// A worker is done with a key.
+    pub(in crate::controller) fn finish(&self, key: K, requeue: Requeue) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        state.finish(&key, now);
+        if let Requeue::After(delay, priority) = requeue {
+            state.add_at(key, priority, now + delay, now);
+        }
+        drop(state);
+        self.added.notify_one();
+    }
+
+    /// Whether a key of high priority waits for a worker.
+    pub(in crate::controller) fn has_urgent(&self) -> bool {
+        self.lock().has_urgent()
+    }
+
+    /// Ends all workers once they are done with their keys.
+    pub(in crate::controller) fn shut_down(&self) {
+        self.lock().shut_down();
+        self.added.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, QueueState<K>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

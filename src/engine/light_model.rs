@@ -1,0 +1,67 @@
+//! Whether `spec.lightModel` can be used, where only a user can fix what is wrong: a rejected key, an exhausted account.
+//!
+//! Owns when such a model is tried again, and what is reported meanwhile. Nothing waits for it: a pre-check that cannot be made
+//! lets the turn run, and a signal that cannot be scored has no score. Without a pace each event of a Sensor would send
+//! another call with the same key.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::machine::Engine;
+use super::{retry, time_math};
+use crate::api::failure::CallFailure;
+
+/// A light model that only a user can make usable again.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct LightModelOutage {
+    /// No call is sent before this moment.
+    until: Timestamp,
+    /// The failure of the last call.
+    failure: CallFailure,
+}
+
+impl Engine {
+    /// A call to the light model failed.
+    pub(super) fn note_light_failure(&mut self, failure: &CallFailure, now: Timestamp) {
+        if failure.kind.facts().needs_user {
+            let wait = retry::PERSON_WAIT.max(retry::retry_after(failure));
+            self.state.light_model = Some(LightModelOutage {
+                until: time_math::after(now, wait),
+                failure: failure.clone(),
+            });
+        }
+    }
+
+    /// The light model answered.
+    pub(super) fn note_light_answer(&mut self) {
+        self.state.light_model = None;
+    }
+
+    /// The failure because of which no call to the light model is sent now.
+    pub(super) fn light_model_held(&self, now: Timestamp) -> Option<&CallFailure> {
+        let outage = self.state.light_model.as_ref()?;
+        (now < outage.until).then_some(&outage.failure)
+    }
+
+    /// The next call may be sent at once: another process may have another key, and a resume request says that the cause is
+    /// fixed. The outage is reported until a call is answered.
+    pub(super) fn retry_light_model(&mut self, now: Timestamp) {
+        let has_light_model = self.settings.light_output_tokens.is_some() || self.settings.pre_check.is_some();
+        self.state.light_model.take_if(|_| !has_light_model);
+        if let Some(outage) = &mut self.state.light_model {
+            outage.until = outage.until.min(now);
+        }
+    }
+
+    /// The clock was set back: the wait is not longer than it can be from now on.
+    pub(super) fn limit_light_wait(&mut self, now: Timestamp) {
+        if let Some(outage) = &mut self.state.light_model {
+            outage.until = outage.until.min(time_math::after(now, retry::LONGEST_RETRY_AFTER));
+        }
+    }
+
+    /// What is reported of it.
+    pub(super) fn light_model_failure(&self) -> Option<&CallFailure> {
+        self.state.light_model.as_ref().map(|outage| &outage.failure)
+    }
+}

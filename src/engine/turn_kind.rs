@@ -1,0 +1,121 @@
+//! The kinds of turns, and the rules in which they differ. Every branch on the kind of a turn asks one named rule.
+
+use serde::{Deserialize, Serialize};
+
+use super::CallPurpose;
+use super::machine::Engine;
+use super::snapshot::Turn;
+
+/// What a turn is for.
+///
+/// Stored as the flag `heartbeat`, as before there were kinds, so that journals can be read by older and newer versions.
+/// A kind that is neither needs its own field in the snapshot.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(from = "bool", into = "bool")]
+pub enum TurnKind {
+    /// Part of the agent's own work.
+    #[default]
+    Own,
+    /// A heartbeat, beside that work.
+    Heartbeat,
+}
+
+impl From<bool> for TurnKind {
+    fn from(is_heartbeat: bool) -> Self {
+        if is_heartbeat { Self::Heartbeat } else { Self::Own }
+    }
+}
+
+impl From<TurnKind> for bool {
+    fn from(kind: TurnKind) -> Self {
+        kind == TurnKind::Heartbeat
+    }
+}
+
+/// What holds for a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent rules, each asked by its name")]
+pub struct TurnRules {
+    /// The purpose of its calls.
+    pub purpose: CallPurpose,
+    /// The note of the record that begins it.
+    pub note: &'static str,
+    /// Before it begins, the hot state is refreshed, and a pre-check may prevent it.
+    pub is_prepared: bool,
+    /// It has its own conversation, which leaves the transcript when it ends. It neither shows nor changes the
+    /// history of the loop, and the agent's own next turn stays scheduled as it is.
+    pub own_session: bool,
+    /// Its text and its tool calls count towards the loop's streaks, and the idle timeout counts it.
+    pub counts_as_turn: bool,
+    /// It may call the tools of its mode, such as `yield`.
+    pub offers_mode_tools: bool,
+    /// It shows the waiting notifications.
+    pub shows_notifications: bool,
+    /// Its tool calls are inspected for loops.
+    pub detects_loops: bool,
+    /// What is too large for its prompt is summarized by a separate call.
+    pub summarizes: bool,
+    /// Its first message tells the cause and the notes of the loop, and its own notes are shown in the next turn.
+    pub has_briefing: bool,
+}
+
+impl TurnKind {
+    pub const fn rules(self) -> TurnRules {
+        match self {
+            Self::Own => TurnRules {
+                purpose: CallPurpose::Turn,
+                note: "",
+                is_prepared: true,
+                own_session: false,
+                counts_as_turn: true,
+                offers_mode_tools: true,
+                shows_notifications: true,
+                detects_loops: true,
+                summarizes: true,
+                has_briefing: true,
+            },
+            Self::Heartbeat => TurnRules {
+                purpose: CallPurpose::Heartbeat,
+                note: "heartbeat",
+                is_prepared: false,
+                own_session: true,
+                counts_as_turn: false,
+                // It leaves the sleep as it is.
+                offers_mode_tools: false,
+                shows_notifications: false,
+                // It repeats its calls by design.
+                detects_loops: false,
+                summarizes: false,
+                has_briefing: false,
+            },
+        }
+    }
+}
+
+impl Turn {
+    pub fn rules(&self) -> TurnRules {
+        self.kind.rules()
+    }
+}
+
+impl Engine {
+    /// The rules of the turn under way. Between turns, those of the agent's own turns.
+    pub(super) fn turn_rules(&self) -> TurnRules {
+        self.state.turn.as_ref().map_or(TurnKind::Own.rules(), Turn::rules)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::TurnKind;
+
+    #[test]
+    fn a_kind_is_stored_as_the_flag_that_older_versions_know() {
+        for (kind, flag) in [(TurnKind::Own, false), (TurnKind::Heartbeat, true)] {
+            assert_eq!(serde_json::to_value(kind).unwrap(), json!(flag));
+            assert_eq!(serde_json::from_value::<TurnKind>(json!(flag)).unwrap(), kind);
+        }
+    }
+}

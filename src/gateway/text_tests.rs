@@ -1,0 +1,118 @@
+//! The messages of failed calls and of the gateway's errors, as users read them.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use reqwest::StatusCode;
+use reqwest::header::HeaderMap;
+
+use super::GatewayError;
+use super::failures::failure_from_status;
+use super::link_state::{LinkRefusal, LinkState, LinkView};
+use super::request::RequestError;
+use super::store::{CallStoreError, schema};
+use crate::link::messages::Directives;
+use crate::support::clock::ClockReading;
+
+/// The error for a record that cannot be opened for this reason.
+fn cannot_open(code: rusqlite::ErrorCode) -> CallStoreError {
+    let error = rusqlite::ffi::Error { code, extended_code: 0 };
+    schema::cannot_open(
+        Path::new("/state/gateway/calls.db"),
+        rusqlite::Error::SqliteFailure(error, None),
+    )
+}
+
+type Rows = Vec<(String, String, String)>;
+
+fn from_statuses() -> Rows {
+    let cases = [
+        (400, ""),
+        (400, r#"{"error": {"message": "your credit balance is too low"}}"#),
+        (400, r#"{"error": {"code": "context_length_exceeded"}}"#),
+        (401, ""),
+        (402, ""),
+        (404, ""),
+        (413, ""),
+        (429, ""),
+        (429, r#"{"error": {"code": "insufficient_quota"}}"#),
+        (302, ""),
+        (500, ""),
+    ];
+    let row = |(status, body): (u16, &str)| {
+        let status = StatusCode::from_u16(status).unwrap();
+        let failure = failure_from_status(status, &HeaderMap::new(), body.as_bytes(), Timestamp::UNIX_EPOCH);
+        text!("Answers of model servers", failure.kind, failure.message)
+    };
+    cases.map(row).into()
+}
+
+fn without_link() -> Rows {
+    let fenced = LinkView {
+        fenced: true,
+        ..LinkView::default()
+    };
+    let suspended = LinkView {
+        directives: Directives {
+            suspend: true,
+            ..Directives::default()
+        },
+        ..LinkView::default()
+    };
+    let lost = LinkState::new(Duration::ZERO, ClockReading::now()).refusal(ClockReading::now());
+    let Some(LinkRefusal::LinkLost(lost)) = lost else {
+        panic!("{lost:?}");
+    };
+    let failures = [fenced.stop().unwrap(), suspended.stop().unwrap(), lost];
+    failures
+        .map(|failure| text!("Calls that are not sent", failure.kind, failure.message))
+        .into()
+}
+
+#[test]
+fn the_texts_of_the_gateway() {
+    let mut rows = from_statuses();
+    rows.extend(without_link());
+    rows.extend(variants!(
+        "Refused requests of the worker",
+        [
+            RequestError::NotAnObject,
+            RequestError::OtherModel,
+            RequestError::Unknown("logprobs".into()),
+            RequestError::Refused("n"),
+            RequestError::NotYours("stream"),
+            RequestError::Disguised,
+            RequestError::NotText("messages"),
+            RequestError::ServerTool,
+            RequestError::Malformed("messages"),
+            RequestError::TooLong {
+                bytes: 900_000,
+                most: 512_000,
+            },
+        ]
+    ));
+    let path = PathBuf::from("/state/gateway/calls.db");
+    rows.extend(variants!(
+        "The record of calls",
+        [
+            cannot_open(rusqlite::ErrorCode::DatabaseCorrupt),
+            cannot_open(rusqlite::ErrorCode::DatabaseLocked),
+            cannot_open(rusqlite::ErrorCode::DiskFull),
+            cannot_open(rusqlite::ErrorCode::PermissionDenied),
+            CallStoreError::Version {
+                path,
+                found: 9,
+                known: 5,
+            },
+            CallStoreError::Write(rusqlite::Error::QueryReturnedNoRows),
+        ]
+    ));
+    let socket = GatewayError::Socket {
+        path: "/run/agentloop/gateway.sock".into(),
+        source: io::ErrorKind::AddrInUse.into(),
+    };
+    rows.push(text!("Start", "Socket", socket));
+    assert_texts!("gateway", "Failed calls and errors of the gateway", rows);
+}

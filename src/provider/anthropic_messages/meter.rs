@@ -1,0 +1,84 @@
+//! Where an answer of Anthropic messages ends, and where its usage is.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
+
+use crate::provider::meter::{AnswerError, AnswerSummary, StreamEnd, StreamProgress, model_name};
+
+/// An event of a streamed Anthropic message, or a whole message.
+#[derive(Deserialize)]
+struct MessagesPayload {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    message: Option<MessageHead>,
+    #[serde(default)]
+    delta: Option<MessageDelta>,
+    #[serde(default)]
+    usage: Option<Map<String, Value>>,
+    #[serde(default)]
+    content: Option<Vec<IgnoredAny>>,
+    #[serde(default)]
+    model: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct MessageHead {
+    #[serde(default)]
+    model: Option<Value>,
+    #[serde(default)]
+    usage: Option<Map<String, Value>>,
+}
+
+#[derive(Deserialize)]
+struct MessageDelta {
+    #[serde(default)]
+    stop_reason: Option<IgnoredAny>,
+}
+
+/// Reads the data of one event of a stream.
+pub(in crate::provider) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(), AnswerError> {
+    let event: MessagesPayload = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
+    match event.kind.as_str() {
+        "error" => return Err(AnswerError::ServerError),
+        "message_start" => {
+            if let Some(head) = event.message {
+                progress.model = model_name(head.model.as_ref());
+                progress.add_usage(head.usage);
+            }
+        }
+        "content_block_delta" => {
+            progress.content = true;
+            progress.is_stale |= progress.is_final;
+        }
+        "message_delta" => {
+            // `message_start` counts output that does not exist yet: only this event's count covers the whole
+            // answer.
+            let counts = event.usage.as_ref().and_then(|usage| usage.get("output_tokens"));
+            let counts = counts.is_some_and(|count| !count.is_null());
+            progress.add_usage(event.usage);
+            progress.finish_if(event.delta.is_some_and(|delta| delta.stop_reason.is_some()));
+            progress.is_final |= counts;
+            progress.is_stale &= !counts;
+        }
+        "message_stop" => progress.end = StreamEnd::Done,
+        // Content blocks, pings, and events of later API versions.
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Reads a whole answer.
+pub(in crate::provider) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
+    let message: MessagesPayload = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
+    match (message.kind.as_str(), message.content) {
+        ("error", _) => Err(AnswerError::ServerError),
+        ("message", Some(blocks)) => Ok(AnswerSummary {
+            model: model_name(message.model.as_ref()),
+            usage: message.usage.map(Value::Object),
+            content: !blocks.is_empty(),
+        }),
+        _ => Err(AnswerError::Garbage),
+    }
+}

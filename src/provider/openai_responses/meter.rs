@@ -1,0 +1,156 @@
+//! Where an answer of OpenAI Responses ends, and where its usage is.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use crate::provider::meter::{AnswerError, AnswerSummary, StreamEnd, StreamProgress, model_name};
+
+#[derive(Deserialize)]
+struct ResponseEvent {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    response: Option<ResponseBody>,
+}
+
+/// A response: a whole answer, or the part of an event that describes it.
+#[derive(Deserialize)]
+struct ResponseBody {
+    #[serde(default)]
+    status: Option<String>,
+    #[serde(default)]
+    output: Option<Vec<IgnoredAny>>,
+    #[serde(default)]
+    usage: Option<Value>,
+    #[serde(default)]
+    model: Option<Value>,
+    #[serde(default)]
+    error: Option<IgnoredAny>,
+}
+
+/// Reads the data of one event of a stream.
+pub(in crate::provider) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(), AnswerError> {
+    let event: ResponseEvent = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
+    if progress.model.is_empty() {
+        progress.model = model_name(event.response.as_ref().and_then(|response| response.model.as_ref()));
+    }
+    match event.kind.as_str() {
+        "error" | "response.failed" => return Err(AnswerError::ServerError),
+        "response.completed" | "response.incomplete" => {
+            let response = event.response.ok_or(AnswerError::Garbage)?;
+            progress.content |= response.output.is_some_and(|items| !items.is_empty());
+            progress.is_final = response.usage.is_some();
+            progress.usage = response.usage;
+            progress.end = StreamEnd::Done;
+        }
+        // Deltas of text, reasoning and arguments, and items that came without.
+        kind => {
+            let is_delta = kind.rsplit('.').next() == Some("delta");
+            progress.content |= is_delta || kind == "response.output_item.done";
+        }
+    }
+    Ok(())
+}
+
+/// Reads a whole answer.
+pub(in crate::provider) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
+    let response: ResponseBody = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
+    if response.error.is_some() {
+        return Err(AnswerError::ServerError);
+    }
+    match (response.status.as_deref(), response.output) {
+        (Some("failed" | "cancelled"), _) => Err(AnswerError::ServerError),
+        (Some("queued" | "in_progress"), _) | (_, None) => Err(AnswerError::Garbage),
+        (_, Some(items)) => Ok(AnswerSummary {
+            usage: response.usage,
+            model: model_name(response.model.as_ref()),
+            content: !items.is_empty(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::provider::WireFormat;
+    use crate::provider::meter::StreamReader;
+
+    const STREAM: &str = concat!(
+        "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"status\":\"in_progress\",\"model\":\"m-1\",\"output\":[],\"usage\":null,\"error\":null}}\n\n",
+        ": a comment\n\n",
+        "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"output_index\":0,\"delta\":\"é\"}\r\n\r\n",
+        "event: response.output_item.done\ndata: {\"type\":\"response.output_item.done\",\"output_index\":0,\"item\":{}}\n\n",
+        "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"completed\",\"output\":[{}],\"usage\":{\"input_tokens\":1}}}\n\n",
+    );
+
+    fn reader() -> StreamReader {
+        StreamReader::new(WireFormat::OpenAiResponses)
+    }
+
+    #[test]
+    fn a_stream_is_the_same_however_it_is_cut_into_chunks() {
+        for size in 1..STREAM.len() {
+            let mut reader = reader();
+            let mut passed = Vec::new();
+            for chunk in STREAM.as_bytes().chunks(size) {
+                passed.extend(reader.feed(chunk).unwrap());
+            }
+            assert_eq!(String::from_utf8(passed).unwrap(), STREAM);
+            assert!(reader.is_done() && reader.has_content());
+            assert_eq!(reader.usage(), Some(&json!({"input_tokens": 1})));
+            assert_eq!(reader.model(), "m-1");
+        }
+    }
+
+    #[test]
+    fn a_stream_without_its_last_event_has_no_usage() {
+        let mut reader = reader();
+        for event in STREAM.split_inclusive("\n\n").take(3) {
+            reader.feed(event.as_bytes()).unwrap();
+            assert_eq!((reader.usage(), reader.is_whole()), (None, false), "{event}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_was_cut_at_its_limit_is_whole_and_has_usage() {
+        let mut reader = reader();
+        let event = json!({"type": "response.incomplete", "response": {"status": "incomplete", "output": [], "usage": {"output_tokens": 9}}});
+        reader.feed(format!("data: {event}\n\n").as_bytes()).unwrap();
+        assert!(reader.is_done() && !reader.has_content());
+        assert_eq!(reader.usage(), Some(&json!({"output_tokens": 9})));
+    }
+
+    #[test]
+    fn garbage_and_reported_errors_are_told_apart() {
+        let feed = |event: &str| reader().feed(format!("data: {event}\n").as_bytes()).unwrap_err();
+        assert_eq!(feed("<html>"), AnswerError::Garbage);
+        assert_eq!(feed("[DONE]"), AnswerError::Garbage);
+        assert_eq!(feed(r#"{"choices":[]}"#), AnswerError::Garbage);
+        assert_eq!(feed(r#"{"type":"response.completed"}"#), AnswerError::Garbage);
+        assert_eq!(feed(r#"{"type":"error","message":"x"}"#), AnswerError::ServerError);
+        assert_eq!(
+            feed(r#"{"type":"response.failed","response":{}}"#),
+            AnswerError::ServerError
+        );
+        let body = |body: &str| read_body(body.as_bytes());
+        assert_eq!(body("<html>"), Err(AnswerError::Garbage));
+        assert_eq!(body("{}"), Err(AnswerError::Garbage));
+        assert_eq!(body(r#"{"choices":[{}]}"#), Err(AnswerError::Garbage));
+        assert_eq!(body(r#"{"status":"queued","output":[]}"#), Err(AnswerError::Garbage));
+        assert_eq!(
+            body(r#"{"status":"failed","output":[]}"#),
+            Err(AnswerError::ServerError)
+        );
+        assert_eq!(body(r#"{"error":{"code":"x"}}"#), Err(AnswerError::ServerError));
+        let summary = body(r#"{"status":"completed","model":"m-1","error":null,"output":[{}],"usage":{"a":1}}"#);
+        let expected = AnswerSummary {
+            usage: Some(json!({"a": 1})),
+            model: "m-1".into(),
+            content: true,
+        };
+        assert_eq!(summary, Ok(expected));
+    }
+}

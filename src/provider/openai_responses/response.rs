@@ -1,0 +1,249 @@
+//! Whole answers of OpenAI Responses, and what they share with streamed ones.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::ENDPOINT;
+use super::usage::{input_tokens, tokens};
+use crate::api::agent::ModelApi;
+use crate::api::failure::CallFailure;
+use crate::engine::message::{MessagePart, ModelAnswer, ToolCall};
+use crate::provider::answer::{MAX_TOOL_CALLS, assemble, seal_reasoning};
+
+/// Parses a non-streamed answer.
+pub fn answer(body: &[u8]) -> Result<ModelAnswer, CallFailure> {
+    let body: ResponseBody = serde_json::from_slice(body).map_err(|_| bad_response("the answer is not a response"))?;
+    if body.error.is_some() || matches!(body.status.as_deref(), Some("failed" | "cancelled")) {
+        return Err(bad_response("the server sent an error instead of an answer"));
+    }
+    if matches!(body.status.as_deref(), Some("queued" | "in_progress")) {
+        return Err(bad_response("the server sent a response that is not complete"));
+    }
+    let Some(items) = &body.output else {
+        return Err(bad_response("the answer has no output"));
+    };
+    let mut output = ResponseOutput::default();
+    for item in items {
+        output.add(item)?;
+    }
+    Ok(output.end(&body))
+}
+
+pub(super) fn bad_response(message: &str) -> CallFailure {
+    ENDPOINT.bad_response(message)
+}
+
+/// The output of an answer, item by item.
+#[derive(Default)]
+pub(super) struct ResponseOutput {
+    text: String,
+    calls: Vec<ToolCall>,
+    parts: Vec<MessagePart>,
+    refused: bool,
+}
+
+impl ResponseOutput {
+    pub(super) fn add(&mut self, item: &Value) -> Result<(), CallFailure> {
+        let read: OutputItem =
+            OutputItem::deserialize(item).map_err(|_| bad_response("the answer contains an invalid item"))?;
+        match read.kind.as_deref() {
+            Some("message") => {
+                for part in read.content.into_iter().flatten() {
+                    self.refused |= part.refusal.is_some_and(|text| !text.is_empty());
+                    let text = part.text.unwrap_or_default();
+                    self.parts.push(MessagePart::Text(text.len()));
+                    self.text.push_str(&text);
+                }
+            }
+            Some("function_call") if self.calls.len() < MAX_TOOL_CALLS => {
+                self.parts.push(MessagePart::Call);
+                self.calls.push(ToolCall {
+                    id: read.call_id.or(read.id).unwrap_or_default(),
+                    name: read.name.unwrap_or_default(),
+                    arguments: read.arguments.unwrap_or_default(),
+                });
+            }
+            Some("reasoning")
+                if read.encrypted_content.is_some() || read.content.is_some_and(|text| !text.is_empty()) =>
+            {
+                self.parts.push(MessagePart::Opaque(item.clone()));
+            }
+            // Reasoning without content is a reference to what the server was asked not to store: it would not find it.
+            // All others are items of later versions.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Completes the answer with what the server says of its end.
+    pub(super) fn end(self, end: &ResponseBody) -> ModelAnswer {
+        let reason = end
+            .incomplete_details
+            .as_ref()
+            .and_then(|details| details.reason.as_deref());
+        let finish = match (end.status.as_deref(), reason) {
+            (_, Some("content_filter")) => Some("content_filter"),
+            (Some("incomplete"), _) => Some("length"),
+            _ => None,
+        };
+        let reasoning = seal_reasoning(
+            ModelApi::OpenAIResponses,
+            self.parts,
+            Vec::new(),
+            !self.calls.is_empty(),
+        );
+        ModelAnswer {
+            tokens: end.usage.as_ref().and_then(tokens),
+            input_tokens: end.usage.as_ref().and_then(input_tokens),
+            reasoning,
+            ..assemble(self.text, self.calls, finish, self.refused)
+        }
+    }
+}
+
+/// A response: a whole answer, or what the last event of a stream says of it.
+#[derive(Deserialize, Default)]
+pub(super) struct ResponseBody {
+    pub(super) status: Option<String>,
+    pub(super) output: Option<Vec<Value>>,
+    usage: Option<Value>,
+    error: Option<Value>,
+    incomplete_details: Option<IncompleteDetails>,
+}
+
+#[derive(Deserialize)]
+struct IncompleteDetails {
+    reason: Option<String>,
+}
+
+/// An item of the output, of any type.
+#[derive(Deserialize)]
+struct OutputItem {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    id: Option<String>,
+    call_id: Option<String>,
+    name: Option<String>,
+    arguments: Option<String>,
+    content: Option<Vec<ContentPart>>,
+    encrypted_content: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ContentPart {
+    text: Option<String>,
+    refusal: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::failure::FailureKind;
+    use crate::engine::message::FinishReason;
+
+    fn read(body: &Value) -> ModelAnswer {
+        answer(body.to_string().as_bytes()).unwrap()
+    }
+
+    fn text(part: &Value) -> Value {
+        json!({"type": "message", "role": "assistant", "content": [part]})
+    }
+
+    #[test]
+    fn an_answer_with_text_reasoning_and_tools_is_read_whole() {
+        let thought = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"});
+        let read = read(
+            &json!({"status": "completed", "error": null, "incomplete_details": null, "output": [
+            thought,
+            {"type": "reasoning", "id": "rs_2", "summary": [{"type": "summary_text", "text": "only a reference"}]},
+            text(&json!({"type": "output_text", "text": "hi", "annotations": []})),
+            {"type": "of_a_later_version"},
+            {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "yield", "arguments": "{\"sleep\":1}"},
+            {"type": "function_call", "id": "fc_2", "name": "other", "arguments": ""}],
+            "usage": {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 5}, "output_tokens": 3}}),
+        );
+        assert_eq!(
+            (read.text.as_deref(), read.finish),
+            (Some("hi"), FinishReason::ToolCalls)
+        );
+        assert_eq!((read.tokens, read.input_tokens), (Some(7), Some(9)));
+        let calls: Vec<_> = read
+            .tool_calls
+            .iter()
+            .map(|call| (call.id.as_str(), call.name.as_str(), call.arguments.as_str()))
+            .collect();
+        assert_eq!(calls, [("a", "yield", "{\"sleep\":1}"), ("fc_2", "other", "")]);
+        let parts = [
+            MessagePart::Opaque(thought),
+            MessagePart::Text(2),
+            MessagePart::Call,
+            MessagePart::Call,
+        ];
+        assert_eq!(read.reasoning.unwrap().parts, parts);
+    }
+
+    #[test]
+    fn reasoning_of_an_answer_without_calls_is_dropped() {
+        let thought = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"});
+        assert_eq!(read(&json!({"output": [thought]})).reasoning, None);
+    }
+
+    #[test]
+    fn each_way_to_finish_is_told_apart() {
+        let said = json!({"type": "output_text", "text": "x"});
+        let finish = |status: &str, reason: Value, part: &Value| {
+            read(&json!({"status": status, "incomplete_details": {"reason": reason}, "output": [text(part)]})).finish
+        };
+        for (status, reason, expected) in [
+            ("completed", Value::Null, FinishReason::Stop),
+            ("incomplete", json!("max_output_tokens"), FinishReason::Length),
+            ("incomplete", json!("content_filter"), FinishReason::Refused),
+            ("incomplete", json!("of_a_later_version"), FinishReason::Length),
+            ("incomplete", Value::Null, FinishReason::Length),
+        ] {
+            assert_eq!(finish(status, reason.clone(), &said), expected, "{status} {reason}");
+        }
+        let refusal = json!({"type": "refusal", "refusal": "no"});
+        assert_eq!(finish("completed", Value::Null, &refusal), FinishReason::Refused);
+    }
+
+    #[test]
+    fn what_is_no_answer_is_a_bad_response() {
+        for body in [
+            "",
+            "<html>",
+            "[]",
+            "{}",
+            r#"{"choices":[{"message":{"content":"SECRET"}}]}"#,
+            r#"{"status":"completed","output":"SECRET"}"#,
+            r#"{"status":"completed","output":[{"type":"message","content":"SECRET"}]}"#,
+            r#"{"status":"failed","output":[],"error":{"code":"server_error","message":"SECRET"}}"#,
+            r#"{"status":"queued","output":[]}"#,
+            r#"{"error":{"m":"SECRET"}}"#,
+        ] {
+            let failure = answer(body.as_bytes()).unwrap_err();
+            assert_eq!(failure.kind, FailureKind::BadResponse, "{body}");
+            assert!(!failure.message.contains("SECRET") && failure.message.contains("OpenAI Responses"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(body in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = answer(&body);
+        }
+
+        #[test]
+        fn no_json_of_the_right_shape_makes_it_panic(id in proptest::option::of(".*"), text in ".*", calls in 0_usize..300) {
+            let call = json!({"type": "function_call", "call_id": id, "name": null, "arguments": text});
+            let read = read(&json!({"status": text, "output": vec![call; calls]}));
+            let ids: HashSet<_> = read.tool_calls.iter().map(|call| &call.id).collect();
+            prop_assert_eq!(ids.len(), calls.min(MAX_TOOL_CALLS));
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! OpenAI Responses: streamed answers.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::response::{ResponseBody, ResponseOutput, bad_response};
+use crate::api::failure::CallFailure;
+use crate::engine::message::ModelAnswer;
+use crate::provider::answer::{AnswerAggregate, MAX_STREAM_BYTES, cut_stream};
+
+#[derive(Default)]
+pub struct ResponseAggregate {
+    items: BTreeMap<u64, PartialItem>,
+    /// What the last event says of the whole.
+    end: Option<ResponseBody>,
+    bytes: usize,
+}
+
+/// An item of the output, with its deltas applied.
+#[derive(Default)]
+struct PartialItem {
+    /// The item as the server began or completed it.
+    item: Option<Value>,
+    is_complete: bool,
+    text: String,
+    refusal: String,
+    arguments: String,
+}
+
+impl AnswerAggregate for ResponseAggregate {
+    fn push(&mut self, data: &str) -> Result<bool, CallFailure> {
+        self.bytes += data.len();
+        if self.bytes > MAX_STREAM_BYTES {
+            return Err(bad_response("the streamed answer is larger than 32 MiB"));
+        }
+        let event: ResponseEvent =
+            serde_json::from_str(data).map_err(|_| bad_response("the stream contains an invalid event"))?;
+        match event.kind.as_str() {
+            "response.failed" | "error" => {
+                return Err(bad_response("the server sent an error in the middle of the stream"));
+            }
+            "response.completed" | "response.incomplete" => {
+                self.end = Some(event.response.unwrap_or_default());
+                return Ok(true);
+            }
+            _ => self.change(event),
+        }
+        Ok(false)
+    }
+
+    fn finish(self: Box<Self>, _: bool) -> Result<ModelAnswer, CallFailure> {
+        // Unlike in other formats, one event is both the finish reason and the end mark.
+        let Some(end) = &self.end else {
+            return Err(cut_stream());
+        };
+        let mut output = ResponseOutput::default();
+        if self.items.is_empty() {
+            // Some servers send only the whole.
+            end.output.iter().flatten().try_for_each(|item| output.add(item))?;
+        }
+        for item in self.items.into_values() {
+            item.whole().map_or(Ok(()), |item| output.add(&item))?;
+        }
+        Ok(output.end(end))
+    }
+}
+
+impl ResponseAggregate {
+    /// Applies an event that concerns one item. Others, and those of later versions, are ignored.
+    fn change(&mut self, event: ResponseEvent) {
+        let concerns = matches!(
+            event.kind.as_str(),
+            "response.output_item.added"
+                | "response.output_item.done"
+                | "response.output_text.delta"
+                | "response.refusal.delta"
+                | "response.function_call_arguments.delta"
+        );
+        if !concerns {
+            return;
+        }
+        let partial = self.items.entry(event.output_index.unwrap_or(0)).or_default();
+        let delta = event.delta.as_deref().unwrap_or_default();
+        match event.kind.as_str() {
+            "response.output_text.delta" => partial.text.push_str(delta),
+            "response.refusal.delta" => partial.refusal.push_str(delta),
+            "response.function_call_arguments.delta" => partial.arguments.push_str(delta),
+            _ => {
+                partial.is_complete |= event.kind == "response.output_item.done";
+                partial.item = event.item.or(partial.item.take());
+            }
+        }
+    }
+}
+
+impl PartialItem {
+    /// The item with all that is known of it. `None`: nothing that could be kept.
+    fn whole(self) -> Option<Value> {
+        if self.is_complete {
+            return self.item;
+        }
+        let kind = self.item.as_ref().and_then(|item| item["type"].as_str());
+        match (kind, self.item.as_ref()) {
+            // Without its last event it has no content.
+            (Some("reasoning"), _) => None,
+            (Some("function_call"), Some(item)) => {
+                let mut item = item.clone();
+                if !self.arguments.is_empty() {
+                    item["arguments"] = self.arguments.into();
+                }
+                Some(item)
+            }
+            _ => {
+                let content = json!([{"text": self.text, "refusal": self.refusal}]);
+                Some(json!({"type": "message", "content": content}))
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct ResponseEvent {
+    #[serde(rename = "type")]
+    kind: String,
+    output_index: Option<u64>,
+    item: Option<Value>,
+    delta: Option<String>,
+    response: Option<ResponseBody>,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::api::failure::FailureKind;
+    use crate::engine::message::{FinishReason, MessagePart};
+    use crate::provider::WireFormat;
+    use crate::provider::samples::read_stream;
+
+    fn read(events: &[Value]) -> Result<ModelAnswer, CallFailure> {
+        read_stream(WireFormat::OpenAiResponses, events)
+    }
+
+    fn added(index: u64, item: &Value) -> Value {
+        json!({"type": "response.output_item.added", "output_index": index, "item": item})
+    }
+
+    fn done(index: u64, item: &Value) -> Value {
+        json!({"type": "response.output_item.done", "output_index": index, "item": item})
+    }
+
+    fn delta(kind: &str, index: u64, delta: &str) -> Value {
+        json!({"type": format!("response.{kind}.delta"), "output_index": index, "content_index": 0, "delta": delta})
+    }
+
+    fn completed() -> Value {
+        let usage = json!({"input_tokens": 3, "output_tokens": 9, "total_tokens": 12});
+        json!({"type": "response.completed", "response": {"status": "completed", "output": [], "usage": usage}})
+    }
+
+    fn cut(reason: &str) -> Value {
+        let details = json!({"reason": reason});
+        json!({"type": "response.incomplete", "response": {"status": "incomplete", "incomplete_details": details}})
+    }
+
+    #[test]
+    fn text_reasoning_and_tool_calls_come_together_by_index() {
+        let thought = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"});
+        let call = |arguments: &str| json!({"type": "function_call", "id": "fc_1", "call_id": "a", "name": "yield", "arguments": arguments});
+        let said = |text: &str| json!({"type": "message", "content": [{"type": "output_text", "text": text}]});
+        let answer = read(&[
+            json!({"type": "response.created", "response": {"status": "in_progress", "output": [], "error": null}}),
+            added(0, &json!({"type": "reasoning", "id": "rs_1", "summary": []})),
+            delta("reasoning_summary_text", 0, "hm"),
+            done(0, &thought),
+            added(1, &json!({"type": "message", "content": []})),
+            delta("output_text", 1, "hel"),
+            added(2, &call("")),
+            delta("output_text", 1, "lo"),
+            delta("function_call_arguments", 2, "{\"sl"),
+            json!({"type": "response.of_a_later_version", "output_index": 2, "delta": "x"}),
+            delta("function_call_arguments", 2, "eep\":1}"),
+            json!({"type": "response.function_call_arguments.done", "output_index": 2, "arguments": "{\"sleep\":1}"}),
+            done(1, &said("hello")),
+            done(2, &call("{\"sleep\":1}")),
+            completed(),
+        ])
+        .unwrap();
+        assert_eq!(
+            (answer.text.as_deref(), answer.finish),
+            (Some("hello"), FinishReason::ToolCalls)
+        );
+        assert_eq!(answer.tokens, Some(12));
+        assert_eq!(answer.tool_calls.len(), 1);
+        assert_eq!(answer.tool_calls[0].arguments, "{\"sleep\":1}");
+        let parts = [MessagePart::Opaque(thought), MessagePart::Text(5), MessagePart::Call];
+        assert_eq!(answer.reasoning.unwrap().parts, parts);
+    }
+
+    #[test]
+    fn what_a_cut_answer_had_begun_is_kept_but_for_its_reasoning() {
+        let answer = read(&[
+            added(0, &json!({"type": "reasoning", "id": "rs_1", "summary": []})),
+            delta("output_text", 1, "hel"),
+            added(
+                2,
+                &json!({"type": "function_call", "call_id": "a", "name": "look", "arguments": ""}),
+            ),
+            delta("function_call_arguments", 2, "{\"at"),
+            cut("max_output_tokens"),
+        ])
+        .unwrap();
+        assert_eq!(
+            (answer.text.as_deref(), answer.finish),
+            (Some("hel"), FinishReason::Length)
+        );
+        assert_eq!(answer.tool_calls[0].arguments, "{\"at");
+        assert_eq!(answer.reasoning, None);
+        assert_eq!(read(&[cut("content_filter")]).unwrap().finish, FinishReason::Refused);
+        let refused = read(&[delta("refusal", 0, "no"), completed()]).unwrap();
+        assert_eq!(refused.finish, FinishReason::Refused);
+    }
+
+    #[test]
+    fn a_stream_of_nothing_but_the_whole_is_an_answer() {
+        let mut end = completed();
+        end["response"]["output"] =
+            json!([{"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}]);
+        assert_eq!(read(&[end]).unwrap().tool_calls.len(), 1);
+    }
+
+    #[test]
+    fn a_stream_without_its_last_event_is_cut_wherever_it_ends() {
+        let call = json!({"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"});
+        let events = [
+            added(0, &call),
+            delta("function_call_arguments", 0, "{}"),
+            done(0, &call),
+            completed(),
+        ];
+        for end in 0..events.len() {
+            assert_eq!(
+                read(&events[..end]).unwrap_err().kind,
+                FailureKind::Unreachable,
+                "{end}"
+            );
+        }
+        assert_eq!(read(&events).unwrap().tool_calls.len(), 1);
+    }
+
+    #[test]
+    fn errors_and_garbage_within_the_stream_are_bad_responses_without_their_text() {
+        for event in [
+            "SECRET",
+            "[]",
+            "{}",
+            r#"{"type":"error","code":"SECRET","message":"SECRET","param":null}"#,
+            r#"{"type":"response.failed","response":{"status":"failed","error":{"message":"SECRET"}}}"#,
+        ] {
+            let failure = ResponseAggregate::default().push(event).unwrap_err();
+            assert_eq!(failure.kind, FailureKind::BadResponse, "{event}");
+            assert!(!failure.message.contains("SECRET"));
+        }
+    }
+
+    #[test]
+    fn an_endless_answer_is_refused_at_32_mib_and_not_before() {
+        let mut aggregate = ResponseAggregate::default();
+        let event = |length: usize| delta("output_text", 0, &"x".repeat(length)).to_string();
+        let event = event(1024 * 1024 - event(0).len());
+        assert_eq!(event.len(), 1024 * 1024);
+        for _ in 0..32 {
+            aggregate.push(&event).unwrap();
+        }
+        assert!(aggregate.push("{}").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_events_make_it_panic(events in proptest::collection::vec(".*", 0..8)) {
+            let mut aggregate = ResponseAggregate::default();
+            for event in events {
+                let _ = aggregate.push(&event);
+            }
+        }
+
+        #[test]
+        fn no_order_of_indexes_makes_it_panic(
+            pieces in proptest::collection::vec((any::<Option<u64>>(), 0..4_usize, ".{0,3}"), 0..300),
+        ) {
+            let mut events: Vec<Value> = pieces.iter().map(|(index, kind, text)| match kind {
+                0 => json!({"type": "response.output_item.added", "output_index": index, "item": {"type": "function_call", "name": text}}),
+                1 => json!({"type": "response.output_item.done", "output_index": index, "item": null}),
+                2 => json!({"type": "response.output_text.delta", "output_index": index, "delta": text}),
+                _ => json!({"type": "response.function_call_arguments.delta", "output_index": index, "delta": text}),
+            }).collect();
+            events.push(completed());
+            prop_assert!(read(&events).unwrap().tool_calls.len() <= 128);
+        }
+    }
+}

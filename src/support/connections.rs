@@ -1,0 +1,293 @@
+//! How many connections a server accepts: in total, per address, and of unauthenticated peers (strangers).
+//!
+//! Strangers never keep each other out: beyond their bounds the oldest stranger loses its slot, of the address that has the
+//! most. A peer with one connection is therefore evicted only when every other address has no more than one.
+//!
+//! Owns the counting only. The server closes connections that have no slot or lost it. Imports nothing of ours.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionBounds {
+    /// Most slots in use.
+    pub all: usize,
+    /// Most of them by strangers: the rest is kept for authenticated peers. Beyond it a stranger is evicted.
+    pub strangers: usize,
+    /// Most slots in use by one address.
+    pub per_address: usize,
+    /// Most slots of one address by strangers. Beyond it its oldest stranger is evicted.
+    pub strangers_per_address: usize,
+}
+
+impl ConnectionBounds {
+    /// Bounds of a server without authentication: it refuses connections beyond them, and evicts none.
+    #[must_use]
+    pub const fn of_strangers(all: usize, per_address: usize) -> Self {
+        Self {
+            all,
+            strangers: all,
+            per_address,
+            strangers_per_address: per_address,
+        }
+    }
+}
+
+#[derive(Default)]
+struct AddressSlots {
+    all: usize,
+    /// Slots of strangers by number, the oldest first.
+    strangers: BTreeMap<u64, CancellationToken>,
+}
+
+#[derive(Default)]
+struct SlotTable {
+    all: usize,
+    strangers: usize,
+    /// Number of the next slot.
+    next: u64,
+    /// Addresses with at least one slot.
+    addresses: HashMap<IpAddr, AddressSlots>,
+}
+
+impl SlotTable {
+    /// This slot is no stranger's any more. `None`: it was none.
+    fn remove_stranger(&mut self, address: IpAddr, number: u64) -> Option<CancellationToken> {
+        let removed = self.addresses.get_mut(&address)?.strangers.remove(&number)?;
+        self.strangers -= 1;
+        Some(removed)
+    }
+
+    /// The oldest stranger of an address loses its slot.
+    fn evict_oldest(&mut self, address: IpAddr) {
+        let slots = self.addresses.get(&address);
+        let oldest = slots.and_then(|slots| slots.strangers.keys().next().copied());
+        if let Some(evicted) = oldest.and_then(|oldest| self.remove_stranger(address, oldest)) {
+            evicted.cancel();
+        }
+    }
+
+    /// The address with the most strangers; of several, the one whose oldest is the oldest.
+    fn busiest(&self) -> Option<IpAddr> {
+        let oldest = |slots: &AddressSlots| slots.strangers.keys().next().copied();
+        let busiest = self
+            .addresses
+            .iter()
+            .max_by_key(|(_, slots)| (slots.strangers.len(), std::cmp::Reverse(oldest(slots))));
+        busiest.map(|(address, _)| *address)
+    }
+}
+
+pub struct ConnectionLimiter {
+    bounds: ConnectionBounds,
+    table: Mutex<SlotTable>,
+}
+
+impl ConnectionLimiter {
+    #[must_use]
+    pub fn new(bounds: ConnectionBounds) -> Arc<Self> {
+        Arc::new(Self {
+            bounds,
+            table: Mutex::default(),
+        })
+    }
+
+    /// A slot for a stranger, perhaps instead of another one; `None` while the bounds of all slots are reached.
+    pub fn take(self: &Arc<Self>, address: IpAddr) -> Option<ConnectionSlot> {
+        // An IPv4 address and its IPv6-mapped form are the same peer.
+        let address = address.to_canonical();
+        let mut table = self.table();
+        let (all, strangers) = table
+            .addresses
+            .get(&address)
+            .map_or((0, 0), |slots| (slots.all, slots.strangers.len()));
+        if table.all >= self.bounds.all || all >= self.bounds.per_address {
+            return None;
+        }
+        if strangers >= self.bounds.strangers_per_address {
+            table.evict_oldest(address);
+        } else if table.strangers >= self.bounds.strangers
+            && let Some(busiest) = table.busiest()
+        {
+            table.evict_oldest(busiest);
+        }
+        let number = table.next;
+        let evicted = CancellationToken::new();
+        table.next += 1;
+        table.all += 1;
+        table.strangers += 1;
+        let slots = table.addresses.entry(address).or_default();
+        slots.all += 1;
+        slots.strangers.insert(number, evicted.clone());
+        Some(ConnectionSlot {
+            slots: self.clone(),
+            address,
+            number,
+            evicted,
+        })
+    }
+
+    fn table(&self) -> MutexGuard<'_, SlotTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A slot in use; freed when it is dropped.
+pub struct ConnectionSlot {
+    slots: Arc<ConnectionLimiter>,
+    address: IpAddr,
+    number: u64,
+    evicted: CancellationToken,
+}
+
+impl ConnectionSlot {
+    /// Address of the peer.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The peer is authenticated, and is not evicted from now on.
+    pub fn mark_authenticated(&self) {
+        self.slots.table().remove_stranger(self.address, self.number);
+    }
+
+    /// Ends when the slot is lost, and its connection must be closed.
+    pub fn evicted(&self) -> WaitForCancellationFutureOwned {
+        self.evicted.clone().cancelled_owned()
+    }
+}
+
+impl Drop for ConnectionSlot {
+    fn drop(&mut self) {
+        let mut table = self.slots.table();
+        table.remove_stranger(self.address, self.number);
+        table.all -= 1;
+        if let Some(slots) = table.addresses.get_mut(&self.address) {
+            slots.all -= 1;
+            if slots.all == 0 {
+                table.addresses.remove(&self.address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    /// Takes slots until there are none.
+    fn fill(slots: &Arc<ConnectionLimiter>, address: IpAddr) -> Vec<ConnectionSlot> {
+        std::iter::from_fn(|| slots.take(address)).collect()
+    }
+
+    #[test]
+    fn each_bound_trips_at_its_number_and_a_freed_slot_is_taken_again() {
+        let slots = ConnectionLimiter::new(ConnectionBounds::of_strangers(5, 3));
+        let mut first = fill(&slots, address(1));
+        assert_eq!(first.len(), 3, "per address");
+        let second = fill(&slots, address(2));
+        assert_eq!(second.len(), 2, "in total");
+        assert!(slots.take(address(3)).is_none());
+        first.pop();
+        assert_eq!(fill(&slots, address(3)).len(), 1);
+        drop((first, second));
+        assert!(
+            slots.table().addresses.is_empty(),
+            "no state remains for closed connections"
+        );
+    }
+
+    fn is_evicted(slot: &ConnectionSlot) -> bool {
+        slot.evicted.is_cancelled()
+    }
+
+    #[test]
+    fn strangers_do_not_take_the_slots_of_authenticated_peers() {
+        let slots = ConnectionLimiter::new(ConnectionBounds {
+            all: 6,
+            strangers: 2,
+            per_address: 4,
+            strangers_per_address: 1,
+        });
+        let known: Vec<_> = (0..4)
+            .map(|_| {
+                let slot = slots.take(address(1)).unwrap();
+                slot.mark_authenticated();
+                slot
+            })
+            .collect();
+        assert!(slots.take(address(1)).is_none(), "per address");
+        let strangers = [2, 3].map(|last| slots.take(address(last)).unwrap());
+        assert!(slots.take(address(4)).is_none(), "in all");
+        drop(known);
+        let newest = slots.take(address(4)).unwrap();
+        let evicted = [&strangers[0], &strangers[1], &newest].map(is_evicted);
+        assert_eq!(evicted, [true, false, false], "of equals the oldest");
+        strangers[1].mark_authenticated();
+        strangers[1].mark_authenticated();
+        let after = slots.take(address(5)).unwrap();
+        let evicted = [&strangers[1], &newest, &after].map(is_evicted);
+        assert_eq!(evicted, [false; 3], "there is room again");
+    }
+
+    #[test]
+    fn beyond_the_strangers_of_an_address_its_oldest_is_evicted() {
+        let slots = ConnectionLimiter::new(ConnectionBounds {
+            all: 9,
+            strangers: 9,
+            per_address: 9,
+            strangers_per_address: 2,
+        });
+        let mut taken = vec![slots.take(address(9)).unwrap()];
+        taken.extend((0..2).map(|_| slots.take(address(1)).unwrap()));
+        assert!(!taken.iter().any(is_evicted));
+        taken.push(slots.take(address(1)).unwrap());
+        let evicted: Vec<_> = taken.iter().map(is_evicted).collect();
+        assert_eq!(evicted, [false, true, false, false]);
+        // It is authenticated a moment too late.
+        taken[1].mark_authenticated();
+        drop(taken.remove(2));
+        assert!(!is_evicted(&slots.take(address(1)).unwrap()));
+        assert!(!is_evicted(&taken[2]), "a freed slot is taken first");
+        drop(taken);
+        let table = slots.table();
+        assert_eq!((table.all, table.strangers, table.addresses.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_peer_with_one_connection_is_admitted_and_kept_while_eight_addresses_flood() {
+        let slots = ConnectionLimiter::new(ConnectionBounds {
+            all: 16_384,
+            strangers: 2048,
+            per_address: 1024,
+            strangers_per_address: 256,
+        });
+        let flood = |slots: &Arc<ConnectionLimiter>| -> Vec<_> {
+            let addresses = (0..256).flat_map(|_| (0..8).map(address));
+            addresses.filter_map(|address| slots.take(address)).collect()
+        };
+        let first = flood(&slots);
+        assert_eq!(first.iter().filter(|slot| is_evicted(slot)).count(), 0);
+        let pod = slots.take(address(100)).unwrap();
+        assert_eq!(first.iter().filter(|slot| is_evicted(slot)).count(), 1);
+        let second = flood(&slots);
+        assert!(!is_evicted(&pod), "the flood evicts itself");
+        assert_eq!(slots.table().strangers, 2048);
+        drop((first, second));
+    }
+
+    #[test]
+    fn an_address_counts_the_same_in_both_spellings() {
+        let slots = ConnectionLimiter::new(ConnectionBounds::of_strangers(9, 1));
+        let _slot = slots.take(address(1)).unwrap();
+        assert!(slots.take("::ffff:10.0.0.1".parse().unwrap()).is_none());
+    }
+}

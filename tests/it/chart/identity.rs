@@ -1,0 +1,281 @@
+//! The admission policies of the pods' identity, on a real API server: only the controller creates pods that network
+//! policies and the controller itself take for those of Agents and Sensors.
+
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::render::{Rendered, render};
+use crate::support::clusters;
+use crate::support::kubectl::Kubectl;
+
+const SOON: Duration = Duration::from_mins(1);
+const CONTROLLER: &str = "system:serviceaccount:agentloop-system:agentloop";
+const STATEFULSET_CONTROLLER: &str = "system:serviceaccount:kube-system:statefulset-controller";
+/// One test at a time: the policies have the same names.
+static ONE: Mutex<()> = Mutex::new(());
+/// With `edit` in its namespace, as far as pods are concerned.
+const TENANT: &str = "identity-tenant";
+
+/// The chart's policies of the identity of pods, installed for one namespace.
+struct Installed {
+    cluster: Kubectl,
+    objects: Vec<Value>,
+    _one: MutexGuard<'static, ()>,
+}
+
+impl Installed {
+    fn new() -> Option<Self> {
+        let tenant = format!("identity-{}", jiff::Timestamp::now().as_millisecond());
+        let Rendered(mut objects) = render(&[&format!("watchNamespaces={{{tenant}}}")])?.unwrap();
+        let cluster = Kubectl::new(&clusters::control_plane()?, &tenant);
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        objects.retain(|object| {
+            let name = object["metadata"]["name"].as_str().unwrap();
+            object["kind"]
+                .as_str()
+                .unwrap()
+                .starts_with("ValidatingAdmissionPolicy")
+                && name.contains("-identity-")
+        });
+        assert_eq!(objects.len(), 4, "a policy and a binding for pods and for StatefulSets");
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": tenant}});
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+        let role = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "pods"},
+            "rules": [
+                {"apiGroups": [""], "resources": ["pods"], "verbs": ["*"]},
+                {"apiGroups": ["apps"], "resources": ["statefulsets"], "verbs": ["*"]},
+            ],
+        });
+        let users = [CONTROLLER, STATEFULSET_CONTROLLER, TENANT];
+        let subjects = users.map(|name| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name}));
+        let binding = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "pods"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "pods"}, "subjects": subjects,
+        });
+        for object in [&namespace, &account, &role, &binding].into_iter().chain(&objects) {
+            cluster.apply(&object.to_string());
+        }
+        Some(Self {
+            cluster,
+            objects,
+            _one: one,
+        })
+    }
+
+    /// What the API server answers to a user; empty when it allows the request.
+    fn answer(&self, user: &str, args: &[&str], input: Option<&Value>) -> String {
+        let mut command: Command = self.cluster.command(args);
+        command.args(["--as", user, "--dry-run=server"]);
+        let directory = tempfile::tempdir().unwrap();
+        if let Some(input) = input {
+            let file = directory.path().join("object.json");
+            std::fs::write(&file, input.to_string()).unwrap();
+            command.arg("-f").arg(file);
+        }
+        let ended = command.output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.success() || said.contains("orbidden"), "{args:?}: {said}");
+        if ended.status.success() { String::new() } else { said }
+    }
+
+    fn create(&self, user: &str, object: &Value) -> String {
+        self.answer(user, &["create"], Some(object))
+    }
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        for object in &self.objects {
+            let (kind, name) = (
+                object["kind"].as_str().unwrap(),
+                object["metadata"]["name"].as_str().unwrap(),
+            );
+            self.cluster.run(&["delete", kind, name, "--wait=false"]);
+        }
+        let namespace = self.cluster.namespace();
+        self.cluster.run(&["delete", "namespace", namespace, "--wait=false"]);
+    }
+}
+
+fn pod(name: &str, labels: &Value, owners: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "labels": labels, "ownerReferences": owners},
+        "spec": {"containers": [{"name": "c", "image": "localhost/x:1"}]},
+    })
+}
+
+fn set(labels: &Value, owners: &Value) -> Value {
+    let mut labels = labels.clone();
+    labels["app"] = json!("x");
+    json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "x", "ownerReferences": owners},
+        "spec": {
+            "selector": {"matchLabels": {"app": "x"}}, "serviceName": "x",
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "localhost/x:1"}]}},
+        },
+    })
+}
+
+fn owned_by(api_version: &str, kind: &str) -> Value {
+    json!([{"apiVersion": api_version, "kind": kind, "name": "coast", "uid": "2d1e4f4e-0f55-4f0b-8b44-0d7d3c1b0c11"}])
+}
+
+#[test]
+fn only_the_controller_gives_a_pod_the_identity_of_an_agent_or_a_sensor() {
+    let Some(installed) = Installed::new() else { return };
+    let (plain, free) = (json!({"app": "web"}), json!([]));
+    let agent = json!({"agentloop.dev/agent": "coast"});
+    let sensor = json!({"agentloop.dev/sensor": "page"});
+    let of_agent = owned_by("agentloop.dev/v1alpha1", "Agent");
+    // The server takes a moment to know policies and roles; nothing says when it does.
+    let start = Instant::now();
+    while !installed
+        .create(TENANT, &pod("x", &agent, &free))
+        .contains("is set, changed and removed")
+        || !installed
+            .create(TENANT, &set(&sensor, &free))
+            .contains("is set, changed and removed")
+        || !installed.create(TENANT, &pod("x", &plain, &free)).is_empty()
+    {
+        assert!(start.elapsed() < SOON, "the policies never hold");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let refused = |said: String, words: &str| assert!(said.contains(words), "«{words}»: {said}");
+
+    refused(
+        installed.create(TENANT, &pod("x", &sensor, &free)),
+        "the label agentloop.dev/sensor",
+    );
+    refused(
+        installed.create(TENANT, &set(&agent, &free)),
+        "the label agentloop.dev/agent",
+    );
+    refused(
+        installed.create(TENANT, &pod("x", &plain, &of_agent)),
+        "creates pods that belong to an Agent",
+    );
+    let of_sensor = owned_by("agentloop.dev/v1alpha1", "Sensor");
+    refused(
+        installed.create(TENANT, &set(&plain, &of_sensor)),
+        "creates statefulsets that belong to an Agent",
+    );
+
+    // Near misses: pods of others, with others' labels and owners.
+    let of_job = owned_by("batch/v1", "Job");
+    assert_eq!(
+        installed.create(TENANT, &pod("x", &json!({"agentloop.dev/other": "a"}), &of_job)),
+        ""
+    );
+    assert_eq!(installed.create(TENANT, &set(&plain, &of_job)), "");
+    let part = json!({"app.kubernetes.io/part-of": "agentloop"});
+    assert_eq!(
+        installed.create(TENANT, &pod("x", &part, &free)),
+        "",
+        "no policy selects it"
+    );
+
+    assert_eq!(installed.create(CONTROLLER, &pod("x", &agent, &of_agent)), "");
+    assert_eq!(installed.create(CONTROLLER, &set(&sensor, &of_sensor)), "");
+    let of_set = owned_by("apps/v1", "StatefulSet");
+    assert_eq!(
+        installed.create(STATEFULSET_CONTROLLER, &pod("x", &sensor, &of_set)),
+        ""
+    );
+    refused(
+        installed.create(STATEFULSET_CONTROLLER, &set(&sensor, &of_sensor)),
+        "the label agentloop.dev/sensor",
+    );
+}
+
+#[test]
+fn the_identity_of_an_existing_pod_is_neither_taken_nor_removed() {
+    let Some(installed) = Installed::new() else { return };
+    let (plain, free) = (json!({"app": "web"}), json!([]));
+    let agent = json!({"agentloop.dev/agent": "coast"});
+    installed.cluster.apply(&pod("web", &plain, &free).to_string());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), pod("coast", &agent, &free).to_string()).unwrap();
+    let start = Instant::now();
+    loop {
+        let mut create = installed.cluster.command(&["create", "--as", CONTROLLER, "-f"]);
+        let ended = create.arg(file.path()).output().unwrap();
+        if ended.status.success() {
+            break;
+        }
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(start.elapsed() < SOON, "the role never holds: {said}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let label = |pod: &str, label: &str| installed.answer(TENANT, &["label", "--overwrite", "pod", pod, label], None);
+    let words = "is set, changed and removed";
+    let start = Instant::now();
+    while !label("web", "agentloop.dev/agent=coast").contains(words) || !label("web", "tier=a").is_empty() {
+        assert!(start.elapsed() < SOON, "the policies never hold");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    for change in [
+        "agentloop.dev/agent=other",
+        "agentloop.dev/agent-",
+        "agentloop.dev/sensor=page",
+    ] {
+        let said = label("coast", change);
+        assert!(said.contains(words), "{change}: {said}");
+    }
+    assert_eq!(label("coast", "tier=a"), "", "other labels are free");
+    let owner = json!({"metadata": {"ownerReferences": owned_by("agentloop.dev/v1alpha1", "Agent")}}).to_string();
+    let said = installed.answer(TENANT, &["patch", "pod", "web", "-p", &owner], None);
+    assert!(said.contains("belong to an Agent"), "{said}");
+}
+
+#[test]
+fn the_policies_of_identity_are_for_the_namespaces_that_are_served_and_can_be_left_out() {
+    let Some(rendered) = render(&[]) else { return };
+    let everywhere = rendered.unwrap();
+    let named = render(&["watchNamespaces={team-a}"]).unwrap().unwrap();
+    let without = render(&["rbac.identityPolicy=false"]).unwrap().unwrap();
+    for kind in ["pods", "statefulsets"] {
+        let name = format!("agentloop-identity-{kind}");
+        let policy = everywhere.one("ValidatingAdmissionPolicy", &name);
+        assert_eq!(policy["spec"]["failurePolicy"], "Fail");
+        let others = policy["spec"]["matchConditions"][0]["expression"].as_str().unwrap();
+        assert!(others.contains(CONTROLLER), "{others}");
+        assert_eq!(others.contains(STATEFULSET_CONTROLLER), kind == "pods", "{others}");
+        let binding = everywhere.one("ValidatingAdmissionPolicyBinding", &name);
+        assert!(binding["spec"]["matchResources"].is_null());
+        let binding = named.one(
+            "ValidatingAdmissionPolicyBinding",
+            &format!("agentloop-agentloop-system-identity-{kind}"),
+        );
+        let expression = &binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"][0];
+        assert_eq!(
+            *expression,
+            json!({"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a"]})
+        );
+        assert!(!without.has("ValidatingAdmissionPolicy", &name));
+        assert!(!without.has("ValidatingAdmissionPolicyBinding", &name));
+    }
+}
+
+#[test]
+fn the_api_server_finds_nothing_wrong_with_the_expressions_of_identity() {
+    let Some(installed) = Installed::new() else { return };
+    for object in installed
+        .objects
+        .iter()
+        .filter(|object| object["kind"] == "ValidatingAdmissionPolicy")
+    {
+        let name = object["metadata"]["name"].as_str().unwrap();
+        let warnings = installed
+            .cluster
+            .until("checked", 60, "validatingadmissionpolicy", name, |policy| {
+                let checked = policy["status"].get("typeChecking")?;
+                Some(checked["expressionWarnings"].clone())
+            });
+        assert_eq!(warnings, Value::Null, "{name}");
+    }
+}
