@@ -20,18 +20,18 @@
 extern crate agentloop_texts;
 
 pub use agentloop_api as api;
+pub use agentloop_engine as engine;
 pub use agentloop_ledger as ledger;
 pub use agentloop_link as link;
 pub use agentloop_mcp as mcp;
+pub use agentloop_provider as provider;
 pub use agentloop_sensing as sensing;
 pub use agentloop_support as support;
 
 pub mod cli;
 pub mod controller;
-pub mod engine;
 pub mod gateway;
 pub mod local;
-pub mod provider;
 pub mod sensor;
 pub mod telemetry;
 pub mod worker;

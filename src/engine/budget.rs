@@ -15,8 +15,8 @@ use super::effects::{EffectBuffer, call_line};
 use super::machine::Engine;
 use super::snapshot::{ActivePause, CallStep};
 use super::{EngineEffect, RecordKind, time_math};
-use crate::api::failure::{CallFailure, FailureKind};
-use crate::api::pause::{PauseEnd, PauseReason};
+use agentloop_api::failure::{CallFailure, FailureKind};
+use agentloop_api::pause::{PauseEnd, PauseReason};
 
 /// Time between two attempts at a call while other loops hold the room that it needs.
 pub const PROBE_INTERVAL: SignedDuration = SignedDuration::from_secs(15);

@@ -16,7 +16,7 @@ use super::message::{FinishReason, Message, ModelAnswer};
 use super::prompt_size;
 use super::snapshot::{CallStep, Turn};
 use super::{CallId, CallPurpose, JournalRecord, RecordKind, prompt, time_math};
-use crate::api::failure::{CallFailure, FailureKind};
+use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Most bytes of a summary: it is written with each step of the loop.
 pub const MOST_BYTES: u64 = 16 * 1024;

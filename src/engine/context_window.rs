@@ -23,7 +23,7 @@ use super::machine::Engine;
 use super::message::Message;
 use super::snapshot::CallStep;
 use super::{JournalRecord, RecordKind, prompt_size};
-use crate::api::failure::{CallFailure, FailureKind};
+use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Prompts of one call that a server may refuse as too long before the turn fails. Each is a fifth smaller than the one
 /// before, so the last one is less than a tenth of the first.

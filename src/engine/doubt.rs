@@ -17,7 +17,7 @@ use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
 use super::message::Message;
 use super::{RecordKind, prompt_size};
-use crate::api::failure::{CallFailure, FailureKind};
+use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Refused turns in a row after which the history is doubted.
 const MOST_REFUSED: u32 = 2;

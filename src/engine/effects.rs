@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::message::{Message, ModelAnswer};
 use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, RecordedUsage, ids};
-use crate::api::usage_counts::GuardrailTrip;
+use agentloop_api::usage_counts::GuardrailTrip;
 
 /// The effects of one input, in the order to act on.
 pub struct EffectBuffer {

@@ -9,7 +9,7 @@ use super::machine::Engine;
 use super::tool::{ToolOutcome, ToolRunId};
 use super::tool_batch::ToolSlot;
 use super::{JournalRecord, OutcomeKind, RecordDetail, RecordKind};
-use crate::api::usage_counts::{self, GuardrailTrips, OTHER_TOOLS, ToolUsage};
+use agentloop_api::usage_counts::{self, GuardrailTrips, OTHER_TOOLS, ToolUsage};
 
 /// Counts over the life of the Agent.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::machine::Engine;
 use super::{retry, time_math};
-use crate::api::failure::CallFailure;
+use agentloop_api::failure::CallFailure;
 
 /// A light model that only a user can make usable again.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]

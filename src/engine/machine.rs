@@ -21,8 +21,8 @@ use super::{
     CallId, EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, prompt, prompt::Skill,
     settings::EngineSettings, time_math,
 };
-use crate::api::agent::ExhaustionPolicy;
-use crate::api::status::PauseReason;
+use agentloop_api::agent::ExhaustionPolicy;
+use agentloop_api::status::PauseReason;
 
 #[derive(Clone, Debug)]
 pub struct Engine {

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::api::agent::ModelApi;
+use agentloop_api::agent::ModelApi;
 
 /// One message of the conversation.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]

@@ -9,6 +9,10 @@
 //! snapshot: after [`StopCause::Fenced`] the journal belongs to another pod. A restart restores the engine from the
 //! last snapshot and the live transcript, and feeds [`EngineInput::Started`].
 
+#[cfg(test)]
+#[macro_use]
+extern crate agentloop_texts;
+
 pub mod budget;
 mod budget_health;
 mod compaction;
@@ -61,8 +65,8 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::api::failure::CallFailure;
-use crate::api::usage_counts::GuardrailTrip;
+use agentloop_api::failure::CallFailure;
+use agentloop_api::usage_counts::GuardrailTrip;
 use budget::BudgetState;
 use message::{Message, ModelAnswer, ToolDefinition};
 use sensor_events::SensedEvent;

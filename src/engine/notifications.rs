@@ -22,7 +22,7 @@ use super::message::Message;
 use super::prompt::truncate;
 use super::prompt_size;
 use super::runtime_mark::without_marks;
-use crate::api::failure::{CallFailure, FailureKind};
+use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Most waiting notifications.
 pub const MOST_WAITING: usize = 256;

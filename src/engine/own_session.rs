@@ -9,7 +9,7 @@ use super::message::Message;
 use super::modes::{LoopPace, TurnEnd};
 use super::snapshot::Turn;
 use super::{JournalRecord, RecordKind};
-use crate::api::failure::CallFailure;
+use agentloop_api::failure::CallFailure;
 
 impl Engine {
     /// The conversation of the current turn.

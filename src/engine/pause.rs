@@ -8,7 +8,7 @@ use super::guardrails::{self, ClockDecision, ClockPause, Guardrail, TrippedGuard
 use super::machine::Engine;
 use super::snapshot::{ActivePause, CauseKind};
 use super::{RecordKind, retry, time_math};
-use crate::api::pause::{CooldownCause, PauseEnd, PauseReason};
+use agentloop_api::pause::{CooldownCause, PauseEnd, PauseReason};
 
 const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
 const LONGEST_COOLDOWN: SignedDuration = SignedDuration::from_hours(1);

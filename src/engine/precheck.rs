@@ -17,8 +17,8 @@ use super::message::{Message, ModelAnswer};
 use super::modes::PreCheckDecision;
 use super::snapshot::ChosenSleep;
 use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, ids, prompt_size};
-use crate::api::agent::LimitedResource;
-use crate::api::failure::{CallFailure, FailureKind};
+use agentloop_api::agent::LimitedResource;
+use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Note of a pre-check without a clear answer.
 const UNREADABLE: &str = "Unreadable";

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::api::agent::{LimitedResource, RateLimit};
+use agentloop_api::agent::{LimitedResource, RateLimit};
 
 /// Pieces of a window.
 const PIECES: i64 = 60;

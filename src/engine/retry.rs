@@ -8,8 +8,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{CallId, time_math};
-use crate::api::failure::{AfterFailure, CallFailure};
-use crate::api::pause::PauseReason;
+use agentloop_api::failure::{AfterFailure, CallFailure};
+use agentloop_api::pause::PauseReason;
 
 /// Attempts at one call after which an unreachable server is shown as a pause.
 pub const QUICK_ATTEMPTS: u32 = 5;

@@ -17,8 +17,8 @@ use super::retry::{self, RetryDecision};
 use super::runtime_mark::without_marks;
 use super::settings::EngineSettings;
 use super::{CallId, CallPurpose, EngineEffect, RecordKind, prompt_size, time_math};
-use crate::api::agent::LimitedResource;
-use crate::api::failure::{CallFailure, FailureKind};
+use agentloop_api::agent::LimitedResource;
+use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// The task of the light model, around the user's own words.
 const HEAD: &str = "You score one event for an autonomous agent, from 0 to 100. What is to be scored:";

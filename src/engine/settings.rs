@@ -8,8 +8,8 @@ use super::hot_state::FieldSchema;
 use super::modes::continuous::heartbeat::HeartbeatSettings;
 use super::precheck;
 use super::resources::ResourceLimit;
-use crate::api::AgentSpec;
-use crate::api::agent::{AgentMode, ExhaustionPolicy, LoopDetection, ModelSpec};
+use agentloop_api::AgentSpec;
+use agentloop_api::agent::{AgentMode, ExhaustionPolicy, LoopDetection, ModelSpec};
 
 /// The mode of a loop, and the settings that only it has.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -24,8 +24,8 @@ use super::scoring::ScoringState;
 use super::tool_batch::ToolBatch;
 use super::turn_kind::TurnKind;
 use super::{CallId, ids};
-use crate::api::failure::CallFailure;
-use crate::api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason};
+use agentloop_api::failure::CallFailure;
+use agentloop_api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason};
 
 /// Everything of an engine that outlives its process, except for the transcript.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]

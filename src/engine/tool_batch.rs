@@ -20,7 +20,7 @@ use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, UnknownOutcomePol
 use super::tool_admission::{self, DeniedCall};
 use super::tool_results::render_outcome;
 use super::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine};
-use crate::api::agent::LimitedResource;
+use agentloop_api::agent::LimitedResource;
 
 /// Concurrent read-only runs.
 pub const MOST_READS: usize = 4;

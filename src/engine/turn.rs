@@ -17,9 +17,9 @@ use super::turn_kind::TurnKind;
 use super::{
     CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, prompt, prompt_size, time_math,
 };
-use crate::api::agent::LimitedResource;
-use crate::api::status::LoopOutcome;
-use crate::api::usage_counts::GuardrailTrip;
+use agentloop_api::agent::LimitedResource;
+use agentloop_api::status::LoopOutcome;
+use agentloop_api::usage_counts::GuardrailTrip;
 
 impl Engine {
     /// Begins a turn: its first message and its first call.

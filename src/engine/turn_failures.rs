@@ -11,7 +11,7 @@ use super::modes::{LoopPace, TurnEnd};
 use super::retry::{self, RetryDecision};
 use super::snapshot::{CallStep, CauseKind, Turn};
 use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, budget, time_math};
-use crate::api::failure::{CallFailure, FailureKind};
+use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Note of a turn that the model or its provider refused.
 const REFUSED: &str = "Refused";

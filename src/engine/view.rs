@@ -9,10 +9,10 @@ use super::resources::ResourceWait;
 use super::snapshot::{ChosenSleep, LifecyclePhase, PublicState};
 use super::time_math;
 use super::{EngineEffect, RecordKind};
-use crate::api::condition::LoopSign;
-use crate::api::failure::CallFailure;
-use crate::api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason, WakeCondition, WakeType};
-use crate::api::usage_counts::GuardrailTrip;
+use agentloop_api::condition::LoopSign;
+use agentloop_api::failure::CallFailure;
+use agentloop_api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason, WakeCondition, WakeType};
+use agentloop_api::usage_counts::GuardrailTrip;
 
 /// A loop as seen from outside; the worker turns it into a report.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -10,7 +10,7 @@ use super::modes::WakeTrigger;
 use super::modes::continuous::matches_event;
 use super::snapshot::{CauseKind, LifecyclePhase, UnseenEvents};
 use super::{RecordKind, time_math};
-use crate::api::status::LoopState;
+use agentloop_api::status::LoopState;
 
 /// A chosen sleep of at least this length resets the limits.
 pub const WHOLE_SLEEP: SignedDuration = SignedDuration::from_secs(60);

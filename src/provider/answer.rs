@@ -4,9 +4,9 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use crate::api::agent::ModelApi;
-use crate::api::failure::{CallFailure, FailureKind};
-use crate::engine::message::{FinishReason, MessagePart, ModelAnswer, ReasoningContent, ToolCall};
+use agentloop_api::agent::ModelApi;
+use agentloop_api::failure::{CallFailure, FailureKind};
+use agentloop_engine::message::{FinishReason, MessagePart, ModelAnswer, ReasoningContent, ToolCall};
 
 /// Maximum number of tool calls taken from one answer; further calls are dropped.
 pub const MAX_TOOL_CALLS: usize = 128;
@@ -87,7 +87,7 @@ pub(super) fn seal_reasoning(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provider::samples::call;
+    use crate::samples::call;
 
     #[test]
     fn repeated_and_empty_ids_become_unique_without_taking_a_given_one() {

@@ -1,9 +1,9 @@
 //! Where and how the servers of a wire format are called.
 
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 
-use crate::api::failure::{CallFailure, FailureKind};
-use crate::ledger::bound::RequestOverhead;
+use agentloop_api::failure::{CallFailure, FailureKind};
+use agentloop_ledger::bound::RequestOverhead;
 
 /// The facts of a wire format that do not depend on a request.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl ModelEndpoint {
 
 #[cfg(test)]
 mod tests {
-    use crate::provider::WireFormat;
+    use crate::WireFormat;
 
     #[test]
     fn a_key_is_sensitive_and_in_the_header_of_its_format() {

@@ -12,6 +12,10 @@
 //! Reasoning is kept with answers that call tools, and sent back to the model that wrote it: providers refuse a
 //! conversation in which it is missing or changed. It is dropped from other answers, which all of them allow.
 
+#[cfg(test)]
+#[macro_use]
+extern crate agentloop_texts;
+
 pub mod answer;
 mod anthropic_messages;
 pub mod endpoint;
@@ -32,10 +36,10 @@ use std::borrow::Borrow;
 
 use serde_json::Value;
 
-use crate::api::agent::{ModelApi, ModelSpec, ToolCalling};
-use crate::api::failure::CallFailure;
-use crate::engine::message::{Message, ModelAnswer, ToolDefinition};
-use crate::ledger::bound::CallBill;
+use agentloop_api::agent::{ModelApi, ModelSpec, ToolCalling};
+use agentloop_api::failure::CallFailure;
+use agentloop_engine::message::{Message, ModelAnswer, ToolDefinition};
+use agentloop_ledger::bound::CallBill;
 use answer::AnswerAggregate;
 use endpoint::ModelEndpoint;
 use meter::{AnswerError, AnswerSummary, StreamProgress};
@@ -186,8 +190,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::engine::message::ToolCall;
-    use crate::provider::prompt::CacheLifetime;
+    use crate::prompt::CacheLifetime;
+    use agentloop_engine::message::ToolCall;
 
     fn turn(number: usize, text: &str) -> [Message; 4] {
         let id = format!("call{number}");

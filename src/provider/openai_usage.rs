@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::usage::{count, detail, has_unpriced, or};
-use crate::ledger::bound::CallBill;
+use agentloop_ledger::bound::CallBill;
 
 /// The names of the counts in a report.
 pub(super) struct UsageNames {

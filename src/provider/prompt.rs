@@ -1,7 +1,7 @@
 //! The input of a model call, independent of any wire format.
 
-use crate::api::agent::ModelSpec;
-use crate::engine::message::{ReasoningContent, ToolDefinition};
+use agentloop_api::agent::ModelSpec;
+use agentloop_engine::message::{ReasoningContent, ToolDefinition};
 
 /// The temperature of a model, which was validated on admission as a decimal number.
 pub(super) fn temperature(model: &ModelSpec) -> Option<f64> {

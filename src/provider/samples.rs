@@ -1,8 +1,8 @@
 //! What the tests of several wire formats need.
 
 use super::WireFormat;
-use crate::api::failure::CallFailure;
-use crate::engine::message::{ModelAnswer, ToolCall};
+use agentloop_api::failure::CallFailure;
+use agentloop_engine::message::{ModelAnswer, ToolCall};
 
 /// A call of `yield`.
 pub(super) fn call(id: &str, arguments: &str) -> ToolCall {

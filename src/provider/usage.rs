@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::WireFormat;
-use crate::ledger::bound::CallBill;
+use agentloop_ledger::bound::CallBill;
 
 /// A larger count in one call is absurd, and would endanger exact sums.
 const MAX_TOKENS: i64 = 1_000_000_000;

@@ -5,9 +5,9 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Guardrail, TrippedGuardrail};
-use crate::api::status::PauseReason;
-use crate::engine::resources::ResourceTracker;
-use crate::engine::settings::EngineSettings;
+use crate::resources::ResourceTracker;
+use crate::settings::EngineSettings;
+use agentloop_api::status::PauseReason;
 
 /// The longest pause: the minute, and one piece of it.
 pub const LONGEST: SignedDuration = SignedDuration::from_secs(61);

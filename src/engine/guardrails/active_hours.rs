@@ -9,9 +9,9 @@ use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{SignedDuration, Timestamp, ToSpan};
 
 use super::{ClockDecision, ClockPause, Guardrail};
-use crate::api::agent::{self, DayOfWeek};
-use crate::api::status::PauseReason;
-use crate::engine::settings::EngineSettings;
+use crate::settings::EngineSettings;
+use agentloop_api::agent::{self, DayOfWeek};
+use agentloop_api::status::PauseReason;
 
 /// Days to search for the next window: a yearly clock change may skip a weekly window.
 const LOOK_AHEAD: i32 = 40;

@@ -2,8 +2,8 @@
 //! completed. It raises no pause: the next turn starts from zero.
 
 use super::{Guardrail, TurnLimit};
-use crate::api::usage_counts::GuardrailTrip;
-use crate::engine::settings::EngineSettings;
+use crate::settings::EngineSettings;
+use agentloop_api::usage_counts::GuardrailTrip;
 
 pub struct CallsPerTurn;
 

@@ -5,8 +5,8 @@
 use jiff::SignedDuration;
 
 use super::{Guardrail, RestKind, TrippedGuardrail};
-use crate::api::status::PauseReason;
-use crate::engine::{settings::EngineSettings, snapshot::StreakCounters, time_math};
+use crate::{settings::EngineSettings, snapshot::StreakCounters, time_math};
+use agentloop_api::status::PauseReason;
 
 const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 

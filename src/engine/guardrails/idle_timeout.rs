@@ -13,8 +13,8 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
 use super::Guardrail;
-use crate::api::status::LoopOutcome;
-use crate::engine::{settings::EngineSettings, snapshot::StreakCounters};
+use crate::{settings::EngineSettings, snapshot::StreakCounters};
+use agentloop_api::status::LoopOutcome;
 
 /// Tool results that are remembered: a loop that cycles among this many gets nothing done.
 const SEEN: usize = 32;

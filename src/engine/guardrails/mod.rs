@@ -11,9 +11,9 @@ mod rate_limits;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{resources::ResourceTracker, settings::EngineSettings, snapshot::StreakCounters};
-use crate::api::status::{LoopOutcome, PauseReason};
-use crate::api::usage_counts::GuardrailTrip;
 pub use actions_per_minute::LONGEST as LONGEST_HOLD_OF_ACTIONS;
+use agentloop_api::status::{LoopOutcome, PauseReason};
+use agentloop_api::usage_counts::GuardrailTrip;
 
 pub const ALL: [&dyn Guardrail; 6] = [
     &actions_per_minute::ActionsPerMinute,

@@ -6,10 +6,10 @@
 use jiff::Timestamp;
 
 use super::{Guardrail, TrippedGuardrail};
-use crate::api::agent::LimitedResource;
-use crate::api::status::PauseReason;
-use crate::engine::resources::{ResourceLimit, ResourceTracker};
-use crate::engine::settings::EngineSettings;
+use crate::resources::{ResourceLimit, ResourceTracker};
+use crate::settings::EngineSettings;
+use agentloop_api::agent::LimitedResource;
+use agentloop_api::status::PauseReason;
 
 pub struct RateLimits;
 

@@ -20,14 +20,14 @@ pub(super) struct ShownValues {
 
 impl HotState {
     /// A call of a turn shows the current values.
-    pub(in crate::engine) fn mark_sent(&mut self) {
+    pub(crate) fn mark_sent(&mut self) {
         let texts = self.entries.iter();
         let texts = texts.map(|(name, entry)| (name.clone(), entry.text.clone()));
         self.seen.sent = Some(texts.collect());
     }
 
     /// The turn that showed them is committed.
-    pub(in crate::engine) fn mark_committed(&mut self) {
+    pub(crate) fn mark_committed(&mut self) {
         if let Some(sent) = self.seen.sent.take() {
             self.seen.committed = Some(sent);
         }
@@ -35,7 +35,7 @@ impl HotState {
 
     /// Old and new value of each field that has changed, and the names of the others. `None`: what the last turn saw is
     /// unknown.
-    pub(in crate::engine) fn diff(&self) -> Option<String> {
+    pub(crate) fn diff(&self) -> Option<String> {
         let before = self.seen.committed.as_ref()?;
         let mut lines = Vec::new();
         let mut same = Vec::new();

@@ -17,7 +17,7 @@ pub use refresh::HotStateRefresh;
 use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
 use super::{RecordKind, time_math};
-use crate::api::hot_state::{FieldType, HotField};
+use agentloop_api::hot_state::{FieldType, HotField};
 
 /// Most bytes of one value, as JSON.
 pub const MOST_FIELD_BYTES: usize = 8 * 1024;

@@ -18,7 +18,7 @@ use super::super::tool_admission;
 use super::super::tool_batch::{MOST_READS, ToolRunPlan};
 use super::super::{EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
 use super::FieldSchema;
-use crate::api::hot_state::FieldType;
+use agentloop_api::hot_state::FieldType;
 
 /// The runs before the next turn.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -41,7 +41,7 @@ struct FieldRun {
 
 impl Engine {
     /// Runs what must precede the next turn. True: the turn may begin.
-    pub(in crate::engine) fn prepare_turn(&mut self, out: &mut EffectBuffer) -> bool {
+    pub(crate) fn prepare_turn(&mut self, out: &mut EffectBuffer) -> bool {
         // Planned once for each turn: otherwise a failed run would be repeated for as long as the field has no value.
         if !std::mem::replace(&mut self.hot.refreshed, true) {
             self.plan_refresh(out);
@@ -51,14 +51,14 @@ impl Engine {
     }
 
     /// The values were for a turn that begins at once; a turn that has to wait refreshes them again.
-    pub(in crate::engine) fn end_preparation(&mut self) {
+    pub(crate) fn end_preparation(&mut self) {
         if self.state.refresh.runs.is_empty() {
             self.hot.refreshed = false;
         }
     }
 
     /// Whether the next turn waits for runs.
-    pub(in crate::engine) fn is_refreshing(&self) -> bool {
+    pub(crate) fn is_refreshing(&self) -> bool {
         self.running.keys().any(|run| run.is_refresh())
     }
 
@@ -168,12 +168,12 @@ impl Engine {
     }
 
     /// Name of the tool of a run that fills a field.
-    pub(in crate::engine) fn refresh_tool(&self, id: ToolRunId) -> Option<&str> {
+    pub(crate) fn refresh_tool(&self, id: ToolRunId) -> Option<&str> {
         Some(&self.state.refresh.runs.get(&id.index)?.plan.tool)
     }
 
     /// A run that fills a field ended.
-    pub(in crate::engine) fn refresh_finished(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+    pub(crate) fn refresh_finished(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
         let Some(FieldRun { field, plan }) = self.state.refresh.runs.remove(&id.index) else {
             return;
         };

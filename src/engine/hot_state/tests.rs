@@ -5,7 +5,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::{FieldSchema, FieldWriteError, HotState, MOST_BYTES, MOST_FIELD_BYTES};
-use crate::api::hot_state::FieldType;
+use agentloop_api::hot_state::FieldType;
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::signals::LoopSignal;
 use super::signature::{CallSignature, ShortHash};
-use crate::api::agent::DetectionMode;
-use crate::api::condition::LoopSign;
-use crate::api::usage_counts::TripAction;
+use agentloop_api::agent::DetectionMode;
+use agentloop_api::condition::LoopSign;
+use agentloop_api::usage_counts::TripAction;
 
 /// Pauses in a row after which the next step is the last.
 pub const MOST_PAUSES: u32 = 4;

@@ -24,10 +24,10 @@ use super::tool_admission::DenialReason;
 use super::tool_batch::{ToolSlot, tool_line};
 use super::view::DetectedRepetition;
 use super::{JournalRecord, RecordDetail, RecordKind, time_math};
-use crate::api::agent::DetectionMode;
-use crate::api::condition::LoopSign;
-use crate::api::status::PauseReason;
-use crate::api::usage_counts::GuardrailTrip;
+use agentloop_api::agent::DetectionMode;
+use agentloop_api::condition::LoopSign;
+use agentloop_api::status::PauseReason;
+use agentloop_api::usage_counts::GuardrailTrip;
 
 /// Turns in a row without a tool call that say the same, which are a loop.
 pub const EQUAL_TEXTS: u32 = 3;

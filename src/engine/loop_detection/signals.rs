@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::signature::{CallSignature, ResultSignature, ShortHash};
-use crate::api::condition::LoopSign;
+use agentloop_api::condition::LoopSign;
 
 /// Calls that are remembered: what was seen before them is new again.
 pub const REMEMBERED: usize = 32;

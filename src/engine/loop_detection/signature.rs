@@ -3,8 +3,8 @@
 
 use ring::digest::{SHA256, digest};
 
-use crate::engine::message;
-use crate::engine::tool_admission;
+use crate::message;
+use crate::tool_admission;
 
 /// A hash of 32 bits: among the few that are compared, two different texts collide once in a hundred million.
 pub type ShortHash = u32;

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{LoopMode, LoopPace, ModeCallDecision, ModeContext, NextStep, TurnEnd, TurnOpening};
-use crate::api::status::LoopOutcome;
-use crate::engine::message::{self, ToolCall, ToolDefinition};
-use crate::engine::settings::{EngineSettings, ModeSettings};
-use crate::engine::turn_kind::TurnKind;
+use crate::message::{self, ToolCall, ToolDefinition};
+use crate::settings::{EngineSettings, ModeSettings};
+use crate::turn_kind::TurnKind;
+use agentloop_api::status::LoopOutcome;
 
 pub const RUNTIME: &str = "You count down. The tool `finish` ends the countdown.";
 

@@ -18,7 +18,7 @@ use super::resources::ResourceTracker;
 use super::settings::{EngineSettings, ModeSettings};
 use super::snapshot::{ChosenSleep, TurnBriefing};
 use super::turn_kind::TurnKind;
-use crate::api::status::LoopOutcome;
+use agentloop_api::status::LoopOutcome;
 use continuous::ContinuousState;
 
 /// What a mode may look at.

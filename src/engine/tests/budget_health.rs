@@ -2,7 +2,7 @@
 
 use super::super::budget_health::BudgetHealth;
 use super::*;
-use crate::api::agent::LimitedResource;
+use agentloop_api::agent::LimitedResource;
 
 fn team(tenths: u8, until: Option<&str>) -> BudgetHealth {
     BudgetHealth {
@@ -96,9 +96,9 @@ fn rate_limits_say_what_they_have_left_and_recover_with_their_window() {
 
 #[test]
 fn a_hot_state_comes_first_and_the_limits_after_it() {
-    let field = crate::engine::hot_state::FieldSchema {
+    let field = crate::hot_state::FieldSchema {
         name: "balance".into(),
-        kind: crate::api::hot_state::FieldType::Number,
+        kind: agentloop_api::hot_state::FieldType::Number,
         ttl: None,
         max_items: None,
         refresh_tool: None,

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::super::compaction::{LEAST_REPLACED, MOST_BYTES};
 use super::super::prompt_size;
 use super::*;
-use crate::api::agent::LimitedResource;
+use agentloop_api::agent::LimitedResource;
 
 /// Room for about 1,900 tokens of transcript.
 fn narrow() -> EngineSettings {

@@ -207,7 +207,7 @@ fn play(case: &Case) -> Played {
 }
 
 fn corpus() -> Vec<Case> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/loops");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/loops");
     let mut paths: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
         .map(|file| file.unwrap().path())
@@ -257,7 +257,7 @@ fn every_loop_of_the_corpus_is_detected_and_no_work_is_and_the_figures_are_the_p
     for (case, played) in &work {
         assert!(played.nudged.is_none(), "{}: {played:?}", case.name);
     }
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/concepts/loops.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/concepts/loops.md");
     let page = std::fs::read_to_string(page).unwrap();
     let figures = format!(
         "Detected: {} of {}. Work taken for a loop: 0 of {}.",

@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{EngineEffect, EngineInput, RecordKind};
-use crate::engine::notifications::Notification;
-use crate::engine::sensor_events::{SensedEvent, SensedNotice};
+use crate::notifications::Notification;
+use crate::sensor_events::{SensedEvent, SensedNotice};
 
 /// An event of this name.
 pub(super) fn happens(name: &str) -> EngineInput {

@@ -2,7 +2,7 @@
 
 use super::super::modes::continuous::heartbeat::{HeartbeatSettings, MOST_LAST_BYTES};
 use super::*;
-use crate::engine::snapshot::CallStep;
+use crate::snapshot::CallStep;
 
 fn every(seconds: i64) -> EngineSettings {
     EngineSettings {

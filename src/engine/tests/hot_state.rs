@@ -9,7 +9,7 @@ use super::super::{EngineInput, RecordKind, StopCause};
 use super::{
     Driver, EngineEffect, EngineSettings, LoopState, calls, says, seconds, settings, value_of, without_its_line,
 };
-use crate::api::hot_state::FieldType;
+use agentloop_api::hot_state::FieldType;
 
 fn field(name: &str, kind: FieldType, refresh_tool: Option<&str>) -> FieldSchema {
     FieldSchema {

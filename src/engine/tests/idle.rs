@@ -2,7 +2,7 @@
 //! count.
 
 use super::*;
-use crate::api::status::LoopOutcome;
+use agentloop_api::status::LoopOutcome;
 
 fn ended(driver: &Driver) -> bool {
     let view = driver.engine.view();

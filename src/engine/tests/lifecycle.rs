@@ -1,7 +1,7 @@
 //! Start, stop, restart, and what a loop looks like from outside.
 
 use super::*;
-use crate::api::status::LoopOutcome;
+use agentloop_api::status::LoopOutcome;
 
 #[test]
 fn test_loop_starts_and_is_running() {

@@ -7,7 +7,7 @@ use super::super::hot_state::FieldSchema;
 use super::super::precheck::PreCheckSettings;
 use super::super::scoring::ScoreQuestion;
 use super::*;
-use crate::api::hot_state::FieldType;
+use agentloop_api::hot_state::FieldType;
 
 fn light() -> EngineSettings {
     EngineSettings {

@@ -7,8 +7,8 @@ use serde_json::json;
 use super::super::notifications::{Notification, NotificationPriority};
 use super::work::tool;
 use super::*;
-use crate::api::condition::LoopSign;
-use crate::api::status::LoopOutcome;
+use agentloop_api::condition::LoopSign;
+use agentloop_api::status::LoopOutcome;
 
 fn watched(mode: DetectionMode) -> Driver {
     let settings = EngineSettings {
@@ -472,7 +472,7 @@ fn disabled_it_sees_and_says_nothing() {
     assert_eq!((driver.steps(), driver.sign(), driver.sent.len()), (vec![], None, 50));
     assert_eq!(
         driver.engine.state.watch,
-        crate::engine::loop_detection::LoopDetector::default()
+        crate::loop_detection::LoopDetector::default()
     );
 }
 

@@ -53,9 +53,9 @@ use super::prompt_size as sizes;
 use super::settings::{EngineSettings, ModeSettings};
 use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
 use super::{CallId, CallPurpose, EngineEffect, EngineInput, JournalRecord, KnownTotals, RecordKind, StopCause};
-use crate::api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection};
-use crate::api::failure::{CallFailure, FailureKind};
-use crate::api::status::{LoopState, PauseReason};
+use agentloop_api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection};
+use agentloop_api::failure::{CallFailure, FailureKind};
+use agentloop_api::status::{LoopState, PauseReason};
 
 fn settings() -> EngineSettings {
     EngineSettings {
@@ -90,7 +90,7 @@ fn settings() -> EngineSettings {
 }
 
 fn hours(zone: &str, start: &str, end: &str) -> ActiveHours {
-    ActiveHours::read(&crate::api::agent::ActiveHoursSpec {
+    ActiveHours::read(&agentloop_api::agent::ActiveHoursSpec {
         time_zone: zone.into(),
         days: Vec::new(),
         start: start.into(),

@@ -6,8 +6,8 @@ use serde_json::json;
 
 use super::work::{tools, wants};
 use super::*;
-use crate::api::status::LoopOutcome;
-use crate::engine::modes::countdown::RUNTIME;
+use crate::modes::countdown::RUNTIME;
+use agentloop_api::status::LoopOutcome;
 
 fn countdown(turns: u32) -> EngineSettings {
     EngineSettings {

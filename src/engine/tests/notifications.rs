@@ -182,7 +182,7 @@ fn a_turn_that_fails_keeps_them() {
 #[test]
 fn only_what_an_answered_call_showed_is_done_with() {
     let mut driver = Driver::started(EngineSettings {
-        rate_limits: vec![rates::limit(crate::api::agent::LimitedResource::LLMCalls, 2, 60)],
+        rate_limits: vec![rates::limit(agentloop_api::agent::LimitedResource::LLMCalls, 2, 60)],
         ..settings()
     });
     driver.turn();

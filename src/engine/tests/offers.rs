@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::work::{tool as of_effect, wants};
 use super::*;
-use crate::engine::modes::continuous::yield_tool;
-use crate::engine::resources::ResourceLimit;
+use crate::modes::continuous::yield_tool;
+use crate::resources::ResourceLimit;
 
 fn tool(name: &str) -> ToolSpec {
     of_effect(name, ToolEffect::Write)

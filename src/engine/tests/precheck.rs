@@ -8,8 +8,8 @@ use super::super::notifications::{Notification, NotificationPriority};
 use super::super::precheck;
 use super::super::tool::{ToolEffect, ToolOutcome};
 use super::*;
-use crate::api::agent::LimitedResource;
-use crate::api::hot_state::FieldType;
+use agentloop_api::agent::LimitedResource;
+use agentloop_api::hot_state::FieldType;
 
 const NO: &str = r#"{"wake": false}"#;
 const YES: &str = r#"{"wake": true}"#;

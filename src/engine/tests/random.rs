@@ -8,7 +8,7 @@ use super::super::modes::continuous::heartbeat::HeartbeatSettings;
 use super::super::notifications::{Notification, NotificationPriority};
 use super::super::precheck;
 use super::*;
-use crate::api::agent::LimitedResource;
+use agentloop_api::agent::LimitedResource;
 
 /// What a provider refuses in [`Driver::heals`].
 const POISON: &str = "poison";

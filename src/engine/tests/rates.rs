@@ -2,8 +2,8 @@
 
 use super::work::wants;
 use super::*;
-use crate::api::agent::{LimitedResource, RateLimit};
-use crate::engine::resources::ResourceLimit;
+use crate::resources::ResourceLimit;
+use agentloop_api::agent::{LimitedResource, RateLimit};
 
 pub(super) fn limit(resource: LimitedResource, amount: u32, window_seconds: u32) -> ResourceLimit {
     ResourceLimit::from(&RateLimit {

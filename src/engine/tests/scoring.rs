@@ -5,7 +5,7 @@ use rstest::rstest;
 use super::super::scoring::ScoreQuestion;
 use super::rates::limit;
 use super::*;
-use crate::api::agent::LimitedResource;
+use agentloop_api::agent::LimitedResource;
 
 fn scoring() -> EngineSettings {
     EngineSettings {

@@ -6,7 +6,7 @@ use super::super::hot_state::FieldSchema;
 use super::super::notifications::NotificationPriority;
 use super::super::sensor_events::{SensedEvent, SensedNotice};
 use super::*;
-use crate::api::hot_state::FieldType;
+use agentloop_api::hot_state::FieldType;
 
 fn event(seq: u32, updates: Vec<(&str, Value)>, notices: &[(&str, NotificationPriority)]) -> EngineInput {
     EngineInput::Sensed(SensedEvent {

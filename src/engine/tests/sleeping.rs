@@ -3,8 +3,8 @@
 use super::super::notifications::{Notification, NotificationPriority};
 use super::super::sensor_events::SensedEvent;
 use super::*;
-use crate::api::agent::LimitedResource;
-use crate::api::status::WakeType;
+use agentloop_api::agent::LimitedResource;
+use agentloop_api::status::WakeType;
 
 fn asleep(arguments: &str) -> Driver {
     let mut driver = Driver::started(settings());

@@ -4,8 +4,8 @@
 use strum::IntoEnumIterator;
 
 use super::*;
-use crate::api::agent::LimitedResource;
-use crate::api::status::LoopOutcome;
+use agentloop_api::agent::LimitedResource;
+use agentloop_api::status::LoopOutcome;
 
 /// A loop that this reason holds.
 fn held_by(reason: PauseReason) -> Driver {

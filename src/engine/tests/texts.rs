@@ -5,10 +5,10 @@ use strum::IntoEnumIterator;
 use super::rates::limit;
 use super::work::wants;
 use super::*;
-use crate::api::agent::LimitedResource;
-use crate::api::hot_state::FieldType;
-use crate::engine::guardrails::active_hours::ActiveHoursError;
-use crate::engine::hot_state::FieldWriteError;
+use crate::guardrails::active_hours::ActiveHoursError;
+use crate::hot_state::FieldWriteError;
+use agentloop_api::agent::LimitedResource;
+use agentloop_api::hot_state::FieldType;
 
 type Rows = Vec<(String, String, String)>;
 

@@ -2,7 +2,7 @@
 
 use super::work::wants;
 use super::*;
-use crate::engine::lifetime_counts::LifetimeCounts;
+use crate::lifetime_counts::LifetimeCounts;
 
 fn trips(driver: &Driver) -> Vec<&str> {
     driver.notes(RecordKind::GuardrailTriggered)

@@ -5,7 +5,7 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::*;
-use crate::engine::ToolLine;
+use crate::ToolLine;
 
 /// Tools of every kind, and names of unknown tools.
 pub(super) const NAMES: [&str; 8] = [

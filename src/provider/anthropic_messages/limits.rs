@@ -1,12 +1,12 @@
 //! Where messages are requested, and what a request may contain.
 
-use reqwest::header::{HeaderName, HeaderValue};
+use http::header::{HeaderName, HeaderValue};
 
-use crate::ledger::bound::RequestOverhead;
-use crate::provider::endpoint::{KeyHeader, ModelEndpoint};
-use crate::provider::request_schema::{PartSchema, RequestSchema};
+use crate::endpoint::{KeyHeader, ModelEndpoint};
+use crate::request_schema::{PartSchema, RequestSchema};
+use agentloop_ledger::bound::RequestOverhead;
 
-pub(in crate::provider) static ENDPOINT: ModelEndpoint = ModelEndpoint {
+pub(crate) static ENDPOINT: ModelEndpoint = ModelEndpoint {
     route: "/v1/messages",
     path: "/v1/messages",
     advice: "Anthropic messages; check spec.model.baseURL (without /v1)",
@@ -20,9 +20,9 @@ pub(in crate::provider) static ENDPOINT: ModelEndpoint = ModelEndpoint {
 };
 
 /// Name of the output limit.
-pub(in crate::provider) const OUTPUT_LIMIT: &str = "max_tokens";
+pub(crate) const OUTPUT_LIMIT: &str = "max_tokens";
 
-pub(in crate::provider) static SCHEMA: RequestSchema = RequestSchema {
+pub(crate) static SCHEMA: RequestSchema = RequestSchema {
     fields: &[
         "cache_control",
         "max_tokens",

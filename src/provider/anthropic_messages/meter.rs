@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use crate::provider::meter::{AnswerError, AnswerSummary, StreamEnd, StreamProgress, model_name};
+use crate::meter::{AnswerError, AnswerSummary, StreamEnd, StreamProgress, model_name};
 
 /// An event of a streamed Anthropic message, or a whole message.
 #[derive(Deserialize)]
@@ -38,7 +38,7 @@ struct MessageDelta {
 }
 
 /// Reads the data of one event of a stream.
-pub(in crate::provider) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(), AnswerError> {
+pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(), AnswerError> {
     let event: MessagesPayload = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
     match event.kind.as_str() {
         "error" => return Err(AnswerError::ServerError),
@@ -70,7 +70,7 @@ pub(in crate::provider) fn read_event(progress: &mut StreamProgress, data: &[u8]
 }
 
 /// Reads a whole answer.
-pub(in crate::provider) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
+pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
     let message: MessagesPayload = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
     match (message.kind.as_str(), message.content) {
         ("error", _) => Err(AnswerError::ServerError),

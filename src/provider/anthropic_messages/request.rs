@@ -4,10 +4,10 @@ use std::borrow::Borrow;
 
 use serde_json::{Map, Value, json};
 
-use crate::api::agent::{self, ModelSpec, ReasoningEffort};
-use crate::engine::message::{Message, MessagePart, ReasoningContent, ToolCall, ToolDefinition};
-use crate::provider::prompt::{CacheLifetime, ModelPrompt, own, temperature};
-use crate::provider::tool_call_ids::ToolCallIds;
+use crate::prompt::{CacheLifetime, ModelPrompt, own, temperature};
+use crate::tool_call_ids::ToolCallIds;
+use agentloop_api::agent::{self, ModelSpec, ReasoningEffort};
+use agentloop_engine::message::{Message, MessagePart, ReasoningContent, ToolCall, ToolDefinition};
 
 /// Builds the body of a request. The API requires an output limit; the gateway may lower it.
 #[must_use]
@@ -260,8 +260,8 @@ fn input(arguments: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::agent::ModelApi;
-    use crate::provider::samples::call;
+    use crate::samples::call;
+    use agentloop_api::agent::ModelApi;
 
     fn request(model: &ModelSpec, messages: &[Message], tools: &[ToolDefinition]) -> Value {
         super::request(model, &ModelPrompt::of(messages, tools))

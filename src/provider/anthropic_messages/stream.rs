@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 
 use super::response::{MessageBlock, bad_response, ended};
 use super::usage::{input_tokens, tokens};
-use crate::api::agent::ModelApi;
-use crate::api::failure::CallFailure;
-use crate::engine::message::{MessagePart, ModelAnswer, ToolCall};
-use crate::provider::answer::{AnswerAggregate, MAX_STREAM_BYTES, MAX_TOOL_CALLS, cut_stream, seal_reasoning};
+use crate::answer::{AnswerAggregate, MAX_STREAM_BYTES, MAX_TOOL_CALLS, cut_stream, seal_reasoning};
+use agentloop_api::agent::ModelApi;
+use agentloop_api::failure::CallFailure;
+use agentloop_engine::message::{MessagePart, ModelAnswer, ToolCall};
 
 #[derive(Default)]
 pub struct MessageAggregate {
@@ -187,10 +187,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::failure::FailureKind;
-    use crate::engine::message::FinishReason;
-    use crate::provider::WireFormat;
-    use crate::provider::samples::read_stream;
+    use crate::WireFormat;
+    use crate::samples::read_stream;
+    use agentloop_api::failure::FailureKind;
+    use agentloop_engine::message::FinishReason;
 
     fn read(events: &[Value]) -> Result<ModelAnswer, CallFailure> {
         read_stream(WireFormat::AnthropicMessages, events)

@@ -2,12 +2,12 @@
 
 use serde_json::Value;
 
-use crate::ledger::bound::CallBill;
-use crate::provider::usage::{count, detail, has_unpriced, or};
+use crate::usage::{count, detail, has_unpriced, or};
+use agentloop_ledger::bound::CallBill;
 
 /// The usage of an Anthropic message: `input_tokens` excludes cache reads and writes. A cache write without a stated
 /// lifetime is one of five minutes, the default.
-pub(in crate::provider) fn bill(usage: &Value) -> Option<CallBill> {
+pub(crate) fn bill(usage: &Value) -> Option<CallBill> {
     let input = count(usage.get("input_tokens")?)?;
     let output = count(usage.get("output_tokens")?)?;
     let short = detail(usage, "cache_creation", "ephemeral_5m_input_tokens")?;
@@ -47,7 +47,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::provider::openai_chat;
+    use crate::openai_chat;
 
     #[rstest]
     #[case(json!({"input_tokens": 3, "output_tokens": 4}), [3, 0, 0, 0, 4])]

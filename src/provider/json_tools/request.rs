@@ -10,10 +10,10 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use crate::api::agent::ModelSpec;
-use crate::engine::message::{self, Message, ToolCall, ToolDefinition};
-use crate::provider::openai_chat;
-use crate::provider::prompt::ModelPrompt;
+use crate::openai_chat;
+use crate::prompt::ModelPrompt;
+use agentloop_api::agent::ModelSpec;
+use agentloop_engine::message::{self, Message, ToolCall, ToolDefinition};
 
 /// Instructions for the format of an answer; the tools follow.
 const FORM: &str = "Answer with one JSON object and nothing else: {\"text\": what you say, may be empty, \
@@ -253,7 +253,7 @@ mod tests {
         let messages = [user("go")];
         assert_eq!(
             request(&model(), &messages, &[]),
-            crate::provider::WireFormat::OpenAiChat.request(&model(), &messages, &[])
+            crate::WireFormat::OpenAiChat.request(&model(), &messages, &[])
         );
     }
 }

@@ -3,14 +3,14 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::api::failure::CallFailure;
-use crate::engine::message::{FinishReason, ModelAnswer, ToolCall};
-use crate::provider::answer::{AnswerAggregate, MAX_TOOL_CALLS};
-use crate::provider::openai_chat::stream::CompletionAggregate;
+use crate::answer::{AnswerAggregate, MAX_TOOL_CALLS};
+use crate::openai_chat::stream::CompletionAggregate;
+use agentloop_api::failure::CallFailure;
+use agentloop_engine::message::{FinishReason, ModelAnswer, ToolCall};
 
 /// A chat completion with tool calls in its text.
 #[derive(Default)]
-pub(in crate::provider) struct ObjectAggregate(CompletionAggregate);
+pub(crate) struct ObjectAggregate(CompletionAggregate);
 
 impl AnswerAggregate for ObjectAggregate {
     fn push(&mut self, data: &str) -> Result<bool, CallFailure> {

@@ -1,11 +1,11 @@
 //! Where chat completions are requested, and what a request may contain.
 
-use crate::api::agent::{ModelSpec, OutputLimitParameter};
-use crate::ledger::bound::RequestOverhead;
-use crate::provider::endpoint::{KeyHeader, ModelEndpoint};
-use crate::provider::request_schema::{ForcedField, PartSchema, RequestSchema};
+use crate::endpoint::{KeyHeader, ModelEndpoint};
+use crate::request_schema::{ForcedField, PartSchema, RequestSchema};
+use agentloop_api::agent::{ModelSpec, OutputLimitParameter};
+use agentloop_ledger::bound::RequestOverhead;
 
-pub(in crate::provider) static ENDPOINT: ModelEndpoint = ModelEndpoint {
+pub(crate) static ENDPOINT: ModelEndpoint = ModelEndpoint {
     route: "/v1/chat/completions",
     path: "/chat/completions",
     advice: "chat completions; check spec.model.baseURL (with /v1 for OpenAI)",
@@ -15,7 +15,7 @@ pub(in crate::provider) static ENDPOINT: ModelEndpoint = ModelEndpoint {
     overhead: RequestOverhead::CHAT_COMPLETIONS,
 };
 
-pub(in crate::provider) static SCHEMA: RequestSchema = RequestSchema {
+pub(crate) static SCHEMA: RequestSchema = RequestSchema {
     fields: &[
         "max_completion_tokens",
         "max_tokens",
@@ -65,7 +65,7 @@ fn part(kind: &str, _: bool) -> Option<PartSchema> {
 }
 
 /// Name of the output limit: OpenAI's own recent models accept only the new name, other servers the old one.
-pub(in crate::provider) fn output_limit(model: &ModelSpec, host: Option<&str>) -> &'static str {
+pub(crate) fn output_limit(model: &ModelSpec, host: Option<&str>) -> &'static str {
     const OLD: &str = "max_tokens";
     const NEW: &str = "max_completion_tokens";
     match model.output_limit_parameter {
@@ -80,7 +80,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::provider::WireFormat;
+    use crate::WireFormat;
 
     fn model(api: &str, parameter: &str) -> ModelSpec {
         serde_json::from_value(json!({"api": api, "name": "m", "outputLimitParameter": parameter})).unwrap()

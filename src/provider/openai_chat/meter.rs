@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::provider::meter::{AnswerError, AnswerSummary, NonEmpty, StreamEnd, StreamProgress, model_name};
+use crate::meter::{AnswerError, AnswerSummary, NonEmpty, StreamEnd, StreamProgress, model_name};
 
 #[derive(Deserialize)]
 struct ChatPayload {
@@ -67,7 +67,7 @@ impl ChatChoice {
 }
 
 /// Reads the data of one event of a stream.
-pub(in crate::provider) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(), AnswerError> {
+pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(), AnswerError> {
     if data == b"[DONE]" {
         progress.end = StreamEnd::Done;
         return Ok(());
@@ -95,7 +95,7 @@ pub(in crate::provider) fn read_event(progress: &mut StreamProgress, data: &[u8]
 }
 
 /// Reads a whole answer.
-pub(in crate::provider) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
+pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
     let chunk: ChatPayload = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
     match chunk {
         ChatPayload { error: Some(_), .. } => Err(AnswerError::ServerError),

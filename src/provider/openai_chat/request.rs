@@ -5,10 +5,10 @@ use std::borrow::Borrow;
 use serde_json::{Map, Value, json};
 
 use super::EXTRA;
-use crate::api::agent::{ModelSpec, PromptCache, ReasoningEffort};
-use crate::engine::message::{Message, MessagePart, ToolCall, ToolDefinition};
-use crate::provider::prompt::{ModelPrompt, own, temperature};
-use crate::provider::tool_call_ids::ToolCallIds;
+use crate::prompt::{ModelPrompt, own, temperature};
+use crate::tool_call_ids::ToolCallIds;
+use agentloop_api::agent::{ModelSpec, PromptCache, ReasoningEffort};
+use agentloop_engine::message::{Message, MessagePart, ToolCall, ToolDefinition};
 
 /// The only host that is known to support `prompt_cache_key`: other servers may refuse unknown fields.
 const KEYED: &str = "api.openai.com";
@@ -35,7 +35,7 @@ pub fn request<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M
     Value::Object(body)
 }
 
-pub(in crate::provider) fn effort_name(effort: ReasoningEffort) -> &'static str {
+pub(crate) fn effort_name(effort: ReasoningEffort) -> &'static str {
     match effort {
         ReasoningEffort::Minimal => "minimal",
         ReasoningEffort::Low => "low",
@@ -45,7 +45,7 @@ pub(in crate::provider) fn effort_name(effort: ReasoningEffort) -> &'static str 
 }
 
 /// Whether the server is known to route calls by `prompt_cache_key`.
-pub(in crate::provider) fn is_keyed(model: &ModelSpec) -> bool {
+pub(crate) fn is_keyed(model: &ModelSpec) -> bool {
     let address = model.base_url.as_deref().and_then(|url| url.split_once("://"));
     let host = address.and_then(|(_, rest)| rest.split(['/', ':']).next());
     model.prompt_cache != PromptCache::Disabled && host.is_some_and(|host| host.eq_ignore_ascii_case(KEYED))
@@ -121,7 +121,7 @@ fn tool_call(id: &str, call: &ToolCall, extra: Option<&Value>) -> Value {
 
 /// Returns arguments that servers accept: they refuse a whole conversation if any arguments are not a JSON object, so
 /// malformed ones are wrapped in one.
-pub(in crate::provider) fn sendable(arguments: &str) -> String {
+pub(crate) fn sendable(arguments: &str) -> String {
     if serde_json::from_str::<Map<String, Value>>(arguments).is_ok() {
         arguments.to_owned()
     } else if arguments.trim().is_empty() {
@@ -139,10 +139,10 @@ fn tool(tool: &ToolDefinition) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::agent::ModelApi;
-    use crate::engine::message::ModelAnswer;
-    use crate::provider::openai_chat::response::answer;
-    use crate::provider::samples::call;
+    use crate::openai_chat::response::answer;
+    use crate::samples::call;
+    use agentloop_api::agent::ModelApi;
+    use agentloop_engine::message::ModelAnswer;
 
     fn request(model: &ModelSpec, messages: &[Message], tools: &[ToolDefinition]) -> Value {
         super::request(model, &ModelPrompt::of(messages, tools))

@@ -5,10 +5,10 @@ use serde_json::{Map, Value};
 
 use super::usage::{input_tokens, tokens};
 use super::{ENDPOINT, REASONING};
-use crate::api::agent::ModelApi;
-use crate::api::failure::CallFailure;
-use crate::engine::message::{MessagePart, ModelAnswer, ReasoningContent, ToolCall};
-use crate::provider::answer::{MAX_TOOL_CALLS, assemble, seal_reasoning};
+use crate::answer::{MAX_TOOL_CALLS, assemble, seal_reasoning};
+use agentloop_api::agent::ModelApi;
+use agentloop_api::failure::CallFailure;
+use agentloop_engine::message::{MessagePart, ModelAnswer, ReasoningContent, ToolCall};
 
 /// Parses a non-streamed answer.
 pub fn answer(body: &[u8]) -> Result<ModelAnswer, CallFailure> {
@@ -132,9 +132,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::failure::FailureKind;
-    use crate::engine::message::FinishReason;
-    use crate::provider::samples::call;
+    use crate::samples::call;
+    use agentloop_api::failure::FailureKind;
+    use agentloop_engine::message::FinishReason;
 
     #[test]
     fn reasoning_of_an_answer_without_calls_is_dropped() {

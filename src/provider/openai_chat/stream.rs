@@ -8,9 +8,9 @@ use serde_json::{Map, Value};
 use super::REASONING;
 use super::response::{FunctionCall, bad_response, reasoning};
 use super::usage::{input_tokens, tokens};
-use crate::api::failure::CallFailure;
-use crate::engine::message::{ModelAnswer, ToolCall};
-use crate::provider::answer::{AnswerAggregate, MAX_STREAM_BYTES, MAX_TOOL_CALLS, assemble, cut_stream};
+use crate::answer::{AnswerAggregate, MAX_STREAM_BYTES, MAX_TOOL_CALLS, assemble, cut_stream};
+use agentloop_api::failure::CallFailure;
+use agentloop_engine::message::{ModelAnswer, ToolCall};
 
 #[derive(Default)]
 pub struct CompletionAggregate {
@@ -203,10 +203,10 @@ struct CallDelta {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::failure::FailureKind;
-    use crate::engine::message::{FinishReason, MessagePart};
-    use crate::provider::WireFormat;
-    use crate::provider::samples::read_stream;
+    use crate::WireFormat;
+    use crate::samples::read_stream;
+    use agentloop_api::failure::FailureKind;
+    use agentloop_engine::message::{FinishReason, MessagePart};
     use proptest::prelude::*;
     use serde_json::json;
 

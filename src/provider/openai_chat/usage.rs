@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use crate::ledger::bound::CallBill;
-use crate::provider::openai_usage::UsageNames;
-use crate::provider::usage::{detail, or};
+use crate::openai_usage::UsageNames;
+use crate::usage::{detail, or};
+use agentloop_ledger::bound::CallBill;
 
 const NAMES: UsageNames = UsageNames {
     input: "prompt_tokens",
@@ -14,7 +14,7 @@ const NAMES: UsageNames = UsageNames {
 };
 
 /// The usage of a chat completion; see [`UsageNames::bill`].
-pub(in crate::provider) fn bill(usage: &Value) -> Option<CallBill> {
+pub(crate) fn bill(usage: &Value) -> Option<CallBill> {
     // LiteLLM, OpenRouter; the same count may appear under both names.
     let written = [
         or(usage.get("cache_creation_input_tokens"), 0)?,

@@ -1,10 +1,10 @@
 //! Where responses are requested, and what a request may contain.
 
-use crate::ledger::bound::RequestOverhead;
-use crate::provider::endpoint::{KeyHeader, ModelEndpoint};
-use crate::provider::request_schema::{ForcedField, PartSchema, RequestSchema};
+use crate::endpoint::{KeyHeader, ModelEndpoint};
+use crate::request_schema::{ForcedField, PartSchema, RequestSchema};
+use agentloop_ledger::bound::RequestOverhead;
 
-pub(in crate::provider) static ENDPOINT: ModelEndpoint = ModelEndpoint {
+pub(crate) static ENDPOINT: ModelEndpoint = ModelEndpoint {
     route: "/v1/responses",
     path: "/responses",
     advice: "OpenAI Responses; check spec.model.baseURL (with /v1 for OpenAI)",
@@ -16,11 +16,11 @@ pub(in crate::provider) static ENDPOINT: ModelEndpoint = ModelEndpoint {
 };
 
 /// Name of the output limit.
-pub(in crate::provider) const OUTPUT_LIMIT: &str = "max_output_tokens";
+pub(crate) const OUTPUT_LIMIT: &str = "max_output_tokens";
 
 /// Not among the fields: `previous_response_id`, `conversation` and `prompt`, which add input that the request does not
 /// show, and `background`, whose answer is fetched by another request.
-pub(in crate::provider) static SCHEMA: RequestSchema = RequestSchema {
+pub(crate) static SCHEMA: RequestSchema = RequestSchema {
     fields: &[
         "include",
         "input",

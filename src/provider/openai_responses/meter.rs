@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::provider::meter::{AnswerError, AnswerSummary, StreamEnd, StreamProgress, model_name};
+use crate::meter::{AnswerError, AnswerSummary, StreamEnd, StreamProgress, model_name};
 
 #[derive(Deserialize)]
 struct ResponseEvent {
@@ -30,7 +30,7 @@ struct ResponseBody {
 }
 
 /// Reads the data of one event of a stream.
-pub(in crate::provider) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(), AnswerError> {
+pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(), AnswerError> {
     let event: ResponseEvent = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
     if progress.model.is_empty() {
         progress.model = model_name(event.response.as_ref().and_then(|response| response.model.as_ref()));
@@ -54,7 +54,7 @@ pub(in crate::provider) fn read_event(progress: &mut StreamProgress, data: &[u8]
 }
 
 /// Reads a whole answer.
-pub(in crate::provider) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
+pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
     let response: ResponseBody = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
     if response.error.is_some() {
         return Err(AnswerError::ServerError);
@@ -75,8 +75,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::provider::WireFormat;
-    use crate::provider::meter::StreamReader;
+    use crate::WireFormat;
+    use crate::meter::StreamReader;
 
     const STREAM: &str = concat!(
         "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"status\":\"in_progress\",\"model\":\"m-1\",\"output\":[],\"usage\":null,\"error\":null}}\n\n",

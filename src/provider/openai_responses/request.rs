@@ -4,11 +4,11 @@ use std::borrow::Borrow;
 
 use serde_json::{Map, Value, json};
 
-use crate::api::agent::ModelSpec;
-use crate::engine::message::{Message, MessagePart, ReasoningContent, ToolCall, ToolDefinition};
-use crate::provider::openai_chat::request::{effort_name, is_keyed, sendable};
-use crate::provider::prompt::{ModelPrompt, own, temperature};
-use crate::provider::tool_call_ids::ToolCallIds;
+use crate::openai_chat::request::{effort_name, is_keyed, sendable};
+use crate::prompt::{ModelPrompt, own, temperature};
+use crate::tool_call_ids::ToolCallIds;
+use agentloop_api::agent::ModelSpec;
+use agentloop_engine::message::{Message, MessagePart, ReasoningContent, ToolCall, ToolDefinition};
 
 /// Builds the body of a request. The gateway adds the output limit.
 #[must_use]
@@ -155,9 +155,9 @@ fn append(text: &mut Value, more: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::agent::ModelApi;
-    use crate::provider::openai_responses::response::answer;
-    use crate::provider::samples::call;
+    use crate::openai_responses::response::answer;
+    use crate::samples::call;
+    use agentloop_api::agent::ModelApi;
 
     fn model(more: &Value) -> ModelSpec {
         let mut model = json!({"api": "OpenAIResponses", "name": "m", "baseURL": "http://vllm:8000/v1"});

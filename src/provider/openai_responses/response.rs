@@ -5,10 +5,10 @@ use serde_json::Value;
 
 use super::ENDPOINT;
 use super::usage::{input_tokens, tokens};
-use crate::api::agent::ModelApi;
-use crate::api::failure::CallFailure;
-use crate::engine::message::{MessagePart, ModelAnswer, ToolCall};
-use crate::provider::answer::{MAX_TOOL_CALLS, assemble, seal_reasoning};
+use crate::answer::{MAX_TOOL_CALLS, assemble, seal_reasoning};
+use agentloop_api::agent::ModelApi;
+use agentloop_api::failure::CallFailure;
+use agentloop_engine::message::{MessagePart, ModelAnswer, ToolCall};
 
 /// Parses a non-streamed answer.
 pub fn answer(body: &[u8]) -> Result<ModelAnswer, CallFailure> {
@@ -143,8 +143,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::failure::FailureKind;
-    use crate::engine::message::FinishReason;
+    use agentloop_api::failure::FailureKind;
+    use agentloop_engine::message::FinishReason;
 
     fn read(body: &Value) -> ModelAnswer {
         answer(body.to_string().as_bytes()).unwrap()

@@ -6,9 +6,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::response::{ResponseBody, ResponseOutput, bad_response};
-use crate::api::failure::CallFailure;
-use crate::engine::message::ModelAnswer;
-use crate::provider::answer::{AnswerAggregate, MAX_STREAM_BYTES, cut_stream};
+use crate::answer::{AnswerAggregate, MAX_STREAM_BYTES, cut_stream};
+use agentloop_api::failure::CallFailure;
+use agentloop_engine::message::ModelAnswer;
 
 #[derive(Default)]
 pub struct ResponseAggregate {
@@ -135,10 +135,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::api::failure::FailureKind;
-    use crate::engine::message::{FinishReason, MessagePart};
-    use crate::provider::WireFormat;
-    use crate::provider::samples::read_stream;
+    use crate::WireFormat;
+    use crate::samples::read_stream;
+    use agentloop_api::failure::FailureKind;
+    use agentloop_engine::message::{FinishReason, MessagePart};
 
     fn read(events: &[Value]) -> Result<ModelAnswer, CallFailure> {
         read_stream(WireFormat::OpenAiResponses, events)

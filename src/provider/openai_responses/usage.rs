@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use crate::ledger::bound::CallBill;
-use crate::provider::openai_usage::UsageNames;
-use crate::provider::usage::{detail, or};
+use crate::openai_usage::UsageNames;
+use crate::usage::{detail, or};
+use agentloop_ledger::bound::CallBill;
 
 const NAMES: UsageNames = UsageNames {
     input: "input_tokens",
@@ -14,7 +14,7 @@ const NAMES: UsageNames = UsageNames {
 };
 
 /// The usage of a response; see [`UsageNames::bill`].
-pub(in crate::provider) fn bill(usage: &Value) -> Option<CallBill> {
+pub(crate) fn bill(usage: &Value) -> Option<CallBill> {
     // xAI counts the tools that it ran, which are billed in addition to tokens.
     if or(usage.get("num_server_side_tools_used"), 0) != Some(0) {
         return None;

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::file::{FailFile, ScriptFile, ToolCallFile, TurnFile};
 use super::yaml_size;
-use crate::api::unreadable::describe;
+use agentloop_api::unreadable::describe;
 
 /// The longest script, in bytes.
 pub const MAX_SCRIPT_BYTES: usize = 256 * 1024;

@@ -7,9 +7,9 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::api::agent;
-use crate::engine::modes::{ModeContext, TurnEnd};
-use crate::engine::time_math;
+use crate::modes::{ModeContext, TurnEnd};
+use crate::time_math;
+use agentloop_api::agent;
 
 /// Most bytes of an answer that the next heartbeat repeats.
 pub const MOST_LAST_BYTES: usize = 2 * 1024;

@@ -14,13 +14,13 @@ use super::{
     LoopMode, LoopPace, ModeCallDecision, ModeContext, NextStep, PreCheckDecision, SleepEnd, TurnEnd, TurnOpening,
     WakeTrigger,
 };
-use crate::api::status::LoopOutcome;
-use crate::engine::message::{ToolCall, ToolDefinition};
-use crate::engine::prompt;
-use crate::engine::settings::EngineSettings;
-use crate::engine::snapshot::ChosenSleep;
-use crate::engine::time_math;
-use crate::engine::turn_kind::TurnKind;
+use crate::message::{ToolCall, ToolDefinition};
+use crate::prompt;
+use crate::settings::EngineSettings;
+use crate::snapshot::ChosenSleep;
+use crate::time_math;
+use crate::turn_kind::TurnKind;
+use agentloop_api::status::LoopOutcome;
 use heartbeat::HeartbeatState;
 pub use sleep::matches_event;
 

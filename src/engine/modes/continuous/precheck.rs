@@ -5,11 +5,11 @@ use jiff::SignedDuration;
 use serde_json::json;
 
 use super::sleep;
-use crate::engine::message;
-use crate::engine::modes::ModeContext;
-use crate::engine::precheck::PreCheckSettings;
-use crate::engine::snapshot::ChosenSleep;
-use crate::engine::time_math;
+use crate::message;
+use crate::modes::ModeContext;
+use crate::precheck::PreCheckSettings;
+use crate::snapshot::ChosenSleep;
+use crate::time_math;
 
 /// The task of the light model, around the user's own words.
 const HEAD: &str = "An autonomous agent has slept as long as it chose. You decide whether what has changed since its last \

@@ -3,10 +3,10 @@
 use jiff::SignedDuration;
 
 use super::yield_tool::SHORTEST_SLEEP;
-use crate::engine::modes::ModeContext;
-use crate::engine::resources::ResourceWait;
-use crate::engine::snapshot::ChosenSleep;
-use crate::engine::time_math;
+use crate::modes::ModeContext;
+use crate::resources::ResourceWait;
+use crate::snapshot::ChosenSleep;
+use crate::time_math;
 
 /// If the room that it waits for is available already, the sleep has the shortest length.
 pub fn begin(

@@ -6,10 +6,10 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 
 use super::matches_event;
-use crate::engine::message::{self, ToolDefinition};
-use crate::engine::modes::{LoopPace, ModeContext};
-use crate::engine::resources::{ResourceLimit, ResourceWait};
-use crate::engine::time_math;
+use crate::message::{self, ToolDefinition};
+use crate::modes::{LoopPace, ModeContext};
+use crate::resources::{ResourceLimit, ResourceWait};
+use crate::time_math;
 
 pub const NAME: &str = "yield";
 /// Its result in a turn that cannot set the pace.
