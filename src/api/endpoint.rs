@@ -124,6 +124,14 @@ impl StreamSource {
                 tls: sse.tls.as_ref(),
             });
         }
+        if let Some(ndjson) = &self.ndjson {
+            return Some(SourceEndpoint {
+                field: "spec.source.stream.ndjson",
+                url: &ndjson.url,
+                headers: ndjson.headers_secret_ref.as_ref(),
+                tls: ndjson.tls.as_ref(),
+            });
+        }
         let socket = self.web_socket.as_ref()?;
         Some(SourceEndpoint {
             field: "spec.source.stream.webSocket",
@@ -164,6 +172,11 @@ mod tests {
                 "spec.source.poll.tool.server",
                 "https://t",
                 json!({"poll": {"tool": {"server": place("https://t"), "name": "t"}}}),
+            ),
+            (
+                "spec.source.stream.ndjson",
+                "https://n",
+                json!({"stream": {"ndjson": place("https://n")}}),
             ),
             (
                 "spec.source.stream.sse",

@@ -121,8 +121,8 @@ pub struct PrometheusPoll {
 
 /// A persistent connection. It is reopened when it ends; after failures, with exponential backoff of up to 300 s.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[x_kube(validation = Rule::new("has(self.sse) != has(self.webSocket)").message(
-    "spec.source.stream must have exactly one of sse and webSocket, such as sse: {url: \"https://example.com/events\"}"
+#[x_kube(validation = Rule::new("[has(self.sse), has(self.webSocket), has(self.ndjson)].filter(set, set).size() == 1").message(
+    "spec.source.stream must have exactly one of sse, webSocket and ndjson, such as sse: {url: \"https://example.com/events\"}"
 ))]
 #[serde(rename_all = "camelCase")]
 pub struct StreamSource {
@@ -133,8 +133,12 @@ pub struct StreamSource {
     /// resume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub web_socket: Option<WebSocket>,
-    /// Time without data in seconds, 1 to 3,600, after which the connection is reopened. Server comments and pongs
-    /// reset it; a WebSocket is pinged after each third of that time. Defaults to 60.
+    /// Newline-delimited JSON over HTTP, such as a watch of the Kubernetes API; each line is an event. Lines sent while
+    /// disconnected are lost: such a stream cannot resume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ndjson: Option<NdjsonSource>,
+    /// Time without data in seconds, 1 to 3,600, after which the connection is reopened. Server comments, empty lines and
+    /// pongs reset it; a WebSocket is pinged after each third of that time. Defaults to 60.
     #[serde(default = "idle")]
     #[schemars(range(min = 1, max = 3_600))]
     pub idle_timeout_seconds: u32,
@@ -155,6 +159,27 @@ pub struct SseSource {
     #[schemars(length(min = 1, max = 2048))]
     #[x_kube(validation = Rule::new("self.startsWith('http://') || self.startsWith('https://')").message(
         "spec.source.stream.sse.url must start with http:// or https://, such as https://example.com/events"
+    ))]
+    pub url: String,
+    /// A Secret whose keys are header names and whose values are sent with each request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers_secret_ref: Option<SecretRef>,
+    /// TLS settings, for servers whose certificate is not signed by a system root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsSpec>,
+}
+
+/// Newline-delimited JSON.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("!has(self.tls) || self.url.startsWith('https://')").message(
+    "spec.source.stream.ndjson.tls requires a url that starts with https://"
+))]
+#[serde(rename_all = "camelCase")]
+pub struct NdjsonSource {
+    /// URL of the stream.
+    #[schemars(length(min = 1, max = 2048))]
+    #[x_kube(validation = Rule::new("self.startsWith('http://') || self.startsWith('https://')").message(
+        "spec.source.stream.ndjson.url must start with http:// or https://, such as https://example.com/changes?watch=true"
     ))]
     pub url: String,
     /// A Secret whose keys are header names and whose values are sent with each request.

@@ -18,6 +18,7 @@ use crate::api::source::{PollSource, StreamSource, WebhookSource};
 use crate::sensing::address::AddressPolicy;
 use crate::sensing::source::endpoint::url;
 use crate::sensing::source::http::{SourceError, SourceTarget};
+use crate::sensing::source::ndjson;
 use crate::sensing::source::poll::{PollQuery, SourcePoller};
 use crate::sensing::source::sse;
 use crate::sensing::source::tls::TlsFiles;
@@ -192,9 +193,10 @@ fn listen(
     feed: SourceFeed,
 ) -> Result<JoinHandle<()>, SourceError> {
     let idle = Duration::from_secs(stream.idle_timeout_seconds.into());
-    match (&stream.sse, &stream.web_socket) {
-        (Some(_), _) => Ok(tokio::spawn(sse::SseListener { place, idle }.run(cursor, feed))),
-        (_, Some(socket)) => {
+    match (&stream.sse, &stream.web_socket, &stream.ndjson) {
+        (Some(_), _, _) => Ok(tokio::spawn(sse::SseListener { place, idle }.run(cursor, feed))),
+        (_, _, Some(_)) => Ok(tokio::spawn(ndjson::NdjsonListener { place, idle }.run(feed))),
+        (_, Some(socket), _) => {
             let listener = web_socket::WebSocketListener {
                 place,
                 subscribe: socket.subscribe.clone(),
@@ -202,7 +204,7 @@ fn listen(
             };
             Ok(tokio::spawn(listener.run(feed)))
         }
-        (None, None) => Err(SourceError("spec.source.stream has no source".into())),
+        (None, None, None) => Err(SourceError("spec.source.stream has no source".into())),
     }
 }
 

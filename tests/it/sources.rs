@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use agentloop::sensing::address::AddressPolicy;
 use agentloop::sensing::source::http::SourceTarget;
+use agentloop::sensing::source::ndjson::NdjsonListener;
 use agentloop::sensing::source::poll::{PollQuery, SourcePoller};
 use agentloop::sensing::source::sse::SseListener;
 use agentloop::sensing::source::tls::TlsFiles;
@@ -105,6 +106,54 @@ async fn a_real_prometheus_is_asked_and_what_it_refuses_is_said() {
     let said = failed.unwrap().unwrap().failure.clone().unwrap();
     let expected = "Prometheus rejected the query (bad_data); check spec.source.poll.prometheus.query";
     assert_eq!(said, expected);
+    task.abort();
+}
+
+/// Serves numbered lines in chunks, and breaks off in the middle of a line.
+const LINES: &str = r#"
+import http.server, sys
+class Lines(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    served = 0
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json;stream=watch")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        first, Lines.served = Lines.served, Lines.served + 3
+        for n in range(first + 1, first + 4):
+            self.chunk(f'{{"n": {n}')
+            self.chunk("}\r\n\n")
+        self.chunk('{"n": ')
+        self.close_connection = True
+    def chunk(self, text):
+        self.wfile.write(f"{len(text):x}\r\n{text}\r\n".encode())
+    def log_message(self, *words):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Lines).serve_forever()
+"#;
+
+#[tokio::test]
+async fn each_line_of_a_python_server_that_breaks_off_is_one_event() {
+    if !has("python3") {
+        return;
+    }
+    let port = free_port();
+    let _server = Command::new("python3")
+        .args(["-c", LINES, &port.to_string()])
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let listener = NdjsonListener {
+        place: place(&format!("http://127.0.0.1:{port}/changes")),
+        idle: Duration::from_secs(10),
+    };
+    let (feed, mut arrivals) = SourceFeed::new();
+    let task = tokio::spawn(listener.run(feed));
+    for n in 1..=7 {
+        let payload: serde_json::Value = serde_json::from_slice(&next(&mut arrivals).await.payload).unwrap();
+        assert_eq!(payload, json!({"n": n}));
+    }
     task.abort();
 }
 

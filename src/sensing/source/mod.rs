@@ -7,9 +7,12 @@
 pub mod backoff;
 pub mod endpoint;
 pub mod http;
+pub mod ndjson;
 pub mod poll;
 mod reconnect;
 pub mod sse;
+#[cfg(test)]
+mod test_server;
 pub mod tls;
 pub mod web_socket;
 pub mod webhook;

@@ -143,15 +143,26 @@ fn pods() -> Vec<Row> {
 fn web_sockets() -> Vec<Row> {
     let stream = |stream: &Value| source(&json!({"stream": stream}));
     let socket = |url: &str| stream(&json!({"webSocket": {"url": url, "subscribe": "{\"op\": \"subscribe\"}"}}));
+    let lines = |url: &str| stream(&json!({"ndjson": {"url": url}}));
     let sse = json!({"url": "https://example.com/events"});
     vec![
         row(
-            "spec.source.stream must have exactly one of sse and webSocket",
-            vec![stream(&json!({"sse": sse})), socket("wss://example.com/ticker")],
+            "spec.source.stream must have exactly one of sse, webSocket and ndjson",
+            vec![
+                stream(&json!({"sse": sse})),
+                socket("wss://example.com/ticker"),
+                lines("https://example.com/changes"),
+            ],
             vec![
                 stream(&json!({"idleTimeoutSeconds": 5})),
                 stream(&json!({"sse": sse, "webSocket": {"url": "wss://example.com/ticker"}})),
+                stream(&json!({"sse": sse, "ndjson": sse})),
             ],
+        ),
+        row(
+            "spec.source.stream.ndjson.url must start with http",
+            vec![lines("http://changes:8080/"), lines("https://example.com/?watch=true")],
+            vec![lines("example.com"), lines("wss://example.com/")],
         ),
         row(
             "spec.source.stream.webSocket.url must start with ws",
@@ -180,7 +191,7 @@ fn polled_tools() -> Vec<Row> {
 /// The rules of TLS.
 fn tls() -> Vec<Row> {
     type Wrapping = fn(Value) -> Value;
-    let places: [(&str, &str, Wrapping); 5] = [
+    let places: [(&str, &str, Wrapping); 6] = [
         (
             "spec.source.poll.http.tls requires a url that starts with https://",
             "http",
@@ -200,6 +211,11 @@ fn tls() -> Vec<Row> {
             "spec.source.stream.sse.tls requires a url that starts with https://",
             "http",
             |place| json!({"stream": {"sse": place}}),
+        ),
+        (
+            "spec.source.stream.ndjson.tls requires a url that starts with https://",
+            "http",
+            |place| json!({"stream": {"ndjson": place}}),
         ),
         (
             "spec.source.stream.webSocket.tls requires a url that starts with wss://",

@@ -1,17 +1,11 @@
 //! Tests of the parser by tables, and of streams on loopback, written byte by byte.
 
-use std::sync::Arc;
-
 use proptest::prelude::*;
 use rstest::rstest;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::io::AsyncWriteExt;
 
 use super::*;
-use crate::address::AddressPolicy;
-use crate::source::SourceArrival;
-use crate::source::tls::TlsFiles;
+use crate::source::test_server::{next, server, target};
 
 fn event(data: &str, id: Option<&str>, last_id: Option<&str>) -> SseEvent {
     SseEvent {
@@ -90,47 +84,13 @@ proptest! {
     }
 }
 
-/// A server that passes on its connections, each with the head of its request.
-async fn server() -> (String, mpsc::Receiver<(TcpStream, String)>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
-    let (connections, taken) = mpsc::channel(1);
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut head = vec![0; 4096];
-            let length = stream.read(&mut head).await.unwrap();
-            let head = String::from_utf8_lossy(&head[..length]).to_ascii_lowercase();
-            if connections.send((stream, head)).await.is_err() {
-                return;
-            }
-        }
-    });
-    (url, taken)
-}
-
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
 
 fn listener(url: &str, idle: Duration) -> SseListener {
-    // Fails if another test installed a provider first, which is fine.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     SseListener {
-        place: SourceTarget {
-            url: url.parse().unwrap(),
-            headers_dir: None,
-            tls: TlsFiles::default(),
-            policy: Arc::new(AddressPolicy::new(vec!["127.0.0.0/8".parse().unwrap()], vec![])),
-            most_bytes: 20,
-        },
+        place: target(url),
         idle,
     }
-}
-
-async fn next(arrivals: &mut mpsc::Receiver<SourceArrival>, answer: ArrivalOutcome) -> SourceMessage {
-    let arrival = tokio::time::timeout(Duration::from_secs(20), arrivals.recv());
-    let SourceArrival { heard, answer: to, .. } = arrival.await.unwrap().unwrap();
-    to.send(answer).unwrap();
-    heard
 }
 
 #[tokio::test]

@@ -1,0 +1,131 @@
+//! The source of newline-delimited JSON: one long HTTP response, each line of which is an event.
+//!
+//! Reads with bounds: a line that is too long is skipped without being buffered, and the stream continues after it.
+
+use std::time::Duration;
+
+use reqwest::header::{ACCEPT, CONTENT_TYPE};
+use reqwest::{Client, Response, StatusCode};
+use tokio::time::{Instant, timeout};
+
+use super::http::{SourceError, SourceTarget, refused, silent, unreachable};
+use super::reconnect::ReconnectBackoff;
+use super::{ArrivalOutcome, RepeatRule, SourceCursor, SourceFeed, SourceMessage};
+
+#[derive(Clone, Debug)]
+pub struct NdjsonListener {
+    pub place: SourceTarget,
+    /// Time without data after which it reconnects.
+    pub idle: Duration,
+}
+
+impl NdjsonListener {
+    pub async fn run(self, feed: SourceFeed) {
+        let mut reopening = ReconnectBackoff::default();
+        let mut clients = self.place.clients();
+        loop {
+            let begun = Instant::now();
+            let result = match clients.get() {
+                Ok(client) => self.follow(&client, &feed).await,
+                Err(failure) => Err(failure),
+            };
+            reopening.wait_to_reconnect(begun.elapsed(), result, &feed).await;
+        }
+    }
+
+    /// Runs one connection to its end. A line that the connection cuts off is no event.
+    async fn follow(&self, client: &Client, feed: &SourceFeed) -> Result<(), SourceError> {
+        let mut response = self.open(client).await?;
+        feed.report_connected();
+        let mut lines = LineBuffer::new(self.place.most_bytes);
+        loop {
+            let chunk = timeout(self.idle, response.chunk())
+                .await
+                .map_err(|_| silent(self.idle))?;
+            let Some(chunk) = chunk.map_err(|error| unreachable(&error))? else {
+                return Ok(());
+            };
+            for line in lines.push(&chunk) {
+                submit(line, feed).await?;
+            }
+        }
+    }
+
+    async fn open(&self, client: &Client) -> Result<Response, SourceError> {
+        self.place.check()?;
+        let request = client
+            .get(self.place.url.clone())
+            .headers(self.place.headers()?)
+            .header(ACCEPT, "application/x-ndjson, application/json;q=0.9, */*;q=0.1");
+        let response = timeout(self.idle, request.send())
+            .await
+            .map_err(|_| silent(self.idle))?;
+        let response = response.map_err(|error| unreachable(&error))?;
+        if response.status() != StatusCode::OK {
+            return Err(refused(response.status()));
+        }
+        // Servers name this format in many ways, so only what it certainly is not is rejected.
+        let content = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok());
+        if content.is_some_and(|content| content.trim().to_ascii_lowercase().starts_with("text/html")) {
+            return Err(SourceError("the response is an HTML page; check url".into()));
+        }
+        Ok(response)
+    }
+}
+
+async fn submit(line: Vec<u8>, feed: &SourceFeed) -> Result<(), SourceError> {
+    let message = SourceMessage {
+        id: None,
+        payload: line,
+        cursor: SourceCursor::default(),
+        // Two equal lines are two events.
+        repeat: RepeatRule::Never,
+    };
+    match feed.submit(message).await {
+        ArrivalOutcome::NotNow => Err(SourceError(
+            "cannot store incoming events; check the sensor pod's storage".into(),
+        )),
+        ArrivalOutcome::OnDisk
+        | ArrivalOutcome::Known
+        | ArrivalOutcome::Dropped
+        | ArrivalOutcome::TooDeep
+        | ArrivalOutcome::Replayed => Ok(()),
+    }
+}
+
+/// Splits a stream into lines. Buffers at most one line of the allowed length and one byte, which marks it as too long.
+struct LineBuffer {
+    most: usize,
+    line: Vec<u8>,
+}
+
+impl LineBuffer {
+    fn new(most: usize) -> Self {
+        Self { most, line: Vec::new() }
+    }
+
+    /// The lines that end in this chunk, without empty ones: servers send those to keep the connection alive.
+    fn push(&mut self, chunk: &[u8]) -> Vec<Vec<u8>> {
+        let mut lines = Vec::new();
+        let mut pieces = chunk.split(|byte| *byte == b'\n').peekable();
+        while let Some(piece) = pieces.next() {
+            let room = (self.most + 1).saturating_sub(self.line.len());
+            self.line.extend_from_slice(&piece[..piece.len().min(room)]);
+            if pieces.peek().is_none() {
+                break;
+            }
+            let line = std::mem::take(&mut self.line);
+            let line = line.strip_suffix(b"\r").unwrap_or(&line);
+            if !line.trim_ascii().is_empty() {
+                lines.push(line.to_vec());
+            }
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests;
