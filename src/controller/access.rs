@@ -91,7 +91,7 @@ impl ReadAuthorizer {
             code: ReadRefusalCode::Forbidden,
             message: format!(
                 "{name} may not get agents/{subresource} of Agent {namespace}/{of}; if the chart sets rbac.aggregate, \
-                 the roles view, edit and admin grant agents/events, and edit and admin grant agents/words"
+                 the roles view, edit and admin grant agents/events, and edit and admin grant agents/messages"
             ),
         })
     }

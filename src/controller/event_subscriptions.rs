@@ -38,7 +38,7 @@ const TOO_LONG: &str = "the limit of one hour is reached; reconnect with the las
 
 struct OpenSubscription {
     began: i64,
-    words: bool,
+    messages: bool,
     cursor: i64,
     pages: mpsc::Sender<Vec<EventLine>>,
     farewell: Arc<OnceLock<String>>,
@@ -70,7 +70,7 @@ impl EventSubscriptions {
         open.map(|(id, open)| EventSubscription {
             id: *id,
             after: open.began,
-            words: open.words,
+            messages: open.messages,
         })
         .collect()
     }
@@ -84,7 +84,7 @@ impl EventSubscriptions {
         let farewell = Arc::default();
         let open = OpenSubscription {
             began: reading.after,
-            words: reading.words,
+            messages: reading.messages,
             cursor: reading.after,
             pages,
             farewell: Arc::clone(&farewell),
@@ -246,7 +246,7 @@ mod tests {
         let pages = readings.open(EventSubscription {
             id: 1,
             after,
-            words: false,
+            messages: false,
         });
         (readings, pages)
     }
@@ -267,7 +267,7 @@ mod tests {
             [EventSubscription {
                 id: 1,
                 after: 5,
-                words: false
+                messages: false
             }],
             "the requested start stays the same"
         );

@@ -34,7 +34,7 @@ use crate::telemetry::metrics::Metrics;
 /// The subresource whose `get` permits reading events.
 pub const EVENTS: &str = "events";
 /// The subresource whose `get` permits reading the texts of models and tools in them.
-pub const WORDS: &str = "words";
+pub const MESSAGES: &str = "messages";
 /// How long a page of events waits for a slow reader, and how often it checks for room.
 const ROOM_WAIT: Duration = Duration::from_secs(5);
 const ROOM_LOOK: Duration = Duration::from_millis(100);
@@ -196,8 +196,8 @@ impl LinkHandler for ControllerLink {
         };
         // Authorize first, so that an unauthorized caller cannot probe which Agents exist.
         self.access.check((token, address), &agent, EVENTS).await?;
-        if request.words {
-            self.access.check((token, address), &agent, WORDS).await?;
+        if request.messages {
+            self.access.check((token, address), &agent, MESSAGES).await?;
         }
         if !agents.contains(&agent) {
             return Err(ReadRefusal {
@@ -205,7 +205,7 @@ impl LinkHandler for ControllerLink {
                 message: format!("Agent {}/{} does not exist", agent.namespace, agent.name),
             });
         }
-        event_subscriptions::subscribe(&self.loops, &agent, (request.after, request.words)).await
+        event_subscriptions::subscribe(&self.loops, &agent, (request.after, request.messages)).await
     }
 
     fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, PodRefusal> {

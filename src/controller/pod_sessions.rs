@@ -253,7 +253,7 @@ impl PodSessions {
     pub(super) fn open_subscription(
         &self,
         agent: &AgentKey,
-        (after, words): (i64, bool),
+        (after, messages): (i64, bool),
     ) -> Result<(u64, PageReceiver), ReadRefusal> {
         let mut table = self.lock();
         if table.entries.values().map(|entry| entry.readings.len()).sum::<usize>() >= READINGS_OF_ALL {
@@ -272,7 +272,7 @@ impl PodSessions {
                 "{READINGS_OF_ONE} readers of this Agent's events are connected, which is the limit; retry later"
             )));
         }
-        let pages = entry.readings.open(EventSubscription { id, after, words });
+        let pages = entry.readings.open(EventSubscription { id, after, messages });
         entry.publish_subscriptions();
         Ok((id, pages))
     }

@@ -2,7 +2,7 @@
 //!
 //! | route | does |
 //! |---|---|
-//! | `GET /v1/namespaces/{namespace}/agents/{name}/events?after=N&words=true`, controller | server-sent events for clients, see docs/reference/events.md |
+//! | `GET /v1/namespaces/{namespace}/agents/{name}/events?after=N&messages=true`, controller | server-sent events for clients, see docs/reference/events.md |
 //! | `POST /v1/events`, controller | an [`EventsPage`] of a pod → [`EventsResponse`] |
 //! | `POST /v1/readings`, gateway's socket | the same, from the worker |
 //!
@@ -16,15 +16,15 @@ use serde::{Deserialize, Serialize};
 
 /// Most lines of a page.
 pub const PAGE_LINES: usize = 200;
-/// Most messages in [`EventLine::words`].
-pub const WORDS_MESSAGES: usize = 12;
+/// Most messages in [`EventLine::messages`].
+pub const RECENT_MESSAGES: usize = 12;
 /// Most bytes of each of these messages.
-pub const MOST_WORDS: usize = 2048;
+pub const MOST_MESSAGE_BYTES: usize = 2048;
 /// Name of the last event of a stream that the controller ends; it gives the reason and how to continue.
 pub const END_EVENT: &str = "end";
 
 /// One event: a line of the journal. Names, numbers and hashes; prompts, answers, arguments and results only in
-/// `words`.
+/// `messages`.
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
@@ -59,10 +59,10 @@ pub struct EventLine {
     pub outcome: Option<String>,
     /// A short note.
     pub note: String,
-    /// Only for subscriptions with words, and only for `autonomy:loop_detected`: the last messages of the model and
-    /// results of its tools, newest last, each as JSON and cut after [`MOST_WORDS`] bytes.
+    /// Only for subscriptions with messages, and only for `autonomy:loop_detected`: the last messages of the model and
+    /// results of its tools, newest last, each as JSON and cut after [`MOST_MESSAGE_BYTES`] bytes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub words: Vec<String>,
+    pub messages: Vec<String>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -79,9 +79,9 @@ pub struct EventSubscription {
     pub id: u64,
     /// The line after which the subscription started.
     pub after: i64,
-    /// Whether the subscriber also wants the words of detected loops.
+    /// Whether the subscriber also wants the messages of detected loops.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub words: bool,
+    pub messages: bool,
 }
 
 /// Lines for one subscription, in order and without gaps, except for lines that are no longer kept.
@@ -123,8 +123,8 @@ pub struct ReadRequest {
     pub name: String,
     /// The cursor: begin after this line.
     pub after: i64,
-    /// Whether the subscriber also wants the words of detected loops.
-    pub words: bool,
+    /// Whether the subscriber also wants the messages of detected loops.
+    pub messages: bool,
 }
 
 /// An item of a subscriber's stream.

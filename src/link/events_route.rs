@@ -20,7 +20,7 @@ const LAST_EVENT_ID: &str = "last-event-id";
 #[derive(Deserialize)]
 struct EventsQuery {
     after: Option<i64>,
-    words: Option<bool>,
+    messages: Option<bool>,
 }
 
 pub(super) async fn events<L: LinkHandler>(
@@ -31,12 +31,12 @@ pub(super) async fn events<L: LinkHandler>(
     uri: Uri,
 ) -> Response {
     let telling = async {
-        let (after, words) = events_query(&headers, &uri)?;
+        let (after, messages) = events_query(&headers, &uri)?;
         let request = ReadRequest {
             namespace,
             name,
             after,
-            words,
+            messages,
         };
         let (token, address) = caller.token().ok_or_else(no_token)?;
         let telling = server.link.read(token, address, &request).await?;
@@ -77,7 +77,7 @@ fn no_token() -> ReadRefusal {
     }
 }
 
-/// The line after which to begin (0: the oldest that is kept), and whether words are wanted.
+/// The line after which to begin (0: the oldest that is kept), and whether messages are wanted.
 fn events_query(headers: &HeaderMap, uri: &Uri) -> Result<(i64, bool), ReadRefusal> {
     let asked = Query::<EventsQuery>::try_from_uri(uri).ok();
     let asked = asked.and_then(|Query(asked)| {
@@ -85,12 +85,13 @@ fn events_query(headers: &HeaderMap, uri: &Uri) -> Result<(i64, bool), ReadRefus
             Some(id) => id.to_str().ok()?.parse().ok()?,
             None => asked.after.unwrap_or(0),
         };
-        (after >= 0).then_some((after, asked.words.unwrap_or(false)))
+        (after >= 0).then_some((after, asked.messages.unwrap_or(false)))
     });
     asked.ok_or_else(|| ReadRefusal {
         code: ReadRefusalCode::Malformed,
-        message: "after=N and the header Last-Event-ID must be 0 or the seq of an event; words must be true or false"
-            .into(),
+        message:
+            "after=N and the header Last-Event-ID must be 0 or the seq of an event; messages must be true or false"
+                .into(),
     })
 }
 

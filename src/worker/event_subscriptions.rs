@@ -11,7 +11,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::engine::RecordKind;
-use crate::link::events::{EventLine, EventSubscription, EventsPage, MOST_WORDS, PAGE_LINES, WORDS_MESSAGES};
+use crate::link::events::{EventLine, EventSubscription, EventsPage, MOST_MESSAGE_BYTES, PAGE_LINES, RECENT_MESSAGES};
 
 use super::events;
 use super::gateway_client::{GatewayClient, RetryDelay};
@@ -108,10 +108,10 @@ impl EventPublisher {
         };
         let mut bytes = 0;
         for line in found.lines {
-            let with_words = ask.reading.words && line.kind == RecordKind::LoopDetected;
+            let with_messages = ask.reading.messages && line.kind == RecordKind::LoopDetected;
             let mut line = events::from_line(line);
-            if with_words {
-                line.words = steps.recent_messages(line.turn, (WORDS_MESSAGES, MOST_WORDS))?;
+            if with_messages {
+                line.messages = steps.recent_messages(line.turn, (RECENT_MESSAGES, MOST_MESSAGE_BYTES))?;
             }
             bytes += LINE_BYTES + size(&line);
             if bytes > PAGE_BYTES && !page.events.is_empty() {
@@ -144,8 +144,8 @@ impl EventPublisher {
 /// Upper bound of a line's text as JSON, in bytes.
 fn size(line: &EventLine) -> usize {
     let tool = line.tool.as_ref().map_or(0, String::len);
-    let words: usize = line.words.iter().map(String::len).sum();
-    2 * (line.note.len() + tool + words)
+    let messages: usize = line.messages.iter().map(String::len).sum();
+    2 * (line.note.len() + tool + messages)
 }
 
 struct SubscriptionTask {

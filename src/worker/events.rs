@@ -62,7 +62,7 @@ pub fn from_line(line: JournalLine) -> EventLine {
         effect: line.effect,
         outcome: line.outcome,
         note: line.note,
-        words: Vec::new(),
+        messages: Vec::new(),
     }
 }
 

@@ -114,23 +114,25 @@ async fn who_may_read_words_sees_what_a_detected_loop_said_and_nobody_else_does(
             }
         }
     };
-    let data: Value = serde_json::from_str(&detected(EDITOR, "?words=true").await).unwrap();
-    let words = data["words"].as_array().unwrap();
-    assert!((1..=12).contains(&words.len()), "{data}");
+    let data: Value = serde_json::from_str(&detected(EDITOR, "?messages=true").await).unwrap();
+    let messages = data["messages"].as_array().unwrap();
+    assert!((1..=12).contains(&messages.len()), "{data}");
     assert!(
-        words.iter().any(|word| word.as_str().unwrap().contains(CANARY)),
+        messages
+            .iter()
+            .any(|message| message.as_str().unwrap().contains(CANARY)),
         "{data}"
     );
-    for word in words {
-        let message: Value = serde_json::from_str(word.as_str().unwrap()).unwrap();
+    for message in messages {
+        let message: Value = serde_json::from_str(message.as_str().unwrap()).unwrap();
         assert!(
             ["assistant", "tool"].contains(&message["role"].as_str().unwrap()),
             "{message}"
         );
     }
-    for (token, query) in [(EDITOR, ""), (READER, "?words=false")] {
+    for (token, query) in [(EDITOR, ""), (READER, "?messages=false")] {
         let data = detected(token, query).await;
-        assert!(!data.contains(CANARY) && !data.contains("words"), "{data}");
+        assert!(!data.contains(CANARY) && !data.contains("messages"), "{data}");
     }
     for log in ["worker", "gateway"] {
         assert!(!rig.output(log).contains(CANARY), "{log}");
@@ -143,7 +145,7 @@ async fn who_may_read_words_sees_what_a_detected_loop_said_and_nobody_else_does(
 #[case::a_token_of_a_pod(Some("agentloop.dev/link a agentloop-agent x u2"), "a/x", "", 401, "Unauthenticated")]
 #[case::without_the_right(Some("person visitor"), "a/x", "", 403, "Forbidden")]
 #[case::without_the_right_to_what_is_not_there(Some("person visitor"), "a/none", "", 403, "Forbidden")]
-#[case::without_the_right_to_words(Some(READER), "a/x", "?words=true", 403, "Forbidden")]
+#[case::without_the_right_to_messages(Some(READER), "a/x", "?messages=true", 403, "Forbidden")]
 #[case::no_agent(Some(READER), "a/none", "", 404, "NotFound")]
 #[case::an_agent_without_a_pod(Some(READER), "a/y", "", 503, "Unavailable")]
 #[case::no_number(Some(READER), "a/x", "?after=first", 400, "Malformed")]
