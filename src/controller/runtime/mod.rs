@@ -11,6 +11,7 @@ pub mod guarded;
 mod metrics;
 pub(in crate::controller) mod names;
 pub(in crate::controller) mod namespace_objects;
+pub(in crate::controller) mod owner;
 pub(in crate::controller) mod pod_state;
 pub(in crate::controller) mod queue;
 #[cfg(test)]
