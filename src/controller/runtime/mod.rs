@@ -27,7 +27,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 pub use controller::ReconcileResult;
-pub(in crate::controller) use controller::{Reconciler, Requeue, run};
+pub(in crate::controller) use controller::{GRACE, Reconciler, Requeue, run};
 pub use error::ReconcileErrorKind;
 pub use events::{EventSink, KubeEvent};
 pub use metrics::ReconcileMetrics;
