@@ -130,8 +130,8 @@ impl Leader {
         let budgets = self.budgets(&loops, events.clone(), clock);
         let (relay, said) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
         let relay = Arc::new(relay);
-        let sensors = self.sensors((&loops, &relay), &bundle, events, clock);
-        let link = self.link((&loops, relay), &agents, &budgets, clock);
+        let sensors = self.sensors((&loops, &relay), &bundle, events.clone(), clock);
+        let link = self.link((&loops, relay), &agents, (&budgets, events), clock);
         let (tls, ends) = (certificates.tls(), stop.clone());
 
         // Every task runs until shutdown. One that returns earlier yields the error with which the process exits.
@@ -218,7 +218,7 @@ impl Leader {
         &self,
         (loops, relay): (&Arc<PodSessions>, Arc<DeliveryRelay>),
         agents: &Arc<OnceLock<agent::AgentsView>>,
-        budgets: &Arc<BudgetLedger>,
+        (budgets, events): (&Arc<BudgetLedger>, EventSink),
         clock: &WallClock,
     ) -> Arc<ControllerLink> {
         Arc::new(ControllerLink {
@@ -229,6 +229,7 @@ impl Leader {
             agents: agents.clone(),
             budgets: budgets.clone(),
             metrics: self.metrics.clone(),
+            events,
             clock: clock.clone(),
         })
     }
