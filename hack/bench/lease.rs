@@ -167,6 +167,7 @@ impl Gateway {
             budgets,
             relay: Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0),
             metrics,
+            events: EventSink::new().0,
             clock: Arc::new(Timestamp::now),
         };
 

@@ -26,7 +26,7 @@ use super::pod_sessions::{AgentKey, PodSessions};
 use super::process::{ControllerError, ControllerOptions, listen, retry};
 use super::reconcile_metrics::MetricsObserver;
 use super::runtime::events::{publish, recorder};
-use super::runtime::{EventSink, ReconcileMetrics, WallClock};
+use super::runtime::{EventSink, GRACE, ReconcileMetrics, WallClock};
 use super::sensor::{self, SensorRegistry};
 use crate::link::deliveries::DELIVERY_SECONDS;
 use crate::link::server::{self, LinkLimits};
@@ -35,8 +35,8 @@ use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::sensor_collector::SensorCollector;
 
-/// Time limit for the tasks to finish after the signal.
-const DRAIN: Duration = Duration::from_secs(5);
+/// Time limit for the tasks to finish after the signal: longer than that of running reconciles.
+const DRAIN: Duration = GRACE.saturating_add(Duration::from_secs(1));
 
 /// Resources that the caller may provide, to share them with the leader.
 pub(super) struct LeaderResources {
@@ -71,7 +71,8 @@ pub(super) struct Leader {
 }
 
 impl Leader {
-    /// Leads until `stop`, then waits for the tasks to finish. No task outlives this future.
+    /// Leads until `stop`, then waits for the tasks to finish and aborts those that do not. Its tasks have ended when it
+    /// returns, so that the Lease can be released.
     pub(super) async fn lead(
         &self,
         ground: Option<LeaderResources>,
@@ -88,11 +89,15 @@ impl Leader {
         };
         let ground = ground.map_or_else(|| LeaderResources::bind(self.options.link_address), Ok)?;
         let mut parts = self.start(certificates, ground, &clock, stop);
-        tokio::select! {
+        let unexpected = tokio::select! {
             // `stop` is checked first: tasks that end because of it have not ended unexpectedly.
             biased;
-            () = stop.cancelled() => {}
-            Some(ended) = parts.join_next() => return Err(ended.unwrap_or(ControllerError::PartEnded("a task"))),
+            () = stop.cancelled() => None,
+            Some(ended) = parts.join_next() => Some(ended.unwrap_or(ControllerError::PartEnded("a task"))),
+        };
+        if let Some(error) = unexpected {
+            parts.shutdown().await;
+            return Err(error);
         }
         tracing::info!("stopping");
         self.readiness.set(Some("shutdown to complete"));
@@ -102,6 +107,7 @@ impl Leader {
                 "aborted the remaining tasks {} s after the stop signal",
                 DRAIN.as_secs()
             );
+            parts.shutdown().await;
         }
         Ok(())
     }
@@ -124,8 +130,8 @@ impl Leader {
         let budgets = self.budgets(&loops, events.clone(), clock);
         let (relay, said) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
         let relay = Arc::new(relay);
-        let sensors = self.sensors((&loops, &relay), &bundle, events, clock);
-        let link = self.link((&loops, relay), &agents, &budgets, clock);
+        let sensors = self.sensors((&loops, &relay), &bundle, events.clone(), clock);
+        let link = self.link((&loops, relay), &agents, (&budgets, events), clock);
         let (tls, ends) = (certificates.tls(), stop.clone());
 
         // Every task runs until shutdown. One that returns earlier yields the error with which the process exits.
@@ -212,7 +218,7 @@ impl Leader {
         &self,
         (loops, relay): (&Arc<PodSessions>, Arc<DeliveryRelay>),
         agents: &Arc<OnceLock<agent::AgentsView>>,
-        budgets: &Arc<BudgetLedger>,
+        (budgets, events): (&Arc<BudgetLedger>, EventSink),
         clock: &WallClock,
     ) -> Arc<ControllerLink> {
         Arc::new(ControllerLink {
@@ -223,6 +229,7 @@ impl Leader {
             agents: agents.clone(),
             budgets: budgets.clone(),
             metrics: self.metrics.clone(),
+            events,
             clock: clock.clone(),
         })
     }

@@ -12,13 +12,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
 use super::access::ReadAuthorizer;
-use super::agent::AgentsView;
+use super::agent::{self, AgentsView};
 use super::budget::BudgetLedger;
 use super::delivery_relay::DeliveryRelay;
 use super::event_subscriptions::{self, PageOutcome};
 use super::identity::PodAuthenticator;
 use super::pod_sessions::{AgentKey, LivePod, PodSessions};
-use super::runtime::WallClock;
+use super::runtime::{EventSink, WallClock};
 use crate::ledger::account::{AgentName, LeaseHolder};
 use crate::link::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
@@ -54,6 +54,7 @@ pub struct ControllerLink {
     pub budgets: Arc<BudgetLedger>,
     /// Counts attaches, reports and refusals.
     pub metrics: Arc<Metrics>,
+    pub events: EventSink,
     pub clock: WallClock,
 }
 
@@ -123,7 +124,8 @@ impl LinkHandler for ControllerLink {
     fn report(&self, pod: &PodIdentity, report: PodReport) -> Result<(), PodRefusal> {
         let agent = self.agent_of(pod)?;
         let speaker = live_pod(pod, report.epoch);
-        let (before, lost) = (self.loops.lost_leases(&agent), report.budget.lost_leases);
+        let lost = report.budget.lost_leases;
+        let before = self.loops.lost_leases(&agent).unwrap_or(lost);
         self.loops.report(&agent, &speaker, report, (self.clock)())?;
         self.metrics.link_reports.inc();
         if let Ok(leases) = u64::try_from(lost.saturating_sub(before))
@@ -137,6 +139,9 @@ impl LinkHandler for ControllerLink {
                 "the Agent's storage was reset to an earlier state, for example from a snapshot: the rest of its \
                  leases is counted as spent"
             );
+            if let Some(about) = self.view()?.reference(&agent) {
+                self.events.send([agent::volume_restored(leases)], &about);
+            }
         }
         Ok(())
     }

@@ -57,6 +57,9 @@ struct SessionTable {
     limits: HashMap<AgentKey, BudgetTerms>,
     /// Id of the last subscription.
     readings: u64,
+    /// Number of leases that each Agent's gateway has lost with its storage. Outlives the sessions, because the record of
+    /// a gateway does too.
+    lost_leases: HashMap<AgentKey, i64>,
     /// The Sensors that run in each Agent's pod, whether it has one or not.
     sensors: HashMap<AgentKey, Vec<SensorTerms>>,
     /// The events that can wake each Agent's loop, whether it has a pod or not.
@@ -171,7 +174,9 @@ impl PodSessions {
 
     /// Removes the Agent's session: no pod may act for it.
     pub fn forget(&self, agent: &AgentKey) {
-        self.lock().entries.remove(agent);
+        let mut table = self.lock();
+        table.entries.remove(agent);
+        table.lost_leases.remove(agent);
     }
 
     /// Ends the session of any pod other than `pod_uid`, and returns that pod with its last report, once. `None` for
@@ -196,12 +201,11 @@ impl PodSessions {
             .and_then(|entry| entry.heard.clone())
     }
 
-    /// Number of leases that the Agent's gateway lost with its storage, from its last report; 0 before the first.
+    /// Number of leases that the Agent's gateways have lost with their storage, from the last report of any of its pods.
+    /// `None` before the first: a former leader may have noticed those.
     #[must_use]
-    pub fn lost_leases(&self, agent: &AgentKey) -> i64 {
-        let table = self.lock();
-        let heard = table.entries.get(agent).and_then(|entry| entry.heard.as_ref());
-        heard.map_or(0, |heard| heard.report.budget.lost_leases)
+    pub fn lost_leases(&self, agent: &AgentKey) -> Option<i64> {
+        self.lock().lost_leases.get(agent).copied()
     }
 
     /// Number of the Agent's calls that limits refused, from the last report of its gateway.
@@ -241,7 +245,9 @@ impl PodSessions {
         let entry = authorized_session(&mut table.entries, agent, pod)?;
         entry.contact = Some(now);
         let news = entry.heard.as_ref().is_none_or(|heard| heard.report != report);
+        let lost = report.budget.lost_leases;
         entry.heard = Some(ReceivedReport { report, at: now });
+        table.lost_leases.insert(agent.clone(), lost);
         if news {
             // Fails only during shutdown.
             let _ = self.changed.send(agent.clone());

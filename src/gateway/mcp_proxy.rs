@@ -184,7 +184,7 @@ impl ProxiedServer {
         }
     }
 
-    /// The headers from the mounted Secret. Messages contain its keys, never its values.
+    /// The headers from the mounted Secret. Messages contain neither its keys nor its values.
     fn secret_headers(&self) -> Result<HeaderMap, String> {
         let mut headers = HeaderMap::new();
         let Some(dir) = &self.headers_dir else {
@@ -201,7 +201,7 @@ impl ProxiedServer {
             }
             if !is_tool_header(&key) {
                 return Err(format!(
-                    "{secret} has the key {key}, which is not an allowed header name: remove the key"
+                    "one of the keys of {secret} is not an allowed header name: remove the key"
                 ));
             }
             let value = std::fs::read(entry.path()).map_err(unreadable)?;
@@ -211,7 +211,7 @@ impl ProxiedServer {
                 .filter(|_| value.len() <= MAX_HEADER_BYTES);
             let (Ok(name), Some(mut value)) = (HeaderName::try_from(&key), value) else {
                 return Err(format!(
-                    "{secret} has a value of {key} that is not a single short line of text: correct the value"
+                    "one of the values of {secret} is not a single short line of text: correct the value"
                 ));
             };
             value.set_sensitive(true);

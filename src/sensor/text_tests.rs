@@ -21,6 +21,10 @@ fn the_errors_of_a_sensor_pod() {
                 file: "/outbox/outbox.db".into(),
                 owner: "7c5d".into(),
             },
+            OutboxError::OnNetwork {
+                dir: "/outbox".into(),
+                kind: "nfs".into(),
+            },
             OutboxError::Locked { dir: "/outbox".into() },
             OutboxError::Failed {
                 dir: "/outbox".into(),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::host;
 use crate::support::{clusters, kubectl::Kubectl};
 
 /// Namespace of the release.
@@ -16,6 +17,8 @@ pub const SYSTEM: &str = "agentloop-system";
 pub const RELEASE: &str = "agentloop";
 /// The resource by its full name, since other products own `agents` too.
 pub const AGENTS: &str = "agents.agentloop.dev";
+/// The labels of all replicas.
+pub const REPLICAS: &str = "app.kubernetes.io/name=agentloop";
 /// The label of the replica that leads.
 pub const LEADER: &str = "agentloop.dev/leader=true";
 
@@ -98,6 +101,50 @@ pub fn leader(system: &Kubectl) -> Value {
     }
 }
 
+/// The replicas, once the Deployment has as many as it wants and each runs and is ready. A container that other tests
+/// killed several times is started again only after minutes.
+pub fn settled(system: &Kubectl) -> Vec<Value> {
+    let deadline = Instant::now() + Duration::from_mins(6);
+    let mut last = Vec::new();
+    while Instant::now() < deadline {
+        let watch = system.watch("pods", &["-l", REPLICAS]);
+        loop {
+            let deployment = system.get("deployment", RELEASE).expect("the release is installed");
+            let pods = system.list("pods", REPLICAS);
+            let wanted = deployment["spec"]["replicas"].as_u64();
+            if wanted == Some(pods.len() as u64) && is_rolled_out(&deployment) && pods.iter().all(is_settled) {
+                return pods;
+            }
+            last = pods;
+            let soon = Instant::now() + Duration::from_secs(2);
+            if watch.next(soon.min(deadline)).is_none() {
+                // Nothing happened, or the watch broke: look again, since the process and the Deployment may have changed.
+                break;
+            }
+        }
+    }
+    panic!("the release did not settle within 6 min: {last:#?}");
+}
+
+/// Whether all replicas are those of the Deployment as it is now, and available.
+fn is_rolled_out(deployment: &Value) -> bool {
+    let (spec, status) = (&deployment["spec"], &deployment["status"]);
+    status["observedGeneration"] == deployment["metadata"]["generation"]
+        && status["updatedReplicas"] == spec["replicas"]
+        && status["availableReplicas"] == spec["replicas"]
+}
+
+/// Whether a replica is there to stay: the kubelet says so, and its process runs, which the kubelet may learn late.
+fn is_settled(pod: &Value) -> bool {
+    let containers = pod["status"]["containerStatuses"].as_array();
+    pod["metadata"]["deletionTimestamp"].is_null()
+        && containers.is_some_and(|all| {
+            all.iter()
+                .all(|container| container["ready"] == true && container["state"]["running"].is_object())
+        })
+        && host::find(pod, "controller").is_some()
+}
+
 /// The leader's metrics page, as Prometheus would read it.
 pub fn metrics(system: &Kubectl) -> String {
     let pod = leader(system);
@@ -156,25 +203,40 @@ impl Namespace {
         for args in [
             &["get", "agents.agentloop.dev,pods,persistentvolumeclaims", "-o", "wide"][..],
             &["describe", "agents.agentloop.dev"],
+            // Specs of Sensors can be longer than all the rest.
+            &["get", "sensors.agentloop.dev", "-o", STATUSES],
             &["describe", "pods"],
             &["get", "events", "--sort-by=.lastTimestamp"],
         ] {
-            eprintln!("--- kubectl {}\n{}", args.join(" "), self.kubectl.run(args).stdout);
+            show(&self.kubectl, args);
         }
-        logs(&self.kubectl, "");
-        logs(&self.kubectl.in_namespace(SYSTEM), "");
+        logs(&self.kubectl, &[]);
+        let system = self.kubectl.in_namespace(SYSTEM);
+        // With the last state of each container, and the holder of the Lease.
+        show(&system, &["describe", "pods"]);
+        show(&system, &["get", "leases", "-o", "yaml"]);
+        logs(&system, &["--previous"]);
+        logs(&system, &[]);
     }
 }
 
-/// Prints the last log lines of all containers in a namespace that match the selector.
-fn logs(kubectl: &Kubectl, selector: &str) {
-    for pod in kubectl
-        .run(&["get", "pods", "-l", selector, "-o", "name"])
-        .stdout
-        .lines()
-    {
-        let ended = kubectl.run(&["logs", pod, "--all-containers", "--prefix", "--tail=60"]);
-        eprintln!("--- logs {pod}\n{}{}", ended.stdout, ended.stderr);
+/// Each object's name and status.
+const STATUSES: &str =
+    r#"jsonpath={range .items[*]}{.metadata.name}: generation {.metadata.generation} {.status}{"\n"}{end}"#;
+
+fn show(kubectl: &Kubectl, args: &[&str]) {
+    let ended = kubectl.run(args);
+    let namespace = kubectl.namespace();
+    let command = args.join(" ");
+    eprintln!("--- kubectl -n {namespace} {command}\n{}{}", ended.stdout, ended.stderr);
+}
+
+/// Prints the last log lines of all containers in a namespace.
+fn logs(kubectl: &Kubectl, further: &[&str]) {
+    for pod in kubectl.run(&["get", "pods", "-o", "name"]).stdout.lines() {
+        let mut args = vec!["logs", pod, "--all-containers", "--prefix", "--tail=60"];
+        args.extend(further);
+        show(kubectl, &args);
     }
 }
 

@@ -369,8 +369,9 @@ async fn a_missing_or_odd_secret_of_headers_is_named_and_heals_when_it_is_right(
     rig.pass(31).await;
     said(
         "InvalidSpec",
-        "has the key Content-Length, which is not an allowed header name, and each key is sent as a header: remove the key, \
-         or reference another Secret",
+        "has a key that is not an allowed header name, and each key is sent as a header: remove each key with other \
+         characters than letters, digits, -, _ and ., and headers that are set automatically, such as Host, or reference \
+         another Secret",
     );
     put_headers(&rig, &json!({ "Authorization": "YQ==", "Content-Length": null }));
     rig.pass(31).await;

@@ -23,6 +23,7 @@ use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::runtime::{EventSink, KubeEvent};
 use agentloop::link::messages::{
     AttachRequest, AttachResponse, Directives, LoopTotals, PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode,
 };
@@ -34,11 +35,13 @@ use axum_server::tls_rustls::RustlsConfig;
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::TokenReview;
+use k8s_openapi::api::core::v1::ObjectReference;
 use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::{Value, json};
 use sse_stream::{Sse, SseStream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -98,6 +101,7 @@ struct Rig {
     /// Certificate of the authority.
     ca: String,
     metrics: Arc<Metrics>,
+    events: mpsc::Receiver<(KubeEvent, ObjectReference)>,
     reviews: Arc<AtomicUsize>,
     stop: CancellationToken,
 }
@@ -156,6 +160,7 @@ impl Rig {
             );
         }
         let relay = Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0);
+        let (sink, events) = EventSink::new();
         let (metrics, reviews) = (Arc::new(Metrics::new().unwrap()), Arc::new(AtomicUsize::new(0)));
         let link = ControllerLink {
             identities: PodAuthenticator::new(api_server(reviews.clone())),
@@ -165,6 +170,7 @@ impl Rig {
             agents,
             budgets: idle_ledger(api_server(reviews.clone()), &loops),
             metrics: metrics.clone(),
+            events: sink,
             clock: Arc::new(Timestamp::now),
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -178,6 +184,7 @@ impl Rig {
             relay,
             ca: authority.certificate.clone(),
             metrics,
+            events,
             reviews,
             stop,
         }
@@ -310,6 +317,49 @@ async fn a_report_is_heard_and_unknown_fields_are_ignored() {
     want.usage.calls = 3;
     assert_eq!(rig.loops.last_report(&x(), "u2").unwrap().report, want);
     assert_eq!(rig.sample("agentloop_link_reports_total"), 1.0);
+}
+
+#[tokio::test]
+async fn an_agent_whose_volume_went_back_has_one_event_with_the_leases_that_it_lost() {
+    let mut rig = Rig::start().await;
+    let report = async |rig: &Rig, lost: i64, epoch: i64| {
+        let body = json!({"epoch": epoch, "budget": {"lostLeases": lost}, "usage": {"calls": lost}});
+        let response = rig.post("/v1/report", TOKEN, body.to_string()).await;
+        assert_eq!(response.status(), StatusCode::NO_CONTENT);
+    };
+    // A former leader knew of this one.
+    report(&rig, 1, EPOCH).await;
+    report(&rig, 1, EPOCH).await;
+    assert!(rig.events.try_recv().is_err());
+    report(&rig, 3, EPOCH).await;
+    report(&rig, 3, EPOCH).await;
+    let (event, about) = rig.events.try_recv().unwrap();
+    assert_eq!((event.warning, event.reason.as_str()), (true, "VolumeRestored"));
+    assert!(
+        event.note.contains("the rest of its 2 leases counts as spent"),
+        "{}",
+        event.note
+    );
+    let about = (about.kind.as_deref(), about.namespace.as_deref(), about.name.as_deref());
+    assert_eq!(about, (Some("Agent"), Some("a"), Some("x")));
+    assert!(rig.events.try_recv().is_err(), "the same count again is no news");
+    // The next pod reads the count from the volume.
+    let next = LivePod {
+        epoch: EPOCH + 1,
+        ..expected()
+    };
+    rig.loops
+        .expect_pod(&x(), next, LoopTotals::default(), Directives::default());
+    report(&rig, 3, EPOCH + 1).await;
+    assert!(rig.events.try_recv().is_err());
+    report(&rig, 4, EPOCH + 1).await;
+    let (event, _) = rig.events.try_recv().unwrap();
+    assert!(
+        event.note.contains("the rest of its 1 lease counts as spent"),
+        "{}",
+        event.note
+    );
+    assert_eq!(rig.sample("agentloop_ledger_lost_leases_total"), 3.0);
 }
 
 #[rstest]

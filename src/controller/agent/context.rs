@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::api::core::v1::{ObjectReference, ResourceRequirements};
+use kube::Resource as _;
 use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::Agent;
@@ -62,6 +63,14 @@ impl AgentsView {
     pub fn contains(&self, agent: &AgentKey) -> bool {
         let reference = ObjectRef::new(&agent.name).within(&agent.namespace);
         self.stores.iter().any(|store| store.get(&reference).is_some())
+    }
+
+    /// The reference of Events to this Agent, parseable or not.
+    #[must_use]
+    pub fn reference(&self, agent: &AgentKey) -> Option<ObjectReference> {
+        let reference = ObjectRef::new(&agent.name).within(&agent.namespace);
+        let found = self.stores.iter().find_map(|store| store.get(&reference))?;
+        Some(found.object_ref(&()))
     }
 
     /// Waits until every store has been filled once.

@@ -65,7 +65,7 @@ pub struct ReconcilerParts {
     pub clock: WallClock,
     /// Reporting instance of Events: the name of this pod.
     pub instance: String,
-    /// Ends the run; running reconciles may take up to 10 s more.
+    /// Ends the run. Running reconciles may take up to 4 s more, then they are aborted.
     pub shutdown: CancellationToken,
 }
 

@@ -91,6 +91,16 @@ fn from_loop(old: &AgentStatus, new: &AgentStatus) -> Option<KubeEvent> {
     })
 }
 
+/// The Event for leases that a gateway lost with its volume. Its journal is on the same one. Pure.
+pub(in crate::controller) fn volume_restored(leases: u64) -> KubeEvent {
+    let plural = if leases == 1 { "" } else { "s" };
+    let note = format!(
+        "the volume was reset to an earlier state, for example from a snapshot: the rest of its {leases} lease{plural} \
+         counts as spent, and what the loop did since then is missing from its journal"
+    );
+    KubeEvent::warning("VolumeRestored", "Watch", note)
+}
+
 /// The Event for what was done to the pod, if any. Pure.
 pub(super) fn from_pod(applied: &AppliedPlan) -> Option<KubeEvent> {
     let epoch = applied.pod.as_ref().map_or(0, |pod| pod.epoch);

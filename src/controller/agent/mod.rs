@@ -43,4 +43,5 @@ mod write_timing;
 
 pub use context::{AgentsView, ReconcileObserver, ReconcilerSettings};
 pub use controller::{ReconcilerParts, run};
+pub(in crate::controller) use events::volume_restored;
 pub use preflight::{ReferenceKind, find_problem};

@@ -244,13 +244,15 @@ fn headers(looked: &ReferenceLookup<Vec<String>>, server: &str, secret: &str) ->
             )));
         }
     };
-    match keys.iter().find(|key| !is_tool_header(key)) {
-        None => Ok(()),
-        Some(key) => Err(InvalidAgent::spec(format!(
-            "{field}: Secret {secret} has the key {key}, which is not an allowed header name, and each key is sent as \
-             a header: remove the key, or reference another Secret"
-        ))),
+    if keys.iter().all(|key| is_tool_header(key)) {
+        return Ok(());
     }
+    // Without the key, which may be a credential in the wrong place.
+    Err(InvalidAgent::spec(format!(
+        "{field}: Secret {secret} has a key that is not an allowed header name, and each key is sent as a header: remove \
+         each key with other characters than letters, digits, -, _ and ., and headers that are set automatically, such as \
+         Host, or reference another Secret"
+    )))
 }
 
 fn workspace(agent: &Agent, looked: Option<&ReferenceLookup<Option<WorkspaceProblem>>>) -> Result<(), InvalidAgent> {

@@ -18,8 +18,8 @@ use super::watch::join;
 
 /// Time limit of a whole reconcile.
 const RECONCILE_TIMEOUT: Duration = Duration::from_mins(1);
-/// Time limit for running reconciles at shutdown.
-const GRACE: Duration = Duration::from_secs(10);
+/// Time limit for running reconciles at shutdown; those that take longer are aborted.
+pub(in crate::controller) const GRACE: Duration = Duration::from_secs(4);
 
 /// When an object is reconciled again without a new request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,8 @@ pub(in crate::controller) trait Reconciler: Send + Sync + 'static {
     fn finished(&self, how: ReconcileResult, took: Duration);
 }
 
-/// Serves the queue with `workers` tasks until `shutdown`, then waits for running reconciles.
+/// Serves the queue with `workers` tasks until `shutdown`, then waits for running reconciles. None outlives this future,
+/// unless it is dropped.
 pub(in crate::controller) async fn run<R: Reconciler>(
     reconciler: Arc<R>,
     queue: Arc<WorkQueue<R::Key>>,
@@ -106,8 +107,8 @@ pub(in crate::controller) async fn run<R: Reconciler>(
         tokio::time::sleep(GRACE).await;
     };
     tokio::select! {
-        () = join(tasks) => {}
-        () = stopped => {}
+        () = join(&mut tasks) => {}
+        () = stopped => tasks.shutdown().await,
     }
 }
 
@@ -162,4 +163,95 @@ fn retry<R: Reconciler>(
         "reconcile failed; retrying"
     );
     Requeue::After(delay, Priority::High)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::json;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::api::Agent;
+
+    /// Its first reconcile ends when it is released, all others never.
+    #[derive(Default)]
+    struct Slow {
+        begun: Notify,
+        release: Notify,
+        running: AtomicUsize,
+    }
+
+    /// A reconcile that has neither ended nor been aborted.
+    struct Running<'a>(&'a AtomicUsize);
+
+    impl Drop for Running<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    impl Reconciler for Slow {
+        type Object = Agent;
+        type Key = &'static str;
+
+        fn find(&self, key: &&'static str) -> Option<Arc<GuardedObject<Agent>>> {
+            let object = json!({
+                "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "metadata": {"name": key},
+                "spec": {"model": {"api": "Scripted", "name": "m"}},
+            });
+            Some(Arc::new(GuardedObject(Ok(serde_json::from_value(object).unwrap()))))
+        }
+
+        async fn reconcile(&self, agent: &Agent) -> Result<Requeue, ReconcileError> {
+            self.running.fetch_add(1, Ordering::SeqCst);
+            let _running = Running(&self.running);
+            self.begun.notify_one();
+            if agent.metadata.name.as_deref() == Some("ends") {
+                self.release.notified().await;
+                return Ok(Requeue::AwaitChange);
+            }
+            std::future::pending().await
+        }
+
+        async fn report_unreadable(&self, _: &InvalidObject) -> Result<Requeue, ReconcileError> {
+            Ok(Requeue::AwaitChange)
+        }
+
+        fn count_failure(&self, _: &&'static str) -> u32 {
+            1
+        }
+
+        fn started(&self) {}
+
+        fn finished(&self, _: ReconcileResult, _: Duration) {}
+    }
+
+    /// How long a run takes after the stop signal, which comes during a reconcile of this Agent.
+    async fn stopped_during(agent: &'static str) -> Duration {
+        let (slow, queue, stop) = (
+            Arc::new(Slow::default()),
+            Arc::new(WorkQueue::new()),
+            CancellationToken::new(),
+        );
+        queue.add(agent, Priority::High);
+        let run = run(slow.clone(), queue, 2, stop.clone());
+        let signal = async {
+            slow.begun.notified().await;
+            stop.cancel();
+            slow.release.notify_one();
+            Instant::now()
+        };
+        let ((), at) = tokio::join!(run, signal);
+        assert_eq!(slow.running.load(Ordering::SeqCst), 0, "no reconcile outlives the run");
+        at.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_waits_for_its_reconciles_and_aborts_those_that_take_longer_than_the_grace_period() {
+        assert_eq!(stopped_during("ends").await, Duration::ZERO);
+        let took = stopped_during("hangs").await;
+        assert!((GRACE..GRACE + Duration::from_millis(10)).contains(&took), "{took:?}");
+    }
 }

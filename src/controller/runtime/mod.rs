@@ -11,6 +11,7 @@ pub mod guarded;
 mod metrics;
 pub(in crate::controller) mod names;
 pub(in crate::controller) mod namespace_objects;
+pub(in crate::controller) mod owner;
 pub(in crate::controller) mod pod_state;
 pub(in crate::controller) mod queue;
 #[cfg(test)]
@@ -26,7 +27,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 pub use controller::ReconcileResult;
-pub(in crate::controller) use controller::{Reconciler, Requeue, run};
+pub(in crate::controller) use controller::{GRACE, Reconciler, Requeue, run};
 pub use error::ReconcileErrorKind;
 pub use events::{EventSink, KubeEvent};
 pub use metrics::ReconcileMetrics;

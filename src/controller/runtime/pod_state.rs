@@ -1,11 +1,14 @@
 //! Reduces a pod to the fields that the reconcilers need. Pure.
 
 use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus as KubePodStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
 use super::names;
+use super::owner::controlling;
 use crate::api::status::PodStatus;
+use crate::api::{AGENT_LABEL, Agent};
 
 /// Reasons of the condition `PodReady`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::IntoStaticStr, strum::EnumIter)]
@@ -46,8 +49,10 @@ const IMAGE_TROUBLE: [&str; 6] = [
 pub(in crate::controller) struct PodState {
     pub(in crate::controller) name: String,
     pub(in crate::controller) uid: String,
-    /// UID of its controlling owner.
+    /// UID of the Agent that it belongs to.
     pub(in crate::controller) owner: Option<String>,
+    /// UID of the `StatefulSet` that it belongs to.
+    pub(in crate::controller) set: Option<String>,
     /// Fencing epoch.
     pub(in crate::controller) epoch: i64,
     /// Image of the container `worker`.
@@ -81,7 +86,8 @@ impl PodState {
         Self {
             name: meta.name.clone().unwrap_or_default(),
             uid: meta.uid.clone().unwrap_or_default(),
-            owner: owner(pod),
+            owner: agent(pod),
+            set: controlling::<StatefulSet>(owners(pod)).map(str::to_owned),
             epoch: epoch(pod),
             image: image(pod),
             gone_by,
@@ -119,12 +125,16 @@ fn epoch(pod: &Pod) -> i64 {
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-fn owner(pod: &Pod) -> Option<String> {
-    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
-    owners
-        .iter()
-        .find(|owner| owner.controller == Some(true))
-        .map(|owner| owner.uid.clone())
+/// The uid of the Agent that controls it, if it has the label with that Agent's name, which is the name of its pod.
+fn agent(pod: &Pod) -> Option<String> {
+    let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(AGENT_LABEL));
+    let is_labelled = label.is_some() && label == pod.metadata.name.as_ref();
+    let owner = controlling::<Agent>(owners(pod)).filter(|_| is_labelled);
+    owner.map(str::to_owned)
+}
+
+fn owners(pod: &Pod) -> &[OwnerReference] {
+    pod.metadata.owner_references.as_deref().unwrap_or_default()
 }
 
 fn image(pod: &Pod) -> Option<String> {
@@ -195,4 +205,67 @@ fn waiting_trouble(container: &ContainerStatus) -> Option<(PodReason, String)> {
         let message = format!("container {name} cannot start: {waiting}; see the pod's Events");
         (PodReason::Starting, message)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn owner_of(name: &str, labels: &Value, owners: &Value) -> Option<String> {
+        let metadata = json!({"name": name, "uid": "pod", "labels": labels, "ownerReferences": owners});
+        PodState::of(&serde_json::from_value(json!({"metadata": metadata})).unwrap()).owner
+    }
+
+    fn reference(api_version: &str, kind: &str, controller: bool) -> Value {
+        json!({"apiVersion": api_version, "kind": kind, "name": "coast", "uid": "u", "controller": controller})
+    }
+
+    #[test]
+    fn the_pod_of_an_agent_has_it_as_controlling_owner_and_the_label_with_its_name() {
+        let (labels, agent) = (
+            json!({AGENT_LABEL: "coast"}),
+            reference("agentloop.dev/v1alpha1", "Agent", true),
+        );
+        assert_eq!(owner_of("coast", &labels, &json!([agent])).as_deref(), Some("u"));
+        let later = reference("agentloop.dev/v1", "Agent", true);
+        assert_eq!(owner_of("coast", &labels, &json!([later])).as_deref(), Some("u"));
+        let second = json!([reference("v1", "ConfigMap", false), agent]);
+        assert_eq!(owner_of("coast", &labels, &second).as_deref(), Some("u"));
+
+        for foreign in [
+            reference("v1", "Agent", true),
+            reference("agentloop.dev", "Agent", true),
+            reference("agentloop.dev.example.com/v1", "Agent", true),
+            reference("example.com/v1", "Agent", true),
+            reference("agentloop.dev/v1alpha1", "Sensor", true),
+            reference("batch/v1", "Job", true),
+            reference("agentloop.dev/v1alpha1", "Agent", false),
+        ] {
+            assert_eq!(owner_of("coast", &labels, &json!([foreign])), None, "{foreign}");
+        }
+        for labels in [
+            json!(null),
+            json!({}),
+            json!({AGENT_LABEL: ""}),
+            json!({AGENT_LABEL: "other"}),
+        ] {
+            assert_eq!(owner_of("coast", &labels, &json!([agent])), None, "{labels}");
+        }
+        assert_eq!(owner_of("other", &labels, &json!([agent])), None);
+    }
+
+    #[test]
+    fn the_pod_of_a_stateful_set_belongs_to_no_agent_and_that_of_an_agent_to_no_set() {
+        let of = |reference: &Value| {
+            let metadata = json!({"name": "coast", "labels": {AGENT_LABEL: "coast"}, "ownerReferences": [reference]});
+            let pod = PodState::of(&serde_json::from_value(json!({"metadata": metadata})).unwrap());
+            (pod.owner, pod.set)
+        };
+        let u = || Some("u".to_owned());
+        assert_eq!(of(&reference("apps/v1", "StatefulSet", true)), (None, u()));
+        assert_eq!(of(&reference("example.com/v1", "StatefulSet", true)), (None, None));
+        assert_eq!(of(&reference("agentloop.dev/v1alpha1", "Agent", true)), (u(), None));
+    }
 }

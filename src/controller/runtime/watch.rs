@@ -5,6 +5,7 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::NamespaceResourceScope;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
+use std::borrow::BorrowMut;
 use tokio::task::JoinSet;
 
 /// The scopes to watch: each of these namespaces, or `None` for all of them.
@@ -45,8 +46,8 @@ pub(in crate::controller) fn follow<'a, K: 'a>(
 }
 
 /// Waits for tasks that return only at shutdown. A panic of one is a panic of all.
-pub(in crate::controller) async fn join(mut tasks: JoinSet<()>) {
-    while let Some(ended) = tasks.join_next().await {
+pub(in crate::controller) async fn join(mut tasks: impl BorrowMut<JoinSet<()>>) {
+    while let Some(ended) = tasks.borrow_mut().join_next().await {
         if let Err(error) = ended
             && let Ok(panic) = error.try_into_panic()
         {

@@ -147,7 +147,7 @@ mod tests {
                 "deletionTimestamp": "2026-01-02T03:04:05Z",
                 "labels": {AGENT_LABEL: "a", "other": "x"},
                 "annotations": {names::EPOCH: "3", names::SPEC_HASH: "h", names::GENERATION: "2", "other": "x"},
-                "ownerReferences": [{"apiVersion": "v1", "kind": "Agent", "name": "a", "uid": "o", "controller": true}],
+                "ownerReferences": [{"apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "name": "a", "uid": "o", "controller": true}],
                 "managedFields": [{"manager": "kubelet", "operation": "Update"}],
             },
             "spec": {
@@ -171,6 +171,7 @@ mod tests {
         let state = PodState::of(&decoded);
         assert_eq!(state, PodState::of(&whole));
         assert_eq!((state.epoch, state.node.as_deref()), (3, Some("node")));
+        assert_eq!(state.owner.as_deref(), Some("o"));
         assert_eq!(
             *decoded,
             *WatchedPod::from(whole),

@@ -180,7 +180,7 @@ impl ObjectApplier<'_> {
     /// Uid of the pod that may act for the Sensor: the pod of the `StatefulSet` that the Sensor owns.
     fn speaking_pod(&self) -> Option<&str> {
         let (set, pod) = (self.children.set.as_ref()?, self.children.pod.as_ref()?);
-        (self.is_ours(set) && pod.owner.as_ref() == Some(&set.uid)).then_some(pod.uid.as_str())
+        (self.is_ours(set) && pod.set.as_ref() == Some(&set.uid)).then_some(pod.uid.as_str())
     }
 
     /// Deletes the objects that a source of another type needed.

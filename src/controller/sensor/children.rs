@@ -10,6 +10,8 @@ use kube::ResourceExt;
 use super::drift::FieldOwnership;
 use super::index::SensorKey;
 use super::pod::{self, EDIT, HASH, SpecEdit};
+use crate::api::Sensor;
+use crate::controller::runtime::owner::controlling;
 use crate::controller::runtime::pod_state::PodState;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::EnumIter)]
@@ -23,7 +25,7 @@ pub(super) enum ChildKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AppliedChild {
     pub(super) uid: String,
-    /// Uid of its controller owner reference.
+    /// Uid of the Sensor that it belongs to.
     pub(super) owner: Option<String>,
     /// The hash of what was applied, from the annotation [`HASH`].
     pub(super) hash: Option<String>,
@@ -34,11 +36,10 @@ pub(super) struct AppliedChild {
 
 impl AppliedChild {
     pub(super) fn of(object: &impl ResourceExt) -> Self {
-        let owners = object.owner_references();
-        let owner = owners.iter().find(|owner| owner.controller == Some(true));
+        let owner = controlling::<Sensor>(object.owner_references());
         Self {
             uid: object.uid().unwrap_or_default(),
-            owner: owner.map(|owner| owner.uid.clone()),
+            owner: owner.map(str::to_owned),
             hash: object.annotations().get(HASH).cloned(),
             edit: object.annotations().get(EDIT).and_then(|text| SpecEdit::parse(text)),
             fields: FieldOwnership::of(object.managed_fields()),
@@ -224,7 +225,7 @@ mod tests {
     }
 
     fn set(name: &str, owner: &str) -> StatefulSet {
-        let owner = json!({"apiVersion": "v", "kind": "Sensor", "name": "s", "uid": owner, "controller": true});
+        let owner = json!({"apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "name": "s", "uid": owner, "controller": true});
         serde_json::from_value(json!({"metadata": {
             "name": name, "namespace": "n", "uid": "u", "labels": {"agentloop.dev/sensor": "s"},
             "annotations": {"agentloop.dev/spec-hash": "h"}, "ownerReferences": [owner],
@@ -239,6 +240,12 @@ mod tests {
         assert_eq!(key(&set("other", "o"), ChildKind::Set), None);
         let child = AppliedChild::of(&set("s-sensor", "o"));
         assert_eq!((child.owner.as_deref(), child.hash.as_deref()), (Some("o"), Some("h")));
+        for (field, foreign) in [("apiVersion", "example.com/v1"), ("kind", "Agent")] {
+            let mut object = serde_json::to_value(set("s-sensor", "o")).unwrap();
+            object["metadata"]["ownerReferences"][0][field] = foreign.into();
+            let object: StatefulSet = serde_json::from_value(object).unwrap();
+            assert_eq!(AppliedChild::of(&object).owner, None, "{field}");
+        }
     }
 
     #[test]

@@ -189,17 +189,19 @@ impl SensorRegistry {
 
     /// A Sensor is there, or has changed. Its spec is checked later, see [`spec_checks`](super::spec_checks).
     pub(super) fn seen(&self, sensor: Sensor) {
-        let key = SensorKey::of(&sensor);
-        let known = {
-            let mut state = self.lock();
-            let known = IndexedSensor::new(Arc::new(sensor), state.index.sensor(&key));
-            if known.is_pending() {
-                state.checks.push(key);
-                self.unchecked.notify_one();
-            }
-            known
-        };
-        self.change(|index| index.sensor_seen(known));
+        let (key, sensor) = (SensorKey::of(&sensor), Arc::new(sensor));
+        let mut state = self.lock();
+        let known = IndexedSensor::new(sensor, state.index.sensor(&key));
+        let pending = known.is_pending();
+        let change = state.index.sensor_seen(known);
+        // In the same critical section, so that no check ends between the two.
+        if pending {
+            state.checks.push(key);
+        }
+        self.publish(state, change);
+        if pending {
+            self.unchecked.notify_one();
+        }
     }
 
     pub(super) fn gone(&self, key: &SensorKey) {
@@ -378,6 +380,11 @@ impl SensorRegistry {
     pub(super) fn change(&self, change: impl FnOnce(&mut ReceiverIndex) -> IndexChange) {
         let mut state = self.lock();
         let change = change(&mut state.index);
+        self.publish(state, change);
+    }
+
+    /// Publishes a change that was made under this lock.
+    fn publish(&self, state: MutexGuard<'_, RegistryState>, change: IndexChange) {
         // Under the lock, so that terms are sent in the order of the changes.
         for agent in &change.agents {
             let (terms, wake_events) = (state.index.terms(agent), state.index.wake_events(agent));

@@ -311,12 +311,13 @@ async fn the_pod_of_a_sensor_delivers_while_its_spec_waits_for_a_check() {
         sensor("n", "s", number, &spec)
     };
     let leader = Leader::listed(&["n"], &[page(1)]);
-    let owned = |uid: &str, kind: &str, of: &str| {
-        let owner = json!({"apiVersion": "x", "kind": kind, "name": "x", "uid": of, "controller": true});
+    let owned = |uid: &str, (version, kind): (&str, &str), of: &str| {
+        let owner = json!({"apiVersion": version, "kind": kind, "name": "x", "uid": of, "controller": true});
         json!({"metadata": {"uid": uid, "ownerReferences": [owner]}})
     };
-    let set: StatefulSet = serde_json::from_value(owned("set", "Sensor", "uid-of-s")).unwrap();
-    let pod: Pod = serde_json::from_value(owned("pod", "StatefulSet", "set")).unwrap();
+    let set: StatefulSet =
+        serde_json::from_value(owned("set", ("agentloop.dev/v1alpha1", "Sensor"), "uid-of-s")).unwrap();
+    let pod: Pod = serde_json::from_value(owned("pod", ("apps/v1", "StatefulSet"), "set")).unwrap();
     for kind in ChildKind::iter() {
         let seen = match kind {
             ChildKind::Set => Some(ObservedChild::set(&set)),
@@ -385,4 +386,31 @@ async fn checks_run_by_themselves_and_their_verdicts_arrive() {
     assert!(problem("s").is_some_and(|problem| problem.starts_with("spec.notification.text")));
     assert_eq!(problem("t"), None);
     assert!(!state.index.sensor(&key("n", "t")).unwrap().is_pending());
+}
+
+#[tokio::test]
+async fn sensors_that_are_seen_while_others_are_checked_are_all_checked() {
+    const SENSORS: usize = 5_000;
+    let leader = Leader::new(&[]);
+    let (sensors, name) = (&leader.sensors, |number: usize| format!("s-{number}"));
+    let checked = std::thread::scope(|scope| {
+        let watch = scope.spawn(move || {
+            for number in 0..SENSORS {
+                sensors.seen(sensor("n", &name(number), 1, &json!({})));
+                // The status of the one before was written, perhaps while its check ended.
+                sensors.seen(sensor("n", &name(number.saturating_sub(1)), 1, &json!({})));
+            }
+        });
+        let mut checked = 0;
+        while !watch.is_finished() {
+            checked += usize::from(leader.step().is_some());
+        }
+        checked
+    });
+    let rest = std::iter::from_fn(|| leader.step()).count();
+    let pending: Vec<_> = (0..SENSORS)
+        .filter(|number| leader.is_pending(&name(*number)))
+        .collect();
+    assert!(pending.is_empty(), "never checked: {pending:?}");
+    assert_eq!(checked + rest, SENSORS, "each is checked once");
 }

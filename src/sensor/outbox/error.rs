@@ -31,6 +31,18 @@ pub enum OutboxError {
     /// The file belongs to another Sensor.
     #[error("the outbox {} belongs to the Sensor with uid {owner}: move it away to start with an empty one", .file.display())]
     Foreign { file: PathBuf, owner: String },
+    /// The file system cannot be trusted with locks and flushes.
+    #[error(
+        "the volume under {} is a network file system ({kind}), which cannot exclude a second writer and may lose a \
+         flush: make a storage class with block volumes the default one and recreate the Sensor, or recreate it with \
+         spec.storage.ephemeral",
+        .dir.display()
+    )]
+    OnNetwork {
+        dir: PathBuf,
+        /// Type of the file system.
+        kind: String,
+    },
     /// Another process has locked it.
     #[error("another sensor pod has locked the outbox under {}: this one exits", .dir.display())]
     Locked { dir: PathBuf },

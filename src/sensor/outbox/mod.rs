@@ -84,8 +84,7 @@ impl Outbox {
         now: Timestamp,
     ) -> Result<(Self, RestoredOutbox<S>), OutboxError> {
         std::fs::create_dir_all(dir).map_err(|error| OutboxError::from_io(dir, &error))?;
-        let lock = disk::lock(&dir.join(LOCK_FILE)).map_err(|error| OutboxError::from_io(dir, &error))?;
-        let lock = lock.ok_or_else(|| OutboxError::Locked { dir: dir.into() })?;
+        let lock = lock(dir, disk::network_file_system(dir))?;
         let file = dir.join(FILE);
         let connection =
             disk::connect(&file, Duration::ZERO).map_err(|error| OutboxError::from_sqlite(&file, &error))?;
@@ -337,6 +336,15 @@ fn insert(transaction: &Transaction<'_>, event: &SensorEvent) -> rusqlite::Resul
             .execute(params![event.seq, index(place), text(notice)?])?;
     }
     Ok(())
+}
+
+/// Excludes a second writer. `network`: the type of the network file system that the volume is, where no lock can.
+fn lock(dir: &Path, network: Option<String>) -> Result<File, OutboxError> {
+    if let Some(kind) = network {
+        return Err(OutboxError::OnNetwork { dir: dir.into(), kind });
+    }
+    let lock = disk::lock(&dir.join(LOCK_FILE)).map_err(|error| OutboxError::from_io(dir, &error))?;
+    lock.ok_or_else(|| OutboxError::Locked { dir: dir.into() })
 }
 
 /// Bounds of the outbox.

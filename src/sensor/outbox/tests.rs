@@ -28,6 +28,15 @@ fn open(dir: &Path) -> (Outbox, RestoredOutbox<i64>) {
     Outbox::open(dir, SENSOR, Timestamp::from_millisecond(START).unwrap()).unwrap()
 }
 
+#[test]
+fn an_outbox_on_a_network_file_system_is_refused_before_it_is_locked() {
+    let dir = dir();
+    let refused = lock(dir.path(), Some("nfs4".into())).unwrap_err();
+    assert!(matches!(refused, OutboxError::OnNetwork { kind, .. } if kind == "nfs4"));
+    assert!(!dir.path().join(LOCK_FILE).exists());
+    assert!(lock(dir.path(), None).is_ok());
+}
+
 fn now() -> Timestamp {
     Timestamp::from_millisecond(START).unwrap()
 }

@@ -10,6 +10,7 @@ use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::LivePod;
+use agentloop::controller::runtime::EventSink;
 use agentloop::link::client::{LinkClient, LinkError};
 use agentloop::link::messages::{Directives, LoopTotals, RefusalCode};
 use agentloop::link::server::{LinkLimits, serve};
@@ -63,6 +64,7 @@ impl Link {
             agents: Arc::new(OnceLock::from(view(&objects))),
             budgets: leader.budgets.clone(),
             metrics: Arc::new(Metrics::new().unwrap()),
+            events: EventSink::new().0,
             clock: Arc::new(Timestamp::now),
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

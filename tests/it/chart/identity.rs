@@ -46,8 +46,8 @@ impl Installed {
         let role = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "pods"},
             "rules": [
-                {"apiGroups": [""], "resources": ["pods"], "verbs": ["*"]},
-                {"apiGroups": ["apps"], "resources": ["statefulsets"], "verbs": ["*"]},
+                {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["*"]},
+                {"apiGroups": ["apps"], "resources": ["statefulsets", "statefulsets/status"], "verbs": ["*"]},
             ],
         });
         let users = [CONTROLLER, STATEFULSET_CONTROLLER, TENANT];
@@ -84,6 +84,15 @@ impl Installed {
 
     fn create(&self, user: &str, object: &Value) -> String {
         self.answer(user, &["create"], Some(object))
+    }
+
+    /// Waits until policies and roles hold. The server takes a moment to know them; nothing says when it does.
+    fn until(mut hold: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !hold() {
+            assert!(start.elapsed() < SOON, "the policies never hold");
+            std::thread::sleep(Duration::from_millis(200));
+        }
     }
 }
 
@@ -132,19 +141,12 @@ fn only_the_controller_gives_a_pod_the_identity_of_an_agent_or_a_sensor() {
     let agent = json!({"agentloop.dev/agent": "coast"});
     let sensor = json!({"agentloop.dev/sensor": "page"});
     let of_agent = owned_by("agentloop.dev/v1alpha1", "Agent");
-    // The server takes a moment to know policies and roles; nothing says when it does.
-    let start = Instant::now();
-    while !installed
-        .create(TENANT, &pod("x", &agent, &free))
-        .contains("is set, changed and removed")
-        || !installed
-            .create(TENANT, &set(&sensor, &free))
-            .contains("is set, changed and removed")
-        || !installed.create(TENANT, &pod("x", &plain, &free)).is_empty()
-    {
-        assert!(start.elapsed() < SOON, "the policies never hold");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    let words = "is set, changed and removed";
+    Installed::until(|| {
+        installed.create(TENANT, &pod("x", &agent, &free)).contains(words)
+            && installed.create(TENANT, &set(&sensor, &free)).contains(words)
+            && installed.create(TENANT, &pod("x", &plain, &free)).is_empty()
+    });
     let refused = |said: String, words: &str| assert!(said.contains(words), "«{words}»: {said}");
 
     refused(
@@ -164,6 +166,14 @@ fn only_the_controller_gives_a_pod_the_identity_of_an_agent_or_a_sensor() {
         installed.create(TENANT, &set(&plain, &of_sensor)),
         "creates statefulsets that belong to an Agent",
     );
+
+    // Network policies and the controller's watch select by the key of the label: an empty value is one.
+    for key in ["agentloop.dev/agent", "agentloop.dev/sensor"] {
+        let empty = json!({key: ""});
+        let words = format!("the label {key}");
+        refused(installed.create(TENANT, &pod("x", &empty, &free)), &words);
+        refused(installed.create(TENANT, &set(&empty, &free)), &words);
+    }
 
     // Near misses: pods of others, with others' labels and owners.
     let of_job = owned_by("batch/v1", "Job");
@@ -213,23 +223,81 @@ fn the_identity_of_an_existing_pod_is_neither_taken_nor_removed() {
     }
     let label = |pod: &str, label: &str| installed.answer(TENANT, &["label", "--overwrite", "pod", pod, label], None);
     let words = "is set, changed and removed";
-    let start = Instant::now();
-    while !label("web", "agentloop.dev/agent=coast").contains(words) || !label("web", "tier=a").is_empty() {
-        assert!(start.elapsed() < SOON, "the policies never hold");
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    for change in [
-        "agentloop.dev/agent=other",
-        "agentloop.dev/agent-",
-        "agentloop.dev/sensor=page",
+    Installed::until(|| label("web", "agentloop.dev/agent=coast").contains(words) && label("web", "tier=a").is_empty());
+    for (pod, change) in [
+        ("coast", "agentloop.dev/agent=other"),
+        ("coast", "agentloop.dev/agent="),
+        ("coast", "agentloop.dev/agent-"),
+        ("coast", "agentloop.dev/sensor=page"),
+        ("coast", "agentloop.dev/sensor="),
+        ("web", "agentloop.dev/agent="),
+        ("web", "agentloop.dev/sensor="),
     ] {
-        let said = label("coast", change);
-        assert!(said.contains(words), "{change}: {said}");
+        let said = label(pod, change);
+        assert!(said.contains(words), "{pod} {change}: {said}");
     }
     assert_eq!(label("coast", "tier=a"), "", "other labels are free");
-    let owner = json!({"metadata": {"ownerReferences": owned_by("agentloop.dev/v1alpha1", "Agent")}}).to_string();
-    let said = installed.answer(TENANT, &["patch", "pod", "web", "-p", &owner], None);
-    assert!(said.contains("belong to an Agent"), "{said}");
+    // The status of a pod is another way to its labels.
+    let through_status = |label: &str| {
+        let patch = json!({"metadata": {"labels": {label: ""}}}).to_string();
+        installed.answer(
+            TENANT,
+            &["patch", "pod", "web", "--subresource=status", "-p", &patch],
+            None,
+        )
+    };
+    let said = through_status("agentloop.dev/agent");
+    assert!(said.contains(words), "{said}");
+    assert_eq!(through_status("tier"), "");
+}
+
+#[test]
+fn an_existing_stateful_set_takes_the_identity_of_no_sensor() {
+    let Some(installed) = Installed::new() else { return };
+    let (plain, free) = (json!({"app": "web"}), json!([]));
+    installed.cluster.apply(&set(&plain, &free).to_string());
+    let patch = |label: &str, value: &str| {
+        let patch = json!({"spec": {"template": {"metadata": {"labels": {label: value}}}}}).to_string();
+        installed.answer(TENANT, &["patch", "statefulset", "x", "-p", &patch], None)
+    };
+    let words = "is set, changed and removed";
+    Installed::until(|| patch("agentloop.dev/sensor", "page").contains(words) && patch("tier", "a").is_empty());
+    for label in ["agentloop.dev/agent", "agentloop.dev/sensor"] {
+        let said = patch(label, "");
+        assert!(said.contains(words), "{label}: {said}");
+    }
+}
+
+#[test]
+fn an_existing_object_is_given_to_no_agent_and_no_sensor() {
+    let Some(installed) = Installed::new() else { return };
+    let plain = json!({"app": "web"});
+    // An owner that exists, or the garbage collector would delete the pod.
+    let account = installed.cluster.get("serviceaccount", "default").unwrap();
+    let uid = &account["metadata"]["uid"];
+    let owners = json!([{"apiVersion": "v1", "kind": "ServiceAccount", "name": "default", "uid": uid}]);
+    installed.cluster.apply(&pod("owned", &plain, &owners).to_string());
+    installed.cluster.apply(&set(&plain, &owners).to_string());
+    let give = |object: [&str; 2], owners: Value, further: &[&str]| {
+        let patch = json!({"metadata": {"ownerReferences": owners}}).to_string();
+        let mut args = vec!["patch", object[0], object[1], "-p", &patch];
+        args.extend(further);
+        installed.answer(TENANT, &args, None)
+    };
+    let owned = ["pod", "owned"];
+    let words = "belong to an Agent or a Sensor";
+    Installed::until(|| {
+        give(owned, owned_by("agentloop.dev/v1alpha1", "Agent"), &[]).contains(words)
+            && give(owned, owned_by("batch/v1", "Job"), &[]).is_empty()
+    });
+    // The uid is that of an owner that it has, which is of another kind.
+    let same_uid = json!([{"apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "name": "coast", "uid": uid}]);
+    let said = give(owned, same_uid.clone(), &[]);
+    assert!(said.contains(words), "{said}");
+    for further in [&[][..], &["--subresource=status"]] {
+        let said = give(["statefulset", "x"], same_uid.clone(), further);
+        assert!(said.contains(words), "{further:?}: {said}");
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::runtime::EventSink;
 use agentloop::link::client::LinkClient;
 use agentloop::link::messages::{BudgetTerms, Directives, LoopTotals};
 use agentloop::link::server::{LinkLimits, serve};
@@ -165,6 +166,7 @@ impl Rig {
             agents: Arc::new(OnceLock::from(agents)),
             budgets: idle_ledger(api, &loops),
             metrics: Arc::new(Metrics::new().unwrap()),
+            events: EventSink::new().0,
             clock: Arc::new(Timestamp::now),
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -148,12 +148,12 @@ async fn headers_are_read_for_each_request_and_a_bad_secret_is_named_without_its
         (
             "Host",
             "canary",
-            "has the key Host, which is not an allowed header name",
+            "one of the keys of the Secret of spec.tools.servers[hub].headersSecretRef is not an allowed header name",
         ),
         (
             "X-Two",
             "canary\nlines",
-            "has a value of X-Two that is not a single short line of text",
+            "one of the values of the Secret of spec.tools.servers[hub].headersSecretRef is not a single short line of text",
         ),
     ] {
         world.write_header("hub", header, value);

@@ -327,6 +327,7 @@ fn the_texts_of_events_of_agents() {
     })
     .into_iter()
     .for_each(&mut add);
+    add(events::volume_restored(2));
     rows.sort_by_key(|(type_, ..)| type_ == "Warning");
     assert_texts!("agent-events", "Events of Agents", rows);
 }
