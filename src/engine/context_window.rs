@@ -69,9 +69,9 @@ impl Engine {
         loop {
             match self.next_to_leave() {
                 ShrinkStep::Send => return true,
-                // What is left out on trial is the first to leave.
-                ShrinkStep::Clear(_) | ShrinkStep::Forget(_) | ShrinkStep::Compact(_) | ShrinkStep::TooLarge { .. }
-                    if self.forget_left_out(out) => {}
+                // What is left out on trial is the first to leave, but not for a turn that does not contain the history.
+                ShrinkStep::Clear(_) | ShrinkStep::Forget(_) | ShrinkStep::Compact(_)
+                    if !self.turn_rules().own_session && self.forget_left_out(out) => {}
                 ShrinkStep::Clear(messages) => self.clear_results(messages, out),
                 ShrinkStep::Forget(messages) => self.trim_messages(messages, out),
                 ShrinkStep::Compact(compaction) => {
