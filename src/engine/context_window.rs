@@ -239,7 +239,7 @@ impl Engine {
         }
     }
 
-    /// The oldest messages leave the transcript. A digest of their actions stays, and the model is told.
+    /// The oldest messages leave the transcript. A digest of their actions stays, and a note tells the model.
     pub(super) fn trim_messages(&mut self, messages: usize, out: &mut EffectBuffer) {
         self.digest_opening(messages);
         self.trim_range(0..messages, DigestDetail::Results, out);
