@@ -77,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// What is reported of it.
+    /// The failure to report.
     pub(super) fn light_model_failure(&self) -> Option<&CallFailure> {
         self.state.light_model.as_ref().map(|outage| &outage.failure)
     }
