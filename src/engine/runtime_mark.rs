@@ -202,9 +202,10 @@ impl Iterator for Symbols<'_> {
             };
             return Some((place, symbol));
         }
-        let symbol = match Symbol::from(character) {
+        let symbol = Symbol::from(character);
+        let symbol = match symbol {
             Symbol::Letter(letter) if ESCAPES.contains(character) => Symbol::Escape(letter),
-            symbol => symbol,
+            Symbol::Letter(_) | Symbol::Escape(_) | Symbol::Bracket | Symbol::Other => symbol,
         };
         Some((place, symbol))
     }
