@@ -14,7 +14,7 @@ RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links -A rustdoc::invali
 say "Tests without a cluster"
 cargo test --locked --quiet --lib --bins
 # INSTA_UPDATE=no: a changed snapshot fails instead of being written.
-# A few of the ledger's schedules; `make test` runs all.
-AGENTLOOP_SIM_SCHEDULES=5000 INSTA_UPDATE=no cargo test --locked --quiet --test it -- --skip e2e::
+# A few schedules of the simulations; `make test` runs more.
+AGENTLOOP_SIM_SCHEDULES=5000 AGENTLOOP_SENSOR_SCHEDULES=50 INSTA_UPDATE=no cargo test --locked --quiet --test it -- --skip e2e::
 say "Generated files"
 "$ROOT/hack/generate.sh" --check

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # test.sh                every test: without a cluster, on a real control plane, end to end on a real node
 # test.sh plane|node     one half of it; `node` takes the name of a test: test.sh node e2e::restarts
-# test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation, ROUNDS (200,000) of nearly right input, then the
-#                        end-to-end tests again and again, for MINUTES (60), with five minutes of kills for the budgets
-#                        and for Sensors, and ten for the journals
+# test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation and SENSOR_SCHEDULES (100,000) of the Sensors', ROUNDS
+#                        (200,000) of nearly right input, then the end-to-end tests repeatedly, for MINUTES (60), with
+#                        five minutes of kills for the budgets and for Sensors, and ten for the journals
 # Starts the clusters it needs and stops them, whatever happens. Ends with what each part took and cargo's own summaries.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -74,6 +74,7 @@ node_tests() {
 simulate() {
   # Other seeds than those of every test run, and others each time.
   tests "Simulations of the ledger and of Sensors" env AGENTLOOP_SIM_SCHEDULES="${SCHEDULES:-2000000}" \
+    AGENTLOOP_SENSOR_SCHEDULES="${SENSOR_SCHEDULES:-100000}" \
     AGENTLOOP_SIM_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --test it -- ledger::no_schedule sensing::no_schedule
   tests "Nearly right answers, directives and journals" env AGENTLOOP_FUZZ_ROUNDS="${ROUNDS:-200000}" \
     cargo test --locked --test it -- fuzz::

@@ -69,9 +69,9 @@ impl Engine {
         loop {
             match self.next_to_leave() {
                 ShrinkStep::Send => return true,
-                // What is left out on trial is the first to leave.
-                ShrinkStep::Clear(_) | ShrinkStep::Forget(_) | ShrinkStep::Compact(_) | ShrinkStep::TooLarge { .. }
-                    if self.forget_left_out(out) => {}
+                // What is left out on trial is the first to leave, but not for a turn that does not contain the history.
+                ShrinkStep::Clear(_) | ShrinkStep::Forget(_) | ShrinkStep::Compact(_)
+                    if !self.turn_rules().own_session && self.forget_left_out(out) => {}
                 ShrinkStep::Clear(messages) => self.clear_results(messages, out),
                 ShrinkStep::Forget(messages) => self.trim_messages(messages, out),
                 ShrinkStep::Compact(compaction) => {
@@ -239,7 +239,7 @@ impl Engine {
         }
     }
 
-    /// The oldest messages leave the transcript. A digest of their actions stays, and the model is told.
+    /// The oldest messages leave the transcript. A digest of their actions stays, and a note tells the model.
     pub(super) fn trim_messages(&mut self, messages: usize, out: &mut EffectBuffer) {
         self.digest_opening(messages);
         self.trim_range(0..messages, DigestDetail::Results, out);

@@ -1,7 +1,7 @@
-//! The text in a prompt about messages that left it without a summary, so that no action is repeated because the model
-//! has forgotten it.
+//! The text in a prompt about messages that left it without a summary, so that the model does not repeat actions that it has
+//! forgotten.
 //!
-//! Built without the model. It stands beside the model's own summary until the next summary, which covers it too.
+//! Built without the model. It is shown beside the model's own summary until the next summary, which includes it.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;

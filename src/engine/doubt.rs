@@ -3,8 +3,9 @@
 //! Owns which messages are left out of prompts on trial, and when a trial ends. A failed turn retracts its own messages only,
 //! so a refusal that an older message causes would repeat forever. After two refused turns in a row, the next turns are tried
 //! without a part of the history: the older half, then the newer half, then all of it. A part is removed only when a call
-//! without it was accepted. Otherwise it comes back, because a wrong model name or instructions that a provider filters are
-//! refused in the same way and must not cost the memory. Each part is tried once per series of refused turns.
+//! without it was accepted, or when the window or a limit requires that a part of the history leaves. Otherwise it comes
+//! back, because a wrong model name or instructions that a provider filters are refused in the same way and must not cost
+//! the memory. Each part is tried once per series of refused turns.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::message::{Message, ModelAnswer};
+use super::message::{FinishReason, Message, ModelAnswer};
 use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, RecordedUsage, ids};
 use agentloop_api::usage_counts::GuardrailTrip;
 
@@ -69,8 +69,13 @@ pub fn answer_line(
         tokens: answer.tokens,
         cost: answer.cost,
     };
+    let detail = match answer.finish {
+        FinishReason::Refused => RecordDetail::UselessAnswer,
+        FinishReason::Stop | FinishReason::Length | FinishReason::ToolCalls => RecordDetail::None,
+    };
     JournalRecord {
         used: Some(used),
+        detail,
         ..call_line(RecordKind::CallAnswered, call, note, messages)
     }
 }

@@ -1,15 +1,18 @@
-//! Whether `spec.lightModel` can be used, where only a user can fix what is wrong: a rejected key, an exhausted account.
+//! Outages of `spec.lightModel` that only a user can end: a rejected key, an exhausted account.
 //!
-//! Owns when such a model is tried again, and what is reported meanwhile. Nothing waits for it: a pre-check that cannot be made
-//! lets the turn run, and a signal that cannot be scored has no score. Without a pace each event of a Sensor would send
-//! another call with the same key.
+//! Decides when such a model is tried again, and what is reported until then. An outage holds nothing: a turn runs without its
+//! pre-check, and a signal has no score. Without a minimum wait, each event of a Sensor would send another call with the same
+//! key.
+//!
+//! An outage ends with an answer, with another failure for which the server must have accepted the key, and with an edit of
+//! the spec.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::machine::Engine;
 use super::{retry, time_math};
-use agentloop_api::failure::CallFailure;
+use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// A light model that only a user can make usable again.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -18,6 +21,14 @@ pub struct LightModelOutage {
     until: Timestamp,
     /// The failure of the last call.
     failure: CallFailure,
+    /// [`super::settings::EngineSettings::spec`] when it failed.
+    #[serde(default)]
+    spec: u64,
+}
+
+/// Whether the server accepted the key and the account before the call failed.
+const fn was_admitted(kind: FailureKind) -> bool {
+    matches!(kind, FailureKind::BadResponse | FailureKind::ContextExceeded)
 }
 
 impl Engine {
@@ -28,7 +39,10 @@ impl Engine {
             self.state.light_model = Some(LightModelOutage {
                 until: time_math::after(now, wait),
                 failure: failure.clone(),
+                spec: self.settings.spec,
             });
+        } else if was_admitted(failure.kind) {
+            self.state.light_model = None;
         }
     }
 
@@ -44,10 +58,13 @@ impl Engine {
     }
 
     /// The next call may be sent at once: another process may have another key, and a resume request says that the cause is
-    /// fixed. The outage is reported until a call is answered.
+    /// fixed. After an edit of the spec the outage is over, since its model or key may be another one.
     pub(super) fn retry_light_model(&mut self, now: Timestamp) {
+        let spec = self.settings.spec;
         let has_light_model = self.settings.light_output_tokens.is_some() || self.settings.pre_check.is_some();
-        self.state.light_model.take_if(|_| !has_light_model);
+        self.state
+            .light_model
+            .take_if(|outage| !has_light_model || outage.spec != spec);
         if let Some(outage) = &mut self.state.light_model {
             outage.until = outage.until.min(now);
         }
@@ -60,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// What is reported of it.
+    /// The failure to report.
     pub(super) fn light_model_failure(&self) -> Option<&CallFailure> {
         self.state.light_model.as_ref().map(|outage| &outage.failure)
     }

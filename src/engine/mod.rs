@@ -245,6 +245,8 @@ pub enum RecordDetail {
     None,
     /// A limit was reached, or a detected loop led to a step: what is counted.
     Trip(GuardrailTrip),
+    /// A turn of this kind begins, by the purpose of its calls.
+    TurnStarted(CallPurpose),
     /// The answer has no use: it is empty or a refusal, or, of a pre-check, neither yes nor no.
     UselessAnswer,
 }

@@ -306,7 +306,7 @@ pub struct StreakCounters {
 
 /// What a turn's first message tells the model.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-#[serde(default, from = "StoredBriefing")]
+#[serde(default)]
 pub struct TurnBriefing {
     /// Why this turn begins, in words.
     pub cause: String,
@@ -334,51 +334,19 @@ impl TurnBriefing {
     }
 }
 
-/// A briefing as the journal holds it. Early journals had only the words.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct StoredBriefing {
-    cause: String,
-    cause_kind: Option<CauseKind>,
-    notes: Vec<String>,
-}
-
-impl From<StoredBriefing> for TurnBriefing {
-    fn from(stored: StoredBriefing) -> Self {
-        let StoredBriefing {
-            cause,
-            cause_kind,
-            notes,
-        } = stored;
-        let cause_kind = cause_kind.unwrap_or_else(|| match cause.as_str() {
-            "the loop starts" | "the loop continues" => CauseKind::Loop,
-            words if words.starts_with("a pause (") => CauseKind::Pause,
-            _ => CauseKind::Event,
-        });
-        Self {
-            cause,
-            cause_kind,
-            notes,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
     use serde_json::json;
 
     use super::*;
 
-    #[rstest]
-    #[case("the loop starts", CauseKind::Loop)]
-    #[case("the loop continues", CauseKind::Loop)]
-    #[case("a pause (LinkLost) is over", CauseKind::Pause)]
-    #[case("a wake request ended your sleep (it was to last until noon)", CauseKind::Event)]
-    #[case("", CauseKind::Event)]
-    fn a_briefing_of_an_early_journal_has_the_kind_that_its_words_say(#[case] cause: &str, #[case] kind: CauseKind) {
-        let read: TurnBriefing = serde_json::from_value(json!({"cause": cause, "notes": ["n"]})).unwrap();
-        assert_eq!((read.cause.as_str(), read.cause_kind), (cause, kind));
+    #[test]
+    fn a_briefing_without_a_kind_keeps_its_cause() {
+        let read: TurnBriefing = serde_json::from_value(json!({"cause": "the loop goes on", "notes": ["n"]})).unwrap();
+        assert_eq!(
+            (read.cause.as_str(), read.cause_kind),
+            ("the loop goes on", CauseKind::Event)
+        );
         assert_eq!(read.notes, ["n"]);
     }
 

@@ -31,7 +31,7 @@ pub fn render_outcome(outcome: ToolOutcome, plan: &ToolRunPlan, most: usize) -> 
         // Servers reject an empty result.
         return (kind, "[no text]".to_owned());
     }
-    (kind, shortened(without_marks(&text).into_owned(), most))
+    (kind, without_marks(&shortened(text, most)).into_owned())
 }
 
 /// Marks the text of a tool that failed, so that it is not mistaken for a success.

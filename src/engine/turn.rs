@@ -76,6 +76,7 @@ impl Engine {
         self.transcript.push(message.clone());
         out.record(JournalRecord {
             messages: vec![message],
+            detail: RecordDetail::TurnStarted(kind.rules().purpose),
             ..journal_line(RecordKind::TurnStarted, number, kind.rules().note)
         });
         self.send_attempt(out);
@@ -207,16 +208,8 @@ impl Engine {
         });
         self.append(std::slice::from_ref(&message));
         let note = format!("{:?}", answer.finish);
-        let refused = answer.finish == FinishReason::Refused;
-        out.record(JournalRecord {
-            detail: if refused {
-                RecordDetail::UselessAnswer
-            } else {
-                RecordDetail::None
-            },
-            ..answer_line((call, purpose), answer, note, vec![message])
-        });
-        if refused {
+        out.record(answer_line((call, purpose), answer, note, vec![message]));
+        if answer.finish == FinishReason::Refused {
             self.handle_model_refusal(out);
             return;
         }

@@ -8,8 +8,8 @@ use super::snapshot::Turn;
 
 /// What a turn is for.
 ///
-/// Stored as the flag `heartbeat`, as before there were kinds, so that journals can be read by older and newer versions.
-/// A kind that is neither needs its own field in the snapshot.
+/// Stored as the flag `heartbeat`, so that journals from before there were kinds can be read. A kind that is neither needs
+/// its own field in the snapshot.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(from = "bool", into = "bool")]
 pub enum TurnKind {
@@ -112,7 +112,7 @@ mod tests {
     use super::TurnKind;
 
     #[test]
-    fn a_kind_is_stored_as_the_flag_that_older_versions_know() {
+    fn a_kind_is_stored_as_the_flag_of_earlier_journals() {
         for (kind, flag) in [(TurnKind::Own, false), (TurnKind::Heartbeat, true)] {
             assert_eq!(serde_json::to_value(kind).unwrap(), json!(flag));
             assert_eq!(serde_json::from_value::<TurnKind>(json!(flag)).unwrap(), kind);

@@ -1,11 +1,11 @@
 //! Derives the engine's view of an Agent's budgets from the directives. Pure.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
+use ring::digest::{SHA256, digest};
+use serde_json::{Value, json};
 use strum::IntoEnumIterator;
 
 use crate::api::amount::{AmountKind, LimitAmounts};
-use crate::api::failure::FailureKind;
+use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::BudgetHealth;
 use crate::engine::budget::BudgetState;
 use crate::link::messages::{AccountTerms, BudgetTerms, Directives};
@@ -26,25 +26,30 @@ pub fn from_directives(directives: &Directives) -> BudgetState {
     }
 }
 
-/// Hashes everything that can make a refused call possible. Excludes `recall`, which other Agents' calls set and clear.
+/// Hashes everything that can make a refused call possible. Excludes `recall`, which other Agents' calls set and clear, and
+/// the messages of refusals. The journal keeps the hash, so it is the same in every version.
 fn revision(terms: &BudgetTerms) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for account in &terms.accounts {
-        let limits = [account.limits, account.per_agent].map(|limits| kinds(&limits));
-        (&account.account, account.revision, limits).hash(&mut hasher);
-        let held = account.held.as_ref();
-        held.map(|held| (held.kind, &held.message, held.resumes_at))
-            .hash(&mut hasher);
-    }
-    let blocked = terms.blocked.as_ref();
-    blocked
-        .map(|blocked| (blocked.kind, &blocked.message, blocked.resumes_at))
-        .hash(&mut hasher);
-    for (model, price) in &terms.prices {
-        (model, &price.input_per_million, &price.output_per_million).hash(&mut hasher);
-    }
-    terms.min_output_tokens.hash(&mut hasher);
-    hasher.finish()
+    let refusal = |refusal: &Option<CallFailure>| {
+        let refusal = refusal.as_ref();
+        refusal.map(|refusal| json!([refusal.kind.as_ref(), refusal.resumes_at]))
+    };
+    let accounts: Vec<Value> = terms
+        .accounts
+        .iter()
+        .map(|account| {
+            let limits = [account.limits, account.per_agent].map(|limits| kinds(&limits));
+            json!([account.account, account.revision, limits, refusal(&account.held)])
+        })
+        .collect();
+    let prices: Vec<Value> = terms
+        .prices
+        .iter()
+        .map(|(model, price)| json!([model, price.input_per_million, price.output_per_million]))
+        .collect();
+    let all = json!([accounts, refusal(&terms.blocked), prices, terms.min_output_tokens]);
+    let hash = digest(&SHA256, all.to_string().as_bytes());
+    let first = hash.as_ref().first_chunk().copied();
+    u64::from_be_bytes(first.unwrap_or_default())
 }
 
 fn kinds(limits: &LimitAmounts) -> [Option<i64>; 5] {
@@ -144,7 +149,6 @@ fn why_stopped(terms: &BudgetTerms) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::failure::CallFailure;
     use crate::api::price::ModelPrice;
     use crate::link::messages::{AccountRemaining, LimitName};
 
@@ -213,6 +217,35 @@ mod tests {
             (from_directives(&first).held, from_directives(&blocked).held),
             (false, true)
         );
+    }
+
+    #[test]
+    fn messages_do_not_change_a_revision() {
+        let mut first = directives(vec![account(limited(10))]);
+        let budget = first.budget.as_mut().unwrap();
+        budget.accounts[0].held = Some(spent(FailureKind::BudgetAsk));
+        budget.blocked = Some(spent(FailureKind::BudgetUnavailable));
+        let mut other = first.clone();
+        let budget = other.budget.as_mut().unwrap();
+        "raise it".clone_into(&mut budget.accounts[0].held.as_mut().unwrap().message);
+        "wait for it".clone_into(&mut budget.blocked.as_mut().unwrap().message);
+        assert_eq!(from_directives(&first).revision, from_directives(&other).revision);
+        let budget = other.budget.as_mut().unwrap();
+        budget.blocked.as_mut().unwrap().resumes_at = Some(jiff::Timestamp::UNIX_EPOCH);
+        assert_ne!(from_directives(&first).revision, from_directives(&other).revision);
+    }
+
+    #[test]
+    fn a_revision_is_the_same_in_every_version() {
+        let mut terms = directives(vec![account(limited(10))]).budget.unwrap();
+        terms.accounts[0].held = Some(spent(FailureKind::BudgetAsk));
+        let price = ModelPrice {
+            input_per_million: "3.00".into(),
+            output_per_million: "15.00".into(),
+            ..ModelPrice::default()
+        };
+        terms.prices.insert("main".into(), price);
+        assert_eq!(revision(&terms), 9_983_374_071_661_644_861);
     }
 
     #[test]

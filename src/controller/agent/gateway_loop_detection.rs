@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::requests;
 use crate::api::agent::DetectionMode;
-use crate::api::condition::{self, ConditionType, GatewaySign, LoopSign};
+use crate::api::condition::{self, ConditionType, GatewaySign};
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::budget::assignment::WindowedLimit;
@@ -179,18 +179,7 @@ pub(super) fn is_from_gateway(held: &Condition) -> bool {
 
 /// The sign in the condition; `None`: it was set from a report of the engine.
 fn sign(held: &Condition) -> Option<GatewaySign> {
-    held.reason.parse().ok().or_else(|| early_sign(held))
-}
-
-/// The sign in a status that an early controller wrote: it used the reasons of the engine, and only the prefix of the
-/// message told them apart.
-fn early_sign(held: &Condition) -> Option<GatewaySign> {
-    match held.reason.parse().ok()? {
-        _ if !held.message.starts_with(FROM_OUTSIDE) => None,
-        LoopSign::RepeatedCall => Some(GatewaySign::RepeatedRequest),
-        LoopSign::NoProgress => Some(GatewaySign::HighBurnRate),
-        LoopSign::RepeatedError | LoopSign::Cycle => None,
-    }
+    held.reason.parse().ok()
 }
 
 /// Checks the counters of an Agent against its token limits. Without a report of the gateway, the previous finding is
@@ -237,6 +226,7 @@ mod tests {
     use strum::IntoEnumIterator;
 
     use super::*;
+    use crate::api::condition::LoopSign;
     use crate::link::messages::PodReport;
 
     const HOUR: WindowedLimit = WindowedLimit {
@@ -469,23 +459,6 @@ mod tests {
         "the same call with the same result 3 times in a row".clone_into(&mut status.conditions[0].message);
         assert_eq!(seen(&agent, &status, pulse(0, 0)).0, None);
         assert_eq!(detect(&agent, &status, None, &[]), None);
-    }
-
-    #[test]
-    fn a_finding_of_an_early_controller_is_taken_over_with_its_words() {
-        let agent = agent("Enforce");
-        for (early, sign) in [
-            (LoopSign::RepeatedCall, GatewaySign::RepeatedRequest),
-            (LoopSign::NoProgress, GatewaySign::HighBurnRate),
-        ] {
-            let (_, mut status) = seen(&agent, &AgentStatus::default(), pulse(5, 0));
-            early.as_ref().clone_into(&mut status.conditions[0].reason);
-            let found = detect(&agent, &status, None, &[]).unwrap();
-            assert_eq!(
-                (found.sign, found.message),
-                (sign, status.conditions[0].message.clone())
-            );
-        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A message for which the server rejects each prompt, or the model refuses each answer, leaves the conversation, wherever
 //! it stands; a server that refuses everything costs no memory.
 
+use super::super::modes::continuous::heartbeat::HeartbeatSettings;
 use super::work::wants;
 use super::*;
 
@@ -282,4 +283,61 @@ fn what_is_left_out_is_the_first_to_leave_when_there_is_no_room() {
         (0, 1)
     );
     assert_eq!(driver.purpose, CallPurpose::Compaction, "half of it is still too much");
+}
+
+#[test]
+fn a_heartbeat_without_room_removes_nothing_of_the_history() {
+    let mut driver = Driver::with_tools(EngineSettings {
+        heartbeat: Some(HeartbeatSettings {
+            every: seconds(3600),
+            prompt: "Is all well?".into(),
+        }),
+        context_tokens: 12_000,
+        ..settings()
+    });
+    for text in ["alpha", "beta", "gamma", "delta"] {
+        driver.answer(says(text));
+        driver.next_timer();
+    }
+    driver.fail(FailureKind::BadResponse);
+    driver.next_timer();
+    driver.fail(FailureKind::BadResponse);
+    let (history, left_out) = (driver.transcript.clone(), driver.engine.left_out());
+    assert!(!left_out.is_empty(), "on trial");
+    driver.now += seconds(3600);
+    driver.feed(EngineInput::Timer);
+    assert_eq!(driver.purpose, CallPurpose::Heartbeat);
+    for _ in 0..6 {
+        driver.answer(wants(&["files__read"]));
+        driver.done(1, &"x".repeat(6000));
+    }
+    assert!(
+        !driver.notes(RecordKind::ResultsCleared).is_empty(),
+        "there was no room"
+    );
+    assert_eq!(driver.engine.left_out(), left_out);
+    driver.answer(says("All is well."));
+    assert_eq!(driver.purpose, CallPurpose::Turn);
+    assert!(driver.transcript.starts_with(&history));
+    assert!(
+        !shows(&driver, "alpha") && shows(&driver, "delta"),
+        "the trial continues"
+    );
+    assert_eq!(driver.notes(RecordKind::Trimmed), [""; 0]);
+}
+
+#[test]
+fn a_turn_that_is_too_large_alone_removes_nothing_of_the_history() {
+    let mut driver = with_history(&["alpha", "beta", "gamma", "delta"]);
+    driver.fail(FailureKind::BadResponse);
+    driver.next_timer();
+    driver.fail(FailureKind::BadResponse);
+    assert!(!driver.engine.left_out().is_empty(), "on trial");
+    let history = driver.transcript.clone();
+    driver.settings.context_tokens = 4096;
+    driver.restart(2);
+    driver.next_timer();
+    let failed = driver.notes(RecordKind::TurnFailed);
+    assert_eq!(failed.last(), Some(&"ContextExceeded"));
+    assert_eq!(driver.transcript, history);
 }

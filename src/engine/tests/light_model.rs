@@ -134,6 +134,32 @@ fn a_restart_and_a_resume_request_allow_a_call_at_once_and_the_outage_stays_repo
 }
 
 #[test]
+fn an_edit_of_the_spec_ends_the_outage_and_a_restart_alone_does_not() {
+    for edited in [false, true] {
+        let mut driver = refused(FailureKind::AuthenticationFailed);
+        driver.settings.spec += u64::from(edited);
+        driver.restart(2);
+        assert_eq!(reported(&driver).is_none(), edited);
+        driver.restart(3);
+        assert_eq!(reported(&driver).is_none(), edited);
+    }
+}
+
+#[rstest]
+#[case(FailureKind::BadResponse, true)]
+#[case(FailureKind::ContextExceeded, true)]
+#[case(FailureKind::Timeout, false)]
+#[case(FailureKind::BudgetExhausted, false)]
+#[case(FailureKind::LinkLost, false)]
+fn a_later_failure_ends_the_outage_if_the_server_accepted_the_key(#[case] kind: FailureKind, #[case] ends: bool) {
+    let mut driver = refused(FailureKind::AuthenticationFailed);
+    driver.pass(seconds(60));
+    assert!(event(&mut driver, 1));
+    driver.fail(kind);
+    assert_eq!(reported(&driver).is_none(), ends);
+}
+
+#[test]
 fn an_agent_without_a_light_model_reports_none() {
     let mut driver = refused(FailureKind::AuthenticationFailed);
     driver.settings = settings();

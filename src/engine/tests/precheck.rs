@@ -3,6 +3,7 @@
 use rstest::rstest;
 use serde_json::{Value, json};
 
+use super::super::RecordDetail;
 use super::super::hot_state::FieldSchema;
 use super::super::notifications::{Notification, NotificationPriority};
 use super::super::precheck;
@@ -128,6 +129,19 @@ fn a_no_makes_the_sleep_longer_up_to_the_longest_and_begins_no_turn() {
     assert_eq!(
         driver.notes(RecordKind::PrecheckSkipped).last(),
         Some(&"sleep extended by 200 s")
+    );
+}
+
+#[test]
+fn a_refusal_begins_the_turn_and_is_recorded_as_useless() {
+    let mut driver = slept();
+    driver.refused_turn();
+    assert_eq!(in_flight(&driver), "t2c1a1");
+    let answered = |record: &&JournalRecord| record.kind == RecordKind::CallAnswered;
+    let answer = driver.journal.iter().rfind(answered).unwrap();
+    assert_eq!(
+        (answer.used.unwrap().purpose, answer.detail),
+        (CallPurpose::Precheck, RecordDetail::UselessAnswer)
     );
 }
 

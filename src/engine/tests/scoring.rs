@@ -2,6 +2,7 @@
 
 use rstest::rstest;
 
+use super::super::RecordDetail;
 use super::super::scoring::ScoreQuestion;
 use super::rates::limit;
 use super::*;
@@ -81,6 +82,20 @@ fn an_answer_that_says_nothing_clear_is_no_score() {
         ["signal/prices/spike: Unreadable"]
     );
     assert_eq!(taken(&mut driver), None);
+}
+
+#[test]
+fn a_refusal_is_no_score_and_is_recorded_as_useless() {
+    let mut driver = asleep(scoring());
+    driver.feed(question(1));
+    driver.refused_turn();
+    assert_eq!(taken(&mut driver), None);
+    let answered = |record: &&JournalRecord| record.kind == RecordKind::CallAnswered;
+    let answer = driver.journal.iter().rfind(answered).unwrap();
+    assert_eq!(
+        (answer.used.unwrap().purpose, answer.detail),
+        (CallPurpose::Signal, RecordDetail::UselessAnswer)
+    );
 }
 
 #[test]

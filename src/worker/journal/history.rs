@@ -94,10 +94,9 @@ impl HistoryWriter<'_> {
     pub(super) fn write(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
         match record.kind {
             RecordKind::TurnStarted => {
-                let task = if record.note.is_empty() {
-                    CallPurpose::Turn
-                } else {
-                    CallPurpose::Heartbeat
+                let task = match record.detail {
+                    RecordDetail::TurnStarted(purpose) => purpose,
+                    RecordDetail::None | RecordDetail::Trip(_) | RecordDetail::UselessAnswer => CallPurpose::Turn,
                 };
                 let turn = MemberTurn::of(record);
                 self.begin(turn, task, &turn.key())?;
@@ -210,7 +209,11 @@ impl HistoryWriter<'_> {
         };
         let execution = if let Some(end) = question {
             let execution = self.begin(turn, used.purpose, &json!([call.to_string()]))?;
-            self.end_of(&execution, "success", &json!({ "end": end }))?;
+            if record.detail == RecordDetail::UselessAnswer {
+                self.end_of(&execution, "failed", &json!({ "failure": record.note }))?;
+            } else {
+                self.end_of(&execution, "success", &json!({ "end": end }))?;
+            }
             execution
         } else {
             self.execution(turn)?

@@ -1,8 +1,8 @@
 //! The proof that an event of a Sensor takes effect once: a simulation from seeds, with the real rules, outbox, receivers and
 //! engine, over a road that loses, doubles and reorders, while sensor pod, leader, workers and gateways are killed and frozen.
 //!
-//! `AGENTLOOP_SIM_SEED=n` replays one schedule; `AGENTLOOP_SIM_SCHEDULES=n` sets their number, of which this takes a
-//! hundredth: its files are real.
+//! `AGENTLOOP_SIM_SEED=n` replays one schedule; `AGENTLOOP_SENSOR_SCHEDULES=n` sets their number. It is much smaller than that
+//! of the ledger's simulation, because the files are real.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(
     clippy::unwrap_used,
@@ -18,9 +18,7 @@ mod world;
 use world::World;
 
 /// Schedules of one run.
-const SCHEDULES: u64 = 30_000;
-/// Of the schedules that are asked for so many are one here.
-const SHARE: u64 = 100;
+const SCHEDULES: u64 = 500;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
@@ -32,10 +30,10 @@ fn no_schedule_loses_doubles_or_reorders_an_event_or_pays_twice_for_its_score() 
         World::new(seed).run();
         return;
     }
-    let schedules = number("AGENTLOOP_SIM_SCHEDULES").unwrap_or(SCHEDULES) / SHARE;
+    let schedules = number("AGENTLOOP_SENSOR_SCHEDULES").unwrap_or(SCHEDULES).max(1);
     let first = number("AGENTLOOP_SIM_FIRST").unwrap_or(0);
     let mut sums = [0; 4];
-    for seed in first..first + schedules.max(1) {
+    for seed in first..first + schedules {
         let found = std::panic::catch_unwind(|| World::new(seed).run());
         let found = found.unwrap_or_else(|_| panic!("AGENTLOOP_SIM_SEED={seed} replays it"));
         for (sum, found) in sums.iter_mut().zip(found) {

@@ -204,7 +204,11 @@ fn heartbeats_and_pre_checks_are_executions_of_their_own_and_a_summary_is_a_step
         vec![user("Sum it up"), says("quiet", &[])],
     );
     write(&mut journal, &[summary, plain(RecordKind::TurnFailed, 2, "Timeout")]);
-    write(&mut journal, &[plain(RecordKind::TurnStarted, 3, "heartbeat")]);
+    let heartbeat = JournalRecord {
+        detail: RecordDetail::TurnStarted(CallPurpose::Heartbeat),
+        ..plain(RecordKind::TurnStarted, 3, "")
+    };
+    write(&mut journal, &[heartbeat]);
     let expected = [
         json!(["Precheck", 2, 1, "success", 5, {"end": "skip"}]),
         json!(["Precheck", 2, 1, "failed", 5, {"failure": "Unreadable"}]),
@@ -389,6 +393,24 @@ fn a_useless_answer_is_a_step_without_success() {
         "SELECT success FROM agent_execution_steps ORDER BY step_number",
     );
     assert_eq!(success, [json!([1]), json!([0])]);
+}
+
+#[test]
+fn a_refused_answer_of_the_light_model_is_no_success() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    for (number, purpose) in [(0, CallPurpose::Precheck), (1, CallPurpose::Signal)] {
+        let mut refused = useless(answered(call(7, number), purpose, Some(1), vec![]));
+        refused.note = "Refused".into();
+        write(&mut journal, &[refused]);
+    }
+    let expected = [
+        json!(["Precheck", 7, 1, "failed", 1, {"failure": "Refused"}]),
+        json!(["Signal", 7, 1, "failed", 1, {"failure": "Refused"}]),
+    ];
+    assert_eq!(rows(&journal, EXECUTIONS), expected);
+    let success = rows(&journal, "SELECT success FROM agent_execution_steps ORDER BY id");
+    assert_eq!(success, [json!([0]), json!([0])]);
 }
 
 #[test]
