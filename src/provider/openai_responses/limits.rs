@@ -66,5 +66,5 @@ fn entry(kind: &str) -> Option<PartSchema> {
 }
 
 fn part(kind: &str, _: bool) -> Option<PartSchema> {
-    matches!(kind, "input_text" | "output_text").then_some(PartSchema::Fields(&["text", "type"]))
+    (kind == "input_text").then_some(PartSchema::Fields(&["text", "type"]))
 }
