@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::budget::{self, CallReservation, GatewayBudget};
-use super::failures::{adapt_to_purpose, failure};
+use super::failures::failure;
 use super::in_flight::InFlightCall;
 use super::link_state::{LinkRefusal, LinkState};
 use super::store::{CallEnd, CallSettlement, CallStore, CallStoreError, CallUsage, ModelCall, RecordedCall};
@@ -126,7 +126,6 @@ impl ModelCalls {
             .upstreams
             .of(call.purpose)
             .and_then(|upstream| upstream.prepare(call.id, body, self.store.scripted_turns(call.purpose)))
-            .map_err(|failure| adapt_to_purpose(call.purpose, failure))
             .inspect_err(|failure| self.note_end(call, Some(failure)))?;
         let flight = Arc::new(InFlightCall::new());
         // Entered before any await, so that a repeated request also joins while the call waits for room.
@@ -140,7 +139,7 @@ impl ModelCalls {
         let paid = tokio::select! {
             biased;
             why = flight.until_cut() => Err(why),
-            hold = self.budget.reserve_call(call, &mut request) => hold.map_err(|failure| adapt_to_purpose(call.purpose, failure)),
+            hold = self.budget.reserve_call(call, &mut request) => hold,
         };
         let failure = match paid {
             Ok(hold) => self.send_and_settle(call, request, hold, &flight).await,
@@ -160,8 +159,7 @@ impl ModelCalls {
         request: PreparedRequest,
         flight: &InFlightCall,
     ) -> Result<AnswerTail, CallFailure> {
-        let ran = self.upstreams.of(call.purpose)?.run(request, flight).await;
-        ran.map_err(|failure| adapt_to_purpose(call.purpose, failure))
+        self.upstreams.of(call.purpose)?.run(request, flight).await
     }
 
     /// Sends the call and settles it. Returns the failure if there is no answer.
@@ -393,6 +391,7 @@ mod tests {
     use super::*;
     use crate::engine::CallPurpose;
     use crate::gateway::in_flight::AnswerItem;
+    use crate::gateway::model_field::ModelField;
     use crate::gateway::store::ModelNames;
     use crate::gateway::upstream::UpstreamConfig;
     use crate::link::client::LinkClient;
@@ -429,6 +428,7 @@ mod tests {
         );
         let model = serde_json::from_value(json!({"api": "Scripted", "name": "m"})).unwrap();
         let main = ModelUpstream::new(&UpstreamConfig {
+            field: ModelField::Main,
             agent_uid: "uid",
             model: &model,
             key_file: &path("key"),

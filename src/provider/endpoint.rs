@@ -12,8 +12,10 @@ pub struct ModelEndpoint {
     pub route: &'static str,
     /// The path of calls, relative to the base URL.
     pub path: &'static str,
-    /// The format and what to check, for messages of the gateway.
-    pub advice: &'static str,
+    /// The name of the format, for messages of the gateway.
+    pub format: &'static str,
+    /// What its base URL has to include, for messages of the gateway.
+    pub base_url_advice: &'static str,
     /// What `spec.model.baseURL` must be, for messages of the worker.
     pub server: &'static str,
     /// A header of every request.

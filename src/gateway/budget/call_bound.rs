@@ -2,10 +2,11 @@
 
 use ring::digest::{SHA256, digest};
 
-use super::refusals;
+use super::refusals::{self, CallNeeds};
 use crate::api::amount::{Amount, AmountKind, LimitAmounts};
 use crate::api::failure::CallFailure;
 use crate::api::price::ModelPrice;
+use crate::gateway::model_field::ModelField;
 use crate::gateway::request::PromptPart;
 use crate::gateway::upstream::PreparedRequest;
 use crate::ledger::bound::{PreviousRequest, RequestPart, input_bound, output_that_fits, worst_case};
@@ -24,6 +25,7 @@ const TOO_MUCH: Amount = Amount {
 
 /// The bound of a call.
 pub(super) struct CallBound {
+    field: ModelField,
     /// The prices used.
     pub(super) rates: Option<ModelRates>,
     /// The smallest amount with which the call is worth making.
@@ -36,24 +38,33 @@ pub(super) struct CallBound {
     afresh: i64,
 }
 
+/// A model and its price.
+pub(super) struct PricedField<'a> {
+    pub(super) field: ModelField,
+    pub(super) name: &'a str,
+    pub(super) price: Option<&'a ModelPrice>,
+}
+
 impl CallBound {
     /// The bound of a request, or why there is none.
     pub(super) fn new(
         terms: &BudgetTerms,
-        (model, price): (&str, Option<&ModelPrice>),
+        model: &PricedField<'_>,
         request: &PreparedRequest,
         parts: &[RequestPart],
         previous: Option<&PreviousRequest>,
     ) -> Result<Self, CallFailure> {
+        let PricedField { field, name, price } = *model;
         let rates = price.map(ModelRates::read).transpose();
-        let rates = rates.map_err(|error| refusals::bad_price(model, &error))?;
+        let rates = rates.map_err(|error| refusals::bad_price(field, name, &error))?;
         let unpriced = terms.accounts.iter().find(|account| limited(account).cost.is_some());
         if let (None, Some(account)) = (rates, unpriced) {
-            return Err(refusals::no_price(model, &account.limit));
+            return Err(refusals::no_price(field, name, &account.limit));
         }
         if let Some(bill) = request.exact_bill() {
             let amount = bill.amount(rates.as_ref()).unwrap_or(TOO_MUCH);
             return Ok(Self {
+                field,
                 rates,
                 least: amount,
                 full: amount,
@@ -66,12 +77,21 @@ impl CallBound {
         let shortest = terms.min_output_tokens.clamp(1, longest.max(1)).min(longest);
         let worst = |output: u32| worst_case(input, output.into(), rates.as_ref()).unwrap_or(TOO_MUCH);
         Ok(Self {
+            field,
             rates,
             least: worst(shortest),
             full: worst(longest),
             clip: Some((input, longest, shortest)),
             afresh: input_bound(None, parts, request.overhead()),
         })
+    }
+
+    /// The least with which the call is worth making.
+    pub(super) fn needs(&self) -> CallNeeds {
+        CallNeeds {
+            field: self.field,
+            amount: self.least,
+        }
     }
 
     /// The worst case with `output` tokens of output, by bytes alone.

@@ -5,6 +5,7 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::meter::{AnswerError, AnswerSummary, NonEmpty, StreamEnd, StreamProgress, model_name};
+use crate::reported_error::ReportedError;
 
 #[derive(Deserialize)]
 struct ChatPayload {
@@ -15,7 +16,7 @@ struct ChatPayload {
     #[serde(default)]
     model: Option<Value>,
     #[serde(default)]
-    error: Option<IgnoredAny>,
+    error: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -73,8 +74,8 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
         return Ok(());
     }
     let chunk: ChatPayload = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
-    if chunk.error.is_some() {
-        return Err(AnswerError::ServerError);
+    if let Some(error) = chunk.error {
+        return Err(AnswerError::ServerError(ReportedError::from_value(error)));
     }
     if progress.model.is_empty() {
         progress.model = model_name(chunk.model.as_ref());
@@ -98,7 +99,7 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
 pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
     let chunk: ChatPayload = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
     match chunk {
-        ChatPayload { error: Some(_), .. } => Err(AnswerError::ServerError),
+        ChatPayload { error: Some(error), .. } => Err(AnswerError::ServerError(ReportedError::from_value(error))),
         ChatPayload {
             choices: Some(choices),
             usage,

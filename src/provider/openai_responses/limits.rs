@@ -7,7 +7,8 @@ use agentloop_ledger::bound::RequestOverhead;
 pub(crate) static ENDPOINT: ModelEndpoint = ModelEndpoint {
     route: "/v1/responses",
     path: "/responses",
-    advice: "OpenAI Responses; check spec.model.baseURL (with /v1 for OpenAI)",
+    format: "OpenAI Responses",
+    base_url_advice: "with /v1 for OpenAI",
     server: "an OpenAI Responses server",
     header: None,
     key: KeyHeader::Bearer,
