@@ -22,7 +22,6 @@ pub enum AnswerError {
 /// Summary of a complete answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnswerSummary {
-    /// Its usage report.
     pub usage: Option<Value>,
     /// The model that it names; empty if none.
     pub model: String,
@@ -293,6 +292,10 @@ mod tests {
             AnswerError::Garbage => false,
         };
         assert!(reported(b"data: {\"error\":{\"code\":\"c\"}}\n", "c"));
+        assert!(reported(
+            b"data: {\"object\":\"error\",\"type\":\"c\",\"code\":400}\n",
+            "c"
+        ));
         assert_eq!(WireFormat::OpenAiChat.read_body(b"<html>"), Err(AnswerError::Garbage));
         assert_eq!(WireFormat::OpenAiChat.read_body(b"{}"), Err(AnswerError::Garbage));
         assert_eq!(

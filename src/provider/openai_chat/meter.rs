@@ -17,6 +17,18 @@ struct ChatPayload {
     model: Option<Value>,
     #[serde(default)]
     error: Option<Value>,
+    #[serde(default)]
+    object: Option<Value>,
+}
+
+impl ChatPayload {
+    /// The error in it. Some servers put its fields at the top level, in an object of the type `error`.
+    fn reported_error(&mut self, data: &[u8]) -> Option<AnswerError> {
+        let is_error = self.object.as_ref().is_some_and(|object| object == "error");
+        let of_object = is_error.then(|| ReportedError::from_body(data));
+        let error = self.error.take().map(ReportedError::from_value).or(of_object);
+        error.map(AnswerError::ServerError)
+    }
 }
 
 #[derive(Deserialize)]
@@ -73,9 +85,9 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
         progress.end = StreamEnd::Done;
         return Ok(());
     }
-    let chunk: ChatPayload = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
-    if let Some(error) = chunk.error {
-        return Err(AnswerError::ServerError(ReportedError::from_value(error)));
+    let mut chunk: ChatPayload = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
+    if let Some(error) = chunk.reported_error(data) {
+        return Err(error);
     }
     if progress.model.is_empty() {
         progress.model = model_name(chunk.model.as_ref());
@@ -97,9 +109,11 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
 
 /// Reads a whole answer.
 pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
-    let chunk: ChatPayload = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
+    let mut chunk: ChatPayload = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
+    if let Some(error) = chunk.reported_error(body) {
+        return Err(error);
+    }
     match chunk {
-        ChatPayload { error: Some(error), .. } => Err(AnswerError::ServerError(ReportedError::from_value(error))),
         ChatPayload {
             choices: Some(choices),
             usage,

@@ -44,7 +44,14 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
     }
     match event.kind.as_str() {
         "error" => return Err(AnswerError::ServerError(ReportedError::from_body(data))),
-        "response.failed" => return Err(event.response.unwrap_or_default().server_error()),
+        "response.failed" => {
+            let mut response = event.response.unwrap_or_default();
+            // A response that failed late may have been billed.
+            progress.is_final = response.usage.is_some();
+            progress.usage = response.usage.take();
+            progress.end = StreamEnd::Done;
+            return Err(response.server_error());
+        }
         "response.completed" | "response.incomplete" => {
             let response = event.response.ok_or(AnswerError::Garbage)?;
             progress.content |= response.output.is_some_and(|items| !items.is_empty());
@@ -128,6 +135,19 @@ mod tests {
         reader.feed(format!("data: {event}\n\n").as_bytes()).unwrap();
         assert!(reader.is_done() && !reader.has_content());
         assert_eq!(reader.usage(), Some(&json!({"output_tokens": 9})));
+    }
+
+    #[test]
+    fn a_response_that_failed_with_usage_was_processed() {
+        for (usage, processed) in [(json!(null), false), (json!({"input_tokens": 1}), true)] {
+            let mut reader = reader();
+            let event = json!({"type": "response.failed", "response": {"status": "failed", "usage": usage}});
+            assert!(reader.feed(format!("data: {event}\n").as_bytes()).is_err());
+            assert_eq!(
+                (reader.is_processed(), reader.usage().is_some()),
+                (processed, processed)
+            );
+        }
     }
 
     #[test]
