@@ -77,9 +77,7 @@ pub enum RequestError {
     Malformed(&'static str),
     /// It cannot fit into the context.
     TooLong {
-        /// Its length.
         bytes: usize,
-        /// The maximum.
         most: usize,
     },
 }
