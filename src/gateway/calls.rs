@@ -12,7 +12,6 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::budget::{self, CallReservation, GatewayBudget};
-use super::failures::failure;
 use super::in_flight::InFlightCall;
 use super::link_state::{LinkRefusal, LinkState};
 use super::store::{CallEnd, CallSettlement, CallStore, CallStoreError, CallUsage, ModelCall, RecordedCall};
@@ -253,7 +252,10 @@ impl ModelCalls {
     /// Cuts the call if it is in flight.
     pub fn cancel(&self, id: CallId) {
         if let Some(flight) = self.flights().get(&id) {
-            flight.cut(failure(FailureKind::Cancelled, "the worker cancelled the call"));
+            flight.cut(CallFailure::new(
+                FailureKind::Cancelled,
+                "the worker cancelled the call",
+            ));
         }
     }
 
@@ -340,13 +342,13 @@ fn report(failure: &CallFailure) -> ModelReport {
 }
 
 fn ending() -> CallFailure {
-    failure(FailureKind::Cancelled, "the gateway is shutting down with its pod")
+    CallFailure::new(FailureKind::Cancelled, "the gateway is shutting down with its pod")
 }
 
 /// The record cannot be written, so no call may be made.
 pub fn not_recorded(error: &CallStoreError) -> CallFailure {
     tracing::error!(%error, "failed to write the record of calls");
-    failure(
+    CallFailure::new(
         FailureKind::RecordFailed,
         format!(
             "{error}; no calls are made until it can be written: expand the PersistentVolumeClaim or free space on the volume"

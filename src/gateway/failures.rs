@@ -51,7 +51,7 @@ const CONTEXT_WORDS: [&str; 15] = [
     "greater than the context length",
     "exceeds the context window",
 ];
-/// Error codes and types of a request that came too early. The status of others tells.
+/// Error codes and types of a rate limit, where no status tells it.
 const RATE_CODES: [&str; 2] = ["rate_limit_exceeded", "rate_limit_error"];
 const KEY_CODES: [&str; 3] = ["authentication_error", "invalid_api_key", "permission_error"];
 const UNKNOWN_MODEL_CODES: [&str; 2] = ["model_not_found", "not_found_error"];
@@ -75,16 +75,6 @@ const UNPROCESSED: [&str; 15] = [
     "unavailable_error",
 ];
 
-/// A failure without a retry time.
-pub fn failure(kind: FailureKind, message: impl Into<String>) -> CallFailure {
-    CallFailure {
-        kind,
-        message: message.into(),
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
-}
-
 /// Classifies an answer with this status. `body` is the beginning of its body.
 pub fn failure_from_status(
     field: ModelField,
@@ -95,7 +85,7 @@ pub fn failure_from_status(
     let (kind, advice) = classify(field, status.as_u16(), &ReportedError::from_body(body));
     CallFailure {
         retry_after_milliseconds: retry_after(headers, now),
-        ..failure(
+        ..CallFailure::new(
             kind,
             format!("the model server answered {}: {advice}", describe_status(status)),
         )
@@ -105,7 +95,7 @@ pub fn failure_from_status(
 /// Classifies an error that a server reported within an answer with a good status.
 pub fn failure_from_error(field: ModelField, error: &ReportedError) -> CallFailure {
     let (kind, advice) = classify(field, equivalent_status(error), error);
-    failure(
+    CallFailure::new(
         kind,
         format!("the model server reported an error within its answer: {advice}"),
     )
@@ -196,7 +186,7 @@ pub fn is_unprocessed(status: StatusCode, body: &[u8]) -> bool {
 }
 
 /// Whether an error within an answer means that the request was not processed, if nothing else came. Unlike before an
-/// answer, an internal error of the server is no evidence: it may have come after hidden reasoning.
+/// answer, an internal error of the server does not mean this: it may have come after hidden reasoning.
 pub fn is_rejected(error: &ReportedError) -> bool {
     is_rejection(equivalent_status(error))
 }

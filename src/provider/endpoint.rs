@@ -57,12 +57,10 @@ impl ModelEndpoint {
 
     /// Builds the failure for an answer that is not in this format.
     pub fn bad_response(&self, message: &str) -> CallFailure {
-        CallFailure {
-            kind: FailureKind::BadResponse,
-            message: format!("{message}: check that model.baseURL is {}", self.server),
-            retry_after_milliseconds: None,
-            resumes_at: None,
-        }
+        CallFailure::new(
+            FailureKind::BadResponse,
+            format!("{message}: check that model.baseURL is {}", self.server),
+        )
     }
 }
 

@@ -1,7 +1,5 @@
 //! The most that a call can cost under the current terms. Pure.
 
-use ring::digest::{SHA256, digest};
-
 use super::refusals::{self, CallNeeds};
 use crate::api::amount::{Amount, AmountKind, LimitAmounts};
 use crate::api::failure::CallFailure;
@@ -13,6 +11,7 @@ use crate::ledger::bound::{PreviousRequest, RequestPart, input_bound, output_tha
 use crate::ledger::price::ModelRates;
 use crate::ledger::wallet::{AccountDraw, Wallet};
 use crate::link::messages::{AccountTerms, BudgetTerms};
+use crate::support::hash::sha256;
 
 /// Stands for amounts that exceed 64 bits: no limit has room for them.
 const TOO_MUCH: Amount = Amount {
@@ -26,7 +25,6 @@ const TOO_MUCH: Amount = Amount {
 /// The bound of a call.
 pub(super) struct CallBound {
     field: ModelField,
-    /// The prices used.
     pub(super) rates: Option<ModelRates>,
     /// The smallest amount with which the call is worth making.
     pub(super) least: Amount,
@@ -140,7 +138,7 @@ pub(super) fn parts(request: &PreparedRequest) -> Vec<RequestPart> {
         // Templates re-render the arguments of tools, so these count twice, as tools do.
         let length = found.bytes.len().saturating_add(found.traits.rewritten);
         RequestPart {
-            hash: hash(found.bytes),
+            hash: sha256(found.bytes),
             bytes: i64::try_from(length).unwrap_or(i64::MAX),
             unsteady: found.traits.unsteady,
             is_message: found.is_message,
@@ -152,11 +150,5 @@ pub(super) fn parts(request: &PreparedRequest) -> Vec<RequestPart> {
 /// One hash of all messages.
 pub(super) fn messages_hash(parts: &[RequestPart]) -> [u8; 32] {
     let messages = parts.iter().filter(|part| part.is_message);
-    hash(&messages.flat_map(|part| part.hash).collect::<Vec<u8>>())
-}
-
-fn hash(bytes: &[u8]) -> [u8; 32] {
-    let mut hash = [0; 32];
-    hash.copy_from_slice(digest(&SHA256, bytes).as_ref());
-    hash
+    sha256(messages.flat_map(|part| part.hash).collect::<Vec<u8>>())
 }

@@ -23,7 +23,6 @@ use self::lease_clock::LeaseClock;
 use self::lease_keeper::{LeaseActivity, LeaseDemand};
 use self::request_window::RequestWindow;
 use super::calls::not_recorded;
-use super::failures::failure;
 use super::link_state::LinkState;
 use super::model_field::ModelField;
 use super::store::{BeginOutcome, BoundBasis, BoundViolation, CallStore, CallUsage, ModelCall, ModelNames};
@@ -369,7 +368,7 @@ impl GatewayBudget {
 pub fn cut_reason(terms: &BudgetTerms) -> Option<CallFailure> {
     let held = || terms.accounts.iter().find_map(|account| account.held.clone());
     let spent = || {
-        failure(
+        CallFailure::new(
             FailureKind::BudgetExhausted,
             "an AgentBudget with onExhausted: Stop is exhausted: raise its spec.limits or append to its spec.topUps",
         )

@@ -3,7 +3,6 @@
 
 use crate::api::amount::{Amount, AmountKind};
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::gateway::failures::failure;
 use crate::gateway::model_field::ModelField;
 use crate::ledger::account::GrantRefusal;
 use crate::ledger::price::MoneyError;
@@ -36,7 +35,7 @@ pub(super) fn refused(
     let add = remedy(&account.limit, kind, refused.per_agent);
     if refused.never && limit == 0 {
         let message = format!("{name} allows {}, which blocks every call: {add}", of(limit));
-        return failure(FailureKind::CallExceedsLimit, message);
+        return CallFailure::new(FailureKind::CallExceedsLimit, message);
     }
     if refused.never {
         let message = format!(
@@ -45,7 +44,7 @@ pub(super) fn refused(
             of(limit),
             needed.field
         );
-        return failure(FailureKind::CallExceedsLimit, message);
+        return CallFailure::new(FailureKind::CallExceedsLimit, message);
     }
     let when = match refused.resets_at {
         // The time is in `resumes_at`: the condition shows it.
@@ -55,7 +54,7 @@ pub(super) fn refused(
     };
     CallFailure {
         resumes_at: refused.resets_at,
-        ..failure(
+        ..CallFailure::new(
             exhausted(&account.limit, kind),
             format!(
                 "{name} has {} of {} left, and the call may need {needs}. {when}; to add room, {add}",
@@ -105,7 +104,7 @@ fn field(kind: AmountKind) -> &'static str {
 /// Cost is limited and the model has no known price.
 pub(super) fn no_price(field: ModelField, model: &str, limit: &LimitName) -> CallFailure {
     let name = name(limit, false);
-    failure(
+    CallFailure::new(
         FailureKind::BudgetUnavailable,
         format!(
             "{name} limits costUSD, but the price of model {model} is unknown: add it to `prices` in the chart's \
@@ -115,7 +114,7 @@ pub(super) fn no_price(field: ModelField, model: &str, limit: &LimitName) -> Cal
 }
 
 pub(super) fn bad_price(field: ModelField, model: &str, error: &MoneyError) -> CallFailure {
-    failure(
+    CallFailure::new(
         FailureKind::BudgetUnavailable,
         format!("the price of model {model} is invalid: {error}; correct it in `prices` or in {field}.price"),
     )
@@ -123,7 +122,7 @@ pub(super) fn bad_price(field: ModelField, model: &str, error: &MoneyError) -> C
 
 /// The controller has not yet sent the Agent's limits.
 pub(super) fn undecided() -> CallFailure {
-    failure(
+    CallFailure::new(
         FailureKind::BudgetUnavailable,
         "the controller has not determined this Agent's limits yet; calls resume once it has",
     )
@@ -131,7 +130,7 @@ pub(super) fn undecided() -> CallFailure {
 
 /// The leases held are too small, and the leader did not answer with usable grants.
 pub(super) fn no_answer(error: &str) -> CallFailure {
-    failure(
+    CallFailure::new(
         FailureKind::BudgetUnavailable,
         format!("the gateway's leases do not cover this call, and the controller granted no more ({error})"),
     )
@@ -148,7 +147,7 @@ pub(super) fn violated(field: ModelField, bound: &Amount, bill: &Amount) -> Call
     ];
     let kind = kinds.into_iter().find(|kind| bill.get(*kind) > bound.get(*kind));
     let kind = kind.unwrap_or(AmountKind::Tokens);
-    failure(
+    CallFailure::new(
         FailureKind::BoundViolated,
         format!(
             "the model server billed {} for a call that was bounded at {}: limits cannot be enforced, so no more \

@@ -10,7 +10,6 @@ use std::time::Duration;
 use axum::body::Bytes;
 use jiff::Timestamp;
 
-use super::failures::failure;
 use super::in_flight::InFlightCall;
 use super::model_field::ModelField;
 use super::request::{PromptPart, RequestError};
@@ -40,7 +39,7 @@ impl ModelUpstreams {
             return Ok(&self.main);
         }
         let missing = || {
-            failure(
+            CallFailure::new(
                 FailureKind::BadResponse,
                 "the call needs a light model, but the Agent has no spec.lightModel",
             )
@@ -116,7 +115,6 @@ impl PreparedRequest {
 pub struct AnswerTail {
     /// Content type of the answer.
     pub content_type: &'static str,
-    /// The last bytes.
     pub rest: Bytes,
 }
 
@@ -137,7 +135,7 @@ impl ModelUpstream {
     /// The upstream of a model. Never fails: a configuration error is reported by each call, and so becomes a
     /// condition.
     pub fn new(caller: &UpstreamConfig<'_>) -> Self {
-        let broken = |message: String| UpstreamKind::Broken(failure(FailureKind::BadResponse, message));
+        let broken = |message: String| UpstreamKind::Broken(CallFailure::new(FailureKind::BadResponse, message));
         let source = if caller.model.api == ModelApi::Scripted {
             scripted::read(caller.field, caller.script_file).map_or_else(broken, UpstreamKind::Scripted)
         } else {
@@ -187,7 +185,7 @@ impl ModelUpstream {
 
     fn timed_out(&self) -> CallFailure {
         let (seconds, field) = (self.timeout.as_secs(), self.field);
-        failure(
+        CallFailure::new(
             FailureKind::Timeout,
             format!("the answer was not complete within {seconds} s; raise {field}.timeoutSeconds for a slow model"),
         )
@@ -201,5 +199,5 @@ fn refused(field: ModelField, error: &RequestError) -> CallFailure {
         FailureKind::BadResponse
     };
     let why = error.message(field);
-    failure(kind, format!("the gateway did not send the request: {why}"))
+    CallFailure::new(kind, format!("the gateway did not send the request: {why}"))
 }

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use super::{AnswerTail, EVENT_STREAM, JSON};
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::gateway::failures::{failure, failure_from_status};
+use crate::gateway::failures::failure_from_status;
 use crate::gateway::in_flight::{InFlightCall, SendStatus};
 use crate::gateway::model_field::ModelField;
 use crate::gateway::request::{MessageTraits, PromptPart, RequestError};
@@ -104,7 +104,7 @@ pub(super) async fn run(
     flight.note_sent(SendStatus::Yes);
     let Some(turn) = script.turn(taken) else {
         flight.note_sent(SendStatus::Refused);
-        return Err(failure(
+        return Err(CallFailure::new(
             FailureKind::BadResponse,
             "the script has ended (atEnd: Fail); add turns, or set another atEnd",
         ));
@@ -123,7 +123,7 @@ pub(super) async fn run(
         created: now.as_second(),
         messages: &request.messages,
     };
-    let unreadable = |_| failure(FailureKind::BadResponse, "the script's answer cannot be parsed");
+    let unreadable = |_| CallFailure::new(FailureKind::BadResponse, "the script's answer cannot be parsed");
     if !request.stream {
         let body = completion.body();
         let said = FORMAT.read_body(body.as_bytes()).map_err(unreadable)?;
@@ -145,7 +145,10 @@ pub(super) async fn run(
         }
         flight.push(EVENT_STREAM, bytes);
     }
-    Err(failure(FailureKind::BadResponse, "the script's answer is incomplete"))
+    Err(CallFailure::new(
+        FailureKind::BadResponse,
+        "the script's answer is incomplete",
+    ))
 }
 
 /// The usage of an answer. A script may report none at all.

@@ -16,7 +16,7 @@ use super::{AnswerTail, EVENT_STREAM, JSON, UpstreamConfig, refused};
 use crate::api::extra::RESERVED_HEADERS;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::CallId;
-use crate::gateway::failures::{failure, failure_from_error, failure_from_status, is_rejected, is_unprocessed};
+use crate::gateway::failures::{failure_from_error, failure_from_status, is_rejected, is_unprocessed};
 use crate::gateway::http;
 use crate::gateway::in_flight::{InFlightCall, SendStatus};
 use crate::gateway::model_field::ModelField;
@@ -101,7 +101,7 @@ impl ProviderServer {
         };
         let wrong = |what: &str| {
             let advice = format!("the key of {}.apiKeySecretRef {what}; correct the Secret", self.field);
-            failure(FailureKind::AuthenticationFailed, advice)
+            CallFailure::new(FailureKind::AuthenticationFailed, advice)
         };
         let key = std::fs::read_to_string(path).map_err(|_| wrong("cannot be read"))?;
         if key.trim().is_empty() {
@@ -178,7 +178,7 @@ impl ProviderServer {
                 rest: Bytes::new(),
             });
         }
-        Err(failure(
+        Err(CallFailure::new(
             FailureKind::Unreachable,
             "the model server closed the connection before its answer was complete; the loop retries",
         ))
@@ -212,7 +212,7 @@ impl ProviderServer {
         match error {
             AnswerError::Garbage => {
                 let (endpoint, field) = (self.format.endpoint(), self.field);
-                failure(
+                CallFailure::new(
                     FailureKind::BadResponse,
                     format!(
                         "the model server's answer is not in the format of {}; check {field}.baseURL ({})",
@@ -251,7 +251,7 @@ impl ProviderServer {
         } else {
             "closed the connection"
         };
-        failure(
+        CallFailure::new(
             FailureKind::Unreachable,
             format!("the model server at {field}.baseURL {what}: {cause}"),
         )
@@ -259,7 +259,7 @@ impl ProviderServer {
 
     fn idle(&self) -> CallFailure {
         let (seconds, field) = (self.idle_timeout.as_secs(), self.field);
-        failure(
+        CallFailure::new(
             FailureKind::Timeout,
             format!(
                 "the model server sent nothing for {seconds} s within its answer ({field}.streamIdleTimeoutSeconds)"
@@ -294,7 +294,7 @@ async fn read_error(response: &mut Response, body: &mut Vec<u8>) {
 }
 
 fn too_long() -> CallFailure {
-    failure(
+    CallFailure::new(
         FailureKind::BadResponse,
         format!(
             "the model server's answer is longer than {} MiB",
