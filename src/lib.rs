@@ -6,9 +6,10 @@
 //! - [`engine`], [`ledger`]: pure rules. Import `api`.
 //! - [`provider`]: the wire formats of model servers, and the built-in scripted model. Pure. Imports `api`, `engine` and
 //!   `ledger`.
-//! - [`support`]: elapsed time, limits on connections, SQLite files. Imports no other module.
+//! - [`support`]: elapsed time, backoff, hashes, shortened texts, limits on connections, SQLite files. Imports no other
+//!   module.
 //! - [`mcp`]: the client of the Model Context Protocol. Imports no other module.
-//! - [`sensing`]: sources, expressions, signals and rules of Sensors. Imports `api` and `mcp`.
+//! - [`sensing`]: sources, expressions, signals and rules of Sensors. Imports `api`, `mcp` and `support`.
 //! - [`link`]: the protocol between pods and controller. Imports `api`, `ledger`, `sensing` and `support`.
 //! - [`telemetry`]: logs, metrics, probes. Imports `api` and `support`.
 //! - [`controller`], [`gateway`], [`worker`], [`sensor`]: the roles. Never import each other.

@@ -26,7 +26,7 @@ use strum::{AsRefStr, EnumIter, IntoEnumIterator};
 #[serde(rename_all = "camelCase")]
 #[strum(serialize_all = "camelCase")]
 pub enum AmountKind {
-    /// Uncached input, cache writes and output (C37).
+    /// Uncached input, cache writes and output.
     Tokens,
     /// All input, including cache reads and writes.
     InputTokens,
@@ -116,7 +116,7 @@ fn is_zero(value: &i64) -> bool {
 }
 
 impl Amount {
-    /// Nothing.
+    /// No tokens, no calls and no cost.
     pub const ZERO: Self = Self {
         tokens: 0,
         input_tokens: 0,

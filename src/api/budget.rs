@@ -466,7 +466,7 @@ pub struct HandledAnswers {
     pub deny: Option<String>,
 }
 
-/// The account of one set of limits, from which a new leader continues (DESIGN 4).
+/// The account of one set of limits, from which a new leader continues.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LedgerRecord {

@@ -132,11 +132,7 @@ pub fn condition(
     now: jiff::Timestamp,
 ) -> Condition {
     let mut message = message.into();
-    let mut end = message.len().min(1024);
-    while !message.is_char_boundary(end) {
-        end -= 1;
-    }
-    message.truncate(end);
+    message.truncate(message.floor_char_boundary(1024));
     Condition {
         type_: type_.as_ref().into(),
         status: if status { "True" } else { "False" }.into(),

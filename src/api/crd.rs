@@ -135,12 +135,12 @@ fn finish(schema: &mut JSONSchemaProps) {
     {
         schema.format = None;
     }
-    // Line breaks of a doc comment are no paragraphs.
+    // A line break in a doc comment does not start a paragraph.
     if let Some(description) = &mut schema.description {
         let paragraphs: Vec<_> = description.split("\n\n").map(|text| text.replace('\n', " ")).collect();
         *description = paragraphs.join("\n\n");
     }
-    // What is not said otherwise is merged as a whole; said openly, so that nobody has to know the default.
+    // Lists are replaced as a whole unless the schema says otherwise. That is the default; stated explicitly for readers.
     if schema.type_.as_deref() == Some("array") {
         schema.x_kubernetes_list_type.get_or_insert_with(|| "atomic".into());
     }

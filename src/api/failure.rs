@@ -74,7 +74,7 @@ pub enum FailureKind {
 /// What a failed call of one kind means for the loop and for users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailureFacts {
-    /// What follows.
+    /// What the loop does next.
     pub next: AfterFailure,
     /// What it says about the model's server.
     pub model: ModelEvidence,
@@ -204,6 +204,19 @@ pub struct CallFailure {
     /// unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumes_at: Option<jiff::Timestamp>,
+}
+
+impl CallFailure {
+    /// A failure that does not say when to retry.
+    #[must_use]
+    pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            retry_after_milliseconds: None,
+            resumes_at: None,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::budget::{self, CallReservation, GatewayBudget};
-use super::failures::{adapt_to_purpose, failure};
 use super::in_flight::InFlightCall;
 use super::link_state::{LinkRefusal, LinkState};
 use super::store::{CallEnd, CallSettlement, CallStore, CallStoreError, CallUsage, ModelCall, RecordedCall};
@@ -126,7 +125,6 @@ impl ModelCalls {
             .upstreams
             .of(call.purpose)
             .and_then(|upstream| upstream.prepare(call.id, body, self.store.scripted_turns(call.purpose)))
-            .map_err(|failure| adapt_to_purpose(call.purpose, failure))
             .inspect_err(|failure| self.note_end(call, Some(failure)))?;
         let flight = Arc::new(InFlightCall::new());
         // Entered before any await, so that a repeated request also joins while the call waits for room.
@@ -140,7 +138,7 @@ impl ModelCalls {
         let paid = tokio::select! {
             biased;
             why = flight.until_cut() => Err(why),
-            hold = self.budget.reserve_call(call, &mut request) => hold.map_err(|failure| adapt_to_purpose(call.purpose, failure)),
+            hold = self.budget.reserve_call(call, &mut request) => hold,
         };
         let failure = match paid {
             Ok(hold) => self.send_and_settle(call, request, hold, &flight).await,
@@ -160,8 +158,7 @@ impl ModelCalls {
         request: PreparedRequest,
         flight: &InFlightCall,
     ) -> Result<AnswerTail, CallFailure> {
-        let ran = self.upstreams.of(call.purpose)?.run(request, flight).await;
-        ran.map_err(|failure| adapt_to_purpose(call.purpose, failure))
+        self.upstreams.of(call.purpose)?.run(request, flight).await
     }
 
     /// Sends the call and settles it. Returns the failure if there is no answer.
@@ -255,7 +252,10 @@ impl ModelCalls {
     /// Cuts the call if it is in flight.
     pub fn cancel(&self, id: CallId) {
         if let Some(flight) = self.flights().get(&id) {
-            flight.cut(failure(FailureKind::Cancelled, "the worker cancelled the call"));
+            flight.cut(CallFailure::new(
+                FailureKind::Cancelled,
+                "the worker cancelled the call",
+            ));
         }
     }
 
@@ -342,13 +342,13 @@ fn report(failure: &CallFailure) -> ModelReport {
 }
 
 fn ending() -> CallFailure {
-    failure(FailureKind::Cancelled, "the gateway is shutting down with its pod")
+    CallFailure::new(FailureKind::Cancelled, "the gateway is shutting down with its pod")
 }
 
 /// The record cannot be written, so no call may be made.
 pub fn not_recorded(error: &CallStoreError) -> CallFailure {
     tracing::error!(%error, "failed to write the record of calls");
-    failure(
+    CallFailure::new(
         FailureKind::RecordFailed,
         format!(
             "{error}; no calls are made until it can be written: expand the PersistentVolumeClaim or free space on the volume"
@@ -393,6 +393,7 @@ mod tests {
     use super::*;
     use crate::engine::CallPurpose;
     use crate::gateway::in_flight::AnswerItem;
+    use crate::gateway::model_field::ModelField;
     use crate::gateway::store::ModelNames;
     use crate::gateway::upstream::UpstreamConfig;
     use crate::link::client::LinkClient;
@@ -429,6 +430,7 @@ mod tests {
         );
         let model = serde_json::from_value(json!({"api": "Scripted", "name": "m"})).unwrap();
         let main = ModelUpstream::new(&UpstreamConfig {
+            field: ModelField::Main,
             agent_uid: "uid",
             model: &model,
             key_file: &path("key"),

@@ -6,10 +6,10 @@ use jiff::Timestamp;
 use jiff::fmt::rfc2822;
 use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
-use serde_json::Value;
 
+use super::model_field::ModelField;
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::engine::CallPurpose;
+use crate::provider::reported_error::ReportedError;
 
 /// Upper limit of the wait that a server may request.
 pub const MAX_RETRY_AFTER_MILLISECONDS: u64 = 15 * 60 * 1000;
@@ -51,8 +51,11 @@ const CONTEXT_WORDS: [&str; 15] = [
     "greater than the context length",
     "exceeds the context window",
 ];
-const TOO_LONG: &str = "the request does not fit into the model's context; set spec.model.contextTokens to the context \
-     length of the server, so that older turns are left out in time";
+/// Error codes and types of a rate limit, where no status tells it.
+const RATE_CODES: [&str; 2] = ["rate_limit_exceeded", "rate_limit_error"];
+const KEY_CODES: [&str; 3] = ["authentication_error", "invalid_api_key", "permission_error"];
+const UNKNOWN_MODEL_CODES: [&str; 2] = ["model_not_found", "not_found_error"];
+const INVALID_CODES: [&str; 2] = ["invalid_prompt", "invalid_request_error"];
 /// Error types and codes by which a model server reports that it did not process the request.
 const UNPROCESSED: [&str; 15] = [
     "api_error",
@@ -72,67 +75,103 @@ const UNPROCESSED: [&str; 15] = [
     "unavailable_error",
 ];
 
-/// Names the fields of the model that served the call: messages are written for `spec.model`.
-pub fn adapt_to_purpose(purpose: CallPurpose, mut failure: CallFailure) -> CallFailure {
-    if purpose.uses_light_model() {
-        failure.message = failure.message.replace("spec.model", "spec.lightModel");
-    }
-    failure
-}
-
-/// A failure without a retry time.
-pub fn failure(kind: FailureKind, message: impl Into<String>) -> CallFailure {
-    CallFailure {
-        kind,
-        message: message.into(),
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
-}
-
 /// Classifies an answer with this status. `body` is the beginning of its body.
-pub fn failure_from_status(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Timestamp) -> CallFailure {
-    let error = ErrorBody::read(body);
-    let code = status.as_u16();
-    let (kind, advice) = match code {
+pub fn failure_from_status(
+    field: ModelField,
+    (status, headers): (StatusCode, &HeaderMap),
+    body: &[u8],
+    now: Timestamp,
+) -> CallFailure {
+    let (kind, advice) = classify(field, status.as_u16(), &ReportedError::from_body(body));
+    CallFailure {
+        retry_after_milliseconds: retry_after(headers, now),
+        ..CallFailure::new(
+            kind,
+            format!("the model server answered {}: {advice}", describe_status(status)),
+        )
+    }
+}
+
+/// Classifies an error that a server reported within an answer with a good status.
+pub fn failure_from_error(field: ModelField, error: &ReportedError) -> CallFailure {
+    let (kind, advice) = classify(field, equivalent_status(error), error);
+    CallFailure::new(
+        kind,
+        format!("the model server reported an error within its answer: {advice}"),
+    )
+}
+
+/// The kind of a failure, and what to do about it.
+fn classify(field: ModelField, status: u16, error: &ReportedError) -> (FailureKind, String) {
+    let too_long = || {
+        let advice = format!(
+            "the request does not fit into the model's context; set {field}.contextTokens to the context length of the \
+             server, so that older turns are left out in time"
+        );
+        (FailureKind::ContextExceeded, advice)
+    };
+    match status {
         401 | 403 => (
             FailureKind::AuthenticationFailed,
-            "check the key that spec.model.apiKeySecretRef names, and that it may use spec.model.name",
+            format!("check the key that {field}.apiKeySecretRef names, and that it may use {field}.name"),
         ),
-        402 => (FailureKind::QuotaExceeded, "add credit to the provider account"),
+        402 => (
+            FailureKind::QuotaExceeded,
+            "add credit to the provider account".to_owned(),
+        ),
         429 if error.is_one_of(&QUOTA_CODES) => (
             FailureKind::QuotaExceeded,
-            "raise the quota at the provider, or wait until it resets",
+            "raise the quota at the provider, or wait until it resets".to_owned(),
         ),
         400 if error.says(&OUT_OF_CREDIT) => (
             FailureKind::QuotaExceeded,
-            "add credit to the provider account, or raise its limit",
+            "add credit to the provider account, or raise its limit".to_owned(),
         ),
-        413 => (FailureKind::ContextExceeded, TOO_LONG),
-        400 | 422 | 500 if error.is_one_of(&CONTEXT_CODES) || error.says(&CONTEXT_WORDS) => {
-            (FailureKind::ContextExceeded, TOO_LONG)
-        }
-        429 => (FailureKind::RateLimited, "the loop retries later"),
-        408 | 409 | 500.. => (FailureKind::Unreachable, "the loop retries"),
+        413 => too_long(),
+        400 | 422 | 500 if is_too_long(error) => too_long(),
+        429 => (FailureKind::RateLimited, "the loop retries later".to_owned()),
+        408 | 409 | 500.. => (FailureKind::Unreachable, "the loop retries".to_owned()),
         404 => (
             FailureKind::BadResponse,
-            "check spec.model.baseURL (with /v1 for OpenAI, without for Anthropic) and spec.model.name",
+            format!("check {field}.baseURL (with /v1 for OpenAI, without for Anthropic) and {field}.name"),
         ),
         300..=399 => (
             FailureKind::BadResponse,
-            "redirects are not followed, since they could disclose the key; set spec.model.baseURL to the final address",
+            format!(
+                "redirects are not followed, since they could disclose the key; set {field}.baseURL to the final address"
+            ),
         ),
         _ => (
             FailureKind::BadResponse,
-            "the server rejected the request; check that it supports the settings of spec.model",
+            format!("the server rejected the request; check that it supports the settings of {field}"),
         ),
-    };
-    CallFailure {
-        kind,
-        message: format!("the model server answered {}: {advice}", describe_status(status)),
-        retry_after_milliseconds: retry_after(headers, now),
-        resumes_at: None,
     }
+}
+
+fn is_too_long(error: &ReportedError) -> bool {
+    error.is_one_of(&CONTEXT_CODES) || error.says(&CONTEXT_WORDS)
+}
+
+/// The status with which a server would have reported the error before its answer began.
+fn equivalent_status(error: &ReportedError) -> u16 {
+    let codes: [(&[&str], u16); 4] = [
+        (&QUOTA_CODES, 429),
+        (&CONTEXT_CODES, 400),
+        (&RATE_CODES, 429),
+        (&KEY_CODES, 401),
+    ];
+    let of = |codes: &[(&[&str], u16)]| {
+        let found = codes.iter().find(|(codes, _)| error.is_one_of(codes));
+        found.map(|(_, status)| *status)
+    };
+    of(&codes)
+        .or(error.status())
+        .or_else(|| of(&[(&UNKNOWN_MODEL_CODES, 404), (&INVALID_CODES, 400)]))
+        .unwrap_or(if error.says(&OUT_OF_CREDIT) || is_too_long(error) {
+            400
+        } else {
+            500
+        })
 }
 
 /// Whether an answer with this status means that the request was not processed, so that nothing is billed.
@@ -141,46 +180,19 @@ pub fn failure_from_status(status: StatusCode, headers: &HeaderMap, body: &[u8],
 /// 500 or 503 counts as unprocessed only when the model server itself reports it, in its own format.
 pub fn is_unprocessed(status: StatusCode, body: &[u8]) -> bool {
     match status.as_u16() {
-        400..=405 | 411 | 413 | 415 | 422 | 429 | 529 => true,
-        500 | 503 => ErrorBody::read(body).is_one_of(&UNPROCESSED),
-        _ => false,
+        500 | 503 => ReportedError::from_body(body).is_one_of(&UNPROCESSED),
+        status => is_rejection(status),
     }
 }
 
-/// Error details in the format of OpenAI, of Anthropic, or of servers that imitate them.
-#[derive(Default)]
-struct ErrorBody {
-    codes: Vec<String>,
-    /// In lower case.
-    message: String,
+/// Whether an error within an answer means that the request was not processed, if nothing else came. Unlike before an
+/// answer, an internal error of the server does not mean this: it may have come after hidden reasoning.
+pub fn is_rejected(error: &ReportedError) -> bool {
+    is_rejection(equivalent_status(error))
 }
 
-impl ErrorBody {
-    fn read(body: &[u8]) -> Self {
-        let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
-            return Self::default();
-        };
-        let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
-        // Some servers put the fields of `error` at the top level.
-        let fields = match body.get("error") {
-            Some(Value::Object(error)) => error,
-            _ => &body,
-        };
-        let message = [fields.get("message"), body.get("error"), body.get("detail")];
-        Self {
-            codes: ["code", "type"].map(|name| text(fields.get(name))).into(),
-            message: message.map(text).join(" ").to_lowercase(),
-        }
-    }
-
-    fn is_one_of(&self, codes: &[&str]) -> bool {
-        self.codes.iter().any(|code| codes.contains(&code.as_str()))
-    }
-
-    /// Whether its message, rather than an echo of the request, contains one of these.
-    fn says(&self, words: &[&str]) -> bool {
-        words.iter().any(|words| self.message.contains(words))
-    }
+fn is_rejection(status: u16) -> bool {
+    matches!(status, 400..=405 | 411 | 413 | 415 | 422 | 429 | 529)
 }
 
 /// `429 Too Many Requests`; the number alone for a status without a name.
@@ -224,7 +236,8 @@ mod tests {
 
     fn kind(status: u16, body: &str) -> FailureKind {
         let status = StatusCode::from_u16(status).unwrap();
-        failure_from_status(status, &HeaderMap::new(), body.as_bytes(), Timestamp::UNIX_EPOCH).kind
+        let answer = (status, &HeaderMap::new());
+        failure_from_status(ModelField::Main, answer, body.as_bytes(), Timestamp::UNIX_EPOCH).kind
     }
 
     #[rstest]
@@ -359,6 +372,57 @@ mod tests {
     }
 
     #[rstest]
+    #[case(r#"{"code": "context_length_exceeded"}"#, FailureKind::ContextExceeded, true)]
+    #[case(
+        r#"{"type": "invalid_request_error", "message": "prompt is too long: 214468 tokens > 200000 maximum"}"#,
+        FailureKind::ContextExceeded,
+        true
+    )]
+    #[case(
+        r#"{"message": "This model's maximum context length is 4096 tokens"}"#,
+        FailureKind::ContextExceeded,
+        true
+    )]
+    #[case(r#"{"code": "insufficient_quota"}"#, FailureKind::QuotaExceeded, true)]
+    #[case(r#"{"code": 402}"#, FailureKind::QuotaExceeded, true)]
+    #[case(
+        r#"{"type": "invalid_request_error", "message": "Your credit balance is too low"}"#,
+        FailureKind::QuotaExceeded,
+        true
+    )]
+    #[case(r#"{"code": "rate_limit_exceeded"}"#, FailureKind::RateLimited, true)]
+    #[case(r#"{"type": "rate_limit_error"}"#, FailureKind::RateLimited, true)]
+    #[case(r#"{"code": 429}"#, FailureKind::RateLimited, true)]
+    #[case(r#"{"type": "permission_error"}"#, FailureKind::AuthenticationFailed, true)]
+    #[case(r#"{"type": "not_found_error"}"#, FailureKind::BadResponse, true)]
+    #[case(r#"{"code": "invalid_prompt"}"#, FailureKind::BadResponse, true)]
+    #[case(r#"{"type": "overloaded_error"}"#, FailureKind::Unreachable, false)]
+    #[case(r#"{"code": "server_error"}"#, FailureKind::Unreachable, false)]
+    #[case(r#"{"code": 504, "type": "invalid_request_error"}"#, FailureKind::Unreachable, false)]
+    #[case("{}", FailureKind::Unreachable, false)]
+    fn an_error_within_an_answer_is_of_the_kind_of_the_same_error_before_it(
+        #[case] error: &str,
+        #[case] expected: FailureKind,
+        #[case] rejected: bool,
+    ) {
+        let error = ReportedError::from_body(format!(r#"{{"error": {error}}}"#).as_bytes());
+        assert_eq!(failure_from_error(ModelField::Main, &error).kind, expected);
+        assert_eq!(is_rejected(&error), rejected);
+    }
+
+    #[test]
+    fn messages_name_the_field_of_the_model_that_was_called() {
+        let error = ReportedError::from_body(br#"{"error": {"code": "invalid_api_key"}}"#);
+        let message = failure_from_error(ModelField::Light, &error).message;
+        assert!(
+            message.ends_with(
+                "check the key that spec.lightModel.apiKeySecretRef names, and that it may use spec.lightModel.name"
+            ),
+            "{message}"
+        );
+    }
+
+    #[rstest]
     #[case("retry-after-ms", "1500", Some(1500))]
     #[case("retry-after", "2", Some(2000))]
     #[case("retry-after", "0.5", Some(500))]
@@ -386,7 +450,12 @@ mod tests {
             (RETRY_AFTER, HeaderValue::from_static("3")),
         ]);
         let status = StatusCode::TOO_MANY_REQUESTS;
-        let failure = failure_from_status(status, &headers, b"the secret prompt", Timestamp::UNIX_EPOCH);
+        let failure = failure_from_status(
+            ModelField::Main,
+            (status, &headers),
+            b"the secret prompt",
+            Timestamp::UNIX_EPOCH,
+        );
         assert_eq!(failure.retry_after_milliseconds, Some(7));
         assert!(!failure.message.contains("secret"), "{}", failure.message);
         assert!(failure.message.contains("429 Too Many Requests"), "{}", failure.message);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use reqwest::{Client, ClientBuilder, Url};
 
 use crate::sensing::address::{AddressPolicy, FilteringResolver};
+use crate::support::text::{first_chars, root_cause};
 
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,9 +39,5 @@ fn trusting(builder: ClientBuilder, url: &Url) -> ClientBuilder {
 
 /// The innermost cause, which is the most specific; it never contains a header or a body.
 pub fn cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string().chars().take(200).collect()
+    first_chars(&root_cause(error), 200).to_owned()
 }

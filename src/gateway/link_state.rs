@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::failures::failure;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::link::messages::Directives;
 use crate::link::socket::{SocketEvent, WorkerSession};
@@ -30,13 +29,13 @@ impl LinkView {
     /// Why calls must stop, including the one in flight.
     pub fn stop(&self) -> Option<CallFailure> {
         if self.fenced {
-            return Some(failure(
+            return Some(CallFailure::new(
                 FailureKind::Fenced,
                 "a newer pod runs this Agent's loop; this pod makes no more calls",
             ));
         }
         self.directives.suspend.then(|| {
-            failure(
+            CallFailure::new(
                 FailureKind::Cancelled,
                 "the Agent is suspended; set spec.suspend to false",
             )
@@ -131,7 +130,7 @@ impl LinkState {
         let age = self.age(now);
         if age >= self.lease {
             let seconds = age.as_secs();
-            return Some(LinkRefusal::LinkLost(failure(
+            return Some(LinkRefusal::LinkLost(CallFailure::new(
                 FailureKind::LinkLost,
                 format!("no contact with the controller for {seconds} s; calls resume when contact is restored"),
             )));

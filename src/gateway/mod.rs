@@ -11,6 +11,7 @@ mod http;
 mod in_flight;
 mod link_state;
 mod mcp_proxy;
+mod model_field;
 mod redaction;
 mod request;
 mod server;
@@ -34,6 +35,7 @@ use self::calls::ModelCalls;
 use self::deliveries::DeliveryQueue;
 use self::link_state::LinkState;
 use self::mcp_proxy::McpProxy;
+use self::model_field::ModelField;
 use self::server::GatewayState;
 use self::store::{CallStore, ModelNames};
 use self::uplink::GatewayUplink;
@@ -196,6 +198,7 @@ fn upstreams(options: &GatewayOptions, policy: &Arc<AddressPolicy>) -> ModelUpst
     let agent_uid = &options.config.uid;
     let light = |model| {
         ModelUpstream::new(&UpstreamConfig {
+            field: ModelField::Light,
             agent_uid,
             model,
             key_file: &options.light_api_key_file,
@@ -205,6 +208,7 @@ fn upstreams(options: &GatewayOptions, policy: &Arc<AddressPolicy>) -> ModelUpst
     };
     ModelUpstreams {
         main: ModelUpstream::new(&UpstreamConfig {
+            field: ModelField::Main,
             agent_uid,
             model: &spec.model,
             key_file: &options.api_key_file,

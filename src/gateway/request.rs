@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
+use super::model_field::ModelField;
 use crate::api::agent::ModelSpec;
 use crate::api::extra::{OWN_FIELDS, REFUSED_FIELDS};
 use crate::provider::WireFormat;
@@ -55,45 +56,59 @@ pub struct RequestRules {
     extra: Vec<(String, Box<RawValue>)>,
 }
 
-/// Why a request is rejected. Names fields, never quotes values.
+/// Why a request is rejected.
 #[cfg_attr(test, derive(strum::EnumCount))]
-#[derive(thiserror::Error, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum RequestError {
-    #[error("the request is not a JSON object")]
     NotAnObject,
-    #[error("the request's model is not spec.model.name")]
     OtherModel,
     /// A field that the worker does not write.
-    #[error("the request has the unknown field {0}: set it in spec.model.extraBody")]
     Unknown(String),
     /// A field that raises the bill.
-    #[error("the field {0} is not allowed: it could raise the bill beyond the output limit")]
     Refused(&'static str),
     /// A field that the loop or another field of the spec sets.
-    #[error("the field {0} is not allowed: the loop or another field of the spec sets it")]
     NotYours(&'static str),
     /// A non-ASCII field name, which some servers may read as another name.
-    #[error("field names must be ASCII")]
     Disguised,
     /// Content whose cost the request does not show.
-    #[error("the request has non-text content (an image, audio or a file) in {0}: its cost has no bound")]
     NotText(&'static str),
     /// A tool that the server runs.
-    #[error("the request has a tool that the server itself runs: its cost has no bound")]
     ServerTool,
-    #[error("the request field {0} has the wrong type")]
     Malformed(&'static str),
     /// It cannot fit into the context.
-    #[error(
-        "the request has {bytes} bytes, but at most {most} fit into spec.model.contextTokens: raise it to the context length of \
-         the model, or lower spec.tools.maxResultBytes"
-    )]
     TooLong {
-        /// Its length.
         bytes: usize,
-        /// The maximum.
         most: usize,
     },
+}
+
+impl RequestError {
+    /// Describes it for a model in this field of the spec. Names fields, never quotes values.
+    pub fn message(&self, model: ModelField) -> String {
+        match self {
+            Self::NotAnObject => "the request is not a JSON object".to_owned(),
+            Self::OtherModel => format!("the request's model is not {model}.name"),
+            Self::Unknown(field) => {
+                format!("the request has the unknown field {field}: set it in {model}.extraBody")
+            }
+            Self::Refused(field) => {
+                format!("the field {field} is not allowed: it could raise the bill beyond the output limit")
+            }
+            Self::NotYours(field) => {
+                format!("the field {field} is not allowed: the loop or another field of the spec sets it")
+            }
+            Self::Disguised => "field names must be ASCII".to_owned(),
+            Self::NotText(field) => format!(
+                "the request has non-text content (an image, audio or a file) in {field}: its cost has no bound"
+            ),
+            Self::ServerTool => "the request has a tool that the server itself runs: its cost has no bound".to_owned(),
+            Self::Malformed(field) => format!("the request field {field} has the wrong type"),
+            Self::TooLong { bytes, most } => format!(
+                "the request has {bytes} bytes, but at most {most} fit into {model}.contextTokens: raise it to the \
+                 context length of the model, or lower spec.tools.maxResultBytes"
+            ),
+        }
+    }
 }
 
 /// A JSON object whose values are kept as written.

@@ -20,7 +20,6 @@ use tokio::sync::watch;
 
 use super::calls::{CallReply, ModelCalls};
 use super::deliveries::DeliveryQueue;
-use super::failures::failure;
 use super::in_flight::{AnswerItem, InFlightCall};
 use super::link_state::LinkState;
 use super::mcp_proxy::McpProxy;
@@ -100,7 +99,10 @@ async fn call(State(gateway): State<GatewayState>, headers: HeaderMap, body: Byt
         .and_then(|id| id.parse::<CallId>().ok());
     let Some(id) = id else {
         let message = format!("the header {CALL_HEADER} is not a call id such as t12c1a1");
-        return failed(StatusCode::BAD_REQUEST, &failure(FailureKind::BadResponse, message));
+        return failed(
+            StatusCode::BAD_REQUEST,
+            &CallFailure::new(FailureKind::BadResponse, message),
+        );
     };
     let purpose = match headers.get(PURPOSE_HEADER) {
         Some(purpose) => purpose.to_str().ok().and_then(|purpose| purpose.parse().ok()),
@@ -108,7 +110,10 @@ async fn call(State(gateway): State<GatewayState>, headers: HeaderMap, body: Byt
     };
     let Some(purpose) = purpose else {
         let message = format!("the header {PURPOSE_HEADER} is not a known purpose of a call");
-        return failed(StatusCode::BAD_REQUEST, &failure(FailureKind::BadResponse, message));
+        return failed(
+            StatusCode::BAD_REQUEST,
+            &CallFailure::new(FailureKind::BadResponse, message),
+        );
     };
     let reply = gateway.calls.submit(ModelCall { id, purpose }, &body);
     // Free the body early: it may be large, and the answer may take long.
@@ -123,7 +128,10 @@ async fn call(State(gateway): State<GatewayState>, headers: HeaderMap, body: Byt
         CallReply::Ended(CallEnd::Failed(failure)) => failed(StatusCode::BAD_GATEWAY, &failure),
         CallReply::Acknowledged => {
             let message = "this call or a later one was acknowledged: its answer is no longer kept";
-            failed(StatusCode::CONFLICT, &failure(FailureKind::BadResponse, message))
+            failed(
+                StatusCode::CONFLICT,
+                &CallFailure::new(FailureKind::BadResponse, message),
+            )
         }
         CallReply::NotYet => not_yet(),
     }

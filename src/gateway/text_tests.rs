@@ -7,13 +7,16 @@ use std::time::Duration;
 use jiff::Timestamp;
 use reqwest::StatusCode;
 use reqwest::header::HeaderMap;
+use strum::EnumCount;
 
 use super::GatewayError;
-use super::failures::failure_from_status;
+use super::failures::{failure_from_error, failure_from_status};
 use super::link_state::{LinkRefusal, LinkState, LinkView};
+use super::model_field::ModelField;
 use super::request::RequestError;
 use super::store::{CallStoreError, schema};
 use crate::link::messages::Directives;
+use crate::provider::reported_error::ReportedError;
 use crate::support::clock::ClockReading;
 
 /// The error for a record that cannot be opened for this reason.
@@ -43,10 +46,57 @@ fn from_statuses() -> Rows {
     ];
     let row = |(status, body): (u16, &str)| {
         let status = StatusCode::from_u16(status).unwrap();
-        let failure = failure_from_status(status, &HeaderMap::new(), body.as_bytes(), Timestamp::UNIX_EPOCH);
+        let answer = (status, &HeaderMap::new());
+        let failure = failure_from_status(ModelField::Main, answer, body.as_bytes(), Timestamp::UNIX_EPOCH);
         text!("Answers of model servers", failure.kind, failure.message)
     };
     cases.map(row).into()
+}
+
+fn from_errors() -> Rows {
+    let codes = [
+        "context_length_exceeded",
+        "insufficient_quota",
+        "invalid_api_key",
+        "invalid_prompt",
+        "model_not_found",
+        "rate_limit_exceeded",
+        "server_error",
+    ];
+    let row = |code: &str| {
+        let body = format!(r#"{{"error": {{"code": "{code}"}}}}"#);
+        let failure = failure_from_error(ModelField::Light, &ReportedError::from_body(body.as_bytes()));
+        text!("Errors within answers", failure.kind, failure.message)
+    };
+    codes.map(row).into()
+}
+
+fn refused_requests() -> Rows {
+    let errors = [
+        RequestError::NotAnObject,
+        RequestError::OtherModel,
+        RequestError::Unknown("logprobs".into()),
+        RequestError::Refused("n"),
+        RequestError::NotYours("stream"),
+        RequestError::Disguised,
+        RequestError::NotText("messages"),
+        RequestError::ServerTool,
+        RequestError::Malformed("messages"),
+        RequestError::TooLong {
+            bytes: 900_000,
+            most: 512_000,
+        },
+    ];
+    assert_eq!(errors.len(), RequestError::COUNT, "each variant needs an example");
+    let name = |error: &RequestError| {
+        let text = format!("{error:?}");
+        text.split(['(', '{', ' ']).next().unwrap_or_default().to_owned()
+    };
+    let row = |error: RequestError| {
+        let section = "Refused requests of the worker";
+        text!(section, name(&error), error.message(ModelField::Main))
+    };
+    errors.map(row).into()
 }
 
 fn without_link() -> Rows {
@@ -74,25 +124,9 @@ fn without_link() -> Rows {
 #[test]
 fn the_texts_of_the_gateway() {
     let mut rows = from_statuses();
+    rows.extend(from_errors());
     rows.extend(without_link());
-    rows.extend(variants!(
-        "Refused requests of the worker",
-        [
-            RequestError::NotAnObject,
-            RequestError::OtherModel,
-            RequestError::Unknown("logprobs".into()),
-            RequestError::Refused("n"),
-            RequestError::NotYours("stream"),
-            RequestError::Disguised,
-            RequestError::NotText("messages"),
-            RequestError::ServerTool,
-            RequestError::Malformed("messages"),
-            RequestError::TooLong {
-                bytes: 900_000,
-                most: 512_000,
-            },
-        ]
-    ));
+    rows.extend(refused_requests());
     let path = PathBuf::from("/state/gateway/calls.db");
     rows.extend(variants!(
         "The record of calls",

@@ -22,10 +22,13 @@ use crate::link::messages::{
     PricedModel, REPORT_SECONDS, RefusalCode,
 };
 use crate::link::socket::WorkerSession;
+use crate::support::backoff::{Backoff, jitter};
 use crate::support::clock::ClockReading;
 
-/// First and longest delay between two attempts.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// Longest delay between two attempts.
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
+/// Delays between two attempts, spread so that a returning controller is not called by all pods at once.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), LONGEST_DELAY);
 /// Shortest interval between two reports.
 const COALESCE: Duration = Duration::from_millis(250);
 
@@ -76,7 +79,7 @@ impl GatewayUplink {
 
     /// Attaches and follows the directives until they end, in a loop.
     async fn follow_directives(&self) -> PodFenced {
-        let mut backoff = UplinkBackoff::default();
+        let mut backoff = BACKOFF;
         loop {
             match self.attach().await {
                 Ok(()) => {
@@ -87,8 +90,8 @@ impl GatewayUplink {
                         Err(error) => tracing::info!(%error, "the stream of directives ended; attaching again"),
                         Ok(()) => tracing::info!("the stream of directives ended; attaching again"),
                     }
-                    if since.elapsed() > BACKOFF.1 {
-                        backoff = UplinkBackoff::default();
+                    if since.elapsed() > LONGEST_DELAY {
+                        backoff.reset();
                     }
                 }
                 Err(error) if error.is_fence() => return PodFenced,
@@ -106,7 +109,7 @@ impl GatewayUplink {
                 ),
                 Err(error) => tracing::info!(%error, "failed to attach to the controller; retrying"),
             }
-            sleep(backoff.next()).await;
+            sleep(backoff.next_spread(jitter())).await;
         }
     }
 
@@ -165,7 +168,7 @@ impl GatewayUplink {
         }
         let mut said = self.said.clone();
         let mut ended = self.calls.subscribe();
-        let mut backoff = UplinkBackoff::default();
+        let mut backoff = BACKOFF;
         // Answers to reports renew the run lease: four of them fit into it.
         let period = Duration::from_secs(REPORT_SECONDS).min(self.contact.lease() / 4);
         loop {
@@ -177,11 +180,11 @@ impl GatewayUplink {
                 Err(error) if error.is_fence() => return PodFenced,
                 Err(error) => {
                     tracing::info!(%error, "failed to send a report; retrying");
-                    sleep(backoff.next()).await;
+                    sleep(backoff.next_spread(jitter())).await;
                     continue;
                 }
             }
-            backoff = UplinkBackoff::default();
+            backoff.reset();
             sleep(COALESCE).await;
             tokio::select! {
                 _ = said.changed() => {}
@@ -219,26 +222,4 @@ impl GatewayUplink {
             pulse: self.budget.request_stats(),
         }
     }
-}
-
-/// Exponential backoff with jitter, so that a returning controller is not met by all pods at once.
-#[derive(Default)]
-struct UplinkBackoff {
-    attempts: u32,
-}
-
-impl UplinkBackoff {
-    fn next(&mut self) -> Duration {
-        let full = BACKOFF.0.saturating_mul(1 << self.attempts.min(10)).min(BACKOFF.1);
-        self.attempts += 1;
-        // Between half and all of the delay.
-        full.mul_f64(0.5 + jitter() / 2.0)
-    }
-}
-
-/// A random number from 0 to 1.
-fn jitter() -> f64 {
-    use std::hash::{BuildHasher, RandomState};
-    let bits = RandomState::new().hash_one(0_u8) >> 32;
-    f64::from(u32::try_from(bits).unwrap_or(0)) / f64::from(u32::MAX)
 }

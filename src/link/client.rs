@@ -89,7 +89,7 @@ impl LinkClient {
         }
     }
 
-    /// Attaches the pod.
+    /// Attaches the pod: the first request under an epoch.
     pub async fn attach(&self, attach: &AttachRequest) -> Result<AttachResponse, LinkError> {
         let response = self.post("/v1/attach", attach).await?;
         read_json(response).await

@@ -79,7 +79,7 @@ pub struct SensorPodReport {
 pub struct DeliveryRequest {
     /// Uid of the receiver.
     pub receiver: String,
-    /// The events.
+    /// What the receiver gets.
     pub delivery: Delivery,
 }
 
@@ -93,7 +93,7 @@ pub struct DeliveryAck {
     /// Id of the outbox that assigned the number; empty if unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub outbox: String,
-    /// The number.
+    /// Number of the last event that the receiver has on disk.
     pub through: i64,
 }
 

@@ -57,7 +57,7 @@ pub struct EventLine {
     /// The outcome of the tool run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
-    /// A short note.
+    /// What the journal says about it, in a few words.
     pub note: String,
     /// Only for subscriptions with messages, and only for `autonomy:loop_detected`: the last messages of the model and
     /// results of its tools, newest last, each as JSON and cut after [`MOST_MESSAGE_BYTES`] bytes.
@@ -130,7 +130,7 @@ pub struct ReadRequest {
 /// An item of a subscriber's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventStreamItem {
-    /// An event.
+    /// An event of the loop.
     Line(Box<EventLine>),
     /// The end of the stream, with the reason.
     End(String),

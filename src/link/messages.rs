@@ -290,7 +290,7 @@ pub struct AccountResponse {
 pub struct LeaseGrant {
     /// Number of the lease.
     pub lease: i64,
-    /// Total granted.
+    /// All that was granted under this lease.
     pub granted: Amount,
     /// Total spent, as last reported to the leader. A gateway that knows less has lost data.
     #[serde(default, skip_serializing_if = "Amount::is_zero")]
@@ -374,7 +374,7 @@ pub struct ModelReport {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoopReport {
-    /// The current state.
+    /// What the loop does now.
     pub state: LoopState,
     /// All reasons that hold the loop, each with the time at which it ends by rule, if known.
     pub reasons: Vec<HeldReason>,
@@ -406,7 +406,7 @@ pub struct LoopReport {
     pub consecutive_turns: i32,
     /// Requests by annotation that were handled.
     pub handled: HandledRequests,
-    /// The last failure.
+    /// The last failed call or turn.
     pub last_error: Option<LastError>,
     /// The repetition that the loop is in.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -436,7 +436,7 @@ pub struct DetectedLoop {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct HeldReason {
-    /// The reason.
+    /// Why the loop is held.
     pub reason: PauseReason,
     /// When it ends by rule; absent if unknown.
     pub until: Option<jiff::Timestamp>,

@@ -24,12 +24,7 @@ pub trait AnswerAggregate: Send {
 
 /// The failure of a stream that ended without an end mark or a finish reason.
 pub(super) fn cut_stream() -> CallFailure {
-    CallFailure {
-        kind: FailureKind::Unreachable,
-        message: "the stream ended in the middle of the answer".into(),
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
+    CallFailure::new(FailureKind::Unreachable, "the stream ended in the middle of the answer")
 }
 
 /// Builds the answer from its parts, streamed or not.

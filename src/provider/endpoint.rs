@@ -12,8 +12,10 @@ pub struct ModelEndpoint {
     pub route: &'static str,
     /// The path of calls, relative to the base URL.
     pub path: &'static str,
-    /// The format and what to check, for messages of the gateway.
-    pub advice: &'static str,
+    /// The name of the format, for messages of the gateway.
+    pub format: &'static str,
+    /// What its base URL has to include, for messages of the gateway.
+    pub base_url_advice: &'static str,
     /// What `spec.model.baseURL` must be, for messages of the worker.
     pub server: &'static str,
     /// A header of every request.
@@ -55,12 +57,10 @@ impl ModelEndpoint {
 
     /// Builds the failure for an answer that is not in this format.
     pub fn bad_response(&self, message: &str) -> CallFailure {
-        CallFailure {
-            kind: FailureKind::BadResponse,
-            message: format!("{message}: check that model.baseURL is {}", self.server),
-            retry_after_milliseconds: None,
-            resumes_at: None,
-        }
+        CallFailure::new(
+            FailureKind::BadResponse,
+            format!("{message}: check that model.baseURL is {}", self.server),
+        )
     }
 }
 

@@ -5,23 +5,23 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::WireFormat;
+use super::reported_error::ReportedError;
 
 /// Longest name of a model, in characters.
 const MAX_NAME: usize = 256;
 
 /// Why bytes are not an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnswerError {
     /// Not in this wire format.
     Garbage,
-    /// The server reported an error within its stream.
-    ServerError,
+    /// The server reported an error within its answer.
+    ServerError(ReportedError),
 }
 
 /// Summary of a complete answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnswerSummary {
-    /// Its usage report.
     pub usage: Option<Value>,
     /// The model that it names; empty if none.
     pub model: String,
@@ -179,6 +179,12 @@ impl StreamReader {
         &self.progress.model
     }
 
+    /// Whether content or a count of tokens came, so that the request was processed at least in part.
+    #[must_use]
+    pub fn is_processed(&self) -> bool {
+        self.progress.content || self.progress.usage.is_some()
+    }
+
     #[must_use]
     pub fn has_content(&self) -> bool {
         self.progress.content
@@ -281,20 +287,26 @@ mod tests {
     fn garbage_and_reported_errors_are_told_apart() {
         let feed = |line: &[u8]| StreamReader::new(WireFormat::OpenAiChat).feed(line).unwrap_err();
         assert_eq!(feed(b"data: <html>\n"), AnswerError::Garbage);
-        assert_eq!(
-            feed(b"data: {\"error\":{\"message\":\"x\"}}\n"),
-            AnswerError::ServerError
-        );
+        let reported = |line: &[u8], code: &str| match feed(line) {
+            AnswerError::ServerError(error) => error.is_one_of(&[code]),
+            AnswerError::Garbage => false,
+        };
+        assert!(reported(b"data: {\"error\":{\"code\":\"c\"}}\n", "c"));
+        assert!(reported(
+            b"data: {\"object\":\"error\",\"type\":\"c\",\"code\":400}\n",
+            "c"
+        ));
         assert_eq!(WireFormat::OpenAiChat.read_body(b"<html>"), Err(AnswerError::Garbage));
         assert_eq!(WireFormat::OpenAiChat.read_body(b"{}"), Err(AnswerError::Garbage));
         assert_eq!(
             WireFormat::OpenAiChat.read_body(b"{\"choices\":[]}"),
             Err(AnswerError::Garbage)
         );
-        assert_eq!(
-            WireFormat::OpenAiChat.read_body(b"{\"error\":{}}"),
-            Err(AnswerError::ServerError)
-        );
+        let Err(AnswerError::ServerError(error)) = WireFormat::OpenAiChat.read_body(b"{\"error\":{\"code\":429}}")
+        else {
+            panic!("no error")
+        };
+        assert_eq!(error.status(), Some(429));
         assert_eq!(WireFormat::OpenAiChat.read_body(b"{\"choices\":[{}]}"), Ok(SILENT));
     }
 
@@ -440,15 +452,20 @@ mod tests {
         let feed = |line: &[u8]| StreamReader::new(WireFormat::AnthropicMessages).feed(line).unwrap_err();
         assert_eq!(feed(b"data: <html>\n"), AnswerError::Garbage);
         assert_eq!(feed(b"data: [DONE]\n"), AnswerError::Garbage);
-        assert_eq!(
-            feed(b"data: {\"type\":\"error\",\"error\":{}}\n"),
-            AnswerError::ServerError
-        );
+        let reported = |error: &AnswerError| match error {
+            AnswerError::ServerError(error) => error.is_one_of(&["overloaded_error"]),
+            AnswerError::Garbage => false,
+        };
+        assert!(reported(&feed(
+            b"data: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n"
+        )));
         let body = |body: &str| WireFormat::AnthropicMessages.read_body(body.as_bytes());
         assert_eq!(body("<html>"), Err(AnswerError::Garbage));
         assert_eq!(body("{\"choices\":[{}]}"), Err(AnswerError::Garbage));
         assert_eq!(body("{\"type\":\"message\"}"), Err(AnswerError::Garbage));
-        assert_eq!(body("{\"type\":\"error\"}"), Err(AnswerError::ServerError));
+        assert!(
+            body("{\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}").is_err_and(|error| reported(&error))
+        );
         assert_eq!(body("{\"type\":\"message\",\"content\":[]}"), Ok(SILENT));
     }
 }

@@ -25,6 +25,7 @@ mod openai_chat;
 mod openai_responses;
 mod openai_usage;
 pub mod prompt;
+pub mod reported_error;
 pub mod request_schema;
 #[cfg(test)]
 mod samples;

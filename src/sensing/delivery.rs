@@ -83,7 +83,7 @@ pub struct FieldValue {
     pub value: Value,
 }
 
-/// What the model is told.
+/// A text for the model.
 #[derive(schemars::JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SensorNotification {

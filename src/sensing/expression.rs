@@ -288,7 +288,6 @@ fn check_nesting(text: &str) -> Result<(), String> {
 /// Cost of one evaluation of a subtree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct EvaluationCost {
-    /// Number of nodes.
     steps: u64,
     /// Number of nodes that name a variable of the event, which may be large.
     large: u64,

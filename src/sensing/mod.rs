@@ -68,7 +68,6 @@ impl SpecErrorCollector {
     }
 }
 
-/// A compiled spec.
 #[derive(Clone, Debug)]
 pub struct CompiledSpec {
     /// The rules for incoming events.

@@ -4,7 +4,6 @@
 //! this order. Each arrival counts in exactly one total, except while it is held. Knows no source.
 
 use jiff::{SignedDuration, Timestamp};
-use ring::digest::{SHA256, digest};
 use serde_json::Value;
 
 use super::delivery::{FieldValue, SensorEvent, SensorNotification};
@@ -16,6 +15,7 @@ use super::signals::{CompiledSignal, EvaluatedSignal, SignalMatch};
 use super::{FieldError, SpecError, SpecErrorCollector, expanded};
 use agentloop_api::SensorSpec;
 use agentloop_api::sensor::{SignalGate, SignalPriority};
+use agentloop_support::hash::{sha256_hex, sha256_u64};
 
 /// Most levels of nesting in a payload.
 pub const MOST_DEPTH: usize = 32;
@@ -456,14 +456,11 @@ fn is_known(state: &RulesState, heard: &HeldEvent) -> bool {
 }
 
 fn content_id(payload: &Value) -> String {
-    let hash = digest(&SHA256, payload.to_string().as_bytes());
-    let bytes = hash.as_ref().iter().take(16);
-    bytes.fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+    format!("sha256:{}", sha256_hex(payload.to_string(), 16))
 }
 
 fn key(id: &str) -> u64 {
-    let hash = digest(&SHA256, id.as_bytes());
-    u64::from_be_bytes(hash.as_ref().first_chunk().copied().unwrap_or_default())
+    sha256_u64(id)
 }
 
 fn is_deep(value: &Value, levels: usize) -> bool {

@@ -50,7 +50,6 @@ pub struct LastAccepted {
     pub id: String,
 }
 
-/// A held event.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct HeldEvent {

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::delivery::{FieldValue, MOST_NAME_BYTES, MOST_PARTS, SensorEvent, SensorNotification};
 use agentloop_api::sensor::{SignalGate, SignalPriority};
+use agentloop_support::text::truncate_bytes;
 
 /// Most bytes of a payload, as JSON, in a question.
 pub const MOST_DATA_BYTES: usize = 8 * 1024;
@@ -117,7 +118,7 @@ impl ScoredEffects {
     #[must_use]
     pub fn data(payload: &Value) -> String {
         let mut data = payload.to_string();
-        data.truncate(data.floor_char_boundary(MOST_DATA_BYTES));
+        truncate_bytes(&mut data, MOST_DATA_BYTES);
         data
     }
 }

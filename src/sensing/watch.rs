@@ -108,7 +108,6 @@ impl FileStat {
 /// What is remembered of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileFingerprint {
-    /// Its metadata.
     pub look: FileStat,
     /// SHA-256 of its content in hex; `None`: it was too large.
     pub hash: Option<String>,

@@ -17,12 +17,12 @@ use super::outbox::{AckOutcome, EventReceiver, Outbox, OutboxError};
 use crate::link::client::LinkClient;
 use crate::link::deliveries::{DeliveryAck, DeliveryRequest, MOST_DELIVERY_BYTES, ReceiverTerms};
 use crate::sensing::delivery::{Delivery, SensorEvent};
-use crate::sensing::source::backoff::jitter;
+use crate::support::backoff::{Backoff, jitter};
 
 /// Pause after a write failed because the volume is full.
 const FULL: Duration = Duration::from_secs(1);
-/// First and longest pause between two attempts.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+/// Pauses between two attempts, spread so that the sensor pods do not all call a controller that comes back at once.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
 
 /// How events reach their receivers.
 pub trait DeliveryTransport: Send + Sync + 'static {
@@ -138,7 +138,7 @@ impl<R: DeliveryTransport> EventDeliverer<R> {
 
     async fn serve(self, uid: String, mut terms: watch::Receiver<Option<Vec<ReceiverTerms>>>) -> OutboxError {
         let mut last = self.outbox.last.subscribe();
-        let mut backoff = DeliveryBackoff::default();
+        let mut backoff = BACKOFF;
         loop {
             // Before the outbox is read: an event that is stored between the two still wakes this task.
             last.mark_unchanged();
@@ -169,7 +169,7 @@ impl<R: DeliveryTransport> EventDeliverer<R> {
                         // Without progress it backs off, whatever the receiver acknowledges: a faulty one must not
                         // cause a hot loop.
                         Ok(AckOutcome::More) => {
-                            backoff = DeliveryBackoff::default();
+                            backoff.reset();
                             continue;
                         }
                         Ok(AckOutcome::Nothing) => {}
@@ -187,8 +187,8 @@ impl<R: DeliveryTransport> EventDeliverer<R> {
             }
             let revision = revision(&terms, &uid);
             tokio::select! {
-                () = sleep(backoff.next(jitter())) => {}
-                Ok(_) = terms.wait_for(|now| revision_of(now.as_deref(), &uid) != revision) => backoff = DeliveryBackoff::default(),
+                () = sleep(backoff.next_spread(jitter())) => {}
+                Ok(_) = terms.wait_for(|now| revision_of(now.as_deref(), &uid) != revision) => backoff.reset(),
             }
         }
     }
@@ -222,21 +222,6 @@ fn revision(terms: &watch::Receiver<Option<Vec<ReceiverTerms>>>, uid: &str) -> O
 
 fn revision_of(terms: Option<&[ReceiverTerms]>, uid: &str) -> Option<u64> {
     terms?.iter().find(|terms| terms.uid == uid).map(|terms| terms.revision)
-}
-
-/// Exponential backoff with jitter, so that the sensor pods do not all reconnect at once to a controller that comes
-/// back.
-#[derive(Default)]
-struct DeliveryBackoff {
-    tries: u32,
-}
-
-impl DeliveryBackoff {
-    fn next(&mut self, jitter: f64) -> Duration {
-        let full = BACKOFF.0.saturating_mul(1 << self.tries.min(16)).min(BACKOFF.1);
-        self.tries += 1;
-        full.mul_f64(0.5 + jitter / 2.0)
-    }
 }
 
 #[cfg(test)]

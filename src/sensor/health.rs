@@ -36,7 +36,6 @@ impl Default for LoopLiveness {
 }
 
 impl LoopLiveness {
-    /// Records an iteration.
     pub fn beat(&self) {
         self.beat.store(self.now(), Ordering::Relaxed);
     }

@@ -53,7 +53,6 @@ impl EventIngester {
         Ok(())
     }
 
-    /// Handles one arrival.
     pub fn ingest(&mut self, heard: &SourceMessage, at: Timestamp) -> Result<ArrivalOutcome, OutboxError> {
         // First release a held event that is due, before this arrival replaces it.
         self.release_held(at)?;

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ring::digest::{SHA256, digest};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -26,6 +25,7 @@ use crate::sensing::source::web_socket;
 use crate::sensing::source::webhook::WebhookReceiver;
 use crate::sensing::source::webhook::signature::SignatureRule;
 use crate::sensing::source::{SourceCursor, SourceFeed};
+use crate::support::hash::sha256_hex;
 
 /// Most concurrent connections of a webhook.
 const CONNECTIONS: usize = 256;
@@ -84,11 +84,7 @@ pub fn identity(source: &SensorSource) -> String {
             .flat_map(|fields| fields.values_mut())
             .for_each(inner);
     }
-    let hash = digest(&SHA256, source.to_string().as_bytes());
-    hash.as_ref()
-        .iter()
-        .take(16)
-        .fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+    sha256_hex(source.to_string(), 16)
 }
 
 /// What sources need from the pod.

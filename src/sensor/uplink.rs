@@ -12,10 +12,11 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::link::client::{LinkClient, LinkError};
 use crate::link::deliveries::{SensorDirectives, SensorPodReport};
 use crate::link::messages::{HEARTBEAT_SECONDS, REPORT_SECONDS};
-use crate::sensing::source::backoff::jitter;
+use crate::support::backoff::{Backoff, jitter};
 
-/// First and longest pause between two attempts.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// Longest pause between two attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), LONGEST_PAUSE);
 /// Shortest time between two reports.
 const COALESCE: Duration = Duration::from_millis(250);
 /// Without data for two heartbeats and a little more, the stream is dead.
@@ -36,7 +37,6 @@ impl SensorUplink {
         }
     }
 
-    /// The latest directives.
     pub fn directives(&self) -> watch::Receiver<SensorDirectives> {
         self.directives.subscribe()
     }
@@ -52,17 +52,17 @@ impl SensorUplink {
     }
 
     async fn follow(&self) {
-        let mut pause = BACKOFF.0;
+        let mut backoff = BACKOFF;
         loop {
             let since = Instant::now();
             match self.listen().await {
                 Ok(()) => tracing::info!("the stream of directives ended; reconnecting"),
                 Err(error) => tracing::info!(%error, "the stream of directives ended; reconnecting"),
             }
-            if since.elapsed() > BACKOFF.1 {
-                pause = BACKOFF.0;
+            if since.elapsed() > LONGEST_PAUSE {
+                backoff.reset();
             }
-            wait(&mut pause).await;
+            sleep(backoff.next_spread(jitter())).await;
         }
     }
 
@@ -88,26 +88,20 @@ impl SensorUplink {
 
     async fn report_on(&self) {
         let mut report = self.report.subscribe();
-        let mut pause = BACKOFF.0;
+        let mut backoff = BACKOFF;
         loop {
             let now = report.borrow_and_update().clone();
             if let Some(now) = now {
                 if let Err(error) = self.client.sensor_report(&now).await {
                     tracing::debug!(%error, "failed to send a report; retrying");
-                    wait(&mut pause).await;
+                    sleep(backoff.next_spread(jitter())).await;
                     continue;
                 }
-                pause = BACKOFF.0;
+                backoff.reset();
                 sleep(COALESCE).await;
             }
             // The sender is in `self`, so the channel is open.
             let _ = timeout(Duration::from_secs(REPORT_SECONDS), report.changed()).await;
         }
     }
-}
-
-/// Waits with exponential backoff and jitter.
-async fn wait(pause: &mut Duration) {
-    sleep(pause.mul_f64(0.5 + jitter() / 2.0)).await;
-    *pause = (*pause * 2).min(BACKOFF.1);
 }

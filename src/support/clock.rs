@@ -41,7 +41,7 @@ impl ClockReading {
 }
 
 impl ClockReading {
-    /// A reading after this many milliseconds on each clock. For the tests of whoever reads the clocks.
+    /// A reading after this many milliseconds on each clock, for tests.
     #[must_use]
     pub fn later(self, monotonic: u64, wall: i64) -> Self {
         Self {
@@ -49,6 +49,12 @@ impl ClockReading {
             wall: self.wall + jiff::SignedDuration::from_millis(wall),
         }
     }
+}
+
+/// A time in RFC 3339 with whole seconds, as Kubernetes writes it.
+#[must_use]
+pub fn rfc3339_seconds(moment: Timestamp) -> String {
+    moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 /// How far the wall clock may lag behind the monotonic clock before it counts as set back.
@@ -74,6 +80,12 @@ mod tests {
         );
         assert_eq!(later(start, 5, -3_600).since(start), Duration::from_secs(5), "set back");
         assert_eq!(start.since(later(start, 5, 5)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_time_is_written_without_fractions_of_a_second() {
+        let moment = Timestamp::new(1_800_000_000, 999_999_999).unwrap();
+        assert_eq!(rfc3339_seconds(moment), "2027-01-15T08:00:00Z");
     }
 
     #[test]

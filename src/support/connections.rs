@@ -54,7 +54,7 @@ struct SlotTable {
 }
 
 impl SlotTable {
-    /// This slot is no stranger's any more. `None`: it was none.
+    /// Removes a slot from those of unauthenticated peers. `None` if it is not one of them.
     fn remove_stranger(&mut self, address: IpAddr, number: u64) -> Option<CancellationToken> {
         let removed = self.addresses.get_mut(&address)?.strangers.remove(&number)?;
         self.strangers -= 1;

@@ -1,5 +1,11 @@
-//! What several rooms need and no rule of the product depends on: elapsed time, limits on connections, SQLite files.
+//! What several rooms need and no rule of the product depends on: elapsed time, backoff, hashes, shortened texts, limits
+//! on connections (feature `connections`) and SQLite files (feature `sqlite`).
 
+pub mod backoff;
 pub mod clock;
+#[cfg(feature = "connections")]
 pub mod connections;
+#[cfg(feature = "sqlite")]
 pub mod disk;
+pub mod hash;
+pub mod text;

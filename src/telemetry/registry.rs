@@ -117,7 +117,7 @@ metrics! {
     AGENT_TOOL_CALLS = Agents Counter "agentloop_agent_tool_calls_total" ["namespace", "agent"]
         "Total number of tool runs sent, as persisted in the status; a repetition after a restart does not count again.";
     AGENT_TOOL_SECONDS = Agents Summary "agentloop_agent_tool_call_duration_seconds" ["namespace", "agent", "tool"]
-        "Duration of tool runs in seconds that were sent and ended before the worker did, as persisted in the status; tools beyond the first 19 are tool other, which is always present.";
+        "Duration in seconds of tool runs that ended while the same worker was running, as persisted in the status; tools beyond the first 19 are tool other, which is always present.";
     AGENT_TOOL_OUTCOMES = Agents Counter "agentloop_agent_tool_outcomes_total" ["namespace", "agent", "tool", "outcome"]
         "Total number of tool calls by outcome, as persisted in the status: ok, error, denied, unavailable (these two were not run) or unknown; tools beyond the first 19 and names that no server offers are tool other, which is always present.";
     AGENT_TURNS = Agents Counter "agentloop_agent_turns_total" ["namespace", "agent"]

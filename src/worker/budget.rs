@@ -9,6 +9,7 @@ use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::BudgetHealth;
 use crate::engine::budget::BudgetState;
 use crate::link::messages::{AccountTerms, BudgetTerms, Directives};
+use crate::support::clock::rfc3339_seconds;
 
 /// Builds the budget state from the directives. Without budget terms it is the default state, under which every call is
 /// refused.
@@ -110,7 +111,7 @@ fn affordable_tokens(cost: Option<i64>, terms: &BudgetTerms) -> Option<i64> {
 fn health(account: &AccountTerms) -> Vec<BudgetHealth> {
     let left = &account.left;
     let window = match (left.rolling_seconds, left.resets_at) {
-        (_, Some(at)) => format!(" until {}", at.strftime("%Y-%m-%dT%H:%M:%SZ")),
+        (_, Some(at)) => format!(" until {}", rfc3339_seconds(at)),
         (Some(seconds), None) => format!(" in any {seconds} s"),
         (None, None) => String::new(),
     };
@@ -184,12 +185,7 @@ mod tests {
     }
 
     fn spent(kind: FailureKind) -> CallFailure {
-        CallFailure {
-            kind,
-            message: "add to it".into(),
-            retry_after_milliseconds: None,
-            resumes_at: None,
-        }
+        CallFailure::new(kind, "add to it")
     }
 
     #[test]

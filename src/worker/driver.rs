@@ -472,10 +472,8 @@ async fn offered(offered: &mut Option<watch::Receiver<ToolOffer>>) -> bool {
 
 /// The failure of a call whose task panicked.
 fn broken() -> CallFailure {
-    CallFailure {
-        kind: FailureKind::BadResponse,
-        message: "the worker failed while reading the answer; this is a bug in agentloop".into(),
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
+    CallFailure::new(
+        FailureKind::BadResponse,
+        "the worker failed while reading the answer; this is a bug in agentloop",
+    )
 }

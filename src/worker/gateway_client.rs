@@ -24,13 +24,15 @@ use crate::link::socket::{
     CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER, SocketEvent, WorkerSession,
 };
 use crate::provider::WireFormat;
+use crate::support::backoff::Backoff;
 use crate::support::clock::ClockReading;
+use crate::support::text::root_cause;
 
 use super::budget;
 use super::run_lease::RunLease;
 
 /// First and longest wait before a request is retried.
-const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// Attempts at one call notice: about a minute.
 const ERRAND_TRIES: u32 = 60;
 /// Silence after which the event stream is reopened; the gateway sends an event every 5 s.
@@ -374,34 +376,28 @@ async fn short(request: reqwest::RequestBuilder) -> Result<Response, String> {
 }
 
 fn failure_of(json: &[u8]) -> CallFailure {
-    serde_json::from_slice(json).unwrap_or_else(|_| CallFailure {
-        kind: FailureKind::BadResponse,
-        message: "the gateway reported an unknown failure: worker and gateway are of different versions".into(),
-        retry_after_milliseconds: None,
-        resumes_at: None,
+    serde_json::from_slice(json).unwrap_or_else(|_| {
+        CallFailure::new(
+            FailureKind::BadResponse,
+            "the gateway reported an unknown failure: worker and gateway are of different versions",
+        )
     })
 }
 
 fn unexpected(status: StatusCode) -> CallFailure {
-    CallFailure {
-        kind: FailureKind::BadResponse,
-        message: format!(
+    CallFailure::new(
+        FailureKind::BadResponse,
+        format!(
             "the pod's gateway refused the call with status {}: worker and gateway are of different versions",
             status.as_u16()
         ),
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
+    )
 }
 
 /// Formats an error and its root cause, without the URL.
 fn describe_error(error: reqwest::Error) -> String {
     let error = error.without_url();
-    let mut root: &dyn std::error::Error = &error;
-    while let Some(cause) = root.source() {
-        root = cause;
-    }
-    format!("{error}: {root}")
+    format!("{error}: {}", root_cause(&error))
 }
 
 fn url(path: &str) -> String {
@@ -410,14 +406,14 @@ fn url(path: &str) -> String {
 
 /// Exponential backoff between retries; logs the first one only.
 pub(super) struct RetryDelay {
-    wait: Duration,
+    backoff: Backoff,
     said: bool,
 }
 
 impl Default for RetryDelay {
     fn default() -> Self {
         Self {
-            wait: RETRY.0,
+            backoff: RETRY,
             said: false,
         }
     }
@@ -428,8 +424,7 @@ impl RetryDelay {
         if !std::mem::replace(&mut self.said, true) {
             tracing::warn!(detail, "{what}");
         }
-        sleep(self.wait).await;
-        self.wait = (self.wait * 2).min(RETRY.1);
+        sleep(self.backoff.next_wait()).await;
     }
 }
 

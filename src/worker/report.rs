@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::api::status::LastError;
 use crate::engine::machine::LoopView;
 use crate::link::messages::{DetectedLoop, HeldReason, LoopReport, ModelReport};
+use crate::support::text::truncate_bytes;
 
 /// Maximum length of an error message in bytes.
 const MAX_MESSAGE: usize = 1024;
@@ -54,11 +55,7 @@ pub fn from_view(view: LoopView) -> LoopReport {
 /// Builds the error for the status, with its message truncated to `MAX_MESSAGE` bytes.
 #[must_use]
 pub fn error(at: Timestamp, kind: &str, mut message: String) -> LastError {
-    let mut end = message.len().min(MAX_MESSAGE);
-    while !message.is_char_boundary(end) {
-        end -= 1;
-    }
-    message.truncate(end);
+    truncate_bytes(&mut message, MAX_MESSAGE);
     LastError {
         at: Time(at),
         kind: kind.into(),

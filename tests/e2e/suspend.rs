@@ -7,7 +7,7 @@ use super::cluster::{Namespace, figure, shared};
 use super::model_server;
 use crate::support::http;
 
-/// DESIGN.md 10: suspend → no more model traffic.
+/// Longest time from `spec.suspend` to the end of all model traffic.
 const GOAL_MILLISECONDS: f64 = 250.0;
 
 #[test]

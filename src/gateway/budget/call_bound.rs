@@ -1,17 +1,17 @@
 //! The most that a call can cost under the current terms. Pure.
 
-use ring::digest::{SHA256, digest};
-
-use super::refusals;
+use super::refusals::{self, CallNeeds};
 use crate::api::amount::{Amount, AmountKind, LimitAmounts};
 use crate::api::failure::CallFailure;
 use crate::api::price::ModelPrice;
+use crate::gateway::model_field::ModelField;
 use crate::gateway::request::PromptPart;
 use crate::gateway::upstream::PreparedRequest;
 use crate::ledger::bound::{PreviousRequest, RequestPart, input_bound, output_that_fits, worst_case};
 use crate::ledger::price::ModelRates;
 use crate::ledger::wallet::{AccountDraw, Wallet};
 use crate::link::messages::{AccountTerms, BudgetTerms};
+use crate::support::hash::sha256;
 
 /// Stands for amounts that exceed 64 bits: no limit has room for them.
 const TOO_MUCH: Amount = Amount {
@@ -24,7 +24,7 @@ const TOO_MUCH: Amount = Amount {
 
 /// The bound of a call.
 pub(super) struct CallBound {
-    /// The prices used.
+    field: ModelField,
     pub(super) rates: Option<ModelRates>,
     /// The smallest amount with which the call is worth making.
     pub(super) least: Amount,
@@ -36,24 +36,33 @@ pub(super) struct CallBound {
     afresh: i64,
 }
 
+/// A model and its price.
+pub(super) struct PricedField<'a> {
+    pub(super) field: ModelField,
+    pub(super) name: &'a str,
+    pub(super) price: Option<&'a ModelPrice>,
+}
+
 impl CallBound {
     /// The bound of a request, or why there is none.
     pub(super) fn new(
         terms: &BudgetTerms,
-        (model, price): (&str, Option<&ModelPrice>),
+        model: &PricedField<'_>,
         request: &PreparedRequest,
         parts: &[RequestPart],
         previous: Option<&PreviousRequest>,
     ) -> Result<Self, CallFailure> {
+        let PricedField { field, name, price } = *model;
         let rates = price.map(ModelRates::read).transpose();
-        let rates = rates.map_err(|error| refusals::bad_price(model, &error))?;
+        let rates = rates.map_err(|error| refusals::bad_price(field, name, &error))?;
         let unpriced = terms.accounts.iter().find(|account| limited(account).cost.is_some());
         if let (None, Some(account)) = (rates, unpriced) {
-            return Err(refusals::no_price(model, &account.limit));
+            return Err(refusals::no_price(field, name, &account.limit));
         }
         if let Some(bill) = request.exact_bill() {
             let amount = bill.amount(rates.as_ref()).unwrap_or(TOO_MUCH);
             return Ok(Self {
+                field,
                 rates,
                 least: amount,
                 full: amount,
@@ -66,12 +75,21 @@ impl CallBound {
         let shortest = terms.min_output_tokens.clamp(1, longest.max(1)).min(longest);
         let worst = |output: u32| worst_case(input, output.into(), rates.as_ref()).unwrap_or(TOO_MUCH);
         Ok(Self {
+            field,
             rates,
             least: worst(shortest),
             full: worst(longest),
             clip: Some((input, longest, shortest)),
             afresh: input_bound(None, parts, request.overhead()),
         })
+    }
+
+    /// The least with which the call is worth making.
+    pub(super) fn needs(&self) -> CallNeeds {
+        CallNeeds {
+            field: self.field,
+            amount: self.least,
+        }
     }
 
     /// The worst case with `output` tokens of output, by bytes alone.
@@ -120,7 +138,7 @@ pub(super) fn parts(request: &PreparedRequest) -> Vec<RequestPart> {
         // Templates re-render the arguments of tools, so these count twice, as tools do.
         let length = found.bytes.len().saturating_add(found.traits.rewritten);
         RequestPart {
-            hash: hash(found.bytes),
+            hash: sha256(found.bytes),
             bytes: i64::try_from(length).unwrap_or(i64::MAX),
             unsteady: found.traits.unsteady,
             is_message: found.is_message,
@@ -132,11 +150,5 @@ pub(super) fn parts(request: &PreparedRequest) -> Vec<RequestPart> {
 /// One hash of all messages.
 pub(super) fn messages_hash(parts: &[RequestPart]) -> [u8; 32] {
     let messages = parts.iter().filter(|part| part.is_message);
-    hash(&messages.flat_map(|part| part.hash).collect::<Vec<u8>>())
-}
-
-fn hash(bytes: &[u8]) -> [u8; 32] {
-    let mut hash = [0; 32];
-    hash.copy_from_slice(digest(&SHA256, bytes).as_ref());
-    hash
+    sha256(messages.flat_map(|part| part.hash).collect::<Vec<u8>>())
 }

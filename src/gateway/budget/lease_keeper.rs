@@ -22,6 +22,7 @@ use crate::ledger::account::{DurableGrant, LeaseStatement, PREFETCH_CALLS};
 use crate::ledger::wallet::Wallet;
 use crate::link::client::LinkError;
 use crate::link::messages::{AccountRequest, AccountResponse, BudgetTerms, LeaseRequest, LeaseResponse, LoopReport};
+use crate::support::backoff::doubled;
 
 /// Time without a call after which leases are returned.
 const IDLE: Duration = Duration::from_secs(30);
@@ -125,7 +126,7 @@ impl LeaseActivity {
     }
 
     fn pause(&self, times: u32) -> Instant {
-        let pause = REPEAT.0.saturating_mul(1 << times.min(10)).min(REPEAT.1);
+        let pause = doubled(REPEAT.0, times, REPEAT.1);
         self.said_at.unwrap_or_else(Instant::now) + pause
     }
 }

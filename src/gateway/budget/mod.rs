@@ -18,13 +18,13 @@ use jiff::Timestamp;
 use tokio::sync::{Mutex as Turn, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use self::call_bound::{CallBound, draws};
+use self::call_bound::{CallBound, PricedField, draws};
 use self::lease_clock::LeaseClock;
 use self::lease_keeper::{LeaseActivity, LeaseDemand};
 use self::request_window::RequestWindow;
 use super::calls::not_recorded;
-use super::failures::{adapt_to_purpose, failure};
 use super::link_state::LinkState;
+use super::model_field::ModelField;
 use super::store::{BeginOutcome, BoundBasis, BoundViolation, CallStore, CallUsage, ModelCall, ModelNames};
 use super::upstream::PreparedRequest;
 use crate::api::amount::Amount;
@@ -167,9 +167,13 @@ impl GatewayBudget {
             // Requests to the light model do not continue each other, so their bound rests on bytes alone.
             let is_light = call.purpose.uses_light_model();
             let previous = self.store.basis().previous.filter(|_| !is_light);
-            let model = self.models.of(call.purpose);
-            let priced = (model, terms.prices.get(model));
-            let plan = CallBound::new(&terms, priced, request, &parts, previous.as_deref())?;
+            let name = self.models.of(call.purpose);
+            let model = PricedField {
+                field: ModelField::of(call.purpose),
+                name,
+                price: terms.prices.get(name),
+            };
+            let plan = CallBound::new(&terms, &model, request, &parts, previous.as_deref())?;
             let draws = draws(&terms);
             let now = self.clock.now();
             let mut amount = plan.full;
@@ -256,7 +260,7 @@ impl GatewayBudget {
             .filter_map(|(id, refused)| {
                 let account = terms.accounts.iter().find(|account| account.account == *id)?;
                 let held = self.store.with_wallet(|wallet| wallet.available(id, now));
-                let failure = refusals::refused(account, refused, &plan.least, &held);
+                let failure = refusals::refused(account, refused, &plan.needs(), &held);
                 Some((failure, refused.contended))
             })
             .collect();
@@ -328,7 +332,7 @@ impl GatewayBudget {
                         charge.basis = Some(BoundBasis::misled(answered));
                     } else {
                         charge.violation = Some(BoundViolation {
-                            failure: adapt_to_purpose(hold.purpose, refusals::violated(&reserved, &charge.amount)),
+                            failure: refusals::violated(ModelField::of(hold.purpose), &reserved, &charge.amount),
                             resume: self.contact.subscribe().borrow().directives.resume.clone(),
                         });
                     }
@@ -364,7 +368,7 @@ impl GatewayBudget {
 pub fn cut_reason(terms: &BudgetTerms) -> Option<CallFailure> {
     let held = || terms.accounts.iter().find_map(|account| account.held.clone());
     let spent = || {
-        failure(
+        CallFailure::new(
             FailureKind::BudgetExhausted,
             "an AgentBudget with onExhausted: Stop is exhausted: raise its spec.limits or append to its spec.topUps",
         )

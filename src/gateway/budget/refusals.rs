@@ -3,13 +3,24 @@
 
 use crate::api::amount::{Amount, AmountKind};
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::gateway::failures::failure;
+use crate::gateway::model_field::ModelField;
 use crate::ledger::account::GrantRefusal;
 use crate::ledger::price::MoneyError;
 use crate::link::messages::{AccountTerms, LimitName};
 
+/// The least that a call may need.
+pub(super) struct CallNeeds {
+    pub(super) field: ModelField,
+    pub(super) amount: Amount,
+}
+
 /// The failure of a call that needs `needed`, of which the gateway holds `held` and the leader refused the rest.
-pub(super) fn refused(account: &AccountTerms, refused: &GrantRefusal, needed: &Amount, held: &Amount) -> CallFailure {
+pub(super) fn refused(
+    account: &AccountTerms,
+    refused: &GrantRefusal,
+    needed: &CallNeeds,
+    held: &Amount,
+) -> CallFailure {
     let kind = refused.kind;
     let limits = if refused.per_agent {
         account.per_agent
@@ -19,20 +30,21 @@ pub(super) fn refused(account: &AccountTerms, refused: &GrantRefusal, needed: &A
     let limit = limits.get(kind).unwrap_or(0);
     let left = refused.left.saturating_add(held.get(kind)).min(limit);
     let of = |number: i64| kind.amount(number);
-    let needs = of(needed.get(kind));
+    let needs = of(needed.amount.get(kind));
     let name = name(&account.limit, refused.per_agent);
     let add = remedy(&account.limit, kind, refused.per_agent);
     if refused.never && limit == 0 {
         let message = format!("{name} allows {}, which blocks every call: {add}", of(limit));
-        return failure(FailureKind::CallExceedsLimit, message);
+        return CallFailure::new(FailureKind::CallExceedsLimit, message);
     }
     if refused.never {
         let message = format!(
             "{name} allows {}, but this call alone may need {needs}, so it can never be made: {add}, lower \
-             spec.model.maxOutputTokens, or shorten the context",
-            of(limit)
+             {}.maxOutputTokens, or shorten the context",
+            of(limit),
+            needed.field
         );
-        return failure(FailureKind::CallExceedsLimit, message);
+        return CallFailure::new(FailureKind::CallExceedsLimit, message);
     }
     let when = match refused.resets_at {
         // The time is in `resumes_at`: the condition shows it.
@@ -42,7 +54,7 @@ pub(super) fn refused(account: &AccountTerms, refused: &GrantRefusal, needed: &A
     };
     CallFailure {
         resumes_at: refused.resets_at,
-        ..failure(
+        ..CallFailure::new(
             exhausted(&account.limit, kind),
             format!(
                 "{name} has {} of {} left, and the call may need {needs}. {when}; to add room, {add}",
@@ -90,27 +102,27 @@ fn field(kind: AmountKind) -> &'static str {
 }
 
 /// Cost is limited and the model has no known price.
-pub(super) fn no_price(model: &str, limit: &LimitName) -> CallFailure {
+pub(super) fn no_price(field: ModelField, model: &str, limit: &LimitName) -> CallFailure {
     let name = name(limit, false);
-    failure(
+    CallFailure::new(
         FailureKind::BudgetUnavailable,
         format!(
             "{name} limits costUSD, but the price of model {model} is unknown: add it to `prices` in the chart's \
-             values, or set spec.model.price"
+             values, or set {field}.price"
         ),
     )
 }
 
-pub(super) fn bad_price(model: &str, error: &MoneyError) -> CallFailure {
-    failure(
+pub(super) fn bad_price(field: ModelField, model: &str, error: &MoneyError) -> CallFailure {
+    CallFailure::new(
         FailureKind::BudgetUnavailable,
-        format!("the price of model {model} is invalid: {error}; correct it in `prices` or in spec.model.price"),
+        format!("the price of model {model} is invalid: {error}; correct it in `prices` or in {field}.price"),
     )
 }
 
 /// The controller has not yet sent the Agent's limits.
 pub(super) fn undecided() -> CallFailure {
-    failure(
+    CallFailure::new(
         FailureKind::BudgetUnavailable,
         "the controller has not determined this Agent's limits yet; calls resume once it has",
     )
@@ -118,14 +130,14 @@ pub(super) fn undecided() -> CallFailure {
 
 /// The leases held are too small, and the leader did not answer with usable grants.
 pub(super) fn no_answer(error: &str) -> CallFailure {
-    failure(
+    CallFailure::new(
         FailureKind::BudgetUnavailable,
         format!("the gateway's leases do not cover this call, and the controller granted no more ({error})"),
     )
 }
 
 /// The server billed more than the bound of the call.
-pub(super) fn violated(bound: &Amount, bill: &Amount) -> CallFailure {
+pub(super) fn violated(field: ModelField, bound: &Amount, bill: &Amount) -> CallFailure {
     let kinds = [
         AmountKind::InputTokens,
         AmountKind::OutputTokens,
@@ -135,11 +147,11 @@ pub(super) fn violated(bound: &Amount, bill: &Amount) -> CallFailure {
     ];
     let kind = kinds.into_iter().find(|kind| bill.get(*kind) > bound.get(*kind));
     let kind = kind.unwrap_or(AmountKind::Tokens);
-    failure(
+    CallFailure::new(
         FailureKind::BoundViolated,
         format!(
             "the model server billed {} for a call that was bounded at {}: limits cannot be enforced, so no more \
-             calls are made; check spec.model and the server's usage counts, then annotate the Agent with \
+             calls are made; check {field} and the server's usage counts, then annotate the Agent with \
              agentloop.dev/resume=<any new value>",
             kind.amount(bill.get(kind)),
             kind.amount(bound.get(kind))
@@ -221,23 +233,30 @@ mod tests {
             add(section, with(|refusal| refusal.kind = AmountKind::Cost));
         }
         let limit = LimitName::Budget("team".into());
-        add("Prices", no_price("small", &limit));
+        add("Prices", no_price(ModelField::Main, "small", &limit));
         add(
             "Prices",
-            bad_price("small", &micro_usd("3,00").unwrap_err().within("inputPerMillion")),
+            bad_price(
+                ModelField::Main,
+                "small",
+                &micro_usd("3,00").unwrap_err().within("inputPerMillion"),
+            ),
         );
         add("The controller", undecided());
         add("The controller", no_answer("no answer in time"));
-        add("Bounds", violated(&HELD, &NEEDED));
+        add("Bounds", violated(ModelField::Main, &HELD, &NEEDED.amount));
         assert_texts!("budget-refusals", "Calls that a limit refuses", rows);
     }
 
-    const NEEDED: Amount = Amount {
-        tokens: 90,
-        input_tokens: 0,
-        output_tokens: 0,
-        calls: 1,
-        cost: 1_000_001,
+    const NEEDED: CallNeeds = CallNeeds {
+        field: ModelField::Main,
+        amount: Amount {
+            tokens: 90,
+            input_tokens: 0,
+            output_tokens: 0,
+            calls: 1,
+            cost: 1_000_001,
+        },
     };
     const HELD: Amount = Amount {
         tokens: 20,

@@ -37,7 +37,6 @@ use self::meta::{make_name, meta, set_meta};
 pub use self::models::ModelNames;
 use self::totals::UsageTotals;
 use self::wallet_table::{from_json, to_json};
-use super::failures::failure;
 use crate::api::amount::Amount;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::api::status::LoopUsage;
@@ -68,7 +67,6 @@ pub enum CallStoreError {
     #[error("the gateway's record {path} cannot be opened: {source}; {advice}")]
     Open {
         path: PathBuf,
-        /// The fix.
         advice: &'static str,
         source: rusqlite::Error,
     },
@@ -98,7 +96,6 @@ pub struct ModelCall {
 pub enum CallEnd {
     /// With an answer.
     Answered {
-        /// Its `Content-Type`.
         content_type: String,
         /// Its bytes, as the server sent them.
         body: axum::body::Bytes,
@@ -300,7 +297,6 @@ impl CallStore {
         self.restored
     }
 
-    /// Reads the wallet.
     pub fn with_wallet<T>(&self, at: impl FnOnce(&Wallet) -> T) -> T {
         at(&self.lock().counts.wallet)
     }
@@ -562,7 +558,7 @@ fn recorded(row: &Row<'_>) -> rusqlite::Result<RecordedCall> {
             body: row.get::<_, Vec<u8>>("answer")?.into(),
             cost: row.get("cost")?,
         }),
-        "Lost" => RecordedCall::Ended(CallEnd::Failed(failure(
+        "Lost" => RecordedCall::Ended(CallEnd::Failed(CallFailure::new(
             FailureKind::Interrupted,
             "the gateway stopped during this call; its usage is unknown and its answer is lost",
         ))),

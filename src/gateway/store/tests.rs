@@ -45,7 +45,7 @@ fn answered(call: &str, body: &str) -> CallSettlement {
 fn unlimited() -> CallSettlement {
     CallSettlement {
         call: turn(id("t1c1a1")),
-        end: CallEnd::Failed(failure(FailureKind::Unreachable, "x")),
+        end: CallEnd::Failed(CallFailure::new(FailureKind::Unreachable, "x")),
         metered: CallUsage::Unknown,
         reservation: Reservation::default(),
         charge: Amount::ZERO,
@@ -495,7 +495,7 @@ fn a_violation_stands_over_a_restart_until_it_is_forgiven() {
     let directory = TempDir::new().unwrap();
     let store = open(&directory);
     let violation = BoundViolation {
-        failure: failure(FailureKind::BoundViolated, "x"),
+        failure: CallFailure::new(FailureKind::BoundViolated, "x"),
         resume: Some("before".into()),
     };
     begin(&store, id("t1c1a1")).unwrap();

@@ -64,7 +64,6 @@ fn from_row(row: &Row<'_>) -> rusqlite::Result<wallet::LeaseRow> {
     })
 }
 
-/// Encodes a part.
 pub(super) fn part_bytes(part: &RequestPart) -> Vec<u8> {
     let mut bytes = part.hash.to_vec();
     bytes.extend(part.bytes.to_be_bytes());
@@ -72,7 +71,6 @@ pub(super) fn part_bytes(part: &RequestPart) -> Vec<u8> {
     bytes
 }
 
-/// Decodes a part.
 pub(super) fn part(bytes: &[u8]) -> Option<RequestPart> {
     Some(RequestPart {
         hash: bytes.get(..32)?.try_into().ok()?,

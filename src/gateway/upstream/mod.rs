@@ -10,8 +10,8 @@ use std::time::Duration;
 use axum::body::Bytes;
 use jiff::Timestamp;
 
-use super::failures::failure;
 use super::in_flight::InFlightCall;
+use super::model_field::ModelField;
 use super::request::{PromptPart, RequestError};
 use crate::api::agent::{ModelApi, ModelSpec};
 use crate::api::failure::{CallFailure, FailureKind};
@@ -39,7 +39,7 @@ impl ModelUpstreams {
             return Ok(&self.main);
         }
         let missing = || {
-            failure(
+            CallFailure::new(
                 FailureKind::BadResponse,
                 "the call needs a light model, but the Agent has no spec.lightModel",
             )
@@ -50,6 +50,7 @@ impl ModelUpstreams {
 
 /// A source of answers, and how long an answer may take.
 pub struct ModelUpstream {
+    field: ModelField,
     source: UpstreamKind,
     timeout: Duration,
 }
@@ -114,15 +115,15 @@ impl PreparedRequest {
 pub struct AnswerTail {
     /// Content type of the answer.
     pub content_type: &'static str,
-    /// The last bytes.
     pub rest: Bytes,
 }
 
 /// What a model's upstream is made from.
 pub struct UpstreamConfig<'a> {
+    pub field: ModelField,
     /// Uid of the Agent, for the headers of requests.
     pub agent_uid: &'a str,
-    /// `spec.model` or `spec.lightModel`.
+    /// The model in that field.
     pub model: &'a ModelSpec,
     pub key_file: &'a Path,
     pub script_file: &'a Path,
@@ -134,13 +135,14 @@ impl ModelUpstream {
     /// The upstream of a model. Never fails: a configuration error is reported by each call, and so becomes a
     /// condition.
     pub fn new(caller: &UpstreamConfig<'_>) -> Self {
-        let broken = |message: String| UpstreamKind::Broken(failure(FailureKind::BadResponse, message));
+        let broken = |message: String| UpstreamKind::Broken(CallFailure::new(FailureKind::BadResponse, message));
         let source = if caller.model.api == ModelApi::Scripted {
-            scripted::read(caller.script_file).map_or_else(broken, UpstreamKind::Scripted)
+            scripted::read(caller.field, caller.script_file).map_or_else(broken, UpstreamKind::Scripted)
         } else {
             server::ProviderServer::new(caller).map_or_else(broken, UpstreamKind::Server)
         };
         Self {
+            field: caller.field,
             source,
             timeout: Duration::from_secs(caller.model.timeout_seconds.into()),
         }
@@ -150,7 +152,9 @@ impl ModelUpstream {
     pub fn prepare(&self, id: CallId, body: &[u8], taken: u64) -> Result<PreparedRequest, CallFailure> {
         match &self.source {
             UpstreamKind::Server(server) => server.prepare(id, body).map(PreparedRequest::Server),
-            UpstreamKind::Scripted(script) => scripted::prepare(script, taken, body).map(PreparedRequest::Scripted),
+            UpstreamKind::Scripted(script) => scripted::prepare(script, taken, body)
+                .map(PreparedRequest::Scripted)
+                .map_err(|error| refused(self.field, &error)),
             UpstreamKind::Broken(failure) => Err(failure.clone()),
         }
     }
@@ -159,38 +163,41 @@ impl ModelUpstream {
     pub async fn run(&self, request: PreparedRequest, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
         tokio::time::timeout(self.timeout, self.exchange(request, flight))
             .await
-            .unwrap_or_else(|_| Err(timed_out(self.timeout)))
+            .unwrap_or_else(|_| Err(self.timed_out()))
     }
 
     async fn exchange(&self, request: PreparedRequest, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
         match (&self.source, request) {
             (UpstreamKind::Server(server), PreparedRequest::Server(request)) => server.run(request, flight).await,
             (UpstreamKind::Scripted(script), PreparedRequest::Scripted(request)) => {
-                scripted::run(script, &request, flight, Timestamp::now()).await
+                scripted::run((script, self.field), &request, flight, Timestamp::now()).await
             }
             (UpstreamKind::Broken(failure), _) => Err(failure.clone()),
-            (UpstreamKind::Server(_) | UpstreamKind::Scripted(_), _) => Err(refused(&RequestError::NotAnObject)),
+            (UpstreamKind::Server(_) | UpstreamKind::Scripted(_), _) => {
+                Err(refused(self.field, &RequestError::NotAnObject))
+            }
         }
     }
 
     pub fn is_scripted(&self) -> bool {
         matches!(self.source, UpstreamKind::Scripted(_))
     }
+
+    fn timed_out(&self) -> CallFailure {
+        let (seconds, field) = (self.timeout.as_secs(), self.field);
+        CallFailure::new(
+            FailureKind::Timeout,
+            format!("the answer was not complete within {seconds} s; raise {field}.timeoutSeconds for a slow model"),
+        )
+    }
 }
 
-fn refused(error: &RequestError) -> CallFailure {
+fn refused(field: ModelField, error: &RequestError) -> CallFailure {
     let kind = if matches!(error, RequestError::TooLong { .. }) {
         FailureKind::ContextExceeded
     } else {
         FailureKind::BadResponse
     };
-    failure(kind, format!("the gateway did not send the request: {error}"))
-}
-
-fn timed_out(timeout: Duration) -> CallFailure {
-    let seconds = timeout.as_secs();
-    failure(
-        FailureKind::Timeout,
-        format!("the answer was not complete within {seconds} s; raise spec.model.timeoutSeconds for a slow model"),
-    )
+    let why = error.message(field);
+    CallFailure::new(kind, format!("the gateway did not send the request: {why}"))
 }

@@ -10,10 +10,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{AnswerTail, EVENT_STREAM, JSON, refused};
+use super::{AnswerTail, EVENT_STREAM, JSON};
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::gateway::failures::{failure, failure_from_status};
+use crate::gateway::failures::failure_from_status;
 use crate::gateway::in_flight::{InFlightCall, SendStatus};
+use crate::gateway::model_field::ModelField;
 use crate::gateway::request::{MessageTraits, PromptPart, RequestError};
 use crate::ledger::bound::CallBill;
 use crate::provider::WireFormat;
@@ -24,10 +25,10 @@ use crate::provider::scripted::{ModelScript, ScriptedFailure, ScriptedReply};
 /// The format of a script.
 const FORMAT: WireFormat = WireFormat::OpenAiChat;
 
-pub(super) fn read(path: &Path) -> Result<ModelScript, String> {
+pub(super) fn read(field: ModelField, path: &Path) -> Result<ModelScript, String> {
     let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("spec.model.scripted: {} cannot be read: {error}", path.display()))?;
-    ModelScript::parse(&text).map_err(|error| format!("spec.model.scripted: {error}"))
+        .map_err(|error| format!("{field}.scripted: {} cannot be read: {error}", path.display()))?;
+    ModelScript::parse(&text).map_err(|error| format!("{field}.scripted: {error}"))
 }
 
 /// A request to the script.
@@ -59,14 +60,14 @@ impl ScriptedRequest {
     }
 }
 
-pub(super) fn prepare(script: &ModelScript, taken: u64, body: &[u8]) -> Result<ScriptedRequest, CallFailure> {
+pub(super) fn prepare(script: &ModelScript, taken: u64, body: &[u8]) -> Result<ScriptedRequest, RequestError> {
     #[derive(Deserialize)]
     struct ChatRequestBody {
         messages: Vec<Box<RawValue>>,
         #[serde(default)]
         stream: bool,
     }
-    let unreadable = |_| refused(&RequestError::NotAnObject);
+    let unreadable = |_| RequestError::NotAnObject;
     let ChatRequestBody { messages: raw, stream } = serde_json::from_slice(body).map_err(unreadable)?;
     let values = raw.iter().map(|message| serde_json::from_str::<Value>(message.get()));
     let messages: Value = values.collect::<Result<_, _>>().map_err(unreadable)?;
@@ -94,7 +95,7 @@ pub(super) fn prepare(script: &ModelScript, taken: u64, body: &[u8]) -> Result<S
 }
 
 pub(super) async fn run(
-    script: &ModelScript,
+    (script, field): (&ModelScript, ModelField),
     request: &ScriptedRequest,
     flight: &InFlightCall,
     now: Timestamp,
@@ -103,7 +104,7 @@ pub(super) async fn run(
     flight.note_sent(SendStatus::Yes);
     let Some(turn) = script.turn(taken) else {
         flight.note_sent(SendStatus::Refused);
-        return Err(failure(
+        return Err(CallFailure::new(
             FailureKind::BadResponse,
             "the script has ended (atEnd: Fail); add turns, or set another atEnd",
         ));
@@ -113,7 +114,7 @@ pub(super) async fn run(
         ScriptedReply::Answer(answer) => answer,
         ScriptedReply::Fail(fail) => {
             flight.note_sent(SendStatus::Refused);
-            return Err(failed(*fail, now));
+            return Err(failed(field, *fail, now));
         }
     };
     let completion = ScriptedCompletion {
@@ -122,7 +123,7 @@ pub(super) async fn run(
         created: now.as_second(),
         messages: &request.messages,
     };
-    let unreadable = |_| failure(FailureKind::BadResponse, "the script's answer cannot be parsed");
+    let unreadable = |_| CallFailure::new(FailureKind::BadResponse, "the script's answer cannot be parsed");
     if !request.stream {
         let body = completion.body();
         let said = FORMAT.read_body(body.as_bytes()).map_err(unreadable)?;
@@ -144,7 +145,10 @@ pub(super) async fn run(
         }
         flight.push(EVENT_STREAM, bytes);
     }
-    Err(failure(FailureKind::BadResponse, "the script's answer is incomplete"))
+    Err(CallFailure::new(
+        FailureKind::BadResponse,
+        "the script's answer is incomplete",
+    ))
 }
 
 /// The usage of an answer. A script may report none at all.
@@ -153,13 +157,13 @@ fn bill(usage: Option<&Value>) -> Option<(CallBill, String)> {
 }
 
 /// The failure for which an answer of a server with this status would be taken.
-fn failed(fail: ScriptedFailure, now: Timestamp) -> CallFailure {
+fn failed(field: ModelField, fail: ScriptedFailure, now: Timestamp) -> CallFailure {
     let mut headers = HeaderMap::new();
     if let Some(seconds) = fail.retry_after_seconds {
         headers.insert(RETRY_AFTER, seconds.into());
     }
     let status = StatusCode::from_u16(fail.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut failure = failure_from_status(status, &headers, b"", now);
+    let mut failure = failure_from_status(field, (status, &headers), b"", now);
     failure.message.push_str(" (set by the script)");
     failure
 }

@@ -16,9 +16,10 @@ use super::{AnswerTail, EVENT_STREAM, JSON, UpstreamConfig, refused};
 use crate::api::extra::RESERVED_HEADERS;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::CallId;
-use crate::gateway::failures::{failure, failure_from_status, is_unprocessed};
+use crate::gateway::failures::{failure_from_error, failure_from_status, is_rejected, is_unprocessed};
 use crate::gateway::http;
 use crate::gateway::in_flight::{InFlightCall, SendStatus};
+use crate::gateway::model_field::ModelField;
 use crate::gateway::request::{CheckedRequest, RequestRules};
 use crate::ledger::bound::CallBill;
 use crate::provider::WireFormat;
@@ -35,6 +36,7 @@ const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 pub struct ProviderServer {
+    field: ModelField,
     format: WireFormat,
     client: Client,
     url: Url,
@@ -53,22 +55,23 @@ pub struct ProviderRequest {
 
 impl ProviderServer {
     pub(super) fn new(caller: &UpstreamConfig<'_>) -> Result<Self, String> {
-        let model = caller.model;
+        let (model, field) = (caller.model, caller.field);
         let format = WireFormat::of_api(model.api);
         let base = model
             .base_url
             .as_deref()
-            .ok_or("spec.model.baseURL is missing; this spec.model.api requires it")?;
+            .ok_or_else(|| format!("{field}.baseURL is missing; this {field}.api requires it"))?;
         let url = Url::parse(&format!("{}{}", base.trim_end_matches('/'), format.endpoint().path))
-            .map_err(|error| format!("spec.model.baseURL is not a valid URL: {error}"))?;
-        let client = http::client(&url, caller.policy)
-            .map_err(|error| format!("cannot connect to spec.model.baseURL: {error}"))?;
+            .map_err(|error| format!("{field}.baseURL is not a valid URL: {error}"))?;
+        let client =
+            http::client(&url, caller.policy).map_err(|error| format!("cannot connect to {field}.baseURL: {error}"))?;
         Ok(Self {
+            field,
             format,
             client,
             headers: headers(caller, format)?,
             rules: RequestRules::new(model, url.host_str())
-                .map_err(|error| format!("spec.model.extraBody: {error}"))?,
+                .map_err(|error| format!("{field}.extraBody: {}", error.message(field)))?,
             url,
             agent_uid: caller.agent_uid.into(),
             key_file: model.api_key_secret_ref.is_some().then(|| caller.key_file.into()),
@@ -77,7 +80,7 @@ impl ProviderServer {
     }
 
     pub(super) fn prepare(&self, id: CallId, body: &[u8]) -> Result<ProviderRequest, CallFailure> {
-        let checked = self.rules.apply(body).map_err(|error| refused(&error))?;
+        let checked = self.rules.apply(body).map_err(|error| refused(self.field, &error))?;
         let mut headers = self.headers.clone();
         if let Ok(key) = HeaderValue::try_from(format!("{}-{id}", self.agent_uid)) {
             headers.insert(IDEMPOTENCY_KEY, key);
@@ -97,8 +100,8 @@ impl ProviderServer {
             return Ok(None);
         };
         let wrong = |what: &str| {
-            let advice = format!("the key of spec.model.apiKeySecretRef {what}; correct the Secret");
-            failure(FailureKind::AuthenticationFailed, advice)
+            let advice = format!("the key of {}.apiKeySecretRef {what}; correct the Secret", self.field);
+            CallFailure::new(FailureKind::AuthenticationFailed, advice)
         };
         let key = std::fs::read_to_string(path).map_err(|_| wrong("cannot be read"))?;
         if key.trim().is_empty() {
@@ -109,7 +112,7 @@ impl ProviderServer {
     }
 
     pub(super) async fn run(&self, request: ProviderRequest, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
-        let body = request.checked.body().map_err(|error| refused(&error))?;
+        let body = request.checked.body().map_err(|error| refused(self.field, &error))?;
         // Frees one of two copies of a long request while its answer is awaited.
         drop(request.checked);
         flight.note_sent(SendStatus::Yes);
@@ -123,10 +126,10 @@ impl ProviderServer {
             if error.is_connect() {
                 flight.note_sent(SendStatus::No);
             }
-            unreachable(&error)
+            self.unreachable(&error)
         })?;
         if !response.status().is_success() {
-            return Err(refusal(response, flight).await);
+            return Err(self.refusal(response, flight).await);
         }
         let content_type = response
             .headers()
@@ -147,7 +150,7 @@ impl ProviderServer {
             let chunk = tokio::time::timeout(self.idle_timeout, response.chunk())
                 .await
                 .map_err(|_| self.idle())?;
-            let Some(chunk) = chunk.map_err(|error| unreachable(&error))? else {
+            let Some(chunk) = chunk.map_err(|error| self.unreachable(&error))? else {
                 break;
             };
             length += chunk.len();
@@ -157,7 +160,8 @@ impl ProviderServer {
             let lines = reader.feed(&chunk);
             flight.note_bill(self.bill(reader.usage(), reader.has_content()));
             flight.note_answered(reader.model());
-            let lines = Bytes::from(lines.map_err(|trouble| self.trouble(trouble))?);
+            let lines = lines.map_err(|error| self.answer_failure(&error, reader.is_processed(), flight))?;
+            let lines = Bytes::from(lines);
             if reader.is_done() {
                 return Ok(AnswerTail {
                     content_type: EVENT_STREAM,
@@ -174,7 +178,7 @@ impl ProviderServer {
                 rest: Bytes::new(),
             });
         }
-        Err(failure(
+        Err(CallFailure::new(
             FailureKind::Unreachable,
             "the model server closed the connection before its answer was complete; the loop retries",
         ))
@@ -182,13 +186,14 @@ impl ProviderServer {
 
     async fn whole(&self, mut response: Response, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
         let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&error))? {
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.unreachable(&error))? {
             body.extend_from_slice(&chunk);
             if body.len() > MAX_ANSWER_BYTES {
                 return Err(too_long());
             }
         }
-        let said = self.format.read_body(&body).map_err(|trouble| self.trouble(trouble))?;
+        let said = self.format.read_body(&body);
+        let said = said.map_err(|error| self.answer_failure(&error, false, flight))?;
         flight.note_bill(self.bill(said.usage.as_ref(), said.content));
         flight.note_answered(&said.model);
         Ok(AnswerTail {
@@ -202,28 +207,62 @@ impl ProviderServer {
         Some((bill, usage?.to_string()))
     }
 
-    fn trouble(&self, trouble: AnswerError) -> CallFailure {
-        match trouble {
-            AnswerError::Garbage => failure(
-                FailureKind::BadResponse,
-                format!(
-                    "the model server's answer is not in the format of {}",
-                    self.format.endpoint().advice
-                ),
-            ),
-            AnswerError::ServerError => failure(
-                FailureKind::Unreachable,
-                "the model server reported an error within its answer; the loop retries",
-            ),
+    /// The failure of an answer with a good status that is not an answer. `processed`: a part of one came before.
+    fn answer_failure(&self, error: &AnswerError, processed: bool, flight: &InFlightCall) -> CallFailure {
+        match error {
+            AnswerError::Garbage => {
+                let (endpoint, field) = (self.format.endpoint(), self.field);
+                CallFailure::new(
+                    FailureKind::BadResponse,
+                    format!(
+                        "the model server's answer is not in the format of {}; check {field}.baseURL ({})",
+                        endpoint.format, endpoint.base_url_advice
+                    ),
+                )
+            }
+            AnswerError::ServerError(error) => {
+                if !processed && is_rejected(error) {
+                    flight.note_sent(SendStatus::Refused);
+                }
+                failure_from_error(self.field, error)
+            }
         }
     }
 
+    /// Notes whether the request was processed, which decides its charge. If the body is too slow, the status alone
+    /// counts.
+    async fn refusal(&self, mut response: Response, flight: &InFlightCall) -> CallFailure {
+        let mut body = Vec::new();
+        if BODY_MATTERS.contains(&response.status().as_u16()) {
+            let _ = tokio::time::timeout(ERROR_BODY_TIMEOUT, read_error(&mut response, &mut body)).await;
+        }
+        if is_unprocessed(response.status(), &body) {
+            flight.note_sent(SendStatus::Refused);
+        }
+        let answer = (response.status(), response.headers());
+        failure_from_status(self.field, answer, &body, Timestamp::now())
+    }
+
+    /// A transport error. Its causes contain no header and no body.
+    fn unreachable(&self, error: &reqwest::Error) -> CallFailure {
+        let (cause, field) = (http::cause(error), self.field);
+        let what = if error.is_connect() {
+            "cannot be reached"
+        } else {
+            "closed the connection"
+        };
+        CallFailure::new(
+            FailureKind::Unreachable,
+            format!("the model server at {field}.baseURL {what}: {cause}"),
+        )
+    }
+
     fn idle(&self) -> CallFailure {
-        let seconds = self.idle_timeout.as_secs();
-        failure(
+        let (seconds, field) = (self.idle_timeout.as_secs(), self.field);
+        CallFailure::new(
             FailureKind::Timeout,
             format!(
-                "the model server sent nothing for {seconds} s within its answer (spec.model.streamIdleTimeoutSeconds)"
+                "the model server sent nothing for {seconds} s within its answer ({field}.streamIdleTimeoutSeconds)"
             ),
         )
     }
@@ -233,7 +272,7 @@ impl ProviderServer {
 fn headers(caller: &UpstreamConfig<'_>, format: WireFormat) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in &caller.model.headers {
-        let wrong = || format!("spec.model.headers: {name} cannot be set; remove it");
+        let wrong = || format!("{}.headers: {name} cannot be set; remove it", caller.field);
         let known = HeaderName::try_from(name).map_err(|_| wrong())?;
         if RESERVED_HEADERS.contains(&known.as_str()) || known.as_str().starts_with("x-agentloop-") {
             return Err(wrong());
@@ -245,18 +284,6 @@ fn headers(caller: &UpstreamConfig<'_>, format: WireFormat) -> Result<HeaderMap,
     Ok(headers)
 }
 
-/// Notes whether the request was processed, which decides its charge. If the body is too slow, the status alone counts.
-async fn refusal(mut response: Response, flight: &InFlightCall) -> CallFailure {
-    let mut body = Vec::new();
-    if BODY_MATTERS.contains(&response.status().as_u16()) {
-        let _ = tokio::time::timeout(ERROR_BODY_TIMEOUT, read_error(&mut response, &mut body)).await;
-    }
-    if is_unprocessed(response.status(), &body) {
-        flight.note_sent(SendStatus::Refused);
-    }
-    failure_from_status(response.status(), response.headers(), &body, Timestamp::now())
-}
-
 async fn read_error(response: &mut Response, body: &mut Vec<u8>) {
     while let Ok(Some(chunk)) = response.chunk().await {
         body.extend_from_slice(&chunk);
@@ -266,22 +293,8 @@ async fn read_error(response: &mut Response, body: &mut Vec<u8>) {
     }
 }
 
-/// A transport error. Its causes contain no header and no body.
-fn unreachable(error: &reqwest::Error) -> CallFailure {
-    let cause = http::cause(error);
-    let what = if error.is_connect() {
-        "cannot be reached"
-    } else {
-        "closed the connection"
-    };
-    failure(
-        FailureKind::Unreachable,
-        format!("the model server at spec.model.baseURL {what}: {cause}"),
-    )
-}
-
 fn too_long() -> CallFailure {
-    failure(
+    CallFailure::new(
         FailureKind::BadResponse,
         format!(
             "the model server's answer is longer than {} MiB",

@@ -85,7 +85,8 @@ fn later(time: Timestamp, span: SignedDuration) -> Timestamp {
     time.checked_add(span).unwrap_or(Timestamp::MAX)
 }
 
-/// Waiters that waited in vain step back; those that stepped back for long enough are forgotten, and may wait again.
+/// Ends waits that are due: a waiter that got nothing steps back, and may wait again once it has stepped back for long
+/// enough.
 ///
 /// A wait ends when it is due, not when the account is next advanced: otherwise a gateway that asks once, and then again
 /// an hour later, would step back for five hours.

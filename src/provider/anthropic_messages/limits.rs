@@ -9,7 +9,8 @@ use agentloop_ledger::bound::RequestOverhead;
 pub(crate) static ENDPOINT: ModelEndpoint = ModelEndpoint {
     route: "/v1/messages",
     path: "/v1/messages",
-    advice: "Anthropic messages; check spec.model.baseURL (without /v1)",
+    format: "Anthropic messages",
+    base_url_advice: "without /v1",
     server: "an Anthropic messages server",
     header: Some((
         HeaderName::from_static("anthropic-version"),

@@ -5,6 +5,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use crate::meter::{AnswerError, AnswerSummary, StreamEnd, StreamProgress, model_name};
+use crate::reported_error::ReportedError;
 
 /// An event of a streamed Anthropic message, or a whole message.
 #[derive(Deserialize)]
@@ -21,6 +22,14 @@ struct MessagesPayload {
     content: Option<Vec<IgnoredAny>>,
     #[serde(default)]
     model: Option<Value>,
+    #[serde(default)]
+    error: Option<Value>,
+}
+
+impl MessagesPayload {
+    fn server_error(self) -> AnswerError {
+        AnswerError::ServerError(self.error.map(ReportedError::from_value).unwrap_or_default())
+    }
 }
 
 #[derive(Deserialize)]
@@ -41,7 +50,7 @@ struct MessageDelta {
 pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(), AnswerError> {
     let event: MessagesPayload = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
     match event.kind.as_str() {
-        "error" => return Err(AnswerError::ServerError),
+        "error" => return Err(event.server_error()),
         "message_start" => {
             if let Some(head) = event.message {
                 progress.model = model_name(head.model.as_ref());
@@ -72,8 +81,10 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
 /// Reads a whole answer.
 pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
     let message: MessagesPayload = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
+    if message.kind == "error" {
+        return Err(message.server_error());
+    }
     match (message.kind.as_str(), message.content) {
-        ("error", _) => Err(AnswerError::ServerError),
         ("message", Some(blocks)) => Ok(AnswerSummary {
             model: model_name(message.model.as_ref()),
             usage: message.usage.map(Value::Object),

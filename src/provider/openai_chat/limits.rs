@@ -8,7 +8,8 @@ use agentloop_ledger::bound::RequestOverhead;
 pub(crate) static ENDPOINT: ModelEndpoint = ModelEndpoint {
     route: "/v1/chat/completions",
     path: "/chat/completions",
-    advice: "chat completions; check spec.model.baseURL (with /v1 for OpenAI)",
+    format: "chat completions",
+    base_url_advice: "with /v1 for OpenAI",
     server: "an OpenAI chat-completions server",
     header: None,
     key: KeyHeader::Bearer,

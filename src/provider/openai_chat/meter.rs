@@ -5,6 +5,7 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::meter::{AnswerError, AnswerSummary, NonEmpty, StreamEnd, StreamProgress, model_name};
+use crate::reported_error::ReportedError;
 
 #[derive(Deserialize)]
 struct ChatPayload {
@@ -15,7 +16,19 @@ struct ChatPayload {
     #[serde(default)]
     model: Option<Value>,
     #[serde(default)]
-    error: Option<IgnoredAny>,
+    error: Option<Value>,
+    #[serde(default)]
+    object: Option<Value>,
+}
+
+impl ChatPayload {
+    /// The error in it. Some servers put its fields at the top level, in an object of the type `error`.
+    fn reported_error(&mut self, data: &[u8]) -> Option<AnswerError> {
+        let is_error = self.object.as_ref().is_some_and(|object| object == "error");
+        let of_object = is_error.then(|| ReportedError::from_body(data));
+        let error = self.error.take().map(ReportedError::from_value).or(of_object);
+        error.map(AnswerError::ServerError)
+    }
 }
 
 #[derive(Deserialize)]
@@ -72,9 +85,9 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
         progress.end = StreamEnd::Done;
         return Ok(());
     }
-    let chunk: ChatPayload = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
-    if chunk.error.is_some() {
-        return Err(AnswerError::ServerError);
+    let mut chunk: ChatPayload = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
+    if let Some(error) = chunk.reported_error(data) {
+        return Err(error);
     }
     if progress.model.is_empty() {
         progress.model = model_name(chunk.model.as_ref());
@@ -96,9 +109,11 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
 
 /// Reads a whole answer.
 pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
-    let chunk: ChatPayload = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
+    let mut chunk: ChatPayload = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
+    if let Some(error) = chunk.reported_error(body) {
+        return Err(error);
+    }
     match chunk {
-        ChatPayload { error: Some(_), .. } => Err(AnswerError::ServerError),
         ChatPayload {
             choices: Some(choices),
             usage,

@@ -7,7 +7,8 @@ use agentloop_ledger::bound::RequestOverhead;
 pub(crate) static ENDPOINT: ModelEndpoint = ModelEndpoint {
     route: "/v1/responses",
     path: "/responses",
-    advice: "OpenAI Responses; check spec.model.baseURL (with /v1 for OpenAI)",
+    format: "OpenAI Responses",
+    base_url_advice: "with /v1 for OpenAI",
     server: "an OpenAI Responses server",
     header: None,
     key: KeyHeader::Bearer,
@@ -66,5 +67,5 @@ fn entry(kind: &str) -> Option<PartSchema> {
 }
 
 fn part(kind: &str, _: bool) -> Option<PartSchema> {
-    matches!(kind, "input_text" | "output_text").then_some(PartSchema::Fields(&["text", "type"]))
+    (kind == "input_text").then_some(PartSchema::Fields(&["text", "type"]))
 }

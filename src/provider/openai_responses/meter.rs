@@ -5,6 +5,7 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::meter::{AnswerError, AnswerSummary, StreamEnd, StreamProgress, model_name};
+use crate::reported_error::ReportedError;
 
 #[derive(Deserialize)]
 struct ResponseEvent {
@@ -15,7 +16,7 @@ struct ResponseEvent {
 }
 
 /// A response: a whole answer, or the part of an event that describes it.
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 struct ResponseBody {
     #[serde(default)]
     status: Option<String>,
@@ -26,7 +27,13 @@ struct ResponseBody {
     #[serde(default)]
     model: Option<Value>,
     #[serde(default)]
-    error: Option<IgnoredAny>,
+    error: Option<Value>,
+}
+
+impl ResponseBody {
+    fn server_error(self) -> AnswerError {
+        AnswerError::ServerError(self.error.map(ReportedError::from_value).unwrap_or_default())
+    }
 }
 
 /// Reads the data of one event of a stream.
@@ -36,7 +43,15 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
         progress.model = model_name(event.response.as_ref().and_then(|response| response.model.as_ref()));
     }
     match event.kind.as_str() {
-        "error" | "response.failed" => return Err(AnswerError::ServerError),
+        "error" => return Err(AnswerError::ServerError(ReportedError::from_body(data))),
+        "response.failed" => {
+            let mut response = event.response.unwrap_or_default();
+            // A response that failed late may have been billed.
+            progress.is_final = response.usage.is_some();
+            progress.usage = response.usage.take();
+            progress.end = StreamEnd::Done;
+            return Err(response.server_error());
+        }
         "response.completed" | "response.incomplete" => {
             let response = event.response.ok_or(AnswerError::Garbage)?;
             progress.content |= response.output.is_some_and(|items| !items.is_empty());
@@ -44,10 +59,10 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
             progress.usage = response.usage;
             progress.end = StreamEnd::Done;
         }
-        // Deltas of text, reasoning and arguments, and items that came without.
+        // Deltas of text, reasoning and arguments, and items, which may come without.
         kind => {
             let is_delta = kind.rsplit('.').next() == Some("delta");
-            progress.content |= is_delta || kind == "response.output_item.done";
+            progress.content |= is_delta || kind.starts_with("response.output_item.");
         }
     }
     Ok(())
@@ -56,11 +71,10 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
 /// Reads a whole answer.
 pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
     let response: ResponseBody = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
-    if response.error.is_some() {
-        return Err(AnswerError::ServerError);
+    if response.error.is_some() || matches!(response.status.as_deref(), Some("failed" | "cancelled")) {
+        return Err(response.server_error());
     }
     match (response.status.as_deref(), response.output) {
-        (Some("failed" | "cancelled"), _) => Err(AnswerError::ServerError),
         (Some("queued" | "in_progress"), _) | (_, None) => Err(AnswerError::Garbage),
         (_, Some(items)) => Ok(AnswerSummary {
             usage: response.usage,
@@ -124,27 +138,42 @@ mod tests {
     }
 
     #[test]
+    fn a_response_that_failed_with_usage_was_processed() {
+        for (usage, processed) in [(json!(null), false), (json!({"input_tokens": 1}), true)] {
+            let mut reader = reader();
+            let event = json!({"type": "response.failed", "response": {"status": "failed", "usage": usage}});
+            assert!(reader.feed(format!("data: {event}\n").as_bytes()).is_err());
+            assert_eq!(
+                (reader.is_processed(), reader.usage().is_some()),
+                (processed, processed)
+            );
+        }
+    }
+
+    #[test]
     fn garbage_and_reported_errors_are_told_apart() {
         let feed = |event: &str| reader().feed(format!("data: {event}\n").as_bytes()).unwrap_err();
         assert_eq!(feed("<html>"), AnswerError::Garbage);
         assert_eq!(feed("[DONE]"), AnswerError::Garbage);
         assert_eq!(feed(r#"{"choices":[]}"#), AnswerError::Garbage);
         assert_eq!(feed(r#"{"type":"response.completed"}"#), AnswerError::Garbage);
-        assert_eq!(feed(r#"{"type":"error","message":"x"}"#), AnswerError::ServerError);
-        assert_eq!(
-            feed(r#"{"type":"response.failed","response":{}}"#),
-            AnswerError::ServerError
-        );
+        let code = |error: AnswerError| match error {
+            AnswerError::ServerError(error) => error.is_one_of(&["c"]),
+            AnswerError::Garbage => panic!("garbage"),
+        };
+        assert!(code(feed(r#"{"type":"error","code":"c","message":"x","param":null}"#)));
+        assert!(code(feed(r#"{"type":"error","error":{"type":"x","code":"c"}}"#)));
+        assert!(code(feed(
+            r#"{"type":"response.failed","response":{"status":"failed","error":{"code":"c"}}}"#
+        )));
+        assert!(!code(feed(r#"{"type":"error"}"#)) && !code(feed(r#"{"type":"response.failed"}"#)));
         let body = |body: &str| read_body(body.as_bytes());
         assert_eq!(body("<html>"), Err(AnswerError::Garbage));
         assert_eq!(body("{}"), Err(AnswerError::Garbage));
         assert_eq!(body(r#"{"choices":[{}]}"#), Err(AnswerError::Garbage));
         assert_eq!(body(r#"{"status":"queued","output":[]}"#), Err(AnswerError::Garbage));
-        assert_eq!(
-            body(r#"{"status":"failed","output":[]}"#),
-            Err(AnswerError::ServerError)
-        );
-        assert_eq!(body(r#"{"error":{"code":"x"}}"#), Err(AnswerError::ServerError));
+        assert!(!code(body(r#"{"status":"failed","output":[]}"#).unwrap_err()));
+        assert!(code(body(r#"{"error":{"code":"c"}}"#).unwrap_err()));
         let summary = body(r#"{"status":"completed","model":"m-1","error":null,"output":[{}],"usage":{"a":1}}"#);
         let expected = AnswerSummary {
             usage: Some(json!({"a": 1})),

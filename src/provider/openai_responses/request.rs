@@ -104,10 +104,10 @@ fn answer_items(text: &str, calls: Vec<Value>, reasoning: Option<&ReasoningConte
     items
 }
 
-/// Builds a message of the model, unless its text is blank.
+/// Builds a message of the model, unless its text is blank. The text is a string, not an `output_text` part: servers
+/// accept such a part only with the id and the status of the original message, which are not kept.
 fn said(text: &str) -> Option<Value> {
-    let message =
-        || json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]});
+    let message = || json!({"type": "message", "role": "assistant", "content": text});
     (!text.trim().is_empty()).then(message)
 }
 
@@ -208,7 +208,6 @@ mod tests {
             description: "d".into(),
             parameters: json!({"type": "object"}),
         }];
-        let text = |role: &str, kind: &str, text: &str| json!({"type": "message", "role": role, "content": [{"type": kind, "text": text}]});
         let call = |id: &str, arguments: &str| json!({"type": "function_call", "call_id": id, "name": "yield", "arguments": arguments});
         let output = |id: &str, text: &str| json!({"type": "function_call_output", "call_id": id, "output": text});
         assert_eq!(
@@ -218,15 +217,15 @@ mod tests {
                 "instructions": "be",
                 "tools": [{"type": "function", "name": "yield", "description": "d", "parameters": {"type": "object"}, "strict": false}],
                 "input": [
-                    text("user", "input_text", "go\n\non"),
-                    text("assistant", "output_text", "I look."),
+                    super::user("go\n\non"),
+                    {"type": "message", "role": "assistant", "content": "I look."},
                     call("a_1", r#"{"sleep":1}"#),
                     call("b", r#"{"malformed":"{\"a\": "}"#),
                     call("c", "{}"),
                     output("a_1", "ok"),
                     output("b", ""),
                     output("c", "ok"),
-                    text("user", "input_text", "more"),
+                    super::user("more"),
                 ],
                 "store": false,
                 "stream": true,

@@ -43,36 +43,33 @@ pub(super) struct ResponseOutput {
 }
 
 impl ResponseOutput {
+    /// Adds an item. Only the fields of known types are parsed: items of later versions are ignored, whatever they contain.
     pub(super) fn add(&mut self, item: &Value) -> Result<(), CallFailure> {
-        let read: OutputItem =
-            OutputItem::deserialize(item).map_err(|_| bad_response("the answer contains an invalid item"))?;
-        match read.kind.as_deref() {
-            Some("message") => {
-                for part in read.content.into_iter().flatten() {
-                    self.refused |= part.refusal.is_some_and(|text| !text.is_empty());
-                    let text = part.text.unwrap_or_default();
-                    self.parts.push(MessagePart::Text(text.len()));
-                    self.text.push_str(&text);
-                }
-            }
+        let invalid = |_| bad_response("the answer contains an invalid item");
+        match item["type"].as_str() {
+            Some("message") => self.add_message(&MessageItem::deserialize(item).map_err(invalid)?),
             Some("function_call") if self.calls.len() < MAX_TOOL_CALLS => {
+                let call = FunctionCallItem::deserialize(item).map_err(invalid)?;
                 self.parts.push(MessagePart::Call);
                 self.calls.push(ToolCall {
-                    id: read.call_id.or(read.id).unwrap_or_default(),
-                    name: read.name.unwrap_or_default(),
-                    arguments: read.arguments.unwrap_or_default(),
+                    arguments: call.arguments(),
+                    id: call.call_id.or(call.id).unwrap_or_default(),
+                    name: call.name.unwrap_or_default(),
                 });
             }
-            Some("reasoning")
-                if read.encrypted_content.is_some() || read.content.is_some_and(|text| !text.is_empty()) =>
-            {
-                self.parts.push(MessagePart::Opaque(item.clone()));
-            }
-            // Reasoning without content is a reference to what the server was asked not to store: it would not find it.
-            // All others are items of later versions.
+            Some("reasoning") if has_reasoning_content(item) => self.parts.push(MessagePart::Opaque(item.clone())),
             _ => {}
         }
         Ok(())
+    }
+
+    fn add_message(&mut self, message: &MessageItem) {
+        for part in message.content.iter().flatten() {
+            let field = |name: &str| part[name].as_str().unwrap_or_default();
+            self.refused |= !field("refusal").is_empty();
+            self.parts.push(MessagePart::Text(field("text").len()));
+            self.text.push_str(field("text"));
+        }
     }
 
     /// Completes the answer with what the server says of its end.
@@ -116,23 +113,35 @@ struct IncompleteDetails {
     reason: Option<String>,
 }
 
-/// An item of the output, of any type.
 #[derive(Deserialize)]
-struct OutputItem {
-    #[serde(rename = "type")]
-    kind: Option<String>,
-    id: Option<String>,
-    call_id: Option<String>,
-    name: Option<String>,
-    arguments: Option<String>,
-    content: Option<Vec<ContentPart>>,
-    encrypted_content: Option<String>,
+struct MessageItem {
+    /// Parts, which may have types of later versions.
+    content: Option<Vec<Value>>,
 }
 
 #[derive(Deserialize)]
-struct ContentPart {
-    text: Option<String>,
-    refusal: Option<String>,
+struct FunctionCallItem {
+    id: Option<String>,
+    call_id: Option<String>,
+    name: Option<String>,
+    arguments: Option<Value>,
+}
+
+impl FunctionCallItem {
+    /// The arguments as JSON text; some servers send the object itself.
+    fn arguments(&self) -> String {
+        match &self.arguments {
+            None => String::new(),
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+        }
+    }
+}
+
+/// Whether reasoning can be sent back. Without content it is a reference to what the server was asked not to store: it
+/// would not find it.
+fn has_reasoning_content(item: &Value) -> bool {
+    item["encrypted_content"].is_string() || item["content"].as_array().is_some_and(|parts| !parts.is_empty())
 }
 
 #[cfg(test)]
@@ -185,6 +194,18 @@ mod tests {
             MessagePart::Call,
         ];
         assert_eq!(read.reasoning.unwrap().parts, parts);
+    }
+
+    #[test]
+    fn an_unknown_item_does_not_spoil_an_answer_whatever_its_fields_are() {
+        let unknown = json!({"type": "of_a_later_version", "id": 3, "call_id": {}, "name": [], "content": "text",
+            "arguments": {"a": 1}, "encrypted_content": true});
+        let part = json!({"type": "of_a_later_version", "text": {"a": 1}, "refusal": 7});
+        let call = json!({"type": "function_call", "call_id": "a", "name": "look", "arguments": {"at": 1}});
+        let said = json!({"type": "message", "content": [part, {"type": "output_text", "text": "hi"}]});
+        let read = read(&json!({"output": [unknown, "no object", said, call]}));
+        assert_eq!(read.text.as_deref(), Some("hi"));
+        assert_eq!(read.tool_calls[0].arguments, r#"{"at":1}"#);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! OpenAI Responses: streamed answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -13,6 +13,8 @@ use agentloop_engine::message::ModelAnswer;
 #[derive(Default)]
 pub struct ResponseAggregate {
     items: BTreeMap<u64, PartialItem>,
+    /// Indexes of the items by their ids, for events without an index.
+    indexes: HashMap<String, u64>,
     /// What the last event says of the whole.
     end: Option<ResponseBody>,
     bytes: usize,
@@ -45,7 +47,7 @@ impl AnswerAggregate for ResponseAggregate {
                 self.end = Some(event.response.unwrap_or_default());
                 return Ok(true);
             }
-            _ => self.change(event),
+            _ => self.change(event)?,
         }
         Ok(false)
     }
@@ -69,7 +71,7 @@ impl AnswerAggregate for ResponseAggregate {
 
 impl ResponseAggregate {
     /// Applies an event that concerns one item. Others, and those of later versions, are ignored.
-    fn change(&mut self, event: ResponseEvent) {
+    fn change(&mut self, event: ResponseEvent) -> Result<(), CallFailure> {
         let concerns = matches!(
             event.kind.as_str(),
             "response.output_item.added"
@@ -79,10 +81,11 @@ impl ResponseAggregate {
                 | "response.function_call_arguments.delta"
         );
         if !concerns {
-            return;
+            return Ok(());
         }
-        let partial = self.items.entry(event.output_index.unwrap_or(0)).or_default();
-        let delta = event.delta.as_deref().unwrap_or_default();
+        let index = self.index(&event)?;
+        let partial = self.items.entry(index).or_default();
+        let delta = event.delta.as_ref().and_then(Value::as_str).unwrap_or_default();
         match event.kind.as_str() {
             "response.output_text.delta" => partial.text.push_str(delta),
             "response.refusal.delta" => partial.refusal.push_str(delta),
@@ -92,6 +95,28 @@ impl ResponseAggregate {
                 partial.item = event.item.or(partial.item.take());
             }
         }
+        Ok(())
+    }
+
+    /// Returns the place of the item that an event concerns: its index, or else that of the item with its id.
+    fn index(&mut self, event: &ResponseEvent) -> Result<u64, CallFailure> {
+        let of_item = || event.item.as_ref().and_then(|item| item["id"].as_str());
+        let id = event.item_id.as_deref().or_else(of_item);
+        let known = id.and_then(|id| self.indexes.get(id).copied());
+        let next = || {
+            self.items
+                .last_key_value()
+                .map_or(0, |(last, _)| last.saturating_add(1))
+        };
+        let index = match (event.output_index.or(known), id) {
+            (Some(index), _) => index,
+            (None, Some(_)) => next(),
+            (None, None) => return Err(bad_response("an event of the stream names no item")),
+        };
+        if let (Some(id), None) = (id, known) {
+            self.indexes.insert(id.to_owned(), index);
+        }
+        Ok(index)
     }
 }
 
@@ -125,8 +150,10 @@ struct ResponseEvent {
     #[serde(rename = "type")]
     kind: String,
     output_index: Option<u64>,
+    item_id: Option<String>,
     item: Option<Value>,
-    delta: Option<String>,
+    /// A string in the events that are read here.
+    delta: Option<Value>,
     response: Option<ResponseBody>,
 }
 
@@ -181,7 +208,7 @@ mod tests {
             added(2, &call("")),
             delta("output_text", 1, "lo"),
             delta("function_call_arguments", 2, "{\"sl"),
-            json!({"type": "response.of_a_later_version", "output_index": 2, "delta": "x"}),
+            json!({"type": "response.of_a_later_version", "output_index": 2, "delta": {"x": 1}}),
             delta("function_call_arguments", 2, "eep\":1}"),
             json!({"type": "response.function_call_arguments.done", "output_index": 2, "arguments": "{\"sleep\":1}"}),
             done(1, &said("hello")),
@@ -198,6 +225,31 @@ mod tests {
         assert_eq!(answer.tool_calls[0].arguments, "{\"sleep\":1}");
         let parts = [MessagePart::Opaque(thought), MessagePart::Text(5), MessagePart::Call];
         assert_eq!(answer.reasoning.unwrap().parts, parts);
+    }
+
+    #[test]
+    fn events_without_an_index_belong_to_the_item_that_they_name() {
+        let call = |id: &str| json!({"type": "function_call", "id": id, "call_id": id, "name": "look"});
+        let delta = |id: &str, delta: &str| json!({"type": "response.function_call_arguments.delta", "item_id": id, "delta": delta});
+        let answer = read(&[
+            json!({"type": "response.output_item.added", "item": call("a")}),
+            added(1, &call("b")),
+            delta("a", "{\"at\""),
+            delta("b", "{}"),
+            delta("a", ":1}"),
+            completed(),
+        ])
+        .unwrap();
+        let calls: Vec<_> = answer
+            .tool_calls
+            .iter()
+            .map(|call| (call.id.as_str(), call.arguments.as_str()))
+            .collect();
+        assert_eq!(calls, [("a", "{\"at\":1}"), ("b", "{}")]);
+        let lost = json!({"type": "response.output_text.delta", "delta": "SECRET"});
+        let failure = read(&[lost, completed()]).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::BadResponse);
+        assert!(!failure.message.contains("SECRET"));
     }
 
     #[test]
@@ -289,13 +341,13 @@ mod tests {
 
         #[test]
         fn no_order_of_indexes_makes_it_panic(
-            pieces in proptest::collection::vec((any::<Option<u64>>(), 0..4_usize, ".{0,3}"), 0..300),
+            pieces in proptest::collection::vec((any::<Option<u64>>(), 0..4_usize, ".{0,3}"), 0..300), id in "[ab]",
         ) {
             let mut events: Vec<Value> = pieces.iter().map(|(index, kind, text)| match kind {
-                0 => json!({"type": "response.output_item.added", "output_index": index, "item": {"type": "function_call", "name": text}}),
-                1 => json!({"type": "response.output_item.done", "output_index": index, "item": null}),
-                2 => json!({"type": "response.output_text.delta", "output_index": index, "delta": text}),
-                _ => json!({"type": "response.function_call_arguments.delta", "output_index": index, "delta": text}),
+                0 => json!({"type": "response.output_item.added", "output_index": index, "item_id": id, "item": {"type": "function_call", "name": text}}),
+                1 => json!({"type": "response.output_item.done", "output_index": index, "item_id": id, "item": null}),
+                2 => json!({"type": "response.output_text.delta", "output_index": index, "item_id": id, "delta": text}),
+                _ => json!({"type": "response.function_call_arguments.delta", "output_index": index, "item_id": id, "delta": text}),
             }).collect();
             events.push(completed());
             prop_assert!(read(&events).unwrap().tool_calls.len() <= 128);

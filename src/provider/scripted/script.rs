@@ -27,7 +27,6 @@ pub const MAX_RETRY_AFTER_SECONDS: u64 = 86_400;
 /// The most tokens of one kind that a turn may claim.
 pub const MAX_TOKENS: u64 = 10_000_000;
 
-/// A valid script.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelScript {
     turns: Vec<ScriptedTurn>,
@@ -51,7 +50,6 @@ pub enum AtEnd {
 pub struct ScriptedTurn {
     /// The delay before the reply.
     pub delay: Duration,
-    /// The reply.
     pub reply: ScriptedReply,
 }
 
@@ -63,7 +61,6 @@ pub enum ScriptedReply {
     Fail(ScriptedFailure),
 }
 
-/// A scripted answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScriptedAnswer {
     pub text: Option<String>,
@@ -97,7 +94,6 @@ pub struct TurnUsage {
     pub reasoning_tokens: u64,
 }
 
-/// A scripted failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScriptedFailure {
     /// HTTP status, 400 to 599.
@@ -118,8 +114,8 @@ pub enum ScriptError {
         "the script has more than {MAX_SCRIPT_UNITS} nodes and bytes after its aliases are expanded: use fewer aliases (*name)"
     )]
     TooLarge,
-    /// It is no YAML, or not of a script's shape: where, and what was expected. Nothing of the text: a name may be that of a
-    /// ConfigMap with something else.
+    /// It is not YAML, or does not have the shape of a script. Says where and what was expected, and quotes nothing: the
+    /// ConfigMap may hold something else.
     #[error("the script cannot be parsed: {0}")]
     Shape(String),
     /// A value is outside its bounds.

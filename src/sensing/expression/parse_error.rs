@@ -2,6 +2,8 @@
 
 use cel::ParseErrors;
 
+use agentloop_support::text::{first_chars, with_ellipsis};
+
 /// Most characters of a quoted piece of the text.
 const MOST_SHOWN: usize = 24;
 
@@ -71,7 +73,5 @@ fn is_end(text: &str, (line, column): (isize, isize)) -> bool {
 /// A quoted piece, truncated.
 fn piece_of(quoted: &str) -> String {
     let inner = quoted.trim().trim_matches('\'');
-    let shown: String = inner.chars().take(MOST_SHOWN).collect();
-    let rest = if shown.len() < inner.len() { "…" } else { "" };
-    format!("'{shown}{rest}'")
+    format!("'{}'", with_ellipsis(first_chars(inner, MOST_SHOWN), inner))
 }

@@ -2,43 +2,31 @@
 
 use std::time::Duration;
 
+use agentloop_support::backoff::Backoff;
+
 /// Longest wait after a failure, unless the interval is longer.
 pub const LONGEST: Duration = Duration::from_mins(5);
 
-/// Counts consecutive failures.
+/// The backoff of a source that is read at an interval.
 #[derive(Clone, Copy, Debug)]
-pub struct SourceBackoff {
-    interval: Duration,
-    failures: u32,
-}
+pub struct SourceBackoff(Backoff);
 
 impl SourceBackoff {
     #[must_use]
     pub fn new(interval: Duration) -> Self {
-        Self { interval, failures: 0 }
+        Self(Backoff::new(interval.saturating_mul(2), LONGEST.max(interval)))
     }
 
     /// Resets the wait to the interval.
     pub fn succeed(&mut self) {
-        self.failures = 0;
+        self.0.reset();
     }
 
     /// Records a failure and returns the wait until the next attempt. `jitter`, 0 to 1, shortens it by up to a tenth,
     /// so that Sensors whose source failed at the same time do not all retry at once.
     pub fn fail(&mut self, jitter: f64) -> Duration {
-        self.failures = self.failures.saturating_add(1);
-        let doubled = self.interval.saturating_mul(1 << self.failures.min(16));
-        let wait = doubled.min(LONGEST.max(self.interval));
-        wait.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 10.0)
+        self.0.next_wait().mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 10.0)
     }
-}
-
-/// A random number from 0 to 1.
-#[must_use]
-pub fn jitter() -> f64 {
-    use std::hash::{BuildHasher, RandomState};
-    let bits = RandomState::new().hash_one(0_u8) >> 32;
-    f64::from(u32::try_from(bits).unwrap_or(0)) / f64::from(u32::MAX)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use reqwest::{Client, Response, StatusCode, Url};
 use super::tls::{TlsFiles, TlsMaterial};
 use crate::address::{AddressPolicy, FilteringResolver};
 use agentloop_api::tools::is_tool_header;
+use agentloop_support::text::{first_chars, root_cause};
 
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -231,11 +232,7 @@ pub fn silent(idle: Duration) -> SourceError {
 
 /// The innermost cause says most, and none of them contains a header or a body.
 fn cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string().chars().take(MOST_CAUSE).collect()
+    first_chars(&root_cause(error), MOST_CAUSE).to_owned()
 }
 
 #[cfg(test)]

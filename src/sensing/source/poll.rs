@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::mcp_tool::ToolConnection;
-use super::backoff::{SourceBackoff, jitter};
+use super::backoff::SourceBackoff;
 use super::http::{SourceError, SourceTarget, body, refused, unreachable};
 use super::{ArrivalOutcome, RepeatRule, SourceCursor, SourceFeed, SourceMessage};
 use agentloop_api::polled_tool::PolledTool;
 use agentloop_api::source::HttpMethod;
+use agentloop_support::backoff::jitter;
 
 /// Longest `ETag` or `Last-Modified` that is kept.
 const MOST_VALIDATOR: usize = 1024;
 
-/// What is polled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PollQuery {
     /// A page.
@@ -31,7 +31,6 @@ pub enum PollQuery {
     Tool(PolledTool),
 }
 
-/// Polls a target.
 #[derive(Clone, Debug)]
 pub struct SourcePoller {
     pub place: SourceTarget,

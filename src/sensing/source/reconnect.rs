@@ -5,8 +5,9 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::SourceFeed;
-use super::backoff::{SourceBackoff, jitter};
+use super::backoff::SourceBackoff;
 use super::http::SourceError;
+use agentloop_support::backoff::jitter;
 
 /// Shortest wait after a connection that the server closed normally; the server may ask for a longer one.
 pub const PAUSE: Duration = Duration::from_secs(1);

@@ -123,10 +123,5 @@ impl LoopDriver<'_> {
 
 /// A call that was not sent; the engine tries it again when contact is back.
 fn link_lost() -> CallFailure {
-    CallFailure {
-        kind: FailureKind::LinkLost,
-        message: NO_CONTACT.to_owned(),
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
+    CallFailure::new(FailureKind::LinkLost, NO_CONTACT)
 }

@@ -5,7 +5,6 @@
 //! journal, and a crash loses none. The loop never reads these tables.
 
 use jiff::Timestamp;
-use ring::digest::{SHA256, digest};
 use rusqlite::{OptionalExtension, Transaction, params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -14,6 +13,8 @@ use super::write::{JournalWriteError, put};
 use super::{HISTORY_TURNS, STEP_BYTES};
 use crate::engine::message::{Message, ToolCall};
 use crate::engine::{CallPurpose, JournalRecord, RecordDetail, RecordKind, RecordedUsage, ids};
+use crate::support::hash::sha256_u64;
+use crate::support::text::first_bytes;
 
 /// Maximum bytes of one text in a step; the complete text is in `messages`.
 const MOST_TEXT: usize = 4 * 1024;
@@ -507,16 +508,13 @@ fn truncate(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
     }
-    let end = text.floor_char_boundary(most);
-    format!("{}[cut: the first {end} of {} bytes]", &text[..end], text.len())
+    let kept = first_bytes(text, most);
+    format!("{kept}[cut: the first {} of {} bytes]", kept.len(), text.len())
 }
 
 /// Builds a UUID (version 8) that sorts by turn and call. Deterministic, so that writing a row again is a no-op.
 fn id(turn: i64, call: u32, of: &Value) -> String {
-    let hash = digest(&SHA256, of.to_string().as_bytes());
-    let mut low = [0; 8];
-    low.copy_from_slice(&hash.as_ref()[..8]);
-    let low = u64::from_be_bytes(low) & (u64::MAX >> 2) | 1 << 63;
+    let low = sha256_u64(of.to_string()) & (u64::MAX >> 2) | 1 << 63;
     let first = first_id(turn);
     format!(
         "{first}-8{:03x}-{:04x}-{:012x}",

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, Row};
 
 use crate::engine::{JournalRecord, RecordKind};
+use crate::support::text::{first_bytes, with_ellipsis};
 
 pub(super) const NEWEST_FIRST: &str = "SELECT * FROM journal ORDER BY seq DESC";
 
@@ -102,8 +103,7 @@ pub(super) fn recent_messages(
     let texts = select.query_map((turn, i64::try_from(messages).unwrap_or(i64::MAX)), |row| row.get(0))?;
     let mut texts: Vec<String> = texts.collect::<Result<_, _>>()?;
     for text in texts.iter_mut().filter(|text| text.len() > bytes) {
-        text.truncate(text.floor_char_boundary(bytes));
-        text.push('…');
+        *text = with_ellipsis(first_bytes(text, bytes), text);
     }
     texts.reverse();
     Ok(texts)

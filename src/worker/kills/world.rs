@@ -441,10 +441,5 @@ pub(super) fn event(notification: Notification) -> SensedEvent {
 }
 
 fn failure(kind: FailureKind) -> CallFailure {
-    CallFailure {
-        kind,
-        message: "what to do".into(),
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
+    CallFailure::new(kind, "what to do")
 }

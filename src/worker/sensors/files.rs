@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use crate::link::pod::WORKER_UID;
 use crate::sensing::watch::{FileFingerprint, FileStat, MOST_ENTRIES, MOST_HASHED_BYTES, MOST_LEVELS, WatchScope};
+use crate::support::hash::hex;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FileSurvey {
@@ -294,12 +295,7 @@ fn take_in(mut file: impl Read, size: u64, most: usize) -> io::Result<(String, O
             bytes.extend_from_slice(part);
         }
     }
-    let hash = hash.finish();
-    let digits = hash
-        .as_ref()
-        .iter()
-        .fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
-    Ok((digits, bytes))
+    Ok((hex(hash.finish().as_ref()), bytes))
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "it is passed to map_err")]

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::name;
 use crate::api::tools::{self as api, DEFAULT_TIMEOUT_SECONDS, ToolServer};
 use crate::engine::tool::{ToolEffect, ToolSpec, UnknownOutcomePolicy};
+use crate::support::text::first_bytes;
 
 pub(super) const MAX_TOOLS: usize = 128;
 /// Maximum number of tools of all servers: `OpenAIChat` servers accept 128 per request, one of which is `yield`.
@@ -130,8 +131,7 @@ fn description(tool: &Tool) -> String {
         .as_deref()
         .or(tool.title.as_deref())
         .unwrap_or_default();
-    let end = text.floor_char_boundary(MAX_DESCRIPTION);
-    text[..end].to_owned()
+    first_bytes(text, MAX_DESCRIPTION).to_owned()
 }
 
 #[cfg(test)]

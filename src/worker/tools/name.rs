@@ -3,6 +3,8 @@
 //! Models accept 1 to 64 of `a-z`, `A-Z`, `0-9`, `_` and `-`; servers allow more. A name that has to be changed ends in
 //! a hash of the original, so that it does not depend on which other tools exist.
 
+use crate::support::hash::sha256_hex;
+
 /// Maximum number of characters that models accept.
 const LONGEST: usize = 64;
 const HASH_DIGITS: usize = 8;
@@ -17,11 +19,9 @@ pub(super) fn of(server: &str, tool: &str) -> String {
     if spelt == tool && whole.len() <= LONGEST {
         return whole;
     }
-    let digest = ring::digest::digest(&ring::digest::SHA256, tool.as_bytes());
-    let hash = digest.as_ref().iter().take(HASH_DIGITS / 2);
-    let hash = hash.fold(0_u32, |hash, byte| hash << 8 | u32::from(*byte));
+    let hash = sha256_hex(tool, HASH_DIGITS / 2);
     let kept = whole.len().min(LONGEST - HASH_DIGITS - 1);
-    format!("{}_{hash:08x}", &whole[..kept])
+    format!("{}_{hash}", &whole[..kept])
 }
 
 /// Returns the server that a name belongs to.

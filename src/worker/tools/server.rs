@@ -23,6 +23,7 @@ use crate::api::tools::ToolServer;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::mcp::http::McpHttpClient;
 use crate::mcp::{self, McpRequestError, PATIENCE};
+use crate::support::backoff::Backoff;
 
 /// Key of the idempotency key in `_meta` of a call. The value is the same for every repeat of one run.
 pub const IDEMPOTENCY_META: &str = "agentloop.dev/idempotency-key";
@@ -40,25 +41,23 @@ const DEBOUNCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_m
 /// When a list that may have changed is read.
 struct ListPace {
     listed: Instant,
-    pause: Duration,
+    pauses: Backoff,
 }
 
 impl ListPace {
     fn new(listed: Instant) -> Self {
         Self {
             listed,
-            pause: DEBOUNCE.0,
+            pauses: Backoff::new(DEBOUNCE.0, DEBOUNCE.1),
         }
     }
 
     /// The server says at `now` that its list has changed. Returns when to read it; a moment in the past: at once.
     fn due(&mut self, now: Instant) -> Instant {
         if now.duration_since(self.listed) > DEBOUNCE.1 {
-            self.pause = DEBOUNCE.0;
+            self.pauses.reset();
         }
-        let due = self.listed + self.pause;
-        self.pause = (self.pause * 2).min(DEBOUNCE.1);
-        due
+        self.listed + self.pauses.next_wait()
     }
 
     fn note_listed(&mut self, now: Instant) {
@@ -117,7 +116,7 @@ impl ToolServerClient {
 
     /// Keeps the server connected, forever. Logs an error once, until the server answers again.
     pub(super) async fn stay_connected(&self) {
-        let mut wait = RETRY.0;
+        let mut backoff = Backoff::new(RETRY.0, RETRY.1);
         let mut is_said = false;
         for number in 1.. {
             let why = match self.connect(number).await {
@@ -127,7 +126,7 @@ impl ToolServerClient {
                     let why = self.follow(&session).await;
                     self.session.send_replace(None);
                     if began.elapsed() > RETRY.1 {
-                        wait = RETRY.0;
+                        backoff.reset();
                     }
                     why
                 }
@@ -140,8 +139,7 @@ impl ToolServerClient {
                     "a tool server is unreachable; reconnecting"
                 );
             }
-            sleep(wait).await;
-            wait = (wait * 2).min(RETRY.1);
+            sleep(backoff.next_wait()).await;
         }
     }
 
@@ -217,7 +215,7 @@ impl ToolServerClient {
         let mut pace = ListPace::new(Instant::now());
         loop {
             tokio::select! {
-                () = session.lost.cancelled() => return "the server is gone, or has lost the session".into(),
+                () = session.lost.cancelled() => return "the server closed the connection or lost the session".into(),
                 () = session.changed.notified() => {}
                 heard = wait_for_change(&mut subscription) => if !heard {
                     return "the stream of notifications ended".into();
@@ -226,7 +224,7 @@ impl ToolServerClient {
             }
             let due = pace.due(Instant::now());
             tokio::select! {
-                () = session.lost.cancelled() => return "the server is gone, or has lost the session".into(),
+                () = session.lost.cancelled() => return "the server closed the connection or lost the session".into(),
                 () = sleep_until(due) => {}
             }
             match session.list().await {

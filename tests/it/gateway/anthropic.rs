@@ -136,6 +136,12 @@ async fn a_request_whose_bill_has_no_bound_is_not_sent(#[case] fields: Value) {
     assert!(world.provider.seen().is_empty());
 }
 
+/// A stream with nothing but this error.
+fn in_stream(kind: &str, message: &str) -> Act {
+    let event = json!({"type": "error", "error": {"type": kind, "message": message}});
+    Act::stream(vec![send(&format!("event: error\ndata: {event}\n\n"))])
+}
+
 #[rstest]
 #[case::bad_key(Act::json(401, "{}"), FailureKind::AuthenticationFailed, None, 0)]
 #[case::forbidden(Act::json(403, "{}"), FailureKind::AuthenticationFailed, None, 0)]
@@ -149,6 +155,23 @@ async fn a_request_whose_bill_has_no_bound_is_not_sent(#[case] fields: Value) {
 #[case::another_format(Act::json(200, ANSWER), FailureKind::BadResponse, None, 1)]
 #[case::garbage_stream(Act::stream(vec![send("data: <html>\n\n")]), FailureKind::BadResponse, None, 1)]
 #[case::error_in_stream(Act::stream(vec![send("event: error\ndata: {\"type\":\"error\"}\n\n")]), FailureKind::Unreachable, None, 1)]
+#[case::overloaded_in_stream(in_stream("overloaded_error", "canary"), FailureKind::Unreachable, None, 1)]
+#[case::rate_in_stream(in_stream("rate_limit_error", "canary"), FailureKind::RateLimited, None, 0)]
+#[case::too_long_in_stream(
+    in_stream(
+        "invalid_request_error",
+        "prompt is too long: 214468 tokens > 200000 maximum, canary"
+    ),
+    FailureKind::ContextExceeded,
+    None,
+    0
+)]
+#[case::credit_in_stream(
+    in_stream("invalid_request_error", "Your credit balance is too low, canary"),
+    FailureKind::QuotaExceeded,
+    None,
+    0
+)]
 #[case::empty_stream(Act::stream(vec![]), FailureKind::Unreachable, None, 1)]
 #[case::cut_body(
     Act { steps: vec![send("{\"typ"), Step::Cut], ..Act::json(200, "") }, FailureKind::Unreachable, None, 1

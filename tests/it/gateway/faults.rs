@@ -10,6 +10,11 @@ use super::world::{World, failure, kinds, stream_failure, streamed, whole};
 
 const QUOTA: &str = r#"{"error":{"message":"You exceeded your quota","code":"insufficient_quota"}}"#;
 
+/// A stream with nothing but this error.
+fn in_stream(error: &serde_json::Value) -> Act {
+    Act::stream(vec![send(&format!("data: {}\n\n", json!({ "error": error })))])
+}
+
 #[rstest]
 #[case::bad_key(Act::json(401, "{}"), FailureKind::AuthenticationFailed, None, 0)]
 #[case::forbidden(Act::json(403, "{}"), FailureKind::AuthenticationFailed, None, 0)]
@@ -37,6 +42,16 @@ const QUOTA: &str = r#"{"error":{"message":"You exceeded your quota","code":"ins
 #[case::no_choices(Act::json(200, "{\"choices\":[]}"), FailureKind::BadResponse, None, 1)]
 #[case::garbage_stream(Act::stream(vec![send("data: <html>\n\n")]), FailureKind::BadResponse, None, 1)]
 #[case::error_in_stream(Act::stream(vec![send("data: {\"error\":{}}\n\n")]), FailureKind::Unreachable, None, 1)]
+#[case::rate_in_stream(in_stream(&json!({"code": "rate_limit_exceeded"})), FailureKind::RateLimited, None, 0)]
+#[case::status_in_stream(in_stream(&json!({"code": 429, "message": "canary"})), FailureKind::RateLimited, None, 0)]
+#[case::gateway_timeout_in_stream(in_stream(&json!({"code": 504})), FailureKind::Unreachable, None, 1)]
+#[case::too_long_in_stream(
+    in_stream(&json!({"code": 400, "type": "BadRequestError", "message": "This model's maximum context length is 4096 tokens."})),
+    FailureKind::ContextExceeded,
+    None,
+    0
+)]
+#[case::quota_in_body(Act::json(200, QUOTA), FailureKind::QuotaExceeded, None, 0)]
 #[case::empty_stream(Act::stream(vec![]), FailureKind::Unreachable, None, 1)]
 #[case::cut_body(
     Act { steps: vec![send("{\"cho"), Step::Cut], ..Act::json(200, "") }, FailureKind::Unreachable, None, 1

@@ -36,6 +36,10 @@ enum Fault {
     Silent,
     CutInToolCall,
     ErrorInAnswer,
+    RateInAnswer,
+    QuotaInAnswer,
+    TooLongInAnswer,
+    RateAfterContent,
     HalfArguments,
     NoUsage,
     SameIds,
@@ -67,7 +71,7 @@ enum Counted {
 }
 
 /// What each fault leads to, in every way: the last error of the loop, what follows, what is counted.
-const EXPECTED: [(Fault, Option<FailureKind>, Next, Counted); 21] = [
+const EXPECTED: [(Fault, Option<FailureKind>, Next, Counted); 25] = [
     (
         Fault::RateInSeconds,
         Some(RateLimited),
@@ -166,6 +170,30 @@ const EXPECTED: [(Fault, Option<FailureKind>, Next, Counted); 21] = [
         Counted::Unknown,
     ),
     (
+        Fault::RateInAnswer,
+        Some(RateLimited),
+        Next::Again(Duration::ZERO),
+        Counted::NoTokens,
+    ),
+    (
+        Fault::QuotaInAnswer,
+        Some(QuotaExceeded),
+        Next::Paused(PauseReason::QuotaExceeded),
+        Counted::NoTokens,
+    ),
+    (
+        Fault::TooLongInAnswer,
+        Some(ContextExceeded),
+        Next::FailedTurn,
+        Counted::NoTokens,
+    ),
+    (
+        Fault::RateAfterContent,
+        Some(RateLimited),
+        Next::Again(Duration::ZERO),
+        Counted::Unknown,
+    ),
+    (
         Fault::HalfArguments,
         None,
         Next::GoesOn("t1c2a1", &["malformed", "write the arguments as one JSON object"]),
@@ -229,6 +257,10 @@ impl Way {
                 send("data: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n"),
             ),
             Fault::ErrorInAnswer => error(200, "overloaded_error"),
+            Fault::RateInAnswer => self.error_in_answer("rate_limit_exceeded"),
+            Fault::QuotaInAnswer => self.error_in_answer("insufficient_quota"),
+            Fault::TooLongInAnswer => self.error_in_answer("context_length_exceeded"),
+            Fault::RateAfterContent => self.half(HALF, send(&self.error_event("rate_limit_exceeded"))),
             Fault::HalfArguments => self.answer("", &[("a", "yield", HALF)], tool_use, true),
             Fault::NoUsage => self.answer("words", &[], stop, false),
             Fault::SameIds => {
@@ -238,6 +270,32 @@ impl Way {
             Fault::Refusal if self.is_anthropic() => self.answer("no", &[], "refusal", true),
             Fault::Refusal => self.answer("no", &[], "content_filter", true),
         }
+    }
+}
+
+impl Way {
+    /// An answer with nothing but an error: in a stream after its first event.
+    fn error_in_answer(self, code: &str) -> Act {
+        if !self.is_streamed() {
+            return error(200, code);
+        }
+        let begin = if self == Self::ResponsesStreamed {
+            "data: {\"type\":\"response.created\",\"response\":{\"status\":\"in_progress\",\"output\":[],\"error\":null}}\n\n"
+        } else {
+            ": begun\n\n"
+        };
+        Act::stream(vec![send(begin), send(&self.error_event(code))])
+    }
+
+    /// The event with which a stream reports an error.
+    fn error_event(self, code: &str) -> String {
+        let error = json!({"type": code, "code": code, "message": "canary-error"});
+        let event = if self == Self::ResponsesStreamed {
+            json!({"type": "response.failed", "response": {"status": "failed", "error": error}})
+        } else {
+            json!({"type": "error", "error": error})
+        };
+        format!("data: {event}\n\n")
     }
 }
 
@@ -363,6 +421,8 @@ async fn faults_of(cell: &Cell, error: Option<FailureKind>, next: Next, counted:
 #[tokio::test]
 async fn each_fault_in_each_format_streamed_and_whole_has_one_outcome() {
     let cells = EXPECTED.iter().flat_map(|expected| WAYS.map(|way| (expected, way)));
+    // A whole answer has no content before its error.
+    let cells = cells.filter(|((fault, ..), way)| *fault != Fault::RateAfterContent || way.is_streamed());
     let results = stream::iter(cells).map(|((fault, error, next, counted), way)| async move {
         let cell = start(*fault, way).await;
         let wrong = faults_of(&cell, *error, *next, *counted).await;

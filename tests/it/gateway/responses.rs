@@ -33,6 +33,14 @@ async fn started() -> World {
     started_with(json!({})).await
 }
 
+/// A stream that begins and then reports this error.
+fn failed(code: &str) -> Act {
+    let begin = "data: {\"type\":\"response.created\",\"response\":{\"status\":\"in_progress\",\"output\":[]}}\n\n";
+    let response = json!({"status": "failed", "output": [], "error": {"code": code, "message": "canary"}});
+    let event = json!({"type": "response.failed", "response": response});
+    Act::stream(vec![send(begin), send(&format!("data: {event}\n\n"))])
+}
+
 /// A request of the worker.
 fn body(stream: bool) -> Value {
     json!({"model": "m", "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": PROMPT}]}],
@@ -180,6 +188,16 @@ async fn a_request_whose_bill_has_no_bound_is_not_sent(#[case] fields: Value) {
 #[case::garbage_stream(Act::stream(vec![send("data: <html>\n\n")]), FailureKind::BadResponse, 1)]
 #[case::error_in_stream(Act::stream(vec![send("data: {\"type\":\"error\",\"message\":\"canary\"}\n\n")]), FailureKind::Unreachable, 1)]
 #[case::failed_stream(Act::stream(vec![send("data: {\"type\":\"response.failed\",\"response\":{\"status\":\"failed\"}}\n\n")]), FailureKind::Unreachable, 1)]
+#[case::rate_in_a_failed_response(failed("rate_limit_exceeded"), FailureKind::RateLimited, 0)]
+#[case::quota_in_a_failed_response(failed("insufficient_quota"), FailureKind::QuotaExceeded, 0)]
+#[case::too_long_in_a_failed_response(failed("context_length_exceeded"), FailureKind::ContextExceeded, 0)]
+#[case::overloaded_in_a_failed_response(failed("server_is_overloaded"), FailureKind::Unreachable, 1)]
+#[case::rate_in_an_event(Act::stream(vec![send("data: {\"type\":\"error\",\"code\":\"rate_limit_exceeded\",\"message\":\"canary\"}\n\n")]), FailureKind::RateLimited, 0)]
+#[case::rate_after_content(
+    Act::stream(vec![send(HEAD), send("data: {\"type\":\"error\",\"code\":\"rate_limit_exceeded\"}\n\n")]),
+    FailureKind::RateLimited,
+    1
+)]
 #[case::cut_stream(Act::stream(vec![send(": nothing yet\n\n")]), FailureKind::Unreachable, 1)]
 #[tokio::test]
 async fn a_fault_is_of_one_kind_and_is_counted_once(#[case] act: Act, #[case] kind: FailureKind, #[case] unknown: i64) {

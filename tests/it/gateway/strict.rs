@@ -18,6 +18,8 @@ use super::loops::{Cell, Way};
 
 /// Answers with calls of a tool before the one that ends the turn.
 const ROUNDS: usize = 3;
+/// The answer that is cut at its output limit, of the servers that cut one.
+const CUT_ROUND: usize = 2;
 
 /// Whose checks a server makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +32,9 @@ pub enum Kind {
     Gemini,
     /// Ids of nine letters and digits, and no user after a tool.
     Mistral,
-    /// Items: each call with its output, and reasoning before what it led to. Nothing is stored.
+    /// Items: each call with its output, and reasoning before what it led to. Nothing is stored. The first request is
+    /// answered by a refusal, the first one of the second round by an error in a stream, and the third by an answer that
+    /// is cut at its output limit.
     Responses,
 }
 
@@ -83,8 +87,13 @@ impl Strict {
 
     /// Whether this is the request that is never answered.
     fn is_mute(&self, round: usize) -> bool {
+        self.mute == Some(round) && self.is_first(round)
+    }
+
+    /// Whether no other request of this round was seen.
+    fn is_first(&self, round: usize) -> bool {
         let of_round = |body: &&Value| rounds(body) == round;
-        self.mute == Some(round) && self.seen.borrow().bodies.iter().filter(of_round).count() == 1
+        self.seen.borrow().bodies.iter().filter(of_round).count() == 1
     }
 }
 
@@ -157,8 +166,18 @@ async fn respond(State(strict): State<Strict>, body: String) -> Response {
     let text = match (strict.kind, streamed) {
         (Kind::Claude, false) => claude(round).to_string(),
         (Kind::Claude, true) => claude_stream(round),
-        (Kind::Responses, false) => response(round).to_string(),
-        (Kind::Responses, true) => response_stream(round),
+        (Kind::Responses, streamed) => {
+            let whole = match round {
+                0 if strict.is_first(0) => refusal(),
+                1 if strict.is_first(1) => rate_limited(),
+                round => response(round),
+            };
+            if streamed {
+                response_stream(&whole)
+            } else {
+                whole.to_string()
+            }
+        }
         (kind, false) => chat(kind, round).to_string(),
         (kind, true) => chat_stream(kind, round),
     };
@@ -372,7 +391,7 @@ fn judge_responses(body: &Value) -> Result<(), String> {
         )?;
         let id = item["call_id"].as_str().unwrap_or_default().to_owned();
         match kind {
-            "message" => known_fields(item, &["type", "role", "content"])?,
+            "message" => judge_message(item, round)?,
             "reasoning" => {
                 let as_it_was = *item == response(round)["output"][0];
                 check(as_it_was, "The encrypted content could not be verified")?;
@@ -380,7 +399,7 @@ fn judge_responses(body: &Value) -> Result<(), String> {
             }
             "function_call" => {
                 known_fields(item, &["type", "call_id", "name", "arguments"])?;
-                let led_to = ["reasoning", "function_call"].contains(&before);
+                let led_to = ["reasoning", "message", "function_call"].contains(&before);
                 check(led_to, "function_call without its required reasoning item")?;
                 fresh(&mut used, std::slice::from_ref(&id), false)?;
                 open.push(id);
@@ -395,6 +414,26 @@ fn judge_responses(body: &Value) -> Result<(), String> {
         before = kind;
     }
     check(open.is_empty(), "No tool output found for function call")
+}
+
+/// A message of the user, or one of the model: a string, or parts as they were with the id and the status of the message.
+fn judge_message(item: &Value, round: usize) -> Result<(), String> {
+    if item["role"] == "user" {
+        return known_fields(item, &["type", "role", "content"]);
+    }
+    check(item["role"] == "assistant", "no such role")?;
+    if let Some(text) = item["content"].as_str() {
+        known_fields(item, &["type", "role", "content"])?;
+        return check(
+            text == format!("text {}", round - 1),
+            "the text is not that of the answer",
+        );
+    }
+    let of_original = item["id"].is_string() && item["status"].is_string();
+    let annotated = array(&item["content"])
+        .iter()
+        .all(|part| part["annotations"].is_array());
+    check(of_original && annotated, "output_text without the id of its message")
 }
 
 fn claude(round: usize) -> Value {
@@ -444,35 +483,83 @@ fn claude_stream(round: usize) -> String {
 fn response(round: usize) -> Value {
     let thought = json!({"type": "reasoning", "id": format!("rs_{round}"), "encrypted_content": signature(round),
         "summary": [{"type": "summary_text", "text": thought(round)}], "of_a_later_version": [null]});
-    let calls = calls(round).into_iter().map(|(id, name, arguments)| {
-        json!({"type": "function_call", "id": format!("fc_{id}"), "call_id": id, "name": name,
-            "arguments": arguments.to_string(), "status": "completed"})
-    });
-    let output: Vec<Value> = std::iter::once(thought).chain(calls).collect();
-    json!({"object": "response", "status": "completed", "error": null, "output": output,
-        "usage": {"input_tokens": 900, "output_tokens": 90, "total_tokens": 990}})
+    let later = json!({"type": "of_a_later_version", "content": "text", "arguments": {"a": 1}});
+    let part = json!({"type": "output_text", "text": format!("text {round}"), "annotations": []});
+    let said = json!({"type": "message", "id": format!("msg_{round}"), "role": "assistant", "status": "completed",
+        "content": [part]});
+    let mut calls: Vec<Value> = calls(round)
+        .into_iter()
+        .map(|(id, name, arguments)| {
+            json!({"type": "function_call", "id": format!("fc_{id}"), "call_id": id, "name": name,
+                "arguments": arguments.to_string(), "status": "completed"})
+        })
+        .collect();
+    let is_cut = round == CUT_ROUND;
+    if let Some(last) = calls.last_mut().filter(|_| is_cut) {
+        last["arguments"] = "{\"at".into();
+        last["status"] = "incomplete".into();
+    }
+    let output: Vec<Value> = [thought, later, said].into_iter().chain(calls).collect();
+    let mut whole = json!({"object": "response", "status": "completed", "error": null, "output": output,
+        "usage": {"input_tokens": 900, "output_tokens": 90, "total_tokens": 990}});
+    if is_cut {
+        whole["status"] = "incomplete".into();
+        whole["incomplete_details"] = json!({"reason": "max_output_tokens"});
+    }
+    whole
 }
 
-fn response_stream(round: usize) -> String {
-    let whole = response(round);
+/// An answer in which the model refuses.
+fn refusal() -> Value {
+    let said = json!({"type": "message", "id": "msg_refused", "role": "assistant", "status": "completed",
+        "content": [{"type": "refusal", "refusal": "I cannot help with that."}]});
+    json!({"object": "response", "status": "completed", "error": null, "output": [said],
+        "usage": {"input_tokens": 900, "output_tokens": 9, "total_tokens": 909}})
+}
+
+/// A response that failed before it was processed.
+fn rate_limited() -> Value {
+    let error = json!({"code": "rate_limit_exceeded", "message": "Rate limit reached for m"});
+    json!({"object": "response", "status": "failed", "error": error, "output": [], "usage": null})
+}
+
+fn response_stream(whole: &Value) -> String {
     let mut events = vec![json!({"type": "response.created", "response": {"status": "in_progress", "output": []}})];
     for (index, item) in array(&whole["output"]).iter().enumerate() {
-        let mut begin = item.clone();
-        let delta = if item["type"] == "reasoning" {
-            begin = json!({"type": "reasoning", "id": item["id"], "summary": []});
-            json!({"type": "response.reasoning_summary_text.delta", "output_index": index, "delta": "thought"})
-        } else {
-            begin["arguments"] = "".into();
-            let arguments = &item["arguments"];
-            json!({"type": "response.function_call_arguments.delta", "output_index": index, "delta": arguments})
-        };
-        events.push(json!({"type": "response.output_item.added", "output_index": index, "item": begin}));
-        events.push(delta);
-        events.push(json!({"type": "response.output_item.done", "output_index": index, "item": item}));
+        events.extend(item_events(index, item));
     }
-    events.push(json!({"type": "response.completed", "response": whole}));
+    let status = whole["status"].as_str().unwrap();
+    events.push(json!({"type": format!("response.{status}"), "response": whole}));
     let event = |event: &Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
     events.iter().map(event).collect()
+}
+
+/// The events of an item. A call that is cut has no last one.
+fn item_events(index: usize, item: &Value) -> Vec<Value> {
+    let mut begin = item.clone();
+    let event = |kind: &str, name: &str, value: &Value| json!({"type": format!("response.{kind}"), "output_index": index, name: value});
+    let delta = match item["type"].as_str().unwrap() {
+        "reasoning" => {
+            begin = json!({"type": "reasoning", "id": item["id"], "summary": []});
+            event("reasoning_summary_text.delta", "delta", &"thought".into())
+        }
+        "function_call" => {
+            begin["arguments"] = "".into();
+            event("function_call_arguments.delta", "delta", &item["arguments"])
+        }
+        "message" => {
+            begin["content"] = json!([]);
+            let part = &item["content"][0];
+            match part["type"].as_str().unwrap() {
+                "refusal" => event("refusal.delta", "delta", &part["refusal"]),
+                _ => event("output_text.delta", "delta", &part["text"]),
+            }
+        }
+        _ => event("of_a_later_version.delta", "delta", &json!({"a": 1})),
+    };
+    let added = event("output_item.added", "item", &begin);
+    let done = (item["status"] != "incomplete").then(|| event("output_item.done", "item", item));
+    [added, delta].into_iter().chain(done).collect()
 }
 
 /// The message of a chat completion.
@@ -542,5 +629,7 @@ async fn a_turn_of_many_calls_passes_the_checks_of_servers_that_want_back_what_t
     let seen = strict.judged(30).await;
     cell.end().await;
     assert_eq!(seen.refused, None, "{:#}", seen.bodies.last().unwrap());
-    assert_eq!(seen.bodies.len(), ROUNDS + 1);
+    // A refusal and an error take one request each.
+    let more = if kind == Kind::Responses { 2 } else { 0 };
+    assert_eq!(seen.bodies.len(), ROUNDS + 1 + more);
 }

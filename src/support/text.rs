@@ -1,0 +1,67 @@
+//! Texts of limited length. Lengths never split a character.
+
+/// The beginning of a text that has at most so many bytes.
+#[must_use]
+pub fn first_bytes(text: &str, most: usize) -> &str {
+    &text[..text.floor_char_boundary(most)]
+}
+
+/// The first characters of a text.
+#[must_use]
+pub fn first_chars(text: &str, most: usize) -> &str {
+    text.char_indices().nth(most).map_or(text, |(end, _)| &text[..end])
+}
+
+/// Shortens a text to so many bytes.
+pub fn truncate_bytes(text: &mut String, most: usize) {
+    text.truncate(text.floor_char_boundary(most));
+}
+
+/// `beginning`, with an ellipsis if it is not the whole text.
+#[must_use]
+pub fn with_ellipsis(beginning: &str, text: &str) -> String {
+    let ellipsis = if beginning.len() < text.len() { "…" } else { "" };
+    format!("{beginning}{ellipsis}")
+}
+
+/// The innermost cause of an error, which is the most specific one. In errors of the HTTP client it contains no
+/// header and no body.
+#[must_use]
+pub fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_character_is_split() {
+        let text = "aäb";
+        let bytes: Vec<&str> = (0..6).map(|most| first_bytes(text, most)).collect();
+        assert_eq!(bytes, ["", "a", "a", "aä", "aäb", "aäb"]);
+        let chars: Vec<&str> = (0..5).map(|most| first_chars(text, most)).collect();
+        assert_eq!(chars, ["", "a", "aä", "aäb", "aäb"]);
+        let mut shortened = text.to_owned();
+        truncate_bytes(&mut shortened, 2);
+        assert_eq!(shortened, "a");
+    }
+
+    #[test]
+    fn only_a_shortened_text_has_an_ellipsis() {
+        assert_eq!(with_ellipsis(first_chars("abc", 2), "abc"), "ab…");
+        assert_eq!(with_ellipsis(first_chars("abc", 3), "abc"), "abc");
+    }
+
+    #[test]
+    fn the_innermost_of_several_causes_is_shown() {
+        let inner = std::io::Error::other("connection reset");
+        assert_eq!(root_cause(&inner), "connection reset");
+        let outer = std::io::Error::other(std::io::Error::other(inner));
+        assert_eq!(root_cause(&outer), "connection reset");
+    }
+}
