@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::budget_health::BudgetHealth;
 use super::effects::{EffectBuffer, call_line};
 use super::machine::Engine;
-use super::snapshot::{ActivePause, CallStep};
+use super::snapshot::ActivePause;
 use super::{EngineEffect, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_api::pause::{PauseEnd, PauseReason};
@@ -77,8 +77,14 @@ impl Engine {
         }
     }
 
-    /// Handles a refusal by a limit on spending.
-    pub(super) fn handle_budget_refusal(&mut self, reason: PauseReason, failure: CallFailure, out: &mut EffectBuffer) {
+    /// Handles a refusal by a limit on spending. `asked_under`: the revision of the budget when the call was sent.
+    pub(super) fn handle_budget_refusal(
+        &mut self,
+        reason: PauseReason,
+        failure: CallFailure,
+        asked_under: u64,
+        out: &mut EffectBuffer,
+    ) {
         if let (FailureKind::CallExceedsLimit, Some(compaction)) = (failure.kind, self.compaction()) {
             self.shorten_compaction(compaction, out);
             return;
@@ -96,8 +102,6 @@ impl Engine {
         }
         // If several limits refuse, only the latest one is shown.
         self.state.reasons.retain(|reason, _| !waits_for_room(*reason));
-        let turn = self.state.turn.as_ref();
-        let asked_under = turn.map_or(self.state.pre_check.asked_under, |turn| turn.asked_under);
         let probe = if !waits_for_room(reason) {
             None
         } else if asked_under != self.state.budget.revision {
@@ -131,16 +135,6 @@ impl Engine {
             if let Some(ProbeState::At(_)) = hold.probe {
                 hold.probe = Some(ProbeState::Sent(time_math::after(now, PROBE_TIMEOUT)));
             }
-        }
-        self.note_revision();
-    }
-
-    /// Remembers the budget revision that the next call is made under.
-    fn note_revision(&mut self) {
-        let revision = self.state.budget.revision;
-        match &mut self.state.turn {
-            Some(turn) => turn.asked_under = revision,
-            None => self.state.pre_check.asked_under = revision,
         }
     }
 
@@ -190,25 +184,20 @@ impl Engine {
     /// Cancels the call in flight. Its answer is lost but its cost counts; the same call is made again once there is
     /// room. Read-only tool runs are cancelled too; others finish, and no new one starts.
     fn cancel_for_budget(&mut self, message: String, out: &mut EffectBuffer) {
-        if let Some(turn) = self.state.turn.as_mut().filter(|turn| turn.step == CallStep::Tools) {
-            turn.asked_under = self.state.budget.revision;
+        let (refusal, now_under) = (budget_stop_failure(message), self.state.budget.revision);
+        let call = self.call_in_flight();
+        if let Some(call) = call {
+            out.push(EngineEffect::CancelCall { call });
+            self.in_flight = false;
+            self.close_attempt(out);
+            let note = FailureKind::BudgetExhausted.as_ref();
+            out.record(call_line(RecordKind::CallFailed, call, note, Vec::new()));
+        } else if self.tool_batch().is_some() {
             self.cancel_runs(false, out);
-            self.handle_budget_refusal(PauseReason::BudgetExhausted, budget_stop_failure(message), out);
+        } else {
             return;
         }
-        let Some(call) = self.call_in_flight() else {
-            return;
-        };
-        out.push(EngineEffect::CancelCall { call });
-        self.in_flight = false;
-        match &mut self.state.turn {
-            Some(turn) => turn.step = CallStep::Due(out.now),
-            None => self.close_call_before_turn(out.now),
-        }
-        self.note_revision();
-        let note = FailureKind::BudgetExhausted.as_ref();
-        out.record(call_line(RecordKind::CallFailed, call, note, Vec::new()));
-        self.handle_budget_refusal(PauseReason::BudgetExhausted, budget_stop_failure(message), out);
+        self.handle_budget_refusal(PauseReason::BudgetExhausted, refusal, now_under, out);
     }
 }
 

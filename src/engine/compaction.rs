@@ -14,7 +14,7 @@ use super::effects::{EffectBuffer, answer_line, journal_line};
 use super::machine::Engine;
 use super::message::{FinishReason, Message, ModelAnswer};
 use super::prompt_size;
-use super::snapshot::{CallStep, Turn};
+use super::snapshot::Turn;
 use super::{CallId, CallPurpose, JournalRecord, RecordKind, prompt, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
@@ -58,14 +58,6 @@ pub enum CompactionPlan {
 }
 
 impl Turn {
-    /// What its current call is for.
-    pub fn purpose(&self) -> CallPurpose {
-        match self.compaction {
-            Some(_) => CallPurpose::Compaction,
-            None => self.rules().purpose,
-        }
-    }
-
     /// Number of its current call among those that are not for a summary and had a non-empty answer.
     pub fn own_call(&self) -> u32 {
         self.call.saturating_sub(self.compactions).saturating_sub(self.silent)
@@ -74,7 +66,7 @@ impl Turn {
 
 impl Engine {
     pub(super) fn compaction(&self) -> Option<Compaction> {
-        self.state.turn.as_ref()?.compaction
+        self.state.call.compaction()
     }
 
     /// Plans a summary of the `leaving` oldest messages, or of as many of them as fit into one call: the rest needs
@@ -122,34 +114,32 @@ impl Engine {
             self.end_compaction(false, out);
             return;
         };
-        if let Some(turn) = &mut self.state.turn {
-            turn.compaction = Some(Compaction {
-                failures: compaction.failures,
-                ..shorter
-            });
-            turn.step = CallStep::Due(out.now);
-        }
+        self.state.call.summarize(Compaction {
+            failures: compaction.failures,
+            ..shorter
+        });
+        self.state.call.retry_at(out.now);
     }
 
-    /// The purpose of the next attempt, and its prompt without the system message.
-    pub(super) fn conversation(&self) -> (CallPurpose, Vec<Arc<Message>>) {
+    /// The prompt of the turn's call without the system message.
+    pub(super) fn conversation(&self) -> Vec<Arc<Message>> {
         let cleared = self.cleared();
-        let rules = self.turn_rules();
-        if rules.own_session {
-            return (rules.purpose, prompt_size::rendered(self.session(), cleared).collect());
+        if self.turn_rules().own_session {
+            return prompt_size::rendered(self.session(), cleared).collect();
         }
         let head = self.head().map(|text| Arc::new(Message::User { text })).into_iter();
         let Some(compaction) = self.compaction() else {
             let left_out = self.left_out();
             let rendered = prompt_size::rendered(&self.transcript, cleared).enumerate();
             let kept = rendered.filter(|(place, _)| !left_out.contains(place));
-            return (rules.purpose, head.chain(kept.map(|(_, message)| message)).collect());
+            return head.chain(kept.map(|(_, message)| message)).collect();
         };
         let oldest = &self.transcript[..compaction.messages.min(self.transcript.len())];
         let text = request(compaction);
         let request = Arc::new(Message::User { text });
-        let all = head.chain(prompt_size::rendered(oldest, cleared)).chain([request]);
-        (CallPurpose::Compaction, all.collect())
+        head.chain(prompt_size::rendered(oldest, cleared))
+            .chain([request])
+            .collect()
     }
 
     /// The text in a prompt that stands for the messages that left it.
@@ -223,10 +213,7 @@ impl Engine {
 
     /// An attempt at a summary failed because of the summary itself. True: handled here.
     pub(super) fn compaction_failed(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> bool {
-        let Some(turn) = &mut self.state.turn else {
-            return false;
-        };
-        let Some(compaction) = &mut turn.compaction else {
+        let Some(mut compaction) = self.compaction() else {
             return false;
         };
         if !matches!(failure.kind, FailureKind::BadResponse | FailureKind::Timeout) {
@@ -234,7 +221,8 @@ impl Engine {
         }
         compaction.failures = compaction.failures.saturating_add(1);
         let again = compaction.failures < MOST_FAILURES;
-        turn.step = CallStep::Due(time_math::after(out.now, AGAIN));
+        self.state.call.summarize(compaction);
+        self.state.call.retry_at(time_math::after(out.now, AGAIN));
         self.state.last_error = Some((out.now, failure.clone()));
         if !again {
             self.end_compaction(false, out);
@@ -246,7 +234,6 @@ impl Engine {
     /// still too large leaves before that call.
     pub(super) fn end_compaction(&mut self, summed_up: bool, out: &EffectBuffer) {
         if let Some(turn) = &mut self.state.turn {
-            turn.compaction = None;
             turn.compactions = turn.compactions.saturating_add(1);
             turn.unsummed |= !summed_up;
         }

@@ -21,7 +21,6 @@ use super::digest::DigestDetail;
 use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
 use super::message::Message;
-use super::snapshot::CallStep;
 use super::{JournalRecord, RecordKind, prompt_size};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
@@ -75,9 +74,7 @@ impl Engine {
                 ShrinkStep::Clear(messages) => self.clear_results(messages, out),
                 ShrinkStep::Forget(messages) => self.trim_messages(messages, out),
                 ShrinkStep::Compact(compaction) => {
-                    if let Some(turn) = &mut self.state.turn {
-                        turn.compaction = Some(compaction);
-                    }
+                    self.state.call.summarize(compaction);
                     return true;
                 }
                 ShrinkStep::TooLarge { needed, room } => {
@@ -329,7 +326,7 @@ impl Engine {
             self.reset_sizes();
             return false;
         }
-        turn.step = CallStep::Due(out.now);
+        self.state.call.retry_at(out.now);
         self.state.last_error = Some((out.now, failure.clone()));
         if let Some(compaction) = self.compaction() {
             self.shorten_compaction(compaction, out);
@@ -359,11 +356,7 @@ impl Engine {
         let goal = history / 2 / prompt_size::BYTES_PER_TOKEN;
         let leaving = prompt_size::oldest_to_drop(&self.transcript, cleared, own, goal);
         match self.plan_compaction(leaving) {
-            CompactionPlan::Worth(compaction) => {
-                if let Some(turn) = &mut self.state.turn {
-                    turn.compaction = Some(compaction);
-                }
-            }
+            CompactionPlan::Worth(compaction) => self.state.call.summarize(compaction),
             CompactionPlan::TooLarge(_) | CompactionPlan::None => self.trim_messages(leaving, out),
         }
         true

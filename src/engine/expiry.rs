@@ -9,7 +9,7 @@ use serde_json::json;
 use super::effects::EffectBuffer;
 use super::loop_detection::ToolCallEnding;
 use super::machine::Engine;
-use super::snapshot::{CallStep, LifecyclePhase};
+use super::snapshot::LifecyclePhase;
 use super::tool::ToolOutcome;
 use super::tool_admission::{DenialReason, DeniedCall};
 use super::tool_batch::{MAX_TRIES, ToolSlot};
@@ -34,7 +34,7 @@ impl Engine {
         } else {
             return None;
         };
-        if let Some(turn) = self.state.turn.as_mut().filter(|turn| turn.step == CallStep::Open) {
+        if let Some(turn) = self.state.turn.as_mut().filter(|_| self.state.call.is_open()) {
             turn.outdated = Some(why.clone());
         }
         Some(why)

@@ -13,15 +13,15 @@ use super::budget::{BudgetState, PROBE_INTERVAL, PROBE_TIMEOUT, ProbeState};
 use super::effects::{EffectBuffer, journal_line};
 use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::HotState;
+use super::model_call::CallStep;
 use super::modes::NextStep;
-use super::snapshot::{ActivePause, CallStep, CauseKind, ChosenSleep, LifecyclePhase};
+use super::snapshot::{ActivePause, CauseKind, ChosenSleep, LifecyclePhase};
 use super::tool::ToolRunId;
 use super::tool_admission::Toolbox;
 use super::{
-    CallId, EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, prompt, prompt::Skill,
+    EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, prompt, prompt::Skill,
     settings::EngineSettings, time_math,
 };
-use agentloop_api::agent::ExhaustionPolicy;
 use agentloop_api::status::PauseReason;
 
 #[derive(Clone, Debug)]
@@ -321,23 +321,11 @@ impl Engine {
         if self.due(out.now).is_none_or(|due| due > out.now) {
             return;
         }
-        let turn = self.state.turn.as_ref();
-        match turn.map(|turn| (turn.step, turn.call_id(), turn.own_call())) {
-            // A call without an outcome comes first: after a restart it is sent again under the same id.
-            None if self.state.pre_check.is_open() => self.issue_pre_check(out),
-            None if self.state.scoring.is_open() => self.issue_score(out),
+        match self.state.call.step() {
+            Some(step) => self.advance_call(step, out),
+            None if self.state.turn.is_some() => self.advance_tools(out),
             None if self.score_due().is_some_and(|due| due <= out.now) => self.send_score(out),
             None => self.take_next_step(out),
-            Some((CallStep::Due(_), ..)) if self.may_attempt(out) => self.send_attempt(out),
-            // The next call has no room: under the policy Skip the turn ends instead of waiting.
-            Some((CallStep::Due(_), _, own_call))
-                if own_call > 1 && self.settings.exhaustion_policy == ExhaustionPolicy::Skip =>
-            {
-                self.skip_rest(out);
-            }
-            Some((CallStep::Due(_), ..)) => {}
-            Some((CallStep::Open, call, _)) => self.dispatch_attempt(call, out),
-            Some((CallStep::Tools, ..)) => self.advance_tools(out),
         }
     }
 
@@ -361,12 +349,14 @@ impl Engine {
             return None;
         }
         let free_from = self.free_from()?;
-        let due = match self.state.turn.as_ref().map(|turn| turn.step) {
-            None if self.is_refreshing() => return None,
-            None if self.state.pre_check.is_open() || self.state.scoring.is_open() => Timestamp::MIN,
-            None => self.next_step_due(now).into_iter().chain(self.score_due()).min()?,
+        let in_turn = self.state.turn.is_some();
+        let due = match self.state.call.step() {
+            _ if !in_turn && self.is_refreshing() => return None,
             Some(CallStep::Due(at)) => at,
-            Some(CallStep::Open | CallStep::Tools) => Timestamp::MIN,
+            // The tool runs of a turn.
+            None if in_turn => Timestamp::MIN,
+            Some(CallStep::Open) => Timestamp::MIN,
+            None => self.next_step_due(now).into_iter().chain(self.score_due()).min()?,
         };
         Some(due.max(free_from))
     }
@@ -412,11 +402,7 @@ impl Engine {
         self.ask_mode(now, |mode, context| mode.clock_set_back(context));
         self.hot.moved(back);
         self.limit_light_wait(now);
-        if let Some(turn) = &mut self.state.turn
-            && let CallStep::Due(at) = turn.step
-        {
-            turn.step = CallStep::Due(moved(at));
-        }
+        self.state.call.moved(moved);
         let reasons: Vec<PauseReason> = self.state.reasons.keys().copied().collect();
         for reason in reasons {
             let latest = self.longest_hold(reason).map(|longest| time_math::after(now, longest));
@@ -428,17 +414,6 @@ impl Engine {
                 });
             }
         }
-    }
-
-    /// The attempt whose outcome this process awaits.
-    pub(super) fn call_in_flight(&self) -> Option<CallId> {
-        if !self.in_flight {
-            return None;
-        }
-        Some(match &self.state.turn {
-            Some(turn) => turn.call_id(),
-            None => self.pre_check_call(),
-        })
     }
 
     /// The turn that a journal record belongs to.

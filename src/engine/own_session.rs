@@ -29,7 +29,7 @@ impl Engine {
             Message::Assistant { text, .. } => text.clone(),
             Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
         });
-        let Some(turn) = self.state.turn.take() else {
+        let Some(turn) = self.take_turn() else {
             return;
         };
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);

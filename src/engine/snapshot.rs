@@ -3,18 +3,21 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
 use super::budget::{BudgetState, ProbeState};
-use super::compaction::Compaction;
 use super::context_window::ClearedResults;
 use super::digest::HistoryDigest;
 use super::doubt::HistoryDoubt;
+use super::early_snapshot;
 use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::HotStateRefresh;
 use super::lifetime_counts::LifetimeCounts;
 use super::light_model::LightModelOutage;
 use super::loop_detection::LoopDetector;
+use super::model_call::CallSlot;
 use super::modes::ModeState;
 use super::notifications::{NotificationInbox, ShownNotifications};
 use super::precheck::PreCheckState;
@@ -23,13 +26,12 @@ use super::resources::ResourceTracker;
 use super::scoring::ScoringState;
 use super::tool_batch::ToolBatch;
 use super::turn_kind::TurnKind;
-use super::{CallId, ids};
 use agentloop_api::failure::CallFailure;
 use agentloop_api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason};
 
 /// Everything of an engine that outlives its process, except for the transcript.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(default)]
+#[serde(default, remote = "Self")]
 pub struct EngineSnapshot {
     pub(super) epoch: i64,
     pub(super) lifecycle: LifecyclePhase,
@@ -48,6 +50,8 @@ pub struct EngineSnapshot {
     pub(super) actions: i64,
     /// How often limits were reached, and how tool runs ended.
     pub(super) tally: LifetimeCounts,
+    /// The model call that is due or open.
+    pub(super) call: CallSlot,
     /// The turn under way.
     pub(super) turn: Option<Turn>,
     /// Tool runs that fill the hot state before the next turn.
@@ -91,6 +95,19 @@ pub struct EngineSnapshot {
     pub(super) last_error: Option<(Timestamp, CallFailure)>,
     /// Why the light model cannot be used, if only a user can fix that.
     pub(super) light_model: Option<LightModelOutage>,
+}
+
+impl Serialize for EngineSnapshot {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for EngineSnapshot {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let stored = early_snapshot::with_call_slot(Value::deserialize(deserializer)?);
+        Self::deserialize(stored).map_err(D::Error::custom)
+    }
 }
 
 impl EngineSnapshot {
@@ -141,27 +158,15 @@ impl std::fmt::Display for PublicState {
 pub struct Turn {
     /// Its number, from 1.
     pub number: i64,
-    /// Number of its current call, from 1.
+    /// Number of its latest call, from 1.
     pub call: u32,
-    /// Attempts at that call that were sent.
-    pub attempt: u32,
-    /// Attempts at that call that failed and count against its limit.
-    pub failures: u32,
-    /// The state of that call.
-    pub step: CallStep,
     /// How many messages at the end of the transcript belong to this turn.
     pub messages: usize,
     /// How often the worker ended during it.
     pub crashes: u32,
-    /// [`BudgetState::revision`] when the last attempt was sent.
-    #[serde(default)]
-    pub asked_under: u64,
-    /// Tool calls of its last answer; only in [`CallStep::Tools`].
+    /// Tool calls of its last answer that have no result yet; its call slot is then free.
     #[serde(default)]
     pub work: Option<ToolBatch>,
-    /// The summary that is made before its own next call.
-    #[serde(default)]
-    pub compaction: Option<Compaction>,
     /// How many of its calls were for a summary.
     #[serde(default)]
     pub compactions: u32,
@@ -200,18 +205,6 @@ pub struct Turn {
     pub briefing: TurnBriefing,
 }
 
-impl Turn {
-    /// The attempt last sent.
-    pub fn call_id(&self) -> CallId {
-        CallId {
-            member: ids::MAIN,
-            turn: self.number,
-            call: self.call,
-            attempt: self.attempt,
-        }
-    }
-}
-
 /// Input that would end a sleep and that no prompt has shown.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
@@ -220,17 +213,6 @@ pub struct UnseenEvents {
     pub events: Vec<String>,
     /// Whether it includes a notification of high priority.
     pub urgent: bool,
-}
-
-/// The state of the current call of a turn.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallStep {
-    /// The next attempt is due at this time.
-    Due(Timestamp),
-    /// An attempt was sent, and its outcome is not known.
-    Open,
-    /// Answered; tool calls of its answer have no result yet.
-    Tools,
 }
 
 /// A sleep that the agent chose.

@@ -15,11 +15,11 @@ use super::loop_detection::ToolCallEnding;
 use super::machine::Engine;
 use super::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
 use super::modes::LoopPace;
-use super::snapshot::{CallStep, LifecyclePhase};
+use super::snapshot::LifecyclePhase;
 use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, UnknownOutcomePolicy};
 use super::tool_admission::{self, DeniedCall};
 use super::tool_results::render_outcome;
-use super::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine};
+use super::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
 use agentloop_api::agent::LimitedResource;
 
 /// Concurrent read-only runs.
@@ -140,7 +140,7 @@ impl Engine {
         for (place, wanted) in answer.tool_calls.iter().enumerate() {
             if cut == Some(place) {
                 let denied = tool_admission::truncated_call(self.settings.max_output_tokens);
-                let text = self.deny(run_id(call, place), wanted, denied, out);
+                let text = self.deny(run_id(call.turn, call.call, place), wanted, denied, out);
                 work.slots.push_back(ToolSlot::Result(String::new()));
                 work.end(place, ToolCallEnding::Failed, text);
                 continue;
@@ -149,7 +149,7 @@ impl Engine {
                 work.slots.push_back(ToolSlot::Result(String::new()));
                 decisions.push((place, decision));
             } else {
-                let slot = self.admit_call(run_id(call, place), wanted, out);
+                let slot = self.admit_call(run_id(call.turn, call.call, place), wanted, out);
                 if matches!(slot, ToolSlot::Result(_)) {
                     work.endings.insert(place, ToolCallEnding::Failed);
                     work.failed = true;
@@ -159,7 +159,6 @@ impl Engine {
         }
         work.apply_decisions(decisions, &answer.tool_calls);
         if let Some(turn) = &mut self.state.turn {
-            turn.step = CallStep::Tools;
             turn.work = Some(work);
         }
         if self.turn_rules().counts_as_turn {
@@ -507,7 +506,7 @@ impl Engine {
 
     pub(super) fn run_id(&self, place: usize) -> Option<ToolRunId> {
         let turn = self.state.turn.as_ref()?;
-        Some(run_id(turn.call_id(), turn.work.as_ref()?.joined + place))
+        Some(run_id(turn.number, turn.call, turn.work.as_ref()?.joined + place))
     }
 
     pub(super) fn place_of(&self, id: ToolRunId) -> Option<usize> {
@@ -520,12 +519,12 @@ impl Engine {
     }
 }
 
-/// `place` counts from 0.
-fn run_id(call: CallId, place: usize) -> ToolRunId {
+/// The run of a call of an answer; `place` counts from 0.
+fn run_id(turn: i64, call: u32, place: usize) -> ToolRunId {
     ToolRunId {
-        member: call.member,
-        turn: call.turn,
-        call: call.call,
+        member: ids::MAIN,
+        turn,
+        call,
         index: u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1),
     }
 }

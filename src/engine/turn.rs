@@ -3,21 +3,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use jiff::Timestamp;
-
-use super::effects::{EffectBuffer, answer_line, call_line, journal_line, trip_line};
+use super::calls::CallContent;
+use super::effects::{EffectBuffer, answer_line, journal_line, trip_line};
 use super::guardrails::{self, Guardrail, RestKind, TurnLimit};
 use super::machine::Engine;
 use super::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
 use super::modes::{LoopPace, NextStep, TurnEnd, TurnOpening};
 use super::notifications::ShownNotifications;
 use super::precheck::PreCheckState;
-use super::snapshot::{CallStep, CauseKind, LifecyclePhase, Turn, TurnBriefing, UnseenEvents};
+use super::snapshot::{CauseKind, LifecyclePhase, Turn, TurnBriefing, UnseenEvents};
 use super::turn_kind::TurnKind;
-use super::{
-    CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, prompt, prompt_size, time_math,
-};
-use agentloop_api::agent::LimitedResource;
+use super::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, prompt, prompt_size, time_math};
+use agentloop_api::agent::{ExhaustionPolicy, LimitedResource};
 use agentloop_api::status::LoopOutcome;
 use agentloop_api::usage_counts::GuardrailTrip;
 
@@ -39,6 +36,7 @@ impl Engine {
         if !rules.own_session {
             self.state.next_turn = None;
             self.state.pre_check = PreCheckState::default();
+            self.state.call.own_turn_begins();
         }
         self.open_turn(text, briefing, kind, out);
     }
@@ -52,14 +50,9 @@ impl Engine {
         self.state.turn = Some(Turn {
             number,
             call: 1,
-            attempt: 0,
-            failures: 0,
-            step: CallStep::Due(out.now),
             messages: 1,
             crashes: 0,
-            asked_under: 0,
             work: None,
-            compaction: None,
             compactions: 0,
             unsummed: false,
             refusals: 0,
@@ -73,6 +66,7 @@ impl Engine {
             outdated: None,
             briefing,
         });
+        self.state.call.plan(number, 1, out.now);
         self.transcript.push(message.clone());
         out.record(JournalRecord {
             messages: vec![message],
@@ -90,45 +84,34 @@ impl Engine {
         if !self.make_room(out) {
             return;
         }
-        self.probes_sent(out.now);
         self.state.counters.idle.count(out.now);
         if self.state.reasons.is_empty() {
             self.state.counters.idle.awake(out.now);
         }
-        let Some(turn) = &mut self.state.turn else {
-            return;
-        };
-        turn.attempt = turn.attempt.saturating_add(1);
-        turn.step = CallStep::Open;
-        turn.unseen = UnseenEvents::default();
-        let call = turn.call_id();
-        let purpose = turn.purpose();
-        self.count_use(LimitedResource::LLMCalls, 1, out);
-        out.record(call_line(RecordKind::CallStarted, call, purpose.as_ref(), Vec::new()));
-        self.dispatch_attempt(call, out);
+        if let Some(turn) = &mut self.state.turn {
+            turn.unseen = UnseenEvents::default();
+        }
+        self.send_call(out);
     }
 
-    /// Hands the open attempt to the driver; after a restart again, under the same id.
-    pub(super) fn dispatch_attempt(&mut self, call: CallId, out: &mut EffectBuffer) {
+    /// What the current call of the turn sends.
+    pub(super) fn turn_content(&mut self) -> CallContent {
         let system = Arc::new(Message::System {
             text: self.system_prompt(),
         });
-        self.in_flight = true;
-        let (purpose, conversation) = self.conversation();
+        let conversation = self.conversation();
         if self.settings.pre_check.is_some() {
             self.hot.mark_sent();
         }
         let messages: Vec<Arc<Message>> = std::iter::once(system).chain(conversation).collect();
-        let state = self.state_block().filter(|_| purpose != CallPurpose::Compaction);
+        let state = self.state_block().filter(|_| self.compaction().is_none());
         let sent = prompt_size::messages_size(&messages, 0) + self.toolbox.tokens();
         self.sent_tokens = Some(sent + state.as_deref().map_or(0, prompt_size::message_size));
-        out.push(EngineEffect::CallModel {
-            call,
-            purpose,
+        CallContent {
             messages,
             state,
             tools: self.toolbox.offered(),
-        });
+        }
     }
 
     fn system_prompt(&self) -> String {
@@ -142,7 +125,7 @@ impl Engine {
     }
 
     /// Estimated tokens of the call last sent, with the longest possible answer.
-    fn largest_call(&self) -> u64 {
+    pub(super) fn largest_call(&self) -> u64 {
         let prompt = prompt_size::messages_size(self.session(), self.cleared()).saturating_add(self.fixed_tokens());
         let prompt = self.state.sizes.billed(prompt);
         prompt.saturating_add(self.settings.max_output_tokens.into())
@@ -161,32 +144,30 @@ impl Engine {
             .give_back(&self.settings.windows(), LimitedResource::LLMCalls, 1);
     }
 
-    /// Ends a turn whose next call would have to wait; its work so far stays.
-    pub(super) fn skip_rest(&mut self, out: &mut EffectBuffer) {
+    /// The next call would have to wait. Under the policy Skip this ends the turn; its work so far stays. A first call
+    /// waits in any case.
+    pub(super) fn skip_rest_if_wanted(&mut self, out: &mut EffectBuffer) {
+        let has_begun = self.state.turn.as_ref().is_some_and(|turn| turn.own_call() > 1);
+        if !has_begun || self.settings.exhaustion_policy != ExhaustionPolicy::Skip {
+            return;
+        }
         self.add_note("the last turn was ended early, since guardrails.rateLimits left no room for another call");
         self.complete_turn(&LoopPace::Continue, out);
     }
 
-    /// The call in flight was answered. The answer to any other call is late and is ignored.
-    pub(super) fn handle_answer(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
-        if self.call_in_flight() != Some(call) {
-            return;
-        }
-        self.in_flight = false;
-        self.clear_probed_pauses();
-        let Some(purpose) = self.state.turn.as_ref().map(Turn::purpose) else {
-            self.handle_pre_turn_answer(call, answer, out);
-            return;
-        };
-        out.push(EngineEffect::Acknowledge { call });
-        self.calibrate_sizes(answer.input_tokens);
-        // Usage that the server does not report counts as the largest possible call, so that rate limits hold.
-        let tokens = answer.tokens.unwrap_or_else(|| self.largest_call());
-        self.count_use(LimitedResource::LLMTokens, tokens, out);
-        if let Some(compaction) = self.compaction() {
-            self.handle_summary(compaction, call, answer, out);
-            return;
-        }
+    /// The turn leaves the loop, and its call is not made any more.
+    pub(super) fn take_turn(&mut self) -> Option<Turn> {
+        self.state.call.clear();
+        self.state.turn.take()
+    }
+
+    /// The call of the turn was answered.
+    pub(super) fn handle_turn_answer(
+        &mut self,
+        (call, purpose): (CallId, CallPurpose),
+        answer: &ModelAnswer,
+        out: &mut EffectBuffer,
+    ) {
         if self.turn_rules().counts_as_turn {
             self.state.counters.idle.count_call(out.now);
         }
@@ -236,20 +217,6 @@ impl Engine {
         }
     }
 
-    fn handle_pre_turn_answer(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
-        if self.state.scoring.is_open() {
-            self.handle_score_answer(call, answer, out);
-        } else {
-            self.handle_pre_check_answer(call, answer, out);
-        }
-    }
-
-    /// The call before the next turn has an outcome, or will not get one.
-    pub(super) fn close_call_before_turn(&mut self, now: Timestamp) {
-        self.state.pre_check.close();
-        self.state.scoring.reopen(now);
-    }
-
     pub(super) fn append(&mut self, messages: &[Arc<Message>]) {
         self.transcript.extend_from_slice(messages);
         if let Some(turn) = &mut self.state.turn {
@@ -291,9 +258,7 @@ impl Engine {
     pub(super) fn next_call(&mut self, out: &EffectBuffer) {
         if let Some(turn) = &mut self.state.turn {
             turn.call = turn.call.saturating_add(1);
-            turn.attempt = 0;
-            turn.failures = 0;
-            turn.step = CallStep::Due(out.now);
+            self.state.call.plan(turn.number, turn.call, out.now);
         }
     }
 
@@ -322,7 +287,7 @@ impl Engine {
         self.inspect_turn(pace, out);
         self.hot.mark_committed();
         let kind = self.state.turn.as_ref().map_or(TurnKind::Own, |turn| turn.kind);
-        let unseen = self.state.turn.take().map(|turn| turn.unseen).unwrap_or_default();
+        let unseen = self.take_turn().map(|turn| turn.unseen).unwrap_or_default();
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
         let counters = &mut self.state.counters;
         (counters.errors, counters.error_cooldowns, counters.crash_cooldowns) = (0, 0, 0);

@@ -4,85 +4,32 @@
 //! [`super::retry`]. The messages of answered calls stay in the conversation, since they were paid for. Messages that
 //! no later call has confirmed may themselves be the cause, and leave if the next turn fails as well.
 
-use super::effects::{EffectBuffer, answer_line, call_line, journal_line};
+use super::effects::{EffectBuffer, answer_line, journal_line};
 use super::machine::Engine;
 use super::message::{FinishReason, ModelAnswer};
 use super::modes::{LoopPace, TurnEnd};
 use super::retry::{self, RetryDecision};
-use super::snapshot::{CallStep, CauseKind, Turn};
-use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, budget, time_math};
+use super::snapshot::{CauseKind, Turn};
+use super::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Note of a turn that the model or its provider refused.
 const REFUSED: &str = "Refused";
 
 impl Engine {
-    pub(super) fn handle_call_failure(&mut self, call: CallId, failure: CallFailure, out: &mut EffectBuffer) {
-        if self.call_in_flight() != Some(call) {
-            return;
-        }
-        self.in_flight = false;
-        if failure.kind == FailureKind::Fenced {
-            self.fence(out);
-            return;
-        }
-        let scores = self.state.turn.is_none() && self.state.scoring.is_open();
-        match &mut self.state.turn {
-            Some(turn) => turn.step = CallStep::Due(out.now),
-            None => self.close_call_before_turn(out.now),
-        }
-        if !scores {
-            self.state.counters.idle.interrupted();
-        }
-        out.push(EngineEffect::Acknowledge { call });
-        let note = failure.kind.as_ref();
-        out.record(call_line(RecordKind::CallFailed, call, note, Vec::new()));
-        // The gateway may have cancelled it before the worker learned why.
-        let failure = match &self.state.budget.stop {
-            Some(message) if failure.kind == FailureKind::Cancelled => budget::budget_stop_failure(message.clone()),
-            Some(_) | None => failure,
-        };
-        if let Some(reason) = failure.kind.refused_by() {
-            self.uncount_call();
-            if scores && failure.kind == FailureKind::CallExceedsLimit {
-                // An event that is too large for a limit must not hold the loop.
-                self.give_up_score(failure, out);
-            } else {
-                self.handle_budget_refusal(reason, failure, out);
-            }
-            return;
-        }
-        if matches!(failure.kind, FailureKind::LinkLost | FailureKind::RecordFailed) {
-            self.uncount_call();
-            self.reschedule_probes(out.now);
-        } else {
-            self.clear_probed_pauses();
-        }
-        if scores {
-            self.score_failed(call, failure, out);
-        } else {
-            self.handle_model_failure(call, failure, out);
-        }
-    }
-
-    /// Handles a failed call that the limits had let through.
-    fn handle_model_failure(&mut self, call: CallId, failure: CallFailure, out: &mut EffectBuffer) {
+    /// Handles a failed call of the turn that the limits had let through.
+    pub(super) fn handle_model_failure(&mut self, call: CallId, failure: CallFailure, out: &mut EffectBuffer) {
         if self.context_exceeded(&failure, out) || self.compaction_failed(&failure, out) {
             return;
         }
-        let Some(turn) = &mut self.state.turn else {
-            self.pre_check_failed(failure, out);
-            return;
+        let failures = match failure.kind {
+            FailureKind::LinkLost => self.state.call.failures(),
+            _ => self.state.call.count_failure(),
         };
-        if failure.kind != FailureKind::LinkLost {
-            turn.failures = turn.failures.saturating_add(1);
-        }
-        let next = retry::decide(&failure, call, turn.failures, out.now);
+        let next = retry::decide(&failure, call, failures, out.now);
         self.state.last_error = Some((out.now, failure.clone()));
         match next {
-            RetryDecision::Retry(wait) => {
-                turn.step = CallStep::Due(time_math::after(out.now, wait));
-            }
+            RetryDecision::Retry(wait) => self.state.call.retry_at(time_math::after(out.now, wait)),
             RetryDecision::Pause(reason, wait) => {
                 let until = time_math::after(out.now, wait);
                 let message = format!(
@@ -228,7 +175,7 @@ impl Engine {
     /// Takes the agent's own failed turn, and blames the notifications that it showed. `None`: there is no turn, or it
     /// had its own conversation, and its failure is handled here.
     fn take_failed(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> Option<Turn> {
-        let turn = self.state.turn.take()?;
+        let turn = self.take_turn()?;
         if turn.rules().own_session {
             self.fail_own_session(&turn, failure.clone(), out);
             return None;
