@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
-use super::budget;
 use super::effects::{EffectBuffer, call_line};
 use super::machine::Engine;
 use super::message::{Message, ModelAnswer, ToolDefinition};
 use super::model_call::{CallStep, CallTask, FailedAttempt};
+use super::pauses::budget;
 use super::{CallId, CallPurpose, EngineEffect, RecordKind};
 use agentloop_api::agent::LimitedResource;
 use agentloop_api::failure::{CallFailure, FailureKind};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::effects::EffectBuffer;
 use super::machine::Engine;
 use super::tool::{ToolOutcome, ToolRunId};
-use super::tool_batch::ToolSlot;
+use super::tools::ToolSlot;
 use super::{JournalRecord, OutcomeKind, RecordDetail, RecordKind};
 use agentloop_api::usage_counts::{self, GuardrailTrips, OTHER_TOOLS, ToolUsage};
 

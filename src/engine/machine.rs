@@ -9,19 +9,20 @@ use jiff::{SignedDuration, Timestamp};
 pub use super::snapshot::EngineSnapshot;
 pub use super::view::{DetectedRepetition, LoopView, ReportedPause};
 
-use super::budget::{BudgetState, PROBE_INTERVAL, PROBE_TIMEOUT, ProbeState};
 use super::effects::{EffectBuffer, journal_line};
 use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::HotState;
 use super::model_call::CallStep;
 use super::modes::NextStep;
+use super::pauses::budget::{BudgetState, PROBE_INTERVAL, PROBE_TIMEOUT, ProbeState};
 use super::snapshot::{ActivePause, CauseKind, ChosenSleep, LifecyclePhase};
 use super::tool::ToolRunId;
-use super::tool_admission::Toolbox;
+use super::tools::admission::Toolbox;
 use super::{
-    EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, prompt, prompt::Skill,
-    settings::EngineSettings, time_math,
+    EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, settings::EngineSettings,
+    time_math,
 };
+use crate::context::{prompt, prompt::Skill};
 use agentloop_api::status::PauseReason;
 
 #[derive(Clone, Debug)]

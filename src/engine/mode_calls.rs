@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use super::machine::Engine;
 use super::message::ToolCall;
 use super::modes::ModeCallDecision;
-use super::tool_batch::{ToolBatch, ToolSlot};
+use super::tools::{ToolBatch, ToolSlot};
 
 impl Engine {
     /// The decision of the mode; `None`: the call is not of one of its tools.

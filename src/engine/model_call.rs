@@ -12,8 +12,8 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::compaction::Compaction;
-use super::turn_kind::TurnRules;
+use super::context::compaction::Compaction;
+use super::turn::kind::TurnRules;
 use super::{CallId, CallPurpose, ids};
 
 /// What a call is for.
@@ -63,7 +63,7 @@ struct ModelCall {
     /// Attempts that failed and count against the limit of attempts.
     failures: u32,
     step: CallStep,
-    /// [`BudgetState::revision`](super::budget::BudgetState::revision) when the last attempt was sent.
+    /// [`BudgetState::revision`](super::pauses::budget::BudgetState::revision) when the last attempt was sent.
     asked_under: u64,
 }
 

@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::RecordKind;
+use super::context::prompt::truncate;
+use super::context::prompt_size;
 use super::effects::{EffectBuffer, journal_line};
 use super::hot_state::format_age;
 use super::machine::Engine;
 use super::message::Message;
-use super::prompt::truncate;
-use super::prompt_size;
 use super::runtime_mark::without_marks;
 use agentloop_api::failure::{CallFailure, FailureKind};
 

@@ -15,7 +15,8 @@ use super::message::ModelAnswer;
 use super::model_call::CallTask;
 use super::modes::PreCheckDecision;
 use super::snapshot::ChosenSleep;
-use super::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, prompt_size};
+use super::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind};
+use crate::context::prompt_size;
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Note of a pre-check without a clear answer.

@@ -15,7 +15,8 @@ use super::model_call::CallTask;
 use super::retry::{self, RetryDecision};
 use super::runtime_mark::without_marks;
 use super::settings::EngineSettings;
-use super::{CallId, CallPurpose, RecordKind, prompt_size, time_math};
+use super::{CallId, CallPurpose, RecordKind, time_math};
+use crate::context::prompt_size;
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// The task of the light model, around the user's own words.

@@ -14,8 +14,8 @@ use super::super::machine::Engine;
 use super::super::message::ToolCall;
 use super::super::snapshot::LifecyclePhase;
 use super::super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId};
-use super::super::tool_admission;
-use super::super::tool_batch::{MOST_READS, ToolRunPlan};
+use super::super::tools::admission;
+use super::super::tools::{MOST_READS, ToolRunPlan};
 use super::super::{EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
 use super::FieldSchema;
 use agentloop_api::hot_state::FieldType;
@@ -88,7 +88,7 @@ impl Engine {
             call: 0,
             index,
         };
-        let of = tool_admission::run_identity(&self.agent, self.state.epoch, id);
+        let of = admission::run_identity(&self.agent, self.state.epoch, id);
         match self.planned(field, &of) {
             Ok(plan) => {
                 let field = field.name.clone();
@@ -118,8 +118,8 @@ impl Engine {
             idempotent: known.spec.idempotent,
             on_unknown: known.spec.on_unknown,
             timeout: known.spec.timeout,
-            key: tool_admission::idempotency_key(of, &known.spec.name, &arguments),
-            arguments: tool_admission::arguments_hash(&arguments),
+            key: admission::idempotency_key(of, &known.spec.name, &arguments),
+            arguments: admission::arguments_hash(&arguments),
             tries: 0,
         })
     }

@@ -17,7 +17,7 @@ use super::message::{ToolCall, ToolDefinition};
 use super::resources::ResourceTracker;
 use super::settings::{EngineSettings, ModeSettings};
 use super::snapshot::{ChosenSleep, TurnBriefing};
-use super::turn_kind::TurnKind;
+use super::turn::kind::TurnKind;
 use agentloop_api::status::LoopOutcome;
 use continuous::ContinuousState;
 

@@ -45,11 +45,11 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 use self::events::{happens, notified, value_of, without_its_line};
-use super::budget::{BudgetState, ProbeState};
+use super::context::prompt_size as sizes;
 use super::guardrails::active_hours::{ActiveHours, WindowPosition};
 use super::machine::{Engine, EngineSnapshot};
 use super::message::{FinishReason, Message, ModelAnswer, ToolCall};
-use super::prompt_size as sizes;
+use super::pauses::budget::{BudgetState, ProbeState};
 use super::settings::{EngineSettings, ModeSettings};
 use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
 use super::{CallId, CallPurpose, EngineEffect, EngineInput, JournalRecord, KnownTotals, RecordKind, StopCause};

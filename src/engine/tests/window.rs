@@ -1,7 +1,7 @@
 //! What leaves a prompt that grows too large, in which order, and that no action is forgotten.
 
-use super::super::digest::MOST_CALLS;
-use super::super::prompt_size::{self as sizes, LEAST_CLEARED_BYTES};
+use super::super::context::digest::MOST_CALLS;
+use super::super::context::prompt_size::{self as sizes, LEAST_CLEARED_BYTES};
 use super::work::{tool, wants};
 use super::*;
 

@@ -14,12 +14,12 @@ use super::{
     LoopMode, LoopPace, ModeCallDecision, ModeContext, NextStep, PreCheckDecision, SleepEnd, TurnEnd, TurnOpening,
     WakeTrigger,
 };
+use crate::context::prompt;
 use crate::message::{ToolCall, ToolDefinition};
-use crate::prompt;
 use crate::settings::EngineSettings;
 use crate::snapshot::ChosenSleep;
 use crate::time_math;
-use crate::turn_kind::TurnKind;
+use crate::turn::kind::TurnKind;
 use agentloop_api::status::LoopOutcome;
 use heartbeat::HeartbeatState;
 pub use sleep::matches_event;

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::CallPurpose;
-use super::machine::Engine;
-use super::snapshot::Turn;
+use crate::CallPurpose;
+use crate::machine::Engine;
+use crate::snapshot::Turn;
 
 /// What a turn is for.
 ///
@@ -100,7 +100,7 @@ impl Turn {
 
 impl Engine {
     /// The rules of the turn under way. Between turns, those of the agent's own turns.
-    pub(super) fn turn_rules(&self) -> TurnRules {
+    pub(crate) fn turn_rules(&self) -> TurnRules {
         self.state.turn.as_ref().map_or(TurnKind::Own.rules(), Turn::rules)
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 
-use super::{snapshot::TurnBriefing, time_math};
+use crate::{snapshot::TurnBriefing, time_math};
 
 /// How a loop in mode `Continuous` works, after the user's instructions. At most 250 words, and constant, since it is
 /// read from the provider's prompt cache in every call.

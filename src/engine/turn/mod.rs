@@ -1,26 +1,31 @@
 //! One turn: its first message, its calls in order, what their answers mean, and its end.
 
+mod failure;
+pub mod kind;
+mod own_session;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::calls::CallContent;
-use super::effects::{EffectBuffer, answer_line, journal_line, trip_line};
-use super::guardrails::{self, Guardrail, RestKind, TurnLimit};
-use super::machine::Engine;
-use super::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
-use super::modes::{LoopPace, NextStep, TurnEnd, TurnOpening};
-use super::notifications::ShownNotifications;
-use super::precheck::PreCheckState;
-use super::snapshot::{CauseKind, LifecyclePhase, Turn, TurnBriefing, UnseenEvents};
-use super::turn_kind::TurnKind;
-use super::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, prompt, prompt_size, time_math};
+use crate::calls::CallContent;
+use crate::context::{prompt, prompt_size};
+use crate::effects::{EffectBuffer, answer_line, journal_line, trip_line};
+use crate::guardrails::{self, Guardrail, RestKind, TurnLimit};
+use crate::machine::Engine;
+use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
+use crate::modes::{LoopPace, NextStep, TurnEnd, TurnOpening};
+use crate::notifications::ShownNotifications;
+use crate::precheck::PreCheckState;
+use crate::snapshot::{CauseKind, LifecyclePhase, Turn, TurnBriefing, UnseenEvents};
+use crate::turn::kind::TurnKind;
+use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::agent::{ExhaustionPolicy, LimitedResource};
 use agentloop_api::status::LoopOutcome;
 use agentloop_api::usage_counts::GuardrailTrip;
 
 impl Engine {
     /// Begins a turn: its first message and its first call.
-    pub(super) fn begin_turn(&mut self, kind: TurnKind, out: &mut EffectBuffer) {
+    pub(crate) fn begin_turn(&mut self, kind: TurnKind, out: &mut EffectBuffer) {
         let rules = kind.rules();
         let (briefing, hot_state) = if rules.has_briefing {
             (std::mem::take(&mut self.state.briefing), self.hot.summary(out.now))
@@ -76,7 +81,7 @@ impl Engine {
     }
 
     /// Sends the next attempt at the current call of the turn.
-    pub(super) fn send_attempt(&mut self, out: &mut EffectBuffer) {
+    pub(crate) fn send_attempt(&mut self, out: &mut EffectBuffer) {
         if self.turn_rules().shows_notifications {
             self.show_notifications();
         }
@@ -95,7 +100,7 @@ impl Engine {
     }
 
     /// What the current call of the turn sends.
-    pub(super) fn turn_content(&mut self) -> CallContent {
+    pub(crate) fn turn_content(&mut self) -> CallContent {
         let system = Arc::new(Message::System {
             text: self.system_prompt(),
         });
@@ -119,26 +124,26 @@ impl Engine {
     }
 
     /// Estimated tokens of what every prompt contains.
-    pub(super) fn fixed_tokens(&self) -> u64 {
+    pub(crate) fn fixed_tokens(&self) -> u64 {
         let state = self.state_block().map_or(0, |block| prompt_size::message_size(&block));
         prompt_size::message_size(&self.system_prompt()) + self.toolbox.tokens() + self.head_tokens() + state
     }
 
     /// Estimated tokens of the call last sent, with the longest possible answer.
-    pub(super) fn largest_call(&self) -> u64 {
+    pub(crate) fn largest_call(&self) -> u64 {
         let prompt = prompt_size::messages_size(self.session(), self.cleared()).saturating_add(self.fixed_tokens());
         let prompt = self.state.sizes.billed(prompt);
         prompt.saturating_add(self.settings.max_output_tokens.into())
     }
 
-    pub(super) fn count_use(&mut self, resource: LimitedResource, amount: u64, out: &EffectBuffer) {
+    pub(crate) fn count_use(&mut self, resource: LimitedResource, amount: u64, out: &EffectBuffer) {
         self.state
             .used
             .count(&self.settings.windows(), resource, amount, out.now);
     }
 
     /// Takes back the count of the call last sent: it was not made.
-    pub(super) fn uncount_call(&mut self) {
+    pub(crate) fn uncount_call(&mut self) {
         self.state
             .used
             .give_back(&self.settings.windows(), LimitedResource::LLMCalls, 1);
@@ -146,7 +151,7 @@ impl Engine {
 
     /// The next call would have to wait. Under the policy Skip this ends the turn; its work so far stays. A first call
     /// waits in any case.
-    pub(super) fn skip_rest_if_wanted(&mut self, out: &mut EffectBuffer) {
+    pub(crate) fn skip_rest_if_wanted(&mut self, out: &mut EffectBuffer) {
         let has_begun = self.state.turn.as_ref().is_some_and(|turn| turn.own_call() > 1);
         if !has_begun || self.settings.exhaustion_policy != ExhaustionPolicy::Skip {
             return;
@@ -156,13 +161,13 @@ impl Engine {
     }
 
     /// The turn leaves the loop, and its call is not made any more.
-    pub(super) fn take_turn(&mut self) -> Option<Turn> {
+    pub(crate) fn take_turn(&mut self) -> Option<Turn> {
         self.state.call.clear();
         self.state.turn.take()
     }
 
     /// The call of the turn was answered.
-    pub(super) fn handle_turn_answer(
+    pub(crate) fn handle_turn_answer(
         &mut self,
         (call, purpose): (CallId, CallPurpose),
         answer: &ModelAnswer,
@@ -217,14 +222,14 @@ impl Engine {
         }
     }
 
-    pub(super) fn append(&mut self, messages: &[Arc<Message>]) {
+    pub(crate) fn append(&mut self, messages: &[Arc<Message>]) {
         self.transcript.extend_from_slice(messages);
         if let Some(turn) = &mut self.state.turn {
             turn.messages = turn.messages.saturating_add(messages.len());
         }
     }
 
-    pub(super) fn ended_by_guardrail(&mut self, calls: u32, out: &mut EffectBuffer) -> bool {
+    pub(crate) fn ended_by_guardrail(&mut self, calls: u32, out: &mut EffectBuffer) -> bool {
         if self.ending().is_some() {
             return true;
         }
@@ -249,20 +254,20 @@ impl Engine {
             .find_map(|guardrail| guardrail.ends(settings, counters))
     }
 
-    pub(super) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
+    pub(crate) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
         self.state.outcome = Some(outcome);
         self.state.lifecycle = LifecyclePhase::Stopping;
         self.note_transition(out);
     }
 
-    pub(super) fn next_call(&mut self, out: &EffectBuffer) {
+    pub(crate) fn next_call(&mut self, out: &EffectBuffer) {
         if let Some(turn) = &mut self.state.turn {
             turn.call = turn.call.saturating_add(1);
             self.state.call.plan(turn.number, turn.call, out.now);
         }
     }
 
-    pub(super) fn complete_turn(&mut self, pace: &LoopPace, out: &mut EffectBuffer) {
+    pub(crate) fn complete_turn(&mut self, pace: &LoopPace, out: &mut EffectBuffer) {
         if self.turn_rules().own_session {
             self.complete_own_session(pace, out);
             return;
@@ -321,7 +326,7 @@ impl Engine {
 
     /// Tells the mode that a turn has ended that is not followed by the checks of a completed one: it failed, or had its
     /// own conversation.
-    pub(super) fn mode_turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, out: &mut EffectBuffer) {
+    pub(crate) fn mode_turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, out: &mut EffectBuffer) {
         let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, end, context));
         if let NextStep::Stop(outcome) = next {
             self.end_loop(outcome, out);
@@ -337,7 +342,7 @@ impl Engine {
     }
 
     /// Adds a note to the next turn's first message, unless the notes of the current turn do not concern it.
-    pub(super) fn add_note(&mut self, note: &str) {
+    pub(crate) fn add_note(&mut self, note: &str) {
         if !self.turn_rules().has_briefing {
             return;
         }

@@ -4,22 +4,27 @@
 //! Each run is journalled before it is sent. Up to four read-only runs are concurrent; all others run alone and in
 //! order. Results join in the order of the calls. A stop of the loop cancels read-only runs and awaits the rest.
 
+pub mod admission;
+pub mod expiry;
+mod offer;
+mod results;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::effects::{EffectBuffer, journal_line};
-use super::loop_detection::ToolCallEnding;
-use super::machine::Engine;
-use super::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
-use super::modes::LoopPace;
-use super::snapshot::LifecyclePhase;
-use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, UnknownOutcomePolicy};
-use super::tool_admission::{self, DeniedCall};
-use super::tool_results::render_outcome;
-use super::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
+use self::admission::DeniedCall;
+use crate::effects::{EffectBuffer, journal_line};
+use crate::loop_detection::ToolCallEnding;
+use crate::machine::Engine;
+use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
+use crate::modes::LoopPace;
+use crate::snapshot::LifecyclePhase;
+use crate::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, UnknownOutcomePolicy};
+use crate::tools::results::render_outcome;
+use crate::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
 use agentloop_api::agent::LimitedResource;
 
 /// Concurrent read-only runs.
@@ -57,7 +62,7 @@ pub struct ToolBatch {
 
 impl ToolBatch {
     /// Ends the call at this position, counted among those that have not joined.
-    pub(super) fn end(&mut self, place: usize, ending: ToolCallEnding, text: String) {
+    pub(crate) fn end(&mut self, place: usize, ending: ToolCallEnding, text: String) {
         self.endings.insert(self.joined + place, ending);
         self.failed |= ending == ToolCallEnding::Failed;
         if let Some(slot) = self.slots.get_mut(place) {
@@ -104,7 +109,7 @@ pub struct ToolRunPlan {
 }
 
 impl ToolRunPlan {
-    pub(super) fn only_looks(&self) -> bool {
+    pub(crate) fn only_looks(&self) -> bool {
         self.effect == ToolEffect::Read
     }
 
@@ -113,7 +118,7 @@ impl ToolRunPlan {
         self.only_looks() || self.idempotent || self.retries()
     }
 
-    pub(super) fn retries(&self) -> bool {
+    pub(crate) fn retries(&self) -> bool {
         self.on_unknown == UnknownOutcomePolicy::Retry
     }
 }
@@ -128,7 +133,7 @@ enum NextRun {
 
 impl Engine {
     /// Admits or denies the tool calls of an answer, and starts them.
-    pub(super) fn begin_tool_batch(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
+    pub(crate) fn begin_tool_batch(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
         let mut work = ToolBatch {
             fresh_at: Some(out.now),
             ..ToolBatch::default()
@@ -139,7 +144,7 @@ impl Engine {
         let cut = cut.filter(|_| answer.finish == FinishReason::Length);
         for (place, wanted) in answer.tool_calls.iter().enumerate() {
             if cut == Some(place) {
-                let denied = tool_admission::truncated_call(self.settings.max_output_tokens);
+                let denied = admission::truncated_call(self.settings.max_output_tokens);
                 let text = self.deny(run_id(call.turn, call.call, place), wanted, denied, out);
                 work.slots.push_back(ToolSlot::Result(String::new()));
                 work.end(place, ToolCallEnding::Failed, text);
@@ -169,7 +174,7 @@ impl Engine {
     }
 
     fn admit_call(&mut self, id: ToolRunId, wanted: &ToolCall, out: &mut EffectBuffer) -> ToolSlot {
-        let of = tool_admission::run_identity(&self.agent, self.state.epoch, id);
+        let of = admission::run_identity(&self.agent, self.state.epoch, id);
         let Some(turn) = &mut self.state.turn else {
             return ToolSlot::Result(String::new());
         };
@@ -180,8 +185,8 @@ impl Engine {
                 idempotent: known.spec.idempotent,
                 on_unknown: known.spec.on_unknown,
                 timeout: known.spec.timeout,
-                key: tool_admission::idempotency_key(&of, &known.spec.name, &arguments),
-                arguments: tool_admission::arguments_hash(&arguments),
+                key: admission::idempotency_key(&of, &known.spec.name, &arguments),
+                arguments: admission::arguments_hash(&arguments),
                 tries: 0,
             }),
             Err(denied) => {
@@ -195,7 +200,7 @@ impl Engine {
     }
 
     /// Journals that a call is not run. Returns its result.
-    pub(super) fn deny(&self, id: ToolRunId, wanted: &ToolCall, denied: DeniedCall, out: &mut EffectBuffer) -> String {
+    pub(crate) fn deny(&self, id: ToolRunId, wanted: &ToolCall, denied: DeniedCall, out: &mut EffectBuffer) -> String {
         // A name that no source declares is the model's text.
         let tool = self.toolbox.knows(&wanted.name).then(|| wanted.name.clone());
         out.record(tool_line(RecordKind::ToolDenied, id, denied.why.as_ref(), |line| {
@@ -205,7 +210,7 @@ impl Engine {
     }
 
     /// Advances the tool calls as far as possible now.
-    pub(super) fn advance_tools(&mut self, out: &mut EffectBuffer) {
+    pub(crate) fn advance_tools(&mut self, out: &mut EffectBuffer) {
         // Join first: what has just ended may be part of a loop, which denies what waits.
         self.join_results(out);
         self.deny_repetitions(out);
@@ -315,7 +320,7 @@ impl Engine {
     }
 
     /// A run ended. The outcome of a run that was cancelled, or that another process sent, is ignored.
-    pub(super) fn handle_tool_outcome(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+    pub(crate) fn handle_tool_outcome(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
         let Some(sent) = self.running.remove(&id) else {
             return;
         };
@@ -334,7 +339,7 @@ impl Engine {
         self.advance_tools(out);
     }
 
-    pub(super) fn record_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+    pub(crate) fn record_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
         let most = self.most_result_bytes();
         let counts = self.turn_rules().counts_as_turn;
         let Some(ToolSlot::Open(plan)) = self.slot(place) else {
@@ -369,7 +374,7 @@ impl Engine {
 
     /// Settles the runs that an earlier process left open: those that must not be repeated have an unknown outcome.
     /// `outdated`: why none with side effects is repeated, and no waiting one is sent.
-    pub(super) fn settle_interrupted_runs(&mut self, outdated: Option<&str>, out: &mut EffectBuffer) {
+    pub(crate) fn settle_interrupted_runs(&mut self, outdated: Option<&str>, out: &mut EffectBuffer) {
         let places = self.tool_batch().map_or(0, |work| work.slots.len());
         for place in 0..places {
             let cut = matches!(self.slot(place), Some(ToolSlot::Open(plan)) if !plan.may_be_repeated());
@@ -388,7 +393,7 @@ impl Engine {
 
     /// Cancels the runs under way, all or only the read-only ones. They stay open: the next process applies the restart
     /// rule.
-    pub(super) fn cancel_runs(&mut self, all: bool, out: &mut EffectBuffer) {
+    pub(crate) fn cancel_runs(&mut self, all: bool, out: &mut EffectBuffer) {
         let looks = |engine: &Self, id: &ToolRunId| {
             let slot = engine
                 .place_of(*id)
@@ -473,16 +478,16 @@ impl Engine {
         }
     }
 
-    pub(super) fn tool_batch(&self) -> Option<&ToolBatch> {
+    pub(crate) fn tool_batch(&self) -> Option<&ToolBatch> {
         self.state.turn.as_ref()?.work.as_ref()
     }
 
-    pub(super) fn slot(&mut self, place: usize) -> Option<&mut ToolSlot> {
+    pub(crate) fn slot(&mut self, place: usize) -> Option<&mut ToolSlot> {
         self.state.turn.as_mut()?.work.as_mut()?.slots.get_mut(place)
     }
 
     /// The call behind a slot. The answer is in the transcript, before the results that have joined.
-    pub(super) fn wanted_call(&self, place: usize) -> Option<&ToolCall> {
+    pub(crate) fn wanted_call(&self, place: usize) -> Option<&ToolCall> {
         let (calls, _) = self.last_answer()?;
         calls.get(self.tool_batch()?.joined + place)
     }
@@ -504,12 +509,12 @@ impl Engine {
         Some(said.chars().take(MAX_REASONING).collect())
     }
 
-    pub(super) fn run_id(&self, place: usize) -> Option<ToolRunId> {
+    pub(crate) fn run_id(&self, place: usize) -> Option<ToolRunId> {
         let turn = self.state.turn.as_ref()?;
         Some(run_id(turn.number, turn.call, turn.work.as_ref()?.joined + place))
     }
 
-    pub(super) fn place_of(&self, id: ToolRunId) -> Option<usize> {
+    pub(crate) fn place_of(&self, id: ToolRunId) -> Option<usize> {
         let places = self.tool_batch()?.slots.len();
         (0..places).find(|place| self.run_id(*place) == Some(id))
     }
@@ -529,7 +534,7 @@ fn run_id(turn: i64, call: u32, place: usize) -> ToolRunId {
     }
 }
 
-pub(super) fn tool_line(
+pub(crate) fn tool_line(
     kind: RecordKind,
     id: ToolRunId,
     note: &str,

@@ -3,17 +3,17 @@
 
 use std::sync::Arc;
 
-use super::effects::{EffectBuffer, journal_line};
-use super::machine::Engine;
-use super::message::Message;
-use super::modes::{LoopPace, TurnEnd};
-use super::snapshot::Turn;
-use super::{JournalRecord, RecordKind};
+use crate::effects::{EffectBuffer, journal_line};
+use crate::machine::Engine;
+use crate::message::Message;
+use crate::modes::{LoopPace, TurnEnd};
+use crate::snapshot::Turn;
+use crate::{JournalRecord, RecordKind};
 use agentloop_api::failure::CallFailure;
 
 impl Engine {
     /// The conversation of the current turn.
-    pub(super) fn session(&self) -> &[Arc<Message>] {
+    pub(crate) fn session(&self) -> &[Arc<Message>] {
         match &self.state.turn {
             Some(turn) if turn.rules().own_session => {
                 let before = self.transcript.len().saturating_sub(turn.messages);
@@ -24,7 +24,7 @@ impl Engine {
     }
 
     /// The current turn, which has its own conversation, is complete.
-    pub(super) fn complete_own_session(&mut self, pace: &LoopPace, out: &mut EffectBuffer) {
+    pub(crate) fn complete_own_session(&mut self, pace: &LoopPace, out: &mut EffectBuffer) {
         let said = self.session().iter().rev().find_map(|message| match &**message {
             Message::Assistant { text, .. } => text.clone(),
             Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
@@ -39,7 +39,7 @@ impl Engine {
     }
 
     /// The current turn, which has its own conversation, failed. This does not count as a failure of the loop.
-    pub(super) fn fail_own_session(&mut self, turn: &Turn, failure: CallFailure, out: &mut EffectBuffer) {
+    pub(crate) fn fail_own_session(&mut self, turn: &Turn, failure: CallFailure, out: &mut EffectBuffer) {
         self.retract_session(turn, RecordKind::TurnFailed, failure.kind.as_ref(), out);
         self.state.last_error = Some((out.now, failure));
         self.mode_turn_ended(turn.kind, &TurnEnd::Failed { acted: turn.acted }, out);

@@ -12,11 +12,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::digest::{DigestDetail, HistoryDigest};
-use super::effects::{EffectBuffer, journal_line};
-use super::machine::Engine;
-use super::message::Message;
-use super::{RecordKind, prompt_size};
+use crate::RecordKind;
+use crate::context::digest::{DigestDetail, HistoryDigest};
+use crate::context::prompt_size;
+use crate::effects::{EffectBuffer, journal_line};
+use crate::machine::Engine;
+use crate::message::Message;
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Refused turns in a row after which the history is doubted.
@@ -52,13 +53,13 @@ impl HistoryTrial {
 
 impl Engine {
     /// The messages of the transcript that are left out of the agent's own turns.
-    pub(super) fn left_out(&self) -> Range<usize> {
+    pub(crate) fn left_out(&self) -> Range<usize> {
         let HistoryDoubt { from, left_out, .. } = self.state.doubt;
         from..from.saturating_add(left_out)
     }
 
     /// A turn has failed. Returns what to add to the failure's message.
-    pub(super) fn doubt_history(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> Option<String> {
+    pub(crate) fn doubt_history(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> Option<String> {
         if failure.kind != FailureKind::BadResponse {
             self.trust_history();
             return None;
@@ -124,12 +125,12 @@ impl Engine {
     }
 
     /// The provider accepted the conversation, or a turn failed for another cause: the series of refused turns is over.
-    pub(super) fn trust_history(&mut self) {
+    pub(crate) fn trust_history(&mut self) {
         self.state.doubt = HistoryDoubt::default();
     }
 
     /// Removes what is left out on trial: a call without it was accepted, or its room is needed. False: nothing is left out.
-    pub(super) fn forget_left_out(&mut self, out: &mut EffectBuffer) -> bool {
+    pub(crate) fn forget_left_out(&mut self, out: &mut EffectBuffer) -> bool {
         let leaving = self.left_out();
         let names_only = std::mem::take(&mut self.state.doubt.names_only);
         if leaving.is_empty() && !names_only {
@@ -146,7 +147,7 @@ impl Engine {
     }
 
     /// Messages of the transcript were removed: the same messages stay left out.
-    pub(super) fn heed_removed(&mut self, removed: &Range<usize>) {
+    pub(crate) fn heed_removed(&mut self, removed: &Range<usize>) {
         let Range { start, end } = self.left_out();
         let place = |place: usize| place - removed.end.min(place).saturating_sub(removed.start);
         let all = self.transcript.len();
@@ -156,7 +157,7 @@ impl Engine {
     }
 
     /// What the prompt says of messages without a summary, including those that are left out on trial.
-    pub(super) fn digest(&self) -> Cow<'_, HistoryDigest> {
+    pub(crate) fn digest(&self) -> Cow<'_, HistoryDigest> {
         let left_out = self.left_out_messages();
         let names_only = self.state.doubt.names_only;
         if left_out.is_empty() && !names_only {

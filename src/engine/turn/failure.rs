@@ -1,16 +1,16 @@
 //! Failed calls and unusable answers: what they do to the turn.
 //!
 //! A turn is given up only for an answer that no retry can improve. Trouble outside the turn leaves it open, see
-//! [`super::retry`]. The messages of answered calls stay in the conversation, since they were paid for. Messages that
+//! [`crate::retry`]. The messages of answered calls stay in the conversation, since they were paid for. Messages that
 //! no later call has confirmed may themselves be the cause, and leave if the next turn fails as well.
 
-use super::effects::{EffectBuffer, answer_line, journal_line};
-use super::machine::Engine;
-use super::message::{FinishReason, ModelAnswer};
-use super::modes::{LoopPace, TurnEnd};
-use super::retry::{self, RetryDecision};
-use super::snapshot::{CauseKind, Turn};
-use super::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
+use crate::effects::{EffectBuffer, answer_line, journal_line};
+use crate::machine::Engine;
+use crate::message::{FinishReason, ModelAnswer};
+use crate::modes::{LoopPace, TurnEnd};
+use crate::retry::{self, RetryDecision};
+use crate::snapshot::{CauseKind, Turn};
+use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Note of a turn that the model or its provider refused.
@@ -18,7 +18,7 @@ const REFUSED: &str = "Refused";
 
 impl Engine {
     /// Handles a failed call of the turn that the limits had let through.
-    pub(super) fn handle_model_failure(&mut self, call: CallId, failure: CallFailure, out: &mut EffectBuffer) {
+    pub(crate) fn handle_model_failure(&mut self, call: CallId, failure: CallFailure, out: &mut EffectBuffer) {
         if self.context_exceeded(&failure, out) || self.compaction_failed(&failure, out) {
             return;
         }
@@ -45,7 +45,7 @@ impl Engine {
 
     /// The model answered with neither text nor a tool call. After tool results this means that it is done. In a first
     /// call it may be chance, so the call is made once again.
-    pub(super) fn handle_empty_answer(
+    pub(crate) fn handle_empty_answer(
         &mut self,
         of: (CallId, CallPurpose),
         answer: &ModelAnswer,
@@ -81,7 +81,7 @@ impl Engine {
     }
 
     /// The provider accepted the conversation as it is.
-    pub(super) fn confirm_accepted(&mut self, out: &mut EffectBuffer) {
+    pub(crate) fn confirm_accepted(&mut self, out: &mut EffectBuffer) {
         self.notifications_seen();
         if !self.turn_rules().own_session {
             self.state.unproven = 0;
@@ -92,7 +92,7 @@ impl Engine {
 
     /// The model or its provider refused to answer. The refusal leaves the conversation, since it makes the next one
     /// likely; so does what the turn read, which may be its cause, unless the turn has changed something.
-    pub(super) fn handle_model_refusal(&mut self, out: &mut EffectBuffer) {
+    pub(crate) fn handle_model_refusal(&mut self, out: &mut EffectBuffer) {
         let message = "the model or its provider refused or filtered the answer; check the instructions, and what \
                        the tools and Sensors of the Agent return";
         let failure = bad_response(message.to_owned());
@@ -133,13 +133,13 @@ impl Engine {
     }
 
     /// Gives the turn up after a failure that a retry would not fix.
-    pub(super) fn fail_turn(&mut self, failure: CallFailure, out: &mut EffectBuffer) {
+    pub(crate) fn fail_turn(&mut self, failure: CallFailure, out: &mut EffectBuffer) {
         let brought = self.state.turn.as_ref().is_some_and(|turn| turn.own_call() > 1);
         self.fail_turn_and_keep(brought, failure, out);
     }
 
     /// The same. `brought`: the messages of its answered calls stay. After side effects they stay in any case.
-    pub(super) fn fail_turn_and_keep(&mut self, brought: bool, failure: CallFailure, out: &mut EffectBuffer) {
+    pub(crate) fn fail_turn_and_keep(&mut self, brought: bool, failure: CallFailure, out: &mut EffectBuffer) {
         let Some(turn) = self.take_failed(&failure, out) else {
             return;
         };
@@ -209,7 +209,7 @@ impl Engine {
 }
 
 /// A failure that a retry of the same call would not fix.
-pub(super) fn bad_response(message: String) -> CallFailure {
+pub(crate) fn bad_response(message: String) -> CallFailure {
     CallFailure {
         kind: FailureKind::BadResponse,
         message,

@@ -1,13 +1,15 @@
 //! Pauses: how each reason is raised, and the one rule by which it clears.
 
+pub mod budget;
+
 use jiff::{SignedDuration, Timestamp};
 use strum::IntoEnumIterator;
 
-use super::effects::{EffectBuffer, journal_line};
-use super::guardrails::{self, ClockDecision, ClockPause, Guardrail, TrippedGuardrail};
-use super::machine::Engine;
-use super::snapshot::{ActivePause, CauseKind};
-use super::{RecordKind, retry, time_math};
+use crate::effects::{EffectBuffer, journal_line};
+use crate::guardrails::{self, ClockDecision, ClockPause, Guardrail, TrippedGuardrail};
+use crate::machine::Engine;
+use crate::snapshot::{ActivePause, CauseKind};
+use crate::{RecordKind, retry, time_math};
 use agentloop_api::pause::{CooldownCause, PauseEnd, PauseReason};
 
 const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
@@ -19,7 +21,7 @@ pub const MAX_CRASHES: u32 = 3;
 
 impl Engine {
     /// Holds the loop until the reason clears.
-    pub(super) fn raise_pause(&mut self, reason: PauseReason, until: Option<Timestamp>, message: String) {
+    pub(crate) fn raise_pause(&mut self, reason: PauseReason, until: Option<Timestamp>, message: String) {
         let hold = ActivePause {
             until,
             message,
@@ -28,12 +30,12 @@ impl Engine {
         self.state.reasons.insert(reason, hold);
     }
 
-    pub(super) fn raise_guardrail_pause(&mut self, trip: TrippedGuardrail, out: &EffectBuffer) {
+    pub(crate) fn raise_guardrail_pause(&mut self, trip: TrippedGuardrail, out: &EffectBuffer) {
         self.raise_pause(trip.reason, Some(time_math::after(out.now, trip.wait)), trip.message);
     }
 
     /// Clears the pauses whose end has come.
-    pub(super) fn clear_expired(&mut self, now: Timestamp) {
+    pub(crate) fn clear_expired(&mut self, now: Timestamp) {
         let over = |hold: &ActivePause| hold.ends().is_some_and(|end| end <= now);
         let expired: Vec<PauseReason> = self
             .state
@@ -48,7 +50,7 @@ impl Engine {
     }
 
     /// Evaluates the guardrails that depend only on the clock. Their reasons are levels, set again on each input.
-    pub(super) fn check_clock_guardrails(&mut self, now: Timestamp) {
+    pub(crate) fn check_clock_guardrails(&mut self, now: Timestamp) {
         self.clock_changes = None;
         for guardrail in guardrails::ALL {
             let Some(ClockDecision {
@@ -68,13 +70,13 @@ impl Engine {
     }
 
     /// The guardrail that holds the next attempt at a call, if any.
-    pub(super) fn trip_before_attempt(&self, now: Timestamp) -> Option<TrippedGuardrail> {
+    pub(crate) fn trip_before_attempt(&self, now: Timestamp) -> Option<TrippedGuardrail> {
         let ask = |guardrail: &&dyn Guardrail| guardrail.before_attempt(&self.settings, &self.state.used, now);
         guardrails::ALL.iter().find_map(ask)
     }
 
     /// Checks the guardrails before an attempt. False: the attempt waits.
-    pub(super) fn may_attempt(&mut self, out: &EffectBuffer) -> bool {
+    pub(crate) fn may_attempt(&mut self, out: &EffectBuffer) -> bool {
         match self.trip_before_attempt(out.now) {
             Some(trip) => {
                 self.raise_guardrail_pause(trip, out);
@@ -85,14 +87,14 @@ impl Engine {
     }
 
     /// The guardrails that hold the next tool run with side effects.
-    pub(super) fn trips_before_action(&self, now: Timestamp) -> impl Iterator<Item = TrippedGuardrail> {
+    pub(crate) fn trips_before_action(&self, now: Timestamp) -> impl Iterator<Item = TrippedGuardrail> {
         let ask = move |guardrail: &&dyn Guardrail| guardrail.before_action(&self.settings, &self.state.used, now);
         guardrails::ALL.iter().filter_map(ask)
     }
 
     /// Whether `guardrails.rateLimits` still hold what they paused: a tool run if the turn waits for one, otherwise a
     /// call.
-    pub(super) fn trip_of_window(&self, now: Timestamp) -> Option<TrippedGuardrail> {
+    pub(crate) fn trip_of_window(&self, now: Timestamp) -> Option<TrippedGuardrail> {
         if self.tool_batch().is_none() {
             return self.trip_before_attempt(now);
         }
@@ -101,7 +103,7 @@ impl Engine {
     }
 
     /// Evaluates a rate-limit pause again, since the spec or the clock may have changed what it waits for.
-    pub(super) fn recheck_rate_limits(&mut self, out: &EffectBuffer) {
+    pub(crate) fn recheck_rate_limits(&mut self, out: &EffectBuffer) {
         if !self.state.reasons.contains_key(&PauseReason::RateWindow) {
             return;
         }
@@ -111,7 +113,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn clear_pause(&mut self, reason: PauseReason) {
+    pub(crate) fn clear_pause(&mut self, reason: PauseReason) {
         if self.state.reasons.remove(&reason).is_none() {
             return;
         }
@@ -134,7 +136,7 @@ impl Engine {
 
     /// The request `resume`, once per token: it ends the cool-downs after errors, crashes and refusals, what a person had to
     /// look at first, and the wait for a model or light model that cannot be used, and nothing else.
-    pub(super) fn resume_requested(&mut self, token: String, out: &mut EffectBuffer) {
+    pub(crate) fn resume_requested(&mut self, token: String, out: &mut EffectBuffer) {
         if self.state.handled.resume.as_ref() == Some(&token) {
             return;
         }
@@ -176,21 +178,21 @@ impl Engine {
     }
 
     /// Contact with the controller is lost: nothing new starts until it is restored, however long that takes.
-    pub(super) fn link_lost(&mut self) {
+    pub(crate) fn link_lost(&mut self) {
         self.link_silent = true;
         let message =
             "no contact with the controller for the whole run lease; the loop resumes when contact is restored";
         self.raise_pause(PauseReason::LinkLost, None, message.to_owned());
     }
 
-    pub(super) fn link_back(&mut self) {
+    pub(crate) fn link_back(&mut self) {
         self.link_silent = false;
         self.clear_pause(PauseReason::LinkLost);
     }
 
     /// The gateway refused a call because it has no link, before the worker was notified. The pause ends after
     /// [`retry::LINK_PROBE`], so that a link that was restored unnoticed does not hold the loop forever.
-    pub(super) fn link_refused(&mut self, out: &EffectBuffer) {
+    pub(crate) fn link_refused(&mut self, out: &EffectBuffer) {
         if !self.state.reasons.contains_key(&PauseReason::LinkLost) {
             let message = "the gateway has no contact with the controller and made no call; the call is retried";
             let until = time_math::after(out.now, retry::LINK_PROBE);
@@ -199,7 +201,7 @@ impl Engine {
     }
 
     /// After a failed turn: starts a cool-down once the limit of failed turns in a row is reached.
-    pub(super) fn check_error_limit(&mut self, last: &str, out: &EffectBuffer) {
+    pub(crate) fn check_error_limit(&mut self, last: &str, out: &EffectBuffer) {
         let counters = &mut self.state.counters;
         if counters.errors < self.settings.max_consecutive_errors.max(1) {
             return;
@@ -219,7 +221,7 @@ impl Engine {
     }
 
     /// After a refused turn: starts a cool-down from the second in a row on, since an immediate retry only costs money.
-    pub(super) fn check_refusals(&mut self, out: &EffectBuffer) {
+    pub(crate) fn check_refusals(&mut self, out: &EffectBuffer) {
         let Some(earlier) = self.state.counters.refusals.checked_sub(MOST_REFUSALS) else {
             return;
         };
@@ -238,7 +240,7 @@ impl Engine {
     }
 
     /// The worker ended during a turn. A turn that crashes the worker repeatedly must not be retried forever.
-    pub(super) fn count_crash(&mut self, out: &EffectBuffer) {
+    pub(crate) fn count_crash(&mut self, out: &EffectBuffer) {
         let Some(turn) = &mut self.state.turn else {
             return;
         };
@@ -259,7 +261,7 @@ impl Engine {
 
     /// The longest pause for this reason, if it ends at a time of this machine's clock. `None`: budgets reset by the
     /// leader's clock, and the other reasons are re-evaluated or need a person.
-    pub(super) fn longest_hold(&self, reason: PauseReason) -> Option<SignedDuration> {
+    pub(crate) fn longest_hold(&self, reason: PauseReason) -> Option<SignedDuration> {
         match reason.facts().end {
             PauseEnd::ForcedSleep => Some(self.settings.max_sleep),
             PauseEnd::ActionWindow => Some(guardrails::LONGEST_HOLD_OF_ACTIONS),

@@ -6,7 +6,7 @@
 //! 1. Results of tools of earlier turns are cleared: their beginning and their size stay. The journal keeps them, and
 //!    they return when the room doubles.
 //! 2. Earlier turns are summarized by the model, see `compaction`.
-//! 3. Earlier turns leave, and a [`HistoryDigest`](super::digest::HistoryDigest) of their actions stays.
+//! 3. Earlier turns leave, and a [`HistoryDigest`](crate::context::digest::HistoryDigest) of their actions stays.
 //! 4. The same three for the turn under way: results that the model has seen are cleared, its calls are summarized or
 //!    leave. The results of the last answer go last.
 //!
@@ -16,12 +16,13 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::compaction::CompactionPlan;
-use super::digest::DigestDetail;
-use super::effects::{EffectBuffer, journal_line};
-use super::machine::Engine;
-use super::message::Message;
-use super::{JournalRecord, RecordKind, prompt_size};
+use crate::context::compaction::CompactionPlan;
+use crate::context::digest::DigestDetail;
+use crate::context::prompt_size;
+use crate::effects::{EffectBuffer, journal_line};
+use crate::machine::Engine;
+use crate::message::Message;
+use crate::{JournalRecord, RecordKind};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Prompts of one call that a server may refuse as too long before the turn fails. Each is a fifth smaller than the one
@@ -47,7 +48,7 @@ enum ShrinkStep {
     /// Clear results among so many of the first messages of the conversation.
     Clear(usize),
     /// Have the oldest messages summarized.
-    Compact(super::compaction::Compaction),
+    Compact(crate::context::compaction::Compaction),
     /// Drop so many of the oldest messages.
     Forget(usize),
     /// Nothing more can leave.
@@ -57,7 +58,7 @@ enum ShrinkStep {
 impl Engine {
     /// Reduces the prompt until it fits, or has messages summarized first. False: it cannot fit, and the turn has
     /// failed.
-    pub(super) fn make_room(&mut self, out: &mut EffectBuffer) -> bool {
+    pub(crate) fn make_room(&mut self, out: &mut EffectBuffer) -> bool {
         if self.compaction().is_some() {
             return true;
         }
@@ -184,7 +185,7 @@ impl Engine {
     }
 
     /// The room for the conversation. `newest`: estimated tokens of the current turn.
-    pub(super) fn room(&self, newest: u64) -> prompt_size::PromptRoom {
+    pub(crate) fn room(&self, newest: u64) -> prompt_size::PromptRoom {
         let limit = self.state.budget.tokens;
         prompt_size::room(&self.settings, self.state.sizes, limit, self.fixed_tokens(), newest)
     }
@@ -200,7 +201,7 @@ impl Engine {
     }
 
     /// How many messages of the current conversation, from its first, have their results cleared.
-    pub(super) fn cleared(&self) -> usize {
+    pub(crate) fn cleared(&self) -> usize {
         match &self.state.turn {
             Some(turn) if turn.rules().own_session => turn.cleared,
             Some(_) | None => self.state.cleared.messages,
@@ -237,13 +238,13 @@ impl Engine {
     }
 
     /// The oldest messages leave the transcript. A digest of their actions stays, and the model is told.
-    pub(super) fn trim_messages(&mut self, messages: usize, out: &mut EffectBuffer) {
+    pub(crate) fn trim_messages(&mut self, messages: usize, out: &mut EffectBuffer) {
         self.digest_opening(messages);
         self.trim_range(0..messages, DigestDetail::Results, out);
     }
 
     /// The same for whole turns in any place.
-    pub(super) fn trim_range(&mut self, range: Range<usize>, detail: DigestDetail, out: &mut EffectBuffer) {
+    pub(crate) fn trim_range(&mut self, range: Range<usize>, detail: DigestDetail, out: &mut EffectBuffer) {
         let toolbox = &self.toolbox;
         let acts = |name: &str| toolbox.may_act(name);
         self.state.digest.add(&self.transcript[range.clone()], detail, acts);
@@ -256,7 +257,7 @@ impl Engine {
     }
 
     /// Keeps the opening of the turn under way as text if its first messages leave.
-    pub(super) fn digest_opening(&mut self, messages: usize) {
+    pub(crate) fn digest_opening(&mut self, messages: usize) {
         let own = self.own_begin();
         if let Some(turn) = &self.state.turn
             && own < messages
@@ -267,7 +268,7 @@ impl Engine {
     }
 
     /// These messages are no longer part of the transcript.
-    pub(super) fn drop_messages(&mut self, range: &Range<usize>) {
+    pub(crate) fn drop_messages(&mut self, range: &Range<usize>) {
         let end = range.end.min(self.transcript.len());
         let range = range.start.min(end)..end;
         self.transcript.drain(range.clone());
@@ -282,7 +283,7 @@ impl Engine {
 
     /// The most bytes of one tool result: at most what the spec allows and a quarter of the free window, and so few
     /// that all results of the answer fit together.
-    pub(super) fn most_result_bytes(&self) -> usize {
+    pub(crate) fn most_result_bytes(&self) -> usize {
         let room = self.room(0).whole.saturating_mul(prompt_size::BYTES_PER_TOKEN);
         let calls = self
             .tool_batch()
@@ -294,7 +295,7 @@ impl Engine {
     }
 
     /// The call last sent was answered, and the server reported the size of its prompt.
-    pub(super) fn calibrate_sizes(&mut self, input_tokens: Option<u64>) {
+    pub(crate) fn calibrate_sizes(&mut self, input_tokens: Option<u64>) {
         if let (Some(sent), Some(billed)) = (self.sent_tokens.take(), input_tokens) {
             self.state.sizes.calibrate(sent, billed, &self.settings);
         }
@@ -310,7 +311,7 @@ impl Engine {
     }
 
     /// The server refused a prompt as too long. True: a smaller one is sent.
-    pub(super) fn context_exceeded(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> bool {
+    pub(crate) fn context_exceeded(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> bool {
         if failure.kind != FailureKind::ContextExceeded {
             return false;
         }
@@ -336,7 +337,7 @@ impl Engine {
 
     /// A call exceeds a whole limit, counted in bytes: results are cleared, then half of the history is summarized or
     /// dropped. False: nothing helps.
-    pub(super) fn shrink_for_limit(&mut self, limit: u64, out: &mut EffectBuffer) -> bool {
+    pub(crate) fn shrink_for_limit(&mut self, limit: u64, out: &mut EffectBuffer) -> bool {
         if self.forget_left_out(out) {
             return true;
         }

@@ -6,13 +6,13 @@
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
-use super::effects::EffectBuffer;
-use super::loop_detection::ToolCallEnding;
-use super::machine::Engine;
-use super::snapshot::LifecyclePhase;
-use super::tool::ToolOutcome;
-use super::tool_admission::{DenialReason, DeniedCall};
-use super::tool_batch::{MAX_TRIES, ToolSlot};
+use crate::effects::EffectBuffer;
+use crate::loop_detection::ToolCallEnding;
+use crate::machine::Engine;
+use crate::snapshot::LifecyclePhase;
+use crate::tool::ToolOutcome;
+use crate::tools::admission::{DenialReason, DeniedCall};
+use crate::tools::{MAX_TRIES, ToolSlot};
 
 /// The longest pause after which a call that the model requested before it is still run.
 pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
@@ -21,7 +21,7 @@ const LONGEST_CALL: SignedDuration = SignedDuration::from_hours(1);
 
 impl Engine {
     /// At the start of a process: why an answer, or its tool calls, may be out of date.
-    pub(super) fn outdated_since_start(&mut self, before: Option<Timestamp>, now: Timestamp) -> Option<String> {
+    pub(crate) fn outdated_since_start(&mut self, before: Option<Timestamp>, now: Timestamp) -> Option<String> {
         let spec = self.settings.spec;
         let edited = self.state.spec.replace(spec).is_some_and(|before| before != spec);
         let asleep = before.map_or(SignedDuration::ZERO, |before| now.duration_since(before));
@@ -41,14 +41,14 @@ impl Engine {
     }
 
     /// An answer arrived. Its calls are not run if things have changed since its call was sent.
-    pub(super) fn expire_outdated(&mut self, out: &mut EffectBuffer) {
+    pub(crate) fn expire_outdated(&mut self, out: &mut EffectBuffer) {
         if let Some(why) = self.state.turn.as_mut().and_then(|turn| turn.outdated.take()) {
             self.expire(&why, false, out);
         }
     }
 
     /// Calls that a pause has delayed for too long are not run when the loop resumes.
-    pub(super) fn expire_held(&mut self, out: &mut EffectBuffer) {
+    pub(crate) fn expire_held(&mut self, out: &mut EffectBuffer) {
         let free = self.free_from().is_some_and(|moment| moment <= out.now);
         if self.fenced || !free || self.state.lifecycle != LifecyclePhase::Active || !self.running.is_empty() {
             return;
@@ -61,7 +61,7 @@ impl Engine {
     }
 
     /// Denies every waiting call with side effects. With `repeats`, a run of unknown outcome is not repeated either.
-    pub(super) fn expire(&mut self, why: &str, repeats: bool, out: &mut EffectBuffer) {
+    pub(crate) fn expire(&mut self, why: &str, repeats: bool, out: &mut EffectBuffer) {
         let places = self.tool_batch().map_or(0, |work| work.slots.len());
         for place in 0..places {
             let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted_call(place).cloned()) else {

@@ -6,7 +6,7 @@
 
 use jiff::Timestamp;
 
-use super::machine::Engine;
+use crate::machine::Engine;
 
 /// What the model can do about a limit that is nearly used up.
 const ADVICE: &str = "\nSome of it is nearly used up: do the most important thing now, or sleep with `yield`.";
@@ -50,7 +50,7 @@ fn tenths(left: u64, limit: u64) -> u8 {
 
 impl Engine {
     /// A line for each limit; `None`: no limit is set or known.
-    pub(super) fn budget_health(&self, now: Timestamp) -> Option<String> {
+    pub(crate) fn budget_health(&self, now: Timestamp) -> Option<String> {
         let holds = |health: &&BudgetHealth| health.until.is_none_or(|until| now < until);
         let budgets = self
             .state

@@ -4,18 +4,19 @@
 //! the turn that needs the room: metered, limited, journalled and repeated like any other, but it does not count
 //! against the limits of the turn itself. The summarized messages leave the live transcript in the transaction that
 //! stores the summary, and stay in the journal's history. A failed summary stops nothing: its messages leave with a
-//! [`HistoryDigest`](super::digest::HistoryDigest), and the model is told.
+//! [`HistoryDigest`](crate::context::digest::HistoryDigest), and the model is told.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::effects::{EffectBuffer, answer_line, journal_line};
-use super::machine::Engine;
-use super::message::{FinishReason, Message, ModelAnswer};
-use super::prompt_size;
-use super::snapshot::Turn;
-use super::{CallId, CallPurpose, JournalRecord, RecordKind, prompt, time_math};
+use crate::context::prompt;
+use crate::context::prompt_size;
+use crate::effects::{EffectBuffer, answer_line, journal_line};
+use crate::machine::Engine;
+use crate::message::{FinishReason, Message, ModelAnswer};
+use crate::snapshot::Turn;
+use crate::{CallId, CallPurpose, JournalRecord, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Most bytes of a summary: it is written with each step of the loop.
@@ -65,13 +66,13 @@ impl Turn {
 }
 
 impl Engine {
-    pub(super) fn compaction(&self) -> Option<Compaction> {
+    pub(crate) fn compaction(&self) -> Option<Compaction> {
         self.state.call.compaction()
     }
 
     /// Plans a summary of the `leaving` oldest messages, or of as many of them as fit into one call: the rest needs
     /// another.
-    pub(super) fn plan_compaction(&self, leaving: usize) -> CompactionPlan {
+    pub(crate) fn plan_compaction(&self, leaving: usize) -> CompactionPlan {
         let may = |turn: &Turn| turn.rules().summarizes && !turn.unsummed && turn.compactions < MOST_SUMMARIES;
         if leaving == 0 || !self.state.turn.as_ref().is_some_and(may) {
             return CompactionPlan::None;
@@ -107,7 +108,7 @@ impl Engine {
 
     /// The call for a summary exceeds a whole limit or the window. Since sizes are estimates, this can happen despite
     /// the plan: the older half is summarized instead, while that is worth it.
-    pub(super) fn shorten_compaction(&mut self, compaction: Compaction, out: &mut EffectBuffer) {
+    pub(crate) fn shorten_compaction(&mut self, compaction: Compaction, out: &mut EffectBuffer) {
         let messages = compaction.messages.min(self.transcript.len());
         let half = prompt_size::messages_size(&self.transcript[..messages], self.cleared()) / 2;
         let CompactionPlan::Worth(shorter) = self.plan_within(messages, half, self.room(0)) else {
@@ -122,7 +123,7 @@ impl Engine {
     }
 
     /// The prompt of the turn's call without the system message.
-    pub(super) fn conversation(&self) -> Vec<Arc<Message>> {
+    pub(crate) fn conversation(&self) -> Vec<Arc<Message>> {
         let cleared = self.cleared();
         if self.turn_rules().own_session {
             return prompt_size::rendered(self.session(), cleared).collect();
@@ -143,7 +144,7 @@ impl Engine {
     }
 
     /// The text in a prompt that stands for the messages that left it.
-    pub(super) fn head(&self) -> Option<String> {
+    pub(crate) fn head(&self) -> Option<String> {
         if self.turn_rules().own_session {
             return None;
         }
@@ -163,12 +164,12 @@ impl Engine {
     }
 
     /// Estimated tokens of [`Self::head`].
-    pub(super) fn head_tokens(&self) -> u64 {
+    pub(crate) fn head_tokens(&self) -> u64 {
         self.head().map_or(0, |text| prompt_size::message_size(&text))
     }
 
     /// The call for a summary was answered.
-    pub(super) fn handle_summary(
+    pub(crate) fn handle_summary(
         &mut self,
         compaction: Compaction,
         call: CallId,
@@ -212,7 +213,7 @@ impl Engine {
     }
 
     /// An attempt at a summary failed because of the summary itself. True: handled here.
-    pub(super) fn compaction_failed(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> bool {
+    pub(crate) fn compaction_failed(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> bool {
         let Some(mut compaction) = self.compaction() else {
             return false;
         };
@@ -232,7 +233,7 @@ impl Engine {
 
     /// The turn continues with its own next call. After a failure no further summary is tried in this turn: what is
     /// still too large leaves before that call.
-    pub(super) fn end_compaction(&mut self, summed_up: bool, out: &EffectBuffer) {
+    pub(crate) fn end_compaction(&mut self, summed_up: bool, out: &EffectBuffer) {
         if let Some(turn) = &mut self.state.turn {
             turn.compactions = turn.compactions.saturating_add(1);
             turn.unsummed |= !summed_up;

@@ -10,11 +10,11 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::budget_health::BudgetHealth;
-use super::effects::{EffectBuffer, call_line};
-use super::machine::Engine;
-use super::snapshot::ActivePause;
-use super::{EngineEffect, RecordKind, time_math};
+use crate::context::budget_health::BudgetHealth;
+use crate::effects::{EffectBuffer, call_line};
+use crate::machine::Engine;
+use crate::snapshot::ActivePause;
+use crate::{EngineEffect, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_api::pause::{PauseEnd, PauseReason};
 
@@ -54,7 +54,7 @@ pub enum ProbeState {
 }
 
 /// Whether a reason clears when there is room. `BoundViolated` and `LoopDetected` need a person.
-pub(super) fn waits_for_room(reason: PauseReason) -> bool {
+pub(crate) fn waits_for_room(reason: PauseReason) -> bool {
     matches!(reason.facts().end, PauseEnd::Room { .. })
 }
 
@@ -64,7 +64,7 @@ fn is_worth_probing(reason: PauseReason) -> bool {
 }
 
 impl Engine {
-    pub(super) fn budget_changed(&mut self, budget: BudgetState, out: &mut EffectBuffer) {
+    pub(crate) fn budget_changed(&mut self, budget: BudgetState, out: &mut EffectBuffer) {
         if budget == self.state.budget {
             return;
         }
@@ -78,7 +78,7 @@ impl Engine {
     }
 
     /// Handles a refusal by a limit on spending. `asked_under`: the revision of the budget when the call was sent.
-    pub(super) fn handle_budget_refusal(
+    pub(crate) fn handle_budget_refusal(
         &mut self,
         reason: PauseReason,
         failure: CallFailure,
@@ -130,7 +130,7 @@ impl Engine {
     }
 
     /// An attempt is sent: it is the probe for every reason that has one scheduled.
-    pub(super) fn probes_sent(&mut self, now: Timestamp) {
+    pub(crate) fn probes_sent(&mut self, now: Timestamp) {
         for hold in self.state.reasons.values_mut() {
             if let Some(ProbeState::At(_)) = hold.probe {
                 hold.probe = Some(ProbeState::Sent(time_math::after(now, PROBE_TIMEOUT)));
@@ -139,7 +139,7 @@ impl Engine {
     }
 
     /// The call in flight ended without a refusal, so there was room for it.
-    pub(super) fn clear_probed_pauses(&mut self) {
+    pub(crate) fn clear_probed_pauses(&mut self) {
         let sent = |hold: &ActivePause| matches!(hold.probe, Some(ProbeState::Sent(_)));
         let reasons: Vec<PauseReason> = self
             .state
@@ -154,7 +154,7 @@ impl Engine {
     }
 
     /// The call in flight ended before room was checked: probe again.
-    pub(super) fn reschedule_probes(&mut self, now: Timestamp) {
+    pub(crate) fn reschedule_probes(&mut self, now: Timestamp) {
         for hold in self.state.reasons.values_mut() {
             if let Some(ProbeState::Sent(_)) = hold.probe {
                 hold.probe = Some(ProbeState::At(now));
@@ -163,7 +163,7 @@ impl Engine {
     }
 
     /// The earliest time at which the pauses let the loop act: any time, the time of the next probe, or never (`None`).
-    pub(super) fn free_from(&self) -> Option<Timestamp> {
+    pub(crate) fn free_from(&self) -> Option<Timestamp> {
         let moment = |hold: &ActivePause| match hold.probe {
             Some(ProbeState::At(moment)) => Some(moment),
             Some(ProbeState::Sent(_)) => Some(Timestamp::MIN),
@@ -177,7 +177,7 @@ impl Engine {
     }
 
     /// Whether a spent budget with `onExhausted: Stop` stops the loop.
-    pub(super) fn is_stopped_by_budget(&self) -> bool {
+    pub(crate) fn is_stopped_by_budget(&self) -> bool {
         self.state.budget.stop.is_some() && self.state.reasons.contains_key(&PauseReason::BudgetExhausted)
     }
 
@@ -202,7 +202,7 @@ impl Engine {
 }
 
 /// The refusal of a budget that stops its loops.
-pub(super) fn budget_stop_failure(message: String) -> CallFailure {
+pub(crate) fn budget_stop_failure(message: String) -> CallFailure {
     CallFailure {
         kind: FailureKind::BudgetExhausted,
         message,
