@@ -48,7 +48,7 @@ impl Engine {
 
     /// Sends the next attempt at the current call.
     pub(super) fn send_call(&mut self, out: &mut EffectBuffer) {
-        self.probes_sent(out.now);
+        self.state.reasons.probes_sent(out.now);
         let revision = self.state.budget.revision;
         let Some(call) = self.state.call.send(revision) else {
             return;
@@ -166,7 +166,7 @@ impl Engine {
         }
         if matches!(failure.kind, FailureKind::LinkLost | FailureKind::RecordFailed) {
             self.uncount_call();
-            self.reschedule_probes(out.now);
+            self.state.reasons.reschedule_probes(out.now);
         } else {
             self.clear_probed_pauses();
         }

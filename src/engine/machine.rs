@@ -14,13 +14,12 @@ use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::HotState;
 use super::model_call::CallStep;
 use super::modes::NextStep;
-use super::pauses::budget::{BudgetState, PROBE_INTERVAL, PROBE_TIMEOUT, ProbeState};
-use super::snapshot::{ActivePause, CauseKind, ChosenSleep, LifecyclePhase};
+use super::pauses::{self, budget::BudgetState};
+use super::snapshot::{CauseKind, ChosenSleep, LifecyclePhase};
 use super::tool::ToolRunId;
 use super::tools::admission::Toolbox;
 use super::{
     EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, settings::EngineSettings,
-    time_math,
 };
 use crate::context::{prompt, prompt::Skill};
 use agentloop_api::status::PauseReason;
@@ -48,8 +47,6 @@ pub struct Engine {
     pub(super) hot: HotState,
     /// Tool runs that this process has handed to the driver and awaits, with the time at which it did.
     pub(super) running: BTreeMap<ToolRunId, Timestamp>,
-    /// No contact with the controller for half the run lease: no tool with side effects starts.
-    pub(super) link_silent: bool,
     /// The time of the driver's timer.
     timer: Option<Timestamp>,
     /// When a guardrail that depends only on the clock changes its decision.
@@ -91,7 +88,6 @@ impl Engine {
             wake_events: None,
             settings,
             running: BTreeMap::new(),
-            link_silent: false,
             timer: None,
             clock_changes: None,
             fenced: false,
@@ -162,7 +158,7 @@ impl Engine {
                 link_silent,
             } => {
                 self.agent = agent;
-                self.link_silent = link_silent;
+                self.state.reasons.set_link_silent(link_silent);
                 self.start(epoch, known, budget, last, out);
             }
             EngineInput::Sensed(event) => self.receive_event(event, out),
@@ -176,7 +172,7 @@ impl Engine {
             EngineInput::WakeRequested { token } => self.wake_requested(token, out),
             EngineInput::ResumeRequested { token } => self.resume_requested(token, out),
             EngineInput::BudgetChanged { budget } => self.budget_changed(budget, out),
-            EngineInput::LinkSilent => self.link_silent = true,
+            EngineInput::LinkSilent => self.state.reasons.set_link_silent(true),
             EngineInput::LinkLost => self.link_lost(),
             EngineInput::LinkBack => self.link_back(),
             EngineInput::Stop { cause } => self.stop(cause, live, out),
@@ -231,7 +227,7 @@ impl Engine {
         let outdated = self.outdated_since_start(last, out.now);
         self.state.suspended = false;
         // What the previous process knew of the link is out of date; the driver reports it again.
-        self.state.reasons.remove(&PauseReason::LinkLost);
+        self.state.reasons.remove(PauseReason::LinkLost);
         self.state.used.retain_limits(&self.settings.windows());
         self.retry_light_model(out.now);
         self.state.lifecycle = LifecyclePhase::Starting;
@@ -349,7 +345,7 @@ impl Engine {
         if !free {
             return None;
         }
-        let free_from = self.free_from()?;
+        let free_from = self.state.reasons.free_from()?;
         let in_turn = self.state.turn.is_some();
         let due = match self.state.call.step() {
             _ if !in_turn && self.is_refreshing() => return None,
@@ -376,7 +372,7 @@ impl Engine {
         if self.fenced || self.state.lifecycle != LifecyclePhase::Active {
             return None;
         }
-        let holds = self.state.reasons.values().filter_map(ActivePause::ends);
+        let holds = self.state.reasons.first_end().into_iter();
         let sleep = self.mode().sleep().map(ChosenSleep::ends);
         // Tool work that is possible now has been done; the rest waits for an input, not for a time.
         let due = self.due(now).filter(|due| self.tool_batch().is_none() || *due > now);
@@ -404,17 +400,9 @@ impl Engine {
         self.hot.moved(back);
         self.limit_light_wait(now);
         self.state.call.moved(moved);
-        let reasons: Vec<PauseReason> = self.state.reasons.keys().copied().collect();
-        for reason in reasons {
-            let latest = self.longest_hold(reason).map(|longest| time_math::after(now, longest));
-            if let Some(hold) = self.state.reasons.get_mut(&reason) {
-                hold.until = hold.until.map(|until| latest.map_or(until, |latest| until.min(latest)));
-                hold.probe = hold.probe.map(|probe| match probe {
-                    ProbeState::At(moment) => ProbeState::At(moment.min(time_math::after(now, PROBE_INTERVAL))),
-                    ProbeState::Sent(moment) => ProbeState::Sent(moment.min(time_math::after(now, PROBE_TIMEOUT))),
-                });
-            }
-        }
+        let settings = &self.settings;
+        let longest = |reason| pauses::longest_hold(reason, settings);
+        self.state.reasons.clock_set_back(now, longest);
     }
 
     /// The turn that a journal record belongs to.

@@ -15,6 +15,7 @@ extern crate agentloop_texts;
 
 mod calls;
 mod context;
+mod counters;
 mod early_snapshot;
 mod effects;
 mod guardrails;

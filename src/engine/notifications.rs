@@ -384,7 +384,7 @@ impl Engine {
         if failure.kind != FailureKind::BadResponse {
             return;
         }
-        let fair = self.state.counters.errors == 0;
+        let fair = self.state.counters.failures.errors() == 0;
         let keys = shown.sent.keys.iter().copied();
         let unseen: Vec<u64> = keys.filter(|key| !shown.seen.keys.contains(key)).collect();
         let dropped = self.state.inbox.blame(&unseen, fair);

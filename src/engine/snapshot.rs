@@ -11,8 +11,8 @@ use super::context::digest::HistoryDigest;
 use super::context::doubt::HistoryDoubt;
 use super::context::prompt_size::TokenEstimator;
 use super::context::window::ClearedResults;
+use super::counters::StreakCounters;
 use super::early_snapshot;
-use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::HotStateRefresh;
 use super::lifetime_counts::LifetimeCounts;
 use super::light_model::LightModelOutage;
@@ -20,7 +20,8 @@ use super::loop_detection::LoopDetector;
 use super::model_call::CallSlot;
 use super::modes::ModeState;
 use super::notifications::{NotificationInbox, ShownNotifications};
-use super::pauses::budget::{BudgetState, ProbeState};
+use super::pauses::budget::BudgetState;
+use super::pauses::holds::Pauses;
 use super::precheck::PreCheckState;
 use super::resources::ResourceTracker;
 use super::scoring::ScoringState;
@@ -64,7 +65,7 @@ pub struct EngineSnapshot {
     pub(super) scoring: ScoringState,
     /// When the next own turn may begin, if neither a pause nor a sleep holds the loop.
     pub(super) next_turn: Option<Timestamp>,
-    pub(super) reasons: BTreeMap<PauseReason, ActivePause>,
+    pub(super) reasons: Pauses,
     pub(super) counters: StreakCounters,
     /// The memory of loop detection.
     pub(super) watch: LoopDetector,
@@ -237,53 +238,6 @@ impl ChosenSleep {
     pub fn ends(&self) -> Timestamp {
         self.room_at.map_or(self.until, |room_at| room_at.min(self.until))
     }
-}
-
-/// The details of a reason that holds the loop.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct ActivePause {
-    /// When it clears without an input.
-    pub until: Option<Timestamp>,
-    /// What happened, and how to fix it.
-    pub message: String,
-    /// When the held call is probed although the reason still holds.
-    #[serde(default)]
-    pub probe: Option<ProbeState>,
-}
-
-impl ActivePause {
-    /// When it clears without an input, as far as is known here.
-    pub fn ends(&self) -> Option<Timestamp> {
-        let let_through = match self.probe {
-            Some(ProbeState::Sent(moment)) => Some(moment),
-            Some(ProbeState::At(_)) | None => None,
-        };
-        [self.until, let_through].into_iter().flatten().min()
-    }
-}
-
-/// Streaks, and how often each limit was reached in a row, which sets the length of its cool-down.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-#[serde(default)]
-pub struct StreakCounters {
-    /// Failed turns in a row.
-    pub errors: u32,
-    /// Cool-downs after errors since the last completed turn.
-    pub error_cooldowns: u32,
-    /// Turns in a row that the model or its provider refused.
-    pub refusals: u32,
-    /// Cool-downs after crashes since the last completed turn.
-    pub crash_cooldowns: u32,
-    /// Completed turns since the last sleep.
-    pub turns: u32,
-    /// Completed turns in a row that called no tool.
-    pub words: u32,
-    /// Naps since the last time that they added up to a minute.
-    pub napped: SignedDuration,
-    /// Forced sleeps since the agent last chose to sleep.
-    pub forced_sleeps: u32,
-    /// Time awake without an effective action.
-    pub idle: IdleClock,
 }
 
 /// What a turn's first message tells the model.

@@ -12,8 +12,6 @@ use super::snapshot::{CauseKind, LifecyclePhase, UnseenEvents};
 use super::{RecordKind, time_math};
 use agentloop_api::status::LoopState;
 
-/// A chosen sleep of at least this length resets the limits.
-pub const WHOLE_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 /// The delay after the first of the slow turns in a row without a tool call; each further one doubles it.
 const FIRST_DELAY: SignedDuration = SignedDuration::from_secs(1);
 
@@ -108,24 +106,13 @@ impl Engine {
         self.state.briefing.set_cause(CauseKind::Event, cause);
     }
 
-    /// Records a rest that the agent chose. A minute or more resets what the limits count; naps do so each time they
-    /// add up to a minute, so that naps cannot evade the limits.
+    /// Records a rest that the agent chose.
     pub(super) fn record_rest(&mut self, wait: SignedDuration, now: Timestamp) -> RestKind {
         let counters = &mut self.state.counters;
-        counters.words = 0;
-        let rest = if wait >= WHOLE_SLEEP {
-            counters.napped = SignedDuration::ZERO;
-            RestKind::Sleep
-        } else {
-            counters.napped += wait;
-            if counters.napped < WHOLE_SLEEP {
-                return RestKind::None;
-            }
-            // The remainder counts towards the next minute.
-            counters.napped -= WHOLE_SLEEP;
-            RestKind::Naps
-        };
-        counters.idle.effective_action(now);
+        let rest = counters.rest.rested(wait);
+        if rest != RestKind::None {
+            counters.idle.effective_action(now);
+        }
         rest
     }
 
@@ -141,8 +128,7 @@ impl Engine {
 
     /// Turns in a row without a tool call, beyond those that are not slowed down.
     fn slow_turns(&self) -> u32 {
-        let words = self.state.counters.words;
-        words.saturating_sub(self.settings.quick_text_turns)
+        self.state.counters.rest.slow_turns(self.settings.quick_text_turns)
     }
 
     /// Counts a turn that ended with text, if the mode delays such turns. The model is told once about the consequence.
@@ -153,10 +139,10 @@ impl Engine {
         };
         // Text is legitimate after a tool call, or in reply to a notification.
         if turn.own_call() > 1 || turn.shown.is_seen() {
-            self.state.counters.words = 0;
+            self.state.counters.rest.end_text_turns();
             return;
         }
-        self.state.counters.words = self.state.counters.words.saturating_add(1);
+        self.state.counters.rest.count_text_turn();
         if self.slow_turns() == 1 && self.settings.longest_text_delay > self.settings.min_delay {
             self.add_note(note);
         }

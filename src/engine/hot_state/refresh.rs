@@ -135,7 +135,7 @@ impl Engine {
                 call: 0,
                 index,
             };
-            let held = self.free_from().is_none_or(|moment| moment > out.now);
+            let held = !self.state.reasons.are_free(out.now);
             if held || self.state.lifecycle != LifecyclePhase::Active || self.running.len() >= MOST_READS {
                 return;
             }

@@ -131,9 +131,7 @@ impl Engine {
         if restarted || mode == DetectionMode::Disabled {
             self.state.watch = LoopDetector::default();
         }
-        let own = |until: &Option<_>| until.is_some();
-        let hold = self.state.reasons.get(&PauseReason::LoopDetected);
-        if mode != DetectionMode::Enforce && hold.is_some_and(|hold| own(&hold.until)) {
+        if mode != DetectionMode::Enforce && self.state.reasons.has_end(PauseReason::LoopDetected) {
             self.clear_pause(PauseReason::LoopDetected);
         }
     }
@@ -262,7 +260,7 @@ impl Engine {
         watch.pauses = watch.pauses.saturating_add(1);
         let message = self.detected().map_or_else(String::new, |detected| detected.message);
         // A pause that needs a person stays.
-        if !self.state.reasons.contains_key(&PauseReason::LoopDetected) {
+        if !self.state.reasons.has(PauseReason::LoopDetected) {
             let until = time_math::after(out.now, wait);
             self.raise_pause(PauseReason::LoopDetected, Some(until), message);
         }

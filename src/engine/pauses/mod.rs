@@ -1,15 +1,21 @@
 //! Pauses: how each reason is raised, and the one rule by which it clears.
 
 pub mod budget;
+pub mod cooldowns;
+pub mod holds;
 
 use jiff::{SignedDuration, Timestamp};
 use strum::IntoEnumIterator;
 
-use crate::effects::{EffectBuffer, journal_line};
+use self::budget::{BudgetState, PROBE_DELAY, PROBE_INTERVAL, ProbeState, budget_stop_failure, is_worth_probing};
+use self::holds::waits_for_room;
+use crate::effects::{EffectBuffer, call_line, journal_line};
 use crate::guardrails::{self, ClockDecision, ClockPause, Guardrail, TrippedGuardrail};
 use crate::machine::Engine;
-use crate::snapshot::{ActivePause, CauseKind};
-use crate::{RecordKind, retry, time_math};
+use crate::settings::EngineSettings;
+use crate::snapshot::CauseKind;
+use crate::{EngineEffect, RecordKind, retry, time_math};
+use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_api::pause::{CooldownCause, PauseEnd, PauseReason};
 
 const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
@@ -22,12 +28,7 @@ pub const MAX_CRASHES: u32 = 3;
 impl Engine {
     /// Holds the loop until the reason clears.
     pub(crate) fn raise_pause(&mut self, reason: PauseReason, until: Option<Timestamp>, message: String) {
-        let hold = ActivePause {
-            until,
-            message,
-            probe: None,
-        };
-        self.state.reasons.insert(reason, hold);
+        self.state.reasons.raise(reason, until, message);
     }
 
     pub(crate) fn raise_guardrail_pause(&mut self, trip: TrippedGuardrail, out: &EffectBuffer) {
@@ -36,14 +37,7 @@ impl Engine {
 
     /// Clears the pauses whose end has come.
     pub(crate) fn clear_expired(&mut self, now: Timestamp) {
-        let over = |hold: &ActivePause| hold.ends().is_some_and(|end| end <= now);
-        let expired: Vec<PauseReason> = self
-            .state
-            .reasons
-            .iter()
-            .filter(|(_, hold)| over(hold))
-            .map(|(reason, _)| *reason)
-            .collect();
+        let expired = self.state.reasons.expired(now);
         for reason in expired {
             self.clear_pause(reason);
         }
@@ -104,7 +98,7 @@ impl Engine {
 
     /// Evaluates a rate-limit pause again, since the spec or the clock may have changed what it waits for.
     pub(crate) fn recheck_rate_limits(&mut self, out: &EffectBuffer) {
-        if !self.state.reasons.contains_key(&PauseReason::RateWindow) {
+        if !self.state.reasons.has(PauseReason::RateWindow) {
             return;
         }
         match self.trip_of_window(out.now) {
@@ -114,11 +108,14 @@ impl Engine {
     }
 
     pub(crate) fn clear_pause(&mut self, reason: PauseReason) {
-        if self.state.reasons.remove(&reason).is_none() {
+        if !self.state.reasons.remove(reason) {
             return;
         }
         if let PauseEnd::Cooldown(cause) = reason.facts().end {
-            self.count_anew(cause);
+            self.state.counters.failures.cooled_down(cause);
+            if let (CooldownCause::Crashes, Some(turn)) = (cause, &mut self.state.turn) {
+                turn.crashes = 0;
+            }
         }
         for guardrail in guardrails::ALL {
             guardrail.cleared(reason, &mut self.state.counters);
@@ -144,56 +141,32 @@ impl Engine {
         out.record(journal_line(RecordKind::RequestHandled, self.turn_number(), "resume"));
         for reason in PauseReason::iter().filter(|reason| reason.facts().ends_on_resume) {
             if let PauseEnd::Cooldown(cause) = reason.facts().end
-                && self.state.reasons.contains_key(&reason)
+                && self.state.reasons.has(reason)
             {
-                self.shorten_cooldowns(cause);
+                self.state.counters.failures.shorten(cause);
             }
             self.clear_pause(reason);
         }
         self.retry_light_model(out.now);
     }
 
-    /// After a cool-down: what led to it has to happen as often again before the next one. Refusals are the exception: each
-    /// further one in a row brings a longer cool-down.
-    fn count_anew(&mut self, cause: CooldownCause) {
-        match cause {
-            CooldownCause::Errors => self.state.counters.errors = 0,
-            CooldownCause::Crashes => {
-                if let Some(turn) = &mut self.state.turn {
-                    turn.crashes = 0;
-                }
-            }
-            CooldownCause::Refusals => {}
-        }
-    }
-
-    /// The next cool-down of this cause is as short as the first.
-    fn shorten_cooldowns(&mut self, cause: CooldownCause) {
-        let counters = &mut self.state.counters;
-        match cause {
-            CooldownCause::Errors => counters.error_cooldowns = 0,
-            CooldownCause::Crashes => counters.crash_cooldowns = 0,
-            CooldownCause::Refusals => counters.refusals = 0,
-        }
-    }
-
     /// Contact with the controller is lost: nothing new starts until it is restored, however long that takes.
     pub(crate) fn link_lost(&mut self) {
-        self.link_silent = true;
+        self.state.reasons.set_link_silent(true);
         let message =
             "no contact with the controller for the whole run lease; the loop resumes when contact is restored";
         self.raise_pause(PauseReason::LinkLost, None, message.to_owned());
     }
 
     pub(crate) fn link_back(&mut self) {
-        self.link_silent = false;
+        self.state.reasons.set_link_silent(false);
         self.clear_pause(PauseReason::LinkLost);
     }
 
     /// The gateway refused a call because it has no link, before the worker was notified. The pause ends after
     /// [`retry::LINK_PROBE`], so that a link that was restored unnoticed does not hold the loop forever.
     pub(crate) fn link_refused(&mut self, out: &EffectBuffer) {
-        if !self.state.reasons.contains_key(&PauseReason::LinkLost) {
+        if !self.state.reasons.has(PauseReason::LinkLost) {
             let message = "the gateway has no contact with the controller and made no call; the call is retried";
             let until = time_math::after(out.now, retry::LINK_PROBE);
             self.raise_pause(PauseReason::LinkLost, Some(until), message.to_owned());
@@ -202,16 +175,14 @@ impl Engine {
 
     /// After a failed turn: starts a cool-down once the limit of failed turns in a row is reached.
     pub(crate) fn check_error_limit(&mut self, last: &str, out: &EffectBuffer) {
-        let counters = &mut self.state.counters;
-        if counters.errors < self.settings.max_consecutive_errors.max(1) {
+        let failures = &mut self.state.counters.failures;
+        let Some(wait) = failures.after_error(self.settings.max_consecutive_errors) else {
             return;
-        }
-        let wait = time_math::doubled(FIRST_COOLDOWN, counters.error_cooldowns, LONGEST_COOLDOWN);
-        counters.error_cooldowns = counters.error_cooldowns.saturating_add(1);
+        };
         let message = format!(
             "{} turns in a row failed (loop.maxConsecutiveErrors), the last one: {last}. The loop resumes after a \
              cool-down; the annotation agentloop.dev/resume ends it at once",
-            counters.errors
+            failures.errors()
         );
         self.raise_pause(
             PauseReason::ConsecutiveErrors,
@@ -222,15 +193,13 @@ impl Engine {
 
     /// After a refused turn: starts a cool-down from the second in a row on, since an immediate retry only costs money.
     pub(crate) fn check_refusals(&mut self, out: &EffectBuffer) {
-        let Some(earlier) = self.state.counters.refusals.checked_sub(MOST_REFUSALS) else {
+        let Some((refusals, wait)) = self.state.counters.failures.after_refusal() else {
             return;
         };
-        let wait = time_math::doubled(FIRST_COOLDOWN, earlier, LONGEST_COOLDOWN);
         let message = format!(
-            "the model or its provider refused {} turns in a row. Check the instructions, what its tools and Sensors \
+            "the model or its provider refused {refusals} turns in a row. Check the instructions, what its tools and Sensors \
              return, and the provider's content filters. The loop resumes after a cool-down; the annotation \
-             agentloop.dev/resume ends it at once",
-            self.state.counters.refusals
+             agentloop.dev/resume ends it at once"
         );
         self.raise_pause(
             PauseReason::ModelRefused,
@@ -253,22 +222,104 @@ impl Engine {
              loop resumes after a cool-down; the annotation agentloop.dev/resume ends it at once",
             turn.crashes, turn.number
         );
-        let counters = &mut self.state.counters;
-        let wait = time_math::doubled(FIRST_COOLDOWN, counters.crash_cooldowns, LONGEST_COOLDOWN);
-        counters.crash_cooldowns = counters.crash_cooldowns.saturating_add(1);
+        let wait = self.state.counters.failures.after_crashes();
         self.raise_pause(PauseReason::CrashLoop, Some(time_math::after(out.now, wait)), message);
     }
 
-    /// The longest pause for this reason, if it ends at a time of this machine's clock. `None`: budgets reset by the
-    /// leader's clock, and the other reasons are re-evaluated or need a person.
-    pub(crate) fn longest_hold(&self, reason: PauseReason) -> Option<SignedDuration> {
-        match reason.facts().end {
-            PauseEnd::ForcedSleep => Some(self.settings.max_sleep),
-            PauseEnd::ActionWindow => Some(guardrails::LONGEST_HOLD_OF_ACTIONS),
-            PauseEnd::NextAttempt => Some(retry::LONGEST_RETRY_AFTER),
-            PauseEnd::Contact => Some(retry::LINK_PROBE),
-            PauseEnd::Cooldown(_) => Some(LONGEST_COOLDOWN),
-            PauseEnd::Spec | PauseEnd::Recheck | PauseEnd::Room { .. } | PauseEnd::User => None,
+    pub(crate) fn budget_changed(&mut self, budget: BudgetState, out: &mut EffectBuffer) {
+        if budget == self.state.budget {
+            return;
         }
+        let before = std::mem::replace(&mut self.state.budget, budget);
+        if before.revision != self.state.budget.revision {
+            self.state.reasons.probe_at(out.now);
+        }
+        if let Some(message) = self.state.budget.stop.clone() {
+            self.cancel_for_budget(message, out);
+        }
+    }
+
+    /// Handles a refusal by a limit on spending. `asked_under`: the revision of the budget when the call was sent.
+    pub(crate) fn handle_budget_refusal(
+        &mut self,
+        reason: PauseReason,
+        failure: CallFailure,
+        asked_under: u64,
+        out: &mut EffectBuffer,
+    ) {
+        if let (FailureKind::CallExceedsLimit, Some(compaction)) = (failure.kind, self.compaction()) {
+            self.shorten_compaction(compaction, out);
+            return;
+        }
+        let limit = self
+            .state
+            .budget
+            .tokens
+            .filter(|_| self.state.turn.is_some() && !self.turn_rules().own_session);
+        // A prompt that exceeds a whole limit never fits: shrink it instead of waiting.
+        if let (FailureKind::CallExceedsLimit, Some(limit)) = (failure.kind, limit)
+            && self.shrink_for_limit(limit, out)
+        {
+            return;
+        }
+        // If several limits refuse, only the latest one is shown.
+        self.state.reasons.remove_waits_for_room();
+        let probe = if !waits_for_room(reason) {
+            None
+        } else if asked_under != self.state.budget.revision {
+            // The refusal may refer to the previous state of the budget.
+            Some(ProbeState::At(time_math::after(out.now, PROBE_DELAY)))
+        } else if failure.resumes_at.is_none() && is_worth_probing(reason) && !self.state.budget.held {
+            Some(ProbeState::At(time_math::after(out.now, PROBE_INTERVAL)))
+        } else {
+            None
+        };
+        let until = failure.resumes_at.filter(|_| waits_for_room(reason));
+        self.state.reasons.raise_probed(reason, until, failure.message, probe);
+    }
+
+    /// The call in flight ended without a refusal, so there was room for it.
+    pub(crate) fn clear_probed_pauses(&mut self) {
+        let reasons = self.state.reasons.probed();
+        for reason in reasons {
+            self.clear_pause(reason);
+        }
+    }
+
+    /// Whether a spent budget with `onExhausted: Stop` stops the loop.
+    pub(crate) fn is_stopped_by_budget(&self) -> bool {
+        self.state.budget.stop.is_some() && self.state.reasons.has(PauseReason::BudgetExhausted)
+    }
+
+    /// Cancels the call in flight. Its answer is lost but its cost counts; the same call is made again once there is
+    /// room. Read-only tool runs are cancelled too; others finish, and no new one starts.
+    fn cancel_for_budget(&mut self, message: String, out: &mut EffectBuffer) {
+        let (refusal, now_under) = (budget_stop_failure(message), self.state.budget.revision);
+        let call = self.call_in_flight();
+        if let Some(call) = call {
+            out.push(EngineEffect::CancelCall { call });
+            self.in_flight = false;
+            self.close_attempt(out);
+            let note = FailureKind::BudgetExhausted.as_ref();
+            out.record(call_line(RecordKind::CallFailed, call, note, Vec::new()));
+        } else if self.tool_batch().is_some() {
+            self.cancel_runs(false, out);
+        } else {
+            return;
+        }
+        self.handle_budget_refusal(PauseReason::BudgetExhausted, refusal, now_under, out);
+    }
+}
+
+/// The longest pause for this reason, if it ends at a time of this machine's clock. `None`: budgets reset by the
+/// leader's clock, and the other reasons are re-evaluated or need a person.
+pub fn longest_hold(reason: PauseReason, settings: &EngineSettings) -> Option<SignedDuration> {
+    match reason.facts().end {
+        PauseEnd::ForcedSleep => Some(settings.max_sleep),
+        PauseEnd::ActionWindow => Some(guardrails::LONGEST_HOLD_OF_ACTIONS),
+        PauseEnd::NextAttempt => Some(retry::LONGEST_RETRY_AFTER),
+        PauseEnd::Contact => Some(retry::LINK_PROBE),
+        PauseEnd::Cooldown(_) => Some(LONGEST_COOLDOWN),
+        PauseEnd::Spec | PauseEnd::Recheck | PauseEnd::Room { .. } | PauseEnd::User => None,
     }
 }

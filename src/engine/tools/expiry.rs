@@ -49,7 +49,7 @@ impl Engine {
 
     /// Calls that a pause has delayed for too long are not run when the loop resumes.
     pub(crate) fn expire_held(&mut self, out: &mut EffectBuffer) {
-        let free = self.free_from().is_some_and(|moment| moment <= out.now);
+        let free = self.state.reasons.are_free(out.now);
         if self.fenced || !free || self.state.lifecycle != LifecyclePhase::Active || !self.running.is_empty() {
             return;
         }

@@ -167,7 +167,7 @@ impl Engine {
             turn.work = Some(work);
         }
         if self.turn_rules().counts_as_turn {
-            self.state.counters.words = 0;
+            self.state.counters.rest.end_text_turns();
         }
         self.expire_outdated(out);
         self.advance_tools(out);
@@ -224,8 +224,7 @@ impl Engine {
 
     /// The next run that may be sent. Pauses the loop if a guardrail trips.
     fn next_run(&mut self, out: &mut EffectBuffer) -> NextRun {
-        let held = self.free_from().is_none_or(|moment| moment > out.now);
-        if self.fenced || held || self.state.lifecycle != LifecyclePhase::Active {
+        if self.fenced || !self.state.reasons.are_free(out.now) || self.state.lifecycle != LifecyclePhase::Active {
             return NextRun::Wait;
         }
         let Some(work) = self.tool_batch() else {
@@ -253,7 +252,7 @@ impl Engine {
                     NextRun::Wait
                 };
             }
-            if under_way > 0 || self.link_silent {
+            if under_way > 0 || !self.state.reasons.allow_actions() {
                 return NextRun::Wait;
             }
             return if is_new && self.is_held_by_guardrail(out) {

@@ -112,9 +112,8 @@ impl Engine {
         self.give_up(turn, retract, REFUSED, out);
         let failure = self.with_doubt(failure, out);
         self.add_note("the provider refused or filtered your last answer, and it was taken out of this conversation");
-        let counters = &mut self.state.counters;
-        counters.refusals = counters.refusals.saturating_add(1);
-        let delay = time_math::doubled(self.settings.min_delay, counters.refusals, self.settings.max_delay);
+        let refusals = self.state.counters.failures.turn_refused();
+        let delay = time_math::doubled(self.settings.min_delay, refusals, self.settings.max_delay);
         self.state.next_turn = Some(time_math::after(out.now, delay));
         self.check_refusals(out);
         self.state.last_error = Some((out.now, failure));
@@ -163,9 +162,8 @@ impl Engine {
             }
         }
         let failure = self.with_doubt(failure, out);
-        let counters = &mut self.state.counters;
-        counters.errors = counters.errors.saturating_add(1);
-        let delay = time_math::doubled(self.settings.min_delay, counters.errors, self.settings.max_delay);
+        let errors = self.state.counters.failures.turn_failed();
+        let delay = time_math::doubled(self.settings.min_delay, errors, self.settings.max_delay);
         self.state.next_turn = Some(time_math::after(out.now, delay.max(retry::retry_after(&failure))));
         self.check_error_limit(&failure.to_string(), out);
         self.state.last_error = Some((out.now, failure));

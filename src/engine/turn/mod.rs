@@ -294,9 +294,7 @@ impl Engine {
         let kind = self.state.turn.as_ref().map_or(TurnKind::Own, |turn| turn.kind);
         let unseen = self.take_turn().map(|turn| turn.unseen).unwrap_or_default();
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
-        let counters = &mut self.state.counters;
-        (counters.errors, counters.error_cooldowns, counters.crash_cooldowns) = (0, 0, 0);
-        counters.refusals = 0;
+        self.state.counters.failures.turn_completed();
         self.trust_history();
         self.state.next_turn = Some(time_math::after(out.now, self.delay()));
         self.state.briefing.set_cause(CauseKind::Loop, prompt::GOES_ON);
