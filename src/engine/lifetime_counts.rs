@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use super::effects::EffectBuffer;
 use super::machine::Engine;
 use super::tool::{ToolOutcome, ToolRunId};
-use super::tools::ToolSlot;
 use super::{JournalRecord, OutcomeKind, RecordDetail, RecordKind};
 use agentloop_api::usage_counts::{self, GuardrailTrips, OTHER_TOOLS, ToolUsage};
 
@@ -65,10 +64,7 @@ impl Engine {
         if id.is_refresh() {
             return self.refresh_tool(id);
         }
-        match self.tool_batch()?.slots.get(self.place_of(id)?)? {
-            ToolSlot::Open(plan) => Some(&plan.tool),
-            ToolSlot::Waiting(_) | ToolSlot::Result(_) | ToolSlot::Yield(_) => None,
-        }
+        Some(&self.tool_batch()?.open(self.place_of(id)?)?.tool)
     }
 
     fn count_tool(&mut self, record: &JournalRecord) {

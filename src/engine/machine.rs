@@ -18,6 +18,8 @@ use super::pauses::{self, budget::BudgetState};
 use super::snapshot::{CauseKind, ChosenSleep, LifecyclePhase};
 use super::tool::ToolRunId;
 use super::tools::admission::Toolbox;
+use super::turn::Turn;
+use super::turn::kind::{TurnKind, TurnRules};
 use super::{
     EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, settings::EngineSettings,
 };
@@ -407,9 +409,11 @@ impl Engine {
 
     /// The turn that a journal record belongs to.
     pub(super) fn turn_number(&self) -> i64 {
-        self.state
-            .turn
-            .as_ref()
-            .map_or(self.state.turns_begun, |turn| turn.number)
+        self.state.turn.as_ref().map_or(self.state.turns_begun, Turn::number)
+    }
+
+    /// The rules of the turn under way. Between turns, those of the agent's own turns.
+    pub(super) fn turn_rules(&self) -> TurnRules {
+        self.state.turn.as_ref().map_or(TurnKind::Own.rules(), Turn::rules)
     }
 }

@@ -26,7 +26,6 @@ mod light_model;
 mod loop_detection;
 pub mod machine;
 pub mod message;
-mod mode_calls;
 mod model_call;
 mod modes;
 pub mod notifications;

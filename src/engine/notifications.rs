@@ -324,7 +324,7 @@ impl Engine {
             self.turn_number(),
             priority.as_ref(),
         ));
-        let shown = self.state.turn.as_ref().map(|turn| turn.shown.sent.keys.clone());
+        let shown = self.state.turn.as_ref().map(|turn| turn.shown().sent.keys.clone());
         let dropped = self.state.inbox.shrink(&shown.unwrap_or_default());
         if dropped > 0 {
             let note = format!("{dropped} dropped");
@@ -346,20 +346,21 @@ impl Engine {
     pub(super) fn show_notifications(&mut self) {
         let room = self.room_for_notifications();
         if let Some(turn) = &mut self.state.turn {
-            self.state.inbox.choose(&mut turn.shown, room);
+            self.state.inbox.choose(turn.shown_mut(), room);
         }
     }
 
     /// The attempt last sent was answered: the model has seen what it showed.
     pub(super) fn notifications_seen(&mut self) {
         if let Some(turn) = &mut self.state.turn {
-            turn.shown.seen = turn.shown.sent.clone();
+            let shown = turn.shown_mut();
+            shown.seen = shown.sent.clone();
         }
     }
 
     /// What a completed turn leaves in the transcript of the notifications that it has shown.
     pub(super) fn keep_notifications(&mut self, now: Timestamp) -> Vec<Arc<Message>> {
-        let shown = self.state.turn.as_ref().map(|turn| &turn.shown.seen);
+        let shown = self.state.turn.as_ref().map(|turn| &turn.shown().seen);
         let text = shown.and_then(|seen| self.state.inbox.kept(seen, now));
         let kept: Vec<_> = text.map(|text| Arc::new(Message::User { text })).into_iter().collect();
         self.append(&kept);
@@ -369,7 +370,7 @@ impl Engine {
     /// The turn is complete, and so are the notifications that it has shown.
     pub(super) fn acknowledge_notifications(&mut self) {
         if let Some(turn) = &self.state.turn {
-            self.state.inbox.acknowledge(&turn.shown.seen);
+            self.state.inbox.acknowledge(&turn.shown().seen);
         }
     }
 
@@ -396,7 +397,7 @@ impl Engine {
 
     /// The notifications of the current turn.
     pub(super) fn notifications_block(&self, now: Timestamp) -> Option<String> {
-        let shown = &self.state.turn.as_ref()?.shown;
+        let shown = self.state.turn.as_ref()?.shown();
         self.state.inbox.block(shown, self.room_for_notifications(), now)
     }
 

@@ -1,7 +1,5 @@
 //! What outlives the process of a loop, except for the transcript. Plain data; the rules are elsewhere.
 
-use std::collections::BTreeMap;
-
 use jiff::{SignedDuration, Timestamp};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -19,14 +17,13 @@ use super::light_model::LightModelOutage;
 use super::loop_detection::LoopDetector;
 use super::model_call::CallSlot;
 use super::modes::ModeState;
-use super::notifications::{NotificationInbox, ShownNotifications};
+use super::notifications::NotificationInbox;
 use super::pauses::budget::BudgetState;
 use super::pauses::holds::Pauses;
 use super::precheck::PreCheckState;
 use super::resources::ResourceTracker;
 use super::scoring::ScoringState;
-use super::tools::ToolBatch;
-use super::turn::kind::TurnKind;
+use super::turn::Turn;
 use agentloop_api::failure::CallFailure;
 use agentloop_api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason};
 
@@ -152,68 +149,6 @@ impl std::fmt::Display for PublicState {
         let reasons: Vec<&str> = self.reasons.iter().map(AsRef::as_ref).collect();
         write!(f, " ({})", reasons.join(", "))
     }
-}
-
-/// A turn under way.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub struct Turn {
-    /// Its number, from 1.
-    pub number: i64,
-    /// Number of its latest call, from 1.
-    pub call: u32,
-    /// How many messages at the end of the transcript belong to this turn.
-    pub messages: usize,
-    /// How often the worker ended during it.
-    pub crashes: u32,
-    /// Tool calls of its last answer that have no result yet; its call slot is then free.
-    #[serde(default)]
-    pub work: Option<ToolBatch>,
-    /// How many of its calls were for a summary.
-    #[serde(default)]
-    pub compactions: u32,
-    /// A summary was requested in it and could not be had.
-    #[serde(default)]
-    pub unsummed: bool,
-    /// Prompts of its current call that the server refused as too long.
-    #[serde(default)]
-    pub refusals: u32,
-    /// Of how many of its messages the results are cleared; used only by heartbeats, whose messages are separate.
-    #[serde(default)]
-    pub cleared: usize,
-    /// How often each tool was denied in it.
-    #[serde(default)]
-    pub denials: BTreeMap<String, u32>,
-    /// A tool with side effects ran in it: its messages stay, however it ends.
-    #[serde(default)]
-    pub acted: bool,
-    /// Notifications that it has shown.
-    #[serde(default)]
-    pub shown: ShownNotifications,
-    /// What arrived after the attempt last sent, which did not show it.
-    #[serde(default)]
-    pub unseen: UnseenEvents,
-    /// How often its first call had an empty answer.
-    #[serde(default)]
-    pub silent: u32,
-    /// Why tool calls with side effects in the answer to its open call are not run: the answer may be older than later
-    /// changes.
-    #[serde(default)]
-    pub outdated: Option<String>,
-    /// What it is for.
-    #[serde(default, rename = "heartbeat")]
-    pub kind: TurnKind,
-    /// The content of its first message; the next turn repeats it if this one fails.
-    pub briefing: TurnBriefing,
-}
-
-/// Input that would end a sleep and that no prompt has shown.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(default)]
-pub struct UnseenEvents {
-    /// Names of events, without duplicates.
-    pub events: Vec<String>,
-    /// Whether it includes a notification of high priority.
-    pub urgent: bool,
 }
 
 /// A sleep that the agent chose.

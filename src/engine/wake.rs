@@ -8,7 +8,8 @@ use super::guardrails::RestKind;
 use super::machine::Engine;
 use super::modes::WakeTrigger;
 use super::modes::continuous::matches_event;
-use super::snapshot::{CauseKind, LifecyclePhase, UnseenEvents};
+use super::snapshot::{CauseKind, LifecyclePhase};
+use super::turn::state::UnseenEvents;
 use super::{RecordKind, time_math};
 use agentloop_api::status::LoopState;
 
@@ -32,10 +33,8 @@ impl Engine {
     pub(super) fn wake_on_event(&mut self, name: &str, out: &mut EffectBuffer) {
         let cause = format!("the event {name} ended your sleep");
         self.wake(WakeTrigger::Event(name), &cause, out);
-        if let Some(turn) = &mut self.state.turn
-            && !turn.unseen.events.iter().any(|known| known == name)
-        {
-            turn.unseen.events.push(name.to_owned());
+        if let Some(turn) = &mut self.state.turn {
+            turn.miss_event(name);
         }
         let kept = self.state.pre_check.wake_early_if();
         if kept.iter().any(|wanted| matches_event(wanted, name)) {
@@ -51,7 +50,7 @@ impl Engine {
             out,
         );
         if let Some(turn) = &mut self.state.turn {
-            turn.unseen.urgent = true;
+            turn.miss_urgent();
         }
     }
 
@@ -138,7 +137,7 @@ impl Engine {
             return;
         };
         // Text is legitimate after a tool call, or in reply to a notification.
-        if turn.own_call() > 1 || turn.shown.is_seen() {
+        if turn.own_call() > 1 || turn.shown().is_seen() {
             self.state.counters.rest.end_text_turns();
             return;
         }

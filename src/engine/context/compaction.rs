@@ -15,7 +15,7 @@ use crate::context::prompt_size;
 use crate::effects::{EffectBuffer, answer_line, journal_line};
 use crate::machine::Engine;
 use crate::message::{FinishReason, Message, ModelAnswer};
-use crate::snapshot::Turn;
+use crate::turn::Turn;
 use crate::{CallId, CallPurpose, JournalRecord, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
@@ -25,8 +25,6 @@ pub const MOST_BYTES: u64 = 16 * 1024;
 pub const LEAST_REPLACED: u64 = 500;
 /// Failed attempts after which the turn continues without a summary.
 pub const MOST_FAILURES: u32 = 2;
-/// Summaries in one turn; each covers as much as fits into one call.
-pub const MOST_SUMMARIES: u32 = 4;
 /// Fewest bytes of a summary beside tool calls: a shorter text only announces the calls.
 const LEAST_BESIDE_CALLS: usize = 200;
 /// Fewest bytes that a summary may have.
@@ -58,13 +56,6 @@ pub enum CompactionPlan {
     None,
 }
 
-impl Turn {
-    /// Number of its current call among those that are not for a summary and had a non-empty answer.
-    pub fn own_call(&self) -> u32 {
-        self.call.saturating_sub(self.compactions).saturating_sub(self.silent)
-    }
-}
-
 impl Engine {
     pub(crate) fn compaction(&self) -> Option<Compaction> {
         self.state.call.compaction()
@@ -73,8 +64,7 @@ impl Engine {
     /// Plans a summary of the `leaving` oldest messages, or of as many of them as fit into one call: the rest needs
     /// another.
     pub(crate) fn plan_compaction(&self, leaving: usize) -> CompactionPlan {
-        let may = |turn: &Turn| turn.rules().summarizes && !turn.unsummed && turn.compactions < MOST_SUMMARIES;
-        if leaving == 0 || !self.state.turn.as_ref().is_some_and(may) {
+        if leaving == 0 || !self.state.turn.as_ref().is_some_and(Turn::may_summarize) {
             return CompactionPlan::None;
         }
         let asked = prompt_size::message_size(&prompt::summary_request(MOST_BYTES / BYTES_PER_WORD));
@@ -235,8 +225,7 @@ impl Engine {
     /// still too large leaves before that call.
     pub(crate) fn end_compaction(&mut self, summed_up: bool, out: &EffectBuffer) {
         if let Some(turn) = &mut self.state.turn {
-            turn.compactions = turn.compactions.saturating_add(1);
-            turn.unsummed |= !summed_up;
+            turn.summary_ended(summed_up);
         }
         self.next_call(out);
     }

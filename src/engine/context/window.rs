@@ -22,6 +22,7 @@ use crate::context::prompt_size;
 use crate::effects::{EffectBuffer, journal_line};
 use crate::machine::Engine;
 use crate::message::Message;
+use crate::turn::Turn;
 use crate::{JournalRecord, RecordKind};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
@@ -192,7 +193,7 @@ impl Engine {
 
     /// How many messages of the current conversation belong to earlier turns.
     fn own_begin(&self) -> usize {
-        let own = self.state.turn.as_ref().map_or(0, |turn| turn.messages);
+        let own = self.state.turn.as_ref().map_or(0, Turn::messages);
         self.session().len().saturating_sub(own)
     }
 
@@ -203,23 +204,18 @@ impl Engine {
     /// How many messages of the current conversation, from its first, have their results cleared.
     pub(crate) fn cleared(&self) -> usize {
         match &self.state.turn {
-            Some(turn) if turn.rules().own_session => turn.cleared,
+            Some(turn) if turn.rules().own_session => turn.cleared(),
             Some(_) | None => self.state.cleared.messages,
         }
     }
 
     fn clear_results(&mut self, messages: usize, out: &mut EffectBuffer) {
         let room = self.room(0).history;
-        let before = std::mem::replace(
-            match &mut self.state.turn {
-                Some(turn) if turn.rules().own_session => &mut turn.cleared,
-                Some(_) | None => {
-                    self.state.cleared.room = room;
-                    &mut self.state.cleared.messages
-                }
-            },
-            messages,
-        );
+        let before = self.cleared();
+        match &mut self.state.turn {
+            Some(turn) if turn.rules().own_session => turn.set_cleared(messages),
+            Some(_) | None => self.state.cleared = ClearedResults { messages, room },
+        }
         let of = prompt_size::messages_size(self.session(), before)
             .saturating_sub(prompt_size::messages_size(self.session(), messages));
         let note = format!("about {of} tokens");
@@ -263,7 +259,7 @@ impl Engine {
             && own < messages
         {
             let opening = self.transcript.get(own).map(AsRef::as_ref);
-            self.state.digest.keep_opening(turn.number, opening);
+            self.state.digest.keep_opening(turn.number(), opening);
         }
     }
 
@@ -277,7 +273,7 @@ impl Engine {
         let cleared = &mut self.state.cleared.messages;
         *cleared -= range.end.min(*cleared).saturating_sub(range.start);
         if let Some(turn) = &mut self.state.turn {
-            turn.messages = turn.messages.min(self.transcript.len());
+            turn.limit_messages(self.transcript.len());
         }
     }
 
@@ -287,7 +283,7 @@ impl Engine {
         let room = self.room(0).whole.saturating_mul(prompt_size::BYTES_PER_TOKEN);
         let calls = self
             .tool_batch()
-            .map_or(1, |work| work.joined + work.slots.len())
+            .map_or(1, |batch| batch.joined() + batch.places())
             .max(1);
         let each = usize::try_from(room).unwrap_or(usize::MAX) / 4;
         let each = each.min(each.saturating_mul(3) / calls).max(LEAST_RESULT_BYTES);
@@ -300,7 +296,7 @@ impl Engine {
             self.state.sizes.calibrate(sent, billed, &self.settings);
         }
         if let Some(turn) = &mut self.state.turn {
-            turn.refusals = 0;
+            turn.prompt_accepted();
         }
     }
 
@@ -322,8 +318,7 @@ impl Engine {
         let Some(turn) = &mut self.state.turn else {
             return false;
         };
-        turn.refusals = turn.refusals.saturating_add(1);
-        if turn.refusals > MOST_REFUSALS {
+        if turn.count_refused_prompt() > MOST_REFUSALS {
             self.reset_sizes();
             return false;
         }

@@ -15,7 +15,7 @@ use super::super::message::ToolCall;
 use super::super::snapshot::LifecyclePhase;
 use super::super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId};
 use super::super::tools::admission;
-use super::super::tools::{MOST_READS, ToolRunPlan};
+use super::super::tools::batch::{MOST_READS, ToolRunPlan};
 use super::super::{EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
 use super::FieldSchema;
 use agentloop_api::hot_state::FieldType;
@@ -112,16 +112,7 @@ impl Engine {
         if known.spec.effect != ToolEffect::Read {
             return Err("its refreshTool is not run, since its effect is not Read");
         }
-        Ok(ToolRunPlan {
-            tool: known.spec.name.clone(),
-            effect: known.spec.effect,
-            idempotent: known.spec.idempotent,
-            on_unknown: known.spec.on_unknown,
-            timeout: known.spec.timeout,
-            key: admission::idempotency_key(of, &known.spec.name, &arguments),
-            arguments: admission::arguments_hash(&arguments),
-            tries: 0,
-        })
+        Ok(known.plan(of, &arguments))
     }
 
     /// Sends as many runs as may be under way.

@@ -21,7 +21,8 @@ use super::machine::Engine;
 use super::message::{Message, ToolCall};
 use super::modes::LoopPace;
 use super::tools::admission::DenialReason;
-use super::tools::{ToolSlot, tool_line};
+use super::tools::batch::{ToolBatch, ToolSlot};
+use super::tools::tool_line;
 use super::view::DetectedRepetition;
 use super::{JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::agent::DetectionMode;
@@ -169,7 +170,7 @@ impl Engine {
         if self.settings.loop_detection.mode == DetectionMode::Disabled {
             return;
         }
-        let news = self.state.turn.as_ref().is_some_and(|turn| turn.shown.is_seen());
+        let news = self.state.turn.as_ref().is_some_and(|turn| turn.shown().is_seen());
         if let LoopPace::Sleep { wait, .. } = pace {
             self.state.watch.record_sleep(*wait);
         } else if news {
@@ -205,7 +206,11 @@ impl Engine {
         EscalationRules {
             mode: self.settings.loop_detection.mode,
             pauses: self.state.watch.pauses,
-            at: self.state.turn.as_ref().map_or((0, 0), |turn| (turn.number, turn.call)),
+            at: self
+                .state
+                .turn
+                .as_ref()
+                .map_or((0, 0), |turn| (turn.number(), turn.call())),
         }
     }
 
@@ -272,7 +277,7 @@ impl Engine {
         if !self.turn_rules().detects_loops {
             return;
         }
-        let places = self.tool_batch().map_or(0, |work| work.slots.len());
+        let places = self.tool_batch().map_or(0, ToolBatch::places);
         for place in 0..places {
             if self.is_repetition(place) {
                 self.deny_repetition(place, out);
@@ -282,7 +287,7 @@ impl Engine {
 
     fn is_repetition(&self, place: usize) -> bool {
         let waits = matches!(
-            self.tool_batch().and_then(|work| work.slots.get(place)),
+            self.tool_batch().and_then(|batch| batch.slot(place)),
             Some(ToolSlot::Waiting(_))
         );
         let (true, Some(episode), Some(wanted)) = (waits, &self.state.watch.episode, self.wanted_call(place)) else {
@@ -319,12 +324,9 @@ impl Engine {
                 line.tool = Some(tool);
             },
         ));
-        if let Some(slot) = self.slot(place) {
-            *slot = ToolSlot::Result(error.to_string());
-        }
         // A `yield` beside it waits until the model has seen this.
-        if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
-            work.failed = true;
+        if let Some(batch) = self.batch_mut() {
+            batch.deny_repetition(place, error.to_string());
         }
     }
 

@@ -114,7 +114,7 @@ impl Engine {
         if let PauseEnd::Cooldown(cause) = reason.facts().end {
             self.state.counters.failures.cooled_down(cause);
             if let (CooldownCause::Crashes, Some(turn)) = (cause, &mut self.state.turn) {
-                turn.crashes = 0;
+                turn.reset_crashes();
             }
         }
         for guardrail in guardrails::ALL {
@@ -213,14 +213,14 @@ impl Engine {
         let Some(turn) = &mut self.state.turn else {
             return;
         };
-        turn.crashes = turn.crashes.saturating_add(1);
-        if turn.crashes < MAX_CRASHES {
+        let crashes = turn.count_crash();
+        if crashes < MAX_CRASHES {
             return;
         }
         let message = format!(
-            "the worker ended {} times during turn {}. Check the log of the pod's previous containers; the \
+            "the worker ended {crashes} times during turn {}. Check the log of the pod's previous containers; the \
              loop resumes after a cool-down; the annotation agentloop.dev/resume ends it at once",
-            turn.crashes, turn.number
+            turn.number()
         );
         let wait = self.state.counters.failures.after_crashes();
         self.raise_pause(PauseReason::CrashLoop, Some(time_math::after(out.now, wait)), message);

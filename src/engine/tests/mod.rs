@@ -361,7 +361,7 @@ impl Driver {
         }
         match self.purpose {
             CallPurpose::Heartbeat => {
-                let own = self.engine.state.turn.as_ref().expect("a turn").messages;
+                let own = self.engine.state.turn.as_ref().expect("a turn").messages();
                 let before = self.transcript.len() - own;
                 assert_eq!(
                     messages[1..],

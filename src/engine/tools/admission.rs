@@ -10,6 +10,7 @@ use ring::digest::{SHA256, digest};
 use serde_json::{Map, Value, json};
 use strum::AsRefStr;
 
+use super::batch::ToolRunPlan;
 use crate::context::prompt_size;
 use crate::ids;
 use crate::message::{self, ToolCall, ToolDefinition};
@@ -205,6 +206,20 @@ impl Toolbox {
 }
 
 impl KnownTool {
+    /// The run of this tool with these arguments. `of`: see [`run_identity`].
+    pub fn plan(&self, of: &Value, arguments: &Map<String, Value>) -> ToolRunPlan {
+        ToolRunPlan {
+            tool: self.spec.name.clone(),
+            effect: self.spec.effect,
+            idempotent: self.spec.idempotent,
+            on_unknown: self.spec.on_unknown,
+            timeout: self.spec.timeout,
+            key: idempotency_key(of, &self.spec.name, arguments),
+            arguments: arguments_hash(arguments),
+            tries: 0,
+        }
+    }
+
     /// Returns the arguments if they fit the schema.
     fn check(&self, arguments: Map<String, Value>) -> Result<Map<String, Value>, DeniedCall> {
         let arguments = Value::Object(arguments);

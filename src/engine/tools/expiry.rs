@@ -11,8 +11,10 @@ use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
 use crate::snapshot::LifecyclePhase;
 use crate::tool::ToolOutcome;
+use crate::tools::MAX_TRIES;
 use crate::tools::admission::{DenialReason, DeniedCall};
-use crate::tools::{MAX_TRIES, ToolSlot};
+use crate::tools::batch::{ToolBatch, ToolSlot};
+use crate::turn::Turn;
 
 /// The longest pause after which a call that the model requested before it is still run.
 pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
@@ -35,14 +37,14 @@ impl Engine {
             return None;
         };
         if let Some(turn) = self.state.turn.as_mut().filter(|_| self.state.call.is_open()) {
-            turn.outdated = Some(why.clone());
+            turn.outdate(why.clone());
         }
         Some(why)
     }
 
     /// An answer arrived. Its calls are not run if things have changed since its call was sent.
     pub(crate) fn expire_outdated(&mut self, out: &mut EffectBuffer) {
-        if let Some(why) = self.state.turn.as_mut().and_then(|turn| turn.outdated.take()) {
+        if let Some(why) = self.state.turn.as_mut().and_then(Turn::take_outdated) {
             self.expire(&why, false, out);
         }
     }
@@ -53,8 +55,9 @@ impl Engine {
         if self.fenced || !free || self.state.lifecycle != LifecyclePhase::Active || !self.running.is_empty() {
             return;
         }
-        let fresh_at = self.tool_batch().and_then(|work| work.fresh_at);
-        let held = fresh_at.map_or(SignedDuration::ZERO, |at| out.now.duration_since(at));
+        let held = self
+            .tool_batch()
+            .map_or(SignedDuration::ZERO, |batch| batch.held_for(out.now));
         if held > LONGEST_PAUSE {
             self.expire(&asked_before(held), true, out);
         }
@@ -62,21 +65,23 @@ impl Engine {
 
     /// Denies every waiting call with side effects. With `repeats`, a run of unknown outcome is not repeated either.
     pub(crate) fn expire(&mut self, why: &str, repeats: bool, out: &mut EffectBuffer) {
-        let places = self.tool_batch().map_or(0, |work| work.slots.len());
+        let places = self.tool_batch().map_or(0, ToolBatch::places);
         for place in 0..places {
             let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted_call(place).cloned()) else {
                 continue;
             };
             let runs = self.running.contains_key(&id);
-            match self.slot(place) {
+            match self.tool_batch().and_then(|batch| batch.slot(place)) {
                 Some(ToolSlot::Waiting(plan)) if !plan.only_looks() => {
                     let text = self.deny(id, &wanted, expired(why), out);
-                    if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
-                        work.end(place, ToolCallEnding::Failed, text);
+                    if let Some(batch) = self.batch_mut() {
+                        batch.end(place, ToolCallEnding::Failed, text);
                     }
                 }
                 Some(ToolSlot::Open(plan)) if repeats && !plan.only_looks() && !runs => {
-                    plan.tries = MAX_TRIES;
+                    if let Some(batch) = self.batch_mut() {
+                        batch.set_last_try(place, MAX_TRIES);
+                    }
                     let message = format!("it was sent, its outcome is unknown, and it is not repeated, since {why}");
                     self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
                 }

@@ -5,166 +5,59 @@
 //! order. Results join in the order of the calls. A stop of the loop cancels read-only runs and awaits the rest.
 
 pub mod admission;
+pub mod batch;
 pub mod expiry;
 mod offer;
 mod results;
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use jiff::{SignedDuration, Timestamp};
-use serde::{Deserialize, Serialize};
+use jiff::Timestamp;
 
 use self::admission::DeniedCall;
+use self::batch::{JoinedResult, NextRun, ToolBatch, ToolRunPlan};
 use crate::effects::{EffectBuffer, journal_line};
 use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
 use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
-use crate::modes::LoopPace;
+use crate::modes::{LoopPace, ModeCallDecision};
 use crate::snapshot::LifecyclePhase;
-use crate::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, UnknownOutcomePolicy};
+use crate::tool::{ToolOutcome, ToolRun, ToolRunId};
 use crate::tools::results::render_outcome;
 use crate::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
 use agentloop_api::agent::LimitedResource;
 
-/// Concurrent read-only runs.
-pub const MOST_READS: usize = 4;
-/// How many calls after the first one without a result may run meanwhile. Their results wait for it in the snapshot, which is
-/// written with each step: without a bound, one slow read before 127 quick ones would cost 25 MB.
-pub const MOST_AHEAD: usize = 8;
 /// How often one run is sent if its outcome stays unknown and its tool's policy is `Retry`.
 pub const MAX_TRIES: u32 = 3;
 /// Most characters of the reasoning that the journal keeps with a call.
 const MAX_REASONING: usize = 1_000;
 
-/// The tool calls of the turn's last answer.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-pub struct ToolBatch {
-    /// How many calls, from the first, have their results in the transcript.
-    pub joined: usize,
-    /// The state of the calls after those.
-    pub slots: VecDeque<ToolSlot>,
-    /// The pace requested by the last valid call of a tool of the mode, such as `yield`.
-    pub pace: Option<LoopPace>,
-    /// How calls ended whose results have not joined yet, by their position among all calls. Calls of the
-    /// mode's tools are not in it.
-    #[serde(default)]
-    pub endings: BTreeMap<usize, ToolCallEnding>,
-    /// A call was not run, failed, or has an unknown outcome: a call beside it that ends the turn has to wait until
-    /// the model has seen that.
-    #[serde(default)]
-    pub failed: bool,
-    /// When the model requested them, or the last of their runs ended: only pauses can have delayed the rest since
-    /// then.
-    #[serde(default)]
-    pub fresh_at: Option<Timestamp>,
-}
-
-impl ToolBatch {
-    /// Ends the call at this position, counted among those that have not joined.
-    pub(crate) fn end(&mut self, place: usize, ending: ToolCallEnding, text: String) {
-        self.endings.insert(self.joined + place, ending);
-        self.failed |= ending == ToolCallEnding::Failed;
-        if let Some(slot) = self.slots.get_mut(place) {
-            *slot = ToolSlot::Result(text);
-        }
-    }
-
-    /// Whether every call has its result.
-    fn all_done(&self) -> bool {
-        let is_done = |slot: &ToolSlot| matches!(slot, ToolSlot::Result(_) | ToolSlot::Yield(_));
-        self.slots.iter().all(is_done)
-    }
-}
-
-/// The state of one call.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub enum ToolSlot {
-    /// Admitted, and not sent.
-    Waiting(ToolRunPlan),
-    /// Sent, and its outcome is not known.
-    Open(ToolRunPlan),
-    /// Its result; it waits for those before it.
-    Result(String),
-    /// The call that ends the turn, such as `yield`, with its result if all others succeed; it waits for them.
-    Yield(String),
-}
-
-/// A run, with the rules at the time of the model's request: an edit of the spec affects only later runs.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub struct ToolRunPlan {
-    pub tool: String,
-    pub effect: ToolEffect,
-    /// A repeat with the same key has no further effect.
-    pub idempotent: bool,
-    pub on_unknown: UnknownOutcomePolicy,
-    /// The longest that it may take.
-    pub timeout: SignedDuration,
-    /// Shared by its repeats.
-    pub key: String,
-    /// Hash of its arguments.
-    pub arguments: String,
-    /// How often it was sent.
-    pub tries: u32,
-}
-
-impl ToolRunPlan {
-    pub(crate) fn only_looks(&self) -> bool {
-        self.effect == ToolEffect::Read
-    }
-
-    /// Whether the same run may be sent again if its outcome is unknown.
-    fn may_be_repeated(&self) -> bool {
-        self.only_looks() || self.idempotent || self.retries()
-    }
-
-    pub(crate) fn retries(&self) -> bool {
-        self.on_unknown == UnknownOutcomePolicy::Retry
-    }
-}
-
-/// The next step of a batch.
-enum NextRun {
-    /// This slot can be sent.
-    Send(usize),
-    /// Nothing can be sent until another input arrives.
-    Wait,
-}
-
 impl Engine {
     /// Admits or denies the tool calls of an answer, and starts them.
     pub(crate) fn begin_tool_batch(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
-        let mut work = ToolBatch {
-            fresh_at: Some(out.now),
-            ..ToolBatch::default()
-        };
+        let mut work = ToolBatch::begun(out.now);
         let mut decisions = Vec::new();
         // The last call of a truncated answer may lack arguments and still fit the tool's schema.
         let cut = answer.tool_calls.len().checked_sub(1);
         let cut = cut.filter(|_| answer.finish == FinishReason::Length);
         for (place, wanted) in answer.tool_calls.iter().enumerate() {
+            let id = run_id(call.turn, call.call, place);
             if cut == Some(place) {
                 let denied = admission::truncated_call(self.settings.max_output_tokens);
-                let text = self.deny(run_id(call.turn, call.call, place), wanted, denied, out);
-                work.slots.push_back(ToolSlot::Result(String::new()));
-                work.end(place, ToolCallEnding::Failed, text);
-                continue;
-            }
-            if let Some(decision) = self.mode_decision(wanted, out.now) {
-                work.slots.push_back(ToolSlot::Result(String::new()));
+                work.add_denied(self.deny(id, wanted, denied, out));
+            } else if let Some(decision) = self.mode_decision(wanted, out.now) {
+                work.add_mode_call();
                 decisions.push((place, decision));
             } else {
-                let slot = self.admit_call(run_id(call.turn, call.call, place), wanted, out);
-                if matches!(slot, ToolSlot::Result(_)) {
-                    work.endings.insert(place, ToolCallEnding::Failed);
-                    work.failed = true;
+                match self.admit_call(id, wanted, out) {
+                    Ok(plan) => work.add_run(plan),
+                    Err(text) => work.add_denied(text),
                 }
-                work.slots.push_back(slot);
             }
         }
         work.apply_decisions(decisions, &answer.tool_calls);
         if let Some(turn) = &mut self.state.turn {
-            turn.work = Some(work);
+            turn.begin_batch(work);
         }
         if self.turn_rules().counts_as_turn {
             self.state.counters.rest.end_text_turns();
@@ -173,30 +66,20 @@ impl Engine {
         self.advance_tools(out);
     }
 
-    fn admit_call(&mut self, id: ToolRunId, wanted: &ToolCall, out: &mut EffectBuffer) -> ToolSlot {
+    /// The run for a call, or the result of a call that is not run.
+    fn admit_call(&mut self, id: ToolRunId, wanted: &ToolCall, out: &mut EffectBuffer) -> Result<ToolRunPlan, String> {
         let of = admission::run_identity(&self.agent, self.state.epoch, id);
         let Some(turn) = &mut self.state.turn else {
-            return ToolSlot::Result(String::new());
+            return Err(String::new());
         };
-        match self.toolbox.admit(wanted, &turn.denials) {
-            Ok((known, arguments)) => ToolSlot::Waiting(ToolRunPlan {
-                tool: known.spec.name.clone(),
-                effect: known.spec.effect,
-                idempotent: known.spec.idempotent,
-                on_unknown: known.spec.on_unknown,
-                timeout: known.spec.timeout,
-                key: admission::idempotency_key(&of, &known.spec.name, &arguments),
-                arguments: admission::arguments_hash(&arguments),
-                tries: 0,
-            }),
-            Err(denied) => {
-                if self.toolbox.knows(&wanted.name) {
-                    let denials = turn.denials.entry(wanted.name.clone()).or_default();
-                    *denials = denials.saturating_add(1);
-                }
-                ToolSlot::Result(self.deny(id, wanted, denied, out))
-            }
+        let denied = match self.toolbox.admit(wanted, turn.denials()) {
+            Ok((known, arguments)) => return Ok(known.plan(&of, &arguments)),
+            Err(denied) => denied,
+        };
+        if self.toolbox.knows(&wanted.name) {
+            turn.count_denial(&wanted.name);
         }
+        Err(self.deny(id, wanted, denied, out))
     }
 
     /// Journals that a call is not run. Returns its result.
@@ -215,7 +98,7 @@ impl Engine {
         self.join_results(out);
         self.deny_repetitions(out);
         self.expire_held(out);
-        while let NextRun::Send(place) = self.next_run(out) {
+        while let Some(place) = self.next_run(out) {
             self.send_run(place, out);
         }
         self.join_results(out);
@@ -223,45 +106,17 @@ impl Engine {
     }
 
     /// The next run that may be sent. Pauses the loop if a guardrail trips.
-    fn next_run(&mut self, out: &mut EffectBuffer) -> NextRun {
-        if self.fenced || !self.state.reasons.are_free(out.now) || self.state.lifecycle != LifecyclePhase::Active {
-            return NextRun::Wait;
+    fn next_run(&mut self, out: &mut EffectBuffer) -> Option<usize> {
+        let free = self.state.reasons.are_free(out.now);
+        if self.fenced || !free || self.state.lifecycle != LifecyclePhase::Active {
+            return None;
         }
-        let Some(work) = self.tool_batch() else {
-            return NextRun::Wait;
-        };
-        // In order: a read-only run may join read-only runs under way, any other run waits until none is.
-        let mut under_way = 0;
-        for (place, slot) in work.slots.iter().enumerate() {
-            let (plan, is_new) = match slot {
-                ToolSlot::Result(_) | ToolSlot::Yield(_) => continue,
-                ToolSlot::Waiting(plan) => (plan, true),
-                ToolSlot::Open(plan) if self.is_under_way(place) => {
-                    under_way += 1;
-                    if plan.only_looks() {
-                        continue;
-                    }
-                    return NextRun::Wait;
-                }
-                ToolSlot::Open(plan) => (plan, false),
-            };
-            if plan.only_looks() {
-                return if under_way == 0 || (under_way < MOST_READS && place <= MOST_AHEAD) {
-                    NextRun::Send(place)
-                } else {
-                    NextRun::Wait
-                };
-            }
-            if under_way > 0 || !self.state.reasons.allow_actions() {
-                return NextRun::Wait;
-            }
-            return if is_new && self.is_held_by_guardrail(out) {
-                NextRun::Wait
-            } else {
-                NextRun::Send(place)
-            };
+        let may_act = self.state.reasons.allow_actions();
+        match self.tool_batch()?.next_run(|place| self.is_under_way(place), may_act) {
+            NextRun::Send(place) => Some(place),
+            NextRun::SendIfAllowed(place) => (!self.is_held_by_guardrail(out)).then_some(place),
+            NextRun::Wait => None,
         }
-        NextRun::Wait
     }
 
     fn is_held_by_guardrail(&mut self, out: &EffectBuffer) -> bool {
@@ -277,20 +132,10 @@ impl Engine {
             return;
         };
         let arguments = message::arguments(&wanted.arguments).unwrap_or_default();
-        let Some(slot) = self.slot(place) else {
+        // The intent is committed before the run is sent: after a crash it shows that the run may have happened.
+        let Some((plan, is_new)) = self.batch_mut().and_then(|batch| batch.send(place)) else {
             return;
         };
-        let (mut plan, is_new) = match std::mem::replace(slot, ToolSlot::Result(String::new())) {
-            ToolSlot::Waiting(plan) => (plan, true),
-            ToolSlot::Open(plan) => (plan, false),
-            done @ (ToolSlot::Result(_) | ToolSlot::Yield(_)) => {
-                *slot = done;
-                return;
-            }
-        };
-        // The intent is committed before the run is sent: after a crash it shows that the run may have happened.
-        plan.tries = plan.tries.saturating_add(1);
-        *slot = ToolSlot::Open(plan.clone());
         if is_new {
             self.count_run(&plan, out);
         }
@@ -314,7 +159,7 @@ impl Engine {
         self.state.actions = self.state.actions.saturating_add(1);
         self.count_use(LimitedResource::Actions, 1, out);
         if let Some(turn) = &mut self.state.turn {
-            turn.acted = true;
+            turn.set_acted();
         }
     }
 
@@ -332,8 +177,8 @@ impl Engine {
             return;
         };
         self.record_outcome(place, id, outcome, out);
-        if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
-            work.fresh_at = Some(out.now);
+        if let Some(batch) = self.batch_mut() {
+            batch.refresh(out.now);
         }
         self.advance_tools(out);
     }
@@ -341,9 +186,10 @@ impl Engine {
     pub(crate) fn record_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
         let most = self.most_result_bytes();
         let counts = self.turn_rules().counts_as_turn;
-        let Some(ToolSlot::Open(plan)) = self.slot(place) else {
+        let Some(plan) = self.tool_batch().and_then(|batch| batch.open(place)).cloned() else {
             return;
         };
+        let plan = &plan;
         let (kind, text) = render_outcome(outcome, plan, most);
         let ending = match kind {
             OutcomeKind::Ok if plan.only_looks() => ToolCallEnding::Looked,
@@ -363,20 +209,20 @@ impl Engine {
         }
         out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
         if counts {
-            let tool = plan.tool.clone();
-            self.state.counters.idle.observe_result(&tool, &text, out.now);
+            self.state.counters.idle.observe_result(&plan.tool, &text, out.now);
         }
-        if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
-            work.end(place, ending, text);
+        if let Some(batch) = self.batch_mut() {
+            batch.end(place, ending, text);
         }
     }
 
     /// Settles the runs that an earlier process left open: those that must not be repeated have an unknown outcome.
     /// `outdated`: why none with side effects is repeated, and no waiting one is sent.
     pub(crate) fn settle_interrupted_runs(&mut self, outdated: Option<&str>, out: &mut EffectBuffer) {
-        let places = self.tool_batch().map_or(0, |work| work.slots.len());
+        let places = self.tool_batch().map_or(0, ToolBatch::places);
         for place in 0..places {
-            let cut = matches!(self.slot(place), Some(ToolSlot::Open(plan)) if !plan.may_be_repeated());
+            let open = self.tool_batch().and_then(|batch| batch.open(place));
+            let cut = open.is_some_and(|plan| !plan.may_be_repeated());
             if let (true, Some(id)) = (cut, self.run_id(place)) {
                 let message = "the runtime was restarted before its outcome was known".to_owned();
                 self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
@@ -394,10 +240,8 @@ impl Engine {
     /// rule.
     pub(crate) fn cancel_runs(&mut self, all: bool, out: &mut EffectBuffer) {
         let looks = |engine: &Self, id: &ToolRunId| {
-            let slot = engine
-                .place_of(*id)
-                .and_then(|place| engine.tool_batch()?.slots.get(place));
-            id.is_refresh() || matches!(slot, Some(ToolSlot::Open(plan)) if plan.only_looks())
+            let open = engine.place_of(*id).and_then(|place| engine.tool_batch()?.open(place));
+            id.is_refresh() || open.is_some_and(ToolRunPlan::only_looks)
         };
         let ids: Vec<ToolRunId> = self
             .running
@@ -414,31 +258,15 @@ impl Engine {
     /// Appends results to the transcript once all results before them are there.
     fn join_results(&mut self, out: &mut EffectBuffer) {
         let mut messages = Vec::new();
-        // Strictly in the order of the calls. A call that ends the turn waits for all others, since a failed one
-        // rejects it.
-        while self.tool_batch().is_some_and(|work| match work.slots.front() {
-            Some(ToolSlot::Result(_)) => true,
-            Some(ToolSlot::Yield(_)) => work.all_done(),
-            Some(ToolSlot::Waiting(_) | ToolSlot::Open(_)) | None => false,
-        }) {
-            let Some(wanted) = self.wanted_call(0) else {
+        while self.tool_batch().is_some_and(ToolBatch::can_join) {
+            let Some(wanted) = self.wanted_call(0).cloned() else {
                 return;
             };
-            let wanted = wanted.clone();
             let reasoning = self.reasoning(&wanted);
-            let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) else {
+            let joined = self.batch_mut().and_then(|batch| batch.join(&wanted.name));
+            let Some(JoinedResult { mut text, ending }) = joined else {
                 return;
             };
-            let mut text = match work.slots.pop_front() {
-                Some(ToolSlot::Yield(_)) if work.failed => format!(
-                    "Not yet: another call of this answer failed. Look at its result first, then {} again.",
-                    wanted.name
-                ),
-                Some(ToolSlot::Result(text) | ToolSlot::Yield(text)) => text,
-                Some(ToolSlot::Waiting(_) | ToolSlot::Open(_)) | None => return,
-            };
-            let ending = work.endings.remove(&work.joined);
-            work.joined += 1;
             if let Some(told) = ending.and_then(|ending| self.inspect_call(&wanted, &text, ending, out)) {
                 text = format!("{text}\n[{told}]");
             }
@@ -465,11 +293,11 @@ impl Engine {
             return;
         };
         let calls = turn.own_call();
-        let Some(work) = turn.work.take_if(|work| work.slots.is_empty()) else {
+        let Some(batch) = turn.take_finished_batch() else {
             return;
         };
         self.state.counters.idle.skip(out.now);
-        let pace = work.pace.filter(|_| !work.failed);
+        let pace = batch.into_pace();
         if pace.is_none() && !self.ended_by_guardrail(calls, out) {
             self.next_call(out);
         } else {
@@ -478,21 +306,28 @@ impl Engine {
     }
 
     pub(crate) fn tool_batch(&self) -> Option<&ToolBatch> {
-        self.state.turn.as_ref()?.work.as_ref()
+        self.state.turn.as_ref()?.batch()
     }
 
-    pub(crate) fn slot(&mut self, place: usize) -> Option<&mut ToolSlot> {
-        self.state.turn.as_mut()?.work.as_mut()?.slots.get_mut(place)
+    pub(crate) fn batch_mut(&mut self) -> Option<&mut ToolBatch> {
+        self.state.turn.as_mut()?.batch_mut()
+    }
+
+    /// The decision of the mode on a call; `None`: it is not of one of its tools. The mode decides as soon as the answer is
+    /// there: such a call is not a run, and its result joins the transcript with those of the other calls.
+    fn mode_decision(&self, wanted: &ToolCall, now: Timestamp) -> Option<ModeCallDecision> {
+        let kind = self.state.turn.as_ref()?.kind();
+        self.mode().decide_call(kind, wanted, &self.mode_context(now))
     }
 
     /// The call behind a slot. The answer is in the transcript, before the results that have joined.
     pub(crate) fn wanted_call(&self, place: usize) -> Option<&ToolCall> {
         let (calls, _) = self.last_answer()?;
-        calls.get(self.tool_batch()?.joined + place)
+        calls.get(self.tool_batch()?.joined() + place)
     }
 
     fn last_answer(&self) -> Option<(&[ToolCall], Option<&str>)> {
-        let joined = self.tool_batch()?.joined;
+        let joined = self.tool_batch()?.joined();
         let place = self.transcript.len().checked_sub(joined + 1)?;
         match &**self.transcript.get(place)? {
             Message::Assistant { text, tool_calls, .. } => Some((tool_calls, text.as_deref())),
@@ -510,11 +345,11 @@ impl Engine {
 
     pub(crate) fn run_id(&self, place: usize) -> Option<ToolRunId> {
         let turn = self.state.turn.as_ref()?;
-        Some(run_id(turn.number, turn.call, turn.work.as_ref()?.joined + place))
+        Some(run_id(turn.number(), turn.call(), turn.batch()?.joined() + place))
     }
 
     pub(crate) fn place_of(&self, id: ToolRunId) -> Option<usize> {
-        let places = self.tool_batch()?.slots.len();
+        let places = self.tool_batch()?.places();
         (0..places).find(|place| self.run_id(*place) == Some(id))
     }
 

@@ -4,12 +4,13 @@
 //! [`crate::retry`]. The messages of answered calls stay in the conversation, since they were paid for. Messages that
 //! no later call has confirmed may themselves be the cause, and leave if the next turn fails as well.
 
+use super::Turn;
 use crate::effects::{EffectBuffer, answer_line, journal_line};
 use crate::machine::Engine;
 use crate::message::{FinishReason, ModelAnswer};
 use crate::modes::{LoopPace, TurnEnd};
 use crate::retry::{self, RetryDecision};
-use crate::snapshot::{CauseKind, Turn};
+use crate::snapshot::CauseKind;
 use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
@@ -70,8 +71,7 @@ impl Engine {
         if turn.own_call() > 1 {
             self.confirm_accepted(out);
             self.complete_turn(&LoopPace::Continue, out);
-        } else if turn.silent == 0 {
-            turn.silent = 1;
+        } else if turn.is_first_silence() {
             self.next_call(out);
         } else {
             let message = "the model answered twice with neither text nor a tool call; check that the server's chat \
@@ -100,13 +100,13 @@ impl Engine {
             return;
         };
         let unproven = std::mem::take(&mut self.state.unproven);
-        let (kind, acted) = (turn.kind, turn.acted);
-        let retract = if turn.acted {
+        let (kind, acted) = (turn.kind(), turn.has_acted());
+        let retract = if turn.has_acted() {
             1
         } else {
-            turn.messages.saturating_add(unproven)
+            turn.messages().saturating_add(unproven)
         };
-        if unproven > 0 && !turn.acted {
+        if unproven > 0 && !turn.has_acted() {
             self.trust_history();
         }
         self.give_up(turn, retract, REFUSED, out);
@@ -142,9 +142,9 @@ impl Engine {
         let Some(turn) = self.take_failed(&failure, out) else {
             return;
         };
-        let messages = turn.messages;
-        let (kind, acted) = (turn.kind, turn.acted);
-        if turn.acted {
+        let messages = turn.messages();
+        let (kind, acted) = (turn.kind(), turn.has_acted());
+        if turn.has_acted() {
             self.state.unproven = 0;
             self.give_up(turn, 0, failure.kind.as_ref(), out);
         } else if brought {
@@ -178,7 +178,7 @@ impl Engine {
             self.fail_own_session(&turn, failure.clone(), out);
             return None;
         }
-        self.blame_notifications(&turn.shown, failure, out);
+        self.blame_notifications(turn.shown(), failure, out);
         Some(turn)
     }
 
@@ -192,13 +192,13 @@ impl Engine {
         self.heed_removed(&(0..0));
         out.record(JournalRecord {
             retract,
-            ..journal_line(RecordKind::TurnFailed, turn.number, note)
+            ..journal_line(RecordKind::TurnFailed, turn.number(), note)
         });
-        if retract < turn.messages {
+        if retract < turn.messages() {
             let text = "the last turn failed before it ended; its tool calls and their results stand";
             self.state.briefing.set_cause(CauseKind::Event, text);
         } else {
-            let mut briefing = turn.briefing;
+            let mut briefing = turn.into_briefing();
             briefing.notes.append(&mut self.state.briefing.notes);
             briefing.notes.dedup();
             self.state.briefing = briefing;

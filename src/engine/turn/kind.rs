@@ -3,8 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::CallPurpose;
-use crate::machine::Engine;
-use crate::snapshot::Turn;
 
 /// What a turn is for.
 ///
@@ -89,19 +87,6 @@ impl TurnKind {
                 has_briefing: false,
             },
         }
-    }
-}
-
-impl Turn {
-    pub fn rules(&self) -> TurnRules {
-        self.kind.rules()
-    }
-}
-
-impl Engine {
-    /// The rules of the turn under way. Between turns, those of the agent's own turns.
-    pub(crate) fn turn_rules(&self) -> TurnRules {
-        self.state.turn.as_ref().map_or(TurnKind::Own.rules(), Turn::rules)
     }
 }
 

@@ -3,8 +3,8 @@
 mod failure;
 pub mod kind;
 mod own_session;
+pub mod state;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::calls::CallContent;
@@ -14,14 +14,15 @@ use crate::guardrails::{self, Guardrail, RestKind, TurnLimit};
 use crate::machine::Engine;
 use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
 use crate::modes::{LoopPace, NextStep, TurnEnd, TurnOpening};
-use crate::notifications::ShownNotifications;
 use crate::precheck::PreCheckState;
-use crate::snapshot::{CauseKind, LifecyclePhase, Turn, TurnBriefing, UnseenEvents};
+use crate::snapshot::{CauseKind, LifecyclePhase, TurnBriefing};
 use crate::turn::kind::TurnKind;
 use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::agent::{ExhaustionPolicy, LimitedResource};
 use agentloop_api::status::LoopOutcome;
 use agentloop_api::usage_counts::GuardrailTrip;
+pub use state::Turn;
+use state::UnseenEvents;
 
 impl Engine {
     /// Begins a turn: its first message and its first call.
@@ -52,25 +53,7 @@ impl Engine {
         let number = self.state.turns_begun.saturating_add(1);
         let message = Arc::new(Message::User { text });
         self.state.turns_begun = number;
-        self.state.turn = Some(Turn {
-            number,
-            call: 1,
-            messages: 1,
-            crashes: 0,
-            work: None,
-            compactions: 0,
-            unsummed: false,
-            refusals: 0,
-            cleared: 0,
-            denials: BTreeMap::new(),
-            acted: false,
-            shown: ShownNotifications::default(),
-            unseen: UnseenEvents::default(),
-            kind,
-            silent: 0,
-            outdated: None,
-            briefing,
-        });
+        self.state.turn = Some(Turn::new(number, kind, briefing));
         self.state.call.plan(number, 1, out.now);
         self.transcript.push(message.clone());
         out.record(JournalRecord {
@@ -94,7 +77,7 @@ impl Engine {
             self.state.counters.idle.awake(out.now);
         }
         if let Some(turn) = &mut self.state.turn {
-            turn.unseen = UnseenEvents::default();
+            turn.prompt_is_current();
         }
         self.send_call(out);
     }
@@ -225,7 +208,7 @@ impl Engine {
     pub(crate) fn append(&mut self, messages: &[Arc<Message>]) {
         self.transcript.extend_from_slice(messages);
         if let Some(turn) = &mut self.state.turn {
-            turn.messages = turn.messages.saturating_add(messages.len());
+            turn.add_messages(messages.len());
         }
     }
 
@@ -262,8 +245,8 @@ impl Engine {
 
     pub(crate) fn next_call(&mut self, out: &EffectBuffer) {
         if let Some(turn) = &mut self.state.turn {
-            turn.call = turn.call.saturating_add(1);
-            self.state.call.plan(turn.number, turn.call, out.now);
+            let number = turn.begin_call();
+            self.state.call.plan(turn.number(), number, out.now);
         }
     }
 
@@ -291,8 +274,8 @@ impl Engine {
         };
         self.inspect_turn(pace, out);
         self.hot.mark_committed();
-        let kind = self.state.turn.as_ref().map_or(TurnKind::Own, |turn| turn.kind);
-        let unseen = self.take_turn().map(|turn| turn.unseen).unwrap_or_default();
+        let kind = self.state.turn.as_ref().map_or(TurnKind::Own, Turn::kind);
+        let unseen = self.take_turn().map(Turn::into_unseen).unwrap_or_default();
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
         self.state.counters.failures.turn_completed();
         self.trust_history();
