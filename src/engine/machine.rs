@@ -12,12 +12,13 @@ pub use super::view::{DetectedRepetition, LoopView, ReportedPause};
 use super::effects::{EffectBuffer, journal_line};
 use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::HotState;
+use super::lifetime_counts::LifetimeCounts;
 use super::model_call::CallStep;
 use super::modes::NextStep;
 use super::pauses::{self, budget::BudgetState};
 use super::snapshot::{CauseKind, ChosenSleep, LifecyclePhase};
 use super::tool::ToolRunId;
-use super::tools::admission::Toolbox;
+use super::tools::offer::ToolOffer;
 use super::turn::Turn;
 use super::turn::kind::{TurnKind, TurnRules};
 use super::{
@@ -39,12 +40,8 @@ pub struct Engine {
     pub(super) sent_tokens: Option<u64>,
     /// UID of the Agent.
     pub(super) agent: String,
-    /// The tools that the model may call.
-    pub(super) toolbox: Toolbox,
-    /// The tools from the next turn on.
-    pub(super) next_toolbox: Option<Toolbox>,
-    /// Events that can wake the loop; `None`: not known.
-    pub(super) wake_events: Option<Vec<String>>,
+    /// The tools that the model may call, now and from the next turn on.
+    pub(super) offer: ToolOffer,
     /// Values of the moment; not persisted.
     pub(super) hot: HotState,
     /// Tool runs that this process has handed to the driver and awaits, with the time at which it did.
@@ -85,9 +82,7 @@ impl Engine {
             in_flight: false,
             sent_tokens: None,
             agent: String::new(),
-            toolbox: Toolbox::before_any_offer(mode_tools),
-            next_toolbox: None,
-            wake_events: None,
+            offer: ToolOffer::new(mode_tools),
             settings,
             running: BTreeMap::new(),
             timer: None,
@@ -117,14 +112,23 @@ impl Engine {
         self.state.clone()
     }
 
+    /// Continues from counts that outlived a journal.
+    pub fn restore_counts(&mut self, known: &LifetimeCounts) {
+        self.state.tally.merge(known);
+    }
+
     /// The only transition function. `now` may be earlier than before, if the clock was set back.
     pub fn handle(&mut self, now: Timestamp, input: EngineInput) -> Vec<EngineEffect> {
         if let EngineInput::ToolsChanged { tools, silent } = input {
-            self.tools_changed(tools, silent);
+            let mode_tools = self.mode().tools(&self.settings, self.offer.wake_events());
+            let in_turn = self.state.turn.is_some();
+            self.offer.tools_changed(tools, silent, mode_tools, in_turn);
             return Vec::new();
         }
         if let EngineInput::WakeEventsChanged { names } = input {
-            self.wake_events_changed(names);
+            let mode_tools = self.mode().tools(&self.settings, Some(&names));
+            let in_turn = self.state.turn.is_some();
+            self.offer.wake_events_changed(names, mode_tools, in_turn);
             return Vec::new();
         }
         let mut out = EffectBuffer::new(now);
@@ -141,7 +145,7 @@ impl Engine {
         self.dispatch(input, last, &mut out);
         self.advance(&mut out);
         // Before the comparison, so that a changed count is reported.
-        self.count_records(&out);
+        self.state.tally.count_records(out.records());
         self.report_change(&before, &mut out);
         out.into_effects()
     }

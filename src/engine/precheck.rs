@@ -42,9 +42,9 @@ pub struct PreCheckState {
 }
 
 impl PreCheckState {
-    /// What would have ended the sleep early.
-    pub(super) fn wake_early_if(&self) -> &[String] {
-        self.sleep.as_ref().map_or(&[], |sleep| &sleep.wake_early_if)
+    /// The sleep that has ended, if a pre-check may extend it.
+    pub(super) fn sleep(&self) -> Option<&ChosenSleep> {
+        self.sleep.as_ref()
     }
 }
 

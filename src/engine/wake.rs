@@ -7,7 +7,6 @@ use super::effects::{EffectBuffer, journal_line};
 use super::guardrails::RestKind;
 use super::machine::Engine;
 use super::modes::WakeTrigger;
-use super::modes::continuous::matches_event;
 use super::snapshot::{CauseKind, LifecyclePhase};
 use super::turn::state::UnseenEvents;
 use super::{RecordKind, time_math};
@@ -36,8 +35,8 @@ impl Engine {
         if let Some(turn) = &mut self.state.turn {
             turn.miss_event(name);
         }
-        let kept = self.state.pre_check.wake_early_if();
-        if kept.iter().any(|wanted| matches_event(wanted, name)) {
+        let ended = self.state.pre_check.sleep();
+        if ended.is_some_and(|sleep| self.mode().would_end(sleep, WakeTrigger::Event(name))) {
             self.open_pre_check(&cause, out);
         }
     }

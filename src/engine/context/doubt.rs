@@ -6,19 +6,11 @@
 //! without it was accepted. Otherwise it comes back, because a wrong model name or instructions that a provider filters are
 //! refused in the same way and must not cost the memory. Each part is tried once per series of refused turns.
 
-use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::RecordKind;
-use crate::context::digest::{DigestDetail, HistoryDigest};
-use crate::context::prompt_size;
-use crate::effects::{EffectBuffer, journal_line};
-use crate::machine::Engine;
-use crate::message::Message;
-use agentloop_api::failure::{CallFailure, FailureKind};
+use super::digest::DigestDetail;
 
 /// Refused turns in a row after which the history is doubted.
 const MOST_REFUSED: u32 = 2;
@@ -40,149 +32,108 @@ pub struct HistoryDoubt {
 }
 
 /// A part of the history that is left out on trial.
-struct HistoryTrial {
+pub struct HistoryTrial {
     name: &'static str,
     messages: Range<usize>,
 }
 
 impl HistoryTrial {
-    const fn new(name: &'static str, messages: Range<usize>) -> Self {
+    pub const fn new(name: &'static str, messages: Range<usize>) -> Self {
         Self { name, messages }
     }
 }
 
-impl Engine {
+impl HistoryDoubt {
     /// The messages of the transcript that are left out of the agent's own turns.
-    pub(crate) fn left_out(&self) -> Range<usize> {
-        let HistoryDoubt { from, left_out, .. } = self.state.doubt;
-        from..from.saturating_add(left_out)
+    pub fn left_out(&self) -> Range<usize> {
+        self.from..self.from.saturating_add(self.left_out)
     }
 
-    /// A turn has failed. Returns what to add to the failure's message.
-    pub(crate) fn doubt_history(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> Option<String> {
-        if failure.kind != FailureKind::BadResponse {
-            self.trust_history();
+    /// Whether the listed calls of messages without a summary are shown without what they quote.
+    pub fn names_only(&self) -> bool {
+        self.names_only
+    }
+
+    /// How much the digest says of messages that are left out. Results are what others wrote, so a trial never quotes them.
+    pub fn detail(&self) -> DigestDetail {
+        if self.names_only {
+            DigestDetail::Names
+        } else {
+            DigestDetail::Arguments
+        }
+    }
+
+    /// Another turn in a row was refused, which ends the trial. Whether the next turn is tried without a part.
+    pub fn count_refusal(&mut self) -> bool {
+        self.refused = self.refused.saturating_add(1);
+        self.left_out = 0;
+        self.names_only = false;
+        self.refused >= MOST_REFUSED
+    }
+
+    /// The next turn is tried without the next of these parts. After the last one, everything is back. `all`: messages of
+    /// the transcript.
+    pub fn begin_trial(&mut self, parts: Vec<HistoryTrial>, all: usize) -> TrialStep {
+        let Some(trial) = parts.into_iter().nth(self.trials) else {
+            return if self.trials > 0 {
+                TrialStep::NoMore
+            } else {
+                TrialStep::None
+            };
+        };
+        self.from = trial.messages.start;
+        self.left_out = trial.messages.len();
+        self.trials += 1;
+        self.names_only = self.left_out == all;
+        let part = format!("{} of {all} messages", self.left_out);
+        TrialStep::Begun {
+            note: format!("{}: {part}, after {} refused turns in a row", trial.name, self.refused),
+            message: format!(
+                "the next turn is tried without {} of the history ({part}), since it may be the cause",
+                trial.name
+            ),
+        }
+    }
+
+    /// What is left out on trial is to be removed: a call without it was accepted, or its room is needed. `None`: nothing is
+    /// left out.
+    pub fn end_trial(&mut self) -> Option<EndedTrial> {
+        let ended = EndedTrial {
+            messages: self.left_out(),
+            detail: self.detail(),
+            names_only: self.names_only,
+        };
+        self.names_only = false;
+        if ended.messages.is_empty() && !ended.names_only {
             return None;
         }
-        let doubt = &mut self.state.doubt;
-        doubt.refused = doubt.refused.saturating_add(1);
-        doubt.left_out = 0;
-        doubt.names_only = false;
-        if doubt.refused < MOST_REFUSED {
-            return None;
-        }
-        self.begin_trial(out)
+        self.left_out = 0;
+        Some(ended)
     }
 
-    /// Tries the next turn without another part of the history. After the last part, everything is back.
-    fn begin_trial(&mut self, out: &mut EffectBuffer) -> Option<String> {
-        let trials = self.trials();
-        let tried = self.state.doubt.trials;
-        let Some(trial) = trials.into_iter().nth(tried) else {
-            return (tried > 0).then(|| {
-                "leaving out parts of the history did not help, so the history was restored: check spec.model and the \
-                 instructions"
-                    .to_owned()
-            });
-        };
-        let (leaving, all) = (trial.messages.len(), self.transcript.len());
-        self.state.doubt = HistoryDoubt {
-            from: trial.messages.start,
-            left_out: leaving,
-            trials: tried + 1,
-            names_only: leaving == all,
-            ..self.state.doubt
-        };
-        let refused = self.state.doubt.refused;
-        let note = format!(
-            "{}: {leaving} of {all} messages, after {refused} refused turns in a row",
-            trial.name
-        );
-        out.record(journal_line(RecordKind::HistoryDoubted, self.turn_number(), note));
-        Some(format!(
-            "the next turn is tried without {} of the history ({leaving} of {all} messages), since it may be the cause",
-            trial.name
-        ))
-    }
-
-    /// The parts to try, in order: the one that costs the least memory first. Cut between two turns, so that no tool call is
-    /// parted from its result.
-    fn trials(&self) -> Vec<HistoryTrial> {
-        let all = self.transcript.len();
-        let cleared = self.cleared();
-        let goal = prompt_size::messages_size(&self.transcript, cleared) / 2;
-        let half = prompt_size::oldest_to_drop(&self.transcript, cleared, all, goal);
-        let mut parts = Vec::new();
-        if (1..all).contains(&half) {
-            parts.push(HistoryTrial::new("the older half", 0..half));
-            parts.push(HistoryTrial::new("the newer half", half..all));
-        }
-        // What left the window without a summary is quoted in the digest, and may be the cause as well.
-        if all > 0 || self.state.digest.has_quotes() {
-            parts.push(HistoryTrial::new("all", 0..all));
-        }
-        parts
-    }
-
-    /// The provider accepted the conversation, or a turn failed for another cause: the series of refused turns is over.
-    pub(crate) fn trust_history(&mut self) {
-        self.state.doubt = HistoryDoubt::default();
-    }
-
-    /// Removes what is left out on trial: a call without it was accepted, or its room is needed. False: nothing is left out.
-    pub(crate) fn forget_left_out(&mut self, out: &mut EffectBuffer) -> bool {
-        let leaving = self.left_out();
-        let names_only = std::mem::take(&mut self.state.doubt.names_only);
-        if leaving.is_empty() && !names_only {
-            return false;
-        }
-        if names_only {
-            self.state.digest.drop_quotes();
-        }
-        self.state.doubt.left_out = 0;
-        if !leaving.is_empty() {
-            self.trim_range(leaving, detail_on_trial(names_only), out);
-        }
-        true
-    }
-
-    /// Messages of the transcript were removed: the same messages stay left out.
-    pub(crate) fn heed_removed(&mut self, removed: &Range<usize>) {
+    /// Messages of the transcript were removed, of which so many remain: the same messages stay left out.
+    pub fn removed(&mut self, removed: &Range<usize>, remaining: usize) {
         let Range { start, end } = self.left_out();
         let place = |place: usize| place - removed.end.min(place).saturating_sub(removed.start);
-        let all = self.transcript.len();
-        let (start, end) = (place(start).min(all), place(end).min(all));
-        self.state.doubt.from = start;
-        self.state.doubt.left_out = end - start;
-    }
-
-    /// What the prompt says of messages without a summary, including those that are left out on trial.
-    pub(crate) fn digest(&self) -> Cow<'_, HistoryDigest> {
-        let left_out = self.left_out_messages();
-        let names_only = self.state.doubt.names_only;
-        if left_out.is_empty() && !names_only {
-            return Cow::Borrowed(&self.state.digest);
-        }
-        let mut digest = self.state.digest.clone();
-        if names_only {
-            digest.drop_quotes();
-        }
-        digest.add(left_out, detail_on_trial(names_only), |name| self.toolbox.may_act(name));
-        Cow::Owned(digest)
-    }
-
-    fn left_out_messages(&self) -> &[Arc<Message>] {
-        let Range { start, end } = self.left_out();
-        let end = end.min(self.transcript.len());
-        &self.transcript[start.min(end)..end]
+        let (start, end) = (place(start).min(remaining), place(end).min(remaining));
+        self.from = start;
+        self.left_out = end - start;
     }
 }
 
-/// Results are what others wrote, so a trial never quotes them.
-const fn detail_on_trial(names_only: bool) -> DigestDetail {
-    if names_only {
-        DigestDetail::Names
-    } else {
-        DigestDetail::Arguments
-    }
+/// What follows a refused turn.
+pub enum TrialStep {
+    /// There is nothing to leave out.
+    None,
+    /// Every part was tried.
+    NoMore,
+    /// A trial has begun: the note for the journal, and what to add to the failure's message.
+    Begun { note: String, message: String },
+}
+
+/// What a trial that has ended left out.
+pub struct EndedTrial {
+    pub messages: Range<usize>,
+    pub detail: DigestDetail,
+    pub names_only: bool,
 }

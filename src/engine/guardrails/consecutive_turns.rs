@@ -62,8 +62,13 @@ impl Guardrail for ConsecutiveTurns {
             wait,
             message: format!(
                 "{} turns without a sleep reached guardrails.maxConsecutiveTurns; the loop is forced to sleep. \
-                 Raise the limit, or instruct the agent to sleep with `yield`",
-                counters.turns
+                 Raise the limit{}",
+                counters.turns,
+                settings
+                    .mode
+                    .sleep_tool()
+                    .map(|tool| format!(", or instruct the agent to sleep with `{tool}`"))
+                    .unwrap_or_default()
             ),
         })
     }

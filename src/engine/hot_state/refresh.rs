@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -101,13 +102,17 @@ impl Engine {
 
     fn planned(&self, field: &FieldSchema, of: &Value) -> Result<ToolRunPlan, &'static str> {
         let wanted = field.refresh_tool.as_deref().unwrap_or_default();
-        let name = self.toolbox.resolve(wanted).ok_or("its refreshTool is unknown")?;
+        let name = self
+            .offer
+            .toolbox()
+            .resolve(wanted)
+            .ok_or("its refreshTool is unknown")?;
         let call = ToolCall {
             id: String::new(),
             name: name.to_owned(),
             arguments: "{}".to_owned(),
         };
-        let judged = self.toolbox.admit(&call, &BTreeMap::new());
+        let judged = self.offer.toolbox().admit(&call, &BTreeMap::new());
         let (known, arguments) = judged.map_err(|_| "its refreshTool cannot be called without arguments")?;
         if known.spec.effect != ToolEffect::Read {
             return Err("its refreshTool is not run, since its effect is not Read");
@@ -185,6 +190,26 @@ impl Engine {
         }
         out.record(tool_line(RecordKind::ToolOutcome, id, &plan, "", Some(kind)));
         self.send_refreshes(out);
+    }
+
+    /// Stores a value of that time, or keeps the last good one and records why; journalled once, until a write
+    /// succeeds.
+    pub(crate) fn write_field(&mut self, name: &str, value: Value, at: Timestamp, out: &mut EffectBuffer) {
+        if let Err(refused) = self.hot.write(name, value, at) {
+            self.field_trouble(name, &format!("the last value was refused: {refused}"), out);
+        }
+    }
+
+    fn field_trouble(&mut self, name: &str, trouble: &str, out: &mut EffectBuffer) {
+        // A name that is not in the schema is foreign text.
+        if self.hot.field(name).is_none() {
+            return;
+        }
+        let before = self.hot.troubles.insert(name.to_owned(), trouble.to_owned());
+        if before.is_none() {
+            let note = format!("{name}: {trouble}");
+            out.record(journal_line(RecordKind::HotStateRefused, self.turn_number(), note));
+        }
     }
 }
 

@@ -160,7 +160,7 @@ impl Engine {
         }
         let signal = watch.recent.signal()?;
         // A name that no source declares is the model's text.
-        let known = self.toolbox.knows(&wanted.name);
+        let known = self.offer.toolbox().knows(&wanted.name);
         let tool = if known { wanted.name.as_str() } else { "an unknown tool" };
         self.escalate(signal, Some(tool.to_owned()), out)
     }
@@ -241,14 +241,18 @@ impl Engine {
             ..journal_line(RecordKind::LoopDetected, self.turn_number(), note)
         });
         let enforced = self.settings.loop_detection.mode == DetectionMode::Enforce;
+        let tool = self.settings.mode.sleep_tool();
+        let instead = match tool {
+            Some(tool) => format!("do something else, or sleep with {tool} for 10 s or more"),
+            None => "do something else".to_owned(),
+        };
         let then = match step {
-            EscalationStep::Nudged if enforced => {
-                "do something else, or sleep with yield for 10 s or more; otherwise it will be stopped".to_owned()
-            }
-            EscalationStep::Nudged => "do something else, or sleep with yield for 10 s or more".to_owned(),
-            EscalationStep::Denied => {
-                "such calls are denied for the rest of this turn; do something else, or sleep".to_owned()
-            }
+            EscalationStep::Nudged if enforced => format!("{instead}; otherwise it will be stopped"),
+            EscalationStep::Nudged => instead,
+            EscalationStep::Denied => format!(
+                "such calls are denied for the rest of this turn; do something else{}",
+                if tool.is_some() { ", or sleep" } else { "" }
+            ),
             EscalationStep::Paused => format!(
                 "the loop is forced to sleep for {} s",
                 self.pause_for_loop(out).as_secs()
@@ -310,10 +314,16 @@ impl Engine {
         let detail = format!("the runtime saw {}", episode.words);
         let step = episode.on_denied_attempt(rules);
         let told = step.map(|step| self.act_on(step, out));
+        let sleep = self
+            .settings
+            .mode
+            .sleep_tool()
+            .map(|tool| format!(", or sleep with {tool}"));
+        let sleep = sleep.unwrap_or_default();
         let error = json!({
             "error": "denied",
             "detail": told.unwrap_or(detail),
-            "fix": "this call is denied for the rest of this turn: do something else, or sleep with yield",
+            "fix": format!("this call is denied for the rest of this turn: do something else{sleep}"),
         });
         // It does not count against the tool: its other calls are allowed.
         out.record(tool_line(

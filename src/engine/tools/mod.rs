@@ -7,15 +7,16 @@
 pub mod admission;
 pub mod batch;
 pub mod expiry;
-mod offer;
+pub mod offer;
 mod results;
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use self::admission::DeniedCall;
-use self::batch::{JoinedResult, NextRun, ToolBatch, ToolRunPlan};
+use self::batch::{JoinedResult, NextRun, ToolBatch, ToolRunPlan, ToolSlot};
+use self::expiry::{LONGEST_CALL, LONGEST_PAUSE, asked_before, expired};
 use crate::effects::{EffectBuffer, journal_line};
 use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
@@ -24,6 +25,7 @@ use crate::modes::{LoopPace, ModeCallDecision};
 use crate::snapshot::LifecyclePhase;
 use crate::tool::{ToolOutcome, ToolRun, ToolRunId};
 use crate::tools::results::render_outcome;
+use crate::turn::Turn;
 use crate::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
 use agentloop_api::agent::LimitedResource;
 
@@ -72,11 +74,11 @@ impl Engine {
         let Some(turn) = &mut self.state.turn else {
             return Err(String::new());
         };
-        let denied = match self.toolbox.admit(wanted, turn.denials()) {
+        let denied = match self.offer.toolbox().admit(wanted, turn.denials()) {
             Ok((known, arguments)) => return Ok(known.plan(&of, &arguments)),
             Err(denied) => denied,
         };
-        if self.toolbox.knows(&wanted.name) {
+        if self.offer.toolbox().knows(&wanted.name) {
             turn.count_denial(&wanted.name);
         }
         Err(self.deny(id, wanted, denied, out))
@@ -85,7 +87,7 @@ impl Engine {
     /// Journals that a call is not run. Returns its result.
     pub(crate) fn deny(&self, id: ToolRunId, wanted: &ToolCall, denied: DeniedCall, out: &mut EffectBuffer) -> String {
         // A name that no source declares is the model's text.
-        let tool = self.toolbox.knows(&wanted.name).then(|| wanted.name.clone());
+        let tool = self.offer.toolbox().knows(&wanted.name).then(|| wanted.name.clone());
         out.record(tool_line(RecordKind::ToolDenied, id, denied.why.as_ref(), |line| {
             line.tool = tool;
         }));
@@ -168,7 +170,11 @@ impl Engine {
         let Some(sent) = self.running.remove(&id) else {
             return;
         };
-        self.record_run_time(id, sent, &outcome, out);
+        if !matches!(outcome, ToolOutcome::Unavailable { .. })
+            && let Some(tool) = self.tool_of(id).map(str::to_owned)
+        {
+            self.state.tally.count_run_time(&tool, out.now.duration_since(sent));
+        }
         if id.is_refresh() {
             self.refresh_finished(id, outcome, out);
             return;
@@ -355,6 +361,82 @@ impl Engine {
 
     fn is_under_way(&self, place: usize) -> bool {
         self.run_id(place).is_some_and(|id| self.running.contains_key(&id))
+    }
+
+    /// Name of the tool of an open run.
+    fn tool_of(&self, id: ToolRunId) -> Option<&str> {
+        if id.is_refresh() {
+            return self.refresh_tool(id);
+        }
+        Some(&self.tool_batch()?.open(self.place_of(id)?)?.tool)
+    }
+
+    /// At the start of a process: why an answer, or its tool calls, may be out of date.
+    pub(crate) fn outdated_since_start(&mut self, before: Option<Timestamp>, now: Timestamp) -> Option<String> {
+        let spec = self.settings.spec;
+        let edited = self.state.spec.replace(spec).is_some_and(|before| before != spec);
+        let asleep = before.map_or(SignedDuration::ZERO, |before| now.duration_since(before));
+        let why = if self.state.suspended {
+            "the loop was suspended after you requested it".to_owned()
+        } else if edited {
+            "the spec of this agent was changed after you requested it".to_owned()
+        } else if asleep > LONGEST_CALL + LONGEST_PAUSE {
+            asked_before(asleep)
+        } else {
+            return None;
+        };
+        if let Some(turn) = self.state.turn.as_mut().filter(|_| self.state.call.is_open()) {
+            turn.outdate(why.clone());
+        }
+        Some(why)
+    }
+
+    /// An answer arrived. Its calls are not run if things have changed since its call was sent.
+    pub(crate) fn expire_outdated(&mut self, out: &mut EffectBuffer) {
+        if let Some(why) = self.state.turn.as_mut().and_then(Turn::take_outdated) {
+            self.expire(&why, false, out);
+        }
+    }
+
+    /// Calls that a pause has delayed for too long are not run when the loop resumes.
+    pub(crate) fn expire_held(&mut self, out: &mut EffectBuffer) {
+        let free = self.state.reasons.are_free(out.now);
+        if self.fenced || !free || self.state.lifecycle != LifecyclePhase::Active || !self.running.is_empty() {
+            return;
+        }
+        let held = self
+            .tool_batch()
+            .map_or(SignedDuration::ZERO, |batch| batch.held_for(out.now));
+        if held > LONGEST_PAUSE {
+            self.expire(&asked_before(held), true, out);
+        }
+    }
+
+    /// Denies every waiting call with side effects. With `repeats`, a run of unknown outcome is not repeated either.
+    pub(crate) fn expire(&mut self, why: &str, repeats: bool, out: &mut EffectBuffer) {
+        let places = self.tool_batch().map_or(0, ToolBatch::places);
+        for place in 0..places {
+            let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted_call(place).cloned()) else {
+                continue;
+            };
+            let runs = self.running.contains_key(&id);
+            match self.tool_batch().and_then(|batch| batch.slot(place)) {
+                Some(ToolSlot::Waiting(plan)) if !plan.only_looks() => {
+                    let text = self.deny(id, &wanted, expired(why), out);
+                    if let Some(batch) = self.batch_mut() {
+                        batch.end(place, ToolCallEnding::Failed, text);
+                    }
+                }
+                Some(ToolSlot::Open(plan)) if repeats && !plan.only_looks() && !runs => {
+                    if let Some(batch) = self.batch_mut() {
+                        batch.set_last_try(place, MAX_TRIES);
+                    }
+                    let message = format!("it was sent, its outcome is unknown, and it is not repeated, since {why}");
+                    self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
+                }
+                Some(ToolSlot::Waiting(_) | ToolSlot::Open(_) | ToolSlot::Result(_) | ToolSlot::Yield(_)) | None => {}
+            }
+        }
     }
 }
 

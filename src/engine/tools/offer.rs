@@ -2,41 +2,74 @@
 //!
 //! Owns when a change of the offer reaches the prompts. Journals nothing.
 
-use crate::machine::Engine;
+use crate::message::ToolDefinition;
 use crate::tool::ToolSpec;
 use crate::tools::admission::Toolbox;
 
-impl Engine {
+/// The tools of the prompts, and those of the next turn's.
+#[derive(Clone, Debug)]
+pub struct ToolOffer {
+    current: Toolbox,
+    /// The tools from the next turn on.
+    next: Option<Toolbox>,
+    /// Events that can wake the loop; `None`: not known.
+    wake_events: Option<Vec<String>>,
+}
+
+impl ToolOffer {
+    /// Only the tools of the mode, since no source has declared its tools yet.
+    pub fn new(mode_tools: Vec<ToolDefinition>) -> Self {
+        Self {
+            current: Toolbox::before_any_offer(mode_tools),
+            next: None,
+            wake_events: None,
+        }
+    }
+
+    /// The tools that the model may call now.
+    pub fn toolbox(&self) -> &Toolbox {
+        &self.current
+    }
+
+    /// Events that can wake the loop; `None`: not known.
+    pub fn wake_events(&self) -> Option<&[String]> {
+        self.wake_events.as_deref()
+    }
+
     /// The tools of the sources have changed. Never journalled.
     ///
     /// Within a turn the list of tools stays the same, because it comes first in each prompt: any change misses the
     /// provider's prompt cache. Only a server that answers for the first time joins at once, since its tools were
     /// missing.
-    pub(crate) fn tools_changed(&mut self, tools: Vec<ToolSpec>, silent: Vec<String>) {
-        let mode_tools = self.mode().tools(&self.settings, self.wake_events.as_deref());
-        let answers = self.toolbox.silent().iter().any(|server| !silent.contains(server));
-        let is_first = !self.toolbox.is_offered();
-        self.next_toolbox = Some(Toolbox::new(tools, silent, mode_tools));
-        if self.state.turn.is_none() || answers || is_first {
-            self.take_tools();
+    pub fn tools_changed(
+        &mut self,
+        tools: Vec<ToolSpec>,
+        silent: Vec<String>,
+        mode_tools: Vec<ToolDefinition>,
+        in_turn: bool,
+    ) {
+        let answers = self.current.silent().iter().any(|server| !silent.contains(server));
+        let is_first = !self.current.is_offered();
+        self.next = Some(Toolbox::new(tools, silent, mode_tools));
+        if !in_turn || answers || is_first {
+            self.turn_begins();
         }
     }
 
     /// The events that can wake the loop; the mode's tools list them from the next turn on.
-    pub(crate) fn wake_events_changed(&mut self, names: Vec<String>) {
-        let mode_tools = self.mode().tools(&self.settings, Some(&names));
+    pub fn wake_events_changed(&mut self, names: Vec<String>, mode_tools: Vec<ToolDefinition>, in_turn: bool) {
         self.wake_events = Some(names);
-        let newest = self.next_toolbox.take().unwrap_or_else(|| self.toolbox.clone());
-        self.next_toolbox = Some(newest.with_mode_tools(mode_tools));
-        if self.state.turn.is_none() {
-            self.take_tools();
+        let newest = self.next.take().unwrap_or_else(|| self.current.clone());
+        self.next = Some(newest.with_mode_tools(mode_tools));
+        if !in_turn {
+            self.turn_begins();
         }
     }
 
     /// A turn begins: its prompts offer the newest tools.
-    pub(crate) fn take_tools(&mut self) {
-        if let Some(toolbox) = self.next_toolbox.take() {
-            self.toolbox = toolbox;
+    pub fn turn_begins(&mut self) {
+        if let Some(toolbox) = self.next.take() {
+            self.current = toolbox;
         }
     }
 }

@@ -5,10 +5,12 @@
 //! no later call has confirmed may themselves be the cause, and leave if the next turn fails as well.
 
 use super::Turn;
+use crate::context::doubt::{HistoryDoubt, TrialStep};
 use crate::effects::{EffectBuffer, answer_line, journal_line};
 use crate::machine::Engine;
 use crate::message::{FinishReason, ModelAnswer};
 use crate::modes::{LoopPace, TurnEnd};
+use crate::notifications::{MOST_FAILURES, ShownNotifications};
 use crate::retry::{self, RetryDecision};
 use crate::snapshot::CauseKind;
 use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
@@ -82,11 +84,13 @@ impl Engine {
 
     /// The provider accepted the conversation as it is.
     pub(crate) fn confirm_accepted(&mut self, out: &mut EffectBuffer) {
-        self.notifications_seen();
+        if let Some(turn) = &mut self.state.turn {
+            turn.shown_mut().confirm();
+        }
         if !self.turn_rules().own_session {
             self.state.unproven = 0;
             self.forget_left_out(out);
-            self.trust_history();
+            self.state.doubt = HistoryDoubt::default();
         }
     }
 
@@ -107,7 +111,7 @@ impl Engine {
             turn.messages().saturating_add(unproven)
         };
         if unproven > 0 && !turn.has_acted() {
-            self.trust_history();
+            self.state.doubt = HistoryDoubt::default();
         }
         self.give_up(turn, retract, REFUSED, out);
         let failure = self.with_doubt(failure, out);
@@ -128,6 +132,31 @@ impl Engine {
                 ..failure
             },
             None => failure,
+        }
+    }
+
+    /// A turn has failed. Returns what to add to the failure's message: a refusal may be caused by the history, any other
+    /// failure ends the series of refused turns.
+    fn doubt_history(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> Option<String> {
+        if failure.kind != FailureKind::BadResponse {
+            self.state.doubt = HistoryDoubt::default();
+            return None;
+        }
+        if !self.state.doubt.count_refusal() {
+            return None;
+        }
+        let (parts, all) = (self.trials(), self.transcript.len());
+        match self.state.doubt.begin_trial(parts, all) {
+            TrialStep::None => None,
+            TrialStep::NoMore => Some(
+                "leaving out parts of the history did not help, so the history was restored: check spec.model and the \
+                 instructions"
+                    .to_owned(),
+            ),
+            TrialStep::Begun { note, message } => {
+                out.record(journal_line(RecordKind::HistoryDoubted, self.turn_number(), note));
+                Some(message)
+            }
         }
     }
 
@@ -155,7 +184,7 @@ impl Engine {
             self.give_up(turn, messages.saturating_add(unproven), failure.kind.as_ref(), out);
             if unproven > 0 {
                 // What was suspected has just left: the rest was not refused without it.
-                self.trust_history();
+                self.state.doubt = HistoryDoubt::default();
                 self.add_note(
                     "a turn before this one was taken out of this conversation, since no call after it succeeded",
                 );
@@ -182,6 +211,20 @@ impl Engine {
         Some(turn)
     }
 
+    /// A turn failed. Only a refusal of the prompt can be caused by what it showed; trouble of the server or the network
+    /// cannot.
+    fn blame_notifications(&mut self, shown: &ShownNotifications, failure: &CallFailure, out: &mut EffectBuffer) {
+        if failure.kind != FailureKind::BadResponse {
+            return;
+        }
+        let fair = self.state.counters.failures.errors() == 0;
+        let dropped = self.state.inbox.blame(shown, fair);
+        if dropped > 0 {
+            let note = format!("{dropped} dropped: {MOST_FAILURES} turns that showed them were refused");
+            out.record(journal_line(RecordKind::NotificationDropped, self.turn_number(), note));
+        }
+    }
+
     /// Ends the turn as failed: the newest `retract` messages leave the conversation. If all of the turn's own messages
     /// leave, the next turn inherits its briefing.
     fn give_up(&mut self, turn: Turn, retract: usize, note: &str, out: &mut EffectBuffer) {
@@ -189,7 +232,7 @@ impl Engine {
         self.state.watch.turn_failed();
         let retract = retract.min(self.transcript.len());
         self.transcript.truncate(self.transcript.len() - retract);
-        self.heed_removed(&(0..0));
+        self.state.doubt.removed(&(0..0), self.transcript.len());
         out.record(JournalRecord {
             retract,
             ..journal_line(RecordKind::TurnFailed, turn.number(), note)

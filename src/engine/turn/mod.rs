@@ -2,23 +2,27 @@
 
 mod failure;
 pub mod kind;
-mod own_session;
 pub mod state;
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
+
 use crate::calls::CallContent;
+use crate::context::doubt::HistoryDoubt;
 use crate::context::{prompt, prompt_size};
 use crate::effects::{EffectBuffer, answer_line, journal_line, trip_line};
 use crate::guardrails::{self, Guardrail, RestKind, TurnLimit};
 use crate::machine::Engine;
 use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
 use crate::modes::{LoopPace, NextStep, TurnEnd, TurnOpening};
+use crate::notifications;
 use crate::precheck::PreCheckState;
 use crate::snapshot::{CauseKind, LifecyclePhase, TurnBriefing};
 use crate::turn::kind::TurnKind;
 use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::agent::{ExhaustionPolicy, LimitedResource};
+use agentloop_api::failure::CallFailure;
 use agentloop_api::status::LoopOutcome;
 use agentloop_api::usage_counts::GuardrailTrip;
 pub use state::Turn;
@@ -49,7 +53,7 @@ impl Engine {
 
     /// Begins a turn with `text` as its first message.
     fn open_turn(&mut self, text: String, briefing: TurnBriefing, kind: TurnKind, out: &mut EffectBuffer) {
-        self.take_tools();
+        self.offer.turn_begins();
         let number = self.state.turns_begun.saturating_add(1);
         let message = Arc::new(Message::User { text });
         self.state.turns_begun = number;
@@ -93,12 +97,12 @@ impl Engine {
         }
         let messages: Vec<Arc<Message>> = std::iter::once(system).chain(conversation).collect();
         let state = self.state_block().filter(|_| self.compaction().is_none());
-        let sent = prompt_size::messages_size(&messages, 0) + self.toolbox.tokens();
+        let sent = prompt_size::messages_size(&messages, 0) + self.offer.toolbox().tokens();
         self.sent_tokens = Some(sent + state.as_deref().map_or(0, prompt_size::message_size));
         CallContent {
             messages,
             state,
-            tools: self.toolbox.offered(),
+            tools: self.offer.toolbox().offered(),
         }
     }
 
@@ -109,7 +113,7 @@ impl Engine {
     /// Estimated tokens of what every prompt contains.
     pub(crate) fn fixed_tokens(&self) -> u64 {
         let state = self.state_block().map_or(0, |block| prompt_size::message_size(&block));
-        prompt_size::message_size(&self.system_prompt()) + self.toolbox.tokens() + self.head_tokens() + state
+        prompt_size::message_size(&self.system_prompt()) + self.offer.toolbox().tokens() + self.head_tokens() + state
     }
 
     /// Estimated tokens of the call last sent, with the longest possible answer.
@@ -267,7 +271,6 @@ impl Engine {
             messages: kept,
             ..journal_line(RecordKind::TurnCompleted, self.turn_number(), note)
         });
-        self.acknowledge_notifications();
         let rest = match pace {
             LoopPace::Sleep { wait, .. } => self.record_rest(*wait, out.now),
             LoopPace::Continue | LoopPace::Shutdown => RestKind::None,
@@ -278,7 +281,7 @@ impl Engine {
         let unseen = self.take_turn().map(Turn::into_unseen).unwrap_or_default();
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
         self.state.counters.failures.turn_completed();
-        self.trust_history();
+        self.state.doubt = HistoryDoubt::default();
         self.state.next_turn = Some(time_math::after(out.now, self.delay()));
         self.state.briefing.set_cause(CauseKind::Loop, prompt::GOES_ON);
         let end = TurnEnd::Completed { pace, said: "" };
@@ -331,6 +334,75 @@ impl Engine {
         if !notes.iter().any(|known| known == note) {
             notes.push(note.to_owned());
         }
+    }
+
+    /// The conversation of the current turn.
+    pub(crate) fn session(&self) -> &[Arc<Message>] {
+        match &self.state.turn {
+            Some(turn) if turn.rules().own_session => {
+                let before = self.transcript.len().saturating_sub(turn.messages());
+                &self.transcript[before..]
+            }
+            Some(_) | None => &self.transcript,
+        }
+    }
+
+    /// The current turn, which has its own conversation, is complete.
+    pub(crate) fn complete_own_session(&mut self, pace: &LoopPace, out: &mut EffectBuffer) {
+        let said = self.session().iter().rev().find_map(|message| match &**message {
+            Message::Assistant { text, .. } => text.clone(),
+            Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
+        });
+        let Some(turn) = self.take_turn() else {
+            return;
+        };
+        self.state.turns_completed = self.state.turns_completed.saturating_add(1);
+        let said = said.unwrap_or_default();
+        self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
+        self.mode_turn_ended(turn.kind(), &TurnEnd::Completed { pace, said: &said }, out);
+    }
+
+    /// The current turn, which has its own conversation, failed. This does not count as a failure of the loop.
+    pub(crate) fn fail_own_session(&mut self, turn: &Turn, failure: CallFailure, out: &mut EffectBuffer) {
+        self.retract_session(turn, RecordKind::TurnFailed, failure.kind.as_ref(), out);
+        self.state.last_error = Some((out.now, failure));
+        self.mode_turn_ended(
+            turn.kind(),
+            &TurnEnd::Failed {
+                acted: turn.has_acted(),
+            },
+            out,
+        );
+    }
+
+    fn retract_session(&mut self, turn: &Turn, kind: RecordKind, note: &str, out: &mut EffectBuffer) {
+        self.state.counters.idle.skip(out.now);
+        let retract = turn.messages().min(self.transcript.len());
+        self.transcript.truncate(self.transcript.len() - retract);
+        out.record(JournalRecord {
+            retract,
+            ..journal_line(kind, turn.number(), note)
+        });
+    }
+
+    /// Adds waiting notifications to the next attempt of the turn.
+    fn show_notifications(&mut self) {
+        let room = notifications::room(&self.settings);
+        if let Some(turn) = &mut self.state.turn {
+            self.state.inbox.choose(turn.shown_mut(), room);
+        }
+    }
+
+    /// What a completed turn leaves in the transcript of the notifications that it has shown, which are done.
+    fn keep_notifications(&mut self, now: Timestamp) -> Vec<Arc<Message>> {
+        let Some(turn) = &self.state.turn else {
+            return Vec::new();
+        };
+        let text = self.state.inbox.kept(turn.shown(), now);
+        self.state.inbox.acknowledge(turn.shown());
+        let kept: Vec<_> = text.map(|text| Arc::new(Message::User { text })).into_iter().collect();
+        self.append(&kept);
+        kept
     }
 }
 
