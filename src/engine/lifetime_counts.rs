@@ -1,13 +1,9 @@
 //! Counts how often limits were reached and how tool runs ended, from the journal's own records: what is counted is
 //! what was written.
 
-use jiff::Timestamp;
+use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
-use super::effects::EffectBuffer;
-use super::machine::Engine;
-use super::tool::{ToolOutcome, ToolRunId};
-use super::tool_batch::ToolSlot;
 use super::{JournalRecord, OutcomeKind, RecordDetail, RecordKind};
 use agentloop_api::usage_counts::{self, GuardrailTrips, OTHER_TOOLS, ToolUsage};
 
@@ -21,59 +17,36 @@ pub struct LifetimeCounts {
     pub tools: Vec<ToolUsage>,
 }
 
-impl Engine {
+impl LifetimeCounts {
     /// Continues from counts that outlived a journal.
-    pub fn restore_counts(&mut self, known: &LifetimeCounts) {
-        usage_counts::merge_trips(&mut self.state.tally.trips, &known.trips);
-        usage_counts::merge_tools(&mut self.state.tally.tools, &known.tools);
+    pub(super) fn merge(&mut self, known: &Self) {
+        usage_counts::merge_trips(&mut self.trips, &known.trips);
+        usage_counts::merge_tools(&mut self.tools, &known.tools);
     }
 
     /// Counts the records of one input.
-    pub(super) fn count_records(&mut self, out: &EffectBuffer) {
-        for record in out.records() {
+    pub(super) fn count_records(&mut self, records: &[JournalRecord]) {
+        for record in records {
             if let RecordDetail::Trip(trip) = record.detail {
                 let (guardrail, action) = trip.labels();
-                usage_counts::of_trip(&mut self.state.tally.trips, guardrail, action).count += 1;
+                usage_counts::of_trip(&mut self.trips, guardrail, action).count += 1;
             }
             self.count_tool(record);
         }
     }
 
-    /// Counts how long a run took that was sent at this time and ended now.
-    pub(super) fn record_run_time(
-        &mut self,
-        id: ToolRunId,
-        sent: Timestamp,
-        outcome: &ToolOutcome,
-        out: &EffectBuffer,
-    ) {
-        if matches!(outcome, ToolOutcome::Unavailable { .. }) {
-            return;
-        }
-        let Some(tool) = self.tool_of(id).map(str::to_owned) else {
-            return;
-        };
-        let counted = usage_counts::of_tool(&mut self.state.tally.tools, &tool);
-        // The clock may have been set back meanwhile: a negative duration counts as zero.
-        let length = i64::try_from(out.now.duration_since(sent).as_millis()).unwrap_or(i64::MAX);
+    /// Counts how long a run of a tool took. The clock may have been set back meanwhile: a negative duration counts as
+    /// zero.
+    pub(super) fn count_run_time(&mut self, tool: &str, took: SignedDuration) {
+        let counted = usage_counts::of_tool(&mut self.tools, tool);
+        let length = i64::try_from(took.as_millis()).unwrap_or(i64::MAX);
         counted.timed = counted.timed.saturating_add(1);
         counted.milliseconds = counted.milliseconds.saturating_add(length.max(0));
     }
 
-    /// Name of the tool of an open run.
-    fn tool_of(&self, id: ToolRunId) -> Option<&str> {
-        if id.is_refresh() {
-            return self.refresh_tool(id);
-        }
-        match self.tool_batch()?.slots.get(self.place_of(id)?)? {
-            ToolSlot::Open(plan) => Some(&plan.tool),
-            ToolSlot::Waiting(_) | ToolSlot::Result(_) | ToolSlot::Yield(_) => None,
-        }
-    }
-
     fn count_tool(&mut self, record: &JournalRecord) {
         let Some(line) = &record.tool else { return };
-        let tools = &mut self.state.tally.tools;
+        let tools = &mut self.tools;
         let tool = line.tool.as_deref().unwrap_or(OTHER_TOOLS);
         match (record.kind, line.outcome) {
             (RecordKind::ToolDenied, _) => usage_counts::of_tool(tools, tool).denied += 1,

@@ -9,19 +9,22 @@ use jiff::{SignedDuration, Timestamp};
 pub use super::snapshot::EngineSnapshot;
 pub use super::view::{DetectedRepetition, LoopView, ReportedPause};
 
-use super::budget::{BudgetState, PROBE_INTERVAL, PROBE_TIMEOUT, ProbeState};
 use super::effects::{EffectBuffer, journal_line};
 use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::HotState;
+use super::lifetime_counts::LifetimeCounts;
+use super::model_call::CallStep;
 use super::modes::NextStep;
-use super::snapshot::{ActivePause, CallStep, CauseKind, ChosenSleep, LifecyclePhase};
+use super::pauses::{self, budget::BudgetState};
+use super::snapshot::{CauseKind, ChosenSleep, LifecyclePhase};
 use super::tool::ToolRunId;
-use super::tool_admission::Toolbox;
+use super::tools::offer::ToolOffer;
+use super::turn::Turn;
+use super::turn::kind::{TurnKind, TurnRules};
 use super::{
-    CallId, EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, prompt, prompt::Skill,
-    settings::EngineSettings, time_math,
+    EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, settings::EngineSettings,
 };
-use agentloop_api::agent::ExhaustionPolicy;
+use crate::context::{prompt, prompt::Skill};
 use agentloop_api::status::PauseReason;
 
 #[derive(Clone, Debug)]
@@ -37,18 +40,12 @@ pub struct Engine {
     pub(super) sent_tokens: Option<u64>,
     /// UID of the Agent.
     pub(super) agent: String,
-    /// The tools that the model may call.
-    pub(super) toolbox: Toolbox,
-    /// The tools from the next turn on.
-    pub(super) next_toolbox: Option<Toolbox>,
-    /// Events that can wake the loop; `None`: not known.
-    pub(super) wake_events: Option<Vec<String>>,
+    /// The tools that the model may call, now and from the next turn on.
+    pub(super) offer: ToolOffer,
     /// Values of the moment; not persisted.
     pub(super) hot: HotState,
     /// Tool runs that this process has handed to the driver and awaits, with the time at which it did.
     pub(super) running: BTreeMap<ToolRunId, Timestamp>,
-    /// No contact with the controller for half the run lease: no tool with side effects starts.
-    pub(super) link_silent: bool,
     /// The time of the driver's timer.
     timer: Option<Timestamp>,
     /// When a guardrail that depends only on the clock changes its decision.
@@ -85,12 +82,9 @@ impl Engine {
             in_flight: false,
             sent_tokens: None,
             agent: String::new(),
-            toolbox: Toolbox::before_any_offer(mode_tools),
-            next_toolbox: None,
-            wake_events: None,
+            offer: ToolOffer::new(mode_tools),
             settings,
             running: BTreeMap::new(),
-            link_silent: false,
             timer: None,
             clock_changes: None,
             fenced: false,
@@ -118,14 +112,23 @@ impl Engine {
         self.state.clone()
     }
 
+    /// Continues from counts that outlived a journal.
+    pub fn restore_counts(&mut self, known: &LifetimeCounts) {
+        self.state.tally.merge(known);
+    }
+
     /// The only transition function. `now` may be earlier than before, if the clock was set back.
     pub fn handle(&mut self, now: Timestamp, input: EngineInput) -> Vec<EngineEffect> {
         if let EngineInput::ToolsChanged { tools, silent } = input {
-            self.tools_changed(tools, silent);
+            let mode_tools = self.mode().tools(&self.settings, self.offer.wake_events());
+            let in_turn = self.state.turn.is_some();
+            self.offer.tools_changed(tools, silent, mode_tools, in_turn);
             return Vec::new();
         }
         if let EngineInput::WakeEventsChanged { names } = input {
-            self.wake_events_changed(names);
+            let mode_tools = self.mode().tools(&self.settings, Some(&names));
+            let in_turn = self.state.turn.is_some();
+            self.offer.wake_events_changed(names, mode_tools, in_turn);
             return Vec::new();
         }
         let mut out = EffectBuffer::new(now);
@@ -142,7 +145,7 @@ impl Engine {
         self.dispatch(input, last, &mut out);
         self.advance(&mut out);
         // Before the comparison, so that a changed count is reported.
-        self.count_records(&out);
+        self.state.tally.count_records(out.records());
         self.report_change(&before, &mut out);
         out.into_effects()
     }
@@ -161,7 +164,7 @@ impl Engine {
                 link_silent,
             } => {
                 self.agent = agent;
-                self.link_silent = link_silent;
+                self.state.reasons.set_link_silent(link_silent);
                 self.start(epoch, known, budget, last, out);
             }
             EngineInput::Sensed(event) => self.receive_event(event, out),
@@ -175,7 +178,7 @@ impl Engine {
             EngineInput::WakeRequested { token } => self.wake_requested(token, out),
             EngineInput::ResumeRequested { token } => self.resume_requested(token, out),
             EngineInput::BudgetChanged { budget } => self.budget_changed(budget, out),
-            EngineInput::LinkSilent => self.link_silent = true,
+            EngineInput::LinkSilent => self.state.reasons.set_link_silent(true),
             EngineInput::LinkLost => self.link_lost(),
             EngineInput::LinkBack => self.link_back(),
             EngineInput::Stop { cause } => self.stop(cause, live, out),
@@ -230,7 +233,7 @@ impl Engine {
         let outdated = self.outdated_since_start(last, out.now);
         self.state.suspended = false;
         // What the previous process knew of the link is out of date; the driver reports it again.
-        self.state.reasons.remove(&PauseReason::LinkLost);
+        self.state.reasons.remove(PauseReason::LinkLost);
         self.state.used.retain_limits(&self.settings.windows());
         self.retry_light_model(out.now);
         self.state.lifecycle = LifecyclePhase::Starting;
@@ -321,23 +324,11 @@ impl Engine {
         if self.due(out.now).is_none_or(|due| due > out.now) {
             return;
         }
-        let turn = self.state.turn.as_ref();
-        match turn.map(|turn| (turn.step, turn.call_id(), turn.own_call())) {
-            // A call without an outcome comes first: after a restart it is sent again under the same id.
-            None if self.state.pre_check.is_open() => self.issue_pre_check(out),
-            None if self.state.scoring.is_open() => self.issue_score(out),
+        match self.state.call.step() {
+            Some(step) => self.advance_call(step, out),
+            None if self.state.turn.is_some() => self.advance_tools(out),
             None if self.score_due().is_some_and(|due| due <= out.now) => self.send_score(out),
             None => self.take_next_step(out),
-            Some((CallStep::Due(_), ..)) if self.may_attempt(out) => self.send_attempt(out),
-            // The next call has no room: under the policy Skip the turn ends instead of waiting.
-            Some((CallStep::Due(_), _, own_call))
-                if own_call > 1 && self.settings.exhaustion_policy == ExhaustionPolicy::Skip =>
-            {
-                self.skip_rest(out);
-            }
-            Some((CallStep::Due(_), ..)) => {}
-            Some((CallStep::Open, call, _)) => self.dispatch_attempt(call, out),
-            Some((CallStep::Tools, ..)) => self.advance_tools(out),
         }
     }
 
@@ -360,13 +351,15 @@ impl Engine {
         if !free {
             return None;
         }
-        let free_from = self.free_from()?;
-        let due = match self.state.turn.as_ref().map(|turn| turn.step) {
-            None if self.is_refreshing() => return None,
-            None if self.state.pre_check.is_open() || self.state.scoring.is_open() => Timestamp::MIN,
-            None => self.next_step_due(now).into_iter().chain(self.score_due()).min()?,
+        let free_from = self.state.reasons.free_from()?;
+        let in_turn = self.state.turn.is_some();
+        let due = match self.state.call.step() {
+            _ if !in_turn && self.is_refreshing() => return None,
             Some(CallStep::Due(at)) => at,
-            Some(CallStep::Open | CallStep::Tools) => Timestamp::MIN,
+            // The tool runs of a turn.
+            None if in_turn => Timestamp::MIN,
+            Some(CallStep::Open) => Timestamp::MIN,
+            None => self.next_step_due(now).into_iter().chain(self.score_due()).min()?,
         };
         Some(due.max(free_from))
     }
@@ -385,7 +378,7 @@ impl Engine {
         if self.fenced || self.state.lifecycle != LifecyclePhase::Active {
             return None;
         }
-        let holds = self.state.reasons.values().filter_map(ActivePause::ends);
+        let holds = self.state.reasons.first_end().into_iter();
         let sleep = self.mode().sleep().map(ChosenSleep::ends);
         // Tool work that is possible now has been done; the rest waits for an input, not for a time.
         let due = self.due(now).filter(|due| self.tool_batch().is_none() || *due > now);
@@ -412,40 +405,19 @@ impl Engine {
         self.ask_mode(now, |mode, context| mode.clock_set_back(context));
         self.hot.moved(back);
         self.limit_light_wait(now);
-        if let Some(turn) = &mut self.state.turn
-            && let CallStep::Due(at) = turn.step
-        {
-            turn.step = CallStep::Due(moved(at));
-        }
-        let reasons: Vec<PauseReason> = self.state.reasons.keys().copied().collect();
-        for reason in reasons {
-            let latest = self.longest_hold(reason).map(|longest| time_math::after(now, longest));
-            if let Some(hold) = self.state.reasons.get_mut(&reason) {
-                hold.until = hold.until.map(|until| latest.map_or(until, |latest| until.min(latest)));
-                hold.probe = hold.probe.map(|probe| match probe {
-                    ProbeState::At(moment) => ProbeState::At(moment.min(time_math::after(now, PROBE_INTERVAL))),
-                    ProbeState::Sent(moment) => ProbeState::Sent(moment.min(time_math::after(now, PROBE_TIMEOUT))),
-                });
-            }
-        }
-    }
-
-    /// The attempt whose outcome this process awaits.
-    pub(super) fn call_in_flight(&self) -> Option<CallId> {
-        if !self.in_flight {
-            return None;
-        }
-        Some(match &self.state.turn {
-            Some(turn) => turn.call_id(),
-            None => self.pre_check_call(),
-        })
+        self.state.call.moved(moved);
+        let settings = &self.settings;
+        let longest = |reason| pauses::longest_hold(reason, settings);
+        self.state.reasons.clock_set_back(now, longest);
     }
 
     /// The turn that a journal record belongs to.
     pub(super) fn turn_number(&self) -> i64 {
-        self.state
-            .turn
-            .as_ref()
-            .map_or(self.state.turns_begun, |turn| turn.number)
+        self.state.turn.as_ref().map_or(self.state.turns_begun, Turn::number)
+    }
+
+    /// The rules of the turn under way. Between turns, those of the agent's own turns.
+    pub(super) fn turn_rules(&self) -> TurnRules {
+        self.state.turn.as_ref().map_or(TurnKind::Own.rules(), Turn::rules)
     }
 }

@@ -13,14 +13,11 @@
 #[macro_use]
 extern crate agentloop_texts;
 
-pub mod budget;
-mod budget_health;
-mod compaction;
-mod context_window;
-mod digest;
-mod doubt;
+mod calls;
+mod context;
+mod counters;
+mod early_snapshot;
 mod effects;
-mod expiry;
 mod guardrails;
 mod hot_state;
 pub mod ids;
@@ -29,14 +26,11 @@ mod light_model;
 mod loop_detection;
 pub mod machine;
 pub mod message;
-mod mode_calls;
+mod model_call;
 mod modes;
 pub mod notifications;
-mod own_session;
-mod pause;
+mod pauses;
 pub mod precheck;
-mod prompt;
-mod prompt_size;
 mod purpose;
 mod resources;
 mod retry;
@@ -49,13 +43,8 @@ mod snapshot;
 mod tests;
 mod time_math;
 pub mod tool;
-mod tool_admission;
-mod tool_batch;
-mod tool_offer;
-mod tool_results;
+mod tools;
 mod turn;
-mod turn_failures;
-mod turn_kind;
 mod view;
 mod wake;
 
@@ -72,11 +61,12 @@ use message::{Message, ModelAnswer, ToolDefinition};
 use sensor_events::SensedEvent;
 use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
-pub use budget_health::BudgetHealth;
+pub use context::budget_health::BudgetHealth;
+pub use context::prompt::Skill;
 pub use ids::{CallId, CallIdError};
-pub use prompt::Skill;
+pub use pauses::budget;
 pub use purpose::CallPurpose;
-pub use tool_admission::check_schema;
+pub use tools::admission::check_schema;
 
 /// An input of the engine.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,22 +7,17 @@
 //! completed one, is dropped. This module does not know where notifications come from.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::RecordKind;
-use super::effects::{EffectBuffer, journal_line};
+use super::context::prompt::truncate;
+use super::context::prompt_size;
 use super::hot_state::format_age;
-use super::machine::Engine;
-use super::message::Message;
-use super::prompt::truncate;
-use super::prompt_size;
 use super::runtime_mark::without_marks;
-use agentloop_api::failure::{CallFailure, FailureKind};
+use super::settings::EngineSettings;
 
 /// Most waiting notifications.
 pub const MOST_WAITING: usize = 256;
@@ -43,7 +38,7 @@ pub const MOST_REMEMBERED: usize = 1024;
 /// Refused turns that showed a notification, each after a completed one, after which it is dropped.
 pub const MOST_FAILURES: u32 = 3;
 /// The event of any notification, for sleeps that wait for one.
-const EVENT: &str = "notification";
+pub const EVENT: &str = "notification";
 
 /// How urgent a notification is.
 #[derive(
@@ -110,11 +105,26 @@ pub struct ShownNotifications {
 }
 
 impl ShownNotifications {
+    /// The attempt last sent was answered: the model has seen what it showed.
+    pub(super) fn confirm(&mut self) {
+        self.seen = self.sent.clone();
+    }
+
     /// Whether the model has seen any in this turn.
     #[must_use]
     pub fn is_seen(&self) -> bool {
         !self.seen.keys.is_empty()
     }
+}
+
+/// What became of a notification that arrived for the first time.
+pub struct ReceivedNotification {
+    /// The name of its source, truncated.
+    pub source: String,
+    /// How many were dropped to make room.
+    pub dropped: u64,
+    /// Whether it was not dropped itself.
+    pub waits: bool,
 }
 
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -127,6 +137,33 @@ impl NotificationInbox {
     /// Whether none waits and none was dropped unseen.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.dropped == 0
+    }
+
+    /// A notification arrived, for the first time or again (`None`). None that a turn shows is dropped for it.
+    pub(super) fn receive(
+        &mut self,
+        notification: &Notification,
+        shown: Option<&ShownNotifications>,
+    ) -> Option<ReceivedNotification> {
+        let key = key(&notification.id);
+        if self.knows(key) {
+            return None;
+        }
+        let source = truncate(&notification.source, MOST_SOURCE_BYTES);
+        self.add(WaitingNotification {
+            key,
+            source: source.clone(),
+            priority: notification.priority,
+            text: truncate(&notification.text, MOST_TEXT_BYTES),
+            at: notification.at,
+            failures: 0,
+        });
+        let dropped = self.shrink(shown.map_or(&[], |shown| &shown.sent.keys));
+        Some(ReceivedNotification {
+            source,
+            dropped,
+            waits: self.waits(key),
+        })
     }
 
     fn knows(&self, key: u64) -> bool {
@@ -175,9 +212,12 @@ impl NotificationInbox {
         self.remembered.drain(..surplus);
     }
 
-    /// A turn that showed these was refused. `fair`: the turn before it was not. Drops those that were shown too often,
+    /// A turn that showed these was refused, perhaps because of those that no answered call had shown. `fair`: the turn
+    /// before it was not. Drops those that were shown too often,
     /// and returns how many.
-    fn blame(&mut self, shown: &[u64], fair: bool) -> u64 {
+    pub(super) fn blame(&mut self, shown: &ShownNotifications, fair: bool) -> u64 {
+        let keys = shown.sent.keys.iter().copied();
+        let shown: Vec<u64> = keys.filter(|key| !shown.seen.keys.contains(key)).collect();
         if shown.is_empty() {
             return 0;
         }
@@ -210,7 +250,8 @@ impl NotificationInbox {
 
     /// What stays in the transcript of the notifications that the model has seen. Without it the model would know what
     /// it did but not why, and a summary of the turn would omit the cause.
-    fn kept(&self, told: &NotificationBatch, now: Timestamp) -> Option<String> {
+    pub(super) fn kept(&self, shown: &ShownNotifications, now: Timestamp) -> Option<String> {
+        let told = &shown.seen;
         let seen = self.waiting.iter().filter(|waiting| told.keys.contains(&waiting.key));
         let lines: Vec<String> = seen.map(|waiting| waiting.line(MOST_KEPT_BYTES, now)).collect();
         let head = "[From the runtime, not from a person: the notifications that the turn before this message showed you. They \
@@ -219,7 +260,8 @@ impl NotificationInbox {
     }
 
     /// The model has seen these, and the turn that showed them is done.
-    fn acknowledge(&mut self, told: &NotificationBatch) {
+    pub(super) fn acknowledge(&mut self, shown: &ShownNotifications) {
+        let told = &shown.seen;
         self.withheld = false;
         for key in &told.keys {
             if self.waits(*key) {
@@ -231,7 +273,7 @@ impl NotificationInbox {
     }
 
     /// Selects what the next attempt of a turn shows: what the turn has shown so far, and more while there is room.
-    fn choose(&self, shown: &mut ShownNotifications, room: usize) {
+    pub(super) fn choose(&self, shown: &mut ShownNotifications, room: usize) {
         let sent = &mut shown.sent;
         let of_turn = |waiting: &&WaitingNotification| sent.keys.contains(&waiting.key);
         let mut bytes: usize = self
@@ -255,7 +297,7 @@ impl NotificationInbox {
     }
 
     /// The notifications of a turn as the model reads them. `None`: nothing to show.
-    fn block(&self, shown: &ShownNotifications, room: usize, now: Timestamp) -> Option<String> {
+    pub(super) fn block(&self, shown: &ShownNotifications, room: usize, now: Timestamp) -> Option<String> {
         let of_turn = |waiting: &&WaitingNotification| shown.sent.keys.contains(&waiting.key);
         let lines = self.waiting.iter().filter(of_turn);
         let mut lines: Vec<String> = lines.map(|waiting| waiting.line(room, now)).collect();
@@ -302,109 +344,10 @@ fn key(id: &str) -> u64 {
     u64::from_be_bytes(first.unwrap_or_default())
 }
 
-impl Engine {
-    /// A notification arrived, for the first time or again.
-    pub(super) fn receive_notification(&mut self, notification: &Notification, out: &mut EffectBuffer) {
-        let key = key(&notification.id);
-        if self.state.inbox.knows(key) {
-            return;
-        }
-        let priority = notification.priority;
-        let source = truncate(&notification.source, MOST_SOURCE_BYTES);
-        self.state.inbox.add(WaitingNotification {
-            key,
-            source: source.clone(),
-            priority,
-            text: truncate(&notification.text, MOST_TEXT_BYTES),
-            at: notification.at,
-            failures: 0,
-        });
-        out.record(journal_line(
-            RecordKind::Notified,
-            self.turn_number(),
-            priority.as_ref(),
-        ));
-        let shown = self.state.turn.as_ref().map(|turn| turn.shown.sent.keys.clone());
-        let dropped = self.state.inbox.shrink(&shown.unwrap_or_default());
-        if dropped > 0 {
-            let note = format!("{dropped} dropped");
-            out.record(journal_line(RecordKind::NotificationDropped, self.turn_number(), note));
-        }
-        if !self.state.inbox.waits(key) {
-            return;
-        }
-        self.hasten_next_turn(out.now);
-        if priority == NotificationPriority::High {
-            self.wake_on_urgent(out);
-        } else {
-            self.wake_on_event(&source, out);
-            self.wake_on_event(EVENT, out);
-        }
-    }
-
-    /// Adds waiting notifications to the next attempt of the turn.
-    pub(super) fn show_notifications(&mut self) {
-        let room = self.room_for_notifications();
-        if let Some(turn) = &mut self.state.turn {
-            self.state.inbox.choose(&mut turn.shown, room);
-        }
-    }
-
-    /// The attempt last sent was answered: the model has seen what it showed.
-    pub(super) fn notifications_seen(&mut self) {
-        if let Some(turn) = &mut self.state.turn {
-            turn.shown.seen = turn.shown.sent.clone();
-        }
-    }
-
-    /// What a completed turn leaves in the transcript of the notifications that it has shown.
-    pub(super) fn keep_notifications(&mut self, now: Timestamp) -> Vec<Arc<Message>> {
-        let shown = self.state.turn.as_ref().map(|turn| &turn.shown.seen);
-        let text = shown.and_then(|seen| self.state.inbox.kept(seen, now));
-        let kept: Vec<_> = text.map(|text| Arc::new(Message::User { text })).into_iter().collect();
-        self.append(&kept);
-        kept
-    }
-
-    /// The turn is complete, and so are the notifications that it has shown.
-    pub(super) fn acknowledge_notifications(&mut self) {
-        if let Some(turn) = &self.state.turn {
-            self.state.inbox.acknowledge(&turn.shown.seen);
-        }
-    }
-
-    /// A turn failed. Only a refusal of the prompt can be caused by what it showed, and only by what no answered call
-    /// had shown; trouble of the server or the network cannot.
-    pub(super) fn blame_notifications(
-        &mut self,
-        shown: &ShownNotifications,
-        failure: &CallFailure,
-        out: &mut EffectBuffer,
-    ) {
-        if failure.kind != FailureKind::BadResponse {
-            return;
-        }
-        let fair = self.state.counters.errors == 0;
-        let keys = shown.sent.keys.iter().copied();
-        let unseen: Vec<u64> = keys.filter(|key| !shown.seen.keys.contains(key)).collect();
-        let dropped = self.state.inbox.blame(&unseen, fair);
-        if dropped > 0 {
-            let note = format!("{dropped} dropped: {MOST_FAILURES} turns that showed them were refused");
-            out.record(journal_line(RecordKind::NotificationDropped, self.turn_number(), note));
-        }
-    }
-
-    /// The notifications of the current turn.
-    pub(super) fn notifications_block(&self, now: Timestamp) -> Option<String> {
-        let shown = &self.state.turn.as_ref()?.shown;
-        self.state.inbox.block(shown, self.room_for_notifications(), now)
-    }
-
-    /// Bytes of notifications in one prompt: they must not fill a small context window. The part of the window that is
-    /// reserved for the answer is no room for them: with 5,600 tokens, of which 4,096 are the answer's, a quarter of the
-    /// window would be nearly all that a prompt may have.
-    fn room_for_notifications(&self) -> usize {
-        let prompt = usize::try_from(prompt_size::prompt_limit(&self.settings)).unwrap_or(usize::MAX);
-        MOST_SHOWN_BYTES.min(prompt / 4)
-    }
+/// Bytes of notifications in one prompt: they must not fill a small context window. The part of the window that is
+/// reserved for the answer is no room for them: with 5,600 tokens, of which 4,096 are the answer's, a quarter of the
+/// window would be nearly all that a prompt may have.
+pub fn room(settings: &EngineSettings) -> usize {
+    let prompt = usize::try_from(prompt_size::prompt_limit(settings)).unwrap_or(usize::MAX);
+    MOST_SHOWN_BYTES.min(prompt / 4)
 }

@@ -5,19 +5,18 @@
 //! runs unless the answer is a clear no. Its call is journalled, metered and limited like any other; a limit that
 //! refuses it pauses the loop as usual.
 
-use std::sync::Arc;
-
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::effects::{EffectBuffer, answer_line, call_line, journal_line};
+use super::effects::{EffectBuffer, answer_line, journal_line};
 use super::machine::Engine;
-use super::message::{Message, ModelAnswer};
+use super::message::ModelAnswer;
+use super::model_call::CallTask;
 use super::modes::PreCheckDecision;
 use super::snapshot::ChosenSleep;
-use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, ids, prompt_size};
-use agentloop_api::agent::LimitedResource;
+use super::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind};
+use crate::context::prompt_size;
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Note of a pre-check without a clear answer.
@@ -40,33 +39,12 @@ pub struct PreCheckSettings {
 pub struct PreCheckState {
     /// The sleep that has ended and may continue. `None`: the turn runs without a pre-check.
     sleep: Option<ChosenSleep>,
-    /// Calls that were sent before the next turn.
-    attempts: u32,
-    /// The prompt of the call whose outcome is not known.
-    open: Option<String>,
-    /// [`BudgetState::revision`](super::budget::BudgetState::revision) when it was sent.
-    pub(super) asked_under: u64,
 }
 
 impl PreCheckState {
-    /// Whether a call was sent and its outcome is not known.
-    pub(super) fn is_open(&self) -> bool {
-        self.open.is_some()
-    }
-
-    /// What would have ended the sleep early.
-    pub(super) fn wake_early_if(&self) -> &[String] {
-        self.sleep.as_ref().map_or(&[], |sleep| &sleep.wake_early_if)
-    }
-
-    /// Counts a call before the next turn, a pre-check or a score.
-    pub(super) fn count_attempt(&mut self) {
-        self.attempts = self.attempts.saturating_add(1);
-    }
-
-    /// The call has an outcome, or will not get one.
-    pub(super) fn close(&mut self) {
-        self.open = None;
+    /// The sleep that has ended, if a pre-check may extend it.
+    pub(super) fn sleep(&self) -> Option<&ChosenSleep> {
+        self.sleep.as_ref()
     }
 }
 
@@ -100,64 +78,20 @@ impl Engine {
             out.record(journal_line(RecordKind::PrecheckFailed, self.turn_number(), note));
             return true;
         }
-        self.send_pre_check(json!(question).to_string(), out);
+        self.state.counters.idle.awake(out.now);
+        self.send_call_before_turn(CallTask::PreCheck(question), out);
         false
     }
 
-    fn send_pre_check(&mut self, says: String, out: &mut EffectBuffer) {
-        self.probes_sent(out.now);
-        self.state.counters.idle.awake(out.now);
-        self.count_use(LimitedResource::LLMCalls, 1, out);
-        let check = &mut self.state.pre_check;
-        check.count_attempt();
-        check.open = Some(says);
-        let call = self.pre_check_call();
-        let note = CallPurpose::Precheck.as_ref();
-        out.record(call_line(RecordKind::CallStarted, call, note, Vec::new()));
-        self.issue_pre_check(out);
-    }
-
-    /// The call last sent before the next turn; such calls have the number 0.
-    pub(super) fn pre_check_call(&self) -> CallId {
-        CallId {
-            member: ids::MAIN,
-            turn: self.state.turns_begun.saturating_add(1),
-            call: 0,
-            attempt: self.state.pre_check.attempts,
-        }
-    }
-
-    /// Hands the open call to the driver; after a restart again, under the same id.
-    pub(super) fn issue_pre_check(&mut self, out: &mut EffectBuffer) {
-        let Some(says) = &self.state.pre_check.open else {
-            return;
-        };
-        let [system, data]: [String; 2] = serde_json::from_str(says).unwrap_or_default();
-        self.in_flight = true;
-        out.push(EngineEffect::CallModel {
-            call: self.pre_check_call(),
-            purpose: CallPurpose::Precheck,
-            messages: vec![
-                Arc::new(Message::System { text: system }),
-                Arc::new(Message::User { text: data }),
-            ],
-            state: None,
-            tools: Arc::from([]),
-        });
+    /// Estimated tokens of the largest possible call with this question.
+    pub(super) fn largest_pre_check(&self, question: &[String; 2]) -> u64 {
+        let settings = self.settings.pre_check.as_ref();
+        let most = settings.map_or(0, |check| check.max_output_tokens);
+        prompt_size::message_size(&json!(question).to_string()).saturating_add(most.into())
     }
 
     /// The light model has answered.
     pub(super) fn handle_pre_check_answer(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
-        out.push(EngineEffect::Acknowledge { call });
-        self.note_light_answer();
-        let most = self
-            .settings
-            .pre_check
-            .as_ref()
-            .map_or(0, |check| check.max_output_tokens);
-        let asked = self.state.pre_check.open.take().unwrap_or_default();
-        let estimate = prompt_size::message_size(&asked).saturating_add(most.into());
-        self.count_use(LimitedResource::LLMTokens, answer.tokens.unwrap_or(estimate), out);
         let note = format!("{:?}", answer.finish);
         out.record(answer_line((call, CallPurpose::Precheck), answer, note, Vec::new()));
         let sleep = self

@@ -5,19 +5,18 @@
 //! that refuses it pauses the loop, and the question waits with it. A turn that is due waits only for the question that
 //! is being asked. An outcome stays until the caller has stored it.
 
-use std::sync::Arc;
-
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::effects::{EffectBuffer, answer_line, call_line, journal_line};
+use super::effects::{EffectBuffer, answer_line, journal_line};
 use super::machine::Engine;
 use super::message::{self, Message, ModelAnswer};
+use super::model_call::CallTask;
 use super::retry::{self, RetryDecision};
 use super::runtime_mark::without_marks;
 use super::settings::EngineSettings;
-use super::{CallId, CallPurpose, EngineEffect, RecordKind, prompt_size, time_math};
-use agentloop_api::agent::LimitedResource;
+use super::{CallId, CallPurpose, RecordKind, time_math};
+use crate::context::prompt_size;
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// The task of the light model, around the user's own words.
@@ -60,25 +59,30 @@ struct PendingScore {
 /// The state of a question.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 enum ScoreStep {
-    /// The next call may be sent at this time.
+    /// The call for it may be sent from this time on. Meanwhile no call is open, or the one that is.
     Due(Timestamp),
-    /// A call was sent, and its outcome is not known.
-    Open,
     /// The score; `None`: there is none.
     Done(Option<u8>),
 }
 
 impl ScoringState {
-    /// Whether a call was sent whose outcome is not known.
-    pub(super) fn is_open(&self) -> bool {
-        self.step() == Some(ScoreStep::Open)
+    /// The call has no outcome: the question may be asked again from this time on.
+    pub(super) fn due_at(&mut self, at: Timestamp) {
+        self.set(ScoreStep::Due(at));
     }
 
-    /// The call has an outcome, or will not get one: the question may be asked again from this time on.
-    pub(super) fn reopen(&mut self, at: Timestamp) {
-        if self.is_open() {
-            self.set(ScoreStep::Due(at));
+    /// What is asked.
+    pub(super) fn messages(&self, settings: &EngineSettings) -> [Message; 2] {
+        match &self.asked {
+            Some(asked) => asked.question.messages(settings),
+            None => [String::new(), String::new()].map(|text| Message::User { text }),
         }
+    }
+
+    /// Estimated tokens of the largest possible call for it.
+    pub(super) fn largest_use(&self, settings: &EngineSettings) -> u64 {
+        let said = self.asked.as_ref().map_or(0, |asked| asked.question.tokens());
+        said.saturating_add(settings.light_output_tokens.unwrap_or_default().into())
     }
 
     /// The clock was set back.
@@ -113,7 +117,7 @@ impl Engine {
         let asked = self.state.scoring.asked.as_ref()?;
         match asked.step {
             ScoreStep::Done(score) => Some((&asked.question.id, score)),
-            ScoreStep::Due(_) | ScoreStep::Open => None,
+            ScoreStep::Due(_) => None,
         }
     }
 
@@ -143,7 +147,7 @@ impl Engine {
     pub(super) fn score_due(&self) -> Option<Timestamp> {
         match self.state.scoring.step()? {
             ScoreStep::Due(at) => Some(at),
-            ScoreStep::Open | ScoreStep::Done(_) => None,
+            ScoreStep::Done(_) => None,
         }
     }
 
@@ -154,43 +158,13 @@ impl Engine {
             self.finish_unscored(kind.as_ref(), out);
             return;
         }
-        if !self.may_attempt(out) {
-            return;
+        if self.may_attempt(out) {
+            self.send_call_before_turn(CallTask::Score, out);
         }
-        self.probes_sent(out.now);
-        self.count_use(LimitedResource::LLMCalls, 1, out);
-        self.state.pre_check.count_attempt();
-        self.state.scoring.set(ScoreStep::Open);
-        let call = self.pre_check_call();
-        let note = CallPurpose::Signal.as_ref();
-        out.record(call_line(RecordKind::CallStarted, call, note, Vec::new()));
-        self.issue_score(out);
-    }
-
-    /// Hands the open call to the driver; after a restart again, under the same id.
-    pub(super) fn issue_score(&mut self, out: &mut EffectBuffer) {
-        let Some(asked) = &self.state.scoring.asked else {
-            return;
-        };
-        let messages = asked.question.messages(&self.settings);
-        self.in_flight = true;
-        out.push(EngineEffect::CallModel {
-            call: self.pre_check_call(),
-            purpose: CallPurpose::Signal,
-            messages: messages.map(Arc::new).into(),
-            state: None,
-            tools: Arc::from([]),
-        });
     }
 
     /// The light model has answered.
     pub(super) fn handle_score_answer(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
-        out.push(EngineEffect::Acknowledge { call });
-        self.note_light_answer();
-        let asked = self.state.scoring.asked.as_ref();
-        let said = asked.map_or(0, |asked| asked.question.tokens());
-        let estimate = said.saturating_add(self.settings.light_output_tokens.unwrap_or_default().into());
-        self.count_use(LimitedResource::LLMTokens, answer.tokens.unwrap_or(estimate), out);
         let note = format!("{:?}", answer.finish);
         out.record(answer_line((call, CallPurpose::Signal), answer, note, Vec::new()));
         match answer.text.as_deref().and_then(read) {

@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::RecordKind;
 use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
-use super::notifications::{Notification, NotificationPriority};
+use super::notifications::{self, Notification, NotificationPriority};
+use super::turn::Turn;
 
 /// One event of a Sensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,5 +79,33 @@ impl Engine {
 
     pub(super) fn sensor_failed(&mut self, sensor: &str, out: &mut EffectBuffer) {
         out.record(journal_line(RecordKind::SensorFailed, self.turn_number(), sensor));
+    }
+
+    /// A notification arrived, for the first time or again.
+    fn receive_notification(&mut self, notification: &Notification, out: &mut EffectBuffer) {
+        let shown = self.state.turn.as_ref().map(Turn::shown);
+        let Some(received) = self.state.inbox.receive(notification, shown) else {
+            return;
+        };
+        let priority = notification.priority;
+        out.record(journal_line(
+            RecordKind::Notified,
+            self.turn_number(),
+            priority.as_ref(),
+        ));
+        if received.dropped > 0 {
+            let note = format!("{} dropped", received.dropped);
+            out.record(journal_line(RecordKind::NotificationDropped, self.turn_number(), note));
+        }
+        if !received.waits {
+            return;
+        }
+        self.hasten_next_turn(out.now);
+        if priority == NotificationPriority::High {
+            self.wake_on_urgent(out);
+        } else {
+            self.wake_on_event(&received.source, out);
+            self.wake_on_event(notifications::EVENT, out);
+        }
     }
 }

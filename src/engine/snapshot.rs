@@ -1,35 +1,35 @@
 //! What outlives the process of a loop, except for the transcript. Plain data; the rules are elsewhere.
 
-use std::collections::BTreeMap;
-
 use jiff::{SignedDuration, Timestamp};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
-use super::budget::{BudgetState, ProbeState};
-use super::compaction::Compaction;
-use super::context_window::ClearedResults;
-use super::digest::HistoryDigest;
-use super::doubt::HistoryDoubt;
-use super::guardrails::idle_timeout::IdleClock;
+use super::context::digest::HistoryDigest;
+use super::context::doubt::HistoryDoubt;
+use super::context::prompt_size::TokenEstimator;
+use super::context::window::ClearedResults;
+use super::counters::StreakCounters;
+use super::early_snapshot;
 use super::hot_state::HotStateRefresh;
 use super::lifetime_counts::LifetimeCounts;
 use super::light_model::LightModelOutage;
 use super::loop_detection::LoopDetector;
+use super::model_call::CallSlot;
 use super::modes::ModeState;
-use super::notifications::{NotificationInbox, ShownNotifications};
+use super::notifications::NotificationInbox;
+use super::pauses::budget::BudgetState;
+use super::pauses::holds::Pauses;
 use super::precheck::PreCheckState;
-use super::prompt_size::TokenEstimator;
 use super::resources::ResourceTracker;
 use super::scoring::ScoringState;
-use super::tool_batch::ToolBatch;
-use super::turn_kind::TurnKind;
-use super::{CallId, ids};
+use super::turn::Turn;
 use agentloop_api::failure::CallFailure;
 use agentloop_api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason};
 
 /// Everything of an engine that outlives its process, except for the transcript.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(default)]
+#[serde(default, remote = "Self")]
 pub struct EngineSnapshot {
     pub(super) epoch: i64,
     pub(super) lifecycle: LifecyclePhase,
@@ -48,6 +48,8 @@ pub struct EngineSnapshot {
     pub(super) actions: i64,
     /// How often limits were reached, and how tool runs ended.
     pub(super) tally: LifetimeCounts,
+    /// The model call that is due or open.
+    pub(super) call: CallSlot,
     /// The turn under way.
     pub(super) turn: Option<Turn>,
     /// Tool runs that fill the hot state before the next turn.
@@ -60,7 +62,7 @@ pub struct EngineSnapshot {
     pub(super) scoring: ScoringState,
     /// When the next own turn may begin, if neither a pause nor a sleep holds the loop.
     pub(super) next_turn: Option<Timestamp>,
-    pub(super) reasons: BTreeMap<PauseReason, ActivePause>,
+    pub(super) reasons: Pauses,
     pub(super) counters: StreakCounters,
     /// The memory of loop detection.
     pub(super) watch: LoopDetector,
@@ -91,6 +93,19 @@ pub struct EngineSnapshot {
     pub(super) last_error: Option<(Timestamp, CallFailure)>,
     /// Why the light model cannot be used, if only a user can fix that.
     pub(super) light_model: Option<LightModelOutage>,
+}
+
+impl Serialize for EngineSnapshot {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for EngineSnapshot {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let stored = early_snapshot::with_call_slot(Value::deserialize(deserializer)?);
+        Self::deserialize(stored).map_err(D::Error::custom)
+    }
 }
 
 impl EngineSnapshot {
@@ -136,103 +151,6 @@ impl std::fmt::Display for PublicState {
     }
 }
 
-/// A turn under way.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub struct Turn {
-    /// Its number, from 1.
-    pub number: i64,
-    /// Number of its current call, from 1.
-    pub call: u32,
-    /// Attempts at that call that were sent.
-    pub attempt: u32,
-    /// Attempts at that call that failed and count against its limit.
-    pub failures: u32,
-    /// The state of that call.
-    pub step: CallStep,
-    /// How many messages at the end of the transcript belong to this turn.
-    pub messages: usize,
-    /// How often the worker ended during it.
-    pub crashes: u32,
-    /// [`BudgetState::revision`] when the last attempt was sent.
-    #[serde(default)]
-    pub asked_under: u64,
-    /// Tool calls of its last answer; only in [`CallStep::Tools`].
-    #[serde(default)]
-    pub work: Option<ToolBatch>,
-    /// The summary that is made before its own next call.
-    #[serde(default)]
-    pub compaction: Option<Compaction>,
-    /// How many of its calls were for a summary.
-    #[serde(default)]
-    pub compactions: u32,
-    /// A summary was requested in it and could not be had.
-    #[serde(default)]
-    pub unsummed: bool,
-    /// Prompts of its current call that the server refused as too long.
-    #[serde(default)]
-    pub refusals: u32,
-    /// Of how many of its messages the results are cleared; used only by heartbeats, whose messages are separate.
-    #[serde(default)]
-    pub cleared: usize,
-    /// How often each tool was denied in it.
-    #[serde(default)]
-    pub denials: BTreeMap<String, u32>,
-    /// A tool with side effects ran in it: its messages stay, however it ends.
-    #[serde(default)]
-    pub acted: bool,
-    /// Notifications that it has shown.
-    #[serde(default)]
-    pub shown: ShownNotifications,
-    /// What arrived after the attempt last sent, which did not show it.
-    #[serde(default)]
-    pub unseen: UnseenEvents,
-    /// How often its first call had an empty answer.
-    #[serde(default)]
-    pub silent: u32,
-    /// Why tool calls with side effects in the answer to its open call are not run: the answer may be older than later
-    /// changes.
-    #[serde(default)]
-    pub outdated: Option<String>,
-    /// What it is for.
-    #[serde(default, rename = "heartbeat")]
-    pub kind: TurnKind,
-    /// The content of its first message; the next turn repeats it if this one fails.
-    pub briefing: TurnBriefing,
-}
-
-impl Turn {
-    /// The attempt last sent.
-    pub fn call_id(&self) -> CallId {
-        CallId {
-            member: ids::MAIN,
-            turn: self.number,
-            call: self.call,
-            attempt: self.attempt,
-        }
-    }
-}
-
-/// Input that would end a sleep and that no prompt has shown.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(default)]
-pub struct UnseenEvents {
-    /// Names of events, without duplicates.
-    pub events: Vec<String>,
-    /// Whether it includes a notification of high priority.
-    pub urgent: bool,
-}
-
-/// The state of the current call of a turn.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallStep {
-    /// The next attempt is due at this time.
-    Due(Timestamp),
-    /// An attempt was sent, and its outcome is not known.
-    Open,
-    /// Answered; tool calls of its answer have no result yet.
-    Tools,
-}
-
 /// A sleep that the agent chose.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct ChosenSleep {
@@ -255,53 +173,6 @@ impl ChosenSleep {
     pub fn ends(&self) -> Timestamp {
         self.room_at.map_or(self.until, |room_at| room_at.min(self.until))
     }
-}
-
-/// The details of a reason that holds the loop.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct ActivePause {
-    /// When it clears without an input.
-    pub until: Option<Timestamp>,
-    /// What happened, and how to fix it.
-    pub message: String,
-    /// When the held call is probed although the reason still holds.
-    #[serde(default)]
-    pub probe: Option<ProbeState>,
-}
-
-impl ActivePause {
-    /// When it clears without an input, as far as is known here.
-    pub fn ends(&self) -> Option<Timestamp> {
-        let let_through = match self.probe {
-            Some(ProbeState::Sent(moment)) => Some(moment),
-            Some(ProbeState::At(_)) | None => None,
-        };
-        [self.until, let_through].into_iter().flatten().min()
-    }
-}
-
-/// Streaks, and how often each limit was reached in a row, which sets the length of its cool-down.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-#[serde(default)]
-pub struct StreakCounters {
-    /// Failed turns in a row.
-    pub errors: u32,
-    /// Cool-downs after errors since the last completed turn.
-    pub error_cooldowns: u32,
-    /// Turns in a row that the model or its provider refused.
-    pub refusals: u32,
-    /// Cool-downs after crashes since the last completed turn.
-    pub crash_cooldowns: u32,
-    /// Completed turns since the last sleep.
-    pub turns: u32,
-    /// Completed turns in a row that called no tool.
-    pub words: u32,
-    /// Naps since the last time that they added up to a minute.
-    pub napped: SignedDuration,
-    /// Forced sleeps since the agent last chose to sleep.
-    pub forced_sleeps: u32,
-    /// Time awake without an effective action.
-    pub idle: IdleClock,
 }
 
 /// What a turn's first message tells the model.

@@ -87,8 +87,8 @@ impl Engine {
             tool_calls: state.tool_calls,
             actions: state.actions,
             tally: state.tally.clone(),
-            consecutive_errors: state.counters.errors,
-            consecutive_turns: state.counters.turns,
+            consecutive_errors: state.counters.failures.errors(),
+            consecutive_turns: state.counters.turns.count(),
             handled: state.handled.clone(),
             last_error: state.last_error.clone(),
             detected: self.detected(),
@@ -150,20 +150,12 @@ impl Engine {
             until: None,
             message: "spec.suspend is true; set it to false to resume".to_owned(),
         });
-        let held = self.state.reasons.iter().map(|(reason, hold)| ReportedPause {
-            reason: *reason,
-            until: hold.until,
-            message: hold.message.clone(),
-        });
-        suspended.into_iter().chain(held).collect()
+        suspended.into_iter().chain(self.state.reasons.reported()).collect()
     }
 
     fn resumes_at(&self, state: LoopState) -> Option<Timestamp> {
         match state {
-            LoopState::Paused => {
-                let moments: Option<Vec<Timestamp>> = self.state.reasons.values().map(|hold| hold.until).collect();
-                moments?.into_iter().max()
-            }
+            LoopState::Paused => self.state.reasons.last_end(),
             LoopState::Sleeping => self.mode().sleep().map(ChosenSleep::ends),
             LoopState::Starting | LoopState::Running | LoopState::Stopping | LoopState::Stopped => None,
         }

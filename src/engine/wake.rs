@@ -7,13 +7,11 @@ use super::effects::{EffectBuffer, journal_line};
 use super::guardrails::RestKind;
 use super::machine::Engine;
 use super::modes::WakeTrigger;
-use super::modes::continuous::matches_event;
-use super::snapshot::{CauseKind, LifecyclePhase, UnseenEvents};
+use super::snapshot::{CauseKind, LifecyclePhase};
+use super::turn::state::UnseenEvents;
 use super::{RecordKind, time_math};
 use agentloop_api::status::LoopState;
 
-/// A chosen sleep of at least this length resets the limits.
-pub const WHOLE_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 /// The delay after the first of the slow turns in a row without a tool call; each further one doubles it.
 const FIRST_DELAY: SignedDuration = SignedDuration::from_secs(1);
 
@@ -34,13 +32,11 @@ impl Engine {
     pub(super) fn wake_on_event(&mut self, name: &str, out: &mut EffectBuffer) {
         let cause = format!("the event {name} ended your sleep");
         self.wake(WakeTrigger::Event(name), &cause, out);
-        if let Some(turn) = &mut self.state.turn
-            && !turn.unseen.events.iter().any(|known| known == name)
-        {
-            turn.unseen.events.push(name.to_owned());
+        if let Some(turn) = &mut self.state.turn {
+            turn.miss_event(name);
         }
-        let kept = self.state.pre_check.wake_early_if();
-        if kept.iter().any(|wanted| matches_event(wanted, name)) {
+        let ended = self.state.pre_check.sleep();
+        if ended.is_some_and(|sleep| self.mode().would_end(sleep, WakeTrigger::Event(name))) {
             self.open_pre_check(&cause, out);
         }
     }
@@ -53,7 +49,7 @@ impl Engine {
             out,
         );
         if let Some(turn) = &mut self.state.turn {
-            turn.unseen.urgent = true;
+            turn.miss_urgent();
         }
     }
 
@@ -108,24 +104,13 @@ impl Engine {
         self.state.briefing.set_cause(CauseKind::Event, cause);
     }
 
-    /// Records a rest that the agent chose. A minute or more resets what the limits count; naps do so each time they
-    /// add up to a minute, so that naps cannot evade the limits.
+    /// Records a rest that the agent chose.
     pub(super) fn record_rest(&mut self, wait: SignedDuration, now: Timestamp) -> RestKind {
         let counters = &mut self.state.counters;
-        counters.words = 0;
-        let rest = if wait >= WHOLE_SLEEP {
-            counters.napped = SignedDuration::ZERO;
-            RestKind::Sleep
-        } else {
-            counters.napped += wait;
-            if counters.napped < WHOLE_SLEEP {
-                return RestKind::None;
-            }
-            // The remainder counts towards the next minute.
-            counters.napped -= WHOLE_SLEEP;
-            RestKind::Naps
-        };
-        counters.idle.effective_action(now);
+        let rest = counters.rest.rested(wait);
+        if rest != RestKind::None {
+            counters.idle.effective_action(now);
+        }
         rest
     }
 
@@ -141,8 +126,7 @@ impl Engine {
 
     /// Turns in a row without a tool call, beyond those that are not slowed down.
     fn slow_turns(&self) -> u32 {
-        let words = self.state.counters.words;
-        words.saturating_sub(self.settings.quick_text_turns)
+        self.state.counters.rest.slow_turns(self.settings.quick_text_turns)
     }
 
     /// Counts a turn that ended with text, if the mode delays such turns. The model is told once about the consequence.
@@ -152,11 +136,11 @@ impl Engine {
             return;
         };
         // Text is legitimate after a tool call, or in reply to a notification.
-        if turn.own_call() > 1 || turn.shown.is_seen() {
-            self.state.counters.words = 0;
+        if turn.own_call() > 1 || turn.shown().is_seen() {
+            self.state.counters.rest.end_text_turns();
             return;
         }
-        self.state.counters.words = self.state.counters.words.saturating_add(1);
+        self.state.counters.rest.count_text_turn();
         if self.slow_turns() == 1 && self.settings.longest_text_delay > self.settings.min_delay {
             self.add_note(note);
         }

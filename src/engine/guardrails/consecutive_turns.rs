@@ -3,12 +3,30 @@
 //! less than a minute add up: each minute of them takes one turn off the count.
 
 use jiff::SignedDuration;
+use serde::{Deserialize, Serialize};
 
 use super::{Guardrail, RestKind, TrippedGuardrail};
-use crate::{settings::EngineSettings, snapshot::StreakCounters, time_math};
+use crate::{counters::StreakCounters, settings::EngineSettings, time_math};
 use agentloop_api::status::PauseReason;
 
 const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
+
+/// Turns without a sleep.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(default)]
+pub struct TurnStreak {
+    /// Completed turns since the last sleep.
+    turns: u32,
+    /// Forced sleeps since the agent last chose to sleep.
+    forced_sleeps: u32,
+}
+
+impl TurnStreak {
+    /// Completed turns since the last sleep.
+    pub fn count(&self) -> u32 {
+        self.turns
+    }
+}
 
 pub struct ConsecutiveTurns;
 
@@ -19,6 +37,7 @@ impl Guardrail for ConsecutiveTurns {
         counters: &mut StreakCounters,
         rest: RestKind,
     ) -> Option<TrippedGuardrail> {
+        let counters = &mut counters.turns;
         match rest {
             RestKind::Sleep => {
                 counters.turns = 0;
@@ -43,15 +62,20 @@ impl Guardrail for ConsecutiveTurns {
             wait,
             message: format!(
                 "{} turns without a sleep reached guardrails.maxConsecutiveTurns; the loop is forced to sleep. \
-                 Raise the limit, or instruct the agent to sleep with `yield`",
-                counters.turns
+                 Raise the limit{}",
+                counters.turns,
+                settings
+                    .mode
+                    .sleep_tool()
+                    .map(|tool| format!(", or instruct the agent to sleep with `{tool}`"))
+                    .unwrap_or_default()
             ),
         })
     }
 
     fn cleared(&self, reason: PauseReason, counters: &mut StreakCounters) {
         if reason == PauseReason::MaxConsecutiveTurns {
-            counters.turns = 0;
+            counters.turns.turns = 0;
         }
     }
 }

@@ -13,7 +13,7 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
 use super::Guardrail;
-use crate::{settings::EngineSettings, snapshot::StreakCounters};
+use crate::{counters::StreakCounters, settings::EngineSettings};
 use agentloop_api::status::LoopOutcome;
 
 /// Tool results that are remembered: a loop that cycles among this many gets nothing done.

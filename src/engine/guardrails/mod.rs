@@ -4,13 +4,13 @@
 mod actions_per_minute;
 pub mod active_hours;
 mod calls_per_turn;
-mod consecutive_turns;
+pub mod consecutive_turns;
 pub mod idle_timeout;
 mod rate_limits;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{resources::ResourceTracker, settings::EngineSettings, snapshot::StreakCounters};
+use super::{counters::StreakCounters, resources::ResourceTracker, settings::EngineSettings};
 pub use actions_per_minute::LONGEST as LONGEST_HOLD_OF_ACTIONS;
 use agentloop_api::status::{LoopOutcome, PauseReason};
 use agentloop_api::usage_counts::GuardrailTrip;

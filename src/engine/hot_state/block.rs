@@ -7,7 +7,7 @@ use super::{FieldSchema, HotState, format_age};
 
 impl HotState {
     /// All fields, in the order of the schema. `None`: there are no fields.
-    pub(super) fn block(&self, now: Timestamp) -> Option<String> {
+    pub fn block(&self, now: Timestamp) -> Option<String> {
         if self.fields.is_empty() {
             return None;
         }

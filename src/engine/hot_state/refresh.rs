@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -14,8 +15,8 @@ use super::super::machine::Engine;
 use super::super::message::ToolCall;
 use super::super::snapshot::LifecyclePhase;
 use super::super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId};
-use super::super::tool_admission;
-use super::super::tool_batch::{MOST_READS, ToolRunPlan};
+use super::super::tools::admission;
+use super::super::tools::batch::{MOST_READS, ToolRunPlan};
 use super::super::{EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
 use super::FieldSchema;
 use agentloop_api::hot_state::FieldType;
@@ -88,7 +89,7 @@ impl Engine {
             call: 0,
             index,
         };
-        let of = tool_admission::run_identity(&self.agent, self.state.epoch, id);
+        let of = admission::run_identity(&self.agent, self.state.epoch, id);
         match self.planned(field, &of) {
             Ok(plan) => {
                 let field = field.name.clone();
@@ -101,27 +102,22 @@ impl Engine {
 
     fn planned(&self, field: &FieldSchema, of: &Value) -> Result<ToolRunPlan, &'static str> {
         let wanted = field.refresh_tool.as_deref().unwrap_or_default();
-        let name = self.toolbox.resolve(wanted).ok_or("its refreshTool is unknown")?;
+        let name = self
+            .offer
+            .toolbox()
+            .resolve(wanted)
+            .ok_or("its refreshTool is unknown")?;
         let call = ToolCall {
             id: String::new(),
             name: name.to_owned(),
             arguments: "{}".to_owned(),
         };
-        let judged = self.toolbox.admit(&call, &BTreeMap::new());
+        let judged = self.offer.toolbox().admit(&call, &BTreeMap::new());
         let (known, arguments) = judged.map_err(|_| "its refreshTool cannot be called without arguments")?;
         if known.spec.effect != ToolEffect::Read {
             return Err("its refreshTool is not run, since its effect is not Read");
         }
-        Ok(ToolRunPlan {
-            tool: known.spec.name.clone(),
-            effect: known.spec.effect,
-            idempotent: known.spec.idempotent,
-            on_unknown: known.spec.on_unknown,
-            timeout: known.spec.timeout,
-            key: tool_admission::idempotency_key(of, &known.spec.name, &arguments),
-            arguments: tool_admission::arguments_hash(&arguments),
-            tries: 0,
-        })
+        Ok(known.plan(of, &arguments))
     }
 
     /// Sends as many runs as may be under way.
@@ -135,7 +131,7 @@ impl Engine {
                 call: 0,
                 index,
             };
-            let held = self.free_from().is_none_or(|moment| moment > out.now);
+            let held = !self.state.reasons.are_free(out.now);
             if held || self.state.lifecycle != LifecyclePhase::Active || self.running.len() >= MOST_READS {
                 return;
             }
@@ -194,6 +190,26 @@ impl Engine {
         }
         out.record(tool_line(RecordKind::ToolOutcome, id, &plan, "", Some(kind)));
         self.send_refreshes(out);
+    }
+
+    /// Stores a value of that time, or keeps the last good one and records why; journalled once, until a write
+    /// succeeds.
+    pub(crate) fn write_field(&mut self, name: &str, value: Value, at: Timestamp, out: &mut EffectBuffer) {
+        if let Err(refused) = self.hot.write(name, value, at) {
+            self.field_trouble(name, &format!("the last value was refused: {refused}"), out);
+        }
+    }
+
+    fn field_trouble(&mut self, name: &str, trouble: &str, out: &mut EffectBuffer) {
+        // A name that is not in the schema is foreign text.
+        if self.hot.field(name).is_none() {
+            return;
+        }
+        let before = self.hot.troubles.insert(name.to_owned(), trouble.to_owned());
+        if before.is_none() {
+            let note = format!("{name}: {trouble}");
+            out.record(journal_line(RecordKind::HotStateRefused, self.turn_number(), note));
+        }
     }
 }
 

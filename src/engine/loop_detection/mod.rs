@@ -20,8 +20,9 @@ use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
 use super::message::{Message, ToolCall};
 use super::modes::LoopPace;
-use super::tool_admission::DenialReason;
-use super::tool_batch::{ToolSlot, tool_line};
+use super::tools::admission::DenialReason;
+use super::tools::batch::{ToolBatch, ToolSlot};
+use super::tools::tool_line;
 use super::view::DetectedRepetition;
 use super::{JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::agent::DetectionMode;
@@ -131,9 +132,7 @@ impl Engine {
         if restarted || mode == DetectionMode::Disabled {
             self.state.watch = LoopDetector::default();
         }
-        let own = |until: &Option<_>| until.is_some();
-        let hold = self.state.reasons.get(&PauseReason::LoopDetected);
-        if mode != DetectionMode::Enforce && hold.is_some_and(|hold| own(&hold.until)) {
+        if mode != DetectionMode::Enforce && self.state.reasons.has_end(PauseReason::LoopDetected) {
             self.clear_pause(PauseReason::LoopDetected);
         }
     }
@@ -161,7 +160,7 @@ impl Engine {
         }
         let signal = watch.recent.signal()?;
         // A name that no source declares is the model's text.
-        let known = self.toolbox.knows(&wanted.name);
+        let known = self.offer.toolbox().knows(&wanted.name);
         let tool = if known { wanted.name.as_str() } else { "an unknown tool" };
         self.escalate(signal, Some(tool.to_owned()), out)
     }
@@ -171,7 +170,7 @@ impl Engine {
         if self.settings.loop_detection.mode == DetectionMode::Disabled {
             return;
         }
-        let news = self.state.turn.as_ref().is_some_and(|turn| turn.shown.is_seen());
+        let news = self.state.turn.as_ref().is_some_and(|turn| turn.shown().is_seen());
         if let LoopPace::Sleep { wait, .. } = pace {
             self.state.watch.record_sleep(*wait);
         } else if news {
@@ -207,7 +206,11 @@ impl Engine {
         EscalationRules {
             mode: self.settings.loop_detection.mode,
             pauses: self.state.watch.pauses,
-            at: self.state.turn.as_ref().map_or((0, 0), |turn| (turn.number, turn.call)),
+            at: self
+                .state
+                .turn
+                .as_ref()
+                .map_or((0, 0), |turn| (turn.number(), turn.call())),
         }
     }
 
@@ -238,14 +241,18 @@ impl Engine {
             ..journal_line(RecordKind::LoopDetected, self.turn_number(), note)
         });
         let enforced = self.settings.loop_detection.mode == DetectionMode::Enforce;
+        let tool = self.settings.mode.sleep_tool();
+        let instead = match tool {
+            Some(tool) => format!("do something else, or sleep with {tool} for 10 s or more"),
+            None => "do something else".to_owned(),
+        };
         let then = match step {
-            EscalationStep::Nudged if enforced => {
-                "do something else, or sleep with yield for 10 s or more; otherwise it will be stopped".to_owned()
-            }
-            EscalationStep::Nudged => "do something else, or sleep with yield for 10 s or more".to_owned(),
-            EscalationStep::Denied => {
-                "such calls are denied for the rest of this turn; do something else, or sleep".to_owned()
-            }
+            EscalationStep::Nudged if enforced => format!("{instead}; otherwise it will be stopped"),
+            EscalationStep::Nudged => instead,
+            EscalationStep::Denied => format!(
+                "such calls are denied for the rest of this turn; do something else{}",
+                if tool.is_some() { ", or sleep" } else { "" }
+            ),
             EscalationStep::Paused => format!(
                 "the loop is forced to sleep for {} s",
                 self.pause_for_loop(out).as_secs()
@@ -262,7 +269,7 @@ impl Engine {
         watch.pauses = watch.pauses.saturating_add(1);
         let message = self.detected().map_or_else(String::new, |detected| detected.message);
         // A pause that needs a person stays.
-        if !self.state.reasons.contains_key(&PauseReason::LoopDetected) {
+        if !self.state.reasons.has(PauseReason::LoopDetected) {
             let until = time_math::after(out.now, wait);
             self.raise_pause(PauseReason::LoopDetected, Some(until), message);
         }
@@ -274,7 +281,7 @@ impl Engine {
         if !self.turn_rules().detects_loops {
             return;
         }
-        let places = self.tool_batch().map_or(0, |work| work.slots.len());
+        let places = self.tool_batch().map_or(0, ToolBatch::places);
         for place in 0..places {
             if self.is_repetition(place) {
                 self.deny_repetition(place, out);
@@ -284,7 +291,7 @@ impl Engine {
 
     fn is_repetition(&self, place: usize) -> bool {
         let waits = matches!(
-            self.tool_batch().and_then(|work| work.slots.get(place)),
+            self.tool_batch().and_then(|batch| batch.slot(place)),
             Some(ToolSlot::Waiting(_))
         );
         let (true, Some(episode), Some(wanted)) = (waits, &self.state.watch.episode, self.wanted_call(place)) else {
@@ -307,10 +314,16 @@ impl Engine {
         let detail = format!("the runtime saw {}", episode.words);
         let step = episode.on_denied_attempt(rules);
         let told = step.map(|step| self.act_on(step, out));
+        let sleep = self
+            .settings
+            .mode
+            .sleep_tool()
+            .map(|tool| format!(", or sleep with {tool}"));
+        let sleep = sleep.unwrap_or_default();
         let error = json!({
             "error": "denied",
             "detail": told.unwrap_or(detail),
-            "fix": "this call is denied for the rest of this turn: do something else, or sleep with yield",
+            "fix": format!("this call is denied for the rest of this turn: do something else{sleep}"),
         });
         // It does not count against the tool: its other calls are allowed.
         out.record(tool_line(
@@ -321,12 +334,9 @@ impl Engine {
                 line.tool = Some(tool);
             },
         ));
-        if let Some(slot) = self.slot(place) {
-            *slot = ToolSlot::Result(error.to_string());
-        }
         // A `yield` beside it waits until the model has seen this.
-        if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
-            work.failed = true;
+        if let Some(batch) = self.batch_mut() {
+            batch.deny_repetition(place, error.to_string());
         }
     }
 

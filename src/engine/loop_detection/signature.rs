@@ -4,7 +4,7 @@
 use ring::digest::{SHA256, digest};
 
 use crate::message;
-use crate::tool_admission;
+use crate::tools::admission;
 
 /// A hash of 32 bits: among the few that are compared, two different texts collide once in a hundred million.
 pub type ShortHash = u32;
@@ -43,7 +43,7 @@ pub fn call(tool: &str, arguments: &str) -> CallSignature {
     let canonical = match message::arguments(arguments) {
         Some(mut arguments) => {
             arguments.shift_remove("reasoning");
-            tool_admission::sorted(&arguments).to_string()
+            admission::sorted(&arguments).to_string()
         }
         None => arguments.trim().to_owned(),
     };

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{LoopMode, LoopPace, ModeCallDecision, ModeContext, NextStep, TurnEnd, TurnOpening};
 use crate::message::{self, ToolCall, ToolDefinition};
 use crate::settings::{EngineSettings, ModeSettings};
-use crate::turn_kind::TurnKind;
+use crate::turn::kind::TurnKind;
 use agentloop_api::status::LoopOutcome;
 
 pub const RUNTIME: &str = "You count down. The tool `finish` ends the countdown.";

@@ -17,7 +17,7 @@ use super::message::{ToolCall, ToolDefinition};
 use super::resources::ResourceTracker;
 use super::settings::{EngineSettings, ModeSettings};
 use super::snapshot::{ChosenSleep, TurnBriefing};
-use super::turn_kind::TurnKind;
+use super::turn::kind::TurnKind;
 use agentloop_api::status::LoopOutcome;
 use continuous::ContinuousState;
 
@@ -175,6 +175,11 @@ pub trait LoopMode {
         None
     }
 
+    /// Whether this would have ended that sleep early.
+    fn would_end(&self, _sleep: &ChosenSleep, _trigger: WakeTrigger<'_>) -> bool {
+        false
+    }
+
     /// Ends the sleep if this ends it. `cause`: what happened, in words. Returns the cause of the next turn.
     fn wake(&mut self, _trigger: WakeTrigger<'_>, _cause: &str) -> Option<String> {
         None
@@ -226,6 +231,17 @@ impl From<StoredModeState> for ModeState {
             return Self::Countdown { countdown };
         }
         Self::Continuous(stored.continuous)
+    }
+}
+
+impl ModeSettings {
+    /// The tool with which the agent itself slows its loop down, for texts that recommend it. `None`: there is none.
+    pub fn sleep_tool(&self) -> Option<&'static str> {
+        match self {
+            Self::Continuous => Some(continuous::yield_tool::NAME),
+            #[cfg(test)]
+            Self::Countdown { .. } => None,
+        }
     }
 }
 
@@ -286,8 +302,8 @@ impl Engine {
             settings: &self.settings,
             used: &self.state.used,
             next_turn: self.state.next_turn,
-            wake_events: self.wake_events.as_deref(),
-            silent_servers: self.toolbox.silent(),
+            wake_events: self.offer.wake_events(),
+            silent_servers: self.offer.toolbox().silent(),
         }
     }
 

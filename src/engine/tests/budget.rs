@@ -1,7 +1,7 @@
 //! Calls that a budget refuses: what holds the loop, what releases it, and that nothing is lost meanwhile.
 
 use super::*;
-use crate::budget::{PROBE_DELAY, PROBE_INTERVAL, PROBE_TIMEOUT};
+use crate::pauses::budget::{PROBE_DELAY, PROBE_INTERVAL, PROBE_TIMEOUT};
 
 /// The refusals that end when there is room, and the reason of each.
 const FOR_ROOM: [(FailureKind, PauseReason); 7] = [

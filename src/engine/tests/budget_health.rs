@@ -1,6 +1,6 @@
 //! The model sees what its limits have left, at the end of each prompt and nowhere else.
 
-use super::super::budget_health::BudgetHealth;
+use super::super::context::budget_health::BudgetHealth;
 use super::*;
 use agentloop_api::agent::LimitedResource;
 

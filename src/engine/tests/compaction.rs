@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::super::compaction::{LEAST_REPLACED, MOST_BYTES};
-use super::super::prompt_size;
+use super::super::context::compaction::{LEAST_REPLACED, MOST_BYTES};
+use super::super::context::prompt_size;
 use super::*;
 use agentloop_api::agent::LimitedResource;
 

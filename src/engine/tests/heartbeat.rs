@@ -2,7 +2,7 @@
 
 use super::super::modes::continuous::heartbeat::{HeartbeatSettings, MOST_LAST_BYTES};
 use super::*;
-use crate::snapshot::CallStep;
+use crate::model_call::CallStep;
 
 fn every(seconds: i64) -> EngineSettings {
     EngineSettings {
@@ -258,9 +258,9 @@ fn a_restart_in_one_asks_for_the_same_call_and_it_ends_as_if_nothing_had_happene
         driver
             .engine
             .state
-            .turn
-            .as_ref()
-            .is_none_or(|turn| turn.step == CallStep::Open)
+            .call
+            .step()
+            .is_none_or(|step| step == CallStep::Open)
     );
 }
 

@@ -1,6 +1,6 @@
 //! Results that wait for an earlier one are written again with each step: how many may wait, and what that costs.
 
-use super::super::tool_batch::{MOST_AHEAD, MOST_READS};
+use super::super::tools::batch::{MOST_AHEAD, MOST_READS};
 use super::*;
 
 fn reading(calls: usize) -> Driver {

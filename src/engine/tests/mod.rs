@@ -45,11 +45,12 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 use self::events::{happens, notified, value_of, without_its_line};
-use super::budget::{BudgetState, ProbeState};
+use super::context::prompt_size as sizes;
 use super::guardrails::active_hours::{ActiveHours, WindowPosition};
 use super::machine::{Engine, EngineSnapshot};
 use super::message::{FinishReason, Message, ModelAnswer, ToolCall};
-use super::prompt_size as sizes;
+use super::pauses::budget::{BudgetState, ProbeState};
+use super::pauses::holds::ActivePause;
 use super::settings::{EngineSettings, ModeSettings};
 use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
 use super::{CallId, CallPurpose, EngineEffect, EngineInput, JournalRecord, KnownTotals, RecordKind, StopCause};
@@ -360,7 +361,7 @@ impl Driver {
         }
         match self.purpose {
             CallPurpose::Heartbeat => {
-                let own = self.engine.state.turn.as_ref().expect("a turn").messages;
+                let own = self.engine.state.turn.as_ref().expect("a turn").messages();
                 let before = self.transcript.len() - own;
                 assert_eq!(
                     messages[1..],
@@ -448,12 +449,12 @@ impl Driver {
         let after = &self.engine.state;
         let by_name = |call: &CallId| before.call_in_flight() == Some(*call);
         for held in before.view().reasons {
-            let hold = before.state.reasons.get(&held.reason);
-            let probe = hold.and_then(|hold| hold.probe);
+            let hold = before.state.reasons.get(held.reason);
+            let probe = hold.and_then(ActivePause::probe);
             let sent = matches!(probe, Some(ProbeState::Sent(_)));
-            if let Some(now) = after.reasons.get(&held.reason) {
+            if let Some(now) = after.reasons.get(held.reason) {
                 let new_probe =
-                    matches!(now.probe, Some(ProbeState::At(_))) && !matches!(probe, Some(ProbeState::At(_)));
+                    matches!(now.probe(), Some(ProbeState::At(_))) && !matches!(probe, Some(ProbeState::At(_)));
                 let asked_again = matches!(
                     input,
                     EngineInput::BudgetChanged { .. } | EngineInput::Started { .. } | EngineInput::Failed { .. }

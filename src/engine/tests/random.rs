@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::super::digest::DigestDetail;
+use super::super::context::digest::DigestDetail;
 use super::super::modes::continuous::heartbeat::HeartbeatSettings;
 use super::super::notifications::{Notification, NotificationPriority};
 use super::super::precheck;

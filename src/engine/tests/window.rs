@@ -1,7 +1,7 @@
 //! What leaves a prompt that grows too large, in which order, and that no action is forgotten.
 
-use super::super::digest::MOST_CALLS;
-use super::super::prompt_size::{self as sizes, LEAST_CLEARED_BYTES};
+use super::super::context::digest::MOST_CALLS;
+use super::super::context::prompt_size::{self as sizes, LEAST_CLEARED_BYTES};
 use super::work::{tool, wants};
 use super::*;
 
@@ -509,7 +509,7 @@ fn earlier_turns_have_history_tokens_at_most_when_a_turn_begins_and_no_fewer() {
     });
     let (mut fits, mut too_large) = (0, u64::MAX);
     for _ in 0..400 {
-        let own = driver.engine.state.turn.as_ref().unwrap().messages;
+        let own = driver.engine.state.turn.as_ref().unwrap().messages();
         let earlier = &driver.engine.transcript[..driver.engine.transcript.len() - own];
         let now = sizes::messages_size(earlier, 0);
         if driver.purpose == CallPurpose::Compaction {

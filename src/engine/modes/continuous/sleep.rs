@@ -3,7 +3,7 @@
 use jiff::SignedDuration;
 
 use super::yield_tool::SHORTEST_SLEEP;
-use crate::modes::ModeContext;
+use crate::modes::{ModeContext, WakeTrigger};
 use crate::resources::ResourceWait;
 use crate::snapshot::ChosenSleep;
 use crate::time_math;
@@ -42,6 +42,14 @@ pub fn cause(why: &str, sleep: &ChosenSleep) -> String {
         "{why} (it was to last until {}{reason})",
         time_math::format_moment(sleep.until)
     )
+}
+
+/// Whether this ends the sleep early.
+pub fn is_ended_by(sleep: &ChosenSleep, trigger: WakeTrigger<'_>) -> bool {
+    match trigger {
+        WakeTrigger::Event(name) => sleep.wake_early_if.iter().any(|wanted| matches_event(wanted, name)),
+        WakeTrigger::Urgent | WakeTrigger::Request => true,
+    }
 }
 
 /// Whether an event is the wanted one. A bare name matches the Sensor or the signal of that name.

@@ -1,29 +1,36 @@
 //! One turn: its first message, its calls in order, what their answers mean, and its end.
 
-use std::collections::BTreeMap;
+mod failure;
+pub mod kind;
+pub mod state;
+
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::effects::{EffectBuffer, answer_line, call_line, journal_line, trip_line};
-use super::guardrails::{self, Guardrail, RestKind, TurnLimit};
-use super::machine::Engine;
-use super::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
-use super::modes::{LoopPace, NextStep, TurnEnd, TurnOpening};
-use super::notifications::ShownNotifications;
-use super::precheck::PreCheckState;
-use super::snapshot::{CallStep, CauseKind, LifecyclePhase, Turn, TurnBriefing, UnseenEvents};
-use super::turn_kind::TurnKind;
-use super::{
-    CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, prompt, prompt_size, time_math,
-};
-use agentloop_api::agent::LimitedResource;
+use crate::calls::CallContent;
+use crate::context::doubt::HistoryDoubt;
+use crate::context::{prompt, prompt_size};
+use crate::effects::{EffectBuffer, answer_line, journal_line, trip_line};
+use crate::guardrails::{self, Guardrail, RestKind, TurnLimit};
+use crate::machine::Engine;
+use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
+use crate::modes::{LoopPace, NextStep, TurnEnd, TurnOpening};
+use crate::notifications;
+use crate::precheck::PreCheckState;
+use crate::snapshot::{CauseKind, LifecyclePhase, TurnBriefing};
+use crate::turn::kind::TurnKind;
+use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
+use agentloop_api::agent::{ExhaustionPolicy, LimitedResource};
+use agentloop_api::failure::CallFailure;
 use agentloop_api::status::LoopOutcome;
 use agentloop_api::usage_counts::GuardrailTrip;
+pub use state::Turn;
+use state::UnseenEvents;
 
 impl Engine {
     /// Begins a turn: its first message and its first call.
-    pub(super) fn begin_turn(&mut self, kind: TurnKind, out: &mut EffectBuffer) {
+    pub(crate) fn begin_turn(&mut self, kind: TurnKind, out: &mut EffectBuffer) {
         let rules = kind.rules();
         let (briefing, hot_state) = if rules.has_briefing {
             (std::mem::take(&mut self.state.briefing), self.hot.summary(out.now))
@@ -39,40 +46,19 @@ impl Engine {
         if !rules.own_session {
             self.state.next_turn = None;
             self.state.pre_check = PreCheckState::default();
+            self.state.call.own_turn_begins();
         }
         self.open_turn(text, briefing, kind, out);
     }
 
     /// Begins a turn with `text` as its first message.
     fn open_turn(&mut self, text: String, briefing: TurnBriefing, kind: TurnKind, out: &mut EffectBuffer) {
-        self.take_tools();
+        self.offer.turn_begins();
         let number = self.state.turns_begun.saturating_add(1);
         let message = Arc::new(Message::User { text });
         self.state.turns_begun = number;
-        self.state.turn = Some(Turn {
-            number,
-            call: 1,
-            attempt: 0,
-            failures: 0,
-            step: CallStep::Due(out.now),
-            messages: 1,
-            crashes: 0,
-            asked_under: 0,
-            work: None,
-            compaction: None,
-            compactions: 0,
-            unsummed: false,
-            refusals: 0,
-            cleared: 0,
-            denials: BTreeMap::new(),
-            acted: false,
-            shown: ShownNotifications::default(),
-            unseen: UnseenEvents::default(),
-            kind,
-            silent: 0,
-            outdated: None,
-            briefing,
-        });
+        self.state.turn = Some(Turn::new(number, kind, briefing));
+        self.state.call.plan(number, 1, out.now);
         self.transcript.push(message.clone());
         out.record(JournalRecord {
             messages: vec![message],
@@ -83,7 +69,7 @@ impl Engine {
     }
 
     /// Sends the next attempt at the current call of the turn.
-    pub(super) fn send_attempt(&mut self, out: &mut EffectBuffer) {
+    pub(crate) fn send_attempt(&mut self, out: &mut EffectBuffer) {
         if self.turn_rules().shows_notifications {
             self.show_notifications();
         }
@@ -91,45 +77,34 @@ impl Engine {
         if !self.make_room(out) {
             return;
         }
-        self.probes_sent(out.now);
         self.state.counters.idle.count(out.now);
         if self.state.reasons.is_empty() {
             self.state.counters.idle.awake(out.now);
         }
-        let Some(turn) = &mut self.state.turn else {
-            return;
-        };
-        turn.attempt = turn.attempt.saturating_add(1);
-        turn.step = CallStep::Open;
-        turn.unseen = UnseenEvents::default();
-        let call = turn.call_id();
-        let purpose = turn.purpose();
-        self.count_use(LimitedResource::LLMCalls, 1, out);
-        out.record(call_line(RecordKind::CallStarted, call, purpose.as_ref(), Vec::new()));
-        self.dispatch_attempt(call, out);
+        if let Some(turn) = &mut self.state.turn {
+            turn.prompt_is_current();
+        }
+        self.send_call(out);
     }
 
-    /// Hands the open attempt to the driver; after a restart again, under the same id.
-    pub(super) fn dispatch_attempt(&mut self, call: CallId, out: &mut EffectBuffer) {
+    /// What the current call of the turn sends.
+    pub(crate) fn turn_content(&mut self) -> CallContent {
         let system = Arc::new(Message::System {
             text: self.system_prompt(),
         });
-        self.in_flight = true;
-        let (purpose, conversation) = self.conversation();
+        let conversation = self.conversation();
         if self.settings.pre_check.is_some() {
             self.hot.mark_sent();
         }
         let messages: Vec<Arc<Message>> = std::iter::once(system).chain(conversation).collect();
-        let state = self.state_block().filter(|_| purpose != CallPurpose::Compaction);
-        let sent = prompt_size::messages_size(&messages, 0) + self.toolbox.tokens();
+        let state = self.state_block().filter(|_| self.compaction().is_none());
+        let sent = prompt_size::messages_size(&messages, 0) + self.offer.toolbox().tokens();
         self.sent_tokens = Some(sent + state.as_deref().map_or(0, prompt_size::message_size));
-        out.push(EngineEffect::CallModel {
-            call,
-            purpose,
+        CallContent {
             messages,
             state,
-            tools: self.toolbox.offered(),
-        });
+            tools: self.offer.toolbox().offered(),
+        }
     }
 
     fn system_prompt(&self) -> String {
@@ -137,57 +112,55 @@ impl Engine {
     }
 
     /// Estimated tokens of what every prompt contains.
-    pub(super) fn fixed_tokens(&self) -> u64 {
+    pub(crate) fn fixed_tokens(&self) -> u64 {
         let state = self.state_block().map_or(0, |block| prompt_size::message_size(&block));
-        prompt_size::message_size(&self.system_prompt()) + self.toolbox.tokens() + self.head_tokens() + state
+        prompt_size::message_size(&self.system_prompt()) + self.offer.toolbox().tokens() + self.head_tokens() + state
     }
 
     /// Estimated tokens of the call last sent, with the longest possible answer.
-    fn largest_call(&self) -> u64 {
+    pub(crate) fn largest_call(&self) -> u64 {
         let prompt = prompt_size::messages_size(self.session(), self.cleared()).saturating_add(self.fixed_tokens());
         let prompt = self.state.sizes.billed(prompt);
         prompt.saturating_add(self.settings.max_output_tokens.into())
     }
 
-    pub(super) fn count_use(&mut self, resource: LimitedResource, amount: u64, out: &EffectBuffer) {
+    pub(crate) fn count_use(&mut self, resource: LimitedResource, amount: u64, out: &EffectBuffer) {
         self.state
             .used
             .count(&self.settings.windows(), resource, amount, out.now);
     }
 
     /// Takes back the count of the call last sent: it was not made.
-    pub(super) fn uncount_call(&mut self) {
+    pub(crate) fn uncount_call(&mut self) {
         self.state
             .used
             .give_back(&self.settings.windows(), LimitedResource::LLMCalls, 1);
     }
 
-    /// Ends a turn whose next call would have to wait; its work so far stays.
-    pub(super) fn skip_rest(&mut self, out: &mut EffectBuffer) {
+    /// The next call would have to wait. Under the policy Skip this ends the turn; its work so far stays. A first call
+    /// waits in any case.
+    pub(crate) fn skip_rest_if_wanted(&mut self, out: &mut EffectBuffer) {
+        let has_begun = self.state.turn.as_ref().is_some_and(|turn| turn.own_call() > 1);
+        if !has_begun || self.settings.exhaustion_policy != ExhaustionPolicy::Skip {
+            return;
+        }
         self.add_note("the last turn was ended early, since guardrails.rateLimits left no room for another call");
         self.complete_turn(&LoopPace::Continue, out);
     }
 
-    /// The call in flight was answered. The answer to any other call is late and is ignored.
-    pub(super) fn handle_answer(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
-        if self.call_in_flight() != Some(call) {
-            return;
-        }
-        self.in_flight = false;
-        self.clear_probed_pauses();
-        let Some(purpose) = self.state.turn.as_ref().map(Turn::purpose) else {
-            self.handle_pre_turn_answer(call, answer, out);
-            return;
-        };
-        out.push(EngineEffect::Acknowledge { call });
-        self.calibrate_sizes(answer.input_tokens);
-        // Usage that the server does not report counts as the largest possible call, so that rate limits hold.
-        let tokens = answer.tokens.unwrap_or_else(|| self.largest_call());
-        self.count_use(LimitedResource::LLMTokens, tokens, out);
-        if let Some(compaction) = self.compaction() {
-            self.handle_summary(compaction, call, answer, out);
-            return;
-        }
+    /// The turn leaves the loop, and its call is not made any more.
+    pub(crate) fn take_turn(&mut self) -> Option<Turn> {
+        self.state.call.clear();
+        self.state.turn.take()
+    }
+
+    /// The call of the turn was answered.
+    pub(crate) fn handle_turn_answer(
+        &mut self,
+        (call, purpose): (CallId, CallPurpose),
+        answer: &ModelAnswer,
+        out: &mut EffectBuffer,
+    ) {
         if self.turn_rules().counts_as_turn {
             self.state.counters.idle.count_call(out.now);
         }
@@ -229,28 +202,14 @@ impl Engine {
         }
     }
 
-    fn handle_pre_turn_answer(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
-        if self.state.scoring.is_open() {
-            self.handle_score_answer(call, answer, out);
-        } else {
-            self.handle_pre_check_answer(call, answer, out);
-        }
-    }
-
-    /// The call before the next turn has an outcome, or will not get one.
-    pub(super) fn close_call_before_turn(&mut self, now: Timestamp) {
-        self.state.pre_check.close();
-        self.state.scoring.reopen(now);
-    }
-
-    pub(super) fn append(&mut self, messages: &[Arc<Message>]) {
+    pub(crate) fn append(&mut self, messages: &[Arc<Message>]) {
         self.transcript.extend_from_slice(messages);
         if let Some(turn) = &mut self.state.turn {
-            turn.messages = turn.messages.saturating_add(messages.len());
+            turn.add_messages(messages.len());
         }
     }
 
-    pub(super) fn ended_by_guardrail(&mut self, calls: u32, out: &mut EffectBuffer) -> bool {
+    pub(crate) fn ended_by_guardrail(&mut self, calls: u32, out: &mut EffectBuffer) -> bool {
         if self.ending().is_some() {
             return true;
         }
@@ -275,22 +234,20 @@ impl Engine {
             .find_map(|guardrail| guardrail.ends(settings, counters))
     }
 
-    pub(super) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
+    pub(crate) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
         self.state.outcome = Some(outcome);
         self.state.lifecycle = LifecyclePhase::Stopping;
         self.note_transition(out);
     }
 
-    pub(super) fn next_call(&mut self, out: &EffectBuffer) {
+    pub(crate) fn next_call(&mut self, out: &EffectBuffer) {
         if let Some(turn) = &mut self.state.turn {
-            turn.call = turn.call.saturating_add(1);
-            turn.attempt = 0;
-            turn.failures = 0;
-            turn.step = CallStep::Due(out.now);
+            let number = turn.begin_call();
+            self.state.call.plan(turn.number(), number, out.now);
         }
     }
 
-    pub(super) fn complete_turn(&mut self, pace: &LoopPace, out: &mut EffectBuffer) {
+    pub(crate) fn complete_turn(&mut self, pace: &LoopPace, out: &mut EffectBuffer) {
         if self.turn_rules().own_session {
             self.complete_own_session(pace, out);
             return;
@@ -307,20 +264,17 @@ impl Engine {
             messages: kept,
             ..journal_line(RecordKind::TurnCompleted, self.turn_number(), note)
         });
-        self.acknowledge_notifications();
         let rest = match pace {
             LoopPace::Sleep { wait, .. } => self.record_rest(*wait, out.now),
             LoopPace::Continue | LoopPace::Shutdown => RestKind::None,
         };
         self.inspect_turn(pace, out);
         self.hot.mark_committed();
-        let kind = self.state.turn.as_ref().map_or(TurnKind::Own, |turn| turn.kind);
-        let unseen = self.state.turn.take().map(|turn| turn.unseen).unwrap_or_default();
+        let kind = self.state.turn.as_ref().map_or(TurnKind::Own, Turn::kind);
+        let unseen = self.take_turn().map(Turn::into_unseen).unwrap_or_default();
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
-        let counters = &mut self.state.counters;
-        (counters.errors, counters.error_cooldowns, counters.crash_cooldowns) = (0, 0, 0);
-        counters.refusals = 0;
-        self.trust_history();
+        self.state.counters.failures.turn_completed();
+        self.state.doubt = HistoryDoubt::default();
         self.state.next_turn = Some(time_math::after(out.now, self.delay()));
         self.state.briefing.set_cause(CauseKind::Loop, prompt::GOES_ON);
         let end = TurnEnd::Completed { pace, said: "" };
@@ -349,7 +303,7 @@ impl Engine {
 
     /// Tells the mode that a turn has ended that is not followed by the checks of a completed one: it failed, or had its
     /// own conversation.
-    pub(super) fn mode_turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, out: &mut EffectBuffer) {
+    pub(crate) fn mode_turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, out: &mut EffectBuffer) {
         let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, end, context));
         if let NextStep::Stop(outcome) = next {
             self.end_loop(outcome, out);
@@ -365,7 +319,7 @@ impl Engine {
     }
 
     /// Adds a note to the next turn's first message, unless the notes of the current turn do not concern it.
-    pub(super) fn add_note(&mut self, note: &str) {
+    pub(crate) fn add_note(&mut self, note: &str) {
         if !self.turn_rules().has_briefing {
             return;
         }
@@ -373,6 +327,75 @@ impl Engine {
         if !notes.iter().any(|known| known == note) {
             notes.push(note.to_owned());
         }
+    }
+
+    /// The conversation of the current turn.
+    pub(crate) fn session(&self) -> &[Arc<Message>] {
+        match &self.state.turn {
+            Some(turn) if turn.rules().own_session => {
+                let before = self.transcript.len().saturating_sub(turn.messages());
+                &self.transcript[before..]
+            }
+            Some(_) | None => &self.transcript,
+        }
+    }
+
+    /// The current turn, which has its own conversation, is complete.
+    pub(crate) fn complete_own_session(&mut self, pace: &LoopPace, out: &mut EffectBuffer) {
+        let said = self.session().iter().rev().find_map(|message| match &**message {
+            Message::Assistant { text, .. } => text.clone(),
+            Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
+        });
+        let Some(turn) = self.take_turn() else {
+            return;
+        };
+        self.state.turns_completed = self.state.turns_completed.saturating_add(1);
+        let said = said.unwrap_or_default();
+        self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
+        self.mode_turn_ended(turn.kind(), &TurnEnd::Completed { pace, said: &said }, out);
+    }
+
+    /// The current turn, which has its own conversation, failed. This does not count as a failure of the loop.
+    pub(crate) fn fail_own_session(&mut self, turn: &Turn, failure: CallFailure, out: &mut EffectBuffer) {
+        self.retract_session(turn, RecordKind::TurnFailed, failure.kind.as_ref(), out);
+        self.state.last_error = Some((out.now, failure));
+        self.mode_turn_ended(
+            turn.kind(),
+            &TurnEnd::Failed {
+                acted: turn.has_acted(),
+            },
+            out,
+        );
+    }
+
+    fn retract_session(&mut self, turn: &Turn, kind: RecordKind, note: &str, out: &mut EffectBuffer) {
+        self.state.counters.idle.skip(out.now);
+        let retract = turn.messages().min(self.transcript.len());
+        self.transcript.truncate(self.transcript.len() - retract);
+        out.record(JournalRecord {
+            retract,
+            ..journal_line(kind, turn.number(), note)
+        });
+    }
+
+    /// Adds waiting notifications to the next attempt of the turn.
+    fn show_notifications(&mut self) {
+        let room = notifications::room(&self.settings);
+        if let Some(turn) = &mut self.state.turn {
+            self.state.inbox.choose(turn.shown_mut(), room);
+        }
+    }
+
+    /// What a completed turn leaves in the transcript of the notifications that it has shown, which are done.
+    fn keep_notifications(&mut self, now: Timestamp) -> Vec<Arc<Message>> {
+        let Some(turn) = &self.state.turn else {
+            return Vec::new();
+        };
+        let text = self.state.inbox.kept(turn.shown(), now);
+        self.state.inbox.acknowledge(turn.shown());
+        let kept: Vec<_> = text.map(|text| Arc::new(Message::User { text })).into_iter().collect();
+        self.append(&kept);
+        kept
     }
 }
 

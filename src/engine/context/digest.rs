@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::message::{Message, ToolCall};
-use super::prompt::truncate;
+use crate::context::prompt::truncate;
+use crate::message::{Message, ToolCall};
 
 /// Calls that are listed: the newest of those that left.
 pub const MOST_CALLS: usize = 24;

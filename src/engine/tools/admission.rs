@@ -10,9 +10,11 @@ use ring::digest::{SHA256, digest};
 use serde_json::{Map, Value, json};
 use strum::AsRefStr;
 
-use super::message::{self, ToolCall, ToolDefinition};
-use super::tool::{ToolEffect, ToolRunId, ToolSpec};
-use super::{ids, prompt_size};
+use super::batch::ToolRunPlan;
+use crate::context::prompt_size;
+use crate::ids;
+use crate::message::{self, ToolCall, ToolDefinition};
+use crate::tool::{ToolEffect, ToolRunId, ToolSpec};
 
 /// Denials of one tool in one turn after which all its calls are denied until the turn ends.
 pub const MOST_DENIALS: u32 = 3;
@@ -204,6 +206,20 @@ impl Toolbox {
 }
 
 impl KnownTool {
+    /// The run of this tool with these arguments. `of`: see [`run_identity`].
+    pub fn plan(&self, of: &Value, arguments: &Map<String, Value>) -> ToolRunPlan {
+        ToolRunPlan {
+            tool: self.spec.name.clone(),
+            effect: self.spec.effect,
+            idempotent: self.spec.idempotent,
+            on_unknown: self.spec.on_unknown,
+            timeout: self.spec.timeout,
+            key: idempotency_key(of, &self.spec.name, arguments),
+            arguments: arguments_hash(arguments),
+            tries: 0,
+        }
+    }
+
     /// Returns the arguments if they fit the schema.
     fn check(&self, arguments: Map<String, Value>) -> Result<Map<String, Value>, DeniedCall> {
         let arguments = Value::Object(arguments);
@@ -251,7 +267,7 @@ pub fn arguments_hash(arguments: &Map<String, Value>) -> String {
 
 /// What identifies a run among those of all Agents. The number of the main member is left out, as before there were others:
 /// a run that an upgrade interrupts is repeated under the same key.
-pub(super) fn run_identity(agent: &str, epoch: i64, id: ToolRunId) -> Value {
+pub(crate) fn run_identity(agent: &str, epoch: i64, id: ToolRunId) -> Value {
     let ToolRunId {
         member,
         turn,
@@ -269,7 +285,7 @@ pub fn idempotency_key(of: &Value, tool: &str, arguments: &Map<String, Value>) -
     hash(&json!([of, tool, sorted(arguments)]))
 }
 
-pub(super) fn sorted(arguments: &Map<String, Value>) -> Value {
+pub(crate) fn sorted(arguments: &Map<String, Value>) -> Value {
     let mut value = Value::Object(arguments.clone());
     value.sort_all_objects();
     value

@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
-use super::OutcomeKind;
-use super::runtime_mark::without_marks;
-use super::tool::ToolOutcome;
-use super::tool_batch::ToolRunPlan;
+use super::batch::ToolRunPlan;
+use crate::OutcomeKind;
+use crate::runtime_mark::without_marks;
+use crate::tool::ToolOutcome;
 
 /// The kind of an outcome, and its result for the model of at most so many bytes.
 pub fn render_outcome(outcome: ToolOutcome, plan: &ToolRunPlan, most: usize) -> (OutcomeKind, String) {

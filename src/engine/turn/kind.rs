@@ -2,9 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::CallPurpose;
-use super::machine::Engine;
-use super::snapshot::Turn;
+use crate::CallPurpose;
 
 /// What a turn is for.
 ///
@@ -89,19 +87,6 @@ impl TurnKind {
                 has_briefing: false,
             },
         }
-    }
-}
-
-impl Turn {
-    pub fn rules(&self) -> TurnRules {
-        self.kind.rules()
-    }
-}
-
-impl Engine {
-    /// The rules of the turn under way. Between turns, those of the agent's own turns.
-    pub(super) fn turn_rules(&self) -> TurnRules {
-        self.state.turn.as_ref().map_or(TurnKind::Own.rules(), Turn::rules)
     }
 }
 

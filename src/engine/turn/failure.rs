@@ -1,88 +1,38 @@
 //! Failed calls and unusable answers: what they do to the turn.
 //!
 //! A turn is given up only for an answer that no retry can improve. Trouble outside the turn leaves it open, see
-//! [`super::retry`]. The messages of answered calls stay in the conversation, since they were paid for. Messages that
+//! [`crate::retry`]. The messages of answered calls stay in the conversation, since they were paid for. Messages that
 //! no later call has confirmed may themselves be the cause, and leave if the next turn fails as well.
 
-use super::effects::{EffectBuffer, answer_line, call_line, journal_line};
-use super::machine::Engine;
-use super::message::{FinishReason, ModelAnswer};
-use super::modes::{LoopPace, TurnEnd};
-use super::retry::{self, RetryDecision};
-use super::snapshot::{CallStep, CauseKind, Turn};
-use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordDetail, RecordKind, budget, time_math};
+use super::Turn;
+use crate::context::doubt::{HistoryDoubt, TrialStep};
+use crate::effects::{EffectBuffer, answer_line, journal_line};
+use crate::machine::Engine;
+use crate::message::{FinishReason, ModelAnswer};
+use crate::modes::{LoopPace, TurnEnd};
+use crate::notifications::{MOST_FAILURES, ShownNotifications};
+use crate::retry::{self, RetryDecision};
+use crate::snapshot::CauseKind;
+use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Note of a turn that the model or its provider refused.
 const REFUSED: &str = "Refused";
 
 impl Engine {
-    pub(super) fn handle_call_failure(&mut self, call: CallId, failure: CallFailure, out: &mut EffectBuffer) {
-        if self.call_in_flight() != Some(call) {
-            return;
-        }
-        self.in_flight = false;
-        if failure.kind == FailureKind::Fenced {
-            self.fence(out);
-            return;
-        }
-        let scores = self.state.turn.is_none() && self.state.scoring.is_open();
-        match &mut self.state.turn {
-            Some(turn) => turn.step = CallStep::Due(out.now),
-            None => self.close_call_before_turn(out.now),
-        }
-        if !scores {
-            self.state.counters.idle.interrupted();
-        }
-        out.push(EngineEffect::Acknowledge { call });
-        let note = failure.kind.as_ref();
-        out.record(call_line(RecordKind::CallFailed, call, note, Vec::new()));
-        // The gateway may have cancelled it before the worker learned why.
-        let failure = match &self.state.budget.stop {
-            Some(message) if failure.kind == FailureKind::Cancelled => budget::budget_stop_failure(message.clone()),
-            Some(_) | None => failure,
-        };
-        if let Some(reason) = failure.kind.refused_by() {
-            self.uncount_call();
-            if scores && failure.kind == FailureKind::CallExceedsLimit {
-                // An event that is too large for a limit must not hold the loop.
-                self.give_up_score(failure, out);
-            } else {
-                self.handle_budget_refusal(reason, failure, out);
-            }
-            return;
-        }
-        if matches!(failure.kind, FailureKind::LinkLost | FailureKind::RecordFailed) {
-            self.uncount_call();
-            self.reschedule_probes(out.now);
-        } else {
-            self.clear_probed_pauses();
-        }
-        if scores {
-            self.score_failed(call, failure, out);
-        } else {
-            self.handle_model_failure(call, failure, out);
-        }
-    }
-
-    /// Handles a failed call that the limits had let through.
-    fn handle_model_failure(&mut self, call: CallId, failure: CallFailure, out: &mut EffectBuffer) {
+    /// Handles a failed call of the turn that the limits had let through.
+    pub(crate) fn handle_model_failure(&mut self, call: CallId, failure: CallFailure, out: &mut EffectBuffer) {
         if self.context_exceeded(&failure, out) || self.compaction_failed(&failure, out) {
             return;
         }
-        let Some(turn) = &mut self.state.turn else {
-            self.pre_check_failed(failure, out);
-            return;
+        let failures = match failure.kind {
+            FailureKind::LinkLost => self.state.call.failures(),
+            _ => self.state.call.count_failure(),
         };
-        if failure.kind != FailureKind::LinkLost {
-            turn.failures = turn.failures.saturating_add(1);
-        }
-        let next = retry::decide(&failure, call, turn.failures, out.now);
+        let next = retry::decide(&failure, call, failures, out.now);
         self.state.last_error = Some((out.now, failure.clone()));
         match next {
-            RetryDecision::Retry(wait) => {
-                turn.step = CallStep::Due(time_math::after(out.now, wait));
-            }
+            RetryDecision::Retry(wait) => self.state.call.retry_at(time_math::after(out.now, wait)),
             RetryDecision::Pause(reason, wait) => {
                 let until = time_math::after(out.now, wait);
                 let message = format!(
@@ -98,7 +48,7 @@ impl Engine {
 
     /// The model answered with neither text nor a tool call. After tool results this means that it is done. In a first
     /// call it may be chance, so the call is made once again.
-    pub(super) fn handle_empty_answer(
+    pub(crate) fn handle_empty_answer(
         &mut self,
         of: (CallId, CallPurpose),
         answer: &ModelAnswer,
@@ -123,8 +73,7 @@ impl Engine {
         if turn.own_call() > 1 {
             self.confirm_accepted(out);
             self.complete_turn(&LoopPace::Continue, out);
-        } else if turn.silent == 0 {
-            turn.silent = 1;
+        } else if turn.is_first_silence() {
             self.next_call(out);
         } else {
             let message = "the model answered twice with neither text nor a tool call; check that the server's chat \
@@ -134,18 +83,20 @@ impl Engine {
     }
 
     /// The provider accepted the conversation as it is.
-    pub(super) fn confirm_accepted(&mut self, out: &mut EffectBuffer) {
-        self.notifications_seen();
+    pub(crate) fn confirm_accepted(&mut self, out: &mut EffectBuffer) {
+        if let Some(turn) = &mut self.state.turn {
+            turn.shown_mut().confirm();
+        }
         if !self.turn_rules().own_session {
             self.state.unproven = 0;
             self.forget_left_out(out);
-            self.trust_history();
+            self.state.doubt = HistoryDoubt::default();
         }
     }
 
     /// The model or its provider refused to answer. The refusal leaves the conversation, since it makes the next one
     /// likely; so does what the turn read, which may be its cause, unless the turn has changed something.
-    pub(super) fn handle_model_refusal(&mut self, out: &mut EffectBuffer) {
+    pub(crate) fn handle_model_refusal(&mut self, out: &mut EffectBuffer) {
         let message = "the model or its provider refused or filtered the answer; check the instructions, and what \
                        the tools and Sensors of the Agent return";
         let failure = bad_response(message.to_owned());
@@ -153,21 +104,20 @@ impl Engine {
             return;
         };
         let unproven = std::mem::take(&mut self.state.unproven);
-        let (kind, acted) = (turn.kind, turn.acted);
-        let retract = if turn.acted {
+        let (kind, acted) = (turn.kind(), turn.has_acted());
+        let retract = if turn.has_acted() {
             1
         } else {
-            turn.messages.saturating_add(unproven)
+            turn.messages().saturating_add(unproven)
         };
-        if unproven > 0 && !turn.acted {
-            self.trust_history();
+        if unproven > 0 && !turn.has_acted() {
+            self.state.doubt = HistoryDoubt::default();
         }
         self.give_up(turn, retract, REFUSED, out);
         let failure = self.with_doubt(failure, out);
         self.add_note("the provider refused or filtered your last answer, and it was taken out of this conversation");
-        let counters = &mut self.state.counters;
-        counters.refusals = counters.refusals.saturating_add(1);
-        let delay = time_math::doubled(self.settings.min_delay, counters.refusals, self.settings.max_delay);
+        let refusals = self.state.counters.failures.turn_refused();
+        let delay = time_math::doubled(self.settings.min_delay, refusals, self.settings.max_delay);
         self.state.next_turn = Some(time_math::after(out.now, delay));
         self.check_refusals(out);
         self.state.last_error = Some((out.now, failure));
@@ -185,20 +135,45 @@ impl Engine {
         }
     }
 
+    /// A turn has failed. Returns what to add to the failure's message: a refusal may be caused by the history, any other
+    /// failure ends the series of refused turns.
+    fn doubt_history(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> Option<String> {
+        if failure.kind != FailureKind::BadResponse {
+            self.state.doubt = HistoryDoubt::default();
+            return None;
+        }
+        if !self.state.doubt.count_refusal() {
+            return None;
+        }
+        let (parts, all) = (self.trials(), self.transcript.len());
+        match self.state.doubt.begin_trial(parts, all) {
+            TrialStep::None => None,
+            TrialStep::NoMore => Some(
+                "leaving out parts of the history did not help, so the history was restored: check spec.model and the \
+                 instructions"
+                    .to_owned(),
+            ),
+            TrialStep::Begun { note, message } => {
+                out.record(journal_line(RecordKind::HistoryDoubted, self.turn_number(), note));
+                Some(message)
+            }
+        }
+    }
+
     /// Gives the turn up after a failure that a retry would not fix.
-    pub(super) fn fail_turn(&mut self, failure: CallFailure, out: &mut EffectBuffer) {
+    pub(crate) fn fail_turn(&mut self, failure: CallFailure, out: &mut EffectBuffer) {
         let brought = self.state.turn.as_ref().is_some_and(|turn| turn.own_call() > 1);
         self.fail_turn_and_keep(brought, failure, out);
     }
 
     /// The same. `brought`: the messages of its answered calls stay. After side effects they stay in any case.
-    pub(super) fn fail_turn_and_keep(&mut self, brought: bool, failure: CallFailure, out: &mut EffectBuffer) {
+    pub(crate) fn fail_turn_and_keep(&mut self, brought: bool, failure: CallFailure, out: &mut EffectBuffer) {
         let Some(turn) = self.take_failed(&failure, out) else {
             return;
         };
-        let messages = turn.messages;
-        let (kind, acted) = (turn.kind, turn.acted);
-        if turn.acted {
+        let messages = turn.messages();
+        let (kind, acted) = (turn.kind(), turn.has_acted());
+        if turn.has_acted() {
             self.state.unproven = 0;
             self.give_up(turn, 0, failure.kind.as_ref(), out);
         } else if brought {
@@ -209,16 +184,15 @@ impl Engine {
             self.give_up(turn, messages.saturating_add(unproven), failure.kind.as_ref(), out);
             if unproven > 0 {
                 // What was suspected has just left: the rest was not refused without it.
-                self.trust_history();
+                self.state.doubt = HistoryDoubt::default();
                 self.add_note(
                     "a turn before this one was taken out of this conversation, since no call after it succeeded",
                 );
             }
         }
         let failure = self.with_doubt(failure, out);
-        let counters = &mut self.state.counters;
-        counters.errors = counters.errors.saturating_add(1);
-        let delay = time_math::doubled(self.settings.min_delay, counters.errors, self.settings.max_delay);
+        let errors = self.state.counters.failures.turn_failed();
+        let delay = time_math::doubled(self.settings.min_delay, errors, self.settings.max_delay);
         self.state.next_turn = Some(time_math::after(out.now, delay.max(retry::retry_after(&failure))));
         self.check_error_limit(&failure.to_string(), out);
         self.state.last_error = Some((out.now, failure));
@@ -228,13 +202,27 @@ impl Engine {
     /// Takes the agent's own failed turn, and blames the notifications that it showed. `None`: there is no turn, or it
     /// had its own conversation, and its failure is handled here.
     fn take_failed(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> Option<Turn> {
-        let turn = self.state.turn.take()?;
+        let turn = self.take_turn()?;
         if turn.rules().own_session {
             self.fail_own_session(&turn, failure.clone(), out);
             return None;
         }
-        self.blame_notifications(&turn.shown, failure, out);
+        self.blame_notifications(turn.shown(), failure, out);
         Some(turn)
+    }
+
+    /// A turn failed. Only a refusal of the prompt can be caused by what it showed; trouble of the server or the network
+    /// cannot.
+    fn blame_notifications(&mut self, shown: &ShownNotifications, failure: &CallFailure, out: &mut EffectBuffer) {
+        if failure.kind != FailureKind::BadResponse {
+            return;
+        }
+        let fair = self.state.counters.failures.errors() == 0;
+        let dropped = self.state.inbox.blame(shown, fair);
+        if dropped > 0 {
+            let note = format!("{dropped} dropped: {MOST_FAILURES} turns that showed them were refused");
+            out.record(journal_line(RecordKind::NotificationDropped, self.turn_number(), note));
+        }
     }
 
     /// Ends the turn as failed: the newest `retract` messages leave the conversation. If all of the turn's own messages
@@ -244,16 +232,16 @@ impl Engine {
         self.state.watch.turn_failed();
         let retract = retract.min(self.transcript.len());
         self.transcript.truncate(self.transcript.len() - retract);
-        self.heed_removed(&(0..0));
+        self.state.doubt.removed(&(0..0), self.transcript.len());
         out.record(JournalRecord {
             retract,
-            ..journal_line(RecordKind::TurnFailed, turn.number, note)
+            ..journal_line(RecordKind::TurnFailed, turn.number(), note)
         });
-        if retract < turn.messages {
+        if retract < turn.messages() {
             let text = "the last turn failed before it ended; its tool calls and their results stand";
             self.state.briefing.set_cause(CauseKind::Event, text);
         } else {
-            let mut briefing = turn.briefing;
+            let mut briefing = turn.into_briefing();
             briefing.notes.append(&mut self.state.briefing.notes);
             briefing.notes.dedup();
             self.state.briefing = briefing;
@@ -262,7 +250,7 @@ impl Engine {
 }
 
 /// A failure that a retry of the same call would not fix.
-pub(super) fn bad_response(message: String) -> CallFailure {
+pub(crate) fn bad_response(message: String) -> CallFailure {
     CallFailure {
         kind: FailureKind::BadResponse,
         message,

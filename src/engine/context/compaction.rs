@@ -4,18 +4,19 @@
 //! the turn that needs the room: metered, limited, journalled and repeated like any other, but it does not count
 //! against the limits of the turn itself. The summarized messages leave the live transcript in the transaction that
 //! stores the summary, and stay in the journal's history. A failed summary stops nothing: its messages leave with a
-//! [`HistoryDigest`](super::digest::HistoryDigest), and the model is told.
+//! [`HistoryDigest`](crate::context::digest::HistoryDigest), and the model is told.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::effects::{EffectBuffer, answer_line, journal_line};
-use super::machine::Engine;
-use super::message::{FinishReason, Message, ModelAnswer};
-use super::prompt_size;
-use super::snapshot::{CallStep, Turn};
-use super::{CallId, CallPurpose, JournalRecord, RecordKind, prompt, time_math};
+use crate::context::prompt;
+use crate::context::prompt_size;
+use crate::effects::{EffectBuffer, answer_line, journal_line};
+use crate::machine::Engine;
+use crate::message::{FinishReason, Message, ModelAnswer};
+use crate::turn::Turn;
+use crate::{CallId, CallPurpose, JournalRecord, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Most bytes of a summary: it is written with each step of the loop.
@@ -24,8 +25,6 @@ pub const MOST_BYTES: u64 = 16 * 1024;
 pub const LEAST_REPLACED: u64 = 500;
 /// Failed attempts after which the turn continues without a summary.
 pub const MOST_FAILURES: u32 = 2;
-/// Summaries in one turn; each covers as much as fits into one call.
-pub const MOST_SUMMARIES: u32 = 4;
 /// Fewest bytes of a summary beside tool calls: a shorter text only announces the calls.
 const LEAST_BESIDE_CALLS: usize = 200;
 /// Fewest bytes that a summary may have.
@@ -57,31 +56,15 @@ pub enum CompactionPlan {
     None,
 }
 
-impl Turn {
-    /// What its current call is for.
-    pub fn purpose(&self) -> CallPurpose {
-        match self.compaction {
-            Some(_) => CallPurpose::Compaction,
-            None => self.rules().purpose,
-        }
-    }
-
-    /// Number of its current call among those that are not for a summary and had a non-empty answer.
-    pub fn own_call(&self) -> u32 {
-        self.call.saturating_sub(self.compactions).saturating_sub(self.silent)
-    }
-}
-
 impl Engine {
-    pub(super) fn compaction(&self) -> Option<Compaction> {
-        self.state.turn.as_ref()?.compaction
+    pub(crate) fn compaction(&self) -> Option<Compaction> {
+        self.state.call.compaction()
     }
 
     /// Plans a summary of the `leaving` oldest messages, or of as many of them as fit into one call: the rest needs
     /// another.
-    pub(super) fn plan_compaction(&self, leaving: usize) -> CompactionPlan {
-        let may = |turn: &Turn| turn.rules().summarizes && !turn.unsummed && turn.compactions < MOST_SUMMARIES;
-        if leaving == 0 || !self.state.turn.as_ref().is_some_and(may) {
+    pub(crate) fn plan_compaction(&self, leaving: usize) -> CompactionPlan {
+        if leaving == 0 || !self.state.turn.as_ref().is_some_and(Turn::may_summarize) {
             return CompactionPlan::None;
         }
         let asked = prompt_size::message_size(&prompt::summary_request(MOST_BYTES / BYTES_PER_WORD));
@@ -115,45 +98,43 @@ impl Engine {
 
     /// The call for a summary exceeds a whole limit or the window. Since sizes are estimates, this can happen despite
     /// the plan: the older half is summarized instead, while that is worth it.
-    pub(super) fn shorten_compaction(&mut self, compaction: Compaction, out: &mut EffectBuffer) {
+    pub(crate) fn shorten_compaction(&mut self, compaction: Compaction, out: &mut EffectBuffer) {
         let messages = compaction.messages.min(self.transcript.len());
         let half = prompt_size::messages_size(&self.transcript[..messages], self.cleared()) / 2;
         let CompactionPlan::Worth(shorter) = self.plan_within(messages, half, self.room(0)) else {
             self.end_compaction(false, out);
             return;
         };
-        if let Some(turn) = &mut self.state.turn {
-            turn.compaction = Some(Compaction {
-                failures: compaction.failures,
-                ..shorter
-            });
-            turn.step = CallStep::Due(out.now);
-        }
+        self.state.call.summarize(Compaction {
+            failures: compaction.failures,
+            ..shorter
+        });
+        self.state.call.retry_at(out.now);
     }
 
-    /// The purpose of the next attempt, and its prompt without the system message.
-    pub(super) fn conversation(&self) -> (CallPurpose, Vec<Arc<Message>>) {
+    /// The prompt of the turn's call without the system message.
+    pub(crate) fn conversation(&self) -> Vec<Arc<Message>> {
         let cleared = self.cleared();
-        let rules = self.turn_rules();
-        if rules.own_session {
-            return (rules.purpose, prompt_size::rendered(self.session(), cleared).collect());
+        if self.turn_rules().own_session {
+            return prompt_size::rendered(self.session(), cleared).collect();
         }
         let head = self.head().map(|text| Arc::new(Message::User { text })).into_iter();
         let Some(compaction) = self.compaction() else {
             let left_out = self.left_out();
             let rendered = prompt_size::rendered(&self.transcript, cleared).enumerate();
             let kept = rendered.filter(|(place, _)| !left_out.contains(place));
-            return (rules.purpose, head.chain(kept.map(|(_, message)| message)).collect());
+            return head.chain(kept.map(|(_, message)| message)).collect();
         };
         let oldest = &self.transcript[..compaction.messages.min(self.transcript.len())];
         let text = request(compaction);
         let request = Arc::new(Message::User { text });
-        let all = head.chain(prompt_size::rendered(oldest, cleared)).chain([request]);
-        (CallPurpose::Compaction, all.collect())
+        head.chain(prompt_size::rendered(oldest, cleared))
+            .chain([request])
+            .collect()
     }
 
     /// The text in a prompt that stands for the messages that left it.
-    pub(super) fn head(&self) -> Option<String> {
+    pub(crate) fn head(&self) -> Option<String> {
         if self.turn_rules().own_session {
             return None;
         }
@@ -173,12 +154,12 @@ impl Engine {
     }
 
     /// Estimated tokens of [`Self::head`].
-    pub(super) fn head_tokens(&self) -> u64 {
+    pub(crate) fn head_tokens(&self) -> u64 {
         self.head().map_or(0, |text| prompt_size::message_size(&text))
     }
 
     /// The call for a summary was answered.
-    pub(super) fn handle_summary(
+    pub(crate) fn handle_summary(
         &mut self,
         compaction: Compaction,
         call: CallId,
@@ -222,11 +203,8 @@ impl Engine {
     }
 
     /// An attempt at a summary failed because of the summary itself. True: handled here.
-    pub(super) fn compaction_failed(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> bool {
-        let Some(turn) = &mut self.state.turn else {
-            return false;
-        };
-        let Some(compaction) = &mut turn.compaction else {
+    pub(crate) fn compaction_failed(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> bool {
+        let Some(mut compaction) = self.compaction() else {
             return false;
         };
         if !matches!(failure.kind, FailureKind::BadResponse | FailureKind::Timeout) {
@@ -234,7 +212,8 @@ impl Engine {
         }
         compaction.failures = compaction.failures.saturating_add(1);
         let again = compaction.failures < MOST_FAILURES;
-        turn.step = CallStep::Due(time_math::after(out.now, AGAIN));
+        self.state.call.summarize(compaction);
+        self.state.call.retry_at(time_math::after(out.now, AGAIN));
         self.state.last_error = Some((out.now, failure.clone()));
         if !again {
             self.end_compaction(false, out);
@@ -244,11 +223,9 @@ impl Engine {
 
     /// The turn continues with its own next call. After a failure no further summary is tried in this turn: what is
     /// still too large leaves before that call.
-    pub(super) fn end_compaction(&mut self, summed_up: bool, out: &EffectBuffer) {
+    pub(crate) fn end_compaction(&mut self, summed_up: bool, out: &EffectBuffer) {
         if let Some(turn) = &mut self.state.turn {
-            turn.compaction = None;
-            turn.compactions = turn.compactions.saturating_add(1);
-            turn.unsummed |= !summed_up;
+            turn.summary_ended(summed_up);
         }
         self.next_call(out);
     }

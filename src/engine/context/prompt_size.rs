@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::message::{Message, ToolDefinition};
-use super::settings::EngineSettings;
+use crate::message::{Message, ToolDefinition};
+use crate::settings::EngineSettings;
 
 /// Tokens of a message in addition to its text.
 const PER_MESSAGE: u64 = 8;

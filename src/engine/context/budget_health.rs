@@ -6,10 +6,9 @@
 
 use jiff::Timestamp;
 
-use super::machine::Engine;
-
-/// What the model can do about a limit that is nearly used up.
-const ADVICE: &str = "\nSome of it is nearly used up: do the most important thing now, or sleep with `yield`.";
+use crate::budget::BudgetState;
+use crate::resources::ResourceTracker;
+use crate::settings::EngineSettings;
 
 /// A limit on spending, and what is left of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,42 +47,50 @@ fn tenths(left: u64, limit: u64) -> u8 {
     u8::try_from(tenths.min(10)).unwrap_or(10)
 }
 
-impl Engine {
-    /// A line for each limit; `None`: no limit is set or known.
-    pub(super) fn budget_health(&self, now: Timestamp) -> Option<String> {
-        let holds = |health: &&BudgetHealth| health.until.is_none_or(|until| now < until);
-        let budgets = self
-            .state
-            .budget
-            .health
-            .iter()
-            .filter(holds)
-            .map(|health| (health.is_low(), health.to_string()));
-        let rates = self.settings.rate_limits.iter().map(|limit| {
-            let left = limit.amount.saturating_sub(self.state.used.used(*limit, now));
-            let health = BudgetHealth {
-                name: "guardrails.rateLimits".to_owned(),
-                limit: limit.to_string(),
-                tenths: tenths(left, limit.amount),
-                until: None,
-            };
-            (health.is_low(), health.to_string())
-        });
-        let lines: Vec<(bool, String)> = budgets.chain(rates).collect();
-        if lines.is_empty() {
-            return None;
-        }
-        let advice = if lines.iter().any(|(is_low, _)| *is_low) {
-            ADVICE
-        } else {
-            ""
+/// A line for each limit; `None`: no limit is set or known.
+pub fn text(budget: &BudgetState, settings: &EngineSettings, used: &ResourceTracker, now: Timestamp) -> Option<String> {
+    let holds = |health: &&BudgetHealth| health.until.is_none_or(|until| now < until);
+    let budgets = budget
+        .health
+        .iter()
+        .filter(holds)
+        .map(|health| (health.is_low(), health.to_string()));
+    let rates = settings.rate_limits.iter().map(|limit| {
+        let left = limit.amount.saturating_sub(used.used(*limit, now));
+        let health = BudgetHealth {
+            name: "guardrails.rateLimits".to_owned(),
+            limit: limit.to_string(),
+            tenths: tenths(left, limit.amount),
+            until: None,
         };
-        let lines: Vec<String> = lines.iter().map(|(_, line)| format!("\n- {line}")).collect();
-        let lines = lines.concat();
-        Some(format!(
-            "What is left of your limits; a call that finds too little waits:{lines}{advice}"
-        ))
+        (health.is_low(), health.to_string())
+    });
+    let lines: Vec<(bool, String)> = budgets.chain(rates).collect();
+    if lines.is_empty() {
+        return None;
     }
+    let advice = if lines.iter().any(|(is_low, _)| *is_low) {
+        advice(settings)
+    } else {
+        String::new()
+    };
+    let lines: Vec<String> = lines.iter().map(|(_, line)| format!("\n- {line}")).collect();
+    let lines = lines.concat();
+    Some(format!(
+        "What is left of your limits; a call that finds too little waits:{lines}{advice}"
+    ))
+}
+
+/// What the model can do about a limit that is nearly used up.
+fn advice(settings: &EngineSettings) -> String {
+    let sleep = settings
+        .mode
+        .sleep_tool()
+        .map(|tool| format!(", or sleep with `{tool}`"));
+    format!(
+        "\nSome of it is nearly used up: do the most important thing now{}.",
+        sleep.unwrap_or_default()
+    )
 }
 
 #[cfg(test)]

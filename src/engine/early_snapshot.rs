@@ -1,0 +1,135 @@
+//! Snapshots of early journals, which had no [`CallSlot`](super::model_call::CallSlot): the state of a call stood in the turn,
+//! in the pre-check or in the score that it was for. Converts their JSON before it is read.
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+/// The same snapshot with its call in the slot.
+pub fn with_call_slot(mut snapshot: Value) -> Value {
+    if snapshot.get("call").is_none()
+        && let Some(call) = slot(&snapshot)
+        && let Some(fields) = snapshot.as_object_mut()
+    {
+        fields.insert("call".to_owned(), call);
+    }
+    // The slot says that a score is being asked for. When it was due no longer matters.
+    if let Some(step) = snapshot.pointer_mut("/scoring/asked/step")
+        && *step == "Open"
+    {
+        *step = json!({ "Due": Timestamp::UNIX_EPOCH });
+    }
+    snapshot
+}
+
+fn slot(snapshot: &Value) -> Option<Value> {
+    let turn = snapshot.get("turn").filter(|turn| turn.is_object());
+    let pre_check = snapshot.get("pre_check");
+    let before_turn = pre_check.and_then(|check| check.get("attempts")?.as_u64()).unwrap_or(0);
+    let current = match turn {
+        Some(turn) => call_of_turn(turn),
+        None => call_before_turn(snapshot, before_turn),
+    };
+    Some(json!({"current": current?, "before_turn": before_turn}))
+}
+
+fn call_of_turn(turn: &Value) -> Option<Value> {
+    let step = turn.get("step")?;
+    if step == "Tools" {
+        return Some(Value::Null);
+    }
+    let task = match turn.get("compaction") {
+        Some(compaction) if !compaction.is_null() => json!({ "Summary": compaction }),
+        Some(_) | None => json!("Turn"),
+    };
+    Some(json!({
+        "id": {"turn": turn.get("number")?, "call": turn.get("call")?, "attempt": turn.get("attempt")?},
+        "task": task,
+        "failures": turn.get("failures")?,
+        "step": step,
+        "asked_under": turn.get("asked_under").cloned().unwrap_or(json!(0)),
+    }))
+}
+
+fn call_before_turn(snapshot: &Value, attempt: u64) -> Option<Value> {
+    let pre_check = snapshot.get("pre_check");
+    let question = pre_check.and_then(|check| check.get("open")?.as_str());
+    let scores = snapshot
+        .pointer("/scoring/asked/step")
+        .is_some_and(|step| step == "Open");
+    let task = match question {
+        Some(question) => json!({"PreCheck": serde_json::from_str::<Value>(question).ok()?}),
+        None if scores => json!("Score"),
+        None => return Some(Value::Null),
+    };
+    let turn = snapshot.get("turns_begun")?.as_i64()?.saturating_add(1);
+    Some(json!({
+        "id": {"turn": turn, "call": 0, "attempt": attempt},
+        "task": task,
+        "failures": 0,
+        "step": "Open",
+        "asked_under": pre_check.and_then(|check| check.get("asked_under")).cloned().unwrap_or(json!(0)),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use crate::machine::EngineSnapshot;
+
+    fn of_turn(step: &Value, compaction: &Value) -> Value {
+        json!({"turns_begun": 7, "turn": {
+            "number": 7, "call": 2, "attempt": 3, "failures": 1, "step": step, "messages": 3, "crashes": 0,
+            "asked_under": 4, "compaction": compaction, "briefing": {"cause": "", "notes": []},
+        }})
+    }
+
+    fn before_turn(pre_check: &Value, scoring: &Value) -> Value {
+        json!({"turns_begun": 7, "turn": null, "pre_check": pre_check, "scoring": scoring})
+    }
+
+    fn scored(step: &Value) -> Value {
+        json!({"asked": {
+            "question": {"id": "e", "signal": "s", "prompt": "p", "data": "d"}, "failures": 1, "step": step,
+        }})
+    }
+
+    #[rstest]
+    #[case::open(of_turn(&json!("Open"), &json!(null)), json!({
+        "id": {"turn": 7, "call": 2, "attempt": 3}, "task": "Turn", "failures": 1, "step": "Open", "asked_under": 4,
+    }))]
+    #[case::due(of_turn(&json!({"Due": "2026-01-01T00:00:00Z"}), &json!(null)), json!({
+        "id": {"turn": 7, "call": 2, "attempt": 3}, "task": "Turn", "failures": 1,
+        "step": {"Due": "2026-01-01T00:00:00Z"}, "asked_under": 4,
+    }))]
+    #[case::summary(of_turn(&json!("Open"), &json!({"messages": 5, "most_bytes": 512, "failures": 1})), json!({
+        "id": {"turn": 7, "call": 2, "attempt": 3},
+        "task": {"Summary": {"messages": 5, "most_bytes": 512, "failures": 1}},
+        "failures": 1, "step": "Open", "asked_under": 4,
+    }))]
+    #[case::tools(of_turn(&json!("Tools"), &json!(null)), json!(null))]
+    #[case::pre_check(
+        before_turn(&json!({"sleep": null, "attempts": 2, "open": "[\"task\",\"data\"]", "asked_under": 9}), &json!({})),
+        json!({
+            "id": {"turn": 8, "call": 0, "attempt": 2}, "task": {"PreCheck": ["task", "data"]}, "failures": 0,
+            "step": "Open", "asked_under": 9,
+        })
+    )]
+    #[case::score(before_turn(&json!({"attempts": 1}), &scored(&json!("Open"))), json!({
+        "id": {"turn": 8, "call": 0, "attempt": 1}, "task": "Score", "failures": 0, "step": "Open", "asked_under": 0,
+    }))]
+    #[case::due_score(
+        before_turn(&json!({"attempts": 1}), &scored(&json!({"Due": "2026-01-01T00:00:00Z"}))),
+        json!(null)
+    )]
+    #[case::no_call(before_turn(&json!({}), &json!({})), json!(null))]
+    fn a_call_of_an_early_journal_is_in_the_slot(#[case] stored: Value, #[case] call: Value) {
+        let snapshot: EngineSnapshot = serde_json::from_value(stored).unwrap();
+        let again = serde_json::to_value(&snapshot).unwrap();
+        assert_eq!(again["call"]["current"], call);
+        let read: EngineSnapshot = serde_json::from_value(again).unwrap();
+        assert_eq!(read, snapshot);
+    }
+}

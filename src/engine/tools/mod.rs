@@ -1,0 +1,489 @@
+//! The tool calls of one answer, from admission to their results: which run now, what a restart does with interrupted
+//! runs, and when results join the transcript.
+//!
+//! Each run is journalled before it is sent. Up to four read-only runs are concurrent; all others run alone and in
+//! order. Results join in the order of the calls. A stop of the loop cancels read-only runs and awaits the rest.
+
+pub mod admission;
+pub mod batch;
+pub mod expiry;
+pub mod offer;
+mod results;
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+
+use self::admission::DeniedCall;
+use self::batch::{JoinedResult, NextRun, ToolBatch, ToolRunPlan, ToolSlot};
+use self::expiry::{LONGEST_CALL, LONGEST_PAUSE, asked_before, expired};
+use crate::effects::{EffectBuffer, journal_line};
+use crate::loop_detection::ToolCallEnding;
+use crate::machine::Engine;
+use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
+use crate::modes::{LoopPace, ModeCallDecision};
+use crate::snapshot::LifecyclePhase;
+use crate::tool::{ToolOutcome, ToolRun, ToolRunId};
+use crate::tools::results::render_outcome;
+use crate::turn::Turn;
+use crate::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
+use agentloop_api::agent::LimitedResource;
+
+/// How often one run is sent if its outcome stays unknown and its tool's policy is `Retry`.
+pub const MAX_TRIES: u32 = 3;
+/// Most characters of the reasoning that the journal keeps with a call.
+const MAX_REASONING: usize = 1_000;
+
+impl Engine {
+    /// Admits or denies the tool calls of an answer, and starts them.
+    pub(crate) fn begin_tool_batch(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
+        let mut work = ToolBatch::begun(out.now);
+        let mut decisions = Vec::new();
+        // The last call of a truncated answer may lack arguments and still fit the tool's schema.
+        let cut = answer.tool_calls.len().checked_sub(1);
+        let cut = cut.filter(|_| answer.finish == FinishReason::Length);
+        for (place, wanted) in answer.tool_calls.iter().enumerate() {
+            let id = run_id(call.turn, call.call, place);
+            if cut == Some(place) {
+                let denied = admission::truncated_call(self.settings.max_output_tokens);
+                work.add_denied(self.deny(id, wanted, denied, out));
+            } else if let Some(decision) = self.mode_decision(wanted, out.now) {
+                work.add_mode_call();
+                decisions.push((place, decision));
+            } else {
+                match self.admit_call(id, wanted, out) {
+                    Ok(plan) => work.add_run(plan),
+                    Err(text) => work.add_denied(text),
+                }
+            }
+        }
+        work.apply_decisions(decisions, &answer.tool_calls);
+        if let Some(turn) = &mut self.state.turn {
+            turn.begin_batch(work);
+        }
+        if self.turn_rules().counts_as_turn {
+            self.state.counters.rest.end_text_turns();
+        }
+        self.expire_outdated(out);
+        self.advance_tools(out);
+    }
+
+    /// The run for a call, or the result of a call that is not run.
+    fn admit_call(&mut self, id: ToolRunId, wanted: &ToolCall, out: &mut EffectBuffer) -> Result<ToolRunPlan, String> {
+        let of = admission::run_identity(&self.agent, self.state.epoch, id);
+        let Some(turn) = &mut self.state.turn else {
+            return Err(String::new());
+        };
+        let denied = match self.offer.toolbox().admit(wanted, turn.denials()) {
+            Ok((known, arguments)) => return Ok(known.plan(&of, &arguments)),
+            Err(denied) => denied,
+        };
+        if self.offer.toolbox().knows(&wanted.name) {
+            turn.count_denial(&wanted.name);
+        }
+        Err(self.deny(id, wanted, denied, out))
+    }
+
+    /// Journals that a call is not run. Returns its result.
+    pub(crate) fn deny(&self, id: ToolRunId, wanted: &ToolCall, denied: DeniedCall, out: &mut EffectBuffer) -> String {
+        // A name that no source declares is the model's text.
+        let tool = self.offer.toolbox().knows(&wanted.name).then(|| wanted.name.clone());
+        out.record(tool_line(RecordKind::ToolDenied, id, denied.why.as_ref(), |line| {
+            line.tool = tool;
+        }));
+        denied.text
+    }
+
+    /// Advances the tool calls as far as possible now.
+    pub(crate) fn advance_tools(&mut self, out: &mut EffectBuffer) {
+        // Join first: what has just ended may be part of a loop, which denies what waits.
+        self.join_results(out);
+        self.deny_repetitions(out);
+        self.expire_held(out);
+        while let Some(place) = self.next_run(out) {
+            self.send_run(place, out);
+        }
+        self.join_results(out);
+        self.finish_tool_batch(out);
+    }
+
+    /// The next run that may be sent. Pauses the loop if a guardrail trips.
+    fn next_run(&mut self, out: &mut EffectBuffer) -> Option<usize> {
+        let free = self.state.reasons.are_free(out.now);
+        if self.fenced || !free || self.state.lifecycle != LifecyclePhase::Active {
+            return None;
+        }
+        let may_act = self.state.reasons.allow_actions();
+        match self.tool_batch()?.next_run(|place| self.is_under_way(place), may_act) {
+            NextRun::Send(place) => Some(place),
+            NextRun::SendIfAllowed(place) => (!self.is_held_by_guardrail(out)).then_some(place),
+            NextRun::Wait => None,
+        }
+    }
+
+    fn is_held_by_guardrail(&mut self, out: &EffectBuffer) -> bool {
+        let Some(trip) = self.trips_before_action(out.now).next() else {
+            return false;
+        };
+        self.raise_guardrail_pause(trip, out);
+        true
+    }
+
+    fn send_run(&mut self, place: usize, out: &mut EffectBuffer) {
+        let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted_call(place)) else {
+            return;
+        };
+        let arguments = message::arguments(&wanted.arguments).unwrap_or_default();
+        // The intent is committed before the run is sent: after a crash it shows that the run may have happened.
+        let Some((plan, is_new)) = self.batch_mut().and_then(|batch| batch.send(place)) else {
+            return;
+        };
+        if is_new {
+            self.count_run(&plan, out);
+        }
+        let note = if is_new { "" } else { "repeated" };
+        out.record(plan_line(RecordKind::ToolIntent, id, note, &plan, None));
+        self.running.insert(id, out.now);
+        let run = ToolRun {
+            id,
+            name: plan.tool,
+            arguments,
+            idempotency_key: plan.key,
+        };
+        out.push(EngineEffect::RunTool(run, plan.timeout));
+    }
+
+    fn count_run(&mut self, plan: &ToolRunPlan, out: &EffectBuffer) {
+        self.state.tool_calls = self.state.tool_calls.saturating_add(1);
+        if plan.only_looks() {
+            return;
+        }
+        self.state.actions = self.state.actions.saturating_add(1);
+        self.count_use(LimitedResource::Actions, 1, out);
+        if let Some(turn) = &mut self.state.turn {
+            turn.set_acted();
+        }
+    }
+
+    /// A run ended. The outcome of a run that was cancelled, or that another process sent, is ignored.
+    pub(crate) fn handle_tool_outcome(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+        let Some(sent) = self.running.remove(&id) else {
+            return;
+        };
+        if !matches!(outcome, ToolOutcome::Unavailable { .. })
+            && let Some(tool) = self.tool_of(id).map(str::to_owned)
+        {
+            self.state.tally.count_run_time(&tool, out.now.duration_since(sent));
+        }
+        if id.is_refresh() {
+            self.refresh_finished(id, outcome, out);
+            return;
+        }
+        let Some(place) = self.place_of(id) else {
+            return;
+        };
+        self.record_outcome(place, id, outcome, out);
+        if let Some(batch) = self.batch_mut() {
+            batch.refresh(out.now);
+        }
+        self.advance_tools(out);
+    }
+
+    pub(crate) fn record_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+        let most = self.most_result_bytes();
+        let counts = self.turn_rules().counts_as_turn;
+        let Some(plan) = self.tool_batch().and_then(|batch| batch.open(place)).cloned() else {
+            return;
+        };
+        let plan = &plan;
+        let (kind, text) = render_outcome(outcome, plan, most);
+        let ending = match kind {
+            OutcomeKind::Ok if plan.only_looks() => ToolCallEnding::Looked,
+            OutcomeKind::Ok => ToolCallEnding::Acted,
+            OutcomeKind::Error | OutcomeKind::Unavailable | OutcomeKind::Unknown => ToolCallEnding::Failed,
+        };
+        if kind == OutcomeKind::Unknown && plan.retries() && plan.tries < MAX_TRIES {
+            // It stays open, and is sent again.
+            out.record(plan_line(
+                RecordKind::ToolOutcome,
+                id,
+                "will be repeated",
+                plan,
+                Some(kind),
+            ));
+            return;
+        }
+        out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
+        if counts {
+            self.state.counters.idle.observe_result(&plan.tool, &text, out.now);
+        }
+        if let Some(batch) = self.batch_mut() {
+            batch.end(place, ending, text);
+        }
+    }
+
+    /// Settles the runs that an earlier process left open: those that must not be repeated have an unknown outcome.
+    /// `outdated`: why none with side effects is repeated, and no waiting one is sent.
+    pub(crate) fn settle_interrupted_runs(&mut self, outdated: Option<&str>, out: &mut EffectBuffer) {
+        let places = self.tool_batch().map_or(0, ToolBatch::places);
+        for place in 0..places {
+            let open = self.tool_batch().and_then(|batch| batch.open(place));
+            let cut = open.is_some_and(|plan| !plan.may_be_repeated());
+            if let (true, Some(id)) = (cut, self.run_id(place)) {
+                let message = "the runtime was restarted before its outcome was known".to_owned();
+                self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
+            }
+        }
+        if let Some(why) = outdated {
+            self.expire(why, true, out);
+        }
+        if places > 0 {
+            self.advance_tools(out);
+        }
+    }
+
+    /// Cancels the runs under way, all or only the read-only ones. They stay open: the next process applies the restart
+    /// rule.
+    pub(crate) fn cancel_runs(&mut self, all: bool, out: &mut EffectBuffer) {
+        let looks = |engine: &Self, id: &ToolRunId| {
+            let open = engine.place_of(*id).and_then(|place| engine.tool_batch()?.open(place));
+            id.is_refresh() || open.is_some_and(ToolRunPlan::only_looks)
+        };
+        let ids: Vec<ToolRunId> = self
+            .running
+            .keys()
+            .filter(|id| all || looks(self, id))
+            .copied()
+            .collect();
+        for id in ids {
+            self.running.remove(&id);
+            out.push(EngineEffect::CancelTool(id));
+        }
+    }
+
+    /// Appends results to the transcript once all results before them are there.
+    fn join_results(&mut self, out: &mut EffectBuffer) {
+        let mut messages = Vec::new();
+        while self.tool_batch().is_some_and(ToolBatch::can_join) {
+            let Some(wanted) = self.wanted_call(0).cloned() else {
+                return;
+            };
+            let reasoning = self.reasoning(&wanted);
+            let joined = self.batch_mut().and_then(|batch| batch.join(&wanted.name));
+            let Some(JoinedResult { mut text, ending }) = joined else {
+                return;
+            };
+            if let Some(told) = ending.and_then(|ending| self.inspect_call(&wanted, &text, ending, out)) {
+                text = format!("{text}\n[{told}]");
+            }
+            let id = wanted.id;
+            let message = Arc::new(Message::Tool {
+                id,
+                text,
+                failed: ending == Some(ToolCallEnding::Failed),
+                reasoning,
+            });
+            self.append(std::slice::from_ref(&message));
+            messages.push(message);
+        }
+        if !messages.is_empty() {
+            out.attach(messages, || {
+                journal_line(RecordKind::ToolOutcome, self.turn_number(), "")
+            });
+        }
+    }
+
+    /// All calls have their results: the turn continues, or ends as one of them requests, if all others succeeded.
+    fn finish_tool_batch(&mut self, out: &mut EffectBuffer) {
+        let Some(turn) = &mut self.state.turn else {
+            return;
+        };
+        let calls = turn.own_call();
+        let Some(batch) = turn.take_finished_batch() else {
+            return;
+        };
+        self.state.counters.idle.skip(out.now);
+        let pace = batch.into_pace();
+        if pace.is_none() && !self.ended_by_guardrail(calls, out) {
+            self.next_call(out);
+        } else {
+            self.complete_turn(&pace.unwrap_or(LoopPace::Continue), out);
+        }
+    }
+
+    pub(crate) fn tool_batch(&self) -> Option<&ToolBatch> {
+        self.state.turn.as_ref()?.batch()
+    }
+
+    pub(crate) fn batch_mut(&mut self) -> Option<&mut ToolBatch> {
+        self.state.turn.as_mut()?.batch_mut()
+    }
+
+    /// The decision of the mode on a call; `None`: it is not of one of its tools. The mode decides as soon as the answer is
+    /// there: such a call is not a run, and its result joins the transcript with those of the other calls.
+    fn mode_decision(&self, wanted: &ToolCall, now: Timestamp) -> Option<ModeCallDecision> {
+        let kind = self.state.turn.as_ref()?.kind();
+        self.mode().decide_call(kind, wanted, &self.mode_context(now))
+    }
+
+    /// The call behind a slot. The answer is in the transcript, before the results that have joined.
+    pub(crate) fn wanted_call(&self, place: usize) -> Option<&ToolCall> {
+        let (calls, _) = self.last_answer()?;
+        calls.get(self.tool_batch()?.joined() + place)
+    }
+
+    fn last_answer(&self) -> Option<(&[ToolCall], Option<&str>)> {
+        let joined = self.tool_batch()?.joined();
+        let place = self.transcript.len().checked_sub(joined + 1)?;
+        match &**self.transcript.get(place)? {
+            Message::Assistant { text, tool_calls, .. } => Some((tool_calls, text.as_deref())),
+            Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
+        }
+    }
+
+    /// Why the model requests a call: from the call's own arguments, or else the text of the answer.
+    fn reasoning(&self, wanted: &ToolCall) -> Option<String> {
+        let own = message::arguments(&wanted.arguments)
+            .and_then(|arguments| Some(arguments.get("reasoning")?.as_str()?.to_owned()));
+        let said = own.or_else(|| Some(self.last_answer()?.1?.to_owned()))?;
+        Some(said.chars().take(MAX_REASONING).collect())
+    }
+
+    pub(crate) fn run_id(&self, place: usize) -> Option<ToolRunId> {
+        let turn = self.state.turn.as_ref()?;
+        Some(run_id(turn.number(), turn.call(), turn.batch()?.joined() + place))
+    }
+
+    pub(crate) fn place_of(&self, id: ToolRunId) -> Option<usize> {
+        let places = self.tool_batch()?.places();
+        (0..places).find(|place| self.run_id(*place) == Some(id))
+    }
+
+    fn is_under_way(&self, place: usize) -> bool {
+        self.run_id(place).is_some_and(|id| self.running.contains_key(&id))
+    }
+
+    /// Name of the tool of an open run.
+    fn tool_of(&self, id: ToolRunId) -> Option<&str> {
+        if id.is_refresh() {
+            return self.refresh_tool(id);
+        }
+        Some(&self.tool_batch()?.open(self.place_of(id)?)?.tool)
+    }
+
+    /// At the start of a process: why an answer, or its tool calls, may be out of date.
+    pub(crate) fn outdated_since_start(&mut self, before: Option<Timestamp>, now: Timestamp) -> Option<String> {
+        let spec = self.settings.spec;
+        let edited = self.state.spec.replace(spec).is_some_and(|before| before != spec);
+        let asleep = before.map_or(SignedDuration::ZERO, |before| now.duration_since(before));
+        let why = if self.state.suspended {
+            "the loop was suspended after you requested it".to_owned()
+        } else if edited {
+            "the spec of this agent was changed after you requested it".to_owned()
+        } else if asleep > LONGEST_CALL + LONGEST_PAUSE {
+            asked_before(asleep)
+        } else {
+            return None;
+        };
+        if let Some(turn) = self.state.turn.as_mut().filter(|_| self.state.call.is_open()) {
+            turn.outdate(why.clone());
+        }
+        Some(why)
+    }
+
+    /// An answer arrived. Its calls are not run if things have changed since its call was sent.
+    pub(crate) fn expire_outdated(&mut self, out: &mut EffectBuffer) {
+        if let Some(why) = self.state.turn.as_mut().and_then(Turn::take_outdated) {
+            self.expire(&why, false, out);
+        }
+    }
+
+    /// Calls that a pause has delayed for too long are not run when the loop resumes.
+    pub(crate) fn expire_held(&mut self, out: &mut EffectBuffer) {
+        let free = self.state.reasons.are_free(out.now);
+        if self.fenced || !free || self.state.lifecycle != LifecyclePhase::Active || !self.running.is_empty() {
+            return;
+        }
+        let held = self
+            .tool_batch()
+            .map_or(SignedDuration::ZERO, |batch| batch.held_for(out.now));
+        if held > LONGEST_PAUSE {
+            self.expire(&asked_before(held), true, out);
+        }
+    }
+
+    /// Denies every waiting call with side effects. With `repeats`, a run of unknown outcome is not repeated either.
+    pub(crate) fn expire(&mut self, why: &str, repeats: bool, out: &mut EffectBuffer) {
+        let places = self.tool_batch().map_or(0, ToolBatch::places);
+        for place in 0..places {
+            let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted_call(place).cloned()) else {
+                continue;
+            };
+            let runs = self.running.contains_key(&id);
+            match self.tool_batch().and_then(|batch| batch.slot(place)) {
+                Some(ToolSlot::Waiting(plan)) if !plan.only_looks() => {
+                    let text = self.deny(id, &wanted, expired(why), out);
+                    if let Some(batch) = self.batch_mut() {
+                        batch.end(place, ToolCallEnding::Failed, text);
+                    }
+                }
+                Some(ToolSlot::Open(plan)) if repeats && !plan.only_looks() && !runs => {
+                    if let Some(batch) = self.batch_mut() {
+                        batch.set_last_try(place, MAX_TRIES);
+                    }
+                    let message = format!("it was sent, its outcome is unknown, and it is not repeated, since {why}");
+                    self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
+                }
+                Some(ToolSlot::Waiting(_) | ToolSlot::Open(_) | ToolSlot::Result(_) | ToolSlot::Yield(_)) | None => {}
+            }
+        }
+    }
+}
+
+/// The run of a call of an answer; `place` counts from 0.
+fn run_id(turn: i64, call: u32, place: usize) -> ToolRunId {
+    ToolRunId {
+        member: ids::MAIN,
+        turn,
+        call,
+        index: u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1),
+    }
+}
+
+pub(crate) fn tool_line(
+    kind: RecordKind,
+    id: ToolRunId,
+    note: &str,
+    fill: impl FnOnce(&mut ToolLine),
+) -> JournalRecord {
+    let mut tool = ToolLine {
+        run: id,
+        tool: None,
+        effect: None,
+        key: None,
+        arguments: None,
+        outcome: None,
+    };
+    fill(&mut tool);
+    JournalRecord {
+        member: id.member,
+        tool: Some(tool),
+        ..journal_line(kind, id.turn, note)
+    }
+}
+
+fn plan_line(
+    kind: RecordKind,
+    id: ToolRunId,
+    note: &str,
+    plan: &ToolRunPlan,
+    outcome: Option<OutcomeKind>,
+) -> JournalRecord {
+    tool_line(kind, id, note, |line| {
+        line.tool = Some(plan.tool.clone());
+        line.effect = Some(plan.effect);
+        line.key = Some(plan.key.clone());
+        line.arguments = Some(plan.arguments.clone());
+        line.outcome = outcome;
+    })
+}
