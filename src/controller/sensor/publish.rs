@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::api::{Api, Patch, PatchParams};
-use kube::core::Status;
+use kube::api::Api;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 
@@ -23,11 +22,13 @@ use crate::api::sensor::SensorStatus;
 use crate::controller::delivery_relay::SILENCE;
 use crate::controller::pod_sessions::AgentKey;
 use crate::controller::runtime::Requeue;
-use crate::controller::runtime::backoff::REFERENCES;
-use crate::controller::runtime::error::{ReconcileError, find};
+use crate::controller::runtime::backoff::{REFERENCES, until};
+use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::guarded::InvalidObject;
 use crate::controller::runtime::queue::Priority;
-use crate::controller::runtime::status_writer::{CONFLICT_RETRY, lags, merge_patch, write_unreadable};
+use crate::controller::runtime::status_writer::{
+    CONFLICT_RETRY, StatusWrite, last_status, merge_patch, write_status, write_unreadable,
+};
 
 /// Applies the Sensor's objects and updates its status.
 pub(super) async fn reconcile(sensors: &SensorRegistry, key: &SensorKey) -> Result<Requeue, ReconcileError> {
@@ -82,7 +83,12 @@ async fn publish(
         said: said.as_ref(),
         obstacle,
     });
-    let (version, old) = last_status(observed);
+    let last = last_status(
+        sensor.resource_version(),
+        sensor.status.as_ref(),
+        observed.memory.written.as_ref(),
+    );
+    let (version, old) = (last.version, last.status);
     let computed = compute(&SensorStatusInput {
         sensor,
         old: &old,
@@ -151,18 +157,6 @@ fn wake_receivers(sensors: &SensorRegistry, key: &SensorKey, observed: &Observed
     }
 }
 
-/// The current status and the resource version of the object that has it: the watch may lag behind our own last write.
-fn last_status(observed: &ObservedSensor) -> (Option<String>, SensorStatus) {
-    let sensor = &observed.known.object;
-    let seen = sensor.resource_version();
-    if let Some((version, status)) = &observed.memory.written
-        && lags(seen.as_deref(), version)
-    {
-        return (Some(version.clone()), status.clone());
-    }
-    (seen, sensor.status.clone().unwrap_or_default())
-}
-
 /// Replaces the status that the new one was computed from. Returns false on a conflict: the object changed meanwhile.
 async fn write(
     sensors: &SensorRegistry,
@@ -179,23 +173,16 @@ async fn write(
     } else {
         json!({})
     };
-    let patch = json!({
-        "metadata": { "resourceVersion": version },
-        "status": merge_patch(&before, &json!(computed.status)),
-    });
-    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-    let patched = api.patch_status(&key.name, &params, &patch);
-    let written = match find("write the status of a Sensor", patched).await {
-        Ok(Some(written)) => written,
-        // The Sensor was deleted meanwhile.
-        Ok(None) => return Ok(true),
-        Err(error) if error.is(Status::is_conflict) => return Ok(false),
-        Err(error) => return Err(error),
+    let changes = merge_patch(&before, &json!(computed.status));
+    let version = match write_status(&api, &key.name, version, changes).await? {
+        StatusWrite::Written(version) => version,
+        StatusWrite::Gone => return Ok(true),
+        StatusWrite::Conflict => return Ok(false),
     };
     sensors.remember(key, &observed.memory.uid, |memory| {
         memory.pace.record_write(now);
         memory.beyond = computed.beyond;
-        memory.written = written.resource_version().map(|version| (version, computed.status));
+        memory.written = version.map(|version| (version, computed.status));
     });
     Ok(true)
 }
@@ -204,10 +191,6 @@ async fn write(
 /// wait for minutes must not delay the report of a silent pod.
 fn earliest(write: Duration, look_again: Option<Duration>) -> Duration {
     look_again.map_or(write, |look_again| look_again.min(write))
-}
-
-fn until(moment: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(moment.duration_since(now)).unwrap_or(Duration::ZERO)
 }
 
 /// Reports in the status that this version cannot parse the object. The Sensor continues to run as last read.
