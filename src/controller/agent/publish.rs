@@ -19,6 +19,7 @@ use crate::controller::runtime::Requeue;
 use crate::controller::runtime::backoff::until;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::queue::Priority;
+use crate::controller::runtime::status_throttle::StatusStep;
 use crate::controller::runtime::status_writer::{CONFLICT_RETRY, StatusWrite, merge_patch, write_status};
 
 /// The result of [`publish`].
@@ -33,13 +34,6 @@ impl Published {
     fn nothing(requeue: Requeue) -> Self {
         Self { requeue, written: None }
     }
-}
-
-/// What to do with a computed status.
-enum StatusStep {
-    Keep,
-    Postpone(Duration),
-    Write,
 }
 
 /// The status that follows from what was observed, decided and done. Pure.

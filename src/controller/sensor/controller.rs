@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::children::{self, ChildKind, ObservedChild};
 use super::index::SensorKey;
-use super::publish;
+use super::reconcile;
 use super::registry::SensorRegistry;
 use crate::api::{SENSOR_LABEL, Sensor};
 use crate::controller::connection::watching;
@@ -50,11 +50,11 @@ impl Reconciler for SensorReconciler {
     }
 
     async fn reconcile(&self, sensor: &Sensor) -> Result<Requeue, ReconcileError> {
-        Box::pin(publish::reconcile(&self.registry, &SensorKey::of(sensor))).await
+        Box::pin(reconcile::reconcile(&self.registry, &SensorKey::of(sensor))).await
     }
 
     async fn report_unreadable(&self, object: &InvalidObject) -> Result<Requeue, ReconcileError> {
-        publish::unreadable(&self.registry, object).await
+        reconcile::report_unreadable(&self.registry, object).await
     }
 
     fn count_failure(&self, key: &SensorKey) -> u32 {
