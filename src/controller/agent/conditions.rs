@@ -11,11 +11,12 @@ use super::apply::PodObstacle;
 use super::gateway_loop_detection;
 use super::intent::{Intent, RestReason};
 use super::status::AgentStatusInput;
-use super::validate::{plain_http_secrets, plain_http_warning};
+use super::validate::plain_http_secrets;
 use crate::api::AGENT_LABEL;
 use crate::api::condition::ConditionType;
 use crate::api::failure::{FailureKind, ModelEvidence};
 use crate::api::status::{LoopOutcome, LoopState, LoopStatus, PauseReason};
+use crate::controller::plain_http::plain_http_warning;
 use crate::controller::runtime::condition_list::ConditionList;
 use crate::controller::runtime::pod_state::PodReason;
 

@@ -211,14 +211,16 @@ fn standing_obstacle(situation: &PodSituation<'_>, intent: Intent, observed: &Ob
 }
 
 fn pod_step(situation: &PodSituation<'_>, intent: Intent, observed: &ObservedAgent, valid: bool) -> PodStep {
+    let replaces = if let Intent::Replace(reason) = intent {
+        Some(reason)
+    } else {
+        None
+    };
     let delete = |force| match &observed.snapshot.pod {
         Some(pod) => PodStep::Delete {
             uid: pod.uid.clone(),
             force,
-            replaces: match intent {
-                Intent::Replace(reason) => Some(reason),
-                _ => None,
-            },
+            replaces,
         },
         None => PodStep::Nothing,
     };

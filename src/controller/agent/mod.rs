@@ -42,7 +42,7 @@ mod status_tests;
 mod totals;
 mod triggers;
 mod unreadable;
-pub(in crate::controller) mod validate;
+mod validate;
 mod write_timing;
 
 pub use context::{AgentsView, ReconcileObserver, ReconcilerSettings};

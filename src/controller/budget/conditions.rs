@@ -1,7 +1,7 @@
 //! The conditions of an AgentBudget. Pure.
 //!
 //! `Ready` is `False` only while a person has to act, as for Agents: an exhausted lifetime window, `onExhausted: Stop`,
-//! or an unusable spec. It stays `True` while a window will free room by itself and while a gate is open.
+//! or an unusable spec. It stays `True` while a window frees room at a known time, and while a gate is open.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -177,10 +177,10 @@ impl BudgetConditions<'_> {
     ) {
         let exhausted = self.list.find(ConditionType::Exhausted);
         let exhausted = exhausted.map_or_else(String::new, |exhausted| exhausted.message.clone());
-        let refused = self.input.trouble.map(|trouble| {
+        let refused = self.input.problem.map(|problem| {
             format!(
                 "the API server rejects the ledger record in the status of this budget, so no leases are granted: \
-                 {trouble}. The write is retried every minute"
+                 {problem}. The write is retried every minute"
             )
         });
         let (ready, reason, message) = match (refusal, spent) {

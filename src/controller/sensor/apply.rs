@@ -60,7 +60,7 @@ pub(super) async fn apply(sensors: &SensorRegistry, key: &SensorKey, plan: &Sens
     if applied.failure.is_none()
         && let RelayStep::Expect { pod_uid, directives } = &plan.relay
     {
-        relay.expect_pod(key, pod_uid, directives.clone());
+        relay.expect_pod(key, pod_uid, directives.as_ref().clone());
     }
     applied
 }

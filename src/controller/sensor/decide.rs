@@ -49,7 +49,7 @@ pub(super) enum RelayStep {
     /// This pod, with these directives.
     Expect {
         pod_uid: String,
-        directives: SensorDirectives,
+        directives: Box<SensorDirectives>,
     },
 }
 
@@ -109,7 +109,7 @@ fn expected_pod(snapshot: &SensorSnapshot) -> RelayStep {
         (Some(set), Some(pod)) if is_owned(&snapshot.known.object, set) && pod.owner.as_ref() == Some(&set.uid) => {
             RelayStep::Expect {
                 pod_uid: pod.uid.clone(),
-                directives: directives(snapshot),
+                directives: Box::new(directives(snapshot)),
             }
         }
         _ => RelayStep::Keep,

@@ -12,6 +12,8 @@ mod children;
 mod conditions;
 mod controller;
 mod decide;
+#[cfg(test)]
+mod decide_tests;
 mod drift;
 mod events;
 mod index;

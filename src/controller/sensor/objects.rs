@@ -2,7 +2,7 @@
 //!
 //! Objects that are up to date are not written: each carries the hash of what was applied. A `StatefulSet` that differs
 //! only in what comes from the controller (above all the image) waits for its turn, since its pod is replaced. Objects
-//! that were changed by others are applied again; objects with another owner are not touched.
+//! that were changed by others are applied again; objects with another owner are not changed.
 
 use std::time::Duration;
 

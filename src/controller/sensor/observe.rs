@@ -49,7 +49,7 @@ async fn secret(
     Ok(SecretLookup::Found {
         key_problem: webhook.and_then(|webhook| {
             let key = &found.get(&webhook.secret_key_ref.key)?.0;
-            unusable(webhook.scheme, key).map(|why| why.to_string())
+            unusable(webhook.scheme, key)
         }),
         keys: found.into_keys().collect(),
     })

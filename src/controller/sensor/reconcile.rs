@@ -42,7 +42,7 @@ pub(super) async fn reconcile(sensors: &SensorRegistry, key: &SensorKey) -> Resu
     let published = publish(sensors, &observed, publication).await?;
     let next = Requeue::after(published.next, Priority::Low);
     sensors.update_memory(key, uid, |memory| {
-        memory.record_published(published, observed.snapshot.now)
+        memory.record_published(published, observed.snapshot.now);
     });
     Ok(next.or_sooner(recheck))
 }

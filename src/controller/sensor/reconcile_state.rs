@@ -14,7 +14,7 @@ use crate::controller::runtime::status_throttle::StatusThrottle;
 
 #[derive(Clone, Debug)]
 pub(super) struct SensorReconcileState {
-    /// Uid of the Sensor; a new one of the same name starts afresh.
+    /// Uid of the Sensor; a new one of the same name starts with an empty memory.
     pub(super) uid: String,
     /// When it was first observed.
     pub(super) since: Instant,
