@@ -29,10 +29,19 @@ pub struct SensorKey {
     pub name: String,
 }
 
+/// What the relay knows of a sensor pod.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SensorSession {
+    pub pod_uid: String,
+    pub last_report: Option<SensorPodReport>,
+    /// No contact for [`SILENCE`].
+    pub silent: bool,
+}
+
 struct SensorPodSession {
     sensor: SensorKey,
     directives: watch::Sender<SensorDirectives>,
-    heard: Option<SensorPodReport>,
+    last_report: Option<SensorPodReport>,
     /// Time of the last contact, or of the registration.
     contact: Instant,
     /// Whether the reconciler has been notified of the silence.
@@ -100,7 +109,7 @@ impl DeliveryRelay {
         let entry = SensorPodSession {
             sensor: sensor.clone(),
             directives: watch::Sender::new(directives),
-            heard: None,
+            last_report: None,
             contact: Instant::now(),
             noticed: false,
         };
@@ -112,20 +121,16 @@ impl DeliveryRelay {
         self.lock().pods.retain(|_, entry| entry.sensor != *sensor);
     }
 
-    /// The last report of the Sensor's pod.
+    /// The session of the Sensor's pod; `None` if it has no registered pod.
     #[must_use]
-    pub fn last_report(&self, sensor: &SensorKey) -> Option<SensorPodReport> {
+    pub fn session(&self, sensor: &SensorKey) -> Option<SensorSession> {
         let table = self.lock();
-        let entry = table.pods.values().find(|entry| entry.sensor == *sensor)?;
-        entry.heard.clone()
-    }
-
-    /// Whether the Sensor's pod has been without contact for [`SILENCE`]; `None` if it has no registered pod.
-    #[must_use]
-    pub fn is_silent(&self, sensor: &SensorKey) -> Option<bool> {
-        let table = self.lock();
-        let entry = table.pods.values().find(|entry| entry.sensor == *sensor)?;
-        Some(entry.is_silent())
+        let (uid, entry) = table.pods.iter().find(|(_, entry)| entry.sensor == *sensor)?;
+        Some(SensorSession {
+            pod_uid: uid.clone(),
+            last_report: entry.last_report.clone(),
+            silent: entry.is_silent(),
+        })
     }
 
     /// Notifies the reconciler of each pod whose silence began since the last sweep. The next contact notifies it of
@@ -161,8 +166,8 @@ impl DeliveryRelay {
         let mut table = self.lock();
         let entry = authorized_session(&mut table, pod)?;
         self.record_contact(entry);
-        if entry.heard.as_ref() != Some(&report) {
-            entry.heard = Some(report);
+        if entry.last_report.as_ref() != Some(&report) {
+            entry.last_report = Some(report);
             // Fails only during shutdown.
             let _ = self.changed.send(entry.sensor.clone());
         }
@@ -523,29 +528,30 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_pod_that_says_nothing_for_30_seconds_is_silent_until_it_speaks() {
         let (relay, mut changed) = DeliveryRelay::new(Duration::ZERO);
-        assert_eq!(relay.is_silent(&sensor()), None);
+        let silent = |relay: &DeliveryRelay| relay.session(&sensor()).map(|session| session.silent);
+        assert_eq!(silent(&relay), None);
         relay.expect_pod(&sensor(), "p1", directives());
         let speak = || drop(relay.attach(&pod("p1", "a")).unwrap());
         for again in 0..2 {
             speak();
             tokio::time::advance(SILENCE.checked_sub(Duration::from_millis(1)).unwrap()).await;
             relay.detect_silent_pods();
-            assert_eq!(relay.is_silent(&sensor()), Some(false));
+            assert_eq!(silent(&relay), Some(false));
             assert!(changed.try_recv().is_err(), "{again}");
             tokio::time::advance(Duration::from_millis(1)).await;
             relay.detect_silent_pods();
             relay.detect_silent_pods();
-            assert_eq!(relay.is_silent(&sensor()), Some(true));
+            assert_eq!(silent(&relay), Some(true));
             assert_eq!(changed.try_recv(), Ok(sensor()), "once");
             assert!(changed.try_recv().is_err());
             speak();
             assert_eq!(changed.try_recv(), Ok(sensor()), "contact again");
-            assert_eq!(relay.is_silent(&sensor()), Some(false));
+            assert_eq!(silent(&relay), Some(false));
         }
         // A pod that replaces it gets the full time again.
         tokio::time::advance(SILENCE).await;
         relay.expect_pod(&sensor(), "p2", directives());
-        assert_eq!(relay.is_silent(&sensor()), Some(false));
+        assert_eq!(silent(&relay), Some(false));
     }
 
     #[tokio::test]
@@ -604,7 +610,7 @@ mod tests {
         for pending in [1, 1, 2] {
             relay.report(&pod("p1", "a"), report(pending)).unwrap();
         }
-        assert_eq!(relay.last_report(&sensor()), Some(report(2)));
+        assert_eq!(relay.session(&sensor()).unwrap().last_report, Some(report(2)));
         assert_eq!(changed.recv().await, Some(sensor()));
         assert_eq!(changed.recv().await, Some(sensor()));
         assert!(changed.try_recv().is_err());

@@ -15,6 +15,7 @@ pub mod event_subscriptions;
 pub mod identity;
 mod leader;
 pub mod link_service;
+mod plain_http;
 mod pod_security;
 pub mod pod_sessions;
 pub mod policy;

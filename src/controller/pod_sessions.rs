@@ -45,7 +45,7 @@ struct PodSession {
     pod: LivePod,
     known: LoopTotals,
     directives: watch::Sender<Directives>,
-    heard: Option<ReceivedReport>,
+    last_report: Option<ReceivedReport>,
     contact: Option<Timestamp>,
     readings: EventSubscriptions,
 }
@@ -112,7 +112,7 @@ impl PodSessions {
                     pod,
                     known,
                     directives: watch::Sender::new(directives),
-                    heard: None,
+                    last_report: None,
                     contact: None,
                     readings: EventSubscriptions::default(),
                 };
@@ -179,16 +179,15 @@ impl PodSessions {
         table.lost_leases.remove(agent);
     }
 
-    /// Ends the session of any pod other than `pod_uid`, and returns that pod with its last report, once. `None` for
-    /// `pod_uid`: the Agent has no pod.
-    pub fn detach_other(&self, agent: &AgentKey, pod_uid: Option<&str>) -> Option<(LivePod, ReceivedReport)> {
-        let mut table = self.lock();
+    /// The last report of a pod other than `pod_uid` that still has the session, with that pod. `None` for `pod_uid`: the
+    /// Agent has no pod.
+    #[must_use]
+    pub fn final_report(&self, agent: &AgentKey, pod_uid: Option<&str>) -> Option<(LivePod, ReceivedReport)> {
+        let table = self.lock();
         let entry = table.entries.get(agent)?;
-        if Some(entry.pod.uid.as_str()) == pod_uid {
-            return None;
-        }
-        let PodSession { pod, heard, .. } = table.entries.remove(agent)?;
-        heard.map(|heard| (pod, heard))
+        let other = pod_uid != Some(entry.pod.uid.as_str());
+        let report = entry.last_report.clone().filter(|_| other)?;
+        Some((entry.pod.clone(), report))
     }
 
     /// The last report of the pod with this UID; `None` if the session belongs to another pod, or has no report yet.
@@ -198,7 +197,7 @@ impl PodSessions {
             .entries
             .get(agent)
             .filter(|entry| entry.pod.uid == pod_uid)
-            .and_then(|entry| entry.heard.clone())
+            .and_then(|entry| entry.last_report.clone())
     }
 
     /// Number of leases that the Agent's gateways have lost with their storage, from the last report of any of its pods.
@@ -212,8 +211,8 @@ impl PodSessions {
     #[must_use]
     pub fn refused_calls(&self, agent: &AgentKey) -> Option<i64> {
         let table = self.lock();
-        let heard = table.entries.get(agent)?.heard.as_ref()?;
-        Some(heard.report.budget.refused_calls)
+        let last = table.entries.get(agent)?.last_report.as_ref()?;
+        Some(last.report.budget.refused_calls)
     }
 
     /// Time of the last contact with the pod with this UID.
@@ -244,9 +243,9 @@ impl PodSessions {
         let mut table = self.lock();
         let entry = authorized_session(&mut table.entries, agent, pod)?;
         entry.contact = Some(now);
-        let news = entry.heard.as_ref().is_none_or(|heard| heard.report != report);
+        let news = entry.last_report.as_ref().is_none_or(|last| last.report != report);
         let lost = report.budget.lost_leases;
-        entry.heard = Some(ReceivedReport { report, at: now });
+        entry.last_report = Some(ReceivedReport { report, at: now });
         table.lost_leases.insert(agent.clone(), lost);
         if news {
             // Fails only during shutdown.

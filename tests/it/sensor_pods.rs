@@ -700,7 +700,7 @@ async fn what_its_pod_says_reaches_the_status_and_what_keeps_the_pod_down_too() 
         namespace: NAMESPACE.into(),
         name: "page".into(),
     };
-    assert!(rig.running().relay.last_report(&name).is_some());
+    assert!(rig.running().relay.session(&name).unwrap().last_report.is_some());
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! Carries out the plan. The pod and its claims are created concurrently: the pod waits for its claims anyway, and each
+//! Carries out the plan, and returns what came of it. The pod and its claims are created concurrently: the pod waits for its claims anyway, and each
 //! claim to create was absent a moment ago.
 //!
 //! Pods are created and deleted, never patched. Each deletion has the UID as a precondition.
@@ -6,21 +6,19 @@
 use std::sync::Arc;
 
 use futures::future;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use kube::core::Status;
 
 use super::claims::{ClaimState, VolumeClaim};
-use super::desired::{LinkGrant, PodStep, ReconcilePlan, claim_obstacle};
-use super::intent::{Intent, ReplaceReason};
-use super::observe::{NodeState, ObservedAgent, claim_state};
+use super::decide::{LinkGrant, PodStep, ReconcilePlan, claim_obstacle};
+use super::intent::ReplaceReason;
+use super::observe::{ObservedAgent, claim_state};
 use super::reconcile::{ReconcileContext, ReconciledAgent};
-use super::reconcile_state::AgentReconcileState;
-use crate::controller::runtime::backoff;
 use crate::controller::runtime::error::{ReconcileError, both, call, find};
 use crate::controller::runtime::pod_state::PodState;
+use crate::controller::runtime::watched_pod::{WatchedPod, create_pod};
 
 /// What prevents the plan, other than a failure of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,11 +49,17 @@ impl PodObstacle {
 pub(super) struct AppliedPlan {
     /// The pod that now exists.
     pub(super) pod: Option<PodState>,
-    /// Whether a pod was created.
-    pub(super) created: bool,
+    /// The pod that was created.
+    pub(super) created: Option<Arc<WatchedPod>>,
     /// Why a pod was deleted to be replaced.
     pub(super) replaced: Option<ReplaceReason>,
     pub(super) obstacle: Option<PodObstacle>,
+    /// Whether the pod failed or was rejected, so that the next one has to wait.
+    pub(super) held_back: bool,
+    /// The claims that now exist.
+    pub(super) made_claims: Vec<String>,
+    /// The request that failed. What was done before it is recorded all the same.
+    pub(super) failure: Option<ReconcileError>,
 }
 
 pub(super) async fn apply(
@@ -63,168 +67,136 @@ pub(super) async fn apply(
     subject: &ReconciledAgent<'_>,
     observed: &ObservedAgent,
     plan: &ReconcilePlan<'_>,
-    memory: &AgentReconcileState,
-    now: Timestamp,
-) -> Result<AppliedPlan, ReconcileError> {
+) -> AppliedPlan {
     if let Some(reported) = plan.reported {
         ctx.shared.sensors.report_received(&subject.key, reported);
     }
     // Set before the directives are sent, so that a resume request and the removal of the block reach the pod together.
     ctx.shared.budgets.block(&subject.key, plan.block.clone());
-    record_verdict(ctx, subject, observed.references.is_some(), plan.verdict.is_ok());
-    grant_link(ctx, subject, plan.voice.as_ref(), now);
+    grant_link(ctx, subject, plan.link_grant.as_ref());
     let mut applied = AppliedPlan {
-        pod: observed.pod.clone(),
-        obstacle: plan.obstacle.clone().or_else(|| standing_obstacle(observed, memory)),
+        pod: observed.snapshot.pod.clone(),
+        obstacle: plan.obstacle.clone(),
         ..AppliedPlan::default()
     };
+    applied.failure = requests(ctx, subject, plan, &mut applied).await.err();
+    applied
+}
+
+async fn requests(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    plan: &ReconcilePlan<'_>,
+    applied: &mut AppliedPlan,
+) -> Result<(), ReconcileError> {
     match &plan.pod {
-        PodStep::Nothing => applied.add(make_claims(ctx, subject, &plan.claims).await?),
+        PodStep::Nothing => {
+            let claims = make_claims(ctx, subject, &plan.claims).await;
+            applied.add_claims(claims)
+        }
         PodStep::Create(pod) => {
-            let (made, claims) = tokio::join!(
-                Box::pin(create(ctx, subject, pod, now, &mut applied)),
+            let (pod, claims) = tokio::join!(
+                Box::pin(create(ctx, subject, pod)),
                 make_claims(ctx, subject, &plan.claims)
             );
-            let ((), obstacle) = both(made, claims)?;
-            applied.add(obstacle);
+            let pod = pod.map(|pod| applied.add_pod(pod));
+            both(pod, applied.add_claims(claims))?;
             // Another client created that claim since it was observed: the pod must not start on it.
             if let Some(pod) = applied.pod.as_ref().filter(|_| applied.has_claim_obstacle()) {
                 delete(ctx, subject, &pod.uid, false).await?;
             }
+            Ok(())
         }
-        PodStep::Delete { uid, force } => {
+        PodStep::Delete { uid, force, replaces } => {
             delete(ctx, subject, uid, *force).await?;
-            if let Intent::Replace(why) = observed.intent {
-                applied.replaced = Some(why);
-                if why == ReplaceReason::Ended {
-                    hold_back(ctx, subject, now);
-                }
-            }
+            applied.replaced = *replaces;
+            applied.held_back = *replaces == Some(ReplaceReason::Ended);
+            Ok(())
         }
     }
-    let usable = observed
-        .claims
-        .iter()
-        .filter(|claim| claim.standing == ClaimState::Ours);
-    subject.update_state(ctx, |memory| {
-        memory.epoch = memory.epoch.max(applied.pod.as_ref().map_or(0, |pod| pod.epoch));
-        memory.obstacle.clone_from(&applied.obstacle);
-        memory.known_claims.extend(usable.map(VolumeClaim::name));
-        if applied.has_claim_obstacle() {
-            memory.claim_looks = memory.claim_looks.saturating_add(1);
-            memory.known_claims.clear();
-        } else {
-            memory.claim_looks = 0;
-        }
-    });
-    Ok(applied)
 }
 
 impl AppliedPlan {
     /// The first obstacle is the one that is reported.
-    fn add(&mut self, obstacle: Option<PodObstacle>) {
+    fn add_obstacle(&mut self, obstacle: Option<PodObstacle>) {
         if self.obstacle.is_none() {
             self.obstacle = obstacle;
         }
     }
 
-    fn has_claim_obstacle(&self) -> bool {
+    fn add_pod(&mut self, pod: Result<WatchedPod, PodObstacle>) {
+        match pod {
+            Ok(pod) => {
+                self.pod = Some(PodState::of(&pod));
+                self.created = Some(Arc::new(pod));
+            }
+            Err(obstacle) => {
+                self.obstacle = Some(obstacle);
+                self.held_back = true;
+            }
+        }
+    }
+
+    /// Adds each claim, also if another one failed.
+    fn add_claims(
+        &mut self,
+        claims: Vec<Result<Result<String, PodObstacle>, ReconcileError>>,
+    ) -> Result<(), ReconcileError> {
+        let mut result = Ok(());
+        for claim in claims {
+            let claim = claim.map(|claim| match claim {
+                Ok(name) => self.made_claims.push(name),
+                Err(obstacle) => self.add_obstacle(Some(obstacle)),
+            });
+            result = both(result, claim).map(|_| ());
+        }
+        result
+    }
+
+    pub(super) fn has_claim_obstacle(&self) -> bool {
         self.obstacle.as_ref().is_some_and(PodObstacle::is_claim)
     }
 }
 
-/// The obstacle that still applies while nothing new is attempted.
-fn standing_obstacle(observed: &ObservedAgent, memory: &AgentReconcileState) -> Option<PodObstacle> {
-    if matches!(observed.intent, Intent::CreateLater(_)) {
-        return memory.obstacle.clone();
-    }
-    let node = observed.pod.as_ref().and_then(|pod| pod.node.clone());
-    (observed.node == Some(NodeState::Silent)).then(|| PodObstacle::NodeLost(node.unwrap_or_default()))
-}
-
-/// Remembers what the references that were read mean for the next look at them.
-fn record_verdict(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>, looked: bool, valid: bool) {
-    subject.update_state(ctx, |memory| {
-        if !valid {
-            memory.missing = memory.missing.saturating_add(1);
-            memory.accepted_generation = None;
-        } else if looked {
-            memory.missing = 0;
-            memory.accepted_generation = subject.agent.metadata.generation;
-        }
-    });
-}
-
-/// Registers the pod that may attach with the link, and remembers since when its silence is measured.
-fn grant_link(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>, voice: Option<&LinkGrant>, now: Timestamp) {
-    let Some(voice) = voice else {
-        ctx.shared.loops.forget(&subject.key);
-        subject.update_state(ctx, |memory| memory.listening = None);
-        return;
-    };
+/// Registers the pod that may attach with the link.
+fn grant_link(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>, grant: Option<&LinkGrant>) {
     let loops = &ctx.shared.loops;
-    loops.expect_pod(
-        &subject.key,
-        voice.pod.clone(),
-        voice.known.clone(),
-        voice.directives.clone(),
-    );
-    subject.update_state(ctx, |memory| {
-        if memory.listening.as_ref().is_none_or(|(uid, _)| *uid != voice.pod.uid) {
-            memory.listening = Some((voice.pod.uid.clone(), now));
-            memory.silent = false;
-        }
-        memory.suspend_asked = voice.directives.suspend.then(|| memory.suspend_asked.unwrap_or(now));
-    });
+    match grant {
+        Some(grant) => loops.expect_pod(
+            &subject.key,
+            grant.pod.clone(),
+            grant.known.clone(),
+            grant.directives.clone(),
+        ),
+        None => loops.forget(&subject.key),
+    }
 }
 
+/// Creates the pod, or returns what prevents it.
 async fn create(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
     pod: &Pod,
-    now: Timestamp,
-    applied: &mut AppliedPlan,
-) -> Result<(), ReconcileError> {
-    if let Some(message) = ctx.shared.namespaces.ensure(&subject.key.namespace).await? {
-        applied.obstacle = Some(PodObstacle::SharedTaken(message));
-        hold_back(ctx, subject, now);
-        return Ok(());
+) -> Result<Result<WatchedPod, PodObstacle>, ReconcileError> {
+    let namespace = &subject.key.namespace;
+    if let Some(message) = ctx.shared.namespaces.ensure(namespace).await? {
+        return Ok(Err(PodObstacle::SharedTaken(message)));
     }
-    let api: Api<Pod> = subject.api(ctx);
-    let created = match call("create a pod", api.create(&PostParams::default(), pod)).await {
-        Ok(created) => created,
+    match call("create a pod", create_pod(&ctx.shared.client, namespace, pod)).await {
+        Ok(created) => Ok(Ok(created)),
         Err(error) if error.is(Status::is_already_exists) => {
-            match find("get a pod", api.get(&subject.key.name)).await? {
-                Some(existing) if controlled_by(&existing, subject) => existing,
-                _ => {
-                    applied.obstacle = Some(PodObstacle::Foreign);
-                    hold_back(ctx, subject, now);
-                    return Ok(());
-                }
-            }
+            let api: Api<WatchedPod> = subject.api(ctx);
+            let existing = find("get a pod", api.get(&subject.key.name)).await?;
+            let ours = |pod: &WatchedPod| PodState::of(pod).owner.as_deref() == Some(subject.uid);
+            Ok(existing.filter(ours).ok_or(PodObstacle::Foreign))
         }
         Err(error) => {
-            applied.obstacle = Some(refusal_as_obstacle(error)?);
+            let obstacle = refusal_as_obstacle(error)?;
             // The service account may have been deleted: check the namespace's objects again before the next attempt.
-            ctx.shared.namespaces.forget(&subject.key.namespace);
-            hold_back(ctx, subject, now);
-            return Ok(());
+            ctx.shared.namespaces.forget(namespace);
+            Ok(Err(obstacle))
         }
-    };
-    applied.pod = Some(PodState::of(&created));
-    applied.created = true;
-    subject.update_state(ctx, |memory| {
-        memory.no_pod_before = None;
-        // The watch may already have delivered its creation, and even its deletion, before this response arrived.
-        if memory.seen_pod != created.metadata.uid {
-            memory.created = Some(Arc::new(created.into()));
-        }
-    });
-    Ok(())
-}
-
-fn controlled_by(pod: &Pod, subject: &ReconciledAgent<'_>) -> bool {
-    PodState::of(pod).owner.as_deref() == Some(subject.uid)
+    }
 }
 
 /// A rejection that the user or a cluster administrator must resolve becomes an obstacle; any other error is retried.
@@ -243,7 +215,7 @@ async fn delete(
     uid: &str,
     force: bool,
 ) -> Result<(), ReconcileError> {
-    let api: Api<Pod> = subject.api(ctx);
+    let api: Api<WatchedPod> = subject.api(ctx);
     let params = DeleteParams {
         grace_period_seconds: force.then_some(0),
         preconditions: Some(Preconditions {
@@ -260,46 +232,31 @@ async fn delete(
     }
 }
 
-/// Creates the claims that did not exist when they were observed, all at once. Returns the first obstacle.
+/// Creates the claims that did not exist when they were observed, all at once. Returns the name of each, or what keeps the
+/// pod from using it.
 async fn make_claims(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
     claims: &[PersistentVolumeClaim],
-) -> Result<Option<PodObstacle>, ReconcileError> {
-    let made = claims.iter().map(|wanted| make_claim(ctx, subject, wanted));
-    let mut obstacle = Ok(None);
-    for made in future::join_all(made).await {
-        obstacle = both(obstacle, made).map(|(first, next)| first.or(next));
-    }
-    obstacle
+) -> Vec<Result<Result<String, PodObstacle>, ReconcileError>> {
+    future::join_all(claims.iter().map(|wanted| make_claim(ctx, subject, wanted))).await
 }
 
 async fn make_claim(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
     wanted: &PersistentVolumeClaim,
-) -> Result<Option<PodObstacle>, ReconcileError> {
+) -> Result<Result<String, PodObstacle>, ReconcileError> {
     let api: Api<PersistentVolumeClaim> = subject.api(ctx);
     let name = wanted.name_any();
     let standing = match call("create a volume claim", api.create(&PostParams::default(), wanted)).await {
         Ok(_) => ClaimState::Ours,
         Err(error) if error.is(Status::is_already_exists) => claim_state(ctx, subject, &name).await?,
-        Err(error) => return refusal_as_obstacle(error).map(Some),
+        Err(error) => return refusal_as_obstacle(error).map(Err),
     };
     let obstacle = claim_obstacle(&VolumeClaim {
         wanted: wanted.clone(),
         standing,
     });
-    if obstacle.is_none() {
-        subject.update_state(ctx, |memory| memory.known_claims.extend([name]));
-    }
-    Ok(obstacle)
-}
-
-/// Delays the next creation, longer with each failure, until a pod runs.
-fn hold_back(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>, now: Timestamp) {
-    subject.update_state(ctx, |memory| {
-        memory.failed_pods = memory.failed_pods.saturating_add(1);
-        memory.no_pod_before = Some(now + backoff::PODS.delay(memory.failed_pods, subject.uid));
-    });
+    Ok(obstacle.map_or(Ok(name), Err))
 }

@@ -11,11 +11,13 @@ use super::apply::PodObstacle;
 use super::gateway_loop_detection;
 use super::intent::{Intent, RestReason};
 use super::status::AgentStatusInput;
-use super::validate::{plain_http_secrets, plain_http_warning};
+use super::validate::plain_http_secrets;
 use crate::api::AGENT_LABEL;
-use crate::api::condition::{self, ConditionType};
+use crate::api::condition::ConditionType;
 use crate::api::failure::{FailureKind, ModelEvidence};
 use crate::api::status::{LoopOutcome, LoopState, LoopStatus, PauseReason};
+use crate::controller::plain_http::plain_http_warning;
+use crate::controller::runtime::condition_list::ConditionList;
 use crate::controller::runtime::pod_state::PodReason;
 
 /// Reason of `ModelAvailable=Unknown`.
@@ -47,23 +49,23 @@ const GUARDRAILS: [ConditionType; 6] = [
 ];
 
 pub(super) fn compute(facts: &AgentStatusInput<'_>, status: &LoopStatus) -> Vec<Condition> {
-    let mut list = AgentConditions {
+    let mut conditions = AgentConditions {
         facts,
-        conditions: facts.old.conditions.clone(),
+        list: ConditionList::new(&facts.old.conditions, facts.agent.metadata.generation, facts.now),
     };
-    list.accepted();
-    list.pod_ready();
-    list.durable();
-    list.suspended();
-    list.guardrails();
-    list.idle(status);
-    list.loop_detected();
-    list.link();
-    list.model();
-    list.light_model();
-    list.sensors();
-    list.standing(status);
-    list.conditions
+    conditions.accepted();
+    conditions.pod_ready();
+    conditions.durable();
+    conditions.suspended();
+    conditions.guardrails();
+    conditions.idle(status);
+    conditions.loop_detected();
+    conditions.link();
+    conditions.model();
+    conditions.light_model();
+    conditions.sensors();
+    conditions.standing(status);
+    conditions.list.into_conditions()
 }
 
 /// The state of an Agent, as the three conditions `Ready`, `Reconciling` and `Stalled` express it for kstatus.
@@ -92,35 +94,17 @@ fn reason_message(reason: &str, message: impl Into<String>) -> ReasonMessage {
 
 struct AgentConditions<'a> {
     facts: &'a AgentStatusInput<'a>,
-    conditions: Vec<Condition>,
+    list: ConditionList,
 }
 
 impl AgentConditions<'_> {
-    fn set(&mut self, type_: ConditionType, status: bool, reason: &str, message: impl Into<String>) {
-        let generation = self.facts.agent.metadata.generation;
-        let new = condition::condition(type_, status, reason, message, generation, self.facts.now);
-        condition::set(&mut self.conditions, new);
-    }
-
-    fn clear(&mut self, type_: ConditionType) {
-        let generation = self.facts.agent.metadata.generation;
-        condition::clear(&mut self.conditions, type_, generation, self.facts.now);
-    }
-
-    /// Keeps the condition unchanged except for its generation.
-    fn keep(&mut self, type_: ConditionType) {
-        if let Some(old) = self.conditions.iter_mut().find(|old| old.type_ == type_.as_ref()) {
-            old.observed_generation = self.facts.agent.metadata.generation;
-        }
-    }
-
     fn holds(&self, type_: ConditionType) -> Option<&Condition> {
-        condition::find(&self.conditions, type_).filter(|condition| condition.status == "True")
+        self.list.find(type_).filter(|condition| condition.status == "True")
     }
 
     fn accepted(&mut self) {
         match self.facts.verdict {
-            Err(invalid) => self.set(
+            Err(invalid) => self.list.set(
                 ConditionType::Accepted,
                 false,
                 invalid.reason.as_ref(),
@@ -130,11 +114,11 @@ impl AgentConditions<'_> {
             Ok(())
                 if !self.facts.looked
                     && self.facts.rest().is_some()
-                    && condition::find(&self.conditions, ConditionType::Accepted).is_some() =>
+                    && self.list.find(ConditionType::Accepted).is_some() =>
             {
-                self.keep(ConditionType::Accepted);
+                self.list.keep(ConditionType::Accepted);
             }
-            Ok(()) => self.set(ConditionType::Accepted, true, "Accepted", self.usable()),
+            Ok(()) => self.list.set(ConditionType::Accepted, true, "Accepted", self.usable()),
         }
     }
 
@@ -185,7 +169,7 @@ impl AgentConditions<'_> {
             (None, None) => (PodReason::Absent, "the pod does not exist".into()),
         };
         let ready = reason == PodReason::Running;
-        self.set(ConditionType::PodReady, ready, reason.as_ref(), message);
+        self.list.set(ConditionType::PodReady, ready, reason.as_ref(), message);
     }
 
     /// Set only for an Agent with ephemeral storage; any other Agent does not have this condition.
@@ -193,7 +177,7 @@ impl AgentConditions<'_> {
         if self.facts.agent.spec.storage.ephemeral {
             let message = "spec.storage.ephemeral is true: the journal of the loop is lost with its pod, and the next \
                  pod starts with an empty journal";
-            self.set(ConditionType::Durable, false, EPHEMERAL, message);
+            self.list.set(ConditionType::Durable, false, EPHEMERAL, message);
         }
     }
 
@@ -211,14 +195,14 @@ impl AgentConditions<'_> {
     fn suspended(&mut self) {
         if self.facts.agent.spec.suspend {
             let reason = PauseReason::SuspendedBySpec.as_ref();
-            self.set(
+            self.list.set(
                 ConditionType::Suspended,
                 true,
                 reason,
                 "set spec.suspend to false to resume",
             );
         } else {
-            self.clear(ConditionType::Suspended);
+            self.list.clear(ConditionType::Suspended);
         }
     }
 
@@ -226,7 +210,7 @@ impl AgentConditions<'_> {
     fn guardrails(&mut self) {
         let Some(report) = self.facts.report() else {
             for type_ in GUARDRAILS {
-                self.keep(type_);
+                self.list.keep(type_);
             }
             return;
         };
@@ -237,9 +221,9 @@ impl AgentConditions<'_> {
                 Some(held) => {
                     let until = held.until.map(|until| format!("; resumes at {}", seconds(until)));
                     let message = format!("{}{}", held.message, until.unwrap_or_default());
-                    self.set(type_, true, held.reason.as_ref(), message);
+                    self.list.set(type_, true, held.reason.as_ref(), message);
                 }
-                None => self.clear(type_),
+                None => self.list.clear(type_),
             }
         }
     }
@@ -253,9 +237,9 @@ impl AgentConditions<'_> {
                  change the spec or set the annotation agentloop.dev/wake to restart it",
                 self.facts.agent.spec.guardrails.idle_timeout_seconds
             );
-            self.set(type_, true, IDLE_TIMEOUT, message);
+            self.list.set(type_, true, IDLE_TIMEOUT, message);
         } else {
-            self.clear(type_);
+            self.list.clear(type_);
         }
     }
 
@@ -265,13 +249,15 @@ impl AgentConditions<'_> {
     fn loop_detected(&mut self) {
         let type_ = ConditionType::LoopDetected;
         if let Some(found) = self.facts.finding {
-            self.set(type_, true, found.sign.as_ref(), found.message.clone());
+            self.list.set(type_, true, found.sign.as_ref(), found.message.clone());
             return;
         }
         match self.facts.report().map(|report| &report.detected) {
-            Some(Some(detected)) => self.set(type_, true, detected.sign.as_ref(), detected.message.clone()),
-            None if !self.holds(type_).is_some_and(gateway_loop_detection::is_from_gateway) => self.keep(type_),
-            Some(None) | None => self.clear(type_),
+            Some(Some(detected)) => self
+                .list
+                .set(type_, true, detected.sign.as_ref(), detected.message.clone()),
+            None if !self.holds(type_).is_some_and(gateway_loop_detection::is_from_gateway) => self.list.keep(type_),
+            Some(None) | None => self.list.clear(type_),
         }
     }
 
@@ -285,36 +271,33 @@ impl AgentConditions<'_> {
             let message = "no contact between the pod and the controller for 60 s; the loop is paused until the \
                  contact is restored. Check that network policies allow the pod to reach the controller's link \
                  Service";
-            self.set(type_, true, PauseReason::LinkLost.as_ref(), message);
-        } else if self.facts.heard.is_some() || !self.facts.same_pod() {
-            self.clear(type_);
+            self.list.set(type_, true, PauseReason::LinkLost.as_ref(), message);
+        } else if self.facts.last_report.is_some() || !self.facts.same_pod() {
+            self.list.clear(type_);
         } else {
-            self.keep(type_);
+            self.list.keep(type_);
         }
     }
 
     fn model(&mut self) {
         let type_ = ConditionType::ModelAvailable;
-        let report = self.facts.heard.and_then(|heard| heard.report.model.as_ref());
+        let report = self.facts.last_report.and_then(|last| last.report.model.as_ref());
         let kind = report
             .and_then(|report| report.failure)
             .filter(|kind| concerns_model(*kind));
         if let Some((reason, message)) = self.waits_for_model() {
-            self.set(type_, false, kind.map_or(reason, Into::into), message);
+            self.list.set(type_, false, kind.map_or(reason, Into::into), message);
             return;
         }
         match report.map(|report| (report.failure, report)) {
-            Some((None, _)) => self.set(type_, true, "Reachable", "the last model call succeeded"),
+            Some((None, _)) => self.list.set(type_, true, "Reachable", "the last model call succeeded"),
             Some((Some(kind), report)) if concerns_model(kind) => {
-                self.set(type_, false, kind.as_ref(), report.message.clone());
+                self.list.set(type_, false, kind.as_ref(), report.message.clone());
             }
             // No report, or a failure that says nothing about the model: keep the last known state.
-            Some((Some(_), _)) | None if condition::find(&self.conditions, type_).is_some() => self.keep(type_),
+            Some((Some(_), _)) | None if self.list.find(type_).is_some() => self.list.keep(type_),
             Some((Some(_), _)) | None => {
-                self.set(type_, false, NOT_CALLED, "no call has been made yet");
-                if let Some(unknown) = self.conditions.last_mut() {
-                    unknown.status = "Unknown".into();
-                }
+                self.list.set_unknown(type_, NOT_CALLED, "no call has been made yet");
             }
         }
     }
@@ -323,7 +306,7 @@ impl AgentConditions<'_> {
     fn light_model(&mut self) {
         let type_ = ConditionType::LightModelAvailable;
         if self.facts.agent.spec.light_model.is_none() {
-            condition::remove(&mut self.conditions, type_);
+            self.list.remove(type_);
         } else if let Some(report) = self.facts.report() {
             match report.light_model.as_ref().map(|light| (light.failure, light)) {
                 Some((Some(kind), light)) => {
@@ -332,12 +315,12 @@ impl AgentConditions<'_> {
                          call is tried at most once a minute; the annotation agentloop.dev/resume allows it at once",
                         light.message
                     );
-                    self.set(type_, false, kind.as_ref(), message);
+                    self.list.set(type_, false, kind.as_ref(), message);
                 }
-                Some((None, _)) | None => condition::remove(&mut self.conditions, type_),
+                Some((None, _)) | None => self.list.remove(type_),
             }
-        } else if condition::find(&self.conditions, type_).is_some() {
-            self.keep(type_);
+        } else if self.list.find(type_).is_some() {
+            self.list.keep(type_);
         }
     }
 
@@ -358,9 +341,9 @@ impl AgentConditions<'_> {
     /// If either is unknown, keeps the condition, or leaves it absent if it was never set.
     fn sensors(&mut self) {
         let type_ = ConditionType::SensorsHealthy;
-        let (Some(report), Some(troubles)) = (self.facts.report(), self.facts.troubles) else {
-            if condition::find(&self.conditions, type_).is_some() {
-                self.keep(type_);
+        let (Some(report), Some(problems)) = (self.facts.report(), self.facts.sensor_problems) else {
+            if self.list.find(type_).is_some() {
+                self.list.keep(type_);
             }
             return;
         };
@@ -369,42 +352,46 @@ impl AgentConditions<'_> {
             .sensors
             .iter()
             .filter_map(|report| Some((names.get(&report.uid)?, report.failure.as_ref()?)));
-        let own = troubles.iter().map(|(name, trouble)| (name, trouble));
+        let own = problems.iter().map(|(name, problem)| (name, problem));
         let failing: Vec<String> = here
             .chain(own)
             .map(|(name, failure)| format!("Sensor {name}: {failure}"))
             .collect();
         match failing.as_slice() {
-            [] => self.set(type_, true, "Healthy", "all Sensors of this Agent are healthy"),
-            [one] => self.set(type_, false, "SensorFailing", one.clone()),
+            [] => self
+                .list
+                .set(type_, true, "Healthy", "all Sensors of this Agent are healthy"),
+            [one] => self.list.set(type_, false, "SensorFailing", one.clone()),
             [first, more @ ..] => {
                 let message = format!("{first} (1 of {} failing Sensors)", more.len() + 1);
-                self.set(type_, false, "SensorFailing", message);
+                self.list.set(type_, false, "SensorFailing", message);
             }
         }
     }
 
     fn standing(&mut self, status: &LoopStatus) {
-        let standing = self.find_readiness(status);
-        condition::remove(&mut self.conditions, ConditionType::Reconciling);
-        condition::remove(&mut self.conditions, ConditionType::Stalled);
-        let (ready, also, word) = match standing {
-            AgentReadiness::Ready(word) => (true, None, word),
-            AgentReadiness::Settling(word) => (true, Some(ConditionType::Reconciling), word),
-            AgentReadiness::Reconciling(word) => (false, Some(ConditionType::Reconciling), word),
-            AgentReadiness::Stalled(word) => (false, Some(ConditionType::Stalled), word),
+        let (ready, also, cause) = match self.find_readiness(status) {
+            AgentReadiness::Ready(cause) => (true, None, cause),
+            AgentReadiness::Settling(cause) => (true, Some(ConditionType::Reconciling), cause),
+            AgentReadiness::Reconciling(cause) => (false, Some(ConditionType::Reconciling), cause),
+            AgentReadiness::Stalled(cause) => (false, Some(ConditionType::Stalled), cause),
         };
-        self.set(ConditionType::Ready, ready, &word.reason, word.message.clone());
+        for type_ in [ConditionType::Reconciling, ConditionType::Stalled] {
+            if also != Some(type_) {
+                self.list.remove(type_);
+            }
+        }
+        self.list
+            .set(ConditionType::Ready, ready, &cause.reason, cause.message.clone());
         if let Some(also) = also {
-            let since = condition::find(&self.facts.old.conditions, also).cloned();
-            self.conditions.extend(since);
-            self.set(also, true, &word.reason, word.message);
+            self.list.move_to_end(also);
+            self.list.set(also, true, &cause.reason, cause.message);
         }
     }
 
     fn find_readiness(&self, status: &LoopStatus) -> AgentReadiness {
         let facts = self.facts;
-        let pod_ready = condition::find(&self.conditions, ConditionType::PodReady);
+        let pod_ready = self.list.find(ConditionType::PodReady);
         let pod_message = || pod_ready.map_or_else(String::new, |condition| condition.message.clone());
         // In order of precedence: what the user must correct, what prevents the pod, a wanted rest, the pod, the loop.
         if let Err(invalid) = facts.verdict {
@@ -484,7 +471,7 @@ impl AgentConditions<'_> {
         if let Some(lost) = self.holds(ConditionType::LinkLost) {
             return AgentReadiness::Reconciling(reason_message(&lost.reason, lost.message.clone()));
         }
-        let model = condition::find(&self.conditions, ConditionType::ModelAvailable);
+        let model = self.list.find(ConditionType::ModelAvailable);
         if let Some(model) = model.filter(|model| model.status == "False") {
             let word = reason_message(&model.reason, model.message.clone());
             let kind = FailureKind::iter().find(|kind| kind.as_ref() == model.reason);
@@ -500,7 +487,7 @@ impl AgentConditions<'_> {
                 found.message.clone(),
             ));
         }
-        if let Some(light) = condition::find(&self.conditions, ConditionType::LightModelAvailable) {
+        if let Some(light) = self.list.find(ConditionType::LightModelAvailable) {
             return AgentReadiness::Stalled(reason_message(&light.reason, light.message.clone()));
         }
         if let Some(spent) = self.holds(ConditionType::BudgetExhausted) {

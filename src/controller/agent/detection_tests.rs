@@ -4,7 +4,7 @@ use super::events;
 use super::gateway_loop_detection::LoopFinding;
 use super::intent::{Intent, RestReason};
 use super::kstatus::KstatusVerdict;
-use super::status_tests::{Case, heard, held, row};
+use super::status_tests::{Case, held, reported, row};
 use crate::api::AgentStatus;
 use crate::api::condition::{ConditionType, GatewaySign, LoopSign, find};
 use crate::api::status::{LoopOutcome, LoopState, PauseReason};
@@ -12,20 +12,20 @@ use crate::controller::pod_sessions::ReceivedReport;
 use crate::link::messages::DetectedLoop;
 
 fn looping(sign: LoopSign) -> ReceivedReport {
-    let mut heard = held(LoopState::Paused, PauseReason::LoopDetected);
-    let report = heard.report.loop_.as_mut().unwrap();
+    let mut last_report = held(LoopState::Paused, PauseReason::LoopDetected);
+    let report = last_report.report.loop_.as_mut().unwrap();
     report.resumes_at = report.reasons[0].until;
     report.detected = Some(DetectedLoop {
         sign,
         message: "what was seen and what followed".into(),
     });
-    heard
+    last_report
 }
 
 #[test]
 fn a_loop_that_the_worker_detected_is_a_condition_and_needs_nobody_while_it_is_only_made_to_sleep() {
     let mut case = Case {
-        heard: Some(looping(LoopSign::Cycle)),
+        last_report: Some(looping(LoopSign::Cycle)),
         enforce: true,
         ..Case::default()
     };
@@ -39,16 +39,16 @@ fn a_loop_that_the_worker_detected_is_a_condition_and_needs_nobody_while_it_is_o
     assert_eq!(named(&status, ConditionType::Ready), is("True", "LoopDetected"));
     assert!(find(&status.conditions, ConditionType::Stalled).is_none());
     // Reported without a pause: the loop is running.
-    let report = case.heard.as_mut().unwrap().report.loop_.as_mut().unwrap();
+    let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
     (report.state, report.resumes_at) = (LoopState::Running, None);
     report.reasons.clear();
     assert_eq!(named(&case.status(), ConditionType::Ready), is("True", "LoopRunning"));
     assert_eq!(named(&case.status(), ConditionType::LoopDetected), is("True", "Cycle"));
     // Without a report the condition is kept; a report without a detected loop clears it.
     case.old = status;
-    case.heard = None;
+    case.last_report = None;
     assert_eq!(named(&case.status(), ConditionType::LoopDetected), is("True", "Cycle"));
-    case.heard = Some(heard(LoopState::Running));
+    case.last_report = Some(reported(LoopState::Running));
     assert_eq!(
         named(&case.status(), ConditionType::LoopDetected),
         is("False", "Inactive")
@@ -67,7 +67,7 @@ fn what_was_seen_from_outside_goes_when_it_is_no_longer_found_though_the_worker_
     let old = case.status();
     let case = Case {
         old,
-        heard: None,
+        last_report: None,
         ..Case::default()
     };
     let status = case.status();
@@ -84,7 +84,7 @@ fn a_loop_that_was_ended_needs_a_person_and_keeps_saying_why() {
     (report.state, report.outcome) = (LoopState::Stopped, Some(LoopOutcome::Failed));
     report.reasons.clear();
     let recording = Case {
-        heard: Some(ended),
+        last_report: Some(ended),
         intent: Intent::RecordOutcome,
         ..Case::default()
     };
@@ -100,7 +100,7 @@ fn a_loop_that_was_ended_needs_a_person_and_keeps_saying_why() {
         old,
         intent: Intent::Rest(RestReason::Completed),
         pod: None,
-        heard: None,
+        last_report: None,
         ..Case::default()
     };
     row(&resting, KstatusVerdict::Failed, LoopState::Stopped, "Failed");

@@ -104,7 +104,7 @@ pub(in crate::controller) fn volume_restored(leases: u64) -> KubeEvent {
 /// The Event for what was done to the pod, if any. Pure.
 pub(super) fn from_pod(applied: &AppliedPlan) -> Option<KubeEvent> {
     let epoch = applied.pod.as_ref().map_or(0, |pod| pod.epoch);
-    if applied.created && epoch > 1 {
+    if applied.created.is_some() && epoch > 1 {
         let note = format!("created the pod of epoch {epoch}");
         return Some(KubeEvent::normal("PodCreated", "Create", note));
     }

@@ -187,12 +187,12 @@ fn sign(held: &Condition) -> Option<GatewaySign> {
 pub(super) fn detect(
     agent: &Agent,
     status: &AgentStatus,
-    heard: Option<&ReceivedReport>,
+    last_report: Option<&ReceivedReport>,
     limits: &[WindowedLimit],
 ) -> Option<LoopFinding> {
     GatewayObservation {
         mode: mode(agent),
-        pulse: heard.and_then(|heard| heard.report.pulse.as_ref()),
+        pulse: last_report.and_then(|last| last.report.pulse.as_ref()),
         limits,
         before: previous_finding(status),
         resume: requests::open(agent, status).resume.is_some(),
@@ -382,14 +382,14 @@ mod tests {
 
     /// The finding and the resulting status after the gateway reports these counters.
     fn seen(agent: &Agent, status: &AgentStatus, pulse: RequestStats) -> (Option<LoopFinding>, AgentStatus) {
-        let heard = ReceivedReport {
+        let report = ReceivedReport {
             report: PodReport {
                 pulse: Some(pulse),
                 ..PodReport::default()
             },
             at: jiff::Timestamp::UNIX_EPOCH,
         };
-        let found = detect(agent, status, Some(&heard), &[HOUR]);
+        let found = detect(agent, status, Some(&report), &[HOUR]);
         let held = found.iter().map(|found| {
             let (reason, now) = (found.sign.as_ref(), jiff::Timestamp::UNIX_EPOCH);
             condition::condition(

@@ -9,15 +9,14 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::context::ReconcilerSettings;
-use super::manifest::PodAnnotations;
-use super::reconcile_state::AgentReconcileState;
+use super::snapshot::AgentSnapshot;
 use super::{liveness, requests};
+use crate::api::Agent;
 use crate::api::agent::UpdateStrategy;
 use crate::api::status::{LoopOutcome, LoopState, PauseReason};
 use crate::api::tools::MAX_TIMEOUT_SECONDS;
-use crate::api::{Agent, AgentStatus};
-use crate::controller::pod_sessions::ReceivedReport;
-use crate::controller::runtime::pod_state::PodState;
+use crate::controller::runtime::pod_state::{PodReason, PodState};
+use crate::link::messages::LoopReport;
 
 /// How long a pod may take to report that it stopped before the pod of a suspended Agent is deleted.
 pub(super) const SUSPEND_PATIENCE: Duration = Duration::from_secs(3);
@@ -78,26 +77,20 @@ pub(super) enum Intent {
 /// The input of the decision.
 pub(super) struct PodSituation<'a> {
     pub(super) agent: &'a Agent,
-    pub(super) status: &'a AgentStatus,
-    pub(super) pod: Option<&'a PodState>,
-    pub(super) marks: PodAnnotations<'a>,
-    pub(super) heard: Option<&'a ReceivedReport>,
-    pub(super) last_contact: Option<Timestamp>,
-    pub(super) memory: &'a AgentReconcileState,
+    pub(super) snapshot: &'a AgentSnapshot,
     pub(super) settings: &'a ReconcilerSettings,
-    pub(super) now: Timestamp,
 }
 
 impl PodSituation<'_> {
     pub(super) fn intent(&self) -> Intent {
-        match self.pod {
+        match &self.snapshot.pod {
             None => self.without_pod(),
             Some(pod) if pod.owner.as_deref() != self.agent.metadata.uid.as_deref() && !pod.ending() => {
                 Intent::Replace(ReplaceReason::Foreign)
             }
             Some(pod) if pod.ending() => Intent::Ending {
                 rest: self.rest_reason(),
-                overdue: pod.gone_by.is_some_and(|gone_by| self.now > gone_by + OVERDUE),
+                overdue: pod.gone_by.is_some_and(|gone_by| self.snapshot.now > gone_by + OVERDUE),
             },
             Some(pod) => self.with_pod(pod),
         }
@@ -108,25 +101,30 @@ impl PodSituation<'_> {
     pub(super) fn is_spent(&self) -> bool {
         let spec = &self.agent.spec;
         let shares = !spec.storage.ephemeral || spec.workspace.is_some();
-        let Some(pod) = self.pod.filter(|_| !shares) else {
+        let Some(pod) = self.snapshot.pod.as_ref().filter(|_| !shares) else {
             return false;
         };
-        let longest_run = if self.marks.outdated(self.agent) {
+        let longest_run = if self.snapshot.annotations().outdated(self.agent) {
             MAX_TIMEOUT_SECONDS
         } else {
             self.agent.spec.tools.longest_timeout_seconds()
         };
-        let listening = self.memory.listening.as_ref().filter(|(uid, _)| *uid == pod.uid);
+        let listening = self
+            .snapshot
+            .memory
+            .listening
+            .as_ref()
+            .filter(|(uid, _)| *uid == pod.uid);
         listening.is_some_and(|(_, since)| {
             let longest_run = SignedDuration::from_secs(longest_run.into());
-            liveness::can_act_no_more(self.last_contact, *since, longest_run, self.now)
+            liveness::can_act_no_more(self.snapshot.last_contact, *since, longest_run, self.snapshot.now)
         })
     }
 
     fn without_pod(&self) -> Intent {
-        match (self.rest_reason(), self.memory.no_pod_before) {
+        match (self.rest_reason(), self.snapshot.memory.no_pod_before) {
             (Some(rest), _) => Intent::Rest(rest),
-            (None, Some(moment)) if moment > self.now => Intent::CreateLater(moment),
+            (None, Some(moment)) if moment > self.snapshot.now => Intent::CreateLater(moment),
             (None, _) => Intent::Create,
         }
     }
@@ -144,13 +142,13 @@ impl PodSituation<'_> {
         {
             return Intent::Replace(ReplaceReason::Outdated);
         }
-        let report = self.heard.and_then(|heard| heard.report.loop_.as_ref());
+        let report = self.report();
         let outcome = report.is_some_and(|report| report.outcome.is_some());
         let recorded = self.recorded_outcome() && self.recorded_epoch() == pod.epoch;
         // Delete the pod only if its outcome is in the status already: otherwise a crash of the controller between the
         // deletion and the write would lose the outcome, and the completed loop would be started again.
-        let unheard = report.is_none();
-        if (outcome || unheard) && recorded {
+        let unreported = report.is_none();
+        if (outcome || unreported) && recorded {
             return if self.restart_wanted() {
                 Intent::Replace(ReplaceReason::Stopped)
             } else {
@@ -180,14 +178,11 @@ impl PodSituation<'_> {
     /// Suspends in two steps: the directive first, so that the loop can stop cleanly; then the deletion,
     /// once the pod has reported that it stopped, has no contact, or [`SUSPEND_PATIENCE`] is over.
     fn suspend(&self, pod: &PodState) -> Intent {
-        let stopped = self
-            .heard
-            .and_then(|heard| heard.report.loop_.as_ref())
-            .is_some_and(|report| report.state == LoopState::Stopped);
+        let stopped = self.report().is_some_and(|report| report.state == LoopState::Stopped);
         let patience = SUSPEND_PATIENCE;
-        let asked = self.memory.suspend_asked.unwrap_or(self.now);
-        let listens = self.last_contact.is_some();
-        if listens && !stopped && !pod.ended && self.now < asked + patience {
+        let asked = self.snapshot.memory.suspend_asked.unwrap_or(self.snapshot.now);
+        let listens = self.snapshot.last_contact.is_some();
+        if listens && !stopped && !pod.ended && self.snapshot.now < asked + patience {
             return Intent::AwaitStop(asked + patience);
         }
         Intent::Remove(RestReason::Suspended)
@@ -204,15 +199,19 @@ impl PodSituation<'_> {
     /// A completed loop restarts for a new spec or an open request. An idle one does not restart for a resume request:
     /// it has nothing to resume.
     fn restart_wanted(&self) -> bool {
-        let open = requests::open(self.agent, self.status);
+        let open = requests::open(self.agent, self.snapshot.status());
         let idle = self.outcome() == Some(LoopOutcome::Idle);
-        self.status.observed_generation != self.agent.metadata.generation
+        self.snapshot.status().observed_generation != self.agent.metadata.generation
             || open.wake.is_some()
             || open.resume.is_some() && !idle
     }
 
+    fn report(&self) -> Option<&LoopReport> {
+        self.snapshot.report.as_ref()?.report.loop_.as_ref()
+    }
+
     fn outcome(&self) -> Option<LoopOutcome> {
-        self.status.r#loop.as_ref().and_then(|status| status.outcome)
+        self.snapshot.status().r#loop.as_ref().and_then(|status| status.outcome)
     }
 
     fn recorded_outcome(&self) -> bool {
@@ -220,20 +219,19 @@ impl PodSituation<'_> {
     }
 
     fn recorded_epoch(&self) -> i64 {
-        self.status.r#loop.as_ref().map_or(0, |status| status.epoch)
+        self.snapshot.status().r#loop.as_ref().map_or(0, |status| status.epoch)
     }
 
     /// Whether the pod was created from another spec or, with `Immediate`, from another image.
     fn outdated(&self, pod: &PodState) -> bool {
-        self.marks.outdated(self.agent)
+        self.snapshot.annotations().outdated(self.agent)
             || self.agent.spec.pod.update_strategy == UpdateStrategy::Immediate
                 && pod.image.as_ref().is_some_and(|image| *image != self.settings.image)
     }
 
     /// Whether the pod can be deleted without interrupting a turn.
     fn idle(&self, pod: &PodState) -> bool {
-        use crate::controller::runtime::pod_state::PodReason;
-        let report = self.heard.and_then(|heard| heard.report.loop_.as_ref());
+        let report = self.report();
         match report {
             Some(report) => matches!(
                 report.state,

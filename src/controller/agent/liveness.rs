@@ -14,7 +14,7 @@ pub(super) const SWEEP: Duration = Duration::from_secs(5);
 
 /// Whether a pod that is monitored since `since` has been silent for the whole run lease.
 pub(super) fn is_silent(last_contact: Option<Timestamp>, since: Timestamp, now: Timestamp) -> bool {
-    now.duration_since(last_heard(last_contact, since)) >= run_lease()
+    now.duration_since(silent_since(last_contact, since)) >= run_lease()
 }
 
 /// Whether nothing of a silent pod can still act, wherever it runs. A worker starts nothing after its run lease has
@@ -25,10 +25,10 @@ pub(super) fn can_act_no_more(
     longest_run: SignedDuration,
     now: Timestamp,
 ) -> bool {
-    now.duration_since(last_heard(last_contact, since)) >= run_lease().saturating_add(longest_run)
+    now.duration_since(silent_since(last_contact, since)) >= run_lease().saturating_add(longest_run)
 }
 
-fn last_heard(last_contact: Option<Timestamp>, since: Timestamp) -> Timestamp {
+fn silent_since(last_contact: Option<Timestamp>, since: Timestamp) -> Timestamp {
     last_contact.map_or(since, |contact| contact.max(since))
 }
 
@@ -65,9 +65,9 @@ mod tests {
         let over = |run: i64, now: i64| can_act_no_more(Some(at(10)), at(0), SignedDuration::from_secs(run), at(now));
         assert!(!over(0, 69) && over(0, 70));
         assert!(!over(300, 369) && over(300, 370));
-        let unheard = |now: i64| can_act_no_more(None, at(100), SignedDuration::from_secs(5), at(now));
+        let unseen = |now: i64| can_act_no_more(None, at(100), SignedDuration::from_secs(5), at(now));
         assert!(
-            !unheard(164) && unheard(165),
+            !unseen(164) && unseen(165),
             "a restarted controller counts from its own start"
         );
     }

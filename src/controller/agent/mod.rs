@@ -1,7 +1,8 @@
-//! The Agent reconciler, in five steps: observe → validate → desired → apply → status.
+//! The Agent reconciler, in four steps: observe → decide → apply → publish.
 //!
-//! `observe` reads everything: the API server, the link, the ledger and the Sensors. `desired` names every change, `apply`
-//! makes them, and `publish` writes the status. `validate`, `desired` and `status` decide and do no I/O.
+//! `snapshot` and `observe` read everything: what this process has, then the objects of the API server that the intent
+//! needs. `decide` names every change, `apply` makes them, and `publish` writes the status. `intent`, `reads`, `decide`,
+//! `validate` and `status` are pure. `reconcile` records in the memory what each step leaves behind.
 //! A user's mistake becomes a condition, never an error; an error means "retry".
 
 mod apply;
@@ -9,9 +10,9 @@ mod claims;
 mod conditions;
 mod context;
 mod controller;
-mod desired;
+mod decide;
 #[cfg(test)]
-mod desired_tests;
+mod decide_tests;
 #[cfg(test)]
 mod detection_tests;
 mod events;
@@ -26,6 +27,7 @@ mod objects;
 mod observe;
 mod preflight;
 mod publish;
+mod reads;
 mod reconcile;
 mod reconcile_state;
 mod requests;
@@ -33,12 +35,14 @@ mod scopes;
 mod scripts;
 #[cfg(test)]
 mod sensor_tests;
+mod snapshot;
 mod status;
 #[cfg(test)]
 mod status_tests;
 mod totals;
 mod triggers;
-pub(in crate::controller) mod validate;
+mod unreadable;
+mod validate;
 mod write_timing;
 
 pub use context::{AgentsView, ReconcileObserver, ReconcilerSettings};

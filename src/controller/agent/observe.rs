@@ -1,34 +1,21 @@
-//! Reads everything that a reconcile needs, and derives the intent from it.
+//! Reads the objects that a reconcile needs from the API server, and decides nothing.
 //!
-//! Pods come from the watch. Everything else is read only when it matters: references before a pod is created, the node
-//! of an overdue pod. ADR 0002 explains why references are not watched.
+//! References are read when they matter, before a pod is created. ADR 0002 explains why they are not watched.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Secret};
 use kube::ResourceExt;
 use kube::api::Api;
 use kube::core::Status;
 
 use super::claims::{self, ClaimState, VolumeClaim};
-use super::gateway_loop_detection::{self, LoopFinding};
-use super::intent::{Intent, PodSituation};
-use super::manifest::PodAnnotations;
+use super::reads::NeededReads;
 use super::reconcile::{ReconcileContext, ReconciledAgent};
-use super::reconcile_state::AgentReconcileState;
-use super::totals;
+use super::snapshot::AgentSnapshot;
 use super::validate::{AgentReferences, ModelReferences, ReferenceLookup};
-use crate::api::AgentStatus;
 use crate::api::agent::{KeyRef, ModelSpec};
-use crate::controller::budget::assignment::CallObstacle;
-use crate::controller::budget::shares::LimitShares;
-use crate::controller::pod_sessions::ReceivedReport;
 use crate::controller::runtime::error::{ReconcileError, call, find};
-use crate::controller::runtime::pod_state::{PodReason, PodState};
-use crate::controller::runtime::watched_pod::WatchedPod;
-use crate::link::messages::LoopTotals;
 
 /// The state of the node of an overdue pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,158 +26,45 @@ pub(super) enum NodeState {
     There,
     /// Not ready, or not readable for lack of permission: what runs there is unknown.
     Silent,
-    /// Like `Silent`, but the pod can no longer act, and has no volume that a second pod would use too.
-    Spent,
 }
 
-/// What was read and derived.
+/// Everything that was read for one reconcile.
 pub(super) struct ObservedAgent {
-    pub(super) pod: Option<PodState>,
-    /// The last report of the pod.
-    pub(super) heard: Option<ReceivedReport>,
-    /// The decision about the pod.
-    pub(super) intent: Intent,
+    pub(super) snapshot: AgentSnapshot,
     /// The results of reading the references; `None` if they were not needed.
     pub(super) references: Option<AgentReferences>,
     /// The volume claims and the objects found under their names; empty if they were not needed.
     pub(super) claims: Vec<VolumeClaim>,
     /// The node of an overdue pod.
     pub(super) node: Option<NodeState>,
-    /// The merged totals: written, remembered and just reported.
-    pub(super) known: LoopTotals,
-    /// A loop detected from the gateway's counters.
-    pub(super) finding: Option<LoopFinding>,
-    /// The last contact with the pod.
-    pub(super) last_contact: Option<Timestamp>,
-    /// What the ledger says; `None` until the AgentBudgets are listed.
-    pub(super) limits: Option<ObservedLimits>,
-    pub(super) sensors: ObservedSensors,
 }
 
-/// What the ledger says about an Agent.
-pub(super) struct ObservedLimits {
-    /// Why it may make no call at all.
-    pub(super) obstacle: Option<CallObstacle>,
-    /// What remains of its limits.
-    pub(super) shares: LimitShares,
-}
-
-/// The Sensors that deliver to an Agent.
-pub(super) struct ObservedSensors {
-    /// Their names, by UID.
-    pub(super) names: BTreeMap<String, String>,
-    /// Problems of those with their own pod, by name; `None` until all of them were read.
-    pub(super) problems: Option<Vec<(String, String)>>,
-}
-
-/// Reads the state of one Agent and decides about its pod.
+/// Completes the observation. Independent reads run concurrently.
 pub(super) async fn observe(
     ctx: &ReconcileContext,
     subject: &ReconciledAgent<'_>,
-    status: &AgentStatus,
-    memory: &AgentReconcileState,
-    now: Timestamp,
+    snapshot: AgentSnapshot,
+    needed: NeededReads,
 ) -> Result<ObservedAgent, ReconcileError> {
-    let found = current_pod(ctx, subject, memory);
-    let pod = found.as_deref().map(|pod| PodState::of(pod));
-    let heard = pod
-        .as_ref()
-        .and_then(|pod| ctx.shared.loops.last_report(&subject.key, &pod.uid));
-    let last_contact = pod
-        .as_ref()
-        .and_then(|pod| ctx.shared.loops.last_contact(&subject.key, &pod.uid));
-    let situation = PodSituation {
-        agent: subject.agent,
-        status,
-        pod: pod.as_ref(),
-        marks: PodAnnotations(found.as_ref().and_then(|pod| pod.metadata.annotations.as_ref())),
-        heard: heard.as_ref(),
-        last_contact,
-        memory,
-        settings: &ctx.shared.settings,
-        now,
-    };
-    let intent = situation.intent();
-    // Independent reads run concurrently: references, and claims.
-    let looked = async {
-        if needs_references(intent, subject, memory) {
+    let references = async {
+        if needed.references {
             return Box::pin(references(ctx, subject)).await.map(Some);
         }
         Ok(None)
     };
-    let needed = claims_to_check(intent, subject, pod.as_ref(), memory);
-    let (references, claims) = tokio::try_join!(looked, claims(ctx, subject, needed))?;
-    let node = match (intent, pod.as_ref().and_then(|pod| pod.node.as_deref())) {
-        (Intent::Ending { overdue: true, .. }, Some(name)) => Some(node(ctx, name).await?),
-        _ => None,
-    };
-    let node = node.map(|node| {
-        if node == NodeState::Silent && situation.is_spent() {
-            NodeState::Spent
-        } else {
-            node
+    let node = async {
+        match &needed.node {
+            Some(name) => node(ctx, name).await.map(Some),
+            None => Ok(None),
         }
-    });
-    // The session of a deleted pod still holds its final report. Merge and remember its totals now, because
-    // `final_report` returns it only once and the status may not be written in this reconcile.
-    let parted = final_report(ctx, subject, memory, pod.as_ref());
-    let known = totals::known(status, memory.known.as_ref(), heard.as_ref().or(parted.as_ref()));
-    if parted.is_some() {
-        subject.update_state(ctx, |memory| memory.known = Some(known.clone()));
-    }
-    let finding = gateway_loop_detection::detect(
-        subject.agent,
-        status,
-        heard.as_ref(),
-        &ctx.shared.budgets.windows(&subject.key),
-    );
+    };
+    let (references, claims, node) = tokio::try_join!(references, claims(ctx, subject, needed.claims), node)?;
     Ok(ObservedAgent {
-        pod,
-        heard,
-        intent,
+        snapshot,
         references,
         claims,
         node,
-        known,
-        finding,
-        last_contact,
-        limits: limits(ctx, subject),
-        sensors: ObservedSensors {
-            names: ctx.shared.sensors.names(&subject.key),
-            problems: ctx.shared.sensors.pod_problems(&subject.key),
-        },
     })
-}
-
-fn limits(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Option<ObservedLimits> {
-    let budgets = &ctx.shared.budgets;
-    budgets.has_decided().then(|| ObservedLimits {
-        obstacle: budgets.decision(&subject.key).and_then(|decision| decision.obstacle),
-        shares: budgets.shares(&subject.key),
-    })
-}
-
-/// The claims to read. They are read before a pod is created, and while a pod waits for a node, because one may have
-/// been deleted since.
-fn claims_to_check(
-    intent: Intent,
-    subject: &ReconciledAgent<'_>,
-    pod: Option<&PodState>,
-    memory: &AgentReconcileState,
-) -> Vec<PersistentVolumeClaim> {
-    let wanted = claims::wanted(subject.agent);
-    if intent == Intent::Create {
-        return wanted;
-    }
-    let ours = |pod: &&PodState| pod.owner.as_deref() == Some(subject.uid) && !pod.ending() && !pod.ended;
-    let Some(waiting) = pod.filter(ours).filter(|pod| pod.node.is_none()) else {
-        return Vec::new();
-    };
-    if waiting.reason == PodReason::Unschedulable {
-        return wanted;
-    }
-    let unknown = |claim: &PersistentVolumeClaim| !memory.known_claims.contains(&claim.name_any());
-    wanted.into_iter().filter(unknown).collect()
 }
 
 async fn claims(
@@ -214,48 +88,6 @@ pub(super) async fn claim_state(
     let api: Api<PersistentVolumeClaim> = subject.api(ctx);
     let found = find("get a volume claim", api.get_metadata(name)).await?;
     Ok(found.map_or(ClaimState::Absent, |found| claims::judge(&found, subject.agent)))
-}
-
-/// The last report of a pod that is gone. The report and the deletion may both have arrived since the previous
-/// reconcile.
-fn final_report(
-    ctx: &ReconcileContext,
-    subject: &ReconciledAgent<'_>,
-    memory: &AgentReconcileState,
-    pod: Option<&PodState>,
-) -> Option<ReceivedReport> {
-    let (parted, heard) = ctx
-        .shared
-        .loops
-        .detach_other(&subject.key, pod.map(|pod| pod.uid.as_str()))?;
-    // A pod of an earlier Agent with the same name was never monitored by this one: its report does not count.
-    let listened = memory.listening.as_ref().is_some_and(|(uid, _)| *uid == parted.uid);
-    listened.then_some(heard)
-}
-
-/// The pod from the watch, or the one just created that the watch has not delivered yet.
-fn current_pod(
-    ctx: &ReconcileContext,
-    subject: &ReconciledAgent<'_>,
-    memory: &AgentReconcileState,
-) -> Option<Arc<WatchedPod>> {
-    ctx.scopes.pod(&subject.key).or_else(|| memory.created.clone())
-}
-
-/// References are read when a pod is about to be created from them, and once per generation of a spec that is not
-/// applied yet.
-fn needs_references(intent: Intent, subject: &ReconciledAgent<'_>, memory: &AgentReconcileState) -> bool {
-    let unseen = memory.accepted_generation != subject.agent.metadata.generation;
-    match intent {
-        Intent::Create | Intent::Replace(_) => true,
-        Intent::KeepOutdated(_) | Intent::CreateLater(_) | Intent::Ending { rest: None, .. } => unseen,
-        Intent::Keep
-        | Intent::AwaitStop(_)
-        | Intent::RecordOutcome
-        | Intent::Remove(_)
-        | Intent::Rest(_)
-        | Intent::Ending { rest: Some(_), .. } => false,
-    }
 }
 
 async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Result<AgentReferences, ReconcileError> {

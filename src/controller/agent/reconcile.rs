@@ -1,36 +1,33 @@
-//! One reconcile: runs the five steps in order and handles their errors.
+//! One reconcile: runs the steps in order, and records in the memory what each of them leaves behind.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
 use kube::api::Api;
 use kube::{Client, Resource, ResourceExt};
 
 use super::apply::apply;
 use super::context::{ReconcileObserver, ReconcilerSettings};
-use super::desired::desired;
-use super::intent::Intent;
+use super::decide::decide;
+use super::intent::PodSituation;
 use super::observe::observe;
-use super::publish::{ReconcileOutcome, publish, unreadable};
+use super::publish::publish;
+use super::reads;
 use super::reconcile_state::{AgentReconcileState, ReconcileStates};
 use super::scopes::AgentScopes;
 use super::scripts::ScriptChecker;
-use crate::api::{Agent, AgentStatus};
+use super::snapshot::AgentSnapshot;
+use super::unreadable::report_unreadable;
+use crate::api::Agent;
 use crate::controller::budget::BudgetLedger;
 use crate::controller::pod_sessions::{AgentKey, PodSessions};
-use crate::controller::runtime::backoff;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::guarded::{GuardedObject, InvalidObject};
 use crate::controller::runtime::namespace_objects::NamespaceObjects;
 use crate::controller::runtime::queue::Priority;
-use crate::controller::runtime::status_writer::lags;
 use crate::controller::runtime::{EventSink, ReconcileResult, Reconciler, Requeue, WallClock};
 use crate::controller::sensor::SensorRegistry;
-
-/// Interval between checks of an obstacle that is not watched.
-const OBSTACLE_RECHECK: Duration = Duration::from_secs(30);
 
 /// Shared by all scopes.
 pub(super) struct SharedContext {
@@ -70,7 +67,7 @@ impl ReconciledAgent<'_> {
     }
 
     /// Changes the memory of this Agent.
-    pub(super) fn update_state(&self, ctx: &ReconcileContext, change: impl FnOnce(&mut AgentReconcileState)) {
+    pub(super) fn update_memory(&self, ctx: &ReconcileContext, change: impl FnOnce(&mut AgentReconcileState)) {
         ctx.shared.memory.update(&self.key, self.uid, change);
     }
 }
@@ -88,7 +85,7 @@ impl Reconciler for ReconcileContext {
     }
 
     async fn report_unreadable(&self, object: &InvalidObject) -> Result<Requeue, ReconcileError> {
-        unreadable(self, object).await
+        report_unreadable(self, object).await
     }
 
     fn count_failure(&self, key: &AgentKey) -> u32 {
@@ -119,78 +116,29 @@ async fn steps(ctx: &ReconcileContext, agent: &Agent) -> Result<Requeue, Reconci
         ctx.shared.memory.forget(&subject.key);
         return Ok(Requeue::AwaitChange);
     }
-    let now = (ctx.shared.clock)();
-    let memory = ctx.shared.memory.load(&subject.key, subject.uid, now);
-    let (version, old) = last_status(ctx, &subject, &memory);
-
-    let observed = observe(ctx, &subject, &old, &memory, now).await?;
-    let plan = desired(agent, &old, &observed, &memory, &ctx.shared.settings, now);
-    let applied = Box::pin(apply(ctx, &subject, &observed, &plan, &memory, now)).await?;
-    let outcome = ReconcileOutcome {
-        old: &old,
-        version: version.as_deref(),
-        observed: &observed,
-        plan: &plan,
-        applied: &applied,
-        now,
+    let snapshot = AgentSnapshot::take(ctx, &subject);
+    let settings = &ctx.shared.settings;
+    let situation = PodSituation {
+        agent,
+        snapshot: &snapshot,
+        settings,
     };
-    let next = publish(ctx, &subject, &outcome).await?;
+    let intent = situation.intent();
+    let needed = reads::needed(agent, intent, &snapshot);
+    let observed = observe(ctx, &subject, snapshot, needed).await?;
+    let plan = decide(agent, intent, &observed, settings);
+    // No other code changes the memory of this Agent during a reconcile, apart from the watch of its pods.
+    subject.update_memory(ctx, |memory| memory.record_plan(&plan.memory));
 
-    subject.update_state(ctx, |memory| memory.errors = 0);
-    let recalled = ctx.shared.memory.load(&subject.key, subject.uid, now);
-    let recheck = recheck_after(&subject, &outcome, &recalled);
-    Ok(next.or_sooner(Requeue::after(recheck, Priority::High)))
-}
+    let mut applied = Box::pin(apply(ctx, &subject, &observed, &plan)).await;
+    subject.update_memory(ctx, |memory| memory.record_applied(&plan, &applied));
+    if let Some(failure) = applied.failure.take() {
+        return Err(failure);
+    }
 
-/// The latest status and its resource version. The watch may lag behind the controller's own last write, so the newer
-/// of both is used.
-fn last_status(
-    ctx: &ReconcileContext,
-    subject: &ReconciledAgent<'_>,
-    memory: &AgentReconcileState,
-) -> (Option<String>, AgentStatus) {
-    let seen = subject.agent.resource_version();
-    if let Some((version, status)) = memory.written.as_deref() {
-        if lags(seen.as_deref(), version) {
-            return (Some(version.clone()), status.clone());
-        }
-        subject.update_state(ctx, |memory| memory.written = None);
-    }
-    (seen, subject.agent.status.clone().unwrap_or_default())
-}
-
-/// When to reconcile again even if nothing watched changes.
-fn recheck_after(
-    subject: &ReconciledAgent<'_>,
-    outcome: &ReconcileOutcome<'_>,
-    memory: &AgentReconcileState,
-) -> Option<Duration> {
-    let (observed, now) = (outcome.observed, outcome.now);
-    if outcome.plan.verdict.is_err() && observed.references.is_some() {
-        return Some(backoff::REFERENCES.delay(memory.missing, subject.uid));
-    }
-    if let Some(moment) = memory
-        .no_pod_before
-        .filter(|moment| *moment > now && outcome.applied.pod.is_none())
-    {
-        return Some(until(moment, now));
-    }
-    if let Some(obstacle) = &outcome.applied.obstacle {
-        return Some(if obstacle.is_claim() {
-            backoff::REFERENCES.delay(memory.claim_looks, subject.uid)
-        } else {
-            OBSTACLE_RECHECK
-        });
-    }
-    match observed.intent {
-        Intent::AwaitStop(moment) | Intent::CreateLater(moment) => Some(until(moment, now)),
-        // In case the watch misses the deletion.
-        Intent::Ending { .. } | Intent::Replace(_) | Intent::Remove(_) => Some(OBSTACLE_RECHECK),
-        Intent::Create | Intent::Keep | Intent::KeepOutdated(_) | Intent::RecordOutcome | Intent::Rest(_) => None,
-    }
-}
-
-/// The time from `now` to `moment`; zero if that is in the past.
-pub(super) fn until(moment: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(moment.duration_since(now)).unwrap_or(Duration::ZERO)
+    let published = publish(ctx, &subject, &observed, &plan, &applied).await?;
+    let requeue = published.requeue;
+    let (seen, now) = (observed.snapshot.last.version.as_deref(), observed.snapshot.now);
+    subject.update_memory(ctx, |memory| memory.record_published(published, seen, now));
+    Ok(requeue.or_sooner(Requeue::after(plan.recheck_after(&applied), Priority::High)))
 }

@@ -5,9 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 
-use super::apply::PodObstacle;
+use super::apply::{AppliedPlan, PodObstacle};
+use super::decide::ReconcilePlan;
+use super::publish::Published;
 use crate::api::AgentStatus;
 use crate::controller::pod_sessions::AgentKey;
+use crate::controller::runtime::backoff;
+use crate::controller::runtime::pod_state::PodReason;
 use crate::controller::runtime::status_throttle::StatusThrottle;
 use crate::controller::runtime::watched_pod::WatchedPod;
 use crate::link::messages::LoopTotals;
@@ -77,6 +81,97 @@ impl AgentReconcileState {
             listening: None,
             silent: false,
             errors: 0,
+        }
+    }
+}
+
+/// What a plan makes of the memory of an Agent, whatever its requests result in.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct MemoryChange {
+    /// The watch has not delivered the status last written yet.
+    pub(super) awaits_watch: bool,
+    pub(super) known: LoopTotals,
+    pub(super) missing: u32,
+    pub(super) accepted_generation: Option<i64>,
+    pub(super) listening: Option<(String, Timestamp)>,
+    pub(super) silent: bool,
+    pub(super) suspend_asked: Option<Timestamp>,
+}
+
+/// The delay of the next creation after a pod that failed or was rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CreationBackoff {
+    pub(super) failed_pods: u32,
+    pub(super) no_pod_before: Timestamp,
+}
+
+impl AgentReconcileState {
+    /// The backoff after one more failure.
+    pub(super) fn next_backoff(&self, now: Timestamp) -> CreationBackoff {
+        let failed_pods = self.failed_pods.saturating_add(1);
+        CreationBackoff {
+            failed_pods,
+            no_pod_before: now + backoff::PODS.delay(failed_pods, &self.uid),
+        }
+    }
+
+    /// Before the plan is carried out, so that no request that fails or hangs can lose a final report.
+    pub(super) fn record_plan(&mut self, change: &MemoryChange) {
+        if !change.awaits_watch {
+            self.written = None;
+        }
+        self.known = Some(change.known.clone());
+        self.missing = change.missing;
+        self.accepted_generation = change.accepted_generation;
+        self.listening.clone_from(&change.listening);
+        self.silent = change.silent;
+        self.suspend_asked = change.suspend_asked;
+    }
+
+    /// After the plan was carried out, also if that failed halfway.
+    pub(super) fn record_applied(&mut self, plan: &ReconcilePlan<'_>, applied: &AppliedPlan) {
+        if let Some(created) = &applied.created {
+            self.no_pod_before = None;
+            // The watch may already have delivered its creation, and even its deletion, before the API server answered.
+            if self.seen_pod != created.metadata.uid {
+                self.created = Some(created.clone());
+            }
+        }
+        let running = applied.pod.as_ref().is_some_and(|pod| pod.reason == PodReason::Running);
+        if applied.held_back {
+            self.failed_pods = plan.backoff.failed_pods;
+            self.no_pod_before = Some(plan.backoff.no_pod_before);
+        } else if running {
+            self.failed_pods = 0;
+        }
+        self.epoch = self.epoch.max(applied.pod.as_ref().map_or(0, |pod| pod.epoch));
+        self.known_claims.extend(applied.made_claims.iter().cloned());
+        if applied.failure.is_some() {
+            return;
+        }
+        self.obstacle.clone_from(&applied.obstacle);
+        if applied.has_claim_obstacle() {
+            self.claim_looks = self.claim_looks.saturating_add(1);
+            self.known_claims.clear();
+        } else {
+            self.claim_looks = 0;
+            self.known_claims.extend(plan.usable_claims.iter().cloned());
+        }
+    }
+
+    /// After the last step of a reconcile that has succeeded. `seen`: the resource version that the status was written over.
+    pub(super) fn record_published(&mut self, published: Published, seen: Option<&str>, now: Timestamp) {
+        self.errors = 0;
+        let Some((version, status)) = published.written else {
+            return;
+        };
+        self.pace.record_write(now);
+        // An unchanged version means that the API server dropped every changed field, for example because its CRD is older.
+        if version.as_deref() == seen {
+            self.not_kept = Some(Arc::new(status));
+        } else {
+            self.not_kept = None;
+            self.written = version.map(|version| Arc::new((version, status)));
         }
     }
 }

@@ -31,22 +31,29 @@ fn sensors_are_healthy_until_one_fails_and_again_once_it_hears() {
         ..Case::default()
     };
     let say = |case: &mut Case, reports: Vec<SensorReport>| {
-        case.heard.as_mut().unwrap().report.loop_.as_mut().unwrap().sensors = reports;
+        case.last_report
+            .as_mut()
+            .unwrap()
+            .report
+            .loop_
+            .as_mut()
+            .unwrap()
+            .sensors = reports;
     };
-    let said = case.heard.take();
+    let said = case.last_report.take();
     assert_eq!(
         find(&case.status().conditions, ConditionType::SensorsHealthy),
         None,
         "before the first report"
     );
-    case.heard = said;
-    case.troubles = None;
+    case.last_report = said;
+    case.sensor_problems = None;
     assert_eq!(
         find(&case.status().conditions, ConditionType::SensorsHealthy),
         None,
         "not all Sensors were read"
     );
-    case.troubles = Some(Vec::new());
+    case.sensor_problems = Some(Vec::new());
     assert_eq!(says(&case).0, "True", "no Sensor was reported");
     say(&mut case, vec![report("u", Some("why")), report("v", None)]);
     assert_eq!(
@@ -54,19 +61,19 @@ fn sensors_are_healthy_until_one_fails_and_again_once_it_hears() {
         ("False".into(), "SensorFailing".into(), "Sensor prices: why".into())
     );
     case.old = case.status();
-    let heard = case.heard.take();
+    let last_report = case.last_report.take();
     assert_eq!(says(&case).0, "False", "kept without a report");
-    case.heard = heard;
+    case.last_report = last_report;
     say(&mut case, vec![report("u", Some("why")), report("v", Some("so"))]);
     assert_eq!(says(&case).2, "Sensor prices: why (1 of 2 failing Sensors)");
     say(&mut case, vec![]);
-    case.troubles = Some(vec![("page".into(), "its pod: no image".into())]);
+    case.sensor_problems = Some(vec![("page".into(), "its pod: no image".into())]);
     assert_eq!(
         says(&case).2,
         "Sensor page: its pod: no image",
         "a Sensor with its own pod"
     );
-    case.troubles = Some(Vec::new());
+    case.sensor_problems = Some(Vec::new());
     say(&mut case, vec![report("u", None), report("gone", Some("why"))]);
     assert_eq!(says(&case).0, "True", "a deleted Sensor does not count");
 }

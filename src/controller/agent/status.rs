@@ -37,7 +37,7 @@ pub(super) struct AgentStatusInput<'a> {
     /// The existing pod.
     pub(super) pod: Option<&'a PodState>,
     /// The last report of that pod.
-    pub(super) heard: Option<&'a ReceivedReport>,
+    pub(super) last_report: Option<&'a ReceivedReport>,
     /// Totals. They never decrease, whatever a pod reports.
     pub(super) known: &'a LoopTotals,
     /// A loop detected from the gateway's counters.
@@ -47,7 +47,7 @@ pub(super) struct AgentStatusInput<'a> {
     /// Names of the Sensors that deliver to this Agent, by UID.
     pub(super) sensors: &'a BTreeMap<String, String>,
     /// Problems of Sensors that have their own pod, by Sensor name; `None` until all of them were read.
-    pub(super) troubles: Option<&'a [(String, String)]>,
+    pub(super) sensor_problems: Option<&'a [(String, String)]>,
     /// What prevents the controller from creating or deleting the pod.
     pub(super) obstacle: Option<&'a PodObstacle>,
     /// No contact with the pod for the whole run lease.
@@ -77,7 +77,7 @@ impl AgentStatusInput<'_> {
 
     /// The last report of the worker.
     pub(super) fn report(&self) -> Option<&LoopReport> {
-        self.heard.and_then(|heard| heard.report.loop_.as_ref())
+        self.last_report.and_then(|last| last.report.loop_.as_ref())
     }
 
     /// Whether the written status belongs to the existing pod: the epochs are equal.

@@ -50,7 +50,7 @@ pub(super) fn pod(reason: PodReason) -> PodState {
     pod
 }
 
-pub(super) fn heard(state: LoopState) -> ReceivedReport {
+pub(super) fn reported(state: LoopState) -> ReceivedReport {
     ReceivedReport {
         report: PodReport {
             loop_: Some(LoopReport {
@@ -64,22 +64,22 @@ pub(super) fn heard(state: LoopState) -> ReceivedReport {
 }
 
 pub(super) fn held(state: LoopState, reason: PauseReason) -> ReceivedReport {
-    let mut heard = heard(state);
-    heard.report.loop_.as_mut().unwrap().reasons = vec![HeldReason {
+    let mut last_report = reported(state);
+    last_report.report.loop_.as_mut().unwrap().reasons = vec![HeldReason {
         reason,
         until: Some(now() + jiff::SignedDuration::from_mins(5)),
         message: "why".into(),
     }];
-    heard
+    last_report
 }
 
 fn failing(kind: FailureKind) -> ReceivedReport {
-    let mut heard = heard(LoopState::Running);
-    heard.report.model = Some(ModelReport {
+    let mut last_report = reported(LoopState::Running);
+    last_report.report.model = Some(ModelReport {
         failure: Some(kind),
         message: "what to do".into(),
     });
-    heard
+    last_report
 }
 
 /// Everything a test may vary; the rest is a running Agent.
@@ -91,14 +91,14 @@ pub(super) struct Case {
     pub(super) verdict: Result<(), InvalidAgent>,
     pub(super) intent: Intent,
     pub(super) pod: Option<PodState>,
-    pub(super) heard: Option<ReceivedReport>,
+    pub(super) last_report: Option<ReceivedReport>,
     pub(super) obstacle: Option<PodObstacle>,
     pub(super) silent: bool,
     pub(super) finding: Option<LoopFinding>,
     pub(super) enforce: bool,
     pub(super) shares: LimitShares,
     pub(super) sensors: BTreeMap<String, String>,
-    pub(super) troubles: Option<Vec<(String, String)>>,
+    pub(super) sensor_problems: Option<Vec<(String, String)>>,
     pub(super) old: AgentStatus,
 }
 
@@ -110,14 +110,14 @@ impl Default for Case {
             verdict: Ok(()),
             intent: Intent::Keep,
             pod: Some(pod(PodReason::Running)),
-            heard: Some(heard(LoopState::Running)),
+            last_report: Some(reported(LoopState::Running)),
             obstacle: None,
             silent: false,
             finding: None,
             enforce: false,
             shares: LimitShares::default(),
             sensors: BTreeMap::new(),
-            troubles: Some(Vec::new()),
+            sensor_problems: Some(Vec::new()),
             old: AgentStatus::default(),
         }
     }
@@ -145,12 +145,12 @@ impl Case {
             looked: true,
             intent: self.intent,
             pod: self.pod.as_ref(),
-            heard: self.heard.as_ref(),
-            known: &totals::known(&self.old, None, self.heard.as_ref()),
+            last_report: self.last_report.as_ref(),
+            known: &totals::known(&self.old, None, self.last_report.as_ref()),
             finding: self.finding.as_ref(),
             shares: Some(&self.shares),
             sensors: &self.sensors,
-            troubles: self.troubles.as_deref(),
+            sensor_problems: self.sensor_problems.as_deref(),
             obstacle: self.obstacle.as_ref(),
             silent: self.silent,
             now: now(),
@@ -180,12 +180,17 @@ pub(super) fn row(case: &Case, kstatus: KstatusVerdict, state: LoopState, ready:
 #[expect(clippy::too_many_lines, reason = "one table")]
 fn each_situation_of_the_contract_has_its_verdict() {
     use LoopState::{Paused, Running, Sleeping, Starting, Stopped, Stopping};
-    let of = |heard| Case {
-        heard: Some(heard),
+    let of = |last_report| Case {
+        last_report: Some(last_report),
         ..Case::default()
     };
     row(&Case::default(), KstatusVerdict::Current, Running, "LoopRunning");
-    row(&of(heard(Sleeping)), KstatusVerdict::Current, Sleeping, "LoopRunning");
+    row(
+        &of(reported(Sleeping)),
+        KstatusVerdict::Current,
+        Sleeping,
+        "LoopRunning",
+    );
     for reason in [
         PauseReason::ActionsPerMinute,
         PauseReason::RateWindow,
@@ -271,7 +276,7 @@ fn each_situation_of_the_contract_has_its_verdict() {
         suspend: rest == RestReason::Suspended,
         intent: Intent::Rest(rest),
         pod,
-        heard: None,
+        last_report: None,
         ..Case::default()
     };
     row(
@@ -303,7 +308,7 @@ fn each_situation_of_the_contract_has_its_verdict() {
             verdict: invalid(reason),
             intent: Intent::Create,
             pod: None,
-            heard: None,
+            last_report: None,
             ..Case::default()
         };
         row(&case, KstatusVerdict::Failed, Stopped, reason.as_ref());
@@ -315,7 +320,7 @@ fn each_situation_of_the_contract_has_its_verdict() {
     ] {
         let case = Case {
             pod: Some(pod(reason)),
-            heard: None,
+            last_report: None,
             ..Case::default()
         };
         row(&case, KstatusVerdict::InProgress, Starting, reason.as_ref());
@@ -335,7 +340,7 @@ fn each_situation_of_the_contract_has_its_verdict() {
 fn hours_that_end_are_told_once_as_a_matter_of_course() {
     let old = Case::default().status();
     let closed = Case {
-        heard: Some(held(LoopState::Paused, PauseReason::OutsideActiveHours)),
+        last_report: Some(held(LoopState::Paused, PauseReason::OutsideActiveHours)),
         ..Case::default()
     };
     let new = closed.status();
@@ -356,7 +361,15 @@ fn hours_that_end_are_told_once_as_a_matter_of_course() {
 #[test]
 fn an_idle_loop_that_was_ended_needs_nobody_and_says_how_to_start_it_until_it_starts() {
     let mut ending = Case::default();
-    ending.heard.as_mut().unwrap().report.loop_.as_mut().unwrap().outcome = Some(LoopOutcome::Idle);
+    ending
+        .last_report
+        .as_mut()
+        .unwrap()
+        .report
+        .loop_
+        .as_mut()
+        .unwrap()
+        .outcome = Some(LoopOutcome::Idle);
     ending.intent = Intent::RecordOutcome;
     let old = Case::default().status();
     let ended = ending.status();
@@ -377,7 +390,7 @@ fn an_idle_loop_that_was_ended_needs_nobody_and_says_how_to_start_it_until_it_st
     let mut resting = Case {
         intent: Intent::Rest(RestReason::Completed),
         pod: None,
-        heard: None,
+        last_report: None,
         old: ended,
         ..Case::default()
     };
@@ -425,13 +438,13 @@ fn every_combination_keeps_the_rules_of_conditions() {
             for reason in PodReason::iter() {
                 for kind in FailureKind::iter().map(Some).chain([None]) {
                     for held_reason in PauseReason::iter() {
-                        let mut heard = held(LoopState::Paused, held_reason);
-                        heard.report.model = kind.map(|kind| failing(kind).report.model.unwrap());
+                        let mut last_report = held(LoopState::Paused, held_reason);
+                        last_report.report.model = kind.map(|kind| failing(kind).report.model.unwrap());
                         let case = Case {
                             intent,
                             obstacle: obstacle.clone(),
                             pod: Some(pod(reason)),
-                            heard: Some(heard),
+                            last_report: Some(last_report),
                             ..Case::default()
                         };
                         seen.insert(rules(&case.status()));
@@ -451,7 +464,7 @@ fn a_rejected_key_of_the_light_model_is_stalled_names_the_field_and_goes_with_th
     };
     assert!(find(&case.status().conditions, ConditionType::Stalled).is_none());
     let report = |case: &mut Case, failure: Option<FailureKind>| {
-        let loop_ = case.heard.as_mut().unwrap().report.loop_.as_mut().unwrap();
+        let loop_ = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
         loop_.light_model = failure.map(|kind| ModelReport {
             failure: Some(kind),
             message: "check the key that spec.lightModel.apiKeySecretRef names".into(),
@@ -476,10 +489,10 @@ fn a_rejected_key_of_the_light_model_is_stalled_names_the_field_and_goes_with_th
     rules(&status);
 
     case.old = status;
-    case.heard = None;
+    case.last_report = None;
     let silent = case.status();
     assert!(find(&silent.conditions, ConditionType::LightModelAvailable).is_some());
-    case.heard = Some(heard(LoopState::Running));
+    case.last_report = Some(reported(LoopState::Running));
     report(&mut case, None);
     let healed = case.status();
     assert!(find(&healed.conditions, ConditionType::LightModelAvailable).is_none());
@@ -535,17 +548,17 @@ fn the_same_facts_give_the_same_status() {
 #[test]
 fn what_nobody_has_spoken_of_yet_stays_as_it_was() {
     let mut before = Case {
-        heard: Some(held(LoopState::Paused, PauseReason::ConsecutiveErrors)),
+        last_report: Some(held(LoopState::Paused, PauseReason::ConsecutiveErrors)),
         ..Case::default()
     };
-    before.heard.as_mut().unwrap().report.usage = LoopUsage {
+    before.last_report.as_mut().unwrap().report.usage = LoopUsage {
         calls: 7,
         ..LoopUsage::default()
     };
     let written = before.status();
     let after = Case {
         old: written.clone(),
-        heard: None,
+        last_report: None,
         ..Case::default()
     };
     assert_eq!(after.status(), written);
@@ -559,7 +572,7 @@ fn a_transition_time_moves_only_when_the_status_flips() {
     }
     let failing = Case {
         old,
-        heard: Some(failing(FailureKind::Unreachable)),
+        last_report: Some(failing(FailureKind::Unreachable)),
         ..Case::default()
     };
     let status = failing.status();
@@ -583,7 +596,7 @@ fn an_outcome_is_kept_while_resting_and_cleared_with_its_request_when_the_loop_s
         old: old.clone(),
         intent,
         pod: None,
-        heard: None,
+        last_report: None,
         ..Case::default()
     };
     let resting = case(Intent::Rest(RestReason::Completed)).status();
@@ -594,11 +607,11 @@ fn an_outcome_is_kept_while_resting_and_cleared_with_its_request_when_the_loop_s
 
 /// A loop paused by a limit, until a time or permanently.
 fn spent(reason: PauseReason, until: Option<Timestamp>) -> ReceivedReport {
-    let mut heard = held(LoopState::Paused, reason);
-    let report = heard.report.loop_.as_mut().unwrap();
+    let mut last_report = held(LoopState::Paused, reason);
+    let report = last_report.report.loop_.as_mut().unwrap();
     report.reasons[0].until = until;
     report.resumes_at = until;
-    heard
+    last_report
 }
 
 #[test]
@@ -613,7 +626,7 @@ fn a_spent_limit_pauses_until_its_moment_and_without_one_needs_a_person() {
     ] {
         let says = |until, type_| {
             let case = Case {
-                heard: Some(spent(reason, until)),
+                last_report: Some(spent(reason, until)),
                 ..Case::default()
             };
             let status = case.status();
@@ -635,7 +648,7 @@ fn a_spent_limit_pauses_until_its_moment_and_without_one_needs_a_person() {
 #[test]
 fn an_open_question_waits_by_design_and_a_broken_bound_does_not() {
     let case = Case {
-        heard: Some(spent(PauseReason::BudgetAsk, None)),
+        last_report: Some(spent(PauseReason::BudgetAsk, None)),
         ..Case::default()
     };
     let status = case.status();
@@ -647,7 +660,7 @@ fn an_open_question_waits_by_design_and_a_broken_bound_does_not() {
     let asked = find(&status.conditions, ConditionType::ApprovalPending).unwrap();
     assert_eq!((asked.status.as_str(), asked.reason.as_str()), ("True", "BudgetAsk"));
     let case = Case {
-        heard: Some(failing(FailureKind::BoundViolated)),
+        last_report: Some(failing(FailureKind::BoundViolated)),
         ..Case::default()
     };
     let stalled = case.status();
@@ -681,11 +694,11 @@ fn what_others_use_of_a_budget_is_shown_with_the_next_change_and_not_before() {
         ..Case::default()
     };
     assert_eq!(next.status(), old, "only other Agents used it");
-    next.heard = Some(heard(LoopState::Sleeping));
+    next.last_report = Some(reported(LoopState::Sleeping));
     let changed = next.status();
     assert_eq!(changed.budgets[0].remaining_tokens, Some(50));
     assert_eq!(changed.summary.unwrap().budget.as_deref(), Some("50%"));
-    next.heard = Some(heard(LoopState::Running));
+    next.last_report = Some(reported(LoopState::Running));
     next.shares = share(0, true);
     assert!(next.status().budgets[0].exhausted, "exhaustion is written at once");
 }
@@ -694,6 +707,6 @@ fn what_others_use_of_a_budget_is_shown_with_the_next_change_and_not_before() {
 fn cost_shows_once_there_is_any() {
     let mut case = Case::default();
     assert_eq!(case.status().summary.unwrap().cost, None);
-    case.heard.as_mut().unwrap().report.usage.cost = 7_420_000;
+    case.last_report.as_mut().unwrap().report.usage.cost = 7_420_000;
     assert_eq!(case.status().summary.unwrap().cost.as_deref(), Some("$7.42"));
 }

@@ -14,7 +14,7 @@ const MOST_MODELS: usize = 10;
 pub(super) fn known(
     status: &AgentStatus,
     remembered: Option<&LoopTotals>,
-    heard: Option<&ReceivedReport>,
+    last_report: Option<&ReceivedReport>,
 ) -> LoopTotals {
     let mut known = LoopTotals {
         usage: status.usage.clone().unwrap_or_default(),
@@ -24,9 +24,9 @@ pub(super) fn known(
         known.usage = merge(known.usage, remembered.usage.clone());
         known.turn = known.turn.max(remembered.turn);
     }
-    if let Some(heard) = heard {
-        let report = heard.report.loop_.as_ref();
-        let mut usage = heard.report.usage.clone();
+    if let Some(received) = last_report {
+        let report = received.report.loop_.as_ref();
+        let mut usage = received.report.usage.clone();
         usage.turns = report.map_or(0, |report| report.turns_completed);
         usage.tool_calls = report.map_or(0, |report| report.tool_calls);
         usage.actions = report.map_or(0, |report| report.actions);
@@ -175,7 +175,7 @@ mod tests {
         let mut report = crate::link::messages::LoopReport::default();
         of_tool(&mut report.by_tool, "a").error = 1;
         of_trip(&mut report.guardrail_trips, "IdleTimeout", "kill").count = 1;
-        let heard = ReceivedReport {
+        let report = ReceivedReport {
             report: crate::link::messages::PodReport {
                 loop_: Some(report),
                 ..crate::link::messages::PodReport::default()
@@ -183,6 +183,6 @@ mod tests {
             at: jiff::Timestamp::UNIX_EPOCH,
         };
         of_tool(&mut usage.by_tool, "a").error = 1;
-        assert_eq!(known(&status, None, Some(&heard)).usage, usage);
+        assert_eq!(known(&status, None, Some(&report)).usage, usage);
     }
 }

@@ -217,13 +217,6 @@ pub(super) fn plain_http_secrets(spec: &AgentSpec) -> impl Iterator<Item = (Stri
         .map(|(field, _, secret)| (field, secret))
 }
 
-/// What the condition `Accepted` adds for a field with an address of plain HTTP, or of a WebSocket without TLS.
-pub(in crate::controller) fn plain_http_warning(field: &str, scheme: &str, secret: &str) -> String {
-    format!(
-        "; {field} starts with {scheme}://, so the values of Secret {secret} cross the network in clear text: use {scheme}s://"
-    )
-}
-
 fn headers(looked: &ReferenceLookup<Vec<String>>, server: &str, secret: &str) -> Result<(), InvalidAgent> {
     let field = format!("spec.tools.servers[{server}].headersSecretRef");
     let missing = |message| InvalidAgent {

@@ -1,7 +1,7 @@
 //! The conditions of an AgentBudget. Pure.
 //!
 //! `Ready` is `False` only while a person has to act, as for Agents: an exhausted lifetime window, `onExhausted: Stop`,
-//! or an unusable spec. It stays `True` while a window will free room by itself and while a gate is open.
+//! or an unusable spec. It stays `True` while a window frees room at a known time, and while a gate is open.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -13,7 +13,8 @@ use super::format;
 use super::status::{BLOCKS, BudgetExhaustion, BudgetStatusInput};
 use crate::api::amount::{Amount, AmountKind};
 use crate::api::budget::{BudgetGate, OnExhausted, TopUp};
-use crate::api::condition::{self, ConditionType};
+use crate::api::condition::ConditionType;
+use crate::controller::runtime::condition_list::ConditionList;
 use crate::ledger::limits::limit_amounts;
 
 /// Why `Accepted` is `False`.
@@ -50,48 +51,43 @@ pub(super) fn compute(
     spent: Option<&BudgetExhaustion>,
     gate: Option<&BudgetGate>,
 ) -> Vec<Condition> {
-    let mut list = BudgetConditions {
+    let mut conditions = BudgetConditions {
         input,
-        conditions: input.old.conditions.clone(),
+        list: ConditionList::new(
+            &input.old.conditions,
+            input.budget.metadata.generation,
+            format::whole_second(input.now),
+        ),
     };
     if let Some(refusal) = refusal {
-        list.set(ConditionType::Accepted, false, refusal.reason, refusal.message.clone());
+        conditions
+            .list
+            .set(ConditionType::Accepted, false, refusal.reason, refusal.message.clone());
     } else {
         let of_no_use = useless_top_up(input).map_or_else(String::new, |what| format!(". {what}"));
         let message = format!("the spec is valid{of_no_use}");
-        list.set(ConditionType::Accepted, true, "Accepted", message);
+        conditions.list.set(ConditionType::Accepted, true, "Accepted", message);
     }
-    list.near_limit();
+    conditions.near_limit();
     match spent {
         Some(spent) => {
-            let message = list.what_is_spent(spent, gate);
-            list.set(ConditionType::Exhausted, true, spent.reason(), message);
+            let message = conditions.what_is_spent(spent, gate);
+            conditions
+                .list
+                .set(ConditionType::Exhausted, true, spent.reason(), message);
         }
-        None => list.clear(ConditionType::Exhausted),
+        None => conditions.list.clear(ConditionType::Exhausted),
     }
-    list.standing(refusal, spent, gate);
-    list.conditions
+    conditions.standing(refusal, spent, gate);
+    conditions.list.into_conditions()
 }
 
 struct BudgetConditions<'a> {
     input: &'a BudgetStatusInput<'a>,
-    conditions: Vec<Condition>,
+    list: ConditionList,
 }
 
 impl BudgetConditions<'_> {
-    fn set(&mut self, type_: ConditionType, status: bool, reason: &str, message: impl Into<String>) {
-        let generation = self.input.budget.metadata.generation;
-        let now = format::whole_second(self.input.now);
-        let new = condition::condition(type_, status, reason, message, generation, now);
-        condition::set(&mut self.conditions, new);
-    }
-
-    fn clear(&mut self, type_: ConditionType) {
-        let now = format::whole_second(self.input.now);
-        let generation = self.input.budget.metadata.generation;
-        condition::clear(&mut self.conditions, type_, generation, now);
-    }
-
     fn near_limit(&mut self) {
         let percent = i64::from(self.input.budget.spec.warn_at_percent);
         let near = self.input.entry.ok().and_then(|entry| {
@@ -113,9 +109,9 @@ impl BudgetConditions<'_> {
                     format::exact(kind, limit),
                     how_to_add(self.input, None)
                 );
-                self.set(ConditionType::NearLimit, true, "WarnAtPercent", message);
+                self.list.set(ConditionType::NearLimit, true, "WarnAtPercent", message);
             }
-            None => self.clear(ConditionType::NearLimit),
+            None => self.list.clear(ConditionType::NearLimit),
         }
     }
 
@@ -179,14 +175,12 @@ impl BudgetConditions<'_> {
         spent: Option<&BudgetExhaustion>,
         gate: Option<&BudgetGate>,
     ) {
-        let text = |conditions: &[Condition], type_| {
-            condition::find(conditions, type_).map_or_else(String::new, |condition| condition.message.clone())
-        };
-        let exhausted = text(&self.conditions, ConditionType::Exhausted);
-        let refused = self.input.trouble.map(|trouble| {
+        let exhausted = self.list.find(ConditionType::Exhausted);
+        let exhausted = exhausted.map_or_else(String::new, |exhausted| exhausted.message.clone());
+        let refused = self.input.problem.map(|problem| {
             format!(
                 "the API server rejects the ledger record in the status of this budget, so no leases are granted: \
-                 {trouble}. The write is retried every minute"
+                 {problem}. The write is retried every minute"
             )
         });
         let (ready, reason, message) = match (refusal, spent) {
@@ -198,11 +192,11 @@ impl BudgetConditions<'_> {
             (None, Some(_)) => (false, "Exhausted", exhausted),
             (None, None) => (true, "Accepted", "the budget has room for calls".into()),
         };
-        self.set(ConditionType::Ready, ready, reason, message.clone());
+        self.list.set(ConditionType::Ready, ready, reason, message.clone());
         if ready {
-            condition::remove(&mut self.conditions, ConditionType::Stalled);
+            self.list.remove(ConditionType::Stalled);
         } else {
-            self.set(ConditionType::Stalled, true, reason, message);
+            self.list.set(ConditionType::Stalled, true, reason, message);
         }
     }
 }

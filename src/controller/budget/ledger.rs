@@ -74,7 +74,7 @@ pub struct BudgetLedger {
 pub struct LedgerState {
     pub book: AccountBook,
     pub scope: AccountAssignments,
-    pub(super) papers: BTreeMap<DocumentId, StatusDocument>,
+    pub(super) status_documents: BTreeMap<DocumentId, StatusDocument>,
     pub(super) witness: HolderLiveness,
     pub(super) listed: ListedWatches,
     /// Agents whose calls the controller blocks, for example because of a detected loop.
@@ -204,9 +204,9 @@ impl BudgetLedger {
         let now = self.now();
         for own in facts.own.iter().flatten() {
             let (terms, record) = (own.terms.clone(), own.record.as_ref());
-            if !state.papers.contains_key(&facts.document) {
-                let paper = StatusDocument::of_agent(agent.status.as_ref());
-                state.papers.insert(facts.document.clone(), paper);
+            if !state.status_documents.contains_key(&facts.document) {
+                let document = StatusDocument::of_agent(agent.status.as_ref());
+                state.status_documents.insert(facts.document.clone(), document);
             }
             let account = facts.document.account(own.part);
             let limits = |entry: &AccountEntry| !entry.account().terms().limits.is_empty();
@@ -254,7 +254,7 @@ impl BudgetLedger {
             state.book.withdraw(&account, &ledger_name(agent), self.now());
         }
         state.book.remove(document);
-        state.papers.remove(document);
+        state.status_documents.remove(document);
         state.scope.remove_agent(agent);
         state.blocks.remove(agent);
         state.witness.speakers.remove(agent);
@@ -308,9 +308,9 @@ impl BudgetLedger {
         let now = self.now();
         let known = state.scope.budget(&id.uid);
         let edited = known.is_some_and(|known| known.object.metadata.generation != budget.metadata.generation);
-        let paper = state.papers.entry(id.clone());
-        let paper = paper.or_insert_with(|| StatusDocument::of_budget(budget.status.as_ref()));
-        paper.hurry |= edited;
+        let document = state.status_documents.entry(id.clone());
+        let document = document.or_insert_with(|| StatusDocument::of_budget(budget.status.as_ref()));
+        document.urgent |= edited;
         if let Ok((terms, top_ups)) = &facts.terms {
             let record = budget.status.as_ref().and_then(|status| status.ledger.as_ref());
             state.book.load(&id, DocumentPart::Budget, terms.clone(), record, now);
@@ -349,7 +349,7 @@ impl BudgetLedger {
     pub(super) fn budget_gone(&self, id: &DocumentId) {
         let mut state = self.lock();
         state.book.remove(id);
-        state.papers.remove(id);
+        state.status_documents.remove(id);
         let changed = state.scope.remove_budget(&id.uid);
         self.send_changed_terms(&mut state, changed);
     }
@@ -569,16 +569,16 @@ impl BudgetLedger {
         BudgetView {
             budget: &facts.object,
             shown: state
-                .papers
+                .status_documents
                 .get(&facts.document)
-                .map_or_else(|| &*NOTHING, |paper| &paper.shown),
+                .map_or_else(|| &*NOTHING, |document| &document.shown),
             entry: match (facts.problem(), entry) {
                 (Some(problem), _) => Err(problem),
                 (None, Some(entry)) => Ok(entry),
                 (None, None) => Err("its account is not loaded yet"),
             },
             agents: state.scope.members_of(&account),
-            trouble: None,
+            problem: None,
             now: self.now(),
         }
     }

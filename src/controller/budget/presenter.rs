@@ -36,7 +36,7 @@ impl BudgetPresenter {
             old,
             entry: view.entry,
             agents: view.agents,
-            trouble: view.trouble,
+            problem: view.problem,
             own_namespace: &self.own_namespace,
             now: view.now,
         }
@@ -203,7 +203,7 @@ mod tests {
                 shown: &self.shown,
                 entry: Ok(self.book.entry("b").unwrap().1),
                 agents: 1,
-                trouble: None,
+                problem: None,
                 now: NOW,
             }
         }

@@ -3,7 +3,7 @@
 //! Uses JSON patches with `test` operations, never apply: finding a record of another leader ends this process. A write
 //! with an unknown outcome is repeated unchanged until the outcome is known, so that no record is ever in doubt. A
 //! write that is certainly rejected is composed again, with exponential backoff, and the budget reports it. All
-//! requests that wait for one document share its next write.
+//! requests that wait for one document share its next write. ADR 0060 explains why this is not a reconciler.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,21 +43,21 @@ pub(super) struct StatusDocument {
     /// The status as last written, without the ledger.
     pub(super) shown: Map<String, Value>,
     /// The status must be written at once, because the spec changed.
-    pub(super) hurry: bool,
+    pub(super) urgent: bool,
     has_status: bool,
     has_ledger: bool,
     wrote: Option<Timestamp>,
     writing: bool,
     /// Number of consecutive rejections by the API server; with the last message and the time of the next attempt.
     refusals: u32,
-    trouble: String,
-    again: Option<Timestamp>,
+    problem: String,
+    next_attempt: Option<Timestamp>,
 }
 
 impl StatusDocument {
     /// Why its records cannot be written, once that is worth reporting.
-    pub(super) fn trouble(&self) -> Option<&str> {
-        (self.refusals >= MIN_REPORTED_REFUSALS).then_some(self.trouble.as_str())
+    pub(super) fn problem(&self) -> Option<&str> {
+        (self.refusals >= MIN_REPORTED_REFUSALS).then_some(self.problem.as_str())
     }
 
     /// The document after another rejection, with the status found in the cluster.
@@ -66,15 +66,15 @@ impl StatusDocument {
         let pause = first.saturating_mul(1 << self.refusals.min(16)).min(MAX_REFUSED);
         Self {
             refusals: self.refusals.saturating_add(1),
-            trouble: message,
-            again: now.checked_add(pause).ok(),
+            problem: message,
+            next_attempt: now.checked_add(pause).ok(),
             wrote: self.wrote,
             ..Self::read(Some(status))
         }
     }
 
     fn is_backing_off(&self, now: Timestamp) -> bool {
-        self.again.is_some_and(|again| now < again)
+        self.next_attempt.is_some_and(|moment| now < moment)
     }
 
     /// The status of a budget.
@@ -171,27 +171,35 @@ impl BudgetLedger {
         let mut guard = self.lock();
         let state = &mut *guard;
         let now = self.now();
-        let rests = |id: &DocumentId| state.papers.get(id).is_some_and(|paper| paper.is_backing_off(now));
+        let backs_off = |id: &DocumentId| {
+            state
+                .status_documents
+                .get(id)
+                .is_some_and(|document| document.is_backing_off(now))
+        };
         let mut due = state.book.due(now);
-        due.retain(|id| !rests(id));
-        let age = |paper: &StatusDocument| paper.wrote.map_or(WRITE_INTERVAL, |wrote| now.duration_since(wrote));
-        let shows = |id: &DocumentId, paper: &StatusDocument| {
+        due.retain(|id| !backs_off(id));
+        let age = |document: &StatusDocument| document.wrote.map_or(WRITE_INTERVAL, |wrote| now.duration_since(wrote));
+        let shows = |id: &DocumentId, document: &StatusDocument| {
             // While records are rejected, the status reports that, and is written without a record.
-            let trouble = paper.trouble().filter(|_| paper.is_backing_off(now));
-            let differs = || self.display(state, id, trouble).is_some_and(|new| new != paper.shown);
-            if paper.is_backing_off(now) {
-                return !paper.writing && trouble.is_some() && look && differs();
+            let problem = document.problem().filter(|_| document.is_backing_off(now));
+            let differs = || {
+                self.display(state, id, problem)
+                    .is_some_and(|new| new != document.shown)
+            };
+            if document.is_backing_off(now) {
+                return !document.writing && problem.is_some() && look && differs();
             }
-            !paper.writing
-                && (paper.hurry && differs()
-                    || look && age(paper) >= WRITE_INTERVAL && differs()
-                    || look && age(paper) >= NEWS_INTERVAL && self.is_news(state, id))
+            !document.writing
+                && (document.urgent && differs()
+                    || look && age(document) >= WRITE_INTERVAL && differs()
+                    || look && age(document) >= NEWS_INTERVAL && self.is_news(state, id))
         };
         // Documents with due records come first; their writes include the visible status anyway.
         let show: Vec<DocumentId> = state
-            .papers
+            .status_documents
             .iter()
-            .filter(|(id, paper)| id.kind == DocumentKind::Budget && !due.contains(id) && shows(id, paper))
+            .filter(|(id, document)| id.kind == DocumentKind::Budget && !due.contains(id) && shows(id, document))
             .map(|(id, _)| id.clone())
             .collect();
         due.extend(show);
@@ -200,20 +208,23 @@ impl BudgetLedger {
     }
 
     fn compose(&self, state: &mut LedgerState, id: DocumentId, now: Timestamp) -> Option<WriteJob> {
-        let rests = state.papers.get(&id).is_some_and(|paper| paper.is_backing_off(now));
-        let trouble = state
-            .papers
+        let backs_off = state
+            .status_documents
             .get(&id)
-            .and_then(StatusDocument::trouble)
+            .is_some_and(|document| document.is_backing_off(now));
+        let problem = state
+            .status_documents
+            .get(&id)
+            .and_then(StatusDocument::problem)
             .map(str::to_owned);
-        let (writes, display) = if rests {
-            (Vec::new(), self.display(state, &id, trouble.as_deref()))
+        let (writes, display) = if backs_off {
+            (Vec::new(), self.display(state, &id, problem.as_deref()))
         } else {
             (state.book.compose(&id, now), self.display(state, &id, None))
         };
-        let paper = state.papers.get_mut(&id)?;
-        let patch = patch(&id, paper, &writes, display.as_ref());
-        (paper.writing, paper.hurry) = (true, false);
+        let document = state.status_documents.get_mut(&id)?;
+        let patch = patch(&id, document, &writes, display.as_ref());
+        (document.writing, document.urgent) = (true, false);
         Some(WriteJob {
             id,
             writes,
@@ -222,14 +233,14 @@ impl BudgetLedger {
         })
     }
 
-    /// The visible status. `trouble`: why records cannot be written.
-    fn display(&self, state: &LedgerState, id: &DocumentId, trouble: Option<&str>) -> Option<Map<String, Value>> {
+    /// The visible status. `problem`: why records cannot be written.
+    fn display(&self, state: &LedgerState, id: &DocumentId, problem: Option<&str>) -> Option<Map<String, Value>> {
         if id.kind != DocumentKind::Budget {
             return None;
         }
         let facts = state.scope.budget(&id.uid)?;
         let view = self.view(state, facts);
-        Some(self.face.status(&BudgetView { trouble, ..view }))
+        Some(self.face.status(&BudgetView { problem, ..view }))
     }
 
     fn is_news(&self, state: &LedgerState, id: &DocumentId) -> bool {
@@ -241,45 +252,45 @@ impl BudgetLedger {
         let mut guard = self.lock();
         let state = &mut *guard;
         let now = self.now();
-        let mut told = Vec::new();
+        let mut affected = Vec::new();
         match ended {
             WriteOutcome::Conflict(conflict) => return Some(conflict),
             WriteOutcome::Gone => {
                 // The watch will report the deletion; until then this write is not retried every second.
                 state.book.written(&job.id, &[], now);
-                if let Some(paper) = state.papers.get_mut(&job.id) {
-                    (paper.writing, paper.wrote) = (false, Some(now));
+                if let Some(document) = state.status_documents.get_mut(&job.id) {
+                    (document.writing, document.wrote) = (false, Some(now));
                 }
             }
             WriteOutcome::Not(status, message) => {
                 if !job.writes.is_empty() {
                     state.book.not_written(&job.id);
                 }
-                let before = state.papers.remove(&job.id).unwrap_or_default();
+                let before = state.status_documents.remove(&job.id).unwrap_or_default();
                 let read = before.refused(&status, message, now);
                 tracing::warn!(
                     kind = kind(&job.id),
                     namespace = job.id.namespace,
                     name = job.id.name,
-                    message = read.trouble,
+                    message = read.problem,
                     refusals = read.refusals,
                     "the API server rejected a ledger record; retrying with a new one, no leases are granted until then"
                 );
-                state.papers.insert(job.id, read);
+                state.status_documents.insert(job.id, read);
             }
             WriteOutcome::Written => {
                 if !job.writes.is_empty() {
                     state.book.written(&job.id, &job.writes, now);
                 }
-                let before = state.papers.get_mut(&job.id).map(|paper| {
-                    (paper.writing, paper.wrote) = (false, Some(now));
-                    paper.has_status = true;
-                    paper.has_ledger |= !job.writes.is_empty();
-                    if !job.writes.is_empty() || job.id.kind == DocumentKind::Budget && !paper.is_backing_off(now) {
-                        (paper.refusals, paper.again) = (0, None);
+                let before = state.status_documents.get_mut(&job.id).map(|document| {
+                    (document.writing, document.wrote) = (false, Some(now));
+                    document.has_status = true;
+                    document.has_ledger |= !job.writes.is_empty();
+                    if !job.writes.is_empty() || job.id.kind == DocumentKind::Budget && !document.is_backing_off(now) {
+                        (document.refusals, document.next_attempt) = (0, None);
                     }
                     match &job.display {
-                        Some(display) => std::mem::replace(&mut paper.shown, display.clone()),
+                        Some(display) => std::mem::replace(&mut document.shown, display.clone()),
                         None => Map::new(),
                     }
                 });
@@ -289,11 +300,11 @@ impl BudgetLedger {
                 {
                     self.face.written(&facts.object, &before, after);
                     // What holds the calls may have changed: a gate, a stop.
-                    told.extend(state.scope.members(&job.id.account(DocumentPart::Budget)).cloned());
+                    affected.extend(state.scope.members(&job.id.account(DocumentPart::Budget)).cloned());
                 }
             }
         }
-        self.send_terms(state, told);
+        self.send_terms(state, affected);
         drop(guard);
         self.note_written();
         None
@@ -303,7 +314,7 @@ impl BudgetLedger {
     async fn execute(&self, job: &WriteJob) -> WriteOutcome {
         let mut pause = PAUSE;
         loop {
-            let trouble = match self.send("PATCH", &job.id, &job.patch).await {
+            let problem = match self.send("PATCH", &job.id, &job.patch).await {
                 Ok(_) => return WriteOutcome::Written,
                 Err(StatusWriteError::Status(404, _)) => return WriteOutcome::Gone,
                 Err(StatusWriteError::Status(code, message)) if is_refusal(code, &message) => {
@@ -311,16 +322,16 @@ impl BudgetLedger {
                         // An earlier attempt with an unknown outcome may have been written.
                         Ok(object) => return judge_refusal(job, &object, message),
                         Err(StatusWriteError::Status(404, _)) => return WriteOutcome::Gone,
-                        Err(trouble) => trouble,
+                        Err(problem) => problem,
                     }
                 }
-                Err(trouble) => trouble,
+                Err(problem) => problem,
             };
             tracing::warn!(
                 kind = kind(&job.id),
                 namespace = job.id.namespace,
                 name = job.id.name,
-                %trouble,
+                %problem,
                 "failed to write a ledger record; retrying in {:.1} s, no leases are granted until then",
                 pause.as_secs_f64()
             );
@@ -432,7 +443,7 @@ fn place(part: DocumentPart) -> String {
 /// The patch: first all tests, then all changes.
 fn patch(
     id: &DocumentId,
-    paper: &StatusDocument,
+    document: &StatusDocument,
     writes: &[RecordWrite],
     display: Option<&Map<String, Value>>,
 ) -> Value {
@@ -440,13 +451,13 @@ fn patch(
     let add = |path: &str, value: Value| json!({"op": "add", "path": path, "value": value});
     let mut tests = vec![test("/metadata/uid", json!(id.uid))];
     let mut changes = Vec::new();
-    if !paper.has_status {
+    if !document.has_status {
         tests.push(test("/status", Value::Null));
         changes.push(add("/status", json!({})));
     }
     let nested = id.kind == DocumentKind::Agent;
-    if nested && !paper.has_ledger {
-        if paper.has_status {
+    if nested && !document.has_ledger {
+        if document.has_status {
             tests.push(test("/status/ledger", Value::Null));
         }
         changes.push(add("/status/ledger", json!({})));
@@ -455,17 +466,17 @@ fn patch(
         let place = place(write.part);
         if write.over > 0 {
             tests.push(test(&format!("{place}/epoch"), json!(write.over)));
-        } else if paper.has_status && (!nested || paper.has_ledger) {
+        } else if document.has_status && (!nested || document.has_ledger) {
             tests.push(test(&place, Value::Null));
         }
         changes.push(add(&place, json!(write.record)));
     }
     if let Some(display) = display {
-        let gone = paper.shown.keys().filter(|key| !display.contains_key(*key));
+        let gone = document.shown.keys().filter(|key| !display.contains_key(*key));
         changes.extend(gone.map(|key| json!({"op": "remove", "path": format!("/status/{key}")})));
         let news = display
             .iter()
-            .filter(|(key, value)| paper.shown.get(*key) != Some(*value));
+            .filter(|(key, value)| document.shown.get(*key) != Some(*value));
         changes.extend(news.map(|(key, value)| add(&format!("/status/{key}"), value.clone())));
     }
     tests.append(&mut changes);

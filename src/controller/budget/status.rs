@@ -32,7 +32,7 @@ pub struct BudgetStatusInput<'a> {
     /// Number of Agents that draw on the budget.
     pub agents: usize,
     /// Why its record cannot be written at the moment.
-    pub trouble: Option<&'a str>,
+    pub problem: Option<&'a str>,
     pub own_namespace: &'a str,
     pub now: Timestamp,
 }

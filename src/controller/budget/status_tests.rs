@@ -86,7 +86,7 @@ impl World {
             old: &self.status,
             entry: Ok(self.book.entry("b").unwrap().1),
             agents: 2,
-            trouble: None,
+            problem: None,
             own_namespace: HOME,
             now: at(seconds),
         }
@@ -583,7 +583,7 @@ fn a_record_that_is_refused_is_said_until_one_is_written() {
     world.write(0);
     let message = "admission webhook \"policy\" denied the request";
     let input = BudgetStatusInput {
-        trouble: Some(message),
+        problem: Some(message),
         ..world.input(1)
     };
     let status = compute(&input);

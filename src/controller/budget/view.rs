@@ -20,7 +20,7 @@ pub struct BudgetView<'a> {
     /// Number of Agents that draw on the budget.
     pub agents: usize,
     /// Why its record cannot be written at the moment.
-    pub trouble: Option<&'a str>,
+    pub problem: Option<&'a str>,
     /// The ledger's time.
     pub now: Timestamp,
 }

@@ -74,7 +74,7 @@ impl BudgetLedger {
         let stream = watcher(api, watching()).default_backoff();
         let mut stream = std::pin::pin!(stream);
         let mut listing = BTreeMap::new();
-        let mut told = false;
+        let mut warned = false;
         let labels = |namespace: &PartialObjectMeta<Namespace>| namespace.labels().clone();
         while let Some(event) = stream.next().await {
             match event {
@@ -89,11 +89,11 @@ impl BudgetLedger {
                     // The installation covers only some namespaces: budgets that select namespaces by label block their
                     // Agents.
                     self.namespaces_listed(None);
-                    if !told {
+                    if !warned {
                         tracing::warn!(
                             "listing namespaces is forbidden; AgentBudgets that select them by label cannot be enforced"
                         );
-                        told = true;
+                        warned = true;
                     }
                 }
                 Err(error) => tracing::warn!(%error, "the watch of Namespaces was interrupted; resuming"),

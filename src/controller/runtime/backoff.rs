@@ -1,8 +1,10 @@
-//! Exponential backoff of reconciles. Pure: the jitter is a hash of the object, so that many objects do not retry at
+//! Delays of reconciles, above all exponential backoff. Pure: the jitter is a hash of the object, so that many objects do not retry at
 //! the same moment, and tests are deterministic.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
+
+use jiff::Timestamp;
 
 #[derive(Clone, Copy, Debug)]
 pub(in crate::controller) struct ReconcileBackoff {
@@ -27,6 +29,11 @@ pub(in crate::controller) const PODS: ReconcileBackoff = ReconcileBackoff {
     first: Duration::from_secs(1),
     most: Duration::from_mins(5),
 };
+
+/// The time from `now` to `moment`; zero if that is in the past.
+pub(in crate::controller) fn until(moment: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(moment.duration_since(now)).unwrap_or(Duration::ZERO)
+}
 
 impl ReconcileBackoff {
     /// The delay after `attempts` failed attempts (1 or more): 80 to 100 % of the doubled value.

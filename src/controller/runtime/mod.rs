@@ -4,6 +4,7 @@
 //! Decides nothing about a kind of object, and imports neither `agent` nor `sensor` nor `budget`.
 
 pub(in crate::controller) mod backoff;
+pub(in crate::controller) mod condition_list;
 mod controller;
 pub(in crate::controller) mod error;
 pub(in crate::controller) mod events;

@@ -3,6 +3,8 @@
 //! Changes that users wait for are written at once, but in the long run at most once per 5 s and object. Two writes may
 //! follow each other directly, so that both "starting" and "running" become visible. Other changes wait.
 
+use std::time::Duration;
+
 use jiff::{SignedDuration, Timestamp};
 
 /// Long-run interval between two writes of one object.
@@ -11,6 +13,16 @@ const DISTANCE: SignedDuration = SignedDuration::from_secs(5);
 const SLOW: SignedDuration = SignedDuration::from_secs(15);
 /// Interval after the last write for insignificant changes.
 const RARE: SignedDuration = SignedDuration::from_mins(5);
+
+/// What to do with a computed status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::controller) enum StatusStep {
+    /// Nothing: the written status is kept.
+    Keep,
+    /// Compute it again after this time.
+    Postpone(Duration),
+    Write,
+}
 
 /// Write throttle of one object: a leaky bucket with room for two writes, which drains one per 5 s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,9 @@ use kube::ResourceExt;
 use super::pod;
 use super::status::{OwnPod, SensorStatusInput};
 use super::validate::plain_http;
-use crate::api::condition::{self, ConditionType};
+use crate::api::condition::ConditionType;
 use crate::controller::delivery_relay::SILENCE;
+use crate::controller::runtime::condition_list::ConditionList;
 use crate::controller::runtime::pod_state::{PodReason, PodState};
 use crate::link::pod::SENSOR_SERVICE_ACCOUNT;
 
@@ -40,31 +41,24 @@ const NO_LIGHT_MODEL: &str = "NoLightModel";
 const MOST_NAMES: usize = 3;
 
 pub(super) fn compute(facts: &SensorStatusInput<'_>) -> Vec<Condition> {
-    let mut list = SensorConditions {
+    let mut conditions = SensorConditions {
         facts,
-        conditions: facts.old.conditions.clone(),
+        list: ConditionList::new(&facts.old.conditions, facts.sensor.metadata.generation, facts.now),
     };
-    list.accepted();
-    list.suspended();
-    list.connected();
-    list.durable();
-    list.standing();
-    list.conditions
+    conditions.accepted();
+    conditions.suspended();
+    conditions.connected();
+    conditions.durable();
+    conditions.standing();
+    conditions.list.into_conditions()
 }
 
 struct SensorConditions<'a> {
     facts: &'a SensorStatusInput<'a>,
-    conditions: Vec<Condition>,
+    list: ConditionList,
 }
 
 impl SensorConditions<'_> {
-    fn set(&mut self, type_: ConditionType, status: &str, reason: &str, message: impl Into<String>) {
-        let generation = self.facts.sensor.metadata.generation;
-        let mut new = condition::condition(type_, false, reason, message, generation, self.facts.now);
-        new.status = status.into();
-        condition::set(&mut self.conditions, new);
-    }
-
     fn accepted(&mut self) {
         let type_ = ConditionType::Accepted;
         if let Some((reason, problem)) = self.facts.mistake() {
@@ -74,11 +68,11 @@ impl SensorConditions<'_> {
                 "No sensor pod is created or updated until this is corrected; an existing one keeps running"
             };
             let message = format!("{problem}. {until}");
-            self.set(type_, "False", reason, message);
+            self.list.set(type_, false, reason, message);
         } else {
             let open = plain_http(&self.facts.sensor.spec).unwrap_or_default();
             let message = format!("the spec is valid{}{open}", self.absent());
-            self.set(type_, "True", "Accepted", message);
+            self.list.set(type_, true, "Accepted", message);
         }
     }
 
@@ -97,15 +91,9 @@ impl SensorConditions<'_> {
     fn suspended(&mut self) {
         if self.facts.sensor.spec.suspend {
             let message = "set spec.suspend to false to resume";
-            self.set(ConditionType::Suspended, "True", SUSPENDED, message);
+            self.list.set(ConditionType::Suspended, true, SUSPENDED, message);
         } else {
-            let generation = self.facts.sensor.metadata.generation;
-            condition::clear(
-                &mut self.conditions,
-                ConditionType::Suspended,
-                generation,
-                self.facts.now,
-            );
+            self.list.clear(ConditionType::Suspended);
         }
     }
 
@@ -119,28 +107,30 @@ impl SensorConditions<'_> {
             } else {
                 "no sensor pod is created or updated; an existing one keeps running; see the condition Accepted"
             };
-            return self.set(type_, "False", reason, message);
+            return self.list.set(type_, false, reason, message);
         }
         if facts.sensor.spec.suspend {
-            return self.set(type_, "False", SUSPENDED, "the Sensor is stopped: spec.suspend is true");
+            return self
+                .list
+                .set(type_, false, SUSPENDED, "the Sensor is stopped: spec.suspend is true");
         }
         if let Some(own) = facts.own {
             return self.own(&own);
         }
         if facts.receivers.is_empty() {
             let message = "no receivers: no Agent matches spec.agentNames or spec.agentSelector";
-            return self.set(type_, "False", "NoReceiver", message);
+            return self.list.set(type_, false, "NoReceiver", message);
         }
         if facts.awake().next().is_none() {
             let message = "the Sensor runs in the pods of its receivers, and all receivers are suspended";
-            return self.set(type_, "False", "ReceiversSuspended", message);
+            return self.list.set(type_, false, "ReceiversSuspended", message);
         }
         let failing: Vec<_> = facts
             .spoken()
             .filter_map(|speaker| Some((speaker.name, speaker.report.failure.as_ref()?)))
             .collect();
         match failing.as_slice() {
-            [] if facts.spoken().next().is_some() => self.set(type_, "True", LISTENING, "listening for events"),
+            [] if facts.spoken().next().is_some() => self.list.set(type_, true, LISTENING, "listening for events"),
             [] => self.waiting("waiting for a receiver's pod to report that the Sensor runs"),
             [(agent, failure), rest @ ..] => {
                 let more = match rest.len() {
@@ -148,7 +138,7 @@ impl SensorConditions<'_> {
                     more => format!(", and in {more} more"),
                 };
                 let message = format!("in the pod of Agent {agent}{more}: {failure}");
-                self.set(type_, "False", SENSOR_FAILING, message);
+                self.list.set(type_, false, SENSOR_FAILING, message);
             }
         }
     }
@@ -157,7 +147,7 @@ impl SensorConditions<'_> {
     fn own(&mut self, own: &OwnPod<'_>) {
         let type_ = ConditionType::Connected;
         if let Some(obstacle) = own.obstacle {
-            return self.set(type_, "False", obstacle.reason, obstacle.message.clone());
+            return self.list.set(type_, false, obstacle.reason, obstacle.message.clone());
         }
         let trouble = own.pod.filter(|pod| is_trouble(pod.reason.as_ref()));
         if let Some(pod) = trouble {
@@ -169,7 +159,7 @@ impl SensorConditions<'_> {
             } else {
                 format!("sensor pod: {}", pod.message)
             };
-            return self.set(type_, "False", pod.reason.as_ref(), message);
+            return self.list.set(type_, false, pod.reason.as_ref(), message);
         }
         // Silence overrides the last report, which may be out of date.
         if own.silent {
@@ -178,7 +168,7 @@ impl SensorConditions<'_> {
         let (facts, spoken) = (self.facts, self.facts.spoken().next());
         match (spoken, own.pod) {
             (Some(speaker), _) => match &speaker.report.failure {
-                Some(failure) => self.set(type_, "False", SENSOR_FAILING, failure.clone()),
+                Some(failure) => self.list.set(type_, false, SENSOR_FAILING, failure.clone()),
                 None if facts.receivers.is_empty() => {
                     let message = if facts.sensor.spec.source.webhook.is_some() {
                         "listening for events, but no Agent matches spec.agentNames or spec.agentSelector; deliveries are \
@@ -186,9 +176,9 @@ impl SensorConditions<'_> {
                     } else {
                         "listening for events, but no Agent matches spec.agentNames or spec.agentSelector"
                     };
-                    self.set(type_, "True", LISTENING, message);
+                    self.list.set(type_, true, LISTENING, message);
                 }
-                None => self.set(type_, "True", LISTENING, "listening for events"),
+                None => self.list.set(type_, true, LISTENING, "listening for events"),
             },
             (None, Some(pod)) if pod.reason == PodReason::Unschedulable => {
                 self.waiting(&format!("sensor pod: {}", pod.message));
@@ -206,9 +196,9 @@ impl SensorConditions<'_> {
                 "pod {pod} is terminating, but its node does not confirm the termination: if the node is permanently lost, delete its \
                  Node object, or taint it with node.kubernetes.io/out-of-service; the pod is then recreated"
             );
-            return self.set(type_, "False", PodReason::NodeLost.as_ref(), message);
+            return self.list.set(type_, false, PodReason::NodeLost.as_ref(), message);
         }
-        let held = condition::find(&self.conditions, type_).map_or("", |held| held.reason.as_str());
+        let held = self.list.find(type_).map_or("", |held| held.reason.as_str());
         let runs = own.pod.is_some_and(|pod| pod.reason == PodReason::Running);
         let message = match own.pod {
             Some(_) if runs => format!(
@@ -224,9 +214,9 @@ impl SensorConditions<'_> {
         if !runs && held == PodReason::CrashLooping.as_ref() {
             // Between two restarts the pod is not running: keep the reason, or it would flap.
         } else if !runs && ["", STARTING].contains(&held) {
-            self.set(type_, "Unknown", STARTING, message);
+            self.list.set_unknown(type_, STARTING, message);
         } else {
-            self.set(type_, "Unknown", SILENT, message);
+            self.list.set_unknown(type_, SILENT, message);
         }
     }
 
@@ -235,15 +225,15 @@ impl SensorConditions<'_> {
     fn waiting(&mut self, message: &str) {
         let type_ = ConditionType::Connected;
         let spoken = [LISTENING, SENSOR_FAILING, PodReason::CrashLooping.as_ref()];
-        match condition::find(&self.conditions, type_) {
+        match self.list.find(type_) {
             Some(held) if spoken.contains(&held.reason.as_str()) => {}
-            Some(_) | None => self.set(type_, "Unknown", STARTING, message),
+            Some(_) | None => self.list.set_unknown(type_, STARTING, message),
         }
     }
 
     /// Whether `Connected` was observed at an older generation of the spec.
     fn is_stale(&self) -> bool {
-        let held = condition::find(&self.conditions, ConditionType::Connected);
+        let held = self.list.find(ConditionType::Connected);
         held.is_some_and(|held| held.observed_generation != self.facts.sensor.metadata.generation)
     }
 
@@ -256,17 +246,17 @@ impl SensorConditions<'_> {
             .collect();
         if self.facts.own.is_some() && self.facts.sensor.spec.storage.ephemeral {
             let message = "undelivered events are lost with the sensor pod (spec.storage.ephemeral)";
-            self.set(type_, "False", "EphemeralOutbox", message);
+            self.list.set(type_, false, "EphemeralOutbox", message);
         } else if forgetful.is_empty() {
             let message = "the record of delivered and missed events survives restarts";
-            self.set(type_, "True", "Durable", message);
+            self.list.set(type_, true, "Durable", message);
         } else {
             let message = format!(
                 "spec.storage.ephemeral is true for {}: the record of delivered events is lost with the pod, and events that \
                  are missed meanwhile are not delivered later",
                 names(&forgetful),
             );
-            self.set(type_, "False", "EphemeralReceiver", message);
+            self.list.set(type_, false, "EphemeralReceiver", message);
         }
     }
 
@@ -287,7 +277,7 @@ impl SensorConditions<'_> {
 
     fn standing(&mut self) {
         let held = |type_| {
-            let held = condition::find(&self.conditions, type_);
+            let held = self.list.find(type_);
             held.map_or_else(Default::default, |held| (held.reason.clone(), held.message.clone()))
         };
         let (accepted, connected) = (held(ConditionType::Accepted), held(ConditionType::Connected));
@@ -295,31 +285,31 @@ impl SensorConditions<'_> {
         let stale = self.facts.own.is_some() && self.is_stale();
         // `Stalled` if only a change by the user helps, `Reconciling` if it is retried; the first that applies.
         let (ready, also, (reason, message)) = if self.facts.mistake().is_some() {
-            ("False", Some(ConditionType::Stalled), accepted)
+            (false, Some(ConditionType::Stalled), accepted)
         } else if connected.0 == NAME_TAKEN {
-            ("False", Some(ConditionType::Stalled), connected)
+            (false, Some(ConditionType::Stalled), connected)
         } else if let Some(message) = self.unscored() {
-            ("False", Some(ConditionType::Stalled), (NO_LIGHT_MODEL.into(), message))
+            (false, Some(ConditionType::Stalled), (NO_LIGHT_MODEL.into(), message))
         } else if starts || is_failing(&connected.0) {
-            ("False", Some(ConditionType::Reconciling), connected)
+            (false, Some(ConditionType::Reconciling), connected)
         } else if stale {
             let message = "waiting for the sensor pod to report on the current generation of the spec";
             (
-                "False",
+                false,
                 Some(ConditionType::Reconciling),
                 (STARTING.into(), message.into()),
             )
         } else {
-            ("True", None, connected)
+            (true, None, connected)
         };
         for gone in [ConditionType::Reconciling, ConditionType::Stalled] {
             if also != Some(gone) {
-                condition::remove(&mut self.conditions, gone);
+                self.list.remove(gone);
             }
         }
-        self.set(ConditionType::Ready, ready, &reason, message.clone());
+        self.list.set(ConditionType::Ready, ready, &reason, message.clone());
         if let Some(also) = also {
-            self.set(also, "True", &reason, message);
+            self.list.set(also, true, &reason, message);
         }
     }
 }

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::children::{self, ChildKind, ObservedChild};
 use super::index::SensorKey;
-use super::publish;
+use super::reconcile;
 use super::registry::SensorRegistry;
 use crate::api::{SENSOR_LABEL, Sensor};
 use crate::controller::connection::watching;
@@ -50,11 +50,11 @@ impl Reconciler for SensorReconciler {
     }
 
     async fn reconcile(&self, sensor: &Sensor) -> Result<Requeue, ReconcileError> {
-        Box::pin(publish::reconcile(&self.registry, &SensorKey::of(sensor))).await
+        Box::pin(reconcile::reconcile(&self.registry, &SensorKey::of(sensor))).await
     }
 
     async fn report_unreadable(&self, object: &InvalidObject) -> Result<Requeue, ReconcileError> {
-        publish::unreadable(&self.registry, object).await
+        reconcile::report_unreadable(&self.registry, object).await
     }
 
     fn count_failure(&self, key: &SensorKey) -> u32 {
@@ -71,8 +71,8 @@ impl Reconciler for SensorReconciler {
 }
 
 impl SensorRegistry {
-    /// Watches and reconciles until `stop`. `said`: Sensors with new reports. Only the leader may run this, once.
-    pub async fn run(self: Arc<Self>, said: mpsc::UnboundedReceiver<SensorKey>, stop: CancellationToken) {
+    /// Watches and reconciles until `stop`. `reported`: Sensors with new reports. Only the leader may run this, once.
+    pub async fn run(self: Arc<Self>, reported: mpsc::UnboundedReceiver<SensorKey>, stop: CancellationToken) {
         let (mut stores, mut watches) = (Vec::new(), JoinSet::new());
         for scope in scopes(&self.setup.watch_namespaces) {
             let (store, writer) = reflector::store();
@@ -87,7 +87,7 @@ impl SensorRegistry {
         tokio::select! {
             () = runtime::run(reconciler, self.queue.clone(), self.setup.workers, stop) => {}
             () = join(watches) => {}
-            () = self.route_reports(said) => {}
+            () = self.route_reports(reported) => {}
             () = self.detect_silent_pods() => {}
             () = self.check_specs() => {}
             () = self.namespaces.maintain(|| self.pod_namespaces()) => {}
@@ -95,8 +95,8 @@ impl SensorRegistry {
     }
 
     /// Reports of sensor pods trigger a reconcile of their Sensor.
-    async fn route_reports(&self, mut said: mpsc::UnboundedReceiver<SensorKey>) {
-        while let Some(sensor) = said.recv().await {
+    async fn route_reports(&self, mut reported: mpsc::UnboundedReceiver<SensorKey>) {
+        while let Some(sensor) = reported.recv().await {
             self.queue.add(sensor, Priority::Low);
         }
         future::pending::<()>().await;

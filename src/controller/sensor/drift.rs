@@ -60,7 +60,7 @@ struct DriftBaseline {
     uid: String,
     ours: Option<String>,
     /// When it was last corrected.
-    mended: Option<Instant>,
+    corrected: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl DriftBaselines {
             return DriftAction::None;
         }
         let left = known
-            .mended
+            .corrected
             .map_or(Duration::ZERO, |at| (at + PAUSE).saturating_duration_since(now));
         if left.is_zero() {
             DriftAction::Now
@@ -101,13 +101,13 @@ impl DriftBaselines {
         }
     }
 
-    /// Records the answer to an apply. `mended`: the time, if the apply corrected a drift.
-    pub(super) fn applied(&mut self, kind: ChildKind, child: &AppliedChild, mended: Option<Instant>) {
+    /// Records the answer to an apply. `corrected`: the time, if the apply corrected a drift.
+    pub(super) fn applied(&mut self, kind: ChildKind, child: &AppliedChild, corrected: Option<Instant>) {
         let before = self.0.get(&kind).filter(|known| known.uid == child.uid);
         let baseline = DriftBaseline {
             uid: child.uid.clone(),
             ours: child.fields.ours.clone(),
-            mended: mended.or(before.and_then(|known| known.mended)),
+            corrected: corrected.or(before.and_then(|known| known.corrected)),
         };
         self.0.insert(kind, baseline);
     }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_a_field_from_us_is_mended_and_what_adds_its_own_is_not() {
+    fn what_takes_a_field_from_us_is_corrected_and_what_adds_its_own_is_not() {
         let (whole, part) = (json!({"f:replicas": {}, "f:template": {}}), json!({"f:template": {}}));
         let now = Instant::now();
         let mut baselines = DriftBaselines::default();

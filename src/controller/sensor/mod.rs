@@ -1,22 +1,32 @@
 //! The Sensor reconciler: assigns receivers, sends their terms to pods, and shows the pods' reports in status.
 //!
-//! [`index`], [`children`], [`pod`], [`secrets`] and [`status`] are pure: receivers and terms, what there is, what there should be, and what a
-//! status says. [`SensorRegistry`] holds index and children under one lock and is what link and Agent reconciler speak to; [`controller`]
-//! watches and reconciles in steps: observe (the index) → desired (terms, at once) → apply → publish. [`spec_checks`] validates specs beside
-//! that; a Sensor is reconciled once its spec has been checked.
+//! [`SensorRegistry`] holds the index of Sensors and receivers, and their child objects, under one lock; the link and the Agent
+//! reconciler use it. A change of the index sends new terms to the pods at once. [`controller`] watches, and reconciles in four
+//! steps: observe → decide → apply → publish. `snapshot` and `observe` read everything; `objects` and `decide` name every
+//! change, `apply` makes them, and `publish` writes the status. [`index`], [`children`], [`pod`], [`secrets`], `objects`,
+//! `decide` and [`status`] are pure. [`spec_checks`] validates specs in the background; a Sensor is reconciled once its spec has
+//! been checked.
 
 mod apply;
 mod children;
 mod conditions;
 mod controller;
+mod decide;
+#[cfg(test)]
+mod decide_tests;
 mod drift;
 mod events;
 mod index;
+mod objects;
+mod observe;
 pub mod pod;
 mod publish;
+mod reconcile;
+mod reconcile_state;
 mod registry;
 mod rollout;
 pub mod secrets;
+mod snapshot;
 #[cfg(test)]
 mod spec_check_tests;
 mod spec_checks;

@@ -1,222 +1,217 @@
-//! One reconcile, and its last step: writes the status when it is due, as a patch of the differences, and sends Events
-//! for its transitions.
+//! Writes the status when it is due, as a patch of the differences, sends Events for its transitions, and requests reconciles
+//! of the receivers.
 
 use std::time::Duration;
 
-use jiff::Timestamp;
-use kube::api::{Api, Patch, PatchParams};
-use kube::core::Status;
-use kube::{Resource, ResourceExt};
+use kube::Resource;
+use kube::api::Api;
 use serde_json::json;
 
-use super::apply::{ApplyOutcome, SensorObstacle, apply, keep};
-use super::children::SensorChildren;
+use super::apply::AppliedSteps;
 use super::conditions;
+use super::decide::{RelayStep, SensorObstacle, SensorPlan};
 use super::events;
-use super::index::SensorKey;
+use super::observe::ObservedSensor;
 use super::pod;
-use super::registry::{ObservedSensor, SensorRegistry};
+use super::reconcile_state::PodHealth;
+use super::registry::SensorRegistry;
+use super::snapshot::SensorSnapshot;
 use super::status::{self, ComputedStatus, OwnPod, SensorStatusInput, compute, urgent};
 use crate::api::Sensor;
 use crate::api::condition::{self, ConditionType};
 use crate::api::sensor::SensorStatus;
-use crate::controller::delivery_relay::SILENCE;
+use crate::controller::delivery_relay::{SILENCE, SensorSession};
 use crate::controller::pod_sessions::AgentKey;
-use crate::controller::runtime::Requeue;
-use crate::controller::runtime::backoff::REFERENCES;
-use crate::controller::runtime::error::{ReconcileError, find};
-use crate::controller::runtime::guarded::InvalidObject;
-use crate::controller::runtime::queue::Priority;
-use crate::controller::runtime::status_writer::{CONFLICT_RETRY, lags, merge_patch, write_unreadable};
+use crate::controller::runtime::backoff::{REFERENCES, until};
+use crate::controller::runtime::error::ReconcileError;
+use crate::controller::runtime::status_throttle::StatusStep;
+use crate::controller::runtime::status_writer::{CONFLICT_RETRY, StatusWrite, merge_patch, write_status};
 
-/// Applies the Sensor's objects and updates its status.
-pub(super) async fn reconcile(sensors: &SensorRegistry, key: &SensorKey) -> Result<Requeue, ReconcileError> {
-    let Some(observed) = sensors.observe(key) else {
-        return Ok(Requeue::AwaitChange);
-    };
-    let sensor = &observed.known.object;
-    if sensor.metadata.deletion_timestamp.is_some() {
-        // Its objects are garbage-collected through their owner references.
-        sensors.setup.relay.forget(key);
-        return Ok(Requeue::AwaitChange);
-    }
-    if observed.known.is_pending() {
-        // The verdict asks for another reconcile. Until then the status stays that of the generation that it names.
-        if let Some(children) = &observed.children {
-            keep(sensors, key, &observed, children);
-        }
-        return Ok(Requeue::AwaitChange);
-    }
-    let has_pod = pod::has_pod(&sensor.spec.source);
-    let ApplyOutcome { obstacle, again: waits } = match &observed.children {
-        Some(children) => Box::pin(apply(sensors, key, &observed, children)).await?,
-        // The listing of the child objects requests another reconcile.
-        None if has_pod => return Ok(Requeue::AwaitChange),
-        None => ApplyOutcome::default(),
-    };
-    let uid = &observed.memory.uid;
-    let obstructed = obstacle.as_ref().map(|_| observed.memory.obstructed.saturating_add(1));
-    sensors.remember(key, uid, |memory| memory.obstructed = obstructed.unwrap_or_default());
-    let next = publish(sensors, key, &observed, obstacle.as_ref()).await?;
-    sensors.remember(key, uid, |memory| memory.errors = 0);
-    // Obstacles are not watched, so they are checked again with backoff.
-    let again = obstructed.map(|times| REFERENCES.delay(times, uid));
-    let objects = [again, waits].into_iter().flatten().min();
-    Ok(Requeue::after(next, Priority::Low).or_sooner(Requeue::after(objects, Priority::High)))
+/// What is published about a Sensor.
+pub(super) struct Publication {
+    computed: ComputedStatus,
+    step: StatusStep,
+    pub(super) pod_health: PodHealth,
+    /// A failure of the Sensor's own pod is a condition of its receivers too: they are reconciled when it begins and ends.
+    requests_receivers: bool,
+    /// Consecutive reconciles that found an obstacle.
+    pub(super) obstructed: u32,
+    /// Time until obstacles and waiting objects are checked again.
+    pub(super) recheck: Option<Duration>,
+    /// Time until the pod would be silent.
+    silence_check: Option<Duration>,
 }
 
-/// Computes the status and writes it if it is due; otherwise returns the time until it is.
-async fn publish(
-    sensors: &SensorRegistry,
-    key: &SensorKey,
-    observed: &ObservedSensor,
-    obstacle: Option<&SensorObstacle>,
-) -> Result<Option<Duration>, ReconcileError> {
-    let now = (sensors.setup.clock)();
-    let sensor = &observed.known.object;
-    let (said, none) = (sensors.setup.relay.last_report(key), SensorChildren::default());
-    let (silent, look_again) = silence(sensors, key, observed);
-    let own = pod::has_pod(&sensor.spec.source).then(|| OwnPod {
-        silent,
-        pod: observed.children.as_ref().unwrap_or(&none).pod.as_ref(),
-        said: said.as_ref(),
-        obstacle,
-    });
-    let (version, old) = last_status(observed);
-    let computed = compute(&SensorStatusInput {
-        sensor,
-        old: &old,
-        problem: observed.known.problem(),
-        own,
-        receivers: &observed.receivers,
-        absent: &observed.absent,
-        agents: &observed.agents,
-        beyond: &observed.memory.beyond,
-        now,
-    });
-    let new = &computed.status;
-    wake_receivers(sensors, key, observed, new);
-    let look_again = look_again.filter(|_| own.is_some());
-    if old == *new {
-        return Ok(look_again);
+impl Publication {
+    /// Computes the status, and what follows from it. Pure.
+    pub(super) fn of(observed: &ObservedSensor, plan: &SensorPlan, applied: &AppliedSteps) -> Self {
+        let snapshot = &observed.snapshot;
+        let obstacle = plan.obstacle.as_ref().or(applied.obstacle.as_ref());
+        let session = session(snapshot, plan);
+        let (silent, silence_check) = silence(snapshot, session.as_ref());
+        let computed = status(snapshot, session.as_ref(), silent, obstacle);
+        let has_pod = pod::has_pod(&snapshot.known.object.spec.source);
+        let pod_health = pod_health(has_pod, &computed.status);
+        let obstructed = obstacle.map_or(0, |_| snapshot.memory.obstructed.saturating_add(1));
+        // Obstacles are not watched, so they are checked again with backoff.
+        let obstacle_check = obstacle.map(|_| REFERENCES.delay(obstructed, &snapshot.memory.uid));
+        let rechecks = [obstacle_check, plan.objects.recheck, applied.recheck];
+        Self {
+            step: step(snapshot, &computed.status),
+            requests_receivers: snapshot.memory.pod_health != pod_health,
+            pod_health,
+            obstructed,
+            recheck: rechecks.into_iter().flatten().min(),
+            silence_check: silence_check.filter(|_| has_pod),
+            computed,
+        }
     }
-    let pace = observed.memory.pace;
-    // Three speeds: conditions as soon as the throttle allows, figures after 15 s, and counters that may grow without
-    // news after 5 min. So neither a busy source nor refused requests cause a write each.
-    let due = if status::news(&old) == status::news(new) {
-        pace.next_minor()
-    } else {
-        pace.next(urgent(&old) != urgent(new))
+}
+
+/// The session of the Sensor's pod once the plan is carried out.
+fn session(snapshot: &SensorSnapshot, plan: &SensorPlan) -> Option<SensorSession> {
+    let before = snapshot.session.as_ref();
+    let RelayStep::Expect { pod_uid, .. } = &plan.relay else {
+        return before.cloned();
     };
-    if due > now {
-        return Ok(Some(earliest(until(due, now), look_again)));
-    }
-    let about = sensor.object_ref(&());
-    // Events are derived from the written transition and sent after the write: a failed write is computed again, and
-    // its Events are not sent twice.
-    let notices = events::from_status(&old, new);
-    if !write(sensors, key, observed, (version.as_deref(), &old), computed, now).await? {
-        return Ok(Some(CONFLICT_RETRY));
-    }
-    sensors.setup.events.send(notices, &about);
-    Ok(look_again)
+    let same = before.filter(|session| session.pod_uid == *pod_uid);
+    Some(same.cloned().unwrap_or_else(|| SensorSession {
+        pod_uid: pod_uid.clone(),
+        last_report: None,
+        silent: false,
+    }))
 }
 
 /// Whether the Sensor's own pod is silent, and when to check again: the sweep covers no pod that never came up.
-fn silence(sensors: &SensorRegistry, key: &SensorKey, observed: &ObservedSensor) -> (bool, Option<Duration>) {
-    if let Some(silent) = sensors.setup.relay.is_silent(key) {
-        return (silent, None);
+fn silence(snapshot: &SensorSnapshot, session: Option<&SensorSession>) -> (bool, Option<Duration>) {
+    if let Some(session) = session {
+        return (session.silent, None);
     }
-    let left = SILENCE.saturating_sub(observed.memory.since.elapsed());
+    let waited = snapshot.at.saturating_duration_since(snapshot.memory.since);
+    let left = SILENCE.saturating_sub(waited);
     (left.is_zero(), (!left.is_zero()).then_some(left))
 }
 
-/// A failure of the Sensor's own pod is a condition of its receivers too: reconciles them when it begins and ends.
-fn wake_receivers(sensors: &SensorRegistry, key: &SensorKey, observed: &ObservedSensor, status: &SensorStatus) {
-    let own = pod::has_pod(&observed.known.object.spec.source);
-    let connected = condition::find(&status.conditions, ConditionType::Connected).filter(|_| own);
-    let trouble = connected.filter(|held| conditions::is_failing(&held.reason));
-    let trouble = trouble.map(|held| held.message.clone());
-    if observed.memory.looked && observed.memory.trouble == trouble {
-        return;
-    }
-    sensors.remember(key, &observed.memory.uid, |memory| {
-        (memory.trouble, memory.looked) = (trouble, true);
+fn status(
+    snapshot: &SensorSnapshot,
+    session: Option<&SensorSession>,
+    silent: bool,
+    obstacle: Option<&SensorObstacle>,
+) -> ComputedStatus {
+    let sensor = &snapshot.known.object;
+    let own = pod::has_pod(&sensor.spec.source).then(|| OwnPod {
+        silent,
+        pod: snapshot.children.as_ref().and_then(|children| children.pod.as_ref()),
+        last_report: session.and_then(|session| session.last_report.as_ref()),
+        obstacle,
     });
-    for receiver in &observed.receivers {
-        sensors.setup.loops.request_reconcile(&AgentKey {
-            namespace: key.namespace.clone(),
-            name: receiver.name.clone(),
-        });
+    compute(&SensorStatusInput {
+        sensor,
+        old: &snapshot.last.status,
+        problem: snapshot.known.problem(),
+        own,
+        receivers: &snapshot.receivers,
+        absent: &snapshot.absent,
+        agents: &snapshot.agents,
+        beyond: &snapshot.memory.beyond,
+        now: snapshot.now,
+    })
+}
+
+fn pod_health(has_pod: bool, status: &SensorStatus) -> PodHealth {
+    let connected = condition::find(&status.conditions, ConditionType::Connected).filter(|_| has_pod);
+    match connected.filter(|connected| conditions::is_failing(&connected.reason)) {
+        Some(failing) => PodHealth::Failing(failing.message.clone()),
+        None => PodHealth::Healthy,
     }
 }
 
-/// The current status and the resource version of the object that has it: the watch may lag behind our own last write.
-fn last_status(observed: &ObservedSensor) -> (Option<String>, SensorStatus) {
-    let sensor = &observed.known.object;
-    let seen = sensor.resource_version();
-    if let Some((version, status)) = &observed.memory.written
-        && lags(seen.as_deref(), version)
-    {
-        return (Some(version.clone()), status.clone());
+/// Whether the status is written now. Three speeds: conditions as soon as the throttle allows, figures after 15 s, and
+/// counters that may grow without news after 5 min. So neither a busy source nor refused requests cause a write each.
+fn step(snapshot: &SensorSnapshot, new: &SensorStatus) -> StatusStep {
+    let (old, pace) = (&snapshot.last.status, snapshot.memory.pace);
+    if old == new {
+        return StatusStep::Keep;
     }
-    (seen, sensor.status.clone().unwrap_or_default())
+    let due = if status::news(old) == status::news(new) {
+        pace.next_minor()
+    } else {
+        pace.next(urgent(old) != urgent(new))
+    };
+    if due > snapshot.now {
+        StatusStep::Postpone(until(due, snapshot.now))
+    } else {
+        StatusStep::Write
+    }
 }
 
-/// Replaces the status that the new one was computed from. Returns false on a conflict: the object changed meanwhile.
-async fn write(
+/// The result of [`publish`].
+pub(super) struct Published {
+    /// Time until the status is to be computed again.
+    pub(super) next: Option<Duration>,
+    /// The status that was written, and the resource version that the Sensor has since.
+    pub(super) written: Option<(Option<String>, ComputedStatus)>,
+}
+
+impl Published {
+    fn nothing(next: Option<Duration>) -> Self {
+        Self { next, written: None }
+    }
+}
+
+/// Writes the status if it is due and sends the Events.
+pub(super) async fn publish(
     sensors: &SensorRegistry,
-    key: &SensorKey,
     observed: &ObservedSensor,
-    (version, old): (Option<&str>, &SensorStatus),
-    computed: ComputedStatus,
-    now: Timestamp,
-) -> Result<bool, ReconcileError> {
-    let api: Api<Sensor> = Api::namespaced(sensors.setup.client.clone(), &key.namespace);
+    publication: Publication,
+) -> Result<Published, ReconcileError> {
+    let (snapshot, key) = (&observed.snapshot, &observed.snapshot.key);
+    if publication.requests_receivers {
+        for receiver in &snapshot.receivers {
+            sensors.setup.loops.request_reconcile(&AgentKey {
+                namespace: key.namespace.clone(),
+                name: receiver.name.clone(),
+            });
+        }
+    }
+    let silence_check = publication.silence_check;
+    match publication.step {
+        StatusStep::Keep => return Ok(Published::nothing(silence_check)),
+        StatusStep::Postpone(delay) => return Ok(Published::nothing(Some(earliest(delay, silence_check)))),
+        StatusStep::Write => {}
+    }
+    let (last, computed) = (&snapshot.last, publication.computed);
     // The first write is complete, so that no printer column is empty where it should say 0.
-    let before = if old.observed_generation.is_some() {
-        json!(old)
+    let before = if last.status.observed_generation.is_some() {
+        json!(last.status)
     } else {
         json!({})
     };
-    let patch = json!({
-        "metadata": { "resourceVersion": version },
-        "status": merge_patch(&before, &json!(computed.status)),
-    });
-    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-    let patched = api.patch_status(&key.name, &params, &patch);
-    let written = match find("write the status of a Sensor", patched).await {
-        Ok(Some(written)) => written,
-        // The Sensor was deleted meanwhile.
-        Ok(None) => return Ok(true),
-        Err(error) if error.is(Status::is_conflict) => return Ok(false),
-        Err(error) => return Err(error),
-    };
-    sensors.remember(key, &observed.memory.uid, |memory| {
-        memory.pace.record_write(now);
-        memory.beyond = computed.beyond;
-        memory.written = written.resource_version().map(|version| (version, computed.status));
-    });
-    Ok(true)
+    let api: Api<Sensor> = Api::namespaced(sensors.setup.client.clone(), &key.namespace);
+    let changes = merge_patch(&before, &json!(computed.status));
+    let written = write_status(&api, &key.name, last.version.as_deref(), changes).await?;
+    if written == StatusWrite::Conflict {
+        return Ok(Published::nothing(Some(CONFLICT_RETRY)));
+    }
+    // Sent after the write: a failed write is computed again, and its Events are not sent twice.
+    let about = snapshot.known.object.object_ref(&());
+    sensors
+        .setup
+        .events
+        .send(events::from_status(&last.status, &computed.status), &about);
+    Ok(Published {
+        next: silence_check,
+        written: match written {
+            StatusWrite::Written(version) => Some((version, computed)),
+            StatusWrite::Gone | StatusWrite::Conflict => None,
+        },
+    })
 }
 
 /// When to reconcile again: for the write that is due, or for the check that comes first. A status whose counters may
 /// wait for minutes must not delay the report of a silent pod.
-fn earliest(write: Duration, look_again: Option<Duration>) -> Duration {
-    look_again.map_or(write, |look_again| look_again.min(write))
-}
-
-fn until(moment: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(moment.duration_since(now)).unwrap_or(Duration::ZERO)
-}
-
-/// Reports in the status that this version cannot parse the object. The Sensor continues to run as last read.
-pub(super) async fn unreadable(sensors: &SensorRegistry, object: &InvalidObject) -> Result<Requeue, ReconcileError> {
-    // A constant time, so that a repeated write changes nothing.
-    let created = object.metadata.creation_timestamp.as_ref();
-    let since = created.map_or(Timestamp::UNIX_EPOCH, |at| at.0);
-    let written = write_unreadable::<Sensor>(&sensors.setup.client, object, since).await?;
-    Ok(Requeue::after((!written).then_some(CONFLICT_RETRY), Priority::Low))
+fn earliest(write: Duration, silence_check: Option<Duration>) -> Duration {
+    silence_check.map_or(write, |check| check.min(write))
 }
 
 #[cfg(test)]

@@ -12,19 +12,17 @@ use kube::{Client, ResourceExt};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use super::children::{AppliedChild, ChildIndex, ChildKind, ObservedChild, SensorChildren};
-use super::drift::{DriftAction, DriftBaselines};
-use super::index::{IndexChange, IndexedSensor, ReceiverFacts, ReceiverIndex, SensorKey, SensorReceiver};
+use super::children::{ChildIndex, ChildKind, ObservedChild};
+use super::index::{IndexChange, IndexedSensor, ReceiverFacts, ReceiverIndex, SensorKey};
 use super::pod::{self, SensorPodSettings};
+use super::reconcile_state::{PodHealth, SensorReconcileState};
 use super::rollout::ReplacementQueue;
 use super::spec_checks::SpecCheckQueue;
-use crate::api::sensor::{SensorStatus, SensorTotals};
 use crate::api::{Agent, Sensor};
 use crate::controller::delivery_relay::DeliveryRelay;
 use crate::controller::pod_sessions::{AgentKey, PodSessions};
 use crate::controller::runtime::namespace_objects::{NamespaceObjects, SharedObjects};
 use crate::controller::runtime::queue::{Priority, WorkQueue};
-use crate::controller::runtime::status_throttle::StatusThrottle;
 use crate::controller::runtime::{EventSink, ReconcileMetrics, WallClock};
 use crate::link::sensor_messages::SensorReport;
 
@@ -61,48 +59,11 @@ pub struct SensorRegistry {
 #[derive(Default)]
 pub(super) struct RegistryState {
     pub(super) index: ReceiverIndex,
-    children: ChildIndex,
-    memory: HashMap<SensorKey, SensorReconcileState>,
-    turns: ReplacementQueue,
+    pub(super) children: ChildIndex,
+    pub(super) memory: HashMap<SensorKey, SensorReconcileState>,
+    pub(super) turns: ReplacementQueue,
     /// Sensors whose specs wait for their check.
     pub(super) checks: SpecCheckQueue,
-}
-
-/// The state of a Sensor between two reconciles.
-#[derive(Clone, Debug)]
-pub(super) struct SensorReconcileState {
-    /// Uid of the Sensor; a new one of the same name starts afresh.
-    pub(super) uid: String,
-    /// When it was first observed.
-    pub(super) since: Instant,
-    /// The status last written and its resource version, until the watch has caught up.
-    pub(super) written: Option<(String, SensorStatus)>,
-    /// Totals, as last counted, of receivers for which status has no room.
-    pub(super) beyond: BTreeMap<String, SensorTotals>,
-    pub(super) pace: StatusThrottle,
-    /// Consecutive failed reconciles.
-    pub(super) errors: u32,
-    /// The message of a failure of its own pod.
-    pub(super) trouble: Option<String>,
-    /// Whether `trouble` was computed at least once.
-    pub(super) looked: bool,
-    /// Consecutive reconciles that found an obstacle.
-    pub(super) obstructed: u32,
-    /// Its place in the [`ReplacementQueue`].
-    pub(super) place: Option<Instant>,
-    /// The drift baselines of its child objects.
-    pub(super) baselines: DriftBaselines,
-}
-
-/// The input of a reconcile.
-pub(super) struct ObservedSensor {
-    pub(super) known: IndexedSensor,
-    pub(super) receivers: Vec<SensorReceiver>,
-    pub(super) absent: Vec<String>,
-    pub(super) agents: BTreeSet<String>,
-    pub(super) memory: SensorReconcileState,
-    /// Its child objects; `None` until all kinds have been listed.
-    pub(super) children: Option<SensorChildren>,
 }
 
 impl SensorRegistry {
@@ -173,12 +134,15 @@ impl SensorRegistry {
         if !state.index.is_whole(&agent.namespace) {
             return None;
         }
-        let mut troubles = Vec::new();
+        let mut problems = Vec::new();
         for key in state.index.with_pod(agent) {
-            let memory = state.memory.get(key).filter(|memory| memory.looked)?;
-            troubles.extend(memory.trouble.clone().map(|trouble| (key.name.clone(), trouble)));
+            match &state.memory.get(key)?.pod_health {
+                PodHealth::Unknown => return None,
+                PodHealth::Healthy => {}
+                PodHealth::Failing(problem) => problems.push((key.name.clone(), problem.clone())),
+            }
         }
-        Some(troubles)
+        Some(problems)
     }
 
     /// Every Sensor as last read.
@@ -291,46 +255,8 @@ impl SensorRegistry {
         self.queue.add(key, Priority::High);
     }
 
-    /// The input of a reconcile; `None` if the Sensor is gone or its namespace has not been listed completely.
-    pub(super) fn observe(&self, key: &SensorKey) -> Option<ObservedSensor> {
-        let mut state = self.lock();
-        if !state.index.is_whole(&key.namespace) {
-            return None;
-        }
-        let known = state.index.sensor(key)?.clone();
-        let uid = known.object.uid().unwrap_or_default();
-        let memory = state.memory.entry(key.clone());
-        let fresh = || SensorReconcileState {
-            uid: uid.clone(),
-            since: Instant::now(),
-            written: None,
-            beyond: BTreeMap::new(),
-            pace: StatusThrottle::new((self.setup.clock)()),
-            errors: 0,
-            trouble: None,
-            looked: false,
-            obstructed: 0,
-            place: None,
-            baselines: DriftBaselines::default(),
-        };
-        let memory = memory.or_insert_with(fresh);
-        // A Sensor that was recreated under the same name starts without state.
-        if memory.uid != uid {
-            *memory = fresh();
-        }
-        let memory = memory.clone();
-        Some(ObservedSensor {
-            receivers: state.index.receivers(&known),
-            absent: state.index.absent(&known),
-            agents: state.index.agent_uids(&key.namespace),
-            children: state.children.of(key),
-            known,
-            memory,
-        })
-    }
-
-    /// Changes the state of a Sensor, unless it was replaced by one with another uid.
-    pub(super) fn remember(&self, key: &SensorKey, uid: &str, change: impl FnOnce(&mut SensorReconcileState)) {
+    /// Changes the memory of a Sensor, unless it was replaced by one with another uid.
+    pub(super) fn update_memory(&self, key: &SensorKey, uid: &str, change: impl FnOnce(&mut SensorReconcileState)) {
         if let Some(memory) = self.lock().memory.get_mut(key)
             && memory.uid == uid
         {
@@ -338,34 +264,22 @@ impl SensorRegistry {
         }
     }
 
-    /// Takes the turn of a Sensor's pod in the [`ReplacementQueue`], or returns how long it waits. `runs`: whether the
-    /// pod is running.
-    pub(super) fn take_turn(&self, key: &SensorKey, runs: bool) -> Result<(), Duration> {
+    /// Gives the running pod of a Sensor a place in the [`ReplacementQueue`].
+    pub(super) fn reserve_turn(&self, key: &SensorKey) {
         let mut state = self.lock();
         let RegistryState { turns, memory, .. } = &mut *state;
-        match memory.get_mut(key).filter(|_| runs) {
-            Some(memory) => turns.take(&mut memory.place, Instant::now()),
-            None => turns.take_idle(Instant::now()),
+        if let Some(memory) = memory.get_mut(key) {
+            turns.reserve(&mut memory.place, Instant::now());
         }
     }
 
-    /// Checks an object for drift. `current`: its hash annotation matches the desired object.
-    pub(super) fn drift(&self, key: &SensorKey, kind: ChildKind, child: &AppliedChild, current: bool) -> DriftAction {
+    /// Takes the turn of the running pod of a Sensor in the [`ReplacementQueue`], or returns how long it waits.
+    pub(super) fn take_turn(&self, key: &SensorKey) -> Result<(), Duration> {
         let mut state = self.lock();
-        let memory = state.memory.get_mut(key);
-        memory.map_or(DriftAction::None, |memory| {
-            memory.baselines.check(kind, child, current, Instant::now())
-        })
-    }
-
-    /// Records an object after an apply. `mended`: whether the apply corrected a drift.
-    pub(super) fn child_applied(&self, key: &SensorKey, seen: ObservedChild, mended: bool) {
-        if let Some((kind, child)) = seen.child()
-            && let Some(memory) = self.lock().memory.get_mut(key)
-        {
-            memory.baselines.applied(kind, child, mended.then(Instant::now));
-        }
-        self.child_seen(key, seen);
+        let RegistryState { turns, memory, .. } = &mut *state;
+        memory
+            .get_mut(key)
+            .map_or(Ok(()), |memory| turns.take(&mut memory.place, Instant::now()))
     }
 
     /// Counts a failed reconcile; returns the number of consecutive failures.

@@ -14,7 +14,7 @@ const PACE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The replacement queue of one leader.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct ReplacementQueue {
     /// No turn is taken before this.
     begin: Instant,
@@ -41,31 +41,40 @@ impl ReplacementQueue {
         }
     }
 
-    /// Takes the turn of a running pod, or returns how long it still waits. `place`: its place in the queue; without
-    /// one it gets the last.
-    pub(super) fn take(&mut self, place: &mut Option<Instant>, now: Instant) -> Result<(), Duration> {
+    /// How long a running pod would wait for its turn now.
+    pub(super) fn wait(&self, place: Option<Instant>, now: Instant) -> Duration {
+        let mine = place.unwrap_or_else(|| self.end.max(now));
+        mine.max(self.pause).saturating_duration_since(now)
+    }
+
+    /// The same for a pod that is not running: it has nothing to lose, so it waits only for the start of the queue.
+    pub(super) fn wait_idle(&self, now: Instant) -> Duration {
+        self.begin.saturating_duration_since(now)
+    }
+
+    /// Gives a running pod a place in the queue, unless it has one.
+    pub(super) fn reserve(&mut self, place: &mut Option<Instant>, now: Instant) {
         // Places are PACE apart and assigned on first request, so each pod learns once how long to wait.
-        let mine = *place.get_or_insert_with(|| {
+        place.get_or_insert_with(|| {
             let last = self.end.max(now);
             self.end = last + PACE;
             last
         });
+    }
+
+    /// Takes the turn of a running pod, or returns how long it still waits. `place`: its place in the queue; without
+    /// one it gets the last.
+    pub(super) fn take(&mut self, place: &mut Option<Instant>, now: Instant) -> Result<(), Duration> {
+        self.reserve(place, now);
         // A pod that takes its turn late pushes the next one back, so that two replacements are never closer than PACE.
-        wait_until(mine.max(self.pause), now)?;
+        let wait = self.wait(*place, now);
+        if !wait.is_zero() {
+            return Err(wait);
+        }
         *place = None;
         self.pause = now + PACE;
         Ok(())
     }
-
-    /// The same for a pod that is not running: it has nothing to lose, so it waits only for the start of the queue.
-    pub(super) fn take_idle(&self, now: Instant) -> Result<(), Duration> {
-        wait_until(self.begin, now)
-    }
-}
-
-fn wait_until(moment: Instant, now: Instant) -> Result<(), Duration> {
-    let left = moment.saturating_duration_since(now);
-    if left.is_zero() { Ok(()) } else { Err(left) }
 }
 
 #[cfg(test)]
@@ -95,10 +104,28 @@ mod tests {
     }
 
     #[test]
+    fn a_look_at_the_queue_says_what_taking_the_turn_would_say_and_takes_no_place() {
+        let start = Instant::now();
+        let mut turns = ReplacementQueue::since(start);
+        let mut other = None;
+        assert_eq!(turns.wait(None, start), PATIENCE);
+        assert_eq!(turns.wait(None, start), PATIENCE, "nothing was reserved");
+        turns.reserve(&mut other, start);
+        assert_eq!(turns.wait(None, start), PATIENCE + PACE);
+        assert_eq!(turns.wait(other, start + PATIENCE), Duration::ZERO);
+        assert_eq!(turns.take(&mut other, start + PATIENCE), Ok(()));
+        assert_eq!(
+            turns.wait(Some(start), start + PATIENCE),
+            PACE,
+            "another pod just had its turn"
+        );
+    }
+
+    #[test]
     fn what_does_not_run_waits_for_no_other() {
         let start = Instant::now();
         let turns = ReplacementQueue::since(start);
-        assert_eq!(turns.take_idle(start), Err(PATIENCE));
-        assert_eq!(turns.take_idle(start + PATIENCE), Ok(()));
+        assert_eq!(turns.wait_idle(start), PATIENCE);
+        assert_eq!(turns.wait_idle(start + PATIENCE), Duration::ZERO);
     }
 }

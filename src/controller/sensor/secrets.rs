@@ -53,6 +53,41 @@ pub fn required(source: &SensorSource) -> Vec<RequiredSecret<'_>> {
     needed.collect()
 }
 
+/// What was read of a required Secret, without its values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum SecretLookup {
+    Absent,
+    Found {
+        keys: Vec<String>,
+        /// Why the signing key of the webhook is not valid for its scheme.
+        key_problem: Option<String>,
+    },
+}
+
+/// A problem with a required Secret, with the field and the fix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum SecretProblem {
+    /// The Secret or a key is missing.
+    Missing(String),
+    /// The signing key of the webhook is not valid.
+    Unusable(String),
+}
+
+/// The first problem with the Secrets of a source. `found`: the result of reading each of [`required`].
+pub(super) fn problem(source: &SensorSource, found: &[SecretLookup]) -> Option<SecretProblem> {
+    let required = required(source);
+    required.iter().zip(found).find_map(|(required, found)| match found {
+        SecretLookup::Absent => Some(SecretProblem::Missing(required.absent())),
+        SecretLookup::Found { keys, key_problem } => {
+            required.missing_keys(keys).map(SecretProblem::Missing).or_else(|| {
+                let problem = key_problem.as_ref()?;
+                let message = format!("{}: Secret {}: the key {problem}", required.field, required.name);
+                Some(SecretProblem::Unusable(message))
+            })
+        }
+    })
+}
+
 impl<'a> SecretUse<'a> {
     /// The keys that the source reads; `None`: all.
     fn keys(self) -> Option<Vec<&'a str>> {

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use super::children::{ChildKind, ObservedChild};
 use super::index::SensorKey;
 use super::pod::SensorPodSettings;
-use super::publish;
+use super::reconcile::reconcile;
 use super::registry::{SensorRegistry, SensorSetup};
 use super::spec_checks::SpecCheckQueue;
 use crate::api::{Agent, Sensor};
@@ -220,7 +220,7 @@ async fn a_new_leader_has_listed_all_while_checks_are_pending_and_changes_nothin
     assert_eq!(leader.sensors.names(&agent_of("n")).len(), 3);
     assert_eq!(leader.runs("n"), None, "its pod keeps what a former leader told it");
     // A reconcile would write a status; here there is no server that would take it.
-    let pass = publish::reconcile(&leader.sensors, &key("n", "s-0")).await;
+    let pass = reconcile(&leader.sensors, &key("n", "s-0")).await;
     assert!(pass.is_ok(), "{pass:?}");
     leader.requested();
     leader.step().unwrap();
@@ -230,7 +230,7 @@ async fn a_new_leader_has_listed_all_while_checks_are_pending_and_changes_nothin
         "it has its own pass then"
     );
     assert_eq!(leader.runs("n"), None);
-    let pass = publish::reconcile(&leader.sensors, &key("n", "s-0")).await;
+    let pass = reconcile(&leader.sensors, &key("n", "s-0")).await;
     assert!(pass.is_err(), "its status is written");
     leader.step().unwrap();
     leader.step().unwrap();
@@ -334,7 +334,7 @@ async fn the_pod_of_a_sensor_delivers_while_its_spec_waits_for_a_check() {
         kind: PodKind::Sensor,
     };
     let told = async || {
-        publish::reconcile(&leader.sensors, &key("n", "s")).await.unwrap();
+        reconcile(&leader.sensors, &key("n", "s")).await.unwrap();
         let directives = leader.sensors.setup.relay.attach(&identity).unwrap();
         directives.borrow().clone()
     };

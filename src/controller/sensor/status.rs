@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use kube::ResourceExt;
 
-use super::apply::SensorObstacle;
+use super::decide::SensorObstacle;
 use super::index::SensorReceiver;
 use super::{conditions, pod};
 use crate::api::Sensor;
@@ -45,7 +45,7 @@ pub(super) struct SensorStatusInput<'a> {
 pub(super) struct OwnPod<'a> {
     pub(super) pod: Option<&'a PodState>,
     /// Its latest report.
-    pub(super) said: Option<&'a SensorPodReport>,
+    pub(super) last_report: Option<&'a SensorPodReport>,
     /// No report for [`SILENCE`](crate::controller::delivery_relay::SILENCE), or no pod for as long.
     pub(super) silent: bool,
     /// Why there is no pod that matches the spec.
@@ -82,11 +82,11 @@ impl SensorStatusInput<'_> {
 
     /// The reports on the source: of the Sensor's own pod, or else of the pods of its receivers.
     fn speakers(&self) -> impl Iterator<Item = ReportingPod<'_>> {
-        let own = self.own.and_then(|own| own.said).map(|said| ReportingPod {
+        let own = self.own.and_then(|own| own.last_report).map(|last| ReportingPod {
             uid: self.uid(),
             name: self.sensor.metadata.name.as_deref().unwrap_or_default(),
             awake: true,
-            report: &said.report,
+            report: &last.report,
         });
         own.into_iter()
             .chain(self.in_receivers().filter(|_| self.own.is_none()))
@@ -172,8 +172,8 @@ pub(super) fn compute(facts: &SensorStatusInput<'_>) -> ComputedStatus {
 
 /// Events that at least one receiver has not acknowledged. Without a report it keeps its written value.
 fn pending(facts: &SensorStatusInput<'_>) -> Option<i64> {
-    let said = facts.own?.said.map(|said| said.pending_deliveries.max(0));
-    Some(said.or(facts.old.pending_deliveries).unwrap_or_default())
+    let reported = facts.own?.last_report.map(|last| last.pending_deliveries.max(0));
+    Some(reported.or(facts.old.pending_deliveries).unwrap_or_default())
 }
 
 fn url(sensor: &Sensor) -> Option<String> {
@@ -236,25 +236,25 @@ fn count(facts: &SensorStatusInput<'_>) -> CountedTotals {
     };
     counted.beyond.retain(|uid, _| facts.agents.contains(uid));
     for ReportingPod { uid, name, report, .. } in facts.counting() {
-        let said = sane(report.totals);
+        let reported = sane(report.totals);
         if let Some(known) = counted.receivers.iter_mut().find(|known| known.uid == uid) {
-            counted.totals = add(counted.totals, since(known.totals, said));
-            known.totals = said;
+            counted.totals = add(counted.totals, since(known.totals, reported));
+            known.totals = reported;
             continue;
         }
         let beyond = counted.beyond.remove(uid);
         if counted.receivers.len() < MOST_RECEIVERS {
-            counted.totals = add(counted.totals, since(beyond.unwrap_or_default(), said));
+            counted.totals = add(counted.totals, since(beyond.unwrap_or_default(), reported));
             counted.receivers.push(ReceiverStatus {
                 uid: uid.to_owned(),
                 name: name.to_owned(),
-                totals: said,
+                totals: reported,
             });
         } else {
             // It is unknown whether its total was counted before: count from here on.
-            let before = beyond.unwrap_or(said);
-            counted.totals = add(counted.totals, since(before, said));
-            counted.beyond.insert(uid.to_owned(), said);
+            let before = beyond.unwrap_or(reported);
+            counted.totals = add(counted.totals, since(before, reported));
+            counted.beyond.insert(uid.to_owned(), reported);
         }
     }
     counted
@@ -292,8 +292,8 @@ fn sane(totals: SensorTotals) -> SensorTotals {
 /// The increase of the totals. If any total decreased, the journal is new and began at 0, so all of it counts.
 fn since(before: SensorTotals, now: SensorTotals) -> SensorTotals {
     let (before, now) = (fields(before), fields(now));
-    let anew = now.iter().zip(&before).any(|(now, before)| now < before);
-    if anew {
+    let restarted = now.iter().zip(&before).any(|(now, before)| now < before);
+    if restarted {
         return of_fields(now);
     }
     let mut more = now;

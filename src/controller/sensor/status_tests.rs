@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use pretty_assertions::assert_eq;
 use proptest::prelude::*;
 
-use super::apply::SensorObstacle;
+use super::decide::SensorObstacle;
 use super::events;
 use super::index::{ReceiverFacts, SensorReceiver};
 use super::status::{ComputedStatus, MOST_RECEIVERS, OwnPod, SensorStatusInput, compute, urgent};
@@ -75,7 +75,7 @@ struct Case {
 #[derive(Default)]
 struct Owned {
     pod: Option<PodState>,
-    said: Option<SensorPodReport>,
+    last_report: Option<SensorPodReport>,
     obstacle: Option<SensorObstacle>,
     silent: bool,
 }
@@ -114,7 +114,7 @@ impl Case {
             problem: self.problem,
             own: self.own.as_ref().map(|own| OwnPod {
                 pod: own.pod.as_ref(),
-                said: own.said.as_ref(),
+                last_report: own.last_report.as_ref(),
                 obstacle: own.obstacle.as_ref(),
                 silent: own.silent,
             }),
@@ -255,7 +255,7 @@ fn what_keeps_its_own_pod_down_is_said_once_and_stands_until_the_pod_speaks() {
         is("False", "CrashLooping"),
         "between two restarts"
     );
-    case.own.as_mut().unwrap().said = Some(SensorPodReport {
+    case.own.as_mut().unwrap().last_report = Some(SensorPodReport {
         report: report(3),
         pending_deliveries: 2,
     });
@@ -267,14 +267,14 @@ fn what_keeps_its_own_pod_down_is_said_once_and_stands_until_the_pod_speaks() {
         (1, "s"),
         "the share of the Sensor's own pod"
     );
-    case.own.as_mut().unwrap().said = None;
+    case.own.as_mut().unwrap().last_report = None;
     assert_eq!(case.write(), well, "after a restart no pod has reported yet");
 }
 
 #[test]
 fn what_scores_did_in_receivers_counts_with_what_its_own_pod_did_and_says_nothing_of_how_it_is() {
     let own = Owned {
-        said: Some(SensorPodReport {
+        last_report: Some(SensorPodReport {
             report: report(3),
             pending_deliveries: 0,
         }),

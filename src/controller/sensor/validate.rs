@@ -3,7 +3,7 @@
 use kube::core::Selector;
 
 use crate::api::SensorSpec;
-use crate::controller::agent::validate::plain_http_warning;
+use crate::controller::plain_http::plain_http_warning;
 use crate::sensing;
 
 /// The Agents that a spec selects by labels. `None`: none, or by a selector that [`validate`] refuses.

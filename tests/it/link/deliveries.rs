@@ -273,6 +273,10 @@ async fn receive(rig: &Rig, journal: &mut Journal, texts: usize, mut lost: u32) 
     }
 }
 
+fn last_report(rig: &Rig) -> Option<SensorPodReport> {
+    rig.relay.session(&sensor())?.last_report
+}
+
 pub(super) async fn until_reported(
     rig: &Rig,
     what: &str,
@@ -280,14 +284,14 @@ pub(super) async fn until_reported(
 ) -> SensorPodReport {
     let reported = async {
         loop {
-            match rig.relay.last_report(&sensor()) {
+            match last_report(rig) {
                 Some(report) if wanted(&report) => return report,
                 _ => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         }
     };
     let found = timeout(Duration::from_secs(20), reported).await;
-    found.unwrap_or_else(|_| panic!("no report of {what}: {:?}", rig.relay.last_report(&sensor())))
+    found.unwrap_or_else(|_| panic!("no report of {what}: {:?}", last_report(rig)))
 }
 
 #[tokio::test]

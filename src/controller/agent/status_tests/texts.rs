@@ -1,5 +1,7 @@
 //! The conditions and Events of Agents, and the messages of their validation, as users read them.
 
+use std::sync::Arc;
+
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 use serde_json::{Value, json};
@@ -13,6 +15,7 @@ use super::*;
 use crate::api::condition::LoopSign;
 use crate::controller::budget::assignment::WindowedLimit;
 use crate::controller::policy::PlatformPolicy;
+use crate::controller::runtime::watched_pod::WatchedPod;
 use crate::link::messages::{DetectedLoop, RequestStats};
 use crate::link::pod::{AgentEgress, MOST_SKILL_BYTES};
 
@@ -89,8 +92,8 @@ fn obstacles() -> Vec<PodObstacle> {
 /// What the controller finds in the counters of a gateway.
 fn finding(mode: &str, identical: u32) -> Option<LoopFinding> {
     let agent = agent_with(&json!({"guardrails": {"loopDetection": {"mode": mode}}}));
-    let mut heard = heard(LoopState::Running);
-    heard.report.pulse = Some(RequestStats {
+    let mut last_report = reported(LoopState::Running);
+    last_report.report.pulse = Some(RequestStats {
         identical,
         hash: "00ff00ff00ff00ff".into(),
         tokens: 60_000,
@@ -99,35 +102,35 @@ fn finding(mode: &str, identical: u32) -> Option<LoopFinding> {
         tokens: 100_000,
         seconds: 3600,
     };
-    detect(&agent, &AgentStatus::default(), Some(&heard), &[hour])
+    detect(&agent, &AgentStatus::default(), Some(&last_report), &[hour])
 }
 
 /// Situations of a loop that reports.
-fn reported() -> Vec<Case> {
-    let of = |heard| Case {
-        heard: Some(heard),
+fn reported_cases() -> Vec<Case> {
+    let of = |last_report| Case {
+        last_report: Some(last_report),
         ..Case::default()
     };
-    let mut cases = vec![Case::default(), of(heard(LoopState::Starting))];
+    let mut cases = vec![Case::default(), of(reported(LoopState::Starting))];
     for reason in PauseReason::iter() {
-        let mut heard = held(LoopState::Paused, reason);
-        heard.report.loop_.as_mut().unwrap().reasons[0].message = format!("<message of the pause {reason}>");
-        cases.push(of(heard.clone()));
-        heard.report.loop_.as_mut().unwrap().resumes_at = Some(now() + SignedDuration::from_mins(5));
-        cases.push(of(heard));
+        let mut last_report = held(LoopState::Paused, reason);
+        last_report.report.loop_.as_mut().unwrap().reasons[0].message = format!("<message of the pause {reason}>");
+        cases.push(of(last_report.clone()));
+        last_report.report.loop_.as_mut().unwrap().resumes_at = Some(now() + SignedDuration::from_mins(5));
+        cases.push(of(last_report));
     }
     for kind in FailureKind::iter() {
-        let mut heard = failing(kind);
-        heard.report.model.as_mut().unwrap().message = format!("<message of the failed call: {kind}>");
-        cases.push(of(heard));
+        let mut last_report = failing(kind);
+        last_report.report.model.as_mut().unwrap().message = format!("<message of the failed call: {kind}>");
+        cases.push(of(last_report));
     }
-    let mut answered = heard(LoopState::Running);
+    let mut answered = reported(LoopState::Running);
     answered.report.model = Some(ModelReport {
         failure: None,
         message: String::new(),
     });
     cases.push(of(answered));
-    let mut detected = heard(LoopState::Running);
+    let mut detected = reported(LoopState::Running);
     detected.report.loop_.as_mut().unwrap().detected = Some(DetectedLoop {
         sign: LoopSign::RepeatedCall,
         message: "<message of the loop>".into(),
@@ -143,7 +146,7 @@ fn reported() -> Vec<Case> {
         ..of(light)
     });
     for outcome in LoopOutcome::iter() {
-        let mut ended = heard(LoopState::Stopped);
+        let mut ended = reported(LoopState::Stopped);
         let report = ended.report.loop_.as_mut().unwrap();
         report.outcome = Some(outcome);
         report.detected = (outcome == LoopOutcome::Failed).then(|| DetectedLoop {
@@ -164,7 +167,7 @@ fn observed() -> Vec<Case> {
         .into_iter()
         .map(|pod| Case {
             pod: Some(pod),
-            heard: None,
+            last_report: None,
             ..Case::default()
         })
         .collect();
@@ -178,7 +181,7 @@ fn observed() -> Vec<Case> {
             message: "<message of the validation>".into(),
         }),
         pod: None,
-        heard: None,
+        last_report: None,
         intent: Intent::Create,
         ..Case::default()
     }));
@@ -193,7 +196,7 @@ fn observed() -> Vec<Case> {
         cases.push(Case {
             suspend: true,
             intent: Intent::Rest(RestReason::Suspended),
-            heard: None,
+            last_report: None,
             pod,
             ..Case::default()
         });
@@ -213,10 +216,10 @@ fn observed() -> Vec<Case> {
         silent: true,
         ..Case::default()
     });
-    for troubles in [vec!["prices"], vec!["prices", "mail"]] {
+    for sensor_problems in [vec!["prices"], vec!["prices", "mail"]] {
         let trouble = |name: &str| (name.to_owned(), "<message of the Sensor>".to_owned());
         cases.push(Case {
-            troubles: Some(troubles.into_iter().map(trouble).collect()),
+            sensor_problems: Some(sensor_problems.into_iter().map(trouble).collect()),
             ..Case::default()
         });
     }
@@ -224,7 +227,7 @@ fn observed() -> Vec<Case> {
 }
 
 fn statuses() -> Vec<AgentStatus> {
-    let situations = reported().into_iter().chain(observed());
+    let situations = reported_cases().into_iter().chain(observed());
     let with_text = |mut case: Case| {
         let runs = case.pod.as_ref().is_some_and(|pod| pod.reason == PodReason::Running);
         case.pod = if runs { Some(running()) } else { case.pod };
@@ -322,7 +325,9 @@ fn the_texts_of_events_of_agents() {
     }
     events::from_pod(&AppliedPlan {
         pod: Some(pod(PodReason::Starting)),
-        created: true,
+        created: Some(Arc::new(
+            serde_json::from_value::<WatchedPod>(json!({"metadata": {}})).unwrap(),
+        )),
         ..AppliedPlan::default()
     })
     .into_iter()

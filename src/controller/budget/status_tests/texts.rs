@@ -73,7 +73,7 @@ fn the_texts_of_budgets() {
     let mut inputs = [foreign.input(1), fresh.input(1), fresh.input(1)];
     inputs[1].entry =
         Err("spec.window.calendar.timeZone Mars/Base is not an IANA time zone: use for example Europe/Berlin or UTC");
-    inputs[2].trouble = Some("the API server answered 422: status.ledger: Invalid value");
+    inputs[2].problem = Some("the API server answered 422: status.ledger: Invalid value");
     statuses.extend(inputs.iter().map(compute));
     for status in &statuses {
         conditions(&mut rows, status);

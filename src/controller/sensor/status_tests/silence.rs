@@ -10,7 +10,7 @@ fn listening() -> Case {
         pending_deliveries: 0,
     };
     let own = Owned {
-        said: Some(said),
+        last_report: Some(said),
         ..Owned::default()
     };
     let mut case = Case {
@@ -70,7 +70,7 @@ fn a_pod_that_does_not_come_back_is_trouble_and_one_that_comes_for_the_first_tim
     let creating = || Some(pod(serde_json::json!({"status": {}})));
     let mut case = listening();
     let own = case.own.as_mut().unwrap();
-    (own.said, own.pod) = (None, creating());
+    (own.last_report, own.pod) = (None, creating());
     assert_eq!(
         case.reason(ConditionType::Connected),
         is("True", "Listening"),
@@ -98,13 +98,13 @@ fn what_a_pod_said_of_an_older_spec_keeps_its_generation_and_is_not_ready_by_the
     for held in &mut case.old.conditions {
         held.observed_generation = Some(1);
     }
-    let of_before = case.own.as_mut().unwrap().said.take();
+    let of_before = case.own.as_mut().unwrap().last_report.take();
     let status = case.status();
     let held = find(&status.conditions, ConditionType::Connected).unwrap();
     assert_eq!((held.status.as_str(), held.observed_generation), ("True", Some(1)));
     assert_eq!(case.reason(ConditionType::Ready), is("False", "Starting"));
     assert_eq!(case.reason(ConditionType::Reconciling), is("True", "Starting"));
-    case.own.as_mut().unwrap().said = of_before;
+    case.own.as_mut().unwrap().last_report = of_before;
     let status = case.status();
     assert_eq!(find(&status.conditions, ConditionType::Connected), Some(&connected));
     assert_eq!(case.reason(ConditionType::Ready), is("True", "Listening"));

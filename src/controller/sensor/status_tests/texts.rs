@@ -98,7 +98,7 @@ fn in_own_pod() -> Vec<Case> {
     let running = json!({"conditions": [{"type": "Ready", "status": "True"}]});
     let silent = |pod: Option<PodState>| Owned {
         pod,
-        said: Some(said(None)),
+        last_report: Some(said(None)),
         silent: true,
         ..Owned::default()
     };
@@ -136,7 +136,7 @@ fn in_own_pod() -> Vec<Case> {
         },
         Owned {
             pod: Some(pod(&running)),
-            said: Some(said(Some("<message of the source>"))),
+            last_report: Some(said(Some("<message of the source>"))),
             ..Owned::default()
         },
         silent(Some(pod(&running))),
@@ -150,7 +150,7 @@ fn in_own_pod() -> Vec<Case> {
     cases.push(Case {
         receivers: Vec::new(),
         ..with_own(Owned {
-            said: Some(said(None)),
+            last_report: Some(said(None)),
             ..Owned::default()
         })
     });
