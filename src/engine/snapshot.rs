@@ -1,4 +1,4 @@
-//! What outlives the process of a loop, except for the transcript. Plain data; the rules are elsewhere.
+//! What outlives the process of a loop, except for the transcript: a list of states, each with its own rules.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::de::Error as _;
@@ -135,10 +135,10 @@ impl ChosenSleep {
 #[serde(default, from = "StoredBriefing")]
 pub struct TurnBriefing {
     /// Why this turn begins, in words.
-    pub cause: String,
-    pub cause_kind: CauseKind,
-    /// Further notes for the model.
-    pub notes: Vec<String>,
+    cause: String,
+    cause_kind: CauseKind,
+    /// Further notes for the model, without duplicates.
+    notes: Vec<String>,
 }
 
 /// Why a turn begins.
@@ -157,6 +157,32 @@ impl TurnBriefing {
     pub fn set_cause(&mut self, kind: CauseKind, cause: impl Into<String>) {
         self.cause = cause.into();
         self.cause_kind = kind;
+    }
+
+    /// Why the turn begins, in words.
+    pub fn cause(&self) -> &str {
+        &self.cause
+    }
+
+    pub fn cause_kind(&self) -> CauseKind {
+        self.cause_kind
+    }
+
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    pub fn add_note(&mut self, note: &str) {
+        if !self.notes.iter().any(|known| known == note) {
+            self.notes.push(note.to_owned());
+        }
+    }
+
+    /// The turn with the briefing `failed` left no message: the next one says the same, and what was noted since.
+    pub fn repeat(&mut self, mut failed: Self) {
+        failed.notes.append(&mut self.notes);
+        failed.notes.dedup();
+        *self = failed;
     }
 }
 

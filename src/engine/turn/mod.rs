@@ -328,10 +328,7 @@ impl Engine {
         if !self.turn_rules().has_briefing {
             return;
         }
-        let notes = &mut self.state.briefing.notes;
-        if !notes.iter().any(|known| known == note) {
-            notes.push(note.to_owned());
-        }
+        self.state.briefing.add_note(note);
     }
 
     /// The conversation of the current turn.
