@@ -61,7 +61,7 @@ impl Engine {
 
     /// Sends a call before the next turn.
     pub(super) fn send_call_before_turn(&mut self, task: CallTask, out: &mut EffectBuffer) {
-        let turn = self.state.turns_begun.saturating_add(1);
+        let turn = self.state.totals.next_turn();
         self.state.call.plan_before(turn, task, out.now);
         self.send_call(out);
     }

@@ -37,9 +37,9 @@ impl LifetimeCounts {
 
     /// Counts how long a run of a tool took. The clock may have been set back meanwhile: a negative duration counts as
     /// zero.
-    pub(super) fn count_run_time(&mut self, tool: &str, took: SignedDuration) {
+    pub(super) fn count_run_time(&mut self, tool: &str, length: SignedDuration) {
         let counted = usage_counts::of_tool(&mut self.tools, tool);
-        let length = i64::try_from(took.as_millis()).unwrap_or(i64::MAX);
+        let length = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         counted.timed = counted.timed.saturating_add(1);
         counted.milliseconds = counted.milliseconds.saturating_add(length.max(0));
     }

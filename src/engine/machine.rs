@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 pub use super::snapshot::EngineSnapshot;
 pub use super::view::{DetectedRepetition, LoopView, ReportedPause};
@@ -16,7 +16,7 @@ use super::lifetime_counts::LifetimeCounts;
 use super::model_call::CallStep;
 use super::modes::NextStep;
 use super::pauses::{self, budget::BudgetState};
-use super::snapshot::{CauseKind, ChosenSleep, LifecyclePhase};
+use super::snapshot::{CauseKind, ChosenSleep};
 use super::tool::ToolRunId;
 use super::tools::offer::ToolOffer;
 use super::turn::Turn;
@@ -114,7 +114,7 @@ impl Engine {
 
     /// Continues from counts that outlived a journal.
     pub fn restore_counts(&mut self, known: &LifetimeCounts) {
-        self.state.tally.merge(known);
+        self.state.totals.tally.merge(known);
     }
 
     /// The only transition function. `now` may be earlier than before, if the clock was set back.
@@ -140,12 +140,12 @@ impl Engine {
         }
         // Taken first, so that a change by the clock alone is reported as well.
         let before = self.view();
-        let last = self.state.last_now;
+        let last = self.state.life.last_now();
         self.handle_clock_rollback(now);
         self.dispatch(input, last, &mut out);
         self.advance(&mut out);
         // Before the comparison, so that a changed count is reported.
-        self.state.tally.count_records(out.records());
+        self.state.totals.tally.count_records(out.records());
         self.report_change(&before, &mut out);
         out.into_effects()
     }
@@ -182,14 +182,14 @@ impl Engine {
             EngineInput::LinkLost => self.link_lost(),
             EngineInput::LinkBack => self.link_back(),
             EngineInput::Stop { cause } => self.stop(cause, live, out),
-            EngineInput::DrainEnded if self.state.lifecycle == LifecyclePhase::Stopping => self.cancel_all(out),
+            EngineInput::DrainEnded if self.state.life.is_stopping() => self.cancel_all(out),
             // The others were handled above: levels without effects.
             EngineInput::DrainEnded | EngineInput::ToolsChanged { .. } | EngineInput::WakeEventsChanged { .. } => {}
         }
     }
 
     pub(super) fn is_live(&self) -> bool {
-        matches!(self.state.lifecycle, LifecyclePhase::Active | LifecyclePhase::Stopping)
+        self.state.life.is_active() || self.state.life.is_stopping()
     }
 
     fn start(
@@ -200,15 +200,12 @@ impl Engine {
         last: Option<Timestamp>,
         out: &mut EffectBuffer,
     ) {
-        if epoch < self.state.epoch {
+        if epoch < self.state.life.epoch() {
             self.fence(out);
             return;
         }
-        let same_pod = epoch == self.state.epoch;
-        self.state.epoch = epoch;
-        self.state.turns_begun = self.state.turns_begun.max(known.turn);
-        self.state.tool_calls = self.state.tool_calls.max(known.tool_calls);
-        self.state.actions = self.state.actions.max(known.actions);
+        let same_pod = self.state.life.taken_over(epoch);
+        self.state.totals.merge(known);
         self.in_flight = false;
         self.running.clear();
         self.timer = None;
@@ -218,25 +215,23 @@ impl Engine {
             self.turn_number(),
             format!("epoch {epoch}"),
         ));
-        if same_pod && self.state.lifecycle == LifecyclePhase::Stopped && self.state.outcome.is_some() {
+        if same_pod && self.state.life.is_stopped() && self.state.life.outcome().is_some() {
             out.stopped();
             return;
         }
         // The previous process did not stop its loop, so it crashed. A turn under a pause was not running and is not
         // blamed.
-        let crashed = self.state.lifecycle != LifecyclePhase::Stopped && self.state.reasons.is_empty();
-        let restarted = self.state.outcome.take().is_some();
+        let crashed = !self.state.life.is_stopped() && self.state.reasons.is_empty();
+        let outdated = self.outdated_since_start(last, out.now);
+        let restarted = self.state.life.starting();
         if restarted {
             self.state.counters.idle = IdleClock::default();
         }
         self.start_loop_detection(restarted);
-        let outdated = self.outdated_since_start(last, out.now);
-        self.state.suspended = false;
         // What the previous process knew of the link is out of date; the driver reports it again.
         self.state.reasons.remove(PauseReason::LinkLost);
         self.state.used.retain_limits(&self.settings.windows());
         self.retry_light_model(out.now);
-        self.state.lifecycle = LifecyclePhase::Starting;
         self.note_transition(out);
         if crashed {
             self.count_crash(out);
@@ -246,7 +241,7 @@ impl Engine {
             self.state.briefing.set_cause(CauseKind::Loop, prompt::STARTS);
         }
         self.ask_mode(out.now, |mode, context| mode.started(restarted, context));
-        self.state.lifecycle = LifecyclePhase::Active;
+        self.state.life.active();
         self.settle_interrupted_runs(outdated.as_deref(), out);
     }
 
@@ -256,13 +251,13 @@ impl Engine {
             return;
         }
         if live {
-            self.state.lifecycle = LifecyclePhase::Stopping;
+            self.state.life.stopping();
             self.cancel_runs(false, out);
         } else {
             out.stopped();
         }
         if cause == StopCause::Suspend {
-            self.state.suspended = true;
+            self.state.life.suspend();
             self.cancel_call(out);
         }
         self.note_transition(out);
@@ -294,7 +289,7 @@ impl Engine {
 
     /// Does what is due, and sets the timer for what is due next.
     fn advance(&mut self, out: &mut EffectBuffer) {
-        if self.state.lifecycle == LifecyclePhase::Active && !self.fenced {
+        if self.state.life.is_active() && !self.fenced {
             self.clear_expired(out.now);
             // Pauses and the sleep end before anything starts, and the transition is journalled before what it allows.
             self.check_clock_guardrails(out.now);
@@ -306,9 +301,9 @@ impl Engine {
             self.note_transition(out);
         }
         // The step above may have ended the loop.
-        if self.state.lifecycle == LifecyclePhase::Stopping && !self.fenced {
+        if self.state.life.is_stopping() && !self.fenced {
             if !self.in_flight && self.running.is_empty() {
-                self.state.lifecycle = LifecyclePhase::Stopped;
+                self.state.life.stopped();
                 out.stopped();
             }
             self.note_transition(out);
@@ -347,7 +342,7 @@ impl Engine {
 
     /// When the loop acts next, as far as its pauses allow.
     fn due(&self, now: Timestamp) -> Option<Timestamp> {
-        let free = self.state.lifecycle == LifecyclePhase::Active && !self.in_flight;
+        let free = self.state.life.is_active() && !self.in_flight;
         if !free {
             return None;
         }
@@ -375,7 +370,7 @@ impl Engine {
 
     /// The earliest time at which something changes without an input.
     fn next_deadline(&self, now: Timestamp) -> Option<Timestamp> {
-        if self.fenced || self.state.lifecycle != LifecyclePhase::Active {
+        if self.fenced || !self.state.life.is_active() {
             return None;
         }
         let holds = self.state.reasons.first_end().into_iter();
@@ -388,12 +383,8 @@ impl Engine {
     /// Deadlines are wall-clock times. If the clock was set back, delays move with it, and nothing lasts longer from
     /// now on than its own limit: a pod that started with a clock a year ahead must not sleep for a year.
     fn handle_clock_rollback(&mut self, now: Timestamp) {
-        let back = self
-            .state
-            .last_now
-            .map_or(SignedDuration::ZERO, |last| last.duration_since(now));
-        self.state.last_now = Some(now);
-        if !back.is_positive() {
+        let back = self.state.life.input_at(now);
+        if back.is_zero() {
             return;
         }
         self.timer = None;
@@ -413,7 +404,10 @@ impl Engine {
 
     /// The turn that a journal record belongs to.
     pub(super) fn turn_number(&self) -> i64 {
-        self.state.turn.as_ref().map_or(self.state.turns_begun, Turn::number)
+        self.state
+            .turn
+            .as_ref()
+            .map_or(self.state.totals.turns_begun(), Turn::number)
     }
 
     /// The rules of the turn under way. Between turns, those of the agent's own turns.

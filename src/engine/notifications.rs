@@ -347,6 +347,7 @@ fn key(id: &str) -> u64 {
 /// Bytes of notifications in one prompt: they must not fill a small context window. The part of the window that is
 /// reserved for the answer is no room for them: with 5,600 tokens, of which 4,096 are the answer's, a quarter of the
 /// window would be nearly all that a prompt may have.
+#[must_use]
 pub fn room(settings: &EngineSettings) -> usize {
     let prompt = usize::try_from(prompt_size::prompt_limit(settings)).unwrap_or(usize::MAX);
     MOST_SHOWN_BYTES.min(prompt / 4)

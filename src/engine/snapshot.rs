@@ -1,4 +1,4 @@
-//! What outlives the process of a loop, except for the transcript. Plain data; the rules are elsewhere.
+//! What outlives the process of a loop, except for the transcript: a list of states, each with its own rules.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::de::Error as _;
@@ -12,7 +12,7 @@ use super::context::window::ClearedResults;
 use super::counters::StreakCounters;
 use super::early_snapshot;
 use super::hot_state::HotStateRefresh;
-use super::lifetime_counts::LifetimeCounts;
+use super::lifecycle::Lifecycle;
 use super::light_model::LightModelOutage;
 use super::loop_detection::LoopDetector;
 use super::model_call::CallSlot;
@@ -23,31 +23,19 @@ use super::pauses::holds::Pauses;
 use super::precheck::PreCheckState;
 use super::resources::ResourceTracker;
 use super::scoring::ScoringState;
+use super::totals::Totals;
 use super::turn::Turn;
 use agentloop_api::failure::CallFailure;
-use agentloop_api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason};
+use agentloop_api::status::HandledRequests;
 
 /// Everything of an engine that outlives its process, except for the transcript.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default, remote = "Self")]
 pub struct EngineSnapshot {
-    pub(super) epoch: i64,
-    pub(super) lifecycle: LifecyclePhase,
-    /// The public state as last journalled; if the current one differs, that is a transition.
-    pub(super) public: PublicState,
-    pub(super) since: Option<Timestamp>,
-    /// The latest `now`, to detect a clock that was set back.
-    pub(super) last_now: Option<Timestamp>,
-    pub(super) outcome: Option<LoopOutcome>,
-    /// Stopped because of `spec.suspend`.
-    pub(super) suspended: bool,
-    pub(super) turns_begun: i64,
-    pub(super) turns_completed: i64,
-    /// Tool runs that were sent, each counted once; `actions` are those with side effects.
-    pub(super) tool_calls: i64,
-    pub(super) actions: i64,
-    /// How often limits were reached, and how tool runs ended.
-    pub(super) tally: LifetimeCounts,
+    #[serde(flatten)]
+    pub(super) life: Lifecycle,
+    #[serde(flatten)]
+    pub(super) totals: Totals,
     /// The model call that is due or open.
     pub(super) call: CallSlot,
     /// The turn under way.
@@ -72,8 +60,6 @@ pub struct EngineSnapshot {
     pub(super) unproven: usize,
     /// Whether the server may be refusing the history.
     pub(super) doubt: HistoryDoubt,
-    /// [`super::settings::EngineSettings::spec`] of the previous process.
-    pub(super) spec: Option<u64>,
     /// The content of the next turn's first message.
     pub(super) briefing: TurnBriefing,
     pub(super) handled: HandledRequests,
@@ -113,41 +99,10 @@ impl EngineSnapshot {
     /// from zero.
     #[must_use]
     pub fn inherited(self) -> Self {
-        Self { epoch: 0, ..self }
-    }
-}
-
-/// Whether the loop is up. Independent of pauses and sleeps.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LifecyclePhase {
-    /// Not running.
-    #[default]
-    Stopped,
-    /// Coming up.
-    Starting,
-    /// Up: running, sleeping or paused.
-    Active,
-    /// Finishing what is under way.
-    Stopping,
-}
-
-/// A public state and its reasons, as people see them.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-pub struct PublicState {
-    /// One of the six.
-    pub state: LoopState,
-    /// In order, each once.
-    pub reasons: Vec<PauseReason>,
-}
-
-impl std::fmt::Display for PublicState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.state)?;
-        if self.reasons.is_empty() {
-            return Ok(());
+        Self {
+            life: self.life.inherited(),
+            ..self
         }
-        let reasons: Vec<&str> = self.reasons.iter().map(AsRef::as_ref).collect();
-        write!(f, " ({})", reasons.join(", "))
     }
 }
 
@@ -180,10 +135,10 @@ impl ChosenSleep {
 #[serde(default)]
 pub struct TurnBriefing {
     /// Why this turn begins, in words.
-    pub cause: String,
-    pub cause_kind: CauseKind,
-    /// Further notes for the model.
-    pub notes: Vec<String>,
+    cause: String,
+    cause_kind: CauseKind,
+    /// Further notes for the model, without duplicates.
+    notes: Vec<String>,
 }
 
 /// Why a turn begins.
@@ -202,6 +157,32 @@ impl TurnBriefing {
     pub fn set_cause(&mut self, kind: CauseKind, cause: impl Into<String>) {
         self.cause = cause.into();
         self.cause_kind = kind;
+    }
+
+    /// Why the turn begins, in words.
+    pub fn cause(&self) -> &str {
+        &self.cause
+    }
+
+    pub fn cause_kind(&self) -> CauseKind {
+        self.cause_kind
+    }
+
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    pub fn add_note(&mut self, note: &str) {
+        if !self.notes.iter().any(|known| known == note) {
+            self.notes.push(note.to_owned());
+        }
+    }
+
+    /// The turn with the briefing `failed` left no message: the next one says the same, and what was noted since.
+    pub fn repeat(&mut self, mut failed: Self) {
+        failed.notes.append(&mut self.notes);
+        failed.notes.dedup();
+        *self = failed;
     }
 }
 

@@ -1,5 +1,5 @@
 //! Tools that sources offer, and runs of them, as the engine and the worker exchange them. Plain data; calls are
-//! admitted in `tool_admission`.
+//! admitted in `tools::admission`.
 
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};

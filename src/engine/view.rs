@@ -3,10 +3,11 @@
 use jiff::Timestamp;
 
 use super::effects::{EffectBuffer, journal_line, trip_line};
+use super::lifecycle::{LifecyclePhase, PublicState};
 use super::lifetime_counts::LifetimeCounts;
 use super::machine::Engine;
 use super::resources::ResourceWait;
-use super::snapshot::{ChosenSleep, LifecyclePhase, PublicState};
+use super::snapshot::ChosenSleep;
 use super::time_math;
 use super::{EngineEffect, RecordKind};
 use agentloop_api::condition::LoopSign;
@@ -78,15 +79,15 @@ impl Engine {
         LoopView {
             state: public.state,
             reasons: self.reported_pauses(),
-            since: state.since,
+            since: state.life.since(),
             resumes_at: self.resumes_at(public.state),
             wake: self.wake_condition(public.state),
-            outcome: state.outcome,
-            turn: state.turns_begun,
-            turns_completed: state.turns_completed,
-            tool_calls: state.tool_calls,
-            actions: state.actions,
-            tally: state.tally.clone(),
+            outcome: state.life.outcome(),
+            turn: state.totals.turns_begun(),
+            turns_completed: state.totals.turns_completed(),
+            tool_calls: state.totals.tool_calls(),
+            actions: state.totals.actions(),
+            tally: state.totals.tally.clone(),
             consecutive_errors: state.counters.failures.errors(),
             consecutive_turns: state.counters.turns.count(),
             handled: state.handled.clone(),
@@ -98,7 +99,7 @@ impl Engine {
 
     /// The public state: the lifecycle first, then the reasons, then the sleep.
     pub(super) fn public_state(&self) -> PublicState {
-        let state = match self.state.lifecycle {
+        let state = match self.state.life.phase() {
             _ if self.fenced => LoopState::Stopped,
             LifecyclePhase::Stopped => LoopState::Stopped,
             LifecyclePhase::Starting => LoopState::Starting,
@@ -116,25 +117,22 @@ impl Engine {
     /// Journals a change of the public state, and reports it.
     pub(super) fn note_transition(&mut self, out: &mut EffectBuffer) {
         let public = self.public_state();
-        if public == self.state.public {
+        if public == *self.state.life.public() {
             return;
-        }
-        if public.state != self.state.public.state {
-            self.state.since = Some(out.now);
         }
         if public.state == LoopState::Running {
             self.state.counters.idle.awake(out.now);
         } else {
             self.state.counters.idle.interrupted();
         }
-        let note = format!("{} -> {public}", self.state.public);
+        let before = self.state.life.set_public(public.clone(), out.now);
+        let note = format!("{before} -> {public}");
         out.record(journal_line(RecordKind::Transition, self.turn_number(), note));
         let reached = public.reasons.iter().filter(|reason| reason.facts().is_guardrail);
-        for reason in reached.filter(|reason| !self.state.public.reasons.contains(reason)) {
+        for reason in reached.filter(|reason| !before.reasons.contains(reason)) {
             let trip = GuardrailTrip::of_pause(*reason);
             out.record(trip_line(self.turn_number(), trip, reason.as_ref()));
         }
-        self.state.public = public;
     }
 
     /// Requests a report if the view differs from `before`.
@@ -145,7 +143,7 @@ impl Engine {
     }
 
     fn reported_pauses(&self) -> Vec<ReportedPause> {
-        let suspended = self.state.suspended.then(|| ReportedPause {
+        let suspended = self.state.life.is_suspended().then(|| ReportedPause {
             reason: PauseReason::SuspendedBySpec,
             until: None,
             message: "spec.suspend is true; set it to false to resume".to_owned(),

@@ -7,7 +7,7 @@ use super::effects::{EffectBuffer, journal_line};
 use super::guardrails::RestKind;
 use super::machine::Engine;
 use super::modes::WakeTrigger;
-use super::snapshot::{CauseKind, LifecyclePhase};
+use super::snapshot::CauseKind;
 use super::turn::state::UnseenEvents;
 use super::{RecordKind, time_math};
 use agentloop_api::status::LoopState;
@@ -97,7 +97,7 @@ impl Engine {
     /// A sleep has ended. `cause`: of the next turn.
     fn sleep_ended(&mut self, cause: String, out: &mut EffectBuffer) {
         // Under a pause the public state does not change; without its own line the end would not be journalled.
-        if self.state.lifecycle != LifecyclePhase::Active || !self.state.reasons.is_empty() {
+        if !self.state.life.is_active() || !self.state.reasons.is_empty() {
             let note = format!("{}: the sleep ended", self.public_state());
             out.record(journal_line(RecordKind::Transition, self.turn_number(), note));
         }

@@ -1,6 +1,6 @@
 //! Compaction: a call asks the model for a summary of the oldest messages, which replaces them in the prompt.
 //!
-//! Owns what such a call asks, and how its answer is used; `context_window` decides when it is made. It is a call of
+//! Owns what such a call asks, and how its answer is used; `window` decides when it is made. It is a call of
 //! the turn that needs the room: metered, limited, journalled and repeated like any other, but it does not count
 //! against the limits of the turn itself. The summarized messages leave the live transcript in the transaction that
 //! stores the summary, and stay in the journal's history. A failed summary stops nothing: its messages leave with a

@@ -78,8 +78,8 @@ pub fn head(summary: Option<String>, digest: Option<String>) -> Option<String> {
 
 /// The message that begins a turn. `hot_state`: one line about the hot state.
 pub fn turn_opening(turn: i64, now: Timestamp, briefing: &TurnBriefing, hot_state: Option<String>) -> String {
-    let mut text = format!("Turn {turn}, {}: {}.", time_math::format_moment(now), briefing.cause);
-    for note in &briefing.notes {
+    let mut text = format!("Turn {turn}, {}: {}.", time_math::format_moment(now), briefing.cause());
+    for note in briefing.notes() {
         text.push_str("\nNote: ");
         text.push_str(note);
         text.push('.');

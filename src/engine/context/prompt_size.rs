@@ -1,5 +1,5 @@
 //! Sizes of prompts, and what a prompt leaves out so that it fits. Pure functions of messages and numbers; the engine's
-//! decisions are in `context_window`.
+//! decisions are in `window`.
 //!
 //! All sizes are estimates. [`TokenEstimator`] corrects them: limits, which are in tokens of the server, are converted
 //! into estimated tokens, so that all sums here use one unit.

@@ -374,7 +374,7 @@ impl Engine {
 
     /// The runtime's word on how things stand now, for the end of a prompt.
     pub(crate) fn state_block(&self) -> Option<String> {
-        let now = self.state.last_now?;
+        let now = self.state.life.last_now()?;
         let own: Vec<String> = self
             .missing_tools()
             .into_iter()

@@ -13,7 +13,6 @@ use serde_json::Value;
 use super::super::effects::{EffectBuffer, journal_line};
 use super::super::machine::Engine;
 use super::super::message::ToolCall;
-use super::super::snapshot::LifecyclePhase;
 use super::super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId};
 use super::super::tools::admission;
 use super::super::tools::batch::{MOST_READS, ToolRunPlan};
@@ -64,7 +63,7 @@ impl Engine {
     }
 
     fn plan_refresh(&mut self, out: &mut EffectBuffer) {
-        let coming = self.state.turns_begun.saturating_add(1);
+        let coming = self.state.totals.next_turn();
         if self.state.refresh.turn != coming {
             self.state.refresh = HotStateRefresh {
                 turn: coming,
@@ -89,7 +88,7 @@ impl Engine {
             call: 0,
             index,
         };
-        let of = admission::run_identity(&self.agent, self.state.epoch, id);
+        let of = admission::run_identity(&self.agent, self.state.life.epoch(), id);
         match self.planned(field, &of) {
             Ok(plan) => {
                 let field = field.name.clone();
@@ -132,7 +131,7 @@ impl Engine {
                 index,
             };
             let held = !self.state.reasons.are_free(out.now);
-            if held || self.state.lifecycle != LifecyclePhase::Active || self.running.len() >= MOST_READS {
+            if held || !self.state.life.is_active() || self.running.len() >= MOST_READS {
                 return;
             }
             if !self.running.contains_key(&id) {
@@ -149,7 +148,7 @@ impl Engine {
         let plan = run.plan.clone();
         let is_new = plan.tries == 1;
         if is_new {
-            self.state.tool_calls = self.state.tool_calls.saturating_add(1);
+            self.state.totals.count_run(false);
         }
         let note = if is_new { "" } else { "repeated" };
         out.record(tool_line(RecordKind::ToolIntent, id, &plan, note, None));

@@ -55,7 +55,7 @@ impl LoopMode for CountdownState {
         format!(
             "Turn {}: {left} to go. {}",
             opening.number,
-            opening.briefing.notes.join(" ")
+            opening.briefing.notes().join(" ")
         )
     }
 

@@ -236,6 +236,7 @@ impl From<StoredModeState> for ModeState {
 
 impl ModeSettings {
     /// The tool with which the agent itself slows its loop down, for texts that recommend it. `None`: there is none.
+    #[must_use]
     pub fn sleep_tool(&self) -> Option<&'static str> {
         match self {
             Self::Continuous => Some(continuous::yield_tool::NAME),

@@ -123,7 +123,7 @@ impl Engine {
         if self.state.turn.is_none() && self.mode().sleep().is_none() {
             let over = format!("a pause ({reason}) is over");
             let briefing = &mut self.state.briefing;
-            match briefing.cause_kind {
+            match briefing.cause_kind() {
                 CauseKind::Loop | CauseKind::Pause => briefing.set_cause(CauseKind::Pause, over),
                 // If a sleep ended during the pause, its cause tells the model more.
                 CauseKind::Event => self.add_note(&over),

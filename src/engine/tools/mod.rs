@@ -22,7 +22,6 @@ use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
 use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
 use crate::modes::{LoopPace, ModeCallDecision};
-use crate::snapshot::LifecyclePhase;
 use crate::tool::{ToolOutcome, ToolRun, ToolRunId};
 use crate::tools::results::render_outcome;
 use crate::turn::Turn;
@@ -70,7 +69,7 @@ impl Engine {
 
     /// The run for a call, or the result of a call that is not run.
     fn admit_call(&mut self, id: ToolRunId, wanted: &ToolCall, out: &mut EffectBuffer) -> Result<ToolRunPlan, String> {
-        let of = admission::run_identity(&self.agent, self.state.epoch, id);
+        let of = admission::run_identity(&self.agent, self.state.life.epoch(), id);
         let Some(turn) = &mut self.state.turn else {
             return Err(String::new());
         };
@@ -110,7 +109,7 @@ impl Engine {
     /// The next run that may be sent. Pauses the loop if a guardrail trips.
     fn next_run(&mut self, out: &mut EffectBuffer) -> Option<usize> {
         let free = self.state.reasons.are_free(out.now);
-        if self.fenced || !free || self.state.lifecycle != LifecyclePhase::Active {
+        if self.fenced || !free || !self.state.life.is_active() {
             return None;
         }
         let may_act = self.state.reasons.allow_actions();
@@ -154,11 +153,10 @@ impl Engine {
     }
 
     fn count_run(&mut self, plan: &ToolRunPlan, out: &EffectBuffer) {
-        self.state.tool_calls = self.state.tool_calls.saturating_add(1);
+        self.state.totals.count_run(!plan.only_looks());
         if plan.only_looks() {
             return;
         }
-        self.state.actions = self.state.actions.saturating_add(1);
         self.count_use(LimitedResource::Actions, 1, out);
         if let Some(turn) = &mut self.state.turn {
             turn.set_acted();
@@ -173,7 +171,10 @@ impl Engine {
         if !matches!(outcome, ToolOutcome::Unavailable { .. })
             && let Some(tool) = self.tool_of(id).map(str::to_owned)
         {
-            self.state.tally.count_run_time(&tool, out.now.duration_since(sent));
+            self.state
+                .totals
+                .tally
+                .count_run_time(&tool, out.now.duration_since(sent));
         }
         if id.is_refresh() {
             self.refresh_finished(id, outcome, out);
@@ -374,9 +375,9 @@ impl Engine {
     /// At the start of a process: why an answer, or its tool calls, may be out of date.
     pub(crate) fn outdated_since_start(&mut self, before: Option<Timestamp>, now: Timestamp) -> Option<String> {
         let spec = self.settings.spec;
-        let edited = self.state.spec.replace(spec).is_some_and(|before| before != spec);
+        let edited = self.state.life.set_spec(spec);
         let asleep = before.map_or(SignedDuration::ZERO, |before| now.duration_since(before));
-        let why = if self.state.suspended {
+        let why = if self.state.life.is_suspended() {
             "the loop was suspended after you requested it".to_owned()
         } else if edited {
             "the spec of this agent was changed after you requested it".to_owned()
@@ -401,7 +402,7 @@ impl Engine {
     /// Calls that a pause has delayed for too long are not run when the loop resumes.
     pub(crate) fn expire_held(&mut self, out: &mut EffectBuffer) {
         let free = self.state.reasons.are_free(out.now);
-        if self.fenced || !free || self.state.lifecycle != LifecyclePhase::Active || !self.running.is_empty() {
+        if self.fenced || !free || !self.state.life.is_active() || !self.running.is_empty() {
             return;
         }
         let held = self

@@ -25,9 +25,10 @@ impl Engine {
         if self.context_exceeded(&failure, out) || self.compaction_failed(&failure, out) {
             return;
         }
-        let failures = match failure.kind {
-            FailureKind::LinkLost => self.state.call.failures(),
-            _ => self.state.call.count_failure(),
+        let failures = if failure.kind == FailureKind::LinkLost {
+            self.state.call.failures()
+        } else {
+            self.state.call.count_failure()
         };
         let next = retry::decide(&failure, call, failures, out.now);
         self.state.last_error = Some((out.now, failure.clone()));
@@ -241,10 +242,7 @@ impl Engine {
             let text = "the last turn failed before it ended; its tool calls and their results stand";
             self.state.briefing.set_cause(CauseKind::Event, text);
         } else {
-            let mut briefing = turn.into_briefing();
-            briefing.notes.append(&mut self.state.briefing.notes);
-            briefing.notes.dedup();
-            self.state.briefing = briefing;
+            self.state.briefing.repeat(turn.into_briefing());
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
 use crate::modes::{LoopPace, NextStep, TurnEnd, TurnOpening};
 use crate::notifications;
 use crate::precheck::PreCheckState;
-use crate::snapshot::{CauseKind, LifecyclePhase, TurnBriefing};
+use crate::snapshot::{CauseKind, TurnBriefing};
 use crate::turn::kind::TurnKind;
 use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::agent::{ExhaustionPolicy, LimitedResource};
@@ -38,7 +38,7 @@ impl Engine {
             (TurnBriefing::default(), None)
         };
         let opening = TurnOpening {
-            number: self.state.turns_begun.saturating_add(1),
+            number: self.state.totals.next_turn(),
             briefing: &briefing,
             hot_state,
         };
@@ -54,9 +54,8 @@ impl Engine {
     /// Begins a turn with `text` as its first message.
     fn open_turn(&mut self, text: String, briefing: TurnBriefing, kind: TurnKind, out: &mut EffectBuffer) {
         self.offer.turn_begins();
-        let number = self.state.turns_begun.saturating_add(1);
+        let number = self.state.totals.begin_turn();
         let message = Arc::new(Message::User { text });
-        self.state.turns_begun = number;
         self.state.turn = Some(Turn::new(number, kind, briefing));
         self.state.call.plan(number, 1, out.now);
         self.transcript.push(message.clone());
@@ -235,8 +234,7 @@ impl Engine {
     }
 
     pub(crate) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
-        self.state.outcome = Some(outcome);
-        self.state.lifecycle = LifecyclePhase::Stopping;
+        self.state.life.end(outcome);
         self.note_transition(out);
     }
 
@@ -272,7 +270,7 @@ impl Engine {
         self.hot.mark_committed();
         let kind = self.state.turn.as_ref().map_or(TurnKind::Own, Turn::kind);
         let unseen = self.take_turn().map(Turn::into_unseen).unwrap_or_default();
-        self.state.turns_completed = self.state.turns_completed.saturating_add(1);
+        self.state.totals.complete_turn();
         self.state.counters.failures.turn_completed();
         self.state.doubt = HistoryDoubt::default();
         self.state.next_turn = Some(time_math::after(out.now, self.delay()));
@@ -323,10 +321,7 @@ impl Engine {
         if !self.turn_rules().has_briefing {
             return;
         }
-        let notes = &mut self.state.briefing.notes;
-        if !notes.iter().any(|known| known == note) {
-            notes.push(note.to_owned());
-        }
+        self.state.briefing.add_note(note);
     }
 
     /// The conversation of the current turn.
@@ -349,7 +344,7 @@ impl Engine {
         let Some(turn) = self.take_turn() else {
             return;
         };
-        self.state.turns_completed = self.state.turns_completed.saturating_add(1);
+        self.state.totals.complete_turn();
         let said = said.unwrap_or_default();
         self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
         self.mode_turn_ended(turn.kind(), &TurnEnd::Completed { pace, said: &said }, out);
