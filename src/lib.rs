@@ -11,6 +11,7 @@
 //! - [`mcp`]: the client of the Model Context Protocol. Imports no other module.
 //! - [`sensing`]: sources, expressions, signals and rules of Sensors. Imports `api`, `mcp` and `support`.
 //! - [`link`]: the protocol between pods and controller. Imports `api`, `ledger`, `sensing` and `support`.
+//! - [`api_server`]: an API server in memory, for `agentloop run` and for tests. Imports `api`.
 //! - [`telemetry`]: logs, metrics, probes. Imports `api` and `support`.
 //! - [`controller`], [`gateway`], [`worker`], [`sensor`]: the roles. Never import each other.
 //! - [`local`]: all roles in one process, without a cluster. Imports their public interfaces.
@@ -21,6 +22,7 @@
 extern crate agentloop_texts;
 
 pub use agentloop_api as api;
+pub use agentloop_api_server as api_server;
 pub use agentloop_engine as engine;
 pub use agentloop_ledger as ledger;
 pub use agentloop_link as link;

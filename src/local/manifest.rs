@@ -11,11 +11,10 @@ use k8s_openapi::ByteString;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::api_server::namespace_key;
-use super::object_store::{AGENTS, BUDGETS, CONFIG_MAPS, NAMESPACES, ObjectKey, SECRETS, SENSORS};
-use super::schema::ObjectSchema;
 use crate::api::sensor::SensorSource;
 use crate::api::{Agent, AgentBudget, Sensor};
+use crate::api_server::object_key::{AGENTS, BUDGETS, CONFIG_MAPS, NAMESPACES, SECRETS, SENSORS};
+use crate::api_server::{ObjectKey, ObjectSchema};
 use crate::controller::agent::{ReconcilerSettings, ReferenceKind, find_problem};
 use crate::controller::sensor::secrets::required;
 use crate::sensing;
@@ -431,7 +430,7 @@ fn with_namespaces(mut manifests: Vec<ManifestObject>) -> Vec<ManifestObject> {
     );
     names.remove("");
     for name in names {
-        let key = namespace_key(&name);
+        let key = ObjectKey::of_namespace(&name);
         if !manifests.iter().any(|manifest| manifest.key == key) {
             manifests.push(ManifestObject {
                 object: json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": {} }),

@@ -17,11 +17,12 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::api_server::PodTokens;
-use super::object_store::{ObjectKey, ObjectStore, PODS, second};
-use super::patch::ObjectPatch;
+use super::pod_tokens::PodTokens;
 use super::roles::{self, AgentRoles, PodRoles, WebhookAddresses};
 use super::volumes::{PodVolumes, VolumeError, VolumeFolders, make_folder};
+use crate::api_server::object_key::PODS;
+use crate::api_server::object_store::second;
+use crate::api_server::{ApiError, ObjectKey, ObjectPatch, ObjectStore, PatchRequest, PatchScope};
 use crate::link::server::PodIdentity;
 use crate::worker::startup;
 use crate::{gateway, sensor};
@@ -78,6 +79,8 @@ impl PodRunner {
                     Some(_) => {}
                     None if ending => self.remove(key, uid),
                     None if stop.is_cancelled() => {}
+                    // It may have been removed in the meantime.
+                    None if self.bind(key, uid).is_err() => {}
                     None => {
                         started += 1;
                         let terminate = stop.child_token();
@@ -111,7 +114,13 @@ impl PodRunner {
 
     /// The pod has ended. It is removed even if its controller has not deleted it: another one replaces it.
     fn remove(&self, key: &ObjectKey, uid: &str) {
-        let _ = self.store.delete(key, Some(uid), true);
+        let _ = self.store.delete(key, Some(uid), Some(0));
+    }
+
+    /// Assigns a pod to the node, before anything of it starts: from now on its deletion waits for its end.
+    fn bind(&self, key: &ObjectKey, uid: &str) -> Result<(), ApiError> {
+        let node = json!({ "metadata": { "uid": uid }, "spec": { "nodeName": NODE } });
+        patch(&self.store, key, PatchScope::Object, node)
     }
 
     fn start(
@@ -300,9 +309,13 @@ impl PodStatusWriter {
     }
 
     fn put(&self, status: &Value) {
-        let node = ObjectPatch::Merge(json!({ "spec": { "nodeName": NODE } }));
         // A pod that was removed in the meantime needs no status.
-        let _ = self.store.patch(&self.key, false, &node);
-        let _ = self.store.patch(&self.key, true, &ObjectPatch::Merge(status.clone()));
+        let _ = patch(&self.store, &self.key, PatchScope::Status, status.clone());
     }
+}
+
+fn patch(store: &ObjectStore, key: &ObjectKey, scope: PatchScope, patch: Value) -> Result<(), ApiError> {
+    let patch = &ObjectPatch::Merge(patch);
+    let manager = "kubelet";
+    store.patch(key, &PatchRequest { scope, patch, manager }).map(drop)
 }

@@ -15,16 +15,17 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::agent_rows::{AgentRow, LoopActivity, row};
-use super::api_server::{PodTokens, client};
 use super::folders::{PrivateFolder, StateFolder};
 use super::manifest::{self, CheckContext, ManifestError, SecretSource};
-use super::object_store::{AGENTS, CLAIMS, ObjectKey, ObjectStore, PODS, SENSORS};
 use super::output::RunOutput;
+use super::pod_tokens::PodTokens;
 use super::pods::PodRunner;
 use super::roles::WebhookAddresses;
 use super::sensor_rows::{self, SensorRow};
 use super::stateful_set;
 use crate::api::{Agent, Sensor, WORKSPACE_LABEL};
+use crate::api_server::object_key::{AGENTS, CLAIMS, PODS, SENSORS};
+use crate::api_server::{ApiServer, ObjectKey, ObjectStore};
 use crate::controller::agent::ReconcilerSettings;
 use crate::controller::embedded::{self, EmbeddedOptions};
 use crate::controller::pod_sessions::{AgentKey, PodSessions};
@@ -132,7 +133,7 @@ fn put_claim(store: &ObjectStore, agent: &ObjectKey, object: &serde_json::Value)
         let metadata = json!({ "name": name, "namespace": namespace, "labels": { WORKSPACE_LABEL: "true" } });
         let claim = json!({ "apiVersion": "v1", "kind": kind, "metadata": metadata });
         store
-            .apply(ObjectKey::new(CLAIMS, namespace, name), claim)
+            .add(ObjectKey::new(CLAIMS, namespace, name), claim)
             .map_err(trouble)?;
     }
     Ok(())
@@ -195,7 +196,7 @@ impl LocalRun {
             if manifest.key.resource == AGENTS {
                 put_claim(&store, &manifest.key, &manifest.object)?;
             }
-            store.apply(manifest.key, manifest.object).map_err(trouble)?;
+            store.add(manifest.key, manifest.object).map_err(trouble)?;
         }
         Ok(Self {
             store: Arc::new(store),
@@ -267,7 +268,7 @@ impl LocalRun {
         let (end_pods, end_controller) = (CancellationToken::new(), CancellationToken::new());
         let listener = self.listener.try_clone().map_err(trouble)?;
         let alone = EmbeddedOptions {
-            client: client(self.store.clone(), tokens.clone()),
+            client: ApiServer::new(self.store.clone(), tokens.clone()).client(),
             settings: self.settings.clone(),
             sensor_pods: SensorPodSettings {
                 image: self.settings.image.clone(),

@@ -7,9 +7,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use serde_json::{Value, json};
 
-use super::object_store::{ObjectKey, SENSORS};
 use super::roles::WebhookAddresses;
 use crate::api::Sensor;
+use crate::api_server::ObjectKey;
+use crate::api_server::object_key::SENSORS;
 
 /// Rows that are drawn; more are counted.
 const MOST_ROWS: usize = 20;

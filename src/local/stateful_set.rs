@@ -8,7 +8,8 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::object_store::{ObjectKey, ObjectStore, PODS, STATEFUL_SETS};
+use crate::api_server::object_key::{PODS, STATEFUL_SETS};
+use crate::api_server::{ObjectKey, ObjectStore};
 
 /// Label of a pod: the generation of its set when it was created.
 const REVISION: &str = "controller-revision-hash";
@@ -38,7 +39,7 @@ fn reconcile_sets(store: &ObjectStore) {
             set.is_some_and(|(_, set)| runs(set) && pod["metadata"]["labels"][REVISION] == revision(set).as_str());
         if !stays && pod["metadata"]["deletionTimestamp"].is_null() {
             // It may have been removed in the meantime.
-            let _ = store.delete(key, pod["metadata"]["uid"].as_str(), false);
+            let _ = store.delete(key, pod["metadata"]["uid"].as_str(), None);
         }
     }
     for (key, set) in sets.iter().filter(|(_, set)| runs(set)) {
@@ -91,7 +92,7 @@ mod tests {
     use pretty_assertions::assert_eq;
 
     use super::*;
-    use crate::local::patch::ObjectPatch;
+    use crate::api_server::{ObjectPatch, PatchRequest, PatchScope};
 
     fn set() -> ObjectKey {
         ObjectKey::new(STATEFUL_SETS, "n", "s")
@@ -101,27 +102,37 @@ mod tests {
         store.get(&ObjectKey::new(PODS, "n", "s-0"))
     }
 
+    fn patch(store: &ObjectStore, key: &ObjectKey, patch: Value) {
+        let (scope, patch, manager) = (PatchScope::Object, &ObjectPatch::Merge(patch), "test");
+        store.patch(key, &PatchRequest { scope, patch, manager }).unwrap();
+    }
+
     /// Removes a terminating pod, as the runner of pods does.
     fn ends(store: &ObjectStore) {
         let old = pod(store).unwrap();
         assert!(old["metadata"]["deletionTimestamp"].is_string(), "{old}");
-        store.delete(&ObjectKey::new(PODS, "n", "s-0"), None, true).unwrap();
+        store.delete(&ObjectKey::new(PODS, "n", "s-0"), None, Some(0)).unwrap();
     }
 
-    fn with_a_set(dir: &tempfile::TempDir) -> ObjectStore {
-        let store = ObjectStore::open(&dir.path().join("objects.sqlite")).unwrap();
+    fn with_a_set() -> ObjectStore {
+        let store = ObjectStore::in_memory(std::sync::Arc::new(jiff::Timestamp::now));
         let template = json!({ "metadata": { "labels": { "a": "b" } }, "spec": { "volumes": [{ "name": "token" }] } });
         let claims = json!([{ "metadata": { "name": "outbox" } }]);
         let spec = json!({ "replicas": 1, "template": template, "volumeClaimTemplates": claims });
         store.create(set(), json!({ "spec": spec })).unwrap();
         reconcile_sets(&store);
+        // It runs from now on.
+        patch(
+            &store,
+            &ObjectKey::new(PODS, "n", "s-0"),
+            json!({ "spec": { "nodeName": "local" } }),
+        );
         store
     }
 
     #[test]
     fn a_set_has_one_pod_with_its_labels_and_the_claim_that_stays() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = with_a_set(&dir);
+        let store = with_a_set();
         let made = pod(&store).unwrap();
         assert_eq!(made["metadata"]["labels"]["a"], "b");
         assert_eq!(made["spec"]["volumes"][0]["name"], "token");
@@ -135,16 +146,13 @@ mod tests {
 
     #[test]
     fn another_template_replaces_the_pod_once_the_old_one_has_ended() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = with_a_set(&dir);
+        let store = with_a_set();
         let old = pod(&store).unwrap();
-        let label = ObjectPatch::Merge(json!({ "metadata": { "annotations": { "x": "y" } } }));
-        store.patch(&set(), false, &label).unwrap();
+        patch(&store, &set(), json!({ "metadata": { "annotations": { "x": "y" } } }));
         reconcile_sets(&store);
         assert_eq!(pod(&store), Some(old.clone()), "the template is the same");
-        let other =
-            ObjectPatch::Merge(json!({ "spec": { "template": { "spec": { "containers": [{ "name": "x" }] } } } }));
-        store.patch(&set(), false, &other).unwrap();
+        let other = json!({ "spec": { "template": { "spec": { "containers": [{ "name": "x" }] } } } });
+        patch(&store, &set(), other);
         reconcile_sets(&store);
         ends(&store);
         reconcile_sets(&store);
@@ -155,11 +163,10 @@ mod tests {
 
     #[test]
     fn without_its_set_a_pod_ends_and_pods_of_others_stay() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = with_a_set(&dir);
+        let store = with_a_set();
         let other = ObjectKey::new(PODS, "n", "agent");
         store.create(other.clone(), json!({ "spec": {} })).unwrap();
-        store.delete(&set(), None, false).unwrap();
+        store.delete(&set(), None, None).unwrap();
         reconcile_sets(&store);
         ends(&store);
         reconcile_sets(&store);
@@ -169,11 +176,8 @@ mod tests {
 
     #[test]
     fn a_set_of_none_has_no_pod() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = with_a_set(&dir);
-        store
-            .patch(&set(), false, &ObjectPatch::Merge(json!({ "spec": { "replicas": 0 } })))
-            .unwrap();
+        let store = with_a_set();
+        patch(&store, &set(), json!({ "spec": { "replicas": 0 } }));
         reconcile_sets(&store);
         ends(&store);
         reconcile_sets(&store);

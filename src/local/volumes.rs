@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Container, KeyToPath, Pod, Volume};
 
-use super::object_store::{CONFIG_MAPS, ObjectKey, ObjectStore, SECRETS};
+use crate::api_server::object_key::{CONFIG_MAPS, SECRETS};
+use crate::api_server::{ObjectKey, ObjectStore};
 use crate::link::pod::WORKSPACE_VOLUME;
 
 /// Why a volume cannot be created.

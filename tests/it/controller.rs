@@ -1,6 +1,7 @@
 //! The reconciler as a whole: a real kube client and real watches against the in-process API server, in paused time.
 
 use agentloop::api::status::{HandledRequests, LoopOutcome, LoopState, LoopUsage, PauseReason};
+use agentloop::api_server::ApiVerb;
 use agentloop::link::messages::{HeldReason, LoopReport, ModelReport, PodReport};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -156,7 +157,7 @@ async fn twenty_idle_agents_cost_no_request_but_the_renewal_of_watches() {
         rig.pass(15).await;
     }
     let mut calls = rig.server.take_calls();
-    calls.retain(|call| call.verb != "watch");
+    calls.retain(|call| call.verb != ApiVerb::Watch);
     assert_eq!(calls, []);
 }
 
@@ -1178,7 +1179,7 @@ async fn the_controller_uses_the_verbs_of_the_list_and_no_others() {
         .into_iter()
         // What the ledger reads is listed with the chart.
         .filter(|call| !["agentloop.dev/agentbudgets", "/namespaces"].contains(&call.resource.as_str()))
-        .map(|call| (call.resource, call.verb.to_owned()))
+        .map(|call| (call.resource, call.verb.as_ref().to_owned()))
         .collect();
     let listed: BTreeSet<(String, String)> =
         serde_json::from_str(include_str!("../fixtures/controller-verbs.json")).unwrap();

@@ -17,7 +17,6 @@ mod valid;
 use std::collections::BTreeSet;
 
 use agentloop::api::{Agent, AgentBudget, Sensor, crd, reference};
-use agentloop::local::schema as local;
 use agentloop::provider::scripted::ModelScript;
 use kube::ResourceExt;
 
@@ -50,11 +49,11 @@ fn every_rule_takes_its_good_samples_and_refuses_its_bad_ones_in_its_own_words()
     for row in samples::rows() {
         let schema = Schema::of_kind(row.passes[0]["kind"].as_str().unwrap());
         for object in &row.passes {
-            let verdict = schema.judge(object, row.before.as_ref());
+            let verdict = schema.check_rules(object, row.before.as_ref());
             assert!(verdict.is_ok(), "{}: {verdict:?} of {object}", row.says);
         }
         for object in &row.fails {
-            let verdict = schema.judge(object, row.before.as_ref());
+            let verdict = schema.check_rules(object, row.before.as_ref());
             let errors = verdict.expect_err(&format!("{}: takes {object}", row.says));
             let said = errors.iter().any(|error| error.message.contains(row.says));
             assert!(said, "{}: {errors} of {object}", row.says);
@@ -64,15 +63,8 @@ fn every_rule_takes_its_good_samples_and_refuses_its_bad_ones_in_its_own_words()
 
 #[test]
 fn a_run_without_a_cluster_takes_and_refuses_the_same_samples() {
-    let schemas = [
-        ("Agent", "agents.agentloop.dev"),
-        ("AgentBudget", "agentbudgets.agentloop.dev"),
-        ("Sensor", "sensors.agentloop.dev"),
-    ];
-    let schemas = schemas.map(|(kind, definition)| (kind, local::ObjectSchema::of(definition).unwrap()));
     for row in samples::rows() {
-        let kind = row.passes[0]["kind"].as_str().unwrap();
-        let (_, schema) = schemas.iter().find(|(of, _)| *of == kind).unwrap();
+        let schema = Schema::of_kind(row.passes[0]["kind"].as_str().unwrap());
         for object in &row.passes {
             assert_eq!(
                 schema.problems(object, row.before.as_ref()),
@@ -116,14 +108,14 @@ fn every_example_has_only_known_fields_keeps_all_rules_and_a_script_that_can_be_
                 assert_eq!(schema.unknown_fields(&document), Vec::<String>::new(), "{path}");
                 serde_json::from_value::<AgentBudget>(document.clone())
                     .unwrap_or_else(|error| panic!("{path}: {error}"));
-                let verdict = schema.judge(&document, None);
+                let verdict = schema.check_rules(&document, None);
                 assert!(verdict.is_ok(), "{path}: {verdict:?}");
             }
             Some("Sensor") => {
                 let schema = Schema::of_sensors();
                 assert_eq!(schema.unknown_fields(&document), Vec::<String>::new(), "{path}");
                 serde_json::from_value::<Sensor>(document.clone()).unwrap_or_else(|error| panic!("{path}: {error}"));
-                let verdict = schema.judge(&document, None);
+                let verdict = schema.check_rules(&document, None);
                 assert!(verdict.is_ok(), "{path}: {verdict:?}");
             }
             Some("Agent") => {
@@ -131,7 +123,7 @@ fn every_example_has_only_known_fields_keeps_all_rules_and_a_script_that_can_be_
                 let schema = Schema::of_agents();
                 assert_eq!(schema.unknown_fields(&document), Vec::<String>::new(), "{path}");
                 serde_json::from_value::<Agent>(document.clone()).unwrap_or_else(|error| panic!("{path}: {error}"));
-                let verdict = schema.judge(&document, None);
+                let verdict = schema.check_rules(&document, None);
                 assert!(verdict.is_ok(), "{path}: {verdict:?}");
             }
             Some("ConfigMap") => {
@@ -151,7 +143,7 @@ fn every_example_has_only_known_fields_keeps_all_rules_and_a_script_that_can_be_
 }
 
 #[test]
-fn a_misspelt_field_is_found_by_the_reader_of_these_tests() {
+fn a_misspelt_field_is_found() {
     let mut agent = samples::scripted();
     agent["spec"]["guardrails"] = serde_json::json!({"maxCallPerTurn": 3});
     assert_eq!(

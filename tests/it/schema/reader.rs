@@ -1,11 +1,10 @@
 //! Reads schemas and manifests.
 
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use agentloop::api::crd;
-use kube::ResourceExt;
-use kube::core::cel::{CompiledSchema, ValidationErrors, Validator, compile_schema};
+use agentloop::api_server::ObjectSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -33,23 +32,23 @@ pub fn documents(folder: &str) -> Vec<(String, Value)> {
 }
 
 /// The schema of a resource, as it is installed.
-pub struct Schema {
-    root: Value,
-    rules: CompiledSchema,
-}
+pub struct Schema(ObjectSchema);
 
 static AGENTS: LazyLock<Schema> = LazyLock::new(|| Schema::of("agents.agentloop.dev"));
 static BUDGETS: LazyLock<Schema> = LazyLock::new(|| Schema::of("agentbudgets.agentloop.dev"));
 static SENSORS: LazyLock<Schema> = LazyLock::new(|| Schema::of("sensors.agentloop.dev"));
 
+impl Deref for Schema {
+    type Target = ObjectSchema;
+
+    fn deref(&self) -> &ObjectSchema {
+        &self.0
+    }
+}
+
 impl Schema {
     fn of(name: &str) -> Self {
-        let all = crd::all();
-        let definition = all.iter().find(|crd| crd.name_any() == name).unwrap();
-        let crd = serde_json::to_value(definition).unwrap();
-        let root = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone();
-        let rules = compile_schema(&root);
-        Self { root, rules }
+        Self(ObjectSchema::of(name).unwrap())
     }
 
     /// That of Agents.
@@ -82,19 +81,9 @@ impl Schema {
         }
     }
 
-    /// The whole of it.
-    pub fn root(&self) -> &Value {
-        &self.root
-    }
-
-    /// What the rules say of an object; `before` is what it was before the change.
-    pub fn judge(&self, object: &Value, before: Option<&Value>) -> Result<(), ValidationErrors> {
-        Validator::new().validate_compiled(&self.rules, object, before)
-    }
-
     /// Calls `look` with the path and the schema of every field, from the outside in, as long as it says true.
     pub fn walk(&self, look: &mut impl FnMut(&str, &Value) -> bool) {
-        walk("", &self.root, look);
+        walk("", self.root(), look);
     }
 
     /// The messages of all rules.
@@ -113,18 +102,6 @@ impl Schema {
         });
         rules
     }
-
-    /// Fields of `object` that the schema does not have: the API server would drop them.
-    pub fn unknown_fields(&self, object: &Value) -> Vec<String> {
-        let mut unknown = Vec::new();
-        let mut object = object.clone();
-        // The API server checks these by itself.
-        for key in ["apiVersion", "kind", "metadata"] {
-            object.as_object_mut().unwrap().remove(key);
-        }
-        compare("", &self.root, &object, &mut unknown);
-        unknown
-    }
 }
 
 fn walk(path: &str, schema: &Value, look: &mut impl FnMut(&str, &Value) -> bool) {
@@ -139,32 +116,6 @@ fn walk(path: &str, schema: &Value, look: &mut impl FnMut(&str, &Value) -> bool)
     }
     if schema["additionalProperties"].is_object() {
         walk(&format!("{path}.*"), &schema["additionalProperties"], look);
-    }
-}
-
-fn compare(path: &str, schema: &Value, value: &Value, unknown: &mut Vec<String>) {
-    match value {
-        Value::Object(fields) if schema["additionalProperties"].is_object() => {
-            for (name, field) in fields {
-                compare(&join(path, name), &schema["additionalProperties"], field, unknown);
-            }
-        }
-        Value::Object(fields) => {
-            for (name, field) in fields {
-                let path = join(path, name);
-                match schema["properties"].get(name) {
-                    Some(known) => compare(&path, known, field, unknown),
-                    None if schema["x-kubernetes-preserve-unknown-fields"] == true => {}
-                    None => unknown.push(path),
-                }
-            }
-        }
-        Value::Array(items) => {
-            for (index, item) in items.iter().enumerate() {
-                compare(&format!("{path}[{index}]"), &schema["items"], item, unknown);
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 

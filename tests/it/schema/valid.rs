@@ -1,7 +1,6 @@
 //! Whatever a valid spec holds survives the API server: the schema has every field that the code can write.
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
 
 use agentloop::api::agent::{
     AccessMode, ActiveHoursSpec, Agent, AgentMode, AgentSpec, AgentStorage, BudgetRef, ContinuousSpec, DayOfWeek,
@@ -12,16 +11,12 @@ use agentloop::api::agent::{
 };
 use agentloop::api::price::{LongContextPrice, ModelPrice};
 use agentloop::api::tools::{DeclaredEffect, OnUnknownOutcome, SecretRef, ToolRules, ToolServer, ToolsSpec};
-use agentloop::local::schema as local;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use proptest::option;
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::reader::Schema;
-
-static LOCAL: LazyLock<local::ObjectSchema> =
-    LazyLock::new(|| local::ObjectSchema::of("agents.agentloop.dev").unwrap());
 
 fn total() -> impl Strategy<Value = TotalLimits> {
     let cost = "[0-9]{1,9}(\\.[0-9]{1,6})?";
@@ -436,10 +431,10 @@ proptest! {
         let agent = Agent::new("x", spec);
         let object = serde_json::to_value(&agent).unwrap();
         prop_assert_eq!(schema.unknown_fields(&object), Vec::<String>::new());
-        let verdict = schema.judge(&object, Some(&object));
+        let verdict = schema.check_rules(&object, Some(&object));
         prop_assert!(verdict.is_ok(), "{:?} of {}", verdict, object);
         // A run without a cluster takes it too.
-        prop_assert_eq!(LOCAL.problems(&object, Some(&object)), Vec::<String>::new());
+        prop_assert_eq!(schema.problems(&object, Some(&object)), Vec::<String>::new());
         let read: Agent = serde_json::from_value(object).unwrap();
         prop_assert_eq!(read.spec, agent.spec);
     }

@@ -7,7 +7,6 @@ pub mod api_server;
 pub mod clusters;
 pub mod http;
 pub mod kubectl;
-pub mod managed_fields;
 pub mod proxy;
 pub mod random;
 pub mod rig;

@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 
 use jsonschema::Validator;
 use kube::ResourceExt;
-use kube::core::cel::{self, CompiledSchema, compile_schema};
+use kube::core::cel::{self, CompiledSchema, ValidationErrors, compile_schema};
 use serde_json::{Value, json};
 
-use crate::api::crd;
+use agentloop_api::crd;
 
 /// The schema of one of the project's kinds.
 pub struct ObjectSchema {
@@ -34,16 +34,39 @@ impl ObjectSchema {
         })
     }
 
+    /// The whole schema, as it is installed.
+    #[must_use]
+    pub fn root(&self) -> &Value {
+        &self.root
+    }
+
+    /// Fields that are not in the schema: an API server would drop them. Without metadata, which it checks itself, and
+    /// the status, which users do not write.
+    #[must_use]
+    pub fn unknown_fields(&self, object: &Value) -> Vec<String> {
+        let mut ours = object.clone();
+        if let Some(fields) = ours.as_object_mut() {
+            fields.retain(|name, _| !["apiVersion", "kind", "metadata", "status"].contains(&name.as_str()));
+        }
+        let mut found = Vec::new();
+        unknown("", &self.root, &ours, &mut found);
+        found
+    }
+
+    /// Evaluates the CEL rules, which assume an object that matches the schema. `before`: the previous object, for
+    /// transition rules.
+    pub fn check_rules(&self, object: &Value, before: Option<&Value>) -> Result<(), ValidationErrors> {
+        cel::Validator::new().validate_compiled(&self.rules, object, before)
+    }
+
     /// All problems of an object, each with its field. `before`: the previous object, for transition rules.
     #[must_use]
     pub fn problems(&self, object: &Value, before: Option<&Value>) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut ours = object.clone();
-        if let Some(fields) = ours.as_object_mut() {
-            fields.retain(|name, _| name == "spec");
-        }
-        unknown("", &self.root, &ours, &mut problems);
-        repeated("", &self.root, &ours, &mut problems);
+        let unknown = self.unknown_fields(object).into_iter();
+        let mut problems: Vec<String> = unknown
+            .map(|path| format!("{path}: unknown field: correct its name, or remove it"))
+            .collect();
+        repeated("spec", &self.root["properties"]["spec"], &object["spec"], &mut problems);
         let errors = self.structure.iter_errors(object);
         problems.extend(errors.map(|error| {
             let path = dotted(error.instance_path().as_str());
@@ -53,9 +76,8 @@ impl ObjectSchema {
                 error.masked()
             )
         }));
-        // The rules assume objects that match the schema.
         if problems.is_empty()
-            && let Err(errors) = cel::Validator::new().validate_compiled(&self.rules, object, before)
+            && let Err(errors) = self.check_rules(object, before)
         {
             problems.extend(errors.as_slice().iter().map(|error| error.message.clone()));
         }
@@ -89,8 +111,8 @@ fn standard(schema: &Value) -> Value {
     Value::Object(new)
 }
 
-/// Finds fields that are not in the schema: an API server would drop them silently.
-fn unknown(path: &str, schema: &Value, value: &Value, problems: &mut Vec<String>) {
+/// Finds fields that are not in the schema.
+fn unknown(path: &str, schema: &Value, value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
             for (name, field) in fields {
@@ -98,15 +120,15 @@ fn unknown(path: &str, schema: &Value, value: &Value, problems: &mut Vec<String>
                 let known = schema["properties"].get(name);
                 let of_map = Some(&schema["additionalProperties"]).filter(|values| values.is_object());
                 match known.or(of_map) {
-                    Some(known) => unknown(&path, known, field, problems),
+                    Some(known) => unknown(&path, known, field, found),
                     None if schema["x-kubernetes-preserve-unknown-fields"] == true => {}
-                    None => problems.push(format!("{path}: unknown field: correct its name, or remove it")),
+                    None => found.push(path),
                 }
             }
         }
         Value::Array(items) => {
             for (index, item) in items.iter().enumerate() {
-                unknown(&format!("{path}[{index}]"), &schema["items"], item, problems);
+                unknown(&format!("{path}[{index}]"), &schema["items"], item, found);
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
@@ -221,6 +243,13 @@ mod tests {
                 "{says}: {problems:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_field_beside_the_spec_is_unknown_too_and_a_status_is_not_looked_at() {
+        let schema = ObjectSchema::of("agents.agentloop.dev").unwrap();
+        let object = json!({ "kind": "Agent", "metadata": { "x": 1 }, "data": {}, "status": { "x": 1 } });
+        assert_eq!(schema.unknown_fields(&object), ["data"]);
     }
 
     #[test]

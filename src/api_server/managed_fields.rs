@@ -1,16 +1,19 @@
-//! Whose the fields of an object are, as an API server keeps it: a field that one changes is no longer another's.
+//! The managers of an applied object's fields: who changes a field takes it from its previous manager. Pure.
 //!
-//! Fields are paths to values, and a list is one value.
+//! Fields are paths to values, a list is one value, and their names are not those of `FieldsV1`: the controller compares
+//! fields and does not parse them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::object_store::second;
+
 type Leaves = BTreeMap<String, Value>;
 
-/// Notes what one who calls himself `manager` has made of `old`. `applied`: what he applied, and not just changed.
-pub fn note(old: &Value, new: &mut Value, manager: &str, applied: Option<&Value>, now: Timestamp) {
+/// Records that `manager` has changed `old` to `new`. `applied`: what it applied, if it was an apply.
+pub(super) fn record(old: &Value, new: &mut Value, manager: &str, applied: Option<&Value>, now: Timestamp) {
     let changed = changed(&leaves(old), &leaves(new));
     let mut entries = new["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
     for entry in entries.iter_mut().filter(|entry| entry["manager"] != manager) {
@@ -29,11 +32,11 @@ pub fn note(old: &Value, new: &mut Value, manager: &str, applied: Option<&Value>
     let mut next = mine.clone();
     set_fields(&mut next, wanted);
     if next != mine || !changed.is_empty() {
-        next["time"] = json!(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+        next["time"] = json!(second(now));
     }
     entries.push(next);
     entries.retain(|entry| !fields(entry).is_empty());
-    entries.sort_by_key(|entry| entry["manager"].as_str().unwrap().to_owned());
+    entries.sort_by_key(|entry| entry["manager"].as_str().unwrap_or_default().to_owned());
     new["metadata"]["managedFields"] = json!(entries);
 }
 
@@ -52,7 +55,7 @@ fn changed(old: &Leaves, new: &Leaves) -> BTreeSet<String> {
     all.filter(|path| old.get(*path) != new.get(*path)).cloned().collect()
 }
 
-/// All but what the server itself fills in.
+/// The values of an object, without those that the server fills in.
 fn leaves(object: &Value) -> Leaves {
     let mut leaves = Leaves::new();
     for (key, value) in object.as_object().into_iter().flatten() {
@@ -80,5 +83,52 @@ fn collect(value: &Value, path: &str, leaves: &mut Leaves) {
         Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
             leaves.insert(path.to_owned(), value.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+
+    fn managers(object: &Value) -> Vec<(String, Vec<String>)> {
+        let entries = object["metadata"]["managedFields"].as_array().unwrap();
+        let of = |entry: &Value| {
+            (
+                entry["manager"].as_str().unwrap().to_owned(),
+                fields(entry).into_iter().collect(),
+            )
+        };
+        entries.iter().map(of).collect()
+    }
+
+    #[test]
+    fn whoever_changes_an_applied_field_manages_it_until_it_is_applied_again() {
+        let (now, text) = (Timestamp::UNIX_EPOCH, str::to_owned);
+        let applied = json!({"spec": {"a": 1, "b": 2}});
+        let mut object = applied.clone();
+        record(&json!({}), &mut object, "controller", Some(&applied), now);
+        assert_eq!(
+            managers(&object),
+            [(text("controller"), vec![text("spec.a"), text("spec.b")])]
+        );
+
+        let before = object.clone();
+        object["spec"]["b"] = json!(3);
+        record(&before, &mut object, "user", None, now);
+        let expected = [
+            (text("controller"), vec![text("spec.a")]),
+            (text("user"), vec![text("spec.b")]),
+        ];
+        assert_eq!(managers(&object), expected);
+
+        let before = object.clone();
+        object["spec"]["b"] = json!(2);
+        record(&before, &mut object, "controller", Some(&applied), now);
+        assert_eq!(
+            managers(&object),
+            [(text("controller"), vec![text("spec.a"), text("spec.b")])]
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! The two kinds of patches that the controller sends: RFC 7386, and the operations `test`, `add` and `remove` of RFC
-//! 6902 on fields. Pure.
+//! The kinds of patches that the controller sends: RFC 7386, the operations `test`, `add` and `remove` of RFC 6902 on
+//! fields, and server-side apply. Pure.
 //!
 //! As in Kubernetes, a `test` for null succeeds on a missing field.
 
@@ -7,16 +7,21 @@ use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum ObjectPatch {
-    /// RFC 7386. An apply is treated as one, since each field has only one writer here.
+    /// RFC 7386.
     Merge(Value),
     /// RFC 6902.
     Json(Value),
+    /// Server-side apply with `force`. It merges: a list is one value, and a field that is no longer applied stays.
+    Apply(Value),
 }
 
 /// Changes `object`, or returns why that is impossible; it may then be partly changed and must not be used.
 pub fn change(object: &mut Value, patch: &ObjectPatch) -> Result<(), String> {
     match patch {
-        ObjectPatch::Merge(patch) => {
+        ObjectPatch::Merge(patch) | ObjectPatch::Apply(patch) => {
+            if !patch.is_object() {
+                return Err("the patch must be an object".into());
+            }
             merge(object, patch);
             Ok(())
         }
@@ -28,7 +33,8 @@ pub fn change(object: &mut Value, patch: &ObjectPatch) -> Result<(), String> {
     }
 }
 
-fn merge(old: &mut Value, patch: &Value) {
+/// RFC 7386.
+pub fn merge(old: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *old = patch.clone();
         return;
@@ -105,6 +111,13 @@ mod tests {
             json!({"status": {"a/b": 1}})
         );
         assert!(changed(json!({"status": {}, "spec": {}}), &patch).is_err());
+    }
+
+    #[test]
+    fn a_body_that_is_not_an_object_changes_nothing() {
+        for patch in [ObjectPatch::Merge(Value::Null), ObjectPatch::Apply(json!([]))] {
+            assert!(changed(json!({"a": 1}), &patch).is_err());
+        }
     }
 
     #[test]
