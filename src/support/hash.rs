@@ -1,4 +1,4 @@
-//! SHA-256.
+//! SHA-256 hashes, and their hexadecimal digits.
 
 use std::fmt::Write;
 
