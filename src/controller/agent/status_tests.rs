@@ -24,7 +24,7 @@ use crate::controller::budget::shares::LimitShares;
 use crate::controller::pod_sessions::ReceivedReport;
 use crate::controller::runtime::KubeEvent;
 use crate::controller::runtime::pod_state::{PodReason, PodState};
-use crate::link::messages::{HeldReason, LoopReport, ModelReport, PodReport};
+use crate::link::messages::{HeldReason, ModelReport, PodReport};
 
 const GENERATION: Option<i64> = Some(3);
 
@@ -51,16 +51,9 @@ pub(super) fn pod(reason: PodReason) -> PodState {
 }
 
 pub(super) fn reported(state: LoopState) -> ReceivedReport {
-    ReceivedReport {
-        report: PodReport {
-            loop_: Some(LoopReport {
-                state,
-                ..LoopReport::default()
-            }),
-            ..PodReport::default()
-        },
-        at: now(),
-    }
+    let mut report = PodReport::default();
+    report.loop_.get_or_insert_default().state = state;
+    ReceivedReport { report, at: now() }
 }
 
 pub(super) fn held(state: LoopState, reason: PauseReason) -> ReceivedReport {
@@ -185,12 +178,8 @@ fn each_situation_of_the_contract_has_its_verdict() {
         ..Case::default()
     };
     row(&Case::default(), KstatusVerdict::Current, Running, "LoopRunning");
-    row(
-        &of(reported(Sleeping)),
-        KstatusVerdict::Current,
-        Sleeping,
-        "LoopRunning",
-    );
+    let sleeping = of(reported(Sleeping));
+    row(&sleeping, KstatusVerdict::Current, Sleeping, "LoopRunning");
     for reason in [
         PauseReason::ActionsPerMinute,
         PauseReason::RateWindow,
@@ -361,15 +350,8 @@ fn hours_that_end_are_told_once_as_a_matter_of_course() {
 #[test]
 fn an_idle_loop_that_was_ended_needs_nobody_and_says_how_to_start_it_until_it_starts() {
     let mut ending = Case::default();
-    ending
-        .last_report
-        .as_mut()
-        .unwrap()
-        .report
-        .loop_
-        .as_mut()
-        .unwrap()
-        .outcome = Some(LoopOutcome::Idle);
+    let report = &mut ending.last_report.as_mut().unwrap().report;
+    report.loop_.as_mut().unwrap().outcome = Some(LoopOutcome::Idle);
     ending.intent = Intent::RecordOutcome;
     let old = Case::default().status();
     let ended = ending.status();

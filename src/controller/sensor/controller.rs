@@ -50,7 +50,7 @@ impl Reconciler for SensorReconciler {
     }
 
     async fn reconcile(&self, sensor: &Sensor) -> Result<Requeue, ReconcileError> {
-        Box::pin(reconcile::reconcile(&self.registry, &SensorKey::of(sensor))).await
+        reconcile::reconcile(&self.registry, &SensorKey::of(sensor)).await
     }
 
     async fn report_unreadable(&self, object: &InvalidObject) -> Result<Requeue, ReconcileError> {

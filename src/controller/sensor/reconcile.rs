@@ -18,6 +18,10 @@ use crate::controller::runtime::status_writer::{CONFLICT_RETRY, write_unreadable
 
 /// Applies the Sensor's objects and updates its status.
 pub(super) async fn reconcile(sensors: &SensorRegistry, key: &SensorKey) -> Result<Requeue, ReconcileError> {
+    Box::pin(steps(sensors, key)).await
+}
+
+async fn steps(sensors: &SensorRegistry, key: &SensorKey) -> Result<Requeue, ReconcileError> {
     let Some(snapshot) = sensors.snapshot(key) else {
         return Ok(Requeue::AwaitChange);
     };
