@@ -248,15 +248,18 @@ fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
     );
 }
 
-/// Asserts that no notification is lost, and that none is shown in two committed turns.
+/// Asserts that no notification is lost, and that none is shown in two committed turns. One may still wait at the end of the
+/// undisturbed run: the turn that showed it was refused, and the script ends with the next one, which shows none.
 fn compare_notifications(plain: &Run, found: &Run) {
+    let committed = |run: &Run, id: &String| {
+        let turns = run.shown.get(id);
+        turns.map_or(0, |turns| turns.intersection(&run.committed).count())
+    };
     for (id, turns) in &found.shown {
-        let committed = turns.intersection(&found.committed).count();
-        assert!(committed <= 1, "notification {id} was shown in {turns:?}");
-        assert!(
-            committed == 1 || found.view.is_none(),
-            "notification {id} was lost: {turns:?}"
-        );
+        let times = committed(found, id);
+        assert!(times <= 1, "notification {id} was shown in {turns:?}");
+        let is_done = times == 1 || committed(plain, id) == 0;
+        assert!(is_done || found.view.is_none(), "notification {id} was lost: {turns:?}");
     }
     let ids = |run: &Run| run.shown.keys().cloned().collect::<Vec<_>>();
     assert!(found.view.is_none() || ids(found) == ids(plain));
