@@ -65,7 +65,6 @@ impl ApiServer {
     }
 
     /// Its routes, to serve them on a socket.
-    #[must_use]
     pub fn router(&self) -> Router {
         Router::new().fallback(answer).with_state(self.clone())
     }

@@ -581,12 +581,14 @@ mod tests {
     #[test]
     fn with_an_object_goes_what_it_owns_and_what_has_no_owner_does_not_stay() {
         let store = memory();
-        let owner = store.create(agent(), json!({})).unwrap();
-        let owned = |uid: &Value| json!({"metadata": {"ownerReferences": [{"uid": uid}]}});
+        let agent_object = store.create(agent(), json!({})).unwrap();
+        let with_owner = |uid: &Value| json!({"metadata": {"ownerReferences": [{"uid": uid}]}});
         let map = |name: &str| ObjectKey::new(CONFIG_MAPS, "default", name);
-        store.create(map("owned"), owned(&owner["metadata"]["uid"])).unwrap();
+        store
+            .create(map("owned"), with_owner(&agent_object["metadata"]["uid"]))
+            .unwrap();
         store.create(map("free"), json!({})).unwrap();
-        store.create(map("orphan"), owned(&json!("another"))).unwrap();
+        store.create(map("orphan"), with_owner(&json!("another"))).unwrap();
         let names = || {
             store
                 .list(CONFIG_MAPS, "")
