@@ -24,6 +24,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::support::clusters::has;
+use crate::support::ports::free_port;
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -36,14 +37,6 @@ fn place(url: &str) -> SourceTarget {
         policy: Arc::new(AddressPolicy::new(vec!["127.0.0.0/8".parse().unwrap()], vec![])),
         most_bytes: 10_000,
     }
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
 }
 
 async fn next(arrivals: &mut mpsc::Receiver<SourceArrival>) -> SourceMessage {

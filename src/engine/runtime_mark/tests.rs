@@ -1,3 +1,5 @@
+//! Tests of the search for the mark of the runtime: what it finds, and how many characters it looks at.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
 
 use super::process::{Bench, Run};
-use super::sources::{free_port, said, until, updates};
+use super::sources::{said, until, updates};
 use crate::support::clusters::has;
+use crate::support::ports::free_port;
 use crate::tools::everything::{self, Everything};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");

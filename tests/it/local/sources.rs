@@ -10,6 +10,7 @@ use tokio::process::{Child, Command};
 
 use super::process::{Bench, CANARY, Run, agent, records, script};
 use crate::support::clusters::has;
+use crate::support::ports::free_port;
 
 const KEY: &str = "canary-3c9a-key";
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -43,11 +44,6 @@ class Server(http.server.BaseHTTPRequestHandler):
         pass
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Server).serve_forever()
 "#;
-
-pub fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
 
 fn serve(port: u16, events: &Path) -> Child {
     Command::new("python3")

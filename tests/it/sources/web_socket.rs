@@ -9,8 +9,9 @@ use pretty_assertions::assert_eq;
 use serde_json::json;
 use tokio::process::{Child, Command};
 
-use super::{free_port, next, place};
+use super::{next, place};
 use crate::support::clusters::has;
+use crate::support::ports::free_port;
 use crate::tools::python::interpreter;
 
 /// Serves numbers to who asks with the right header, in texts, bytes and fragments, and breaks off after every third; each
