@@ -6,7 +6,7 @@
 //! 1. Results of tools of earlier turns are cleared: their beginning and their size stay. The journal keeps them, and
 //!    they return when the room doubles.
 //! 2. Earlier turns are summarized by the model, see `compaction`.
-//! 3. Earlier turns leave, and a [`HistoryDigest`](crate::context::digest::HistoryDigest) of their actions stays.
+//! 3. Earlier turns leave, and a [`HistoryDigest`] of their actions stays.
 //! 4. The same three for the turn under way: results that the model has seen are cleared, its calls are summarized or
 //!    leave. The results of the last answer go last.
 //!
