@@ -195,6 +195,32 @@ fn a_new_record_goes_on_from_the_known_totals_and_an_old_one_from_its_own() {
 }
 
 #[test]
+fn a_record_that_went_back_with_its_volume_goes_on_from_what_the_controller_knows() {
+    let (directory, earlier) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    for place in [&directory, &earlier] {
+        let store = open(place);
+        store.adopt(&LoopUsage::default()).unwrap();
+        call(&store, "t1c1a1", "");
+    }
+    let store = open(&directory);
+    for id in ["t2c1a1", "t3c1a1"] {
+        call(&store, id, "");
+    }
+    let known = store.usage();
+    assert_eq!(known.calls, 3);
+    let store = open(&earlier);
+    assert_eq!(store.usage().calls, 1);
+    store.adopt(&known).unwrap();
+    assert_eq!(store.usage(), known);
+    // It counts from there, and what is known already changes nothing.
+    call(&store, "t4c1a1", "");
+    store.adopt(&known).unwrap();
+    assert_eq!((store.usage().calls, store.usage().by_model[0].calls), (4, 4));
+    drop(store);
+    assert_eq!(open(&earlier).usage().calls, 4, "also after a restart");
+}
+
+#[test]
 fn at_most_ten_models_are_reported_and_the_sum_holds_all() {
     let directory = TempDir::new().unwrap();
     for number in 0..12 {
