@@ -212,7 +212,6 @@ fn a_record_that_went_back_with_its_volume_goes_on_from_what_the_controller_know
     assert_eq!(store.usage().calls, 1);
     store.adopt(&known).unwrap();
     assert_eq!(store.usage(), known);
-    // It counts from there, and what is known already changes nothing.
     call(&store, "t4c1a1", "");
     store.adopt(&known).unwrap();
     assert_eq!((store.usage().calls, store.usage().by_model[0].calls), (4, 4));
