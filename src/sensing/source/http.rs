@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::redirect::{Attempt, Policy};
-use reqwest::{Client, Response, StatusCode, Url};
+use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
+use tokio::time::timeout;
 
 use super::tls::{TlsFiles, TlsMaterial};
 use crate::address::{AddressPolicy, FilteringResolver};
@@ -210,6 +211,23 @@ fn advice(cause: &str) -> &'static str {
         Some(alert) if REFUSALS.contains(&alert) => "; check tls.clientCertificateSecretRef",
         _ => "",
     }
+}
+
+/// Sends a request whose response is a stream, and returns the response once it has begun with status 200.
+pub async fn open_stream(request: RequestBuilder, idle: Duration) -> Result<Response, SourceError> {
+    let response = timeout(idle, request.send()).await.map_err(|_| silent(idle))?;
+    let response = response.map_err(|error| unreachable(&error))?;
+    if response.status() != StatusCode::OK {
+        return Err(refused(response.status()));
+    }
+    Ok(response)
+}
+
+/// The media type of a response in lower case, with its parameters; empty if it has none.
+pub fn content_type(response: &Response) -> String {
+    let value = response.headers().get(CONTENT_TYPE);
+    let text = value.and_then(|value| value.to_str().ok()).unwrap_or_default();
+    text.trim().to_ascii_lowercase()
 }
 
 /// The error of a response with this status.

@@ -23,6 +23,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use http::SourceError;
+
 /// Arrivals that wait to be stored.
 const WAITING: usize = 16;
 
@@ -140,6 +142,20 @@ impl SourceFeed {
             return ArrivalOutcome::NotNow;
         }
         answered.await.unwrap_or(ArrivalOutcome::NotNow)
+    }
+
+    /// Submits a message of a stream. An error means that it was not stored, so that the stream has to be opened again.
+    async fn store(&self, message: SourceMessage) -> Result<(), SourceError> {
+        match self.submit(message).await {
+            ArrivalOutcome::NotNow => Err(SourceError(
+                "cannot store incoming events; check the sensor pod's storage".into(),
+            )),
+            ArrivalOutcome::OnDisk
+            | ArrivalOutcome::Known
+            | ArrivalOutcome::Dropped
+            | ArrivalOutcome::TooDeep
+            | ArrivalOutcome::Replayed => Ok(()),
+        }
     }
 
     /// Records that the source is connected.

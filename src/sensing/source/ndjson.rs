@@ -4,13 +4,13 @@
 
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, CONTENT_TYPE};
-use reqwest::{Client, Response, StatusCode};
+use reqwest::header::ACCEPT;
+use reqwest::{Client, Response};
 use tokio::time::{Instant, timeout};
 
-use super::http::{SourceError, SourceTarget, refused, silent, unreachable};
+use super::http::{SourceError, SourceTarget, content_type, open_stream, silent, unreachable};
 use super::reconnect::ReconnectBackoff;
-use super::{ArrivalOutcome, RepeatRule, SourceCursor, SourceFeed, SourceMessage};
+use super::{RepeatRule, SourceCursor, SourceFeed, SourceMessage};
 
 #[derive(Clone, Debug)]
 pub struct NdjsonListener {
@@ -57,19 +57,8 @@ impl NdjsonListener {
             .get(self.place.url.clone())
             .headers(self.place.headers()?)
             .header(ACCEPT, "application/x-ndjson, application/json;q=0.9, */*;q=0.1");
-        let response = timeout(self.idle, request.send())
-            .await
-            .map_err(|_| silent(self.idle))?;
-        let response = response.map_err(|error| unreachable(&error))?;
-        if response.status() != StatusCode::OK {
-            return Err(refused(response.status()));
-        }
-        // Servers name this format in many ways, so only what it certainly is not is rejected.
-        let content = response
-            .headers()
-            .get(CONTENT_TYPE)
-            .and_then(|value| value.to_str().ok());
-        if content.is_some_and(|content| content.trim().to_ascii_lowercase().starts_with("text/html")) {
+        let response = open_stream(request, self.idle).await?;
+        if content_type(&response).starts_with("text/html") {
             return Err(SourceError("the response is an HTML page; check url".into()));
         }
         Ok(response)
@@ -84,16 +73,7 @@ async fn submit(line: Vec<u8>, feed: &SourceFeed) -> Result<(), SourceError> {
         // Two equal lines are two events.
         repeat: RepeatRule::Never,
     };
-    match feed.submit(message).await {
-        ArrivalOutcome::NotNow => Err(SourceError(
-            "cannot store incoming events; check the sensor pod's storage".into(),
-        )),
-        ArrivalOutcome::OnDisk
-        | ArrivalOutcome::Known
-        | ArrivalOutcome::Dropped
-        | ArrivalOutcome::TooDeep
-        | ArrivalOutcome::Replayed => Ok(()),
-    }
+    feed.store(message).await
 }
 
 /// Splits a stream into lines. Buffers at most one line of the allowed length and one byte, which marks it as too long.

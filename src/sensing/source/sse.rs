@@ -4,14 +4,14 @@
 
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
-use reqwest::{Client, Response, StatusCode};
+use reqwest::header::{ACCEPT, HeaderValue};
+use reqwest::{Client, Response};
 use tokio::time::{Instant, timeout};
 
 use super::backoff::LONGEST;
-use super::http::{SourceError, SourceTarget, refused, silent, unreachable};
+use super::http::{SourceError, SourceTarget, content_type, open_stream, silent, unreachable};
 use super::reconnect::{PAUSE, ReconnectBackoff};
-use super::{ArrivalOutcome, RepeatRule, SourceCursor, SourceFeed, SourceMessage};
+use super::{RepeatRule, SourceCursor, SourceFeed, SourceMessage};
 
 /// Longest event id that is kept.
 const MOST_ID: usize = 1024;
@@ -76,18 +76,8 @@ impl SseListener {
         if let Some(id) = id.and_then(|id| HeaderValue::from_bytes(id.as_bytes()).ok()) {
             request = request.header("last-event-id", id);
         }
-        let response = timeout(self.idle, request.send())
-            .await
-            .map_err(|_| silent(self.idle))?;
-        let response = response.map_err(|error| unreachable(&error))?;
-        if response.status() != StatusCode::OK {
-            return Err(refused(response.status()));
-        }
-        let content = response
-            .headers()
-            .get(CONTENT_TYPE)
-            .and_then(|value| value.to_str().ok());
-        if !content.is_some_and(|content| content.trim().to_ascii_lowercase().starts_with("text/event-stream")) {
+        let response = open_stream(request, self.idle).await?;
+        if !content_type(&response).starts_with("text/event-stream") {
             return Err(SourceError(
                 "the response is not a stream of server-sent events; check url".into(),
             ));
@@ -112,19 +102,9 @@ impl SseListener {
             payload: event.data,
             cursor: next.clone(),
         };
-        match feed.submit(heard).await {
-            ArrivalOutcome::NotNow => Err(SourceError(
-                "cannot store incoming events; check the sensor pod's storage".into(),
-            )),
-            ArrivalOutcome::OnDisk
-            | ArrivalOutcome::Known
-            | ArrivalOutcome::Dropped
-            | ArrivalOutcome::TooDeep
-            | ArrivalOutcome::Replayed => {
-                *cursor = next;
-                Ok(())
-            }
-        }
+        feed.store(heard).await?;
+        *cursor = next;
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ use rstest::rstest;
 use tokio::io::AsyncWriteExt;
 
 use super::*;
+use crate::source::ArrivalOutcome;
 use crate::source::test_server::{next, server, target};
 
 const SOON: Duration = Duration::from_secs(20);

@@ -5,6 +5,7 @@ use rstest::rstest;
 use tokio::io::AsyncWriteExt;
 
 use super::*;
+use crate::source::ArrivalOutcome;
 use crate::source::test_server::{next, server, target};
 
 fn event(data: &str, id: Option<&str>, last_id: Option<&str>) -> SseEvent {
