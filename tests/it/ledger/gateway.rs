@@ -72,6 +72,8 @@ pub struct Gateway {
     pub spec_price: i64,
     /// An earlier state of the disk.
     pub kept: Option<Disk>,
+    /// When the disk last went back. Answers to requests from before reach no process.
+    pub went_back: Option<i64>,
     /// Its Agent is deleted.
     pub leaving: bool,
 }
@@ -108,6 +110,7 @@ impl Gateway {
             price,
             spec_price: price,
             kept: None,
+            went_back: None,
             leaving: false,
         }
     }

@@ -2,7 +2,7 @@
 //! draws another schedule than the one that found it.
 
 /// A seed, and what it found.
-pub const FOUND: [(u64, &str); 7] = [
+pub const FOUND: [(u64, &str); 8] = [
     (5_697, "the number of a lease was told before it was written"),
     (
         35_484,
@@ -17,6 +17,10 @@ pub const FOUND: [(u64, &str); 7] = [
     (
         700_350_966,
         "the simulation: more than 20 answers at once displaced the outcome of a write while nothing may be lost",
+    ),
+    (
+        5_328_248_664,
+        "the simulation: the answer to a process whose disk went back afterwards reached the next one",
     ),
     (
         700_485_137,

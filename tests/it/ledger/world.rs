@@ -506,9 +506,10 @@ impl World {
         self.judge.lost = true;
         let of = &mut self.gateways[gateway];
         of.die();
+        of.went_back = Some(self.now);
         let record = kept.record.clone();
         of.disk = kept;
-        // An answer reaches the process that asked, and no later one.
+        // An answer reaches the process that asked, and no later one. Requests that are under way are still heard.
         self.net
             .retain(|packet| !matches!(packet, Packet::Answer(answer) if answer.record == record));
     }
@@ -1341,7 +1342,8 @@ impl World {
     fn answered(&mut self, answer: &Answer) {
         let gateway = answer.gateway;
         let of = &self.gateways[gateway];
-        if !of.up || of.frozen_until > self.now || of.disk.record != answer.record {
+        let is_of_earlier = of.went_back.is_some_and(|at| answer.sent <= at);
+        if !of.up || of.frozen_until > self.now || of.disk.record != answer.record || is_of_earlier {
             return;
         }
         let crash = self.crash();
