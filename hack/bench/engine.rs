@@ -48,6 +48,7 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         pre_check: None,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
+        approval_timeout: SignedDuration::from_hours(1),
         loop_detection: LoopDetection::default(),
         spec: 0,
         quick_text_turns: 0,

@@ -65,6 +65,11 @@ pub enum PauseReason {
     CallExceedsLimit,
     /// A budget is exhausted and an approval was requested; cleared by the answer, or when the window has room.
     BudgetAsk,
+    /// A tool call waits for an approval; cleared when it is approved or denied, or its gate expires.
+    ToolCallNeedsApproval,
+    /// The outcome of a tool call is unknown, and its repetition waits for an approval; cleared when it is approved or
+    /// denied, or its gate expires.
+    UnknownOutcome,
     /// The limits of the Agent are unknown or unusable; cleared when they are usable.
     BudgetUnavailable,
     /// The server billed more than the bound of a call; cleared by the request `agentloop.dev/resume`.
@@ -113,6 +118,8 @@ pub enum PauseEnd {
         /// regularly.
         probed: bool,
     },
+    /// The answer to a gate, at the latest when the gate expires.
+    Answer,
     /// Only a user.
     User,
 }
@@ -133,7 +140,7 @@ impl PauseReason {
     #[must_use]
     pub const fn facts(self) -> PauseFacts {
         use ConditionType as Shown;
-        use PauseEnd::{ActionWindow, Contact, Cooldown, ForcedSleep, NextAttempt, Recheck, Room, Spec, User};
+        use PauseEnd::{ActionWindow, Answer, Contact, Cooldown, ForcedSleep, NextAttempt, Recheck, Room, Spec, User};
         use PauseFacts as Row;
         match self {
             Self::SuspendedBySpec => Row::outage(Spec, Some(Shown::Suspended)),
@@ -160,6 +167,7 @@ impl PauseReason {
                 Row::guardrail(Room { probed: false }, Shown::BudgetExhausted)
             }
             Self::BudgetAsk => Row::guardrail(Room { probed: false }, Shown::ApprovalPending),
+            Self::ToolCallNeedsApproval | Self::UnknownOutcome => Row::outage(Answer, Some(Shown::ApprovalPending)),
             // `Accepted` shows what is wrong with the limits, since the controller finds it.
             Self::BudgetUnavailable => Row::outage(Room { probed: true }, None).recovering(),
             Self::BoundViolated => Row::outage(User, Some(Shown::ModelAvailable)).or_resume(),

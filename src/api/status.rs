@@ -34,6 +34,11 @@ pub struct AgentStatus {
     /// Usage since the Agent was created, counted by the gateway. Never reset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<LoopUsage>,
+    /// Open gates: what waits for the answer of a person, oldest first. The arguments are not in the status; read the
+    /// event `gate:opened` with its messages.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
+    pub gates: Vec<Gate>,
     /// AgentBudgets that the Agent draws on, as of this status.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
@@ -53,6 +58,53 @@ pub struct AgentStatus {
     /// State from which a new leader continues the Agent's own limits. Internal; do not edit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ledger: Option<AgentLedger>,
+}
+
+/// Most gates of one Agent that are open at a time.
+pub const MAX_GATES: usize = 20;
+
+/// A request for an approval. Approve it with the annotations `agentloop.dev/approve: <id>:<argumentsHash>` and
+/// `agentloop.dev/approved-by: <your user name>`, or deny it with `agentloop.dev/deny: <id>`.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Gate {
+    /// Id of the gate, never reused.
+    #[schemars(length(max = 63))]
+    pub id: String,
+    /// What the gate is for.
+    pub kind: GateKind,
+    /// Tool of the call, as the model calls it.
+    #[schemars(length(max = 64))]
+    pub tool: String,
+    /// Hash of the arguments of the call.
+    #[schemars(length(max = 64))]
+    pub arguments_hash: String,
+    /// Time at which the gate was opened.
+    pub opened_at: Time,
+    /// Time at which the gate expires, which denies it.
+    pub expires_at: Time,
+}
+
+/// What a gate is for.
+#[derive(
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    AsRefStr,
+    IntoStaticStr,
+    EnumIter,
+    strum::Display,
+)]
+pub enum GateKind {
+    /// A tool call runs only if it is approved.
+    ToolCallNeedsApproval,
+    /// A tool call with an unknown outcome is repeated only if that is approved.
+    UnknownOutcome,
 }
 
 /// Accounts of the Agent's own limits.

@@ -8,6 +8,8 @@ use super::bounds::DNS_SUBDOMAIN;
 
 /// A server's name, which becomes part of its tools' names, of a volume's name and of a path.
 const SERVER: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
+/// The name of a grant.
+const GRANT: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 /// A tool's name, as servers choose it.
 pub(super) const TOOL: &str = "^[!-~]+$";
 
@@ -54,6 +56,64 @@ pub struct ToolsSpec {
     /// marked as such. Defaults to 32,768.
     #[schemars(range(min = 256, max = 1_048_576))]
     pub max_result_bytes: u32,
+    /// Which calls of the model a person must approve before they run.
+    pub approval: ApprovalRules,
+    /// Grants of the Agent, at most 32: names that servers require in `requiredGrant`. The tools of a server whose grant is
+    /// missing are offered, but every call of them is denied, and the model is told which grant is missing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "set", "items" = {
+        "type": "string",
+        "description": "Name of a grant.",
+        "minLength": 1,
+        "maxLength": 63,
+        "pattern": GRANT,
+    }))]
+    pub grants: Vec<String>,
+}
+
+/// Which tool calls need an approval.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ApprovalRules {
+    /// Calls that need an approval, by the effect of their tool, unless a rule of the tool has `approval`. `Never`: none.
+    /// `Destructive`, the default: those of tools with this effect. `Write`: those of tools with any side effect. `Always`:
+    /// all.
+    pub default: ApprovalDefault,
+    /// Time in which a call must be approved, in seconds, 60 to 604,800 (a week); then it is denied. Defaults to 3,600.
+    #[schemars(range(min = 60, max = 604_800))]
+    pub timeout_seconds: u32,
+}
+
+impl Default for ApprovalRules {
+    fn default() -> Self {
+        Self {
+            default: ApprovalDefault::default(),
+            timeout_seconds: 3600,
+        }
+    }
+}
+
+/// Tool calls that need an approval, by effect.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ApprovalDefault {
+    /// None.
+    Never,
+    /// Those of tools that may remove or overwrite something.
+    #[default]
+    Destructive,
+    /// Those of tools with any side effect.
+    Write,
+    /// All.
+    Always,
+}
+
+/// Whether calls of a tool need an approval.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolApproval {
+    /// They need none.
+    Never,
+    /// Each call needs one.
+    Always,
 }
 
 impl ToolsSpec {
@@ -72,6 +132,8 @@ impl Default for ToolsSpec {
         Self {
             servers: Vec::new(),
             max_result_bytes: 32_768,
+            approval: ApprovalRules::default(),
+            grants: Vec::new(),
         }
     }
 }
@@ -107,6 +169,11 @@ pub struct ToolServer {
     /// the server receives them; the model and the loop never see them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers_secret_ref: Option<SecretRef>,
+    /// Name of the grant that calls of this server's tools require: lower-case letters, digits and '-', at most 63. It must
+    /// be in `spec.tools.grants`; otherwise each call is denied. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), regex(pattern = GRANT))]
+    pub required_grant: Option<String>,
     /// Whether the server's annotations of its tools (`readOnlyHint`, `destructiveHint`, `idempotentHint`) are trusted.
     /// If false, the default, each of its tools counts as `Write` and not idempotent, unless `tools` says otherwise.
     #[serde(default)]
@@ -160,9 +227,13 @@ pub struct ToolRules {
     #[schemars(range(min = 1, max = 3600))]
     pub timeout_seconds: u32,
     /// What happens when the outcome of a call is unknown. `TellModel`, the default: the model is informed. `Retry`:
-    /// the call is repeated with the same idempotency key.
+    /// the call is repeated with the same idempotency key. `Ask`: the call is repeated if a person approves it, otherwise
+    /// the model is informed.
     #[serde(default)]
     pub on_unknown_outcome: OnUnknownOutcome,
+    /// Whether a person must approve each call: `Never` or `Always`. Defaults to `spec.tools.approval.default`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approval: Option<ToolApproval>,
 }
 
 /// Default timeout of a tool call, in seconds.
@@ -193,6 +264,8 @@ pub enum OnUnknownOutcome {
     TellModel,
     /// The call is repeated with the same idempotency key.
     Retry,
+    /// The call is repeated if a person approves it.
+    Ask,
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub mod delivery_relay;
 pub mod election;
 pub mod embedded;
 pub mod event_subscriptions;
+pub mod gate_annotations;
 pub mod identity;
 mod leader;
 pub mod link_service;

@@ -25,6 +25,7 @@ use super::{
     EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, settings::EngineSettings,
 };
 use crate::context::{prompt, prompt::Skill};
+use crate::time_math;
 use agentloop_api::status::PauseReason;
 
 #[derive(Clone, Debug)]
@@ -177,6 +178,7 @@ impl Engine {
             EngineInput::Timer => self.timer = None,
             EngineInput::WakeRequested { token } => self.wake_requested(token, out),
             EngineInput::ResumeRequested { token } => self.resume_requested(token, out),
+            EngineInput::GateAnswered(answer) => self.gate_answered(&answer, out),
             EngineInput::BudgetChanged { budget } => self.budget_changed(budget, out),
             EngineInput::LinkSilent => self.state.reasons.set_link_silent(true),
             EngineInput::LinkLost => self.link_lost(),
@@ -290,6 +292,7 @@ impl Engine {
     /// Does what is due, and sets the timer for what is due next.
     fn advance(&mut self, out: &mut EffectBuffer) {
         if self.state.life.is_active() && !self.fenced {
+            self.expire_gates(out);
             self.clear_expired(out.now);
             // Pauses and the sleep end before anything starts, and the transition is journalled before what it allows.
             self.check_clock_guardrails(out.now);
@@ -377,7 +380,13 @@ impl Engine {
         let sleep = self.mode().sleep().map(ChosenSleep::ends);
         // Tool work that is possible now has been done; the rest waits for an input, not for a time.
         let due = self.due(now).filter(|due| self.tool_batch().is_none() || *due > now);
-        holds.chain(sleep).chain(self.clock_changes).chain(due).min()
+        let gates = self.first_gate_expiry();
+        holds
+            .chain(sleep)
+            .chain(self.clock_changes)
+            .chain(due)
+            .chain(gates)
+            .min()
     }
 
     /// Deadlines are wall-clock times. If the clock was set back, delays move with it, and nothing lasts longer from
@@ -400,6 +409,10 @@ impl Engine {
         let settings = &self.settings;
         let longest = |reason| pauses::longest_hold(reason, settings);
         self.state.reasons.clock_set_back(now, longest);
+        let latest = time_math::after(now, settings.approval_timeout);
+        if let Some(batch) = self.state.turn.as_mut().and_then(Turn::batch_mut) {
+            batch.clock_set_back(latest);
+        }
     }
 
     /// The turn that a journal record belongs to.

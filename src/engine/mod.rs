@@ -13,6 +13,7 @@
 #[macro_use]
 extern crate agentloop_texts;
 
+mod approvals;
 mod calls;
 mod context;
 mod counters;
@@ -63,6 +64,7 @@ use message::{Message, ModelAnswer, ToolDefinition};
 use sensor_events::SensedEvent;
 use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
+pub use approvals::{GateAnswer, OpenGate, RunGate};
 pub use context::budget_health::BudgetHealth;
 pub use context::prompt::Skill;
 pub use ids::{CallId, CallIdError};
@@ -127,6 +129,8 @@ pub enum EngineInput {
         /// Value of the annotation.
         token: String,
     },
+    /// A person answered a gate. Has no effect if the gate is not open.
+    GateAnswered(GateAnswer),
     /// The limits on calls may have changed. A level: repeats have no effect.
     BudgetChanged { budget: BudgetState },
     /// No contact with the controller for half the run lease: no tool with side effects starts.
@@ -310,6 +314,10 @@ pub enum RecordKind {
     ToolOutcome,
     /// A tool call was denied: nothing was run.
     ToolDenied,
+    /// A tool run waits for the approval of a person. Its note is the id of the gate.
+    GateOpened,
+    /// A gate has closed. Its note is the id of the gate, and how it closed.
+    GateResolved,
     /// A loop was detected, or continued: the sign, and the step that followed.
     LoopDetected,
     /// A field of the hot state did not get its value; recorded once until it does.

@@ -75,6 +75,8 @@ pub struct EngineSettings {
     pub hot_state: Vec<FieldSchema>,
     /// The most bytes of one tool result.
     pub max_result_bytes: usize,
+    /// Time in which a person must approve a tool call.
+    pub approval_timeout: SignedDuration,
     /// What a detected loop leads to.
     pub loop_detection: LoopDetection,
     /// A hash of the whole spec except for `suspend`: it changes with any other edit.
@@ -148,6 +150,7 @@ impl TryFrom<&AgentSpec> for EngineSettings {
             light_context_tokens: spec.light_model.as_ref().map_or(0, |light| light.context_tokens),
             hot_state: spec.hot_state.fields.iter().map(FieldSchema::from).collect(),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
+            approval_timeout: SignedDuration::from_secs(spec.tools.approval.timeout_seconds.into()),
             loop_detection: spec.guardrails.loop_detection.clone(),
             spec: hash(spec),
         })

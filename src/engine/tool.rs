@@ -28,6 +28,8 @@ pub enum UnknownOutcomePolicy {
     TellModel,
     /// The same run is sent again, with the same key.
     Retry,
+    /// A person decides whether the same run is sent again, with the same key.
+    Ask,
 }
 
 /// A tool that a source offers, with its rules.
@@ -46,6 +48,10 @@ pub struct ToolSpec {
     pub timeout: SignedDuration,
     /// What follows a run of unknown outcome.
     pub on_unknown: UnknownOutcomePolicy,
+    /// A person must approve each run.
+    pub needs_approval: bool,
+    /// A grant that its server requires and the Agent does not have: its calls are denied.
+    pub missing_grant: Option<String>,
 }
 
 /// One tool run, as the worker executes it.

@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 
+use super::approvals::OpenGate;
 use super::effects::{EffectBuffer, journal_line, trip_line};
 use super::lifecycle::{LifecyclePhase, PublicState};
 use super::lifetime_counts::LifetimeCounts;
@@ -45,6 +46,8 @@ pub struct LoopView {
     pub handled: HandledRequests,
     /// The last failure: when and what.
     pub last_error: Option<(Timestamp, CallFailure)>,
+    /// The open gates, oldest first.
+    pub gates: Vec<OpenGate>,
     /// The repetition that the loop is in.
     pub detected: Option<DetectedRepetition>,
     /// Why the light model cannot be used, if only a user can fix that.
@@ -92,6 +95,7 @@ impl Engine {
             consecutive_turns: state.counters.turns.count(),
             handled: state.handled.clone(),
             last_error: state.last_error.clone(),
+            gates: self.gates(),
             detected: self.detected(),
             light_model: self.light_model_failure().cloned(),
         }

@@ -20,6 +20,8 @@ pub const PAGE_LINES: usize = 200;
 pub const RECENT_MESSAGES: usize = 12;
 /// Most bytes of each of these messages.
 pub const MOST_MESSAGE_BYTES: usize = 2048;
+/// Most bytes of the call of a `gate:opened`.
+pub const MOST_CALL_BYTES: usize = 64 * 1024;
 /// Name of the last event of a stream that the controller ends; it gives the reason and how to continue.
 pub const END_EVENT: &str = "end";
 
@@ -59,8 +61,9 @@ pub struct EventLine {
     pub outcome: Option<String>,
     /// What the journal says about it, in a few words.
     pub note: String,
-    /// Only for subscriptions with messages, and only for `autonomy:loop_detected`: the last messages of the model and
-    /// results of its tools, newest last, each as JSON and cut after [`MOST_MESSAGE_BYTES`] bytes.
+    /// Only for subscriptions with messages. For `autonomy:loop_detected`: the last messages of the model and results of its
+    /// tools, newest last, each as JSON and cut after [`MOST_MESSAGE_BYTES`] bytes. For `gate:opened`: the call that waits
+    /// for an approval, with its arguments, as JSON and cut after [`MOST_CALL_BYTES`] bytes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<String>,
 }

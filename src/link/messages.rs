@@ -18,7 +18,7 @@ use agentloop_api::{
     condition::LoopSign,
     failure::{CallFailure, FailureKind},
     price::ModelPrice,
-    status::{HandledRequests, LastError, LoopOutcome, LoopState, LoopUsage, PauseReason, WakeCondition},
+    status::{Gate, HandledRequests, LastError, LoopOutcome, LoopState, LoopUsage, PauseReason, WakeCondition},
     usage_counts::{GuardrailTrips, ToolUsage},
 };
 use agentloop_ledger::account::{GrantRefusal, GrantRequest, LeaseStatement};
@@ -120,6 +120,9 @@ pub struct Directives {
     /// Value of the annotation `agentloop.dev/resume`: ends a cool-down, once per value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume: Option<String>,
+    /// Answers to open gates, until the loop reports that they are closed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gate_answers: Vec<GateAnswer>,
     /// The limits of the calls. `None`: not decided yet, so no call is made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<BudgetTerms>,
@@ -132,6 +135,22 @@ pub struct Directives {
     /// Subscriptions to the loop's events: the worker sends events for as long as they are listed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub readings: Vec<EventSubscription>,
+}
+
+/// The answer of a person to a gate.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct GateAnswer {
+    /// Id of the gate.
+    pub id: String,
+    /// Hash of the arguments that were approved or denied.
+    pub arguments_hash: String,
+    /// Whether the gate was approved, as opposed to denied.
+    pub approved: bool,
+    /// User who approved it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 /// The limits of an Agent's calls. A call needs room in every account and counts in all of them.
@@ -394,6 +413,9 @@ pub struct LoopReport {
     pub tool_calls: i64,
     /// Number of those with side effects.
     pub actions: i64,
+    /// Open gates, oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gates: Vec<Gate>,
     /// Tool runs by outcome.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub by_tool: Vec<ToolUsage>,

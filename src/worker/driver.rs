@@ -22,7 +22,7 @@ use crate::engine::lifetime_counts::LifetimeCounts;
 use crate::engine::machine::Engine;
 use crate::engine::message::ModelAnswer;
 use crate::engine::tool::{ToolOutcome, ToolRunId};
-use crate::engine::{CallId, EngineInput, KnownTotals, StopCause};
+use crate::engine::{CallId, EngineInput, GateAnswer, KnownTotals, StopCause};
 use crate::link::deliveries::Delivery;
 use crate::link::messages::{Directives, LoopReport};
 use crate::link::socket::WorkerSession;
@@ -354,6 +354,15 @@ impl<'a> LoopDriver<'a> {
         }
         if let Some(token) = directives.resume.filter(|token| before.resume.as_ref() != Some(token)) {
             self.feed(EngineInput::ResumeRequested { token })?;
+        }
+        let answers = directives.gate_answers.iter();
+        for answer in answers.filter(|answer| !before.gate_answers.contains(answer)) {
+            self.feed(EngineInput::GateAnswered(GateAnswer {
+                gate: answer.id.clone(),
+                arguments: answer.arguments_hash.clone(),
+                approved: answer.approved,
+                by: answer.by.clone(),
+            }))?;
         }
         if before.wake_events != directives.wake_events
             && let Some(names) = directives.wake_events.clone()

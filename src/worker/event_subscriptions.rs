@@ -11,7 +11,9 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::engine::RecordKind;
-use crate::link::events::{EventLine, EventSubscription, EventsPage, MOST_MESSAGE_BYTES, PAGE_LINES, RECENT_MESSAGES};
+use crate::link::events::{
+    EventLine, EventSubscription, EventsPage, MOST_CALL_BYTES, MOST_MESSAGE_BYTES, PAGE_LINES, RECENT_MESSAGES,
+};
 
 use super::events;
 use super::gateway_client::{GatewayClient, RetryDelay};
@@ -108,10 +110,10 @@ impl EventPublisher {
         };
         let mut bytes = 0;
         for line in found.lines {
-            let with_messages = ask.reading.messages && line.kind == RecordKind::LoopDetected;
+            let kind = line.kind;
             let mut line = events::from_line(line);
-            if with_messages {
-                line.messages = steps.recent_messages(line.turn, (RECENT_MESSAGES, MOST_MESSAGE_BYTES))?;
+            if ask.reading.messages {
+                line.messages = messages_of(kind, &line, steps)?;
             }
             bytes += LINE_BYTES + size(&line);
             if bytes > PAGE_BYTES && !page.events.is_empty() {
@@ -138,6 +140,19 @@ impl EventPublisher {
             }
         }
         Ok(())
+    }
+}
+
+/// The texts of an event, for subscribers who may read them.
+fn messages_of(kind: RecordKind, line: &EventLine, steps: &JournaledEngine<'_>) -> Result<Vec<String>, JournalError> {
+    match kind {
+        RecordKind::LoopDetected => steps.recent_messages(line.turn, (RECENT_MESSAGES, MOST_MESSAGE_BYTES)),
+        RecordKind::GateOpened => {
+            let run = line.run.as_ref().and_then(|run| run.parse().ok());
+            let call = run.map(|run| steps.requested_call(run, MOST_CALL_BYTES)).transpose()?;
+            Ok(call.flatten().into_iter().collect())
+        }
+        _ => Ok(Vec::new()),
     }
 }
 

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use crate::engine::lifetime_counts::LifetimeCounts;
 use crate::engine::machine::{Engine, LoopView};
+use crate::engine::tool::ToolRunId;
 use crate::engine::{EngineEffect, EngineInput, JournalRecord, Skill, StopCause};
 
 use super::journal::{CommittedBatch, Journal, JournalError, JournalLine, JournalPage, SensorRecord};
@@ -47,6 +48,11 @@ impl<'a> JournaledEngine<'a> {
     /// each.
     pub fn recent_messages(&self, turn: i64, most: (usize, usize)) -> Result<Vec<String>, JournalError> {
         self.journal.recent_messages(turn, most)
+    }
+
+    /// Returns the call behind a tool run, truncated to `bytes`.
+    pub fn requested_call(&self, run: ToolRunId, bytes: usize) -> Result<Option<String>, JournalError> {
+        self.journal.requested_call(run, bytes)
     }
 
     /// Returns the state that a restart would continue from.

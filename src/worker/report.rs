@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::api::status::LastError;
+use crate::api::status::{Gate, LastError};
+use crate::engine::OpenGate;
 use crate::engine::machine::LoopView;
 use crate::link::messages::{DetectedLoop, HeldReason, LoopReport, ModelReport};
 use crate::support::text::truncate_bytes;
@@ -32,6 +33,7 @@ pub fn from_view(view: LoopView) -> LoopReport {
         turns_completed: view.turns_completed,
         tool_calls: view.tool_calls,
         actions: view.actions,
+        gates: view.gates.into_iter().map(gate).collect(),
         by_tool: view.tally.tools,
         guardrail_trips: view.tally.trips,
         consecutive_errors: view.consecutive_errors.try_into().unwrap_or(i32::MAX),
@@ -49,6 +51,18 @@ pub fn from_view(view: LoopView) -> LoopReport {
             message: failure.message,
         }),
         sensors: Vec::new(),
+    }
+}
+
+fn gate(open: OpenGate) -> Gate {
+    let OpenGate { gate, tool, arguments } = open;
+    Gate {
+        id: gate.id,
+        kind: gate.kind,
+        tool,
+        arguments_hash: arguments,
+        opened_at: Time(gate.opened_at),
+        expires_at: Time(gate.expires_at),
     }
 }
 

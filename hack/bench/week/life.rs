@@ -265,6 +265,8 @@ fn tool() -> ToolSpec {
         idempotent: false,
         timeout: SignedDuration::from_secs(60),
         on_unknown: UnknownOutcomePolicy::TellModel,
+        needs_approval: false,
+        missing_grant: None,
     }
 }
 

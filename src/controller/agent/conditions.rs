@@ -5,6 +5,7 @@
 //! written on the first visit and stay.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt;
 use strum::IntoEnumIterator;
 
 use super::apply::PodObstacle;
@@ -15,10 +16,13 @@ use super::validate::plain_http_secrets;
 use crate::api::AGENT_LABEL;
 use crate::api::condition::ConditionType;
 use crate::api::failure::{FailureKind, ModelEvidence};
+use crate::api::pause::PauseEnd;
 use crate::api::status::{LoopOutcome, LoopState, LoopStatus, PauseReason};
+use crate::controller::gate_annotations;
 use crate::controller::plain_http::plain_http_warning;
 use crate::controller::runtime::condition_list::ConditionList;
 use crate::controller::runtime::pod_state::PodReason;
+use crate::link::messages::LoopReport;
 
 /// Reason of `ModelAvailable=Unknown`.
 const NOT_CALLED: &str = "NotCalledYet";
@@ -219,13 +223,35 @@ impl AgentConditions<'_> {
             let mut held = report.reasons.iter();
             match held.find(|held| held.reason.facts().condition == Some(type_)) {
                 Some(held) => {
-                    let until = held.until.map(|until| format!("; resumes at {}", seconds(until)));
-                    let message = format!("{}{}", held.message, until.unwrap_or_default());
+                    let ends = match held.reason.facts().end {
+                        PauseEnd::Answer => "denied unless answered by",
+                        _ => "resumes at",
+                    };
+                    let until = held.until.map(|until| format!("; {ends} {}", seconds(until)));
+                    let answer = self.how_to_answer(report, type_);
+                    let message = format!("{}{}{answer}", held.message, until.unwrap_or_default());
                     self.list.set(type_, true, held.reason.as_ref(), message);
                 }
                 None => self.list.clear(type_),
             }
         }
+    }
+
+    /// How to answer the open gates; empty for other conditions.
+    fn how_to_answer(&self, report: &LoopReport, type_: ConditionType) -> String {
+        let (Some(gate), ConditionType::ApprovalPending) = (report.gates.first(), type_) else {
+            return String::new();
+        };
+        let agent = self.facts.agent;
+        let (namespace, name) = (agent.namespace().unwrap_or_default(), agent.name_any());
+        let (id, hash) = (gate.id.as_str(), gate.arguments_hash.as_str());
+        let commands = gate_annotations::commands("agents.agentloop.dev", (&namespace, &name), (id, hash));
+        let others = match report.gates.len() - 1 {
+            0 => String::new(),
+            1 => "; 1 more gate is in status.gates".to_owned(),
+            others => format!("; {others} more gates are in status.gates"),
+        };
+        format!(". To approve gate {id}: {commands}{others}")
     }
 
     /// Derived from the recorded outcome, so that the condition outlives the pod and its report.

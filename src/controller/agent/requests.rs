@@ -3,9 +3,11 @@
 
 use kube::ResourceExt;
 
-use crate::api::status::HandledRequests;
+use crate::api::status::{Gate, HandledRequests};
 use crate::api::{Agent, AgentStatus};
+use crate::controller::gate_annotations::{self, AnnotatedAnswer};
 use crate::controller::runtime::names;
+use crate::link::messages::GateAnswer;
 
 /// Requests that are not handled yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +26,23 @@ pub(super) fn open(agent: &Agent, status: &AgentStatus) -> OpenRequests {
         wake: asked.wake.filter(|value| handled.wake.as_ref() != Some(value)),
         resume: asked.resume.filter(|value| handled.resume.as_ref() != Some(value)),
     }
+}
+
+/// The answers to the open gates. They are handed out until the loop reports that the gate is closed.
+pub(super) fn gate_answers(agent: &Agent, status: &AgentStatus) -> Vec<GateAnswer> {
+    let answer = |gate: &Gate| {
+        let (approved, by) = match gate_annotations::answer(agent.annotations(), &gate.id, &gate.arguments_hash)? {
+            AnnotatedAnswer::Approved { by, .. } => (true, Some(by)),
+            AnnotatedAnswer::Denied { .. } => (false, None),
+        };
+        Some(GateAnswer {
+            id: gate.id.clone(),
+            arguments_hash: gate.arguments_hash.clone(),
+            approved,
+            by,
+        })
+    };
+    status.gates.iter().filter_map(answer).collect()
 }
 
 /// The handled requests to record. While a handled value is still in the annotation it stays recorded, so that an older

@@ -98,6 +98,9 @@ pub(super) fn compute(facts: &AgentStatusInput<'_>) -> AgentStatus {
         conditions: conditions::compute(facts, &status),
         summary: Some(summary(facts, &status, usage.as_ref())),
         r#loop: Some(status),
+        gates: facts
+            .report()
+            .map_or_else(|| old.gates.clone(), |report| report.gates.clone()),
         budgets: facts
             .shares
             .map_or_else(|| old.budgets.clone(), |shares| shares.budgets.clone()),

@@ -14,19 +14,13 @@ use super::format;
 use crate::api::AgentBudget;
 use crate::api::amount::Amount;
 use crate::api::budget::{AgentBudgetStatus, BudgetGate, OnExhausted};
+use crate::controller::gate_annotations::{self, AnnotatedAnswer};
+pub use crate::controller::gate_annotations::{APPROVE, APPROVED_BY, DENY};
 use crate::ledger::account::GATE_TOP_UP;
 use crate::ledger::limits::{added_amount, limit_amounts};
 
-/// Annotation that approves gates: `<gate>:<argumentsHash>`, separated by spaces.
-pub const APPROVE: &str = "agentloop.dev/approve";
-/// Annotation with the name of the approver; the admission policy requires it to be the requesting user.
-pub const APPROVED_BY: &str = "agentloop.dev/approved-by";
-/// Annotation that denies gates: `<gate>` or `<gate>:<argumentsHash>`, separated by spaces.
-pub const DENY: &str = "agentloop.dev/deny";
 /// Value of `kind` of the gate.
 pub const KIND: &str = "BudgetAsk";
-/// Longest annotation value kept in the status, in characters.
-const LONGEST: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GateAnswer {
@@ -84,21 +78,17 @@ pub fn hash(budget: &AgentBudget, id: &str) -> String {
 #[must_use]
 pub fn answer(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<GateAnswer> {
     let gate = status.gates.first()?;
-    let annotation = |key: &str| budget.annotations().get(key).map(String::as_str);
-    let tokens = |key| annotation(key).unwrap_or_default().split_whitespace();
-    let denied = tokens(DENY).find(|token| token.split(':').next() == Some(gate.id.as_str()));
-    if let Some(value) = denied {
-        return Some(GateAnswer::Denied { value: truncate(value) });
+    match gate_annotations::answer(budget.annotations(), &gate.id, &gate.arguments_hash)? {
+        AnnotatedAnswer::Denied { value } => Some(GateAnswer::Denied { value }),
+        AnnotatedAnswer::Approved { by, value } => {
+            let current = gate.arguments_hash == hash(budget, &gate.id);
+            current.then(|| GateAnswer::Approved {
+                id: gate.id.clone(),
+                by,
+                value,
+            })
+        }
     }
-    let by = annotation(APPROVED_BY).map(str::trim).filter(|by| !by.is_empty())?;
-    let wanted = format!("{}:{}", gate.id, gate.arguments_hash);
-    let current = gate.arguments_hash == hash(budget, &gate.id);
-    let approved = tokens(APPROVE).any(|token| token == wanted);
-    (approved && current).then(|| GateAnswer::Approved {
-        id: gate.id.clone(),
-        by: truncate(by),
-        value: wanted,
-    })
 }
 
 /// The top-up granted by an approval annotation, with its id in the ledger.
@@ -114,16 +104,10 @@ pub fn approved(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<(Str
 #[must_use]
 pub fn how_to_answer(budget: &AgentBudget, gate: &BudgetGate) -> String {
     let (namespace, name) = (budget.namespace().unwrap_or_default(), budget.name_any());
-    format!(
-        "To approve, which adds {}: kubectl annotate --overwrite agentbudgets.agentloop.dev -n {namespace} {name} \
-         {APPROVE}={}:{} {APPROVED_BY}=<your user name>; to deny: {DENY}={}",
-        format::amount(&offer(budget)),
-        gate.id,
-        gate.arguments_hash,
-        gate.id
-    )
-}
-
-fn truncate(text: &str) -> String {
-    text.chars().take(LONGEST).collect()
+    let commands = gate_annotations::commands(
+        "agentbudgets.agentloop.dev",
+        (&namespace, &name),
+        (&gate.id, &gate.arguments_hash),
+    );
+    format!("To approve, which adds {}: {commands}", format::amount(&offer(budget)))
 }

@@ -308,6 +308,7 @@ impl Engine {
         ) else {
             return;
         };
+        self.close_gate(place, "withdrawn: the call repeats a loop", out);
         let Some(episode) = &mut self.state.watch.episode else {
             return;
         };

@@ -320,6 +320,7 @@ pub fn longest_hold(reason: PauseReason, settings: &EngineSettings) -> Option<Si
         PauseEnd::NextAttempt => Some(retry::LONGEST_RETRY_AFTER),
         PauseEnd::Contact => Some(retry::LINK_PROBE),
         PauseEnd::Cooldown(_) => Some(LONGEST_COOLDOWN),
+        PauseEnd::Answer => Some(settings.approval_timeout),
         PauseEnd::Spec | PauseEnd::Recheck | PauseEnd::Room { .. } | PauseEnd::User => None,
     }
 }

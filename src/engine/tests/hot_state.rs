@@ -37,6 +37,8 @@ pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
         idempotent: false,
         timeout: seconds(60),
         on_unknown: super::super::tool::UnknownOutcomePolicy::TellModel,
+        needs_approval: false,
+        missing_grant: None,
     }
 }
 

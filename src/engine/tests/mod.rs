@@ -1,6 +1,7 @@
 //! Drives the engine in simulated time as the worker would, and checks invariants on every step.
 
 mod actions;
+mod approvals;
 mod budget;
 mod budget_health;
 mod compaction;
@@ -53,7 +54,9 @@ use super::pauses::budget::{BudgetState, ProbeState};
 use super::pauses::holds::ActivePause;
 use super::settings::{EngineSettings, ModeSettings};
 use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
-use super::{CallId, CallPurpose, EngineEffect, EngineInput, JournalRecord, KnownTotals, RecordKind, StopCause};
+use super::{
+    CallId, CallPurpose, EngineEffect, EngineInput, GateAnswer, JournalRecord, KnownTotals, RecordKind, StopCause,
+};
 use agentloop_api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection};
 use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_api::status::{LoopState, PauseReason};
@@ -81,6 +84,7 @@ fn settings() -> EngineSettings {
         light_context_tokens: 128_000,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
+        approval_timeout: seconds(3600),
         // Tests of other rules repeat the same text.
         loop_detection: detection(DetectionMode::Disabled),
         spec: 0,
@@ -435,13 +439,28 @@ impl Driver {
             if before.id == run.id {
                 assert_eq!(before, run);
                 let may = rule(&run.name).is_some_and(|tool| {
-                    tool.effect == ToolEffect::Read || tool.idempotent || tool.on_unknown == UnknownOutcomePolicy::Retry
+                    tool.effect == ToolEffect::Read
+                        || tool.idempotent
+                        || tool.on_unknown == UnknownOutcomePolicy::Retry
+                        || self.approvals(run.id).any(|note| note.contains("-try"))
                 });
                 assert!(may, "{} was sent twice", run.id);
             }
         }
+        if rule(&run.name).is_some_and(|tool| tool.needs_approval) {
+            assert!(self.approvals(run.id).next().is_some(), "{} was not approved", run.id);
+        }
         assert!(self.running.insert(run.id, run.clone()).is_none());
         self.sent.push(run.clone());
+    }
+
+    /// The approvals of a run in the journal.
+    fn approvals(&self, run: ToolRunId) -> impl Iterator<Item = &str> {
+        let of_run = move |record: &&JournalRecord| {
+            record.kind == RecordKind::GateResolved && record.tool.as_ref().is_some_and(|tool| tool.run == run)
+        };
+        let notes = self.journal.iter().filter(of_run).map(|record| record.note.as_str());
+        notes.filter(|note| note.contains(" approved by "))
     }
 
     /// Reasons clear only by their own rule; held calls are probed by theirs.
@@ -481,6 +500,9 @@ impl Driver {
                 | PauseReason::ModelRefused => {
                     matches!(input, EngineInput::ResumeRequested { .. })
                 }
+                PauseReason::ToolCallNeedsApproval | PauseReason::UnknownOutcome => {
+                    matches!(input, EngineInput::GateAnswered(_))
+                }
                 PauseReason::LinkLost => matches!(input, EngineInput::LinkBack | EngineInput::Started { .. }),
                 PauseReason::SuspendedBySpec => matches!(input, EngineInput::Started { .. }),
                 PauseReason::MaxConsecutiveTurns | PauseReason::ActionsPerMinute | PauseReason::ProviderRateLimit => {
@@ -515,6 +537,7 @@ impl Driver {
                     | EngineInput::ToolFinished { .. }
                     | EngineInput::Sensed(_)
                     | EngineInput::SensorFailed { .. }
+                    | EngineInput::GateAnswered(_)
                     | EngineInput::Score(_)
                     | EngineInput::ScoreTaken { .. }
                     | EngineInput::LinkSilent

@@ -20,9 +20,20 @@ enum Step {
     Answer(usize, ModelAnswer),
     Fail(usize, CallFailure),
     Finish(usize, ToolOutcome),
+    /// Answers one of the open gates, by its position; with the hash of its arguments or with another one.
+    AnswerGate {
+        place: usize,
+        approved: bool,
+        is_hash: bool,
+    },
     Restart(i64),
     Pass(i64),
     Due,
+}
+
+/// Tools, including those whose calls need an approval.
+fn names() -> Vec<&'static str> {
+    work::NAMES.into_iter().chain(approvals::NAMES).collect()
 }
 
 fn answers() -> impl Strategy<Value = ModelAnswer> {
@@ -41,8 +52,8 @@ fn answers() -> impl Strategy<Value = ModelAnswer> {
         Just(says(r#"{"wake": false}"#)),
         (0..2000_usize).prop_map(|length| says(&"x".repeat(length))),
         (name, arguments).prop_map(|(name, arguments)| calls(name, arguments)),
-        prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..7).prop_map(|names| work::wants(&names)),
-        prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..3).prop_map(|names| ModelAnswer {
+        prop::collection::vec(prop::sample::select(names()), 1..7).prop_map(|names| work::wants(&names)),
+        prop::collection::vec(prop::sample::select(names()), 1..3).prop_map(|names| ModelAnswer {
             finish: FinishReason::Refused,
             ..work::wants(&names)
         }),
@@ -50,7 +61,7 @@ fn answers() -> impl Strategy<Value = ModelAnswer> {
             finish: FinishReason::Length,
             ..ModelAnswer::default()
         }),
-        prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..4).prop_map(|names| ModelAnswer {
+        prop::collection::vec(prop::sample::select(names()), 1..4).prop_map(|names| ModelAnswer {
             finish: FinishReason::Length,
             ..work::wants(&names)
         }),
@@ -137,6 +148,8 @@ fn steps() -> impl Strategy<Value = Step> {
         4 => input.prop_map(Step::Feed),
         5 => (age.clone(), answers()).prop_map(|(age, answer)| Step::Answer(age, answer)),
         4 => (age.clone(), failures()).prop_map(|(age, failure)| Step::Fail(age, failure)),
+        3 => (0..3_usize, any::<bool>(), prop::bool::weighted(0.9))
+            .prop_map(|(place, approved, is_hash)| Step::AnswerGate { place, approved, is_hash }),
         8 => (age, outcomes()).prop_map(|(age, outcome)| Step::Finish(age, outcome)),
         2 => (0..2_i64).prop_map(Step::Restart),
         2 => (-5000..20_000_i64).prop_map(Step::Pass),
@@ -226,6 +239,21 @@ impl Driver {
                     })
                 })
             }
+            Step::AnswerGate {
+                place,
+                approved,
+                is_hash,
+            } => {
+                let gate = self.engine.view().gates.into_iter().nth(*place);
+                gate.map_or_else(Vec::new, |open| {
+                    self.feed(EngineInput::GateAnswered(GateAnswer {
+                        gate: open.gate.id,
+                        arguments: if *is_hash { open.arguments } else { "another".into() },
+                        approved: *approved,
+                        by: Some("ann".into()),
+                    }))
+                })
+            }
             Step::Restart(epochs) => self.restart(self.epoch + epochs),
             Step::Pass(milliseconds) => {
                 self.now += SignedDuration::from_millis(*milliseconds);
@@ -309,7 +337,7 @@ impl Driver {
 /// Found by the property below: the notifications alone filled the prompt, and no turn could ever begin.
 #[test]
 fn notifications_leave_room_for_a_turn_where_most_of_the_window_is_reserved_for_the_answer() {
-    let mut driver = Driver::with_tools(EngineSettings {
+    let mut driver = Driver::with_gates(EngineSettings {
         max_consecutive_errors: 2,
         context_tokens: 4096 + 1500,
         ..settings()
@@ -332,7 +360,7 @@ fn notifications_leave_room_for_a_turn_where_most_of_the_window_is_reserved_for_
 /// refuses that text wherever it stands.
 #[test]
 fn a_refused_text_that_the_digest_quotes_is_left_out_in_the_end() {
-    let mut driver = Driver::with_tools(EngineSettings {
+    let mut driver = Driver::with_gates(EngineSettings {
         max_consecutive_errors: 2,
         ..settings()
     });
@@ -360,7 +388,7 @@ proptest! {
     /// Whatever has happened: with a provider and tools that answer, the loop continues.
     #[test]
     fn an_own_turn_completes_once_all_is_well_again(settings in small(), steps in prop::collection::vec(steps(), 1..60)) {
-        let mut driver = Driver::with_tools(settings);
+        let mut driver = Driver::with_gates(settings);
         for step in &steps {
             driver.step(step);
         }
@@ -378,7 +406,7 @@ proptest! {
         filters in any::<bool>(),
     ) {
         let refuse = if filters { Driver::refused_turn } else { Driver::failed_turn };
-        let mut driver = Driver::with_tools(EngineSettings { active_hours: None, ..settings });
+        let mut driver = Driver::with_gates(EngineSettings { active_hours: None, ..settings });
         for step in &steps {
             driver.step(step);
         }
@@ -389,7 +417,7 @@ proptest! {
 
     #[test]
     fn any_sequence_of_inputs_keeps_every_invariant(settings in small(), steps in prop::collection::vec(steps(), 1..60)) {
-        let mut driver = Driver::with_tools(settings);
+        let mut driver = Driver::with_gates(settings);
         for step in &steps {
             driver.step(step);
         }
@@ -404,7 +432,7 @@ proptest! {
         restored_after in any::<prop::sample::Index>(),
     ) {
         // Values of the moment end with the process, and only the pre-check uses them.
-        let mut driver = Driver::with_tools(EngineSettings { pre_check: None, ..settings });
+        let mut driver = Driver::with_gates(EngineSettings { pre_check: None, ..settings });
         let (past, future) = story.split_at(1 + restored_after.index(story.len() - 1));
         for step in past {
             driver.step(step);

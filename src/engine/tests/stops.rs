@@ -52,6 +52,8 @@ fn held_by(reason: PauseReason) -> Driver {
             driver.answer(work::wants(&["files__write", "files__write"]));
             driver.done(1, "written");
         }
+        PauseReason::ToolCallNeedsApproval => driver = approvals::waiting(),
+        PauseReason::UnknownOutcome => driver = approvals::of_unknown_outcome(),
         PauseReason::RateWindow => (0..40).for_each(|_| driver.turn()),
         PauseReason::OutsideActiveHours => {
             driver = Driver::started(EngineSettings {

@@ -81,6 +81,8 @@ fn pauses(rows: &mut Rows) {
     }
     let closed = with(|settings| settings.active_hours = Some(hours("UTC", "08:00", "23:00")));
     drive(rows, closed, 0, |_| {});
+    note(rows, &approvals::waiting());
+    note(rows, &approvals::of_unknown_outcome());
     let mut driver = with(|_| {});
     for _ in 0..3 {
         driver.restart(1);

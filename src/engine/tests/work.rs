@@ -32,6 +32,8 @@ pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
         idempotent: false,
         timeout: seconds(60),
         on_unknown: UnknownOutcomePolicy::TellModel,
+        needs_approval: false,
+        missing_grant: None,
     }
 }
 

@@ -11,10 +11,12 @@ use serde_json::{Map, Value, json};
 use strum::AsRefStr;
 
 use super::batch::ToolRunPlan;
+use crate::approvals::RunApproval;
 use crate::context::prompt_size;
 use crate::ids;
 use crate::message::{self, ToolCall, ToolDefinition};
 use crate::tool::{ToolEffect, ToolRunId, ToolSpec};
+use agentloop_api::status::GateKind;
 
 /// Denials of one tool in one turn after which all its calls are denied until the turn ends.
 pub const MOST_DENIALS: u32 = 3;
@@ -42,6 +44,12 @@ pub enum DenialReason {
     Outdated,
     /// It is part of a detected loop.
     Repeated,
+    /// The server of the tool requires a grant that the Agent does not have.
+    MissingGrant,
+    /// A person denied it.
+    NotApproved,
+    /// Nobody approved it in time.
+    ApprovalExpired,
 }
 
 /// A call that is not run.
@@ -139,6 +147,9 @@ impl Toolbox {
             );
             return Err(denied(DenialReason::Hidden, &json!({ "error": error })));
         }
+        if let Some(grant) = &known.spec.missing_grant {
+            return Err(missing_grant(grant));
+        }
         let arguments = message::arguments(&call.arguments)
             .ok_or_else(|| bad("(all)", "write the arguments as one JSON object, and nothing else"))?;
         known.check(arguments).map(|arguments| (known.clone(), arguments))
@@ -217,6 +228,10 @@ impl KnownTool {
             key: idempotency_key(of, &self.spec.name, arguments),
             arguments: arguments_hash(arguments),
             tries: 0,
+            approval: match self.spec.needs_approval {
+                true => RunApproval::Needed(GateKind::ToolCallNeedsApproval),
+                false => RunApproval::NotNeeded,
+            },
         }
     }
 
@@ -311,6 +326,14 @@ fn bad(argument: &str, fix: &str) -> DeniedCall {
         DenialReason::BadArguments,
         &json!({"error": "invalid argument", "argument": argument, "fix": fix}),
     )
+}
+
+fn missing_grant(grant: &str) -> DeniedCall {
+    let error = json!({
+        "error": format!("Missing grant {grant}"),
+        "fix": "continue without this tool; a person can add the grant to spec.tools.grants",
+    });
+    denied(DenialReason::MissingGrant, &error)
 }
 
 fn denied(why: DenialReason, text: &Value) -> DeniedCall {

@@ -10,10 +10,12 @@ use std::collections::{BTreeMap, VecDeque};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::approvals::{RunApproval, RunGate};
 use crate::loop_detection::ToolCallEnding;
 use crate::message::ToolCall;
 use crate::modes::{LoopPace, ModeCallDecision};
 use crate::tool::{ToolEffect, UnknownOutcomePolicy};
+use agentloop_api::status::GateKind;
 
 /// Concurrent read-only runs.
 pub const MOST_READS: usize = 4;
@@ -73,6 +75,9 @@ pub struct ToolRunPlan {
     pub arguments: String,
     /// How often it was sent.
     pub tries: u32,
+    /// Whether a person must approve it before it is sent.
+    #[serde(default)]
+    pub approval: RunApproval,
 }
 
 impl ToolRunPlan {
@@ -88,6 +93,21 @@ impl ToolRunPlan {
     pub fn retries(&self) -> bool {
         self.on_unknown == UnknownOutcomePolicy::Retry
     }
+
+    /// Whether a person decides if it is repeated after an unknown outcome.
+    pub fn asks(&self) -> bool {
+        self.on_unknown == UnknownOutcomePolicy::Ask
+    }
+
+    /// Whether a person must still approve it.
+    pub fn awaits_approval(&self) -> bool {
+        matches!(self.approval, RunApproval::Needed(_) | RunApproval::Pending(_))
+    }
+
+    /// Whether a person approved it since this time.
+    pub fn approved_since(&self, moment: Timestamp) -> bool {
+        matches!(self.approval, RunApproval::Granted(at) if at >= moment)
+    }
 }
 
 /// The next step of a batch.
@@ -97,6 +117,8 @@ pub enum NextRun {
     Send(usize),
     /// This slot can be sent if no guardrail holds it: it has side effects and is sent for the first time.
     SendIfAllowed(usize),
+    /// This slot is the next one, and waits for the approval of a person.
+    AwaitApproval(usize),
     /// Nothing can be sent until another input arrives.
     Wait,
 }
@@ -200,6 +222,52 @@ impl ToolBatch {
         }
     }
 
+    /// The run of the call at this position, if it has no outcome.
+    pub fn plan(&self, place: usize) -> Option<&ToolRunPlan> {
+        match self.slots.get(place)? {
+            ToolSlot::Waiting(plan) | ToolSlot::Open(plan) => Some(plan),
+            ToolSlot::Result(_) | ToolSlot::Yield(_) => None,
+        }
+    }
+
+    pub fn plan_mut(&mut self, place: usize) -> Option<&mut ToolRunPlan> {
+        match self.slots.get_mut(place)? {
+            ToolSlot::Waiting(plan) | ToolSlot::Open(plan) => Some(plan),
+            ToolSlot::Result(_) | ToolSlot::Yield(_) => None,
+        }
+    }
+
+    fn plans(&self) -> impl Iterator<Item = (usize, &ToolRunPlan)> {
+        (0..self.slots.len()).filter_map(|place| Some((place, self.plan(place)?)))
+    }
+
+    /// The runs whose gates are open, with their positions.
+    pub fn gates(&self) -> impl Iterator<Item = (usize, &ToolRunPlan, &RunGate)> {
+        self.plans().filter_map(|(place, plan)| match &plan.approval {
+            RunApproval::Pending(gate) => Some((place, plan, gate)),
+            RunApproval::Needed(_) | RunApproval::Granted(_) | RunApproval::NotNeeded => None,
+        })
+    }
+
+    /// The positions of runs that need a gate.
+    pub fn approvals_needed(&self) -> impl Iterator<Item = (usize, GateKind)> {
+        self.plans().filter_map(|(place, plan)| match plan.approval {
+            RunApproval::Needed(kind) => Some((place, kind)),
+            RunApproval::Pending(_) | RunApproval::Granted(_) | RunApproval::NotNeeded => None,
+        })
+    }
+
+    /// The clock was set back: no gate is open for longer than its whole time.
+    pub fn clock_set_back(&mut self, latest: Timestamp) {
+        for slot in &mut self.slots {
+            if let ToolSlot::Waiting(plan) | ToolSlot::Open(plan) = slot
+                && let RunApproval::Pending(gate) = &mut plan.approval
+            {
+                gate.expires_at = gate.expires_at.min(latest);
+            }
+        }
+    }
+
     /// The run at this position is not sent again, whatever its outcome.
     pub fn set_last_try(&mut self, place: usize, tries: u32) {
         if let Some(ToolSlot::Open(plan)) = self.slots.get_mut(place) {
@@ -226,6 +294,13 @@ impl ToolBatch {
                 ToolSlot::Open(plan) => (plan, false),
             };
             let is_free = under_way == 0;
+            if plan.awaits_approval() {
+                return if is_free {
+                    NextRun::AwaitApproval(place)
+                } else {
+                    NextRun::Wait
+                };
+            }
             return match plan.only_looks() {
                 true if is_free || (under_way < MOST_READS && place <= MOST_AHEAD) => NextRun::Send(place),
                 false if is_free && may_act && is_new => NextRun::SendIfAllowed(place),

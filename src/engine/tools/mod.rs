@@ -17,6 +17,7 @@ use jiff::{SignedDuration, Timestamp};
 use self::admission::DeniedCall;
 use self::batch::{JoinedResult, NextRun, ToolBatch, ToolRunPlan, ToolSlot};
 use self::expiry::{LONGEST_CALL, LONGEST_PAUSE, asked_before, expired};
+use crate::approvals::RunApproval;
 use crate::effects::{EffectBuffer, journal_line};
 use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
@@ -25,8 +26,9 @@ use crate::modes::{LoopPace, ModeCallDecision};
 use crate::tool::{ToolOutcome, ToolRun, ToolRunId};
 use crate::tools::results::render_outcome;
 use crate::turn::Turn;
-use crate::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
+use crate::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids, time_math};
 use agentloop_api::agent::LimitedResource;
+use agentloop_api::status::GateKind;
 
 /// How often one run is sent if its outcome stays unknown and its tool's policy is `Retry`.
 pub const MAX_TRIES: u32 = 3;
@@ -99,6 +101,7 @@ impl Engine {
         self.join_results(out);
         self.deny_repetitions(out);
         self.expire_held(out);
+        self.open_gates(out);
         while let Some(place) = self.next_run(out) {
             self.send_run(place, out);
         }
@@ -112,12 +115,21 @@ impl Engine {
         if self.fenced || !free || !self.state.life.is_active() {
             return None;
         }
-        let may_act = self.state.reasons.allow_actions();
-        match self.tool_batch()?.next_run(|place| self.is_under_way(place), may_act) {
+        match self.next_of_batch()? {
             NextRun::Send(place) => Some(place),
             NextRun::SendIfAllowed(place) => (!self.is_held_by_guardrail(out)).then_some(place),
+            NextRun::AwaitApproval(place) => {
+                self.pause_for_approval(place);
+                None
+            }
             NextRun::Wait => None,
         }
+    }
+
+    pub(crate) fn next_of_batch(&self) -> Option<NextRun> {
+        let may_act = self.state.reasons.allow_actions();
+        let batch = self.tool_batch()?;
+        Some(batch.next_run(|place| self.is_under_way(place), may_act))
     }
 
     fn is_held_by_guardrail(&mut self, out: &EffectBuffer) -> bool {
@@ -214,6 +226,15 @@ impl Engine {
             ));
             return;
         }
+        if kind == OutcomeKind::Unknown && plan.asks() && plan.tries < MAX_TRIES {
+            // It stays open until a person has answered.
+            let note = "will be repeated if approved";
+            out.record(plan_line(RecordKind::ToolOutcome, id, note, plan, Some(kind)));
+            if let Some(plan) = self.batch_mut().and_then(|batch| batch.plan_mut(place)) {
+                plan.approval = RunApproval::Needed(GateKind::UnknownOutcome);
+            }
+            return;
+        }
         out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
         if counts {
             self.state.counters.idle.observe_result(&plan.tool, &text, out.now);
@@ -229,14 +250,15 @@ impl Engine {
         let places = self.tool_batch().map_or(0, ToolBatch::places);
         for place in 0..places {
             let open = self.tool_batch().and_then(|batch| batch.open(place));
-            let cut = open.is_some_and(|plan| !plan.may_be_repeated());
+            // A run that waits for an approval has been settled before.
+            let cut = open.is_some_and(|plan| !plan.may_be_repeated() && !plan.awaits_approval());
             if let (true, Some(id)) = (cut, self.run_id(place)) {
                 let message = "the runtime was restarted before its outcome was known".to_owned();
                 self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
             }
         }
         if let Some(why) = outdated {
-            self.expire(why, true, out);
+            self.expire(why, ExpiryScope::All, out);
         }
         if places > 0 {
             self.advance_tools(out);
@@ -395,7 +417,7 @@ impl Engine {
     /// An answer arrived. Its calls are not run if things have changed since its call was sent.
     pub(crate) fn expire_outdated(&mut self, out: &mut EffectBuffer) {
         if let Some(why) = self.state.turn.as_mut().and_then(Turn::take_outdated) {
-            self.expire(&why, false, out);
+            self.expire(&why, ExpiryScope::Waiting, out);
         }
     }
 
@@ -409,12 +431,14 @@ impl Engine {
             .tool_batch()
             .map_or(SignedDuration::ZERO, |batch| batch.held_for(out.now));
         if held > LONGEST_PAUSE {
-            self.expire(&asked_before(held), true, out);
+            self.expire(&asked_before(held), ExpiryScope::NotJustApproved, out);
         }
     }
 
-    /// Denies every waiting call with side effects. With `repeats`, a run of unknown outcome is not repeated either.
-    pub(crate) fn expire(&mut self, why: &str, repeats: bool, out: &mut EffectBuffer) {
+    /// Denies waiting calls with side effects, except for those with an open gate: a person decides about them, and sees
+    /// how things are now.
+    fn expire(&mut self, why: &str, scope: ExpiryScope, out: &mut EffectBuffer) {
+        let just_now = time_math::before(out.now, LONGEST_PAUSE);
         let places = self.tool_batch().map_or(0, ToolBatch::places);
         for place in 0..places {
             let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted_call(place).cloned()) else {
@@ -422,13 +446,16 @@ impl Engine {
             };
             let runs = self.running.contains_key(&id);
             match self.tool_batch().and_then(|batch| batch.slot(place)) {
+                Some(ToolSlot::Waiting(plan) | ToolSlot::Open(plan))
+                    if matches!(plan.approval, RunApproval::Pending(_))
+                        || (scope == ExpiryScope::NotJustApproved && plan.approved_since(just_now)) => {}
                 Some(ToolSlot::Waiting(plan)) if !plan.only_looks() => {
                     let text = self.deny(id, &wanted, expired(why), out);
                     if let Some(batch) = self.batch_mut() {
                         batch.end(place, ToolCallEnding::Failed, text);
                     }
                 }
-                Some(ToolSlot::Open(plan)) if repeats && !plan.only_looks() && !runs => {
+                Some(ToolSlot::Open(plan)) if scope != ExpiryScope::Waiting && !plan.only_looks() && !runs => {
                     if let Some(batch) = self.batch_mut() {
                         batch.set_last_try(place, MAX_TRIES);
                     }
@@ -439,6 +466,17 @@ impl Engine {
             }
         }
     }
+}
+
+/// Which calls expire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ExpiryScope {
+    /// Those that were never sent.
+    Waiting,
+    /// Also runs that would be repeated.
+    All,
+    /// The same, except for those that a person has just approved.
+    NotJustApproved,
 }
 
 /// The run of a call of an answer; `place` counts from 0.

@@ -133,7 +133,9 @@ impl HistoryWriter<'_> {
                     &json!({"failure": record.note}),
                 )?;
             }
-            RecordKind::Started
+            RecordKind::GateOpened
+            | RecordKind::GateResolved
+            | RecordKind::Started
             | RecordKind::Transition
             | RecordKind::CallStarted
             | RecordKind::CallFailed

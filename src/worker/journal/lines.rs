@@ -2,7 +2,10 @@
 
 use jiff::Timestamp;
 use rusqlite::{Connection, Row};
+use serde_json::json;
 
+use crate::engine::message::{self, Message};
+use crate::engine::tool::ToolRunId;
 use crate::engine::{JournalRecord, RecordKind};
 use crate::support::text::{first_bytes, with_ellipsis};
 
@@ -107,6 +110,37 @@ pub(super) fn recent_messages(
     }
     texts.reverse();
     Ok(texts)
+}
+
+/// Returns the call behind a tool run, as JSON with its tool, its arguments as the model wrote them, and the text of its
+/// answer; truncated to `bytes`. `None`: the call is no longer kept.
+pub(super) fn requested_call(
+    connection: &Connection,
+    run: ToolRunId,
+    bytes: usize,
+) -> rusqlite::Result<Option<String>> {
+    let place = usize::try_from(run.index).unwrap_or(usize::MAX).saturating_sub(1);
+    let wanted = message::call_id(run.turn, run.call, place);
+    let mut select = connection.prepare_cached(
+        "SELECT json FROM messages WHERE turn = ?1 AND json_extract(json, '$.role') = 'assistant' ORDER BY id",
+    )?;
+    let mut rows = select.query([run.turn])?;
+    while let Some(row) = rows.next()? {
+        let json: String = row.get(0)?;
+        let Ok(Message::Assistant { text, tool_calls, .. }) = serde_json::from_str(&json) else {
+            continue;
+        };
+        if let Some(call) = tool_calls.into_iter().find(|call| call.id == wanted) {
+            let shown = json!({"tool": call.name, "arguments": call.arguments, "text": text}).to_string();
+            let is_cut = shown.len() > bytes;
+            return Ok(Some(if is_cut {
+                with_ellipsis(first_bytes(&shown, bytes), &shown)
+            } else {
+                shown
+            }));
+        }
+    }
+    Ok(None)
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

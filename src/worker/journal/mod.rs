@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::engine::JournalRecord;
 use crate::engine::machine::EngineSnapshot;
 use crate::engine::message::Message;
+use crate::engine::tool::ToolRunId;
 use crate::support::disk;
 use crate::support::disk::BallastFile;
 pub use copy::{CopyError, copy};
@@ -237,6 +238,11 @@ impl Journal {
     /// each.
     pub fn recent_messages(&self, turn: i64, most: (usize, usize)) -> Result<Vec<String>, JournalError> {
         lines::recent_messages(&self.connection, turn, most).map_err(|error| self.sqlite(&error))
+    }
+
+    /// Returns the call behind a tool run for a person who may approve it, truncated to `bytes`.
+    pub fn requested_call(&self, run: ToolRunId, bytes: usize) -> Result<Option<String>, JournalError> {
+        lines::requested_call(&self.connection, run, bytes).map_err(|error| self.sqlite(&error))
     }
 
     /// Returns the error of a journal whose last commit used the ballast.

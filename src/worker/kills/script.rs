@@ -178,6 +178,8 @@ pub(super) fn tools() -> Vec<ToolSpec> {
         idempotent,
         timeout: SignedDuration::from_secs(600),
         on_unknown,
+        needs_approval: false,
+        missing_grant: None,
     };
     let (tell, retry) = (UnknownOutcomePolicy::TellModel, UnknownOutcomePolicy::Retry);
     vec![

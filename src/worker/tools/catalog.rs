@@ -9,7 +9,7 @@ use rmcp::model::{Tool, ToolAnnotations};
 use serde_json::Value;
 
 use super::name;
-use crate::api::tools::{self as api, DEFAULT_TIMEOUT_SECONDS, ToolServer};
+use crate::api::tools::{self as api, ApprovalDefault, DEFAULT_TIMEOUT_SECONDS, ToolApproval, ToolServer};
 use crate::engine::tool::{ToolEffect, ToolSpec, UnknownOutcomePolicy};
 use crate::support::text::first_bytes;
 
@@ -36,7 +36,7 @@ pub(super) struct ToolCatalog {
 
 impl ToolCatalog {
     /// Selects the offered tools from a server's list.
-    pub(super) fn new(server: &ToolServer, tools: Vec<Tool>) -> Self {
+    pub(super) fn new(server: &ToolServer, rules: &AccessRules, tools: Vec<Tool>) -> Self {
         let allowed = |tool: &Tool| server.only.is_empty() || server.only.iter().any(|name| *name == *tool.name);
         let tools: Vec<Tool> = tools.into_iter().filter(allowed).collect();
         let count = tools.len();
@@ -54,7 +54,9 @@ impl ToolCatalog {
             if !fits || catalog.own_names.contains_key(&name) {
                 continue;
             }
-            catalog.specs.push(spec(server, name.clone(), &own, &tool, parameters));
+            catalog
+                .specs
+                .push(spec((server, rules), name.clone(), &own, &tool, parameters));
             catalog.own_names.insert(name, own);
         }
         catalog.specs.sort_by(|one, other| one.name.cmp(&other.name));
@@ -79,30 +81,65 @@ pub(super) fn bounded<'a>(catalogs: impl IntoIterator<Item = &'a ToolCatalog>) -
     (offered, left_out)
 }
 
-fn spec(server: &ToolServer, name: String, own: &str, tool: &Tool, parameters: Value) -> ToolSpec {
+/// What the spec says about the tools of all servers: which calls need an approval, and the grants of the Agent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct AccessRules {
+    pub(super) approval: ApprovalDefault,
+    pub(super) grants: Vec<String>,
+}
+
+impl AccessRules {
+    /// Whether a call of a tool with this effect needs an approval.
+    fn asks_for(&self, effect: ToolEffect, own: Option<ToolApproval>) -> bool {
+        match (own, self.approval) {
+            (Some(ToolApproval::Never), _) | (None, ApprovalDefault::Never) => false,
+            (Some(ToolApproval::Always), _) | (None, ApprovalDefault::Always) => true,
+            (None, ApprovalDefault::Destructive) => effect == ToolEffect::Destructive,
+            (None, ApprovalDefault::Write) => effect != ToolEffect::Read,
+        }
+    }
+
+    /// The grant that the server requires and the Agent does not have.
+    fn missing_grant(&self, server: &ToolServer) -> Option<String> {
+        let required = server.required_grant.as_ref()?;
+        (!self.grants.contains(required)).then(|| required.clone())
+    }
+}
+
+fn spec(
+    (server, access): (&ToolServer, &AccessRules),
+    name: String,
+    own: &str,
+    tool: &Tool,
+    parameters: Value,
+) -> ToolSpec {
     let rules = server.tools.iter().find(|rules| rules.name == own);
     let hints = tool.annotations.as_ref().filter(|_| server.trusted);
     let effect = rules.and_then(|rules| rules.effect).map(effect_of);
     let idempotent = rules.and_then(|rules| rules.idempotent);
     let seconds = rules.map_or(DEFAULT_TIMEOUT_SECONDS, |rules| rules.timeout_seconds);
     let on_unknown = rules.map(|rules| rules.on_unknown_outcome).unwrap_or_default();
+    let effect = effect.unwrap_or_else(|| {
+        if server.trusted {
+            hinted(hints)
+        } else {
+            ToolEffect::Write
+        }
+    });
     ToolSpec {
         name,
         description: description(tool),
         parameters,
-        effect: effect.unwrap_or_else(|| {
-            if server.trusted {
-                hinted(hints)
-            } else {
-                ToolEffect::Write
-            }
-        }),
+        effect,
         idempotent: idempotent.unwrap_or_else(|| hints.and_then(|hints| hints.idempotent_hint).unwrap_or(false)),
         timeout: SignedDuration::from_secs(seconds.into()),
         on_unknown: match on_unknown {
             api::OnUnknownOutcome::TellModel => UnknownOutcomePolicy::TellModel,
             api::OnUnknownOutcome::Retry => UnknownOutcomePolicy::Retry,
+            api::OnUnknownOutcome::Ask => UnknownOutcomePolicy::Ask,
         },
+        needs_approval: access.asks_for(effect, rules.and_then(|rules| rules.approval)),
+        missing_grant: access.missing_grant(server),
     }
 }
 
@@ -155,8 +192,13 @@ mod tests {
         .unwrap()
     }
 
+    /// The catalog of an Agent without further rules.
+    fn of_server(server: &ToolServer, tools: Vec<Tool>) -> ToolCatalog {
+        ToolCatalog::new(server, &AccessRules::default(), tools)
+    }
+
     fn one(server: &ToolServer, annotations: Value) -> (ToolEffect, bool) {
-        let catalog = ToolCatalog::new(server, vec![tool("t", annotations)]);
+        let catalog = of_server(server, vec![tool("t", annotations)]);
         (catalog.specs[0].effect, catalog.specs[0].idempotent)
     }
 
@@ -190,7 +232,7 @@ mod tests {
         let rules = json!([{"name": "t", "effect": "Write", "idempotent": false, "timeoutSeconds": 7, "onUnknownOutcome": "Retry"}]);
         let server = server(json!({"trusted": true, "tools": rules}));
         let says = json!({"readOnlyHint": true, "idempotentHint": true});
-        let catalog = ToolCatalog::new(&server, vec![tool("t", says.clone()), tool("u", says)]);
+        let catalog = of_server(&server, vec![tool("t", says.clone()), tool("u", says)]);
         let [t, u] = &catalog.specs[..] else { panic!() };
         assert_eq!(
             (t.effect, t.idempotent, t.timeout),
@@ -207,7 +249,7 @@ mod tests {
     #[test]
     fn the_same_tools_in_any_order_give_the_same_list_and_a_repeated_one_counts_once() {
         let plain = server(json!({}));
-        let list = |names: &[&str]| ToolCatalog::new(&plain, names.iter().map(|name| tool(name, json!({}))).collect());
+        let list = |names: &[&str]| of_server(&plain, names.iter().map(|name| tool(name, json!({}))).collect());
         let (one, other) = (list(&["b", "a.x", "c"]), list(&["c", "b", "a.x", "b"]));
         assert_eq!(one.specs, other.specs);
         assert_eq!((one.left_out, other.left_out), (0, 1));
@@ -222,16 +264,16 @@ mod tests {
                 .map(|number| tool(&format!("t{number:03}"), json!({})))
                 .collect()
         };
-        let catalog: ToolCatalog = ToolCatalog::new(&plain, many(MAX_TOOLS));
+        let catalog = of_server(&plain, many(MAX_TOOLS));
         assert_eq!((catalog.specs.len(), catalog.left_out), (MAX_TOOLS, 0));
-        let catalog = ToolCatalog::new(&plain, many(MAX_TOOLS + 1));
+        let catalog = of_server(&plain, many(MAX_TOOLS + 1));
         assert_eq!((catalog.specs.len(), catalog.left_out), (MAX_TOOLS, 1));
         let sized = |bytes: usize| {
             let mut tool = tool("t", json!({}));
             let bare = json!({"a": ""}).to_string().len();
             tool.input_schema =
                 std::sync::Arc::new(serde_json::from_value(json!({"a": "x".repeat(bytes - bare)})).unwrap());
-            ToolCatalog::new(&plain, vec![tool]).left_out
+            of_server(&plain, vec![tool]).left_out
         };
         assert_eq!((sized(MAX_SCHEMA), sized(MAX_SCHEMA + 1)), (0, 1));
     }
@@ -246,10 +288,10 @@ mod tests {
                 .cloned()
                 .collect::<std::collections::BTreeSet<_>>()
         };
-        let narrow = ToolCatalog::new(&server(json!({"only": ["list", "read", "stat"]})), tools());
+        let narrow = of_server(&server(json!({"only": ["list", "read", "stat"]})), tools());
         assert_eq!(names(&narrow), ["list", "read"].map(str::to_owned).into());
         assert_eq!((narrow.left_out, &narrow.absent[..]), (0, &["stat".to_owned()][..]));
-        let wide = ToolCatalog::new(&server(json!({"only": []})), tools());
+        let wide = of_server(&server(json!({"only": []})), tools());
         assert_eq!((names(&wide).len(), wide.absent.len()), (3, 0));
     }
 
@@ -263,7 +305,7 @@ mod tests {
                 tool.name = format!("t{number:03}").into();
                 tool
             });
-            ToolCatalog::new(&server(json!({"name": name})), tools.collect())
+            of_server(&server(json!({"name": name})), tools.collect())
         };
         let all = |count: usize| {
             let (offered, left_out) = bounded([&catalog("a", 100, 1), &catalog("b", count, 1)]);
@@ -281,7 +323,72 @@ mod tests {
     fn a_long_description_is_cut_at_a_character() {
         let mut long = tool("t", json!({}));
         long.description = Some("ä".repeat(MAX_DESCRIPTION).into());
-        let catalog = ToolCatalog::new(&server(json!({})), vec![long]);
+        let catalog = of_server(&server(json!({})), vec![long]);
         assert_eq!(catalog.specs[0].description, "ä".repeat(MAX_DESCRIPTION / 2));
+    }
+
+    fn needs_approval(access: &AccessRules, change: Value, annotations: Value) -> bool {
+        let catalog = ToolCatalog::new(&server(change), access, vec![tool("t", annotations)]);
+        catalog.specs[0].needs_approval
+    }
+
+    #[test]
+    fn the_default_decides_by_effect_which_calls_need_an_approval() {
+        let effects = ["Read", "Write", "Destructive"];
+        for (default, asked) in [
+            (ApprovalDefault::Never, [false, false, false]),
+            (ApprovalDefault::Destructive, [false, false, true]),
+            (ApprovalDefault::Write, [false, true, true]),
+            (ApprovalDefault::Always, [true, true, true]),
+        ] {
+            let access = AccessRules {
+                approval: default,
+                ..AccessRules::default()
+            };
+            for (effect, asked) in effects.into_iter().zip(asked) {
+                let rules = json!({"tools": [{"name": "t", "effect": effect}]});
+                assert_eq!(needs_approval(&access, rules, json!({})), asked, "{default:?} {effect}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rule_of_a_tool_takes_precedence_over_the_default() {
+        let of = |default| AccessRules {
+            approval: default,
+            ..AccessRules::default()
+        };
+        let rule = |approval: &str| json!({"tools": [{"name": "t", "effect": "Read", "approval": approval}]});
+        assert!(needs_approval(&of(ApprovalDefault::Never), rule("Always"), json!({})));
+        assert!(!needs_approval(&of(ApprovalDefault::Always), rule("Never"), json!({})));
+    }
+
+    #[test]
+    fn a_claim_of_a_server_that_is_not_trusted_spares_no_approval() {
+        let access = AccessRules {
+            approval: ApprovalDefault::Write,
+            ..AccessRules::default()
+        };
+        let claim = json!({"readOnlyHint": true});
+        assert!(needs_approval(&access, json!({}), claim.clone()));
+        assert!(!needs_approval(&access, json!({"trusted": true}), claim));
+    }
+
+    #[test]
+    fn a_server_whose_grant_the_agent_has_not_is_denied_and_no_other() {
+        let missing = |grants: &[&str], change: Value| {
+            let grants = grants.iter().map(|grant| (*grant).to_owned()).collect();
+            let access = AccessRules {
+                grants,
+                ..AccessRules::default()
+            };
+            let catalog = ToolCatalog::new(&server(change), &access, vec![tool("t", json!({}))]);
+            catalog.specs[0].missing_grant.clone()
+        };
+        let required = json!({"requiredGrant": "github"});
+        assert_eq!(missing(&[], required.clone()), Some("github".to_owned()));
+        assert_eq!(missing(&["git", "gitlab"], required.clone()), Some("github".to_owned()));
+        assert_eq!(missing(&["git", "github"], required), None);
+        assert_eq!(missing(&[], json!({})), None);
     }
 }

@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::wrappers::WatchStream;
 
+use self::catalog::AccessRules;
 use self::server::ToolServerClient;
 use super::tool_source::{ToolOffer, ToolSource};
 use crate::api;
@@ -39,9 +40,13 @@ impl McpTools {
     /// created.
     pub fn new(spec: &api::tools::ToolsSpec, socket: &Path) -> reqwest::Result<Self> {
         let http = gateway_transport::client(socket)?;
+        let access = Arc::new(AccessRules {
+            approval: spec.approval.default,
+            grants: spec.grants.clone(),
+        });
         let servers = spec.servers.iter();
         let servers: Vec<_> = servers
-            .map(|server| Arc::new(ToolServerClient::new(server.clone(), http.clone())))
+            .map(|server| Arc::new(ToolServerClient::new(server.clone(), Arc::clone(&access), http.clone())))
             .collect();
         let (sender, offered) = watch::channel(offer(&servers));
         let mut tasks = JoinSet::new();

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::catalog::ToolCatalog;
+use super::catalog::{AccessRules, ToolCatalog};
 use super::gateway_transport::GatewayTransport;
 use super::result;
 use crate::api::tools::ToolServer;
@@ -67,6 +67,7 @@ impl ListPace {
 
 pub(super) struct ToolServerClient {
     spec: ToolServer,
+    access: Arc<AccessRules>,
     http: Client,
     /// The offered tools; kept while the server is down, so that prompts stay the same. `None` until it has answered
     /// once.
@@ -97,9 +98,10 @@ impl ClientHandler for NotificationHandler {
 }
 
 impl ToolServerClient {
-    pub(super) fn new(spec: ToolServer, http: Client) -> Self {
+    pub(super) fn new(spec: ToolServer, access: Arc<AccessRules>, http: Client) -> Self {
         Self {
             spec,
+            access,
             http,
             catalog: watch::Sender::new(None),
             session: watch::Sender::new(None),
@@ -178,7 +180,7 @@ impl ToolServerClient {
     }
 
     fn offer(&self, tools: Vec<Tool>) {
-        let catalog = ToolCatalog::new(&self.spec, tools);
+        let catalog = ToolCatalog::new(&self.spec, &self.access, tools);
         let is_new = self.catalog.send_if_modified(|known| {
             let is_new = known.as_deref() != Some(&catalog);
             if is_new {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use agentloop::api::{AgentBudget, crd};
+use agentloop::api::{Agent, AgentBudget, crd};
 use axum::http::{HeaderName, HeaderValue};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::Namespace;
@@ -18,6 +18,8 @@ use serde_json::{Value, json};
 use super::render::{Rendered, render};
 use crate::support::clusters;
 
+/// The policies of the chart that are about approvals.
+const POLICIES: [&str; 2] = ["agentloop-approval", "agentloop-tool-rules"];
 const SOON: Duration = Duration::from_mins(1);
 const APPROVE: &str = "agentloop.dev/approve";
 const APPROVED_BY: &str = "agentloop.dev/approved-by";
@@ -63,18 +65,18 @@ impl Server {
 
     /// The chart's policy, bound to this namespace alone, since other tests use the same server.
     async fn install(&self, objects: &Rendered) {
-        let mut policy = objects.one("ValidatingAdmissionPolicy", "agentloop-approval").clone();
-        policy["metadata"]["name"] = json!(self.name);
-        let mut binding = objects
-            .one("ValidatingAdmissionPolicyBinding", "agentloop-approval")
-            .clone();
-        binding["metadata"]["name"] = json!(self.name);
-        binding["spec"]["policyName"] = json!(self.name);
-        binding["spec"]["matchResources"] = json!({
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.name}},
-        });
-        self.make::<ValidatingAdmissionPolicy>(&policy).await;
-        self.make::<ValidatingAdmissionPolicyBinding>(&binding).await;
+        for (of_chart, name) in POLICIES.into_iter().zip(self.policies()) {
+            let mut policy = objects.one("ValidatingAdmissionPolicy", of_chart).clone();
+            policy["metadata"]["name"] = json!(name);
+            let mut binding = objects.one("ValidatingAdmissionPolicyBinding", of_chart).clone();
+            binding["metadata"]["name"] = json!(name);
+            binding["spec"]["policyName"] = json!(name);
+            binding["spec"]["matchResources"] = json!({
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.name}},
+            });
+            self.make::<ValidatingAdmissionPolicy>(&policy).await;
+            self.make::<ValidatingAdmissionPolicyBinding>(&binding).await;
+        }
         let rules = objects.one("ClusterRole", "agentloop-budget-admin")["rules"].clone();
         let mut editor = rules.clone();
         let verbs = editor[0]["verbs"].as_array_mut().unwrap();
@@ -83,7 +85,19 @@ impl Server {
         of_one.push(json!({
             "apiGroups": ["agentloop.dev"], "resources": ["agentbudgets"], "resourceNames": ["team"], "verbs": ["approve"],
         }));
+        // Agents: all of them may edit, and ann may approve.
+        let agents = objects.one("ClusterRole", "agentloop-edit")["rules"]
+            .as_array()
+            .unwrap()
+            .clone();
+        let approver = objects.one("ClusterRole", "agentloop-approver")["rules"]
+            .as_array()
+            .unwrap()
+            .clone();
         for (user, rules) in [("ann", rules), ("edith", editor), ("nora", json!(of_one))] {
+            let mut rules = rules.as_array().unwrap().clone();
+            rules.extend(agents.clone());
+            rules.extend(approver.iter().filter(|_| user == "ann").cloned());
             let name = format!("{}-{user}", self.name);
             let role = json!({"metadata": {"name": name}, "rules": rules});
             self.make::<ClusterRole>(&role).await;
@@ -98,6 +112,11 @@ impl Server {
         }
     }
 
+    /// Names of the policies here, in the order of [`POLICIES`].
+    fn policies(&self) -> [String; 2] {
+        [self.name.clone(), format!("{}-tools", self.name)]
+    }
+
     async fn make<K>(&self, object: &Value)
     where
         K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + serde::Serialize,
@@ -109,13 +128,45 @@ impl Server {
 
     /// Budgets as somebody else sees them.
     fn budgets(&self, user: &str) -> Api<AgentBudget> {
+        Api::namespaced(self.client(user), &self.name)
+    }
+
+    /// Agents as somebody else sees them.
+    fn agents(&self, user: &str) -> Api<Agent> {
+        Api::namespaced(self.client(user), &self.name)
+    }
+
+    /// What the server says to this user about an Agent with these tools in the place of those. Nothing is changed.
+    async fn replaces(&self, user: &str, before: &Value, tools: &Value) -> String {
+        let agents = self.agents("ann");
+        let _ = agents.delete("watcher", &DeleteParams::default()).await;
+        agents.create(&PostParams::default(), &agent(before)).await.unwrap();
+        let params = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        let patch = Patch::Merge(json!({"spec": {"tools": tools}}));
+        said(self.agents(user).patch("watcher", &params, &patch).await)
+    }
+
+    async fn creates_agent(&self, user: &str, tools: &Value) -> String {
+        let params = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let mut new = agent(tools);
+        new.metadata.name = Some("new".into());
+        said(self.agents(user).create(&params, &new).await)
+    }
+
+    fn client(&self, user: &str) -> Client {
         let mut config = self.config.clone();
         let header = (
             HeaderName::from_static("impersonate-user"),
             HeaderValue::from_str(user).unwrap(),
         );
         config.headers.push(header);
-        Api::namespaced(Client::try_from(config).unwrap(), &self.name)
+        Client::try_from(config).unwrap()
     }
 
     /// What the server says to annotations that this user sets; `null` takes one away. Nothing is changed.
@@ -153,12 +204,42 @@ impl Server {
                 .unwrap();
         }
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(admin.clone());
-        bindings.delete(name, &params).await.unwrap();
         let policies: Api<ValidatingAdmissionPolicy> = Api::all(admin.clone());
-        policies.delete(name, &params).await.unwrap();
+        for policy in self.policies() {
+            bindings.delete(&policy, &params).await.unwrap();
+            policies.delete(&policy, &params).await.unwrap();
+        }
         let namespaces: Api<Namespace> = Api::all(admin.clone());
         namespaces.delete(name, &params).await.unwrap();
     }
+}
+
+fn agent(tools: &Value) -> Agent {
+    let object = json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+        "metadata": {"name": "watcher"},
+        "spec": {
+            "instructions": "Watch.",
+            "model": {"api": "Scripted", "name": "scripted", "scripted": {"configMapKeyRef": {"name": "s", "key": "k"}}},
+            "tools": tools,
+        },
+    });
+    serde_json::from_value(object).unwrap()
+}
+
+/// One server with these fields.
+fn server(fields: Value) -> Value {
+    let mut server = json!({"name": "files", "url": "http://files:8000/mcp"});
+    let Value::Object(fields) = fields else {
+        panic!("{fields}")
+    };
+    server.as_object_mut().unwrap().extend(fields);
+    server
+}
+
+/// Tools with this default and this server.
+fn tools(default: &str, fields: Value) -> Value {
+    json!({"approval": {"default": default}, "servers": [server(fields)]})
 }
 
 fn budget(name: &str, annotations: &Value) -> AgentBudget {
@@ -171,7 +252,7 @@ fn budget(name: &str, annotations: &Value) -> AgentBudget {
 }
 
 /// `ok`, or what the server has against it.
-fn said(result: kube::Result<AgentBudget>) -> String {
+fn said<K>(result: kube::Result<K>) -> String {
     match result {
         Ok(_) => "ok".into(),
         Err(kube::Error::Api(status)) => {
@@ -241,6 +322,180 @@ async fn a_budgets_question_is_answered_by_who_has_the_verb_and_under_the_own_na
     refused(
         server.annotates("nora", "team", &json!({APPROVE: "ask-2:cd"})).await,
         "agentloop.dev/approved-by must be nora",
+    );
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_editor_strengthens_the_rules_of_approval_and_only_an_approver_weakens_them() {
+    let Some(objects) = render(&[]) else { return };
+    let Some(server) = Server::new(&objects.unwrap()).await else {
+        return;
+    };
+    let start = Instant::now();
+    while server
+        .creates_agent("edith", &json!({"approval": {"default": "Never"}}))
+        .await
+        == "ok"
+    {
+        assert!(start.elapsed() < SOON, "the policy never holds");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let rule = |rule: Value| json!({"tools": [rule]});
+    let never = || rule(json!({"name": "t", "approval": "Never"}));
+    let always = || rule(json!({"name": "t", "approval": "Always"}));
+    let effect = |effect: &str| rule(json!({"name": "t", "effect": effect}));
+    let trusted = |mut fields: Value| {
+        fields["trusted"] = json!(true);
+        fields
+    };
+    let none = json!({});
+
+    // What an editor may not do, and an approver may: before, after, and the field in the message.
+    for (before, after, field) in [
+        (
+            tools("Write", none.clone()),
+            tools("Destructive", none.clone()),
+            "approval.default",
+        ),
+        (
+            tools("Always", none.clone()),
+            tools("Never", none.clone()),
+            "approval.default",
+        ),
+        (
+            tools("Destructive", none.clone()),
+            tools("Destructive", trusted(json!({}))),
+            "trusted",
+        ),
+        (
+            tools("Destructive", trusted(json!({}))),
+            tools("Destructive", trusted(json!({"url": "http://other:8000/mcp"}))),
+            "another url of a trusted server",
+        ),
+        (
+            tools("Destructive", none.clone()),
+            tools("Destructive", never()),
+            "approval: Never",
+        ),
+        (
+            tools("Destructive", always()),
+            tools("Destructive", none.clone()),
+            "approval: Always",
+        ),
+        (
+            tools("Destructive", always()),
+            tools("Destructive", json!({"name": "files2"})),
+            "approval: Always",
+        ),
+        (tools("Write", none.clone()), tools("Write", effect("Read")), "lowering"),
+        (
+            tools("Destructive", trusted(json!({}))),
+            tools("Destructive", trusted(effect("Write"))),
+            "lowering",
+        ),
+        (
+            tools("Destructive", effect("Destructive")),
+            tools("Destructive", effect("Write")),
+            "effect: Destructive",
+        ),
+        (
+            tools("Destructive", effect("Destructive")),
+            tools("Destructive", none.clone()),
+            "effect: Destructive",
+        ),
+    ] {
+        let refused = server.replaces("edith", &before, &after).await;
+        assert!(refused.contains(field), "{before} -> {after}: {refused}");
+        assert!(
+            refused.contains("needs the verb approve on agents.agentloop.dev"),
+            "{refused}"
+        );
+        assert_eq!(
+            server.replaces("ann", &before, &after).await,
+            "ok",
+            "{before} -> {after}"
+        );
+    }
+    for new in [
+        json!({"approval": {"default": "Never"}}),
+        tools("Destructive", never()),
+        tools("Write", trusted(json!({}))),
+    ] {
+        assert_ne!(server.creates_agent("edith", &new).await, "ok", "{new}");
+        assert_eq!(server.creates_agent("ann", &new).await, "ok", "{new}");
+    }
+
+    // What an editor may do: strengthen, leave as it is, and everything that is no rule of approval.
+    for (before, after) in [
+        (tools("Destructive", none.clone()), tools("Always", none.clone())),
+        (tools("Never", trusted(never())), tools("Never", trusted(never()))),
+        (tools("Destructive", trusted(never())), tools("Destructive", json!({}))),
+        (
+            tools("Destructive", effect("Write")),
+            tools("Destructive", effect("Read")),
+        ),
+        (
+            tools("Destructive", effect("Destructive")),
+            tools("Destructive", always()),
+        ),
+        (tools("Destructive", always()), json!({"servers": []})),
+        (
+            tools("Destructive", none.clone()),
+            tools("Destructive", json!({"url": "http://other:8000/mcp", "only": ["t"]})),
+        ),
+    ] {
+        assert_eq!(
+            server.replaces("edith", &before, &after).await,
+            "ok",
+            "{before} -> {after}"
+        );
+    }
+    for new in [
+        tools("Always", effect("Read")),
+        tools("Destructive", effect("Read")),
+        json!({}),
+    ] {
+        assert_eq!(server.creates_agent("edith", &new).await, "ok", "{new}");
+    }
+
+    // Answers to gates of tool calls are held to the verb on Agents.
+    let annotates = async |user: &str| {
+        let params = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        let answer = json!({"metadata": {"annotations": {APPROVE: "e1-t1c1r1:ab", APPROVED_BY: user}}});
+        said(
+            server
+                .agents(user)
+                .patch("watcher", &params, &Patch::Merge(answer))
+                .await,
+        )
+    };
+    assert_eq!(annotates("ann").await, "ok");
+    let refused = annotates("edith").await;
+    assert!(
+        refused.contains("need the verb approve on agents.agentloop.dev"),
+        "{refused}"
+    );
+
+    // The rules are still checked for an Agent with as many servers and tools as there may be in practice.
+    let many = |trusted: bool| {
+        let rules: Vec<Value> = (0..40)
+            .map(|tool| json!({"name": format!("tool{tool}"), "effect": "Read", "approval": "Always"}))
+            .collect();
+        let servers: Vec<Value> = (0..16)
+            .map(|of| json!({"name": format!("s{of}"), "url": format!("http://s{of}:80/mcp"), "trusted": trusted, "tools": rules}))
+            .collect();
+        json!({"servers": servers})
+    };
+    assert_eq!(server.replaces("edith", &many(false), &many(false)).await, "ok");
+    assert!(
+        server
+            .replaces("edith", &many(false), &many(true))
+            .await
+            .contains("trusted")
     );
     server.end().await;
 }

@@ -265,7 +265,7 @@ fn answers_to_a_budgets_question_are_held_to_a_verb_and_a_name() {
     let policy = objects.one("ValidatingAdmissionPolicy", "agentloop-approval");
     assert_eq!(policy["spec"]["failurePolicy"], "Fail");
     let rule = &policy["spec"]["matchConstraints"]["resourceRules"][0];
-    assert_eq!(words(&rule["resources"]), ["agentbudgets"]);
+    assert_eq!(words(&rule["resources"]), ["agentbudgets", "agents"]);
     assert_eq!(words(&rule["operations"]), ["CREATE", "UPDATE"]);
     let binding = objects.one("ValidatingAdmissionPolicyBinding", "agentloop-approval");
     assert_eq!(binding["spec"]["policyName"], "agentloop-approval");

@@ -55,6 +55,8 @@ fn look() -> ToolSpec {
         idempotent: false,
         timeout: SignedDuration::from_secs(60),
         on_unknown: UnknownOutcomePolicy::TellModel,
+        needs_approval: false,
+        missing_grant: None,
     }
 }
 

@@ -10,7 +10,10 @@ use agentloop::api::agent::{
     TotalLimits, UpdateStrategy, WorkspaceSpec,
 };
 use agentloop::api::price::{LongContextPrice, ModelPrice};
-use agentloop::api::tools::{DeclaredEffect, OnUnknownOutcome, SecretRef, ToolRules, ToolServer, ToolsSpec};
+use agentloop::api::tools::{
+    ApprovalDefault, ApprovalRules, DeclaredEffect, OnUnknownOutcome, SecretRef, ToolApproval, ToolRules, ToolServer,
+    ToolsSpec,
+};
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use proptest::option;
 use proptest::prelude::*;
@@ -182,14 +185,20 @@ prop_compose! {
         effect in option::of(prop_oneof![Just(DeclaredEffect::Read), Just(DeclaredEffect::Write), Just(DeclaredEffect::Destructive)]),
         idempotent in option::of(any::<bool>()),
         timeout_seconds in 1_u32..=3600,
-        retry in any::<bool>(),
+        on_unknown_outcome in prop_oneof![
+            Just(OnUnknownOutcome::TellModel),
+            Just(OnUnknownOutcome::Retry),
+            Just(OnUnknownOutcome::Ask),
+        ],
+        approval in option::of(prop_oneof![Just(ToolApproval::Never), Just(ToolApproval::Always)]),
     ) -> ToolRules {
         ToolRules {
             name: String::new(),
             effect,
             idempotent,
             timeout_seconds,
-            on_unknown_outcome: if retry { OnUnknownOutcome::Retry } else { OnUnknownOutcome::TellModel },
+            on_unknown_outcome,
+            approval,
         }
     }
 }
@@ -198,6 +207,7 @@ prop_compose! {
     fn tool_server()(
         url in "https?://[a-z]{1,9}(:[1-9][0-9]{0,3})?(/[a-z0-9]{0,9})?(\\?[a-z]{1,5}=[a-z]{0,5})?",
         secret in option::of("[a-z]{1,20}"),
+        required_grant in option::of("[a-z]([-a-z0-9]{0,30}[a-z0-9])?"),
         trusted in any::<bool>(),
         only in prop::collection::btree_set("[!-~]{1,20}", 0..3),
         rules in prop::collection::btree_map("[!-~]{1,20}", rules(), 0..3),
@@ -206,6 +216,7 @@ prop_compose! {
             name: String::new(),
             url,
             headers_secret_ref: secret.map(|name| SecretRef { name }),
+            required_grant,
             trusted,
             only: only.into_iter().collect(),
             tools: rules.into_iter().map(|(name, rules)| ToolRules { name, ..rules }).collect(),
@@ -215,12 +226,22 @@ prop_compose! {
 
 prop_compose! {
     fn tools()(
-        servers in prop::collection::btree_map("[a-z]([-a-z0-9]{0,30}[a-z0-9])?", tool_server(), 0..3),
+        servers in prop::collection::btree_map("[a-z]([-a-z0-9]{0,30}[a-z0-9])?", tool_server().boxed(), 0..3),
         max_result_bytes in 256_u32..=1_048_576,
+        default in prop_oneof![
+            Just(ApprovalDefault::Never),
+            Just(ApprovalDefault::Destructive),
+            Just(ApprovalDefault::Write),
+            Just(ApprovalDefault::Always),
+        ],
+        timeout_seconds in 60_u32..=604_800,
+        grants in prop::collection::btree_set("[a-z]([-a-z0-9]{0,30}[a-z0-9])?", 0..3),
     ) -> ToolsSpec {
         ToolsSpec {
             servers: servers.into_iter().map(|(name, server)| ToolServer { name, ..server }).collect(),
             max_result_bytes,
+            approval: ApprovalRules { default, timeout_seconds },
+            grants: grants.into_iter().collect(),
         }
     }
 }
@@ -374,7 +395,7 @@ prop_compose! {
         mode in prop_oneof![Just(DetectionMode::Enforce), Just(DetectionMode::Warn), Just(DetectionMode::Disabled)],
         exempt_tools in prop::collection::btree_set("[!-~]{1,20}", 0..4),
         budgets in prop::collection::btree_set("[a-z]{1,20}", 0..4),
-        (tools, hot_state) in (tools(), hot_state()),
+        (tools, hot_state) in (tools().boxed(), hot_state().boxed()),
         (storage, workspace) in (storage(), option::of(workspace())),
         pod in pod(),
     ) -> AgentSpec {

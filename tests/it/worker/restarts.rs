@@ -205,6 +205,8 @@ fn tools() -> Vec<ToolSpec> {
         idempotent,
         timeout: SignedDuration::from_secs(60),
         on_unknown: UnknownOutcomePolicy::TellModel,
+        needs_approval: false,
+        missing_grant: None,
     };
     vec![
         tool("files__read", ToolEffect::Read, false),

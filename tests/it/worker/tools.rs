@@ -157,6 +157,8 @@ fn tools() -> Vec<ToolSpec> {
         idempotent: false,
         timeout: SignedDuration::from_secs(timeout),
         on_unknown: UnknownOutcomePolicy::TellModel,
+        needs_approval: false,
+        missing_grant: None,
     };
     vec![
         tool("files__read", ToolEffect::Read, 60),

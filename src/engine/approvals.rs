@@ -1,0 +1,306 @@
+//! Approvals: tool runs that are sent only once a person has approved them.
+//!
+//! Owns the gates of a batch: when they open, how an answer or their expiry settles them, and the pause meanwhile. Whether a
+//! call needs an approval is decided with its admission, by the rules of that moment, so that a later edit of the spec
+//! neither weakens nor removes an open gate. What runs is the call that was shown: the answer names the hash of its
+//! arguments, and the arguments are in the transcript, where nothing changes them.
+//!
+//! All gates of an answer open together, so that one visit of a person can answer them all. The runs keep their order: a run
+//! that waits for its answer holds those after it. A gate outlives restarts, pauses, suspensions and edits, and ends with an
+//! answer or at its expiry, which denies. Example: of `read, delete (gate), write` the read runs at once; the loop is paused
+//! until the gate is answered; then the deletion runs, or is denied, and the write follows.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::RecordKind;
+use crate::effects::EffectBuffer;
+use crate::loop_detection::ToolCallEnding;
+use crate::machine::Engine;
+use crate::time_math;
+use crate::tool::{ToolOutcome, ToolRunId};
+use crate::tools::admission::{DenialReason, DeniedCall};
+use crate::tools::batch::{NextRun, ToolRunPlan, ToolSlot};
+use crate::tools::{MAX_TRIES, tool_line};
+use agentloop_api::pause::PauseReason;
+use agentloop_api::status::{GateKind, MAX_GATES};
+
+/// The reasons of a pause for an approval.
+const APPROVAL_REASONS: [PauseReason; 2] = [PauseReason::ToolCallNeedsApproval, PauseReason::UnknownOutcome];
+
+/// Whether a person must approve a run before it is sent.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub enum RunApproval {
+    /// No.
+    #[default]
+    NotNeeded,
+    /// Yes; its gate is not open yet.
+    Needed(GateKind),
+    /// Its gate is open.
+    Pending(RunGate),
+    /// It was approved at this time.
+    Granted(Timestamp),
+}
+
+/// The open gate of a run.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct RunGate {
+    /// Never reused, even by another pod of the Agent.
+    pub id: String,
+    pub kind: GateKind,
+    pub opened_at: Timestamp,
+    /// When it is denied, if it was not answered.
+    pub expires_at: Timestamp,
+}
+
+/// An open gate as reported.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenGate {
+    pub gate: RunGate,
+    /// The tool, as the model calls it.
+    pub tool: String,
+    /// Hash of the arguments.
+    pub arguments: String,
+}
+
+/// A person's answer to a gate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GateAnswer {
+    /// Id of the gate.
+    pub gate: String,
+    /// Hash of the arguments that the person saw.
+    pub arguments: String,
+    pub approved: bool,
+    /// The name of the user who approved it.
+    pub by: Option<String>,
+}
+
+impl Engine {
+    /// Opens the gates of the runs that need one, up to [`MAX_GATES`]; the others follow as gates close.
+    pub(crate) fn open_gates(&mut self, out: &mut EffectBuffer) {
+        let Some(batch) = self.tool_batch() else {
+            return;
+        };
+        let free = MAX_GATES.saturating_sub(batch.gates().count());
+        let due: Vec<(usize, GateKind)> = batch.approvals_needed().take(free).collect();
+        for (place, kind) in due {
+            self.open_gate(place, kind, out);
+        }
+    }
+
+    fn open_gate(&mut self, place: usize, kind: GateKind, out: &mut EffectBuffer) {
+        let (Some(run), epoch) = (self.run_id(place), self.state.life.epoch()) else {
+            return;
+        };
+        let expires_at = time_math::after(out.now, self.settings.approval_timeout);
+        let Some(plan) = self.batch_mut().and_then(|batch| batch.plan_mut(place)) else {
+            return;
+        };
+        let gate = RunGate {
+            id: gate_id(epoch, run, plan.tries),
+            kind,
+            opened_at: out.now,
+            expires_at,
+        };
+        plan.approval = RunApproval::Pending(gate.clone());
+        let plan = plan.clone();
+        out.record(gate_line(RecordKind::GateOpened, run, &gate.id, &plan));
+    }
+
+    /// A person answered a gate. An answer to a gate that is not open, or with the hash of other arguments, has no effect.
+    pub(crate) fn gate_answered(&mut self, answer: &GateAnswer, out: &mut EffectBuffer) {
+        let gates = self.tool_batch().into_iter().flat_map(|batch| batch.gates());
+        let asked = |(_, plan, gate): &(usize, &ToolRunPlan, &RunGate)| {
+            gate.id == answer.gate && plan.arguments == answer.arguments
+        };
+        let Some(place) = gates.into_iter().find(asked).map(|(place, ..)| place) else {
+            return;
+        };
+        if answer.approved {
+            let by = answer.by.as_deref().unwrap_or("an unknown user");
+            self.close_gate(place, &format!("approved by {by}"), out);
+            if let Some(plan) = self.batch_mut().and_then(|batch| batch.plan_mut(place)) {
+                plan.approval = RunApproval::Granted(out.now);
+            }
+        } else {
+            self.close_gate(place, "denied", out);
+            self.reject(place, denied_by_person(), out);
+        }
+        self.settle_approval_pause();
+        self.advance_tools(out);
+    }
+
+    /// Denies the runs whose gates have expired.
+    pub(crate) fn expire_gates(&mut self, out: &mut EffectBuffer) {
+        let gates = self.tool_batch().into_iter().flat_map(|batch| batch.gates());
+        let expired: Vec<usize> = gates
+            .filter(|(_, _, gate)| gate.expires_at <= out.now)
+            .map(|(place, ..)| place)
+            .collect();
+        if expired.is_empty() {
+            // Also after a repetition was denied with its gate.
+            self.settle_approval_pause();
+            return;
+        }
+        for place in expired {
+            self.close_gate(place, "expired", out);
+            self.reject(place, expired_gate(self.settings.approval_timeout.as_mins()), out);
+        }
+        self.settle_approval_pause();
+        self.advance_tools(out);
+    }
+
+    /// When the first open gate expires.
+    pub(crate) fn first_gate_expiry(&self) -> Option<Timestamp> {
+        let gates = self.tool_batch()?.gates();
+        gates.map(|(_, _, gate)| gate.expires_at).min()
+    }
+
+    /// The gate of this position closes, if one is open.
+    pub(crate) fn close_gate(&mut self, place: usize, how: &str, out: &mut EffectBuffer) {
+        let Some(run) = self.run_id(place) else {
+            return;
+        };
+        let Some(plan) = self.batch_mut().and_then(|batch| batch.plan_mut(place)) else {
+            return;
+        };
+        let RunApproval::Pending(gate) = std::mem::take(&mut plan.approval) else {
+            return;
+        };
+        let plan = plan.clone();
+        let note = format!("{} {how}", gate.id);
+        out.record(gate_line(RecordKind::GateResolved, run, &note, &plan));
+    }
+
+    /// A run was not approved: a first run is denied, and one with an unknown outcome is not repeated.
+    fn reject(&mut self, place: usize, denied: DeniedCall, out: &mut EffectBuffer) {
+        let (Some(run), Some(wanted)) = (self.run_id(place), self.wanted_call(place).cloned()) else {
+            return;
+        };
+        match self.tool_batch().and_then(|batch| batch.slot(place)) {
+            Some(ToolSlot::Waiting(_)) => {
+                let text = self.deny(run, &wanted, denied, out);
+                if let Some(turn) = &mut self.state.turn {
+                    turn.count_denial(&wanted.name);
+                }
+                if let Some(batch) = self.batch_mut() {
+                    batch.end(place, ToolCallEnding::Failed, text);
+                }
+            }
+            Some(ToolSlot::Open(_)) => {
+                if let Some(batch) = self.batch_mut() {
+                    batch.set_last_try(place, MAX_TRIES);
+                }
+                let message = "it was sent, its outcome is unknown, and a repetition was not approved".to_owned();
+                self.record_outcome(place, run, ToolOutcome::Unknown { message }, out);
+            }
+            Some(ToolSlot::Result(_) | ToolSlot::Yield(_)) | None => {}
+        }
+    }
+
+    /// The run at this position is the next one, and waits for its answer: nothing else happens until then.
+    pub(crate) fn pause_for_approval(&mut self, place: usize) {
+        let Some(plan) = self.tool_batch().and_then(|batch| batch.plan(place)) else {
+            return;
+        };
+        let RunApproval::Pending(gate) = &plan.approval else {
+            return;
+        };
+        let (id, until) = (&gate.id, gate.expires_at);
+        let message = match gate.kind {
+            GateKind::ToolCallNeedsApproval => format!("the call of {} waits for an approval (gate {id})", plan.tool),
+            GateKind::UnknownOutcome => format!(
+                "the outcome of a call of {} is unknown; repeating it waits for an approval (gate {id})",
+                plan.tool
+            ),
+        };
+        let reason = pause_reason(gate.kind);
+        for other in APPROVAL_REASONS.into_iter().filter(|other| *other != reason) {
+            self.state.reasons.remove(other);
+        }
+        self.raise_pause(reason, Some(until), message);
+    }
+
+    /// After a gate has closed: the loop stays paused if the next run waits for another one.
+    fn settle_approval_pause(&mut self) {
+        if !self.is_paused_for_approval() {
+            return;
+        }
+        match self.next_of_batch() {
+            Some(NextRun::AwaitApproval(place)) => self.pause_for_approval(place),
+            Some(NextRun::Send(_) | NextRun::SendIfAllowed(_) | NextRun::Wait) | None => {
+                for reason in APPROVAL_REASONS {
+                    self.clear_pause(reason);
+                }
+            }
+        }
+    }
+
+    fn is_paused_for_approval(&self) -> bool {
+        APPROVAL_REASONS
+            .into_iter()
+            .any(|reason| self.state.reasons.has(reason))
+    }
+
+    /// The open gates, oldest first.
+    pub(crate) fn gates(&self) -> Vec<OpenGate> {
+        let gates = self.tool_batch().into_iter().flat_map(|batch| batch.gates());
+        let mut gates: Vec<OpenGate> = gates
+            .map(|(_, plan, gate)| OpenGate {
+                gate: gate.clone(),
+                tool: plan.tool.clone(),
+                arguments: plan.arguments.clone(),
+            })
+            .collect();
+        gates.sort_by_key(|open| open.gate.opened_at);
+        gates
+    }
+}
+
+fn pause_reason(kind: GateKind) -> PauseReason {
+    match kind {
+        GateKind::ToolCallNeedsApproval => PauseReason::ToolCallNeedsApproval,
+        GateKind::UnknownOutcome => PauseReason::UnknownOutcome,
+    }
+}
+
+/// The run identifies the gate within one epoch; after a try with an unknown outcome, the number of the next try.
+fn gate_id(epoch: i64, run: ToolRunId, tries: u32) -> String {
+    match tries {
+        0 => format!("e{epoch}-{run}"),
+        tries => format!("e{epoch}-{run}-try{}", tries.saturating_add(1)),
+    }
+}
+
+fn gate_line(kind: RecordKind, run: ToolRunId, note: &str, plan: &ToolRunPlan) -> crate::JournalRecord {
+    tool_line(kind, run, note, |line| {
+        line.tool = Some(plan.tool.clone());
+        line.effect = Some(plan.effect);
+        line.arguments = Some(plan.arguments.clone());
+    })
+}
+
+fn denied_by_person() -> DeniedCall {
+    not_approved(
+        DenialReason::NotApproved,
+        "a person denied this call",
+        "continue without it; do not request the same call again",
+    )
+}
+
+fn expired_gate(minutes: i64) -> DeniedCall {
+    not_approved(
+        DenialReason::ApprovalExpired,
+        &format!("nobody approved this call within {minutes} min"),
+        "continue without it; request it again later if it is still right",
+    )
+}
+
+fn not_approved(why: DenialReason, detail: &str, fix: &str) -> DeniedCall {
+    let error = json!({"error": "not run", "detail": detail, "fix": fix});
+    DeniedCall {
+        why,
+        text: error.to_string(),
+    }
+}
