@@ -21,7 +21,7 @@ use crate::machine::Engine;
 use crate::time_math;
 use crate::tool::{ToolOutcome, ToolRunId};
 use crate::tools::admission::{DenialReason, DeniedCall};
-use crate::tools::batch::{NextRun, ToolRunPlan, ToolSlot};
+use crate::tools::batch::{NextRun, ToolBatch, ToolRunPlan, ToolSlot};
 use crate::tools::{MAX_TRIES, tool_line};
 use agentloop_api::pause::PauseReason;
 use agentloop_api::status::{GateKind, MAX_GATES};
@@ -110,7 +110,7 @@ impl Engine {
 
     /// A person answered a gate. An answer to a gate that is not open, or with the hash of other arguments, has no effect.
     pub(crate) fn gate_answered(&mut self, answer: &GateAnswer, out: &mut EffectBuffer) {
-        let gates = self.tool_batch().into_iter().flat_map(|batch| batch.gates());
+        let gates = self.tool_batch().into_iter().flat_map(ToolBatch::gates);
         let asked = |(_, plan, gate): &(usize, &ToolRunPlan, &RunGate)| {
             gate.id == answer.gate && plan.arguments == answer.arguments
         };
@@ -133,7 +133,7 @@ impl Engine {
 
     /// Denies the runs whose gates have expired.
     pub(crate) fn expire_gates(&mut self, out: &mut EffectBuffer) {
-        let gates = self.tool_batch().into_iter().flat_map(|batch| batch.gates());
+        let gates = self.tool_batch().into_iter().flat_map(ToolBatch::gates);
         let expired: Vec<usize> = gates
             .filter(|(_, _, gate)| gate.expires_at <= out.now)
             .map(|(place, ..)| place)
@@ -245,7 +245,7 @@ impl Engine {
 
     /// The open gates, oldest first.
     pub(crate) fn gates(&self) -> Vec<OpenGate> {
-        let gates = self.tool_batch().into_iter().flat_map(|batch| batch.gates());
+        let gates = self.tool_batch().into_iter().flat_map(ToolBatch::gates);
         let mut gates: Vec<OpenGate> = gates
             .map(|(_, plan, gate)| OpenGate {
                 gate: gate.clone(),

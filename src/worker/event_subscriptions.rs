@@ -145,15 +145,13 @@ impl EventPublisher {
 
 /// The texts of an event, for subscribers who may read them.
 fn messages_of(kind: RecordKind, line: &EventLine, steps: &JournaledEngine<'_>) -> Result<Vec<String>, JournalError> {
-    match kind {
-        RecordKind::LoopDetected => steps.recent_messages(line.turn, (RECENT_MESSAGES, MOST_MESSAGE_BYTES)),
-        RecordKind::GateOpened => {
-            let run = line.run.as_ref().and_then(|run| run.parse().ok());
-            let call = run.map(|run| steps.requested_call(run, MOST_CALL_BYTES)).transpose()?;
-            Ok(call.flatten().into_iter().collect())
-        }
-        _ => Ok(Vec::new()),
+    if kind == RecordKind::LoopDetected {
+        return steps.recent_messages(line.turn, (RECENT_MESSAGES, MOST_MESSAGE_BYTES));
     }
+    let gate = line.run.as_ref().filter(|_| kind == RecordKind::GateOpened);
+    let run = gate.and_then(|run| run.parse().ok());
+    let call = run.map(|run| steps.requested_call(run, MOST_CALL_BYTES)).transpose()?;
+    Ok(call.flatten().into_iter().collect())
 }
 
 /// Upper bound of a line's text as JSON, in bytes.

@@ -223,9 +223,11 @@ impl AgentConditions<'_> {
             let mut held = report.reasons.iter();
             match held.find(|held| held.reason.facts().condition == Some(type_)) {
                 Some(held) => {
-                    let ends = match held.reason.facts().end {
-                        PauseEnd::Answer => "denied unless answered by",
-                        _ => "resumes at",
+                    let is_asked = held.reason.facts().end == PauseEnd::Answer;
+                    let ends = if is_asked {
+                        "denied unless answered by"
+                    } else {
+                        "resumes at"
                     };
                     let until = held.until.map(|until| format!("; {ends} {}", seconds(until)));
                     let answer = self.how_to_answer(report, type_);

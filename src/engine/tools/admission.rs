@@ -228,9 +228,10 @@ impl KnownTool {
             key: idempotency_key(of, &self.spec.name, arguments),
             arguments: arguments_hash(arguments),
             tries: 0,
-            approval: match self.spec.needs_approval {
-                true => RunApproval::Needed(GateKind::ToolCallNeedsApproval),
-                false => RunApproval::NotNeeded,
+            approval: if self.spec.needs_approval {
+                RunApproval::Needed(GateKind::ToolCallNeedsApproval)
+            } else {
+                RunApproval::NotNeeded
             },
         }
     }

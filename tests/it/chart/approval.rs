@@ -326,12 +326,10 @@ async fn a_budgets_question_is_answered_by_who_has_the_verb_and_under_the_own_na
     server.end().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_editor_strengthens_the_rules_of_approval_and_only_an_approver_weakens_them() {
-    let Some(objects) = render(&[]) else { return };
-    let Some(server) = Server::new(&objects.unwrap()).await else {
-        return;
-    };
+/// A server of this chart that holds the rules of approval.
+async fn with_tool_rules() -> Option<Server> {
+    let objects = render(&[])?;
+    let server = Server::new(&objects.unwrap()).await?;
     let start = Instant::now();
     while server
         .creates_agent("edith", &json!({"approval": {"default": "Never"}}))
@@ -341,67 +339,57 @@ async fn an_editor_strengthens_the_rules_of_approval_and_only_an_approver_weaken
         assert!(start.elapsed() < SOON, "the policy never holds");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let rule = |rule: Value| json!({"tools": [rule]});
-    let never = || rule(json!({"name": "t", "approval": "Never"}));
-    let always = || rule(json!({"name": "t", "approval": "Always"}));
-    let effect = |effect: &str| rule(json!({"name": "t", "effect": effect}));
-    let trusted = |mut fields: Value| {
-        fields["trusted"] = json!(true);
-        fields
-    };
-    let none = json!({});
+    Some(server)
+}
 
-    // What an editor may not do, and an approver may: before, after, and the field in the message.
+fn asks(approval: &str) -> Value {
+    json!({"tools": [{"name": "t", "approval": approval}]})
+}
+
+fn effect(effect: &str) -> Value {
+    json!({"tools": [{"name": "t", "effect": effect}]})
+}
+
+fn trusted(mut fields: Value) -> Value {
+    fields["trusted"] = json!(true);
+    fields
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_an_approver_weakens_the_rules_of_approval() {
+    let Some(server) = with_tool_rules().await else { return };
+    let (none, by_default) = (|| json!({}), |fields: Value| tools("Destructive", fields));
+    // Before, after, and what the message names.
     for (before, after, field) in [
+        (tools("Write", none()), by_default(none()), "approval.default"),
+        (tools("Always", none()), tools("Never", none()), "approval.default"),
+        (by_default(none()), by_default(trusted(none())), "trusted"),
         (
-            tools("Write", none.clone()),
-            tools("Destructive", none.clone()),
-            "approval.default",
-        ),
-        (
-            tools("Always", none.clone()),
-            tools("Never", none.clone()),
-            "approval.default",
-        ),
-        (
-            tools("Destructive", none.clone()),
-            tools("Destructive", trusted(json!({}))),
-            "trusted",
-        ),
-        (
-            tools("Destructive", trusted(json!({}))),
-            tools("Destructive", trusted(json!({"url": "http://other:8000/mcp"}))),
+            by_default(trusted(none())),
+            by_default(trusted(json!({"url": "http://other:8000/mcp"}))),
             "another url of a trusted server",
         ),
+        (by_default(none()), by_default(asks("Never")), "approval: Never"),
+        (by_default(asks("Always")), by_default(none()), "approval: Always"),
         (
-            tools("Destructive", none.clone()),
-            tools("Destructive", never()),
-            "approval: Never",
-        ),
-        (
-            tools("Destructive", always()),
-            tools("Destructive", none.clone()),
+            by_default(asks("Always")),
+            by_default(json!({"name": "files2"})),
             "approval: Always",
         ),
+        (tools("Write", none()), tools("Write", effect("Read")), "lowering"),
         (
-            tools("Destructive", always()),
-            tools("Destructive", json!({"name": "files2"})),
-            "approval: Always",
-        ),
-        (tools("Write", none.clone()), tools("Write", effect("Read")), "lowering"),
-        (
-            tools("Destructive", trusted(json!({}))),
-            tools("Destructive", trusted(effect("Write"))),
+            by_default(trusted(none())),
+            by_default(trusted(effect("Write"))),
             "lowering",
         ),
         (
-            tools("Destructive", effect("Destructive")),
-            tools("Destructive", effect("Write")),
+            by_default(effect("Destructive")),
+            by_default(effect("Write")),
             "effect: Destructive",
         ),
         (
-            tools("Destructive", effect("Destructive")),
-            tools("Destructive", none.clone()),
+            by_default(effect("Destructive")),
+            by_default(none()),
             "effect: Destructive",
         ),
     ] {
@@ -419,30 +407,32 @@ async fn an_editor_strengthens_the_rules_of_approval_and_only_an_approver_weaken
     }
     for new in [
         json!({"approval": {"default": "Never"}}),
-        tools("Destructive", never()),
-        tools("Write", trusted(json!({}))),
+        by_default(asks("Never")),
+        tools("Write", trusted(none())),
     ] {
         assert_ne!(server.creates_agent("edith", &new).await, "ok", "{new}");
         assert_eq!(server.creates_agent("ann", &new).await, "ok", "{new}");
     }
+    server.end().await;
+}
 
-    // What an editor may do: strengthen, leave as it is, and everything that is no rule of approval.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else() {
+    let Some(server) = with_tool_rules().await else { return };
+    let (none, by_default) = (|| json!({}), |fields: Value| tools("Destructive", fields));
     for (before, after) in [
-        (tools("Destructive", none.clone()), tools("Always", none.clone())),
-        (tools("Never", trusted(never())), tools("Never", trusted(never()))),
-        (tools("Destructive", trusted(never())), tools("Destructive", json!({}))),
+        (by_default(none()), tools("Always", none())),
         (
-            tools("Destructive", effect("Write")),
-            tools("Destructive", effect("Read")),
+            tools("Never", trusted(asks("Never"))),
+            tools("Never", trusted(asks("Never"))),
         ),
+        (by_default(trusted(asks("Never"))), by_default(none())),
+        (by_default(effect("Write")), by_default(effect("Read"))),
+        (by_default(effect("Destructive")), by_default(asks("Always"))),
+        (by_default(asks("Always")), json!({"servers": []})),
         (
-            tools("Destructive", effect("Destructive")),
-            tools("Destructive", always()),
-        ),
-        (tools("Destructive", always()), json!({"servers": []})),
-        (
-            tools("Destructive", none.clone()),
-            tools("Destructive", json!({"url": "http://other:8000/mcp", "only": ["t"]})),
+            by_default(none()),
+            by_default(json!({"url": "http://other:8000/mcp", "only": ["t"]})),
         ),
     ] {
         assert_eq!(
@@ -451,21 +441,33 @@ async fn an_editor_strengthens_the_rules_of_approval_and_only_an_approver_weaken
             "{before} -> {after}"
         );
     }
-    for new in [
-        tools("Always", effect("Read")),
-        tools("Destructive", effect("Read")),
-        json!({}),
-    ] {
+    for new in [tools("Always", effect("Read")), by_default(effect("Read")), none()] {
         assert_eq!(server.creates_agent("edith", &new).await, "ok", "{new}");
     }
+    // As many servers and tools as there may be in practice are within the cost that the API server allows.
+    let many = |trusted: bool| {
+        let tool = |of: usize| json!({"name": format!("tool{of}"), "effect": "Read", "approval": "Always"});
+        let rules: Vec<Value> = (0..40).map(tool).collect();
+        let server = |of: usize| json!({"name": format!("s{of}"), "url": format!("http://s{of}:80/mcp"), "trusted": trusted, "tools": rules});
+        json!({"servers": (0..16).map(server).collect::<Vec<_>>()})
+    };
+    assert_eq!(server.replaces("edith", &many(false), &many(false)).await, "ok");
+    let refused = server.replaces("edith", &many(false), &many(true)).await;
+    assert!(refused.contains("trusted"), "{refused}");
+    server.end().await;
+}
 
-    // Answers to gates of tool calls are held to the verb on Agents.
-    let annotates = async |user: &str| {
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_to_gates_of_tool_calls_need_the_verb_on_agents() {
+    let Some(server) = with_tool_rules().await else { return };
+    let agents = server.agents("ann");
+    agents.create(&PostParams::default(), &agent(&json!({}))).await.unwrap();
+    let annotates = async |user: &str, key: &str| {
         let params = PatchParams {
             dry_run: true,
             ..PatchParams::default()
         };
-        let answer = json!({"metadata": {"annotations": {APPROVE: "e1-t1c1r1:ab", APPROVED_BY: user}}});
+        let answer = json!({"metadata": {"annotations": {key: "e1-t1c1r1:ab", APPROVED_BY: user}}});
         said(
             server
                 .agents(user)
@@ -473,30 +475,14 @@ async fn an_editor_strengthens_the_rules_of_approval_and_only_an_approver_weaken
                 .await,
         )
     };
-    assert_eq!(annotates("ann").await, "ok");
-    let refused = annotates("edith").await;
-    assert!(
-        refused.contains("need the verb approve on agents.agentloop.dev"),
-        "{refused}"
-    );
-
-    // The rules are still checked for an Agent with as many servers and tools as there may be in practice.
-    let many = |trusted: bool| {
-        let rules: Vec<Value> = (0..40)
-            .map(|tool| json!({"name": format!("tool{tool}"), "effect": "Read", "approval": "Always"}))
-            .collect();
-        let servers: Vec<Value> = (0..16)
-            .map(|of| json!({"name": format!("s{of}"), "url": format!("http://s{of}:80/mcp"), "trusted": trusted, "tools": rules}))
-            .collect();
-        json!({"servers": servers})
-    };
-    assert_eq!(server.replaces("edith", &many(false), &many(false)).await, "ok");
-    assert!(
-        server
-            .replaces("edith", &many(false), &many(true))
-            .await
-            .contains("trusted")
-    );
+    for key in [APPROVE, DENY] {
+        assert_eq!(annotates("ann", key).await, "ok");
+        let refused = annotates("edith", key).await;
+        assert!(
+            refused.contains("need the verb approve on agents.agentloop.dev"),
+            "{refused}"
+        );
+    }
     server.end().await;
 }
 
