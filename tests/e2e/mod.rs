@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod agents;
+mod approvals;
 mod budget_chaos;
 mod budget_examples;
 mod budget_writes;

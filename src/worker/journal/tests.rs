@@ -4,6 +4,7 @@ mod copy;
 mod deliveries;
 mod full_volume;
 mod history;
+mod requested_call;
 
 use std::io::{Read, Seek, SeekFrom, Write};
 
