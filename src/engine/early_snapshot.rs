@@ -1,11 +1,40 @@
-//! Snapshots of early journals, which had no [`CallSlot`](super::model_call::CallSlot): the state of a call stood in the turn,
-//! in the pre-check or in the score that it was for. Converts their JSON before it is read.
+//! Snapshots of early journals. Converts their JSON before it is read.
+//!
+//! They had no [`CallSlot`](super::model_call::CallSlot): the state of a call stood in the turn, in the pre-check or in the
+//! score that it was for. They had no [`LoopCounts`](agentloop_api::usage_counts::LoopCounts) either: each count stood alone.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+/// The same snapshot as it is stored now.
+pub fn convert(snapshot: Value) -> Value {
+    with_counts(with_call_slot(snapshot))
+}
+
+/// The same snapshot with its counts in one place.
+fn with_counts(mut snapshot: Value) -> Value {
+    const PLACES: [(&str, &str); 5] = [
+        ("/turns_completed", "turns"),
+        ("/tool_calls", "toolCalls"),
+        ("/actions", "actions"),
+        ("/tally/tools", "byTool"),
+        ("/tally/trips", "guardrailTrips"),
+    ];
+    if snapshot.get("counts").is_none() {
+        let found = PLACES.iter().filter_map(|(place, name)| {
+            let count = snapshot.pointer(place)?.clone();
+            Some(((*name).to_owned(), count))
+        });
+        let counts = Value::Object(found.collect());
+        if let Some(fields) = snapshot.as_object_mut() {
+            fields.insert("counts".to_owned(), counts);
+        }
+    }
+    snapshot
+}
+
 /// The same snapshot with its call in the slot.
-pub fn with_call_slot(mut snapshot: Value) -> Value {
+fn with_call_slot(mut snapshot: Value) -> Value {
     if snapshot.get("call").is_none()
         && let Some(call) = slot(&snapshot)
         && let Some(fields) = snapshot.as_object_mut()
@@ -94,6 +123,28 @@ mod tests {
         json!({"asked": {
             "question": {"id": "e", "signal": "s", "prompt": "p", "data": "d"}, "failures": 1, "step": step,
         }})
+    }
+
+    #[test]
+    fn the_counts_of_an_early_journal_are_in_one_place() {
+        let trips = json!([{"guardrail": "IdleTimeout", "action": "kill", "count": 1}]);
+        let stored = json!({
+            "turns_begun": 8, "turns_completed": 7, "tool_calls": 5, "actions": 3,
+            "tally": {"tools": [{"tool": "a", "ok": 2}], "trips": trips},
+        });
+        let snapshot: EngineSnapshot = serde_json::from_value(stored).unwrap();
+        let again = serde_json::to_value(&snapshot).unwrap();
+        let counts = &again["counts"];
+        assert_eq!(
+            (&counts["turns"], &counts["toolCalls"], &counts["actions"]),
+            (&json!(7), &json!(5), &json!(3))
+        );
+        assert_eq!(
+            (&counts["byTool"][0]["ok"], &counts["guardrailTrips"]),
+            (&json!(2), &trips)
+        );
+        let read: EngineSnapshot = serde_json::from_value(again).unwrap();
+        assert_eq!(read, snapshot);
     }
 
     #[rstest]

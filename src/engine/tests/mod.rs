@@ -227,6 +227,11 @@ impl Driver {
     }
 
     fn start(&mut self, epoch: i64) -> Vec<EngineEffect> {
+        self.start_with(epoch, KnownTotals::default())
+    }
+
+    /// The process starts with what the controller knows.
+    fn start_with(&mut self, epoch: i64, known: KnownTotals) -> Vec<EngineEffect> {
         self.epoch = epoch;
         self.restarted = true;
         self.in_flight = None;
@@ -237,7 +242,7 @@ impl Driver {
         self.feed(EngineInput::Started {
             agent: "agent".into(),
             epoch,
-            known: KnownTotals::default(),
+            known,
             budget,
             link_silent: self.silent,
         })

@@ -251,7 +251,7 @@ impl Driver {
             self.restart(self.epoch + 1);
         }
         let begun = self.now;
-        let before = self.engine.view().turns_completed;
+        let before = self.engine.view().counts.turns;
         self.feed(EngineInput::LinkBack);
         self.feed(EngineInput::BudgetChanged {
             budget: BudgetState {
@@ -295,7 +295,7 @@ impl Driver {
                     input_tokens: Some(tokens),
                     ..answer
                 });
-                if own && self.engine.view().turns_completed > before {
+                if own && self.engine.view().counts.turns > before {
                     return Some(self.now.duration_since(begun));
                 }
             } else {

@@ -2,7 +2,6 @@
 
 use super::work::wants;
 use super::*;
-use crate::lifetime_counts::LifetimeCounts;
 
 fn trips(driver: &Driver) -> Vec<&str> {
     driver.notes(RecordKind::GuardrailTriggered)
@@ -67,17 +66,17 @@ fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
     driver.pass(seconds(1));
     driver.end(2, ToolOutcome::Failed { text: "no".into() });
     driver.answer(says("hm"));
-    let tally = driver.engine.view().tally;
+    let counts = driver.engine.view().counts;
     let count = |tool: &str| {
-        let found = tally.tools.iter().find(|used| used.tool == tool).unwrap();
+        let found = counts.by_tool.iter().find(|used| used.tool == tool).unwrap();
         (found.ok, found.error, found.denied)
     };
-    let time = |tally: &LifetimeCounts, tool: &str| {
-        let found = tally.tools.iter().find(|used| used.tool == tool).unwrap();
+    let time = |tool: &str| {
+        let found = counts.by_tool.iter().find(|used| used.tool == tool).unwrap();
         (found.timed, found.milliseconds)
     };
-    assert_eq!(time(&tally, "files__read"), (2, 2_000 + 3_000));
-    assert_eq!(time(&tally, "other"), (0, 0), "nothing was run");
+    assert_eq!(time("files__read"), (2, 2_000 + 3_000));
+    assert_eq!(time("other"), (0, 0), "nothing was run");
     assert_eq!(count("files__read"), (1, 1, 0));
     assert_eq!(
         count("other"),
@@ -85,18 +84,27 @@ fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
         "a name that no source offers is the model's text"
     );
     let restored = Engine::restore(settings(), driver.engine.snapshot(), Vec::<Message>::new());
-    assert_eq!(restored.view().tally, tally);
-    let mut anew = Engine::new(settings());
-    anew.restore_counts(&tally);
-    anew.restore_counts(&tally);
-    assert_eq!(anew.view().tally, tally, "a new journal continues the known counts");
+    assert_eq!(restored.view().counts, counts);
+    let mut driver = Driver::fresh(settings());
+    for epoch in 1..=2 {
+        let known = KnownTotals {
+            turn: 1,
+            counts: Box::new(counts.clone()),
+        };
+        driver.start_with(epoch, known);
+        assert_eq!(
+            driver.engine.view().counts,
+            counts,
+            "a new journal continues the known counts"
+        );
+    }
 }
 
 #[test]
 fn the_time_of_a_run_is_counted_for_each_attempt_that_was_sent_and_ended_here() {
     let mut driver = Driver::with_tools(settings());
     let time = |driver: &Driver| {
-        let tools = driver.engine.view().tally.tools;
+        let tools = driver.engine.view().counts.by_tool;
         let found = tools.iter().find(|used| used.tool == "files__read");
         found.map_or((0, 0), |found| (found.timed, found.milliseconds))
     };
@@ -118,7 +126,7 @@ fn the_time_of_a_run_is_counted_for_each_attempt_that_was_sent_and_ended_here() 
 fn a_limit_is_counted_each_time_it_is_reached_and_not_while_it_holds() {
     let mut driver = Driver::started(settings());
     let count = |driver: &Driver| {
-        let trips = driver.engine.view().tally.trips;
+        let trips = driver.engine.view().counts.guardrail_trips;
         trips
             .iter()
             .map(|trip| (trip.guardrail.clone(), trip.action.clone(), trip.count))

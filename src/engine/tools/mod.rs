@@ -171,10 +171,7 @@ impl Engine {
         if !matches!(outcome, ToolOutcome::Unavailable { .. })
             && let Some(tool) = self.tool_of(id).map(str::to_owned)
         {
-            self.state
-                .totals
-                .tally
-                .count_run_time(&tool, out.now.duration_since(sent));
+            self.state.totals.count_run_time(&tool, out.now.duration_since(sent));
         }
         if id.is_refresh() {
             self.refresh_finished(id, outcome, out);
