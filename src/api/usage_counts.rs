@@ -91,6 +91,10 @@ pub struct LoopCounts {
     /// Number of actions: tool runs with an effect other than `Read`.
     #[schemars(range(min = 0))]
     pub actions: i64,
+    /// Number of tool calls of the model that were rejected and not run: unknown tool, invalid arguments, a tool that was
+    /// denied too often in the turn, a server that has not answered yet, or a call that was cut at the output limit.
+    #[schemars(range(min = 0))]
+    pub denied_tool_calls: i64,
     /// Outcomes of tool runs per tool, as reported by the worker, at most 20 entries, the last one for all other tools.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["tool"]))]
@@ -112,12 +116,14 @@ impl LoopCounts {
             turns,
             tool_calls,
             actions,
+            denied_tool_calls,
             by_tool,
             guardrail_trips,
         } = new;
         self.turns = self.turns.max(*turns);
         self.tool_calls = self.tool_calls.max(*tool_calls);
         self.actions = self.actions.max(*actions);
+        self.denied_tool_calls = self.denied_tool_calls.max(*denied_tool_calls);
         merge_tools(&mut self.by_tool, by_tool);
         merge_trips(&mut self.guardrail_trips, guardrail_trips);
     }

@@ -47,6 +47,11 @@ impl Totals {
         self.counts.actions = self.counts.actions.saturating_add(i64::from(acts));
     }
 
+    /// A tool call of the model was not admitted.
+    pub fn count_denied_call(&mut self) {
+        self.counts.denied_tool_calls = self.counts.denied_tool_calls.saturating_add(1);
+    }
+
     /// Counts the records of one input.
     pub(super) fn count_records(&mut self, records: &[JournalRecord]) {
         for record in records {

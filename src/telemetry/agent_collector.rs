@@ -99,6 +99,11 @@ fn agent_series(families: &mut MetricFamilies, agent: &Agent, refused: &RefusedC
     families.put(&registry::AGENT_TURNS, &id, number(usage.counts.turns));
     families.put(&registry::AGENT_TOOL_CALLS, &id, number(usage.counts.tool_calls));
     families.put(&registry::AGENT_ACTIONS, &id, number(usage.counts.actions));
+    families.put(
+        &registry::AGENT_DENIED_TOOL_CALLS,
+        &id,
+        number(usage.counts.denied_tool_calls),
+    );
     for (guardrail, action) in GuardrailTrip::all().map(GuardrailTrip::labels) {
         let found = usage.counts.guardrail_trips.iter();
         let count = found

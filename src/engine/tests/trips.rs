@@ -100,6 +100,91 @@ fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
     }
 }
 
+fn denied(engine: &Engine) -> i64 {
+    engine.view().counts.denied_tool_calls
+}
+
+fn bad_arguments() -> ModelAnswer {
+    let mut answer = wants(&["files__write"]);
+    answer.tool_calls[0].arguments = r#"{"path": 1}"#.into();
+    answer
+}
+
+#[test]
+fn each_call_that_is_not_admitted_is_counted_and_one_that_is_admitted_is_not() {
+    let mut driver = Driver::fresh(settings());
+    driver.start(1);
+    driver.feed(EngineInput::ToolsChanged {
+        tools: super::work::tools(),
+        silent: vec!["mail2".into()],
+    });
+    driver.answer(says("hm"));
+    driver.next_timer();
+    let counts = |driver: &mut Driver, answer: ModelAnswer, reason: &str| {
+        let before = denied(&driver.engine);
+        driver.answer(answer);
+        assert_eq!(driver.notes(RecordKind::ToolDenied).last(), Some(&reason));
+        denied(&driver.engine) - before
+    };
+    assert_eq!(counts(&mut driver, wants(&["invented"]), "UnknownTool"), 1);
+    assert_eq!(counts(&mut driver, wants(&["mail2__send"]), "ServerSilent"), 1);
+    for _ in 0..3 {
+        assert_eq!(counts(&mut driver, bad_arguments(), "BadArguments"), 1);
+    }
+    assert_eq!(counts(&mut driver, wants(&["files__write"]), "Hidden"), 1);
+    let cut = ModelAnswer {
+        finish: FinishReason::Length,
+        ..wants(&["files__read"])
+    };
+    assert_eq!(counts(&mut driver, cut, "Cut"), 1);
+    driver.answer(wants(&["invented", "files__read", "invented"]));
+    assert_eq!(denied(&driver.engine), 9, "two of three");
+    driver.done(2, "read");
+    driver.answer(calls("yield", r#"{"sleep": 60, "reason": "to wait"}"#));
+    assert_eq!(denied(&driver.engine), 9);
+}
+
+#[test]
+fn a_call_that_was_admitted_and_is_denied_later_is_not_counted_as_rejected() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["mail__send", "files__write"]));
+    driver.feed(EngineInput::LinkLost);
+    driver.done(1, "sent");
+    driver.pass(seconds(301));
+    driver.feed(EngineInput::LinkBack);
+    assert_eq!(driver.notes(RecordKind::ToolDenied), ["Outdated"]);
+    assert_eq!(denied(&driver.engine), 0);
+}
+
+#[test]
+fn rejected_calls_are_counted_once_across_a_crash_a_restart_and_a_new_pod() {
+    let mut driver = Driver::with_tools(settings());
+    let call = driver.in_flight.unwrap();
+    let (mut crashed, answer) = (driver.clone(), bad_arguments());
+    driver.answer(answer.clone());
+    assert_eq!(denied(&driver.engine), 1);
+    // The process ended before it had committed the answer: the next one gets the same answer again.
+    crashed.restart(1);
+    assert_eq!((crashed.in_flight, denied(&crashed.engine)), (Some(call), 0));
+    crashed.answer(answer.clone());
+    assert_eq!(denied(&crashed.engine), 1);
+    // It ended after that.
+    driver.restart(1);
+    driver.feed(EngineInput::Answered { call, answer });
+    assert_eq!(denied(&driver.engine), 1);
+    let known = KnownTotals {
+        turn: 1,
+        counts: Box::new(driver.engine.view().counts),
+    };
+    // The same volume in a new pod, and a new volume.
+    driver.start_with(2, known.clone());
+    assert_eq!(denied(&driver.engine), 1);
+    let mut driver = Driver::fresh(settings());
+    driver.start_with(3, known);
+    driver.answer(wants(&["invented"]));
+    assert_eq!(denied(&driver.engine), 2);
+}
+
 #[test]
 fn the_time_of_a_run_is_counted_for_each_attempt_that_was_sent_and_ended_here() {
     let mut driver = Driver::with_tools(settings());

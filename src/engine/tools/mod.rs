@@ -43,16 +43,21 @@ impl Engine {
         let cut = cut.filter(|_| answer.finish == FinishReason::Length);
         for (place, wanted) in answer.tool_calls.iter().enumerate() {
             let id = run_id(call.turn, call.call, place);
-            if cut == Some(place) {
+            let admitted = if cut == Some(place) {
                 let denied = admission::truncated_call(self.settings.max_output_tokens);
-                work.add_denied(self.deny(id, wanted, denied, out));
+                Err(self.deny(id, wanted, denied, out))
             } else if let Some(decision) = self.mode_decision(wanted, out.now) {
                 work.add_mode_call();
                 decisions.push((place, decision));
+                continue;
             } else {
-                match self.admit_call(id, wanted, out) {
-                    Ok(plan) => work.add_run(plan),
-                    Err(text) => work.add_denied(text),
+                self.admit_call(id, wanted, out)
+            };
+            match admitted {
+                Ok(plan) => work.add_run(plan),
+                Err(text) => {
+                    self.state.totals.count_denied_call();
+                    work.add_denied(text);
                 }
             }
         }

@@ -221,6 +221,7 @@ fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
             view.counts.turns,
             view.counts.tool_calls,
             view.counts.actions,
+            view.counts.denied_tool_calls,
         )
     };
     assert_eq!(totals(view), totals(expected));
