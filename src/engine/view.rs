@@ -78,7 +78,7 @@ impl Engine {
             outcome: state.life.outcome(),
             turn: state.totals.turns_begun(),
             counts: state.totals.counts.clone(),
-            consecutive_errors: state.counters.failures.errors(),
+            consecutive_errors: state.counters.streaks.count(PauseReason::ConsecutiveErrors),
             consecutive_turns: state.counters.turns.count(),
             handled: state.handled.clone(),
             last_error: state.last_error.clone(),

@@ -10,7 +10,7 @@ mod rate_limits;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{counters::StreakCounters, resources::ResourceTracker, settings::EngineSettings};
+use super::{OutcomeKind, counters::StreakCounters, resources::ResourceTracker, settings::EngineSettings};
 pub use actions_per_minute::LONGEST as LONGEST_HOLD_OF_ACTIONS;
 use agentloop_api::status::{LoopOutcome, PauseReason};
 use agentloop_api::usage_counts::GuardrailTrip;
@@ -62,6 +62,16 @@ pub trait Guardrail: Sync {
         None
     }
 
+    /// Called after each tool run of a turn. A returned value pauses the loop.
+    fn after_tool_run(
+        &self,
+        _settings: &EngineSettings,
+        _counters: &mut StreakCounters,
+        _run: &EndedToolRun<'_>,
+    ) -> Option<TrippedGuardrail> {
+        None
+    }
+
     /// Called before each further call and after each completed turn. A returned outcome ends the loop for good.
     fn ends(&self, _settings: &EngineSettings, _counters: &StreakCounters) -> Option<LoopOutcome> {
         None
@@ -85,6 +95,25 @@ pub enum RestKind {
     Naps,
     /// A sleep of a minute or more.
     Sleep,
+}
+
+/// A tool run that ended.
+#[derive(Clone, Copy, Debug)]
+pub struct EndedToolRun<'a> {
+    pub tool: &'a str,
+    pub outcome: OutcomeKind,
+    /// The result for the model: text of the tool, for no message.
+    pub result: &'a str,
+    /// Whether it is part of a turn that counts as one.
+    pub in_counted_turn: bool,
+    pub at: Timestamp,
+}
+
+impl EndedToolRun<'_> {
+    /// It reported a failure, did not run, or may have run.
+    pub fn has_failed(&self) -> bool {
+        self.outcome != OutcomeKind::Ok
+    }
 }
 
 /// A limit that ended a turn.

@@ -18,6 +18,7 @@ use self::admission::DeniedCall;
 use self::batch::{JoinedResult, NextRun, ToolBatch, ToolRunPlan, ToolSlot};
 use self::expiry::{LONGEST_CALL, LONGEST_PAUSE, asked_before, expired};
 use crate::effects::{EffectBuffer, journal_line};
+use crate::guardrails::EndedToolRun;
 use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
 use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
@@ -194,16 +195,23 @@ impl Engine {
 
     pub(crate) fn record_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
         let most = self.most_result_bytes();
-        let counts = self.turn_rules().counts_as_turn;
+        let in_counted_turn = self.turn_rules().counts_as_turn;
         let Some(plan) = self.tool_batch().and_then(|batch| batch.open(place)).cloned() else {
             return;
         };
         let plan = &plan;
         let (kind, text) = render_outcome(outcome, plan, most);
-        let ending = match kind {
-            OutcomeKind::Ok if plan.only_looks() => ToolCallEnding::Looked,
-            OutcomeKind::Ok => ToolCallEnding::Acted,
-            OutcomeKind::Error | OutcomeKind::Unavailable | OutcomeKind::Unknown => ToolCallEnding::Failed,
+        let ended = EndedToolRun {
+            tool: &plan.tool,
+            outcome: kind,
+            result: &text,
+            in_counted_turn,
+            at: out.now,
+        };
+        let ending = match plan.only_looks() {
+            _ if ended.has_failed() => ToolCallEnding::Failed,
+            true => ToolCallEnding::Looked,
+            false => ToolCallEnding::Acted,
         };
         if kind == OutcomeKind::Unknown && plan.retries() && plan.tries < MAX_TRIES {
             // It stays open, and is sent again.
@@ -217,9 +225,7 @@ impl Engine {
             return;
         }
         out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
-        if counts {
-            self.state.counters.idle.observe_result(&plan.tool, &text, out.now);
-        }
+        self.check_ended_run(&ended, out);
         if let Some(batch) = self.batch_mut() {
             batch.end(place, ending, text);
         }

@@ -227,8 +227,12 @@ fn a_state_that_a_newer_agentloop_wrote_asks_for_that_version_and_one_of_ours_is
 }
 
 /// What early versions stored in another place. The tests of the engine's `early_snapshot` show that it gets to the new one.
-const MOVED: [(&str, &[&str]); 3] = [
+const MOVED: [(&str, &[&str]); 4] = [
     ("", &["turns_completed", "tool_calls", "actions", "tally"]),
+    (
+        "/counters",
+        &["errors", "error_cooldowns", "refusals", "crash_cooldowns"],
+    ),
     ("/turn", &["attempt", "failures", "step", "asked_under", "compaction"]),
     ("/pre_check", &["attempts", "open", "asked_under"]),
 ];
