@@ -49,6 +49,8 @@ pub enum PauseReason {
     OutsideActiveHours,
     /// `loop.maxConsecutiveErrors`; cleared by the cool-down or a resume request.
     ConsecutiveErrors,
+    /// `guardrails.maxConsecutiveToolFailures`; cleared by the cool-down or a resume request.
+    ConsecutiveToolFailures,
     /// The same turn ended the worker three times; cleared by the cool-down or a resume request.
     CrashLoop,
     /// No contact with the controller for 60 s; cleared when the link is restored.
@@ -135,7 +137,9 @@ impl PauseReason {
             Self::ActionsPerMinute => Row::guardrail(ActionWindow, Shown::RateLimited),
             Self::RateWindow => Row::guardrail(Recheck, Shown::RateLimited),
             Self::OutsideActiveHours => Row::guardrail(Recheck, Shown::OutsideActiveHours),
-            Self::ConsecutiveErrors | Self::CrashLoop => Row::guardrail(Cooldown, Shown::ErrorLimitReached).or_resume(),
+            Self::ConsecutiveErrors | Self::ConsecutiveToolFailures | Self::CrashLoop => {
+                Row::guardrail(Cooldown, Shown::ErrorLimitReached).or_resume()
+            }
             Self::LinkLost => Row::outage(Contact, Some(Shown::LinkLost)).recovering(),
             Self::BudgetExhausted | Self::TokensPerHour => {
                 Row::guardrail(Room { probed: true }, Shown::BudgetExhausted)

@@ -7,6 +7,7 @@ mod calls_per_turn;
 pub mod consecutive_turns;
 pub mod idle_timeout;
 mod rate_limits;
+mod tool_failures;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -15,13 +16,14 @@ pub use actions_per_minute::LONGEST as LONGEST_HOLD_OF_ACTIONS;
 use agentloop_api::status::{LoopOutcome, PauseReason};
 use agentloop_api::usage_counts::GuardrailTrip;
 
-pub const ALL: [&dyn Guardrail; 6] = [
+pub const ALL: [&dyn Guardrail; 7] = [
     &actions_per_minute::ActionsPerMinute,
     &active_hours::ActiveHoursGuardrail,
     &calls_per_turn::CallsPerTurn,
     &consecutive_turns::ConsecutiveTurns,
     &idle_timeout::IdleTimeout,
     &rate_limits::RateLimits,
+    &tool_failures::ToolFailures,
 ];
 
 /// One limit. Each method returns a value only when its limit is reached.

@@ -34,6 +34,7 @@ mod sensors;
 mod sleeping;
 mod stops;
 mod texts;
+mod tool_failures;
 mod tools;
 mod trips;
 mod window;
@@ -76,6 +77,7 @@ fn settings() -> EngineSettings {
         max_output_tokens: 4096,
         history_tokens: 1_000_000,
         actions_per_minute: 10,
+        max_consecutive_tool_failures: None,
         pre_check: None,
         light_output_tokens: None,
         light_context_tokens: 128_000,
@@ -479,6 +481,7 @@ impl Driver {
             let by_time = held.until.is_some_and(|until| until <= self.now);
             let by_input = match held.reason {
                 PauseReason::ConsecutiveErrors
+                | PauseReason::ConsecutiveToolFailures
                 | PauseReason::CrashLoop
                 | PauseReason::ModelUnreachable
                 | PauseReason::AuthenticationFailed

@@ -184,6 +184,7 @@ fn small() -> impl Strategy<Value = EngineSettings> {
             heartbeat,
             exhaustion_policy,
             max_consecutive_errors: 2,
+            max_consecutive_tool_failures: Some(3),
             max_consecutive_turns: 3,
             max_calls_per_turn: 2,
             actions_per_minute: 3,
