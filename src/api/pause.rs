@@ -137,9 +137,8 @@ impl PauseReason {
             Self::ActionsPerMinute => Row::guardrail(ActionWindow, Shown::RateLimited),
             Self::RateWindow => Row::guardrail(Recheck, Shown::RateLimited),
             Self::OutsideActiveHours => Row::guardrail(Recheck, Shown::OutsideActiveHours),
-            Self::ConsecutiveErrors | Self::ConsecutiveToolFailures | Self::CrashLoop => {
-                Row::guardrail(Cooldown, Shown::ErrorLimitReached).or_resume()
-            }
+            Self::ConsecutiveErrors | Self::CrashLoop => Row::guardrail(Cooldown, Shown::ErrorLimitReached).or_resume(),
+            Self::ConsecutiveToolFailures => Row::guardrail(Cooldown, Shown::ToolFailureLimitReached).or_resume(),
             Self::LinkLost => Row::outage(Contact, Some(Shown::LinkLost)).recovering(),
             Self::BudgetExhausted | Self::TokensPerHour => {
                 Row::guardrail(Room { probed: true }, Shown::BudgetExhausted)
