@@ -33,6 +33,7 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         min_delay: SignedDuration::from_millis(100),
         max_delay: SignedDuration::from_secs(10),
         max_consecutive_errors: 5,
+        max_consecutive_tool_failures: None,
         max_sleep: SignedDuration::from_secs(3600),
         heartbeat: None,
         max_consecutive_turns: 50,

@@ -353,6 +353,12 @@ pub struct GuardrailsSpec {
     /// action waits until the oldest of them is 60 s old, and the loop is paused until then. Defaults to 60.
     #[schemars(range(min = 1, max = 600))]
     pub actions_per_minute: u32,
+    /// Maximum number of consecutive failed tool runs, 1 to 1,000: runs that returned an error, that were not answered in
+    /// time, or whose server was unavailable. At the limit the loop pauses for 60 s, doubled each time, up to 1 h, until a
+    /// run succeeds. The annotation `agentloop.dev/resume` ends the pause. Denied calls do not count. Absent: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub max_consecutive_tool_failures: Option<u32>,
     /// Time awake without an effective action, in seconds, 1 to 2,592,000, after which the loop ends with outcome
     /// `Idle`. A `yield` that sleeps for a minute or more, and a tool result not seen before, including an error, reset
     /// it. Pauses, failed calls and tool runs do not count, and an answered call counts for at most 30 s. A changed
@@ -460,6 +466,7 @@ impl Default for GuardrailsSpec {
             max_consecutive_turns: 50,
             max_calls_per_turn: 25,
             actions_per_minute: 60,
+            max_consecutive_tool_failures: None,
             idle_timeout_seconds: 600,
             active_hours: None,
             rate_limits: Vec::new(),

@@ -35,6 +35,8 @@ pub enum ConditionType {
     /// `loop.maxConsecutiveErrors` was reached, or the same turn ended the worker three times; cleared by the cool-down
     /// or a resume request.
     ErrorLimitReached,
+    /// `guardrails.maxConsecutiveToolFailures` was reached; cleared by the cool-down or a resume request.
+    ToolFailureLimitReached,
     /// The loop repeats itself, or spends far above the pace of its limits.
     LoopDetected,
     /// A request for an approval is open.

@@ -49,6 +49,8 @@ pub enum PauseReason {
     OutsideActiveHours,
     /// `loop.maxConsecutiveErrors`; cleared by the cool-down or a resume request.
     ConsecutiveErrors,
+    /// `guardrails.maxConsecutiveToolFailures`; cleared by the cool-down or a resume request.
+    ConsecutiveToolFailures,
     /// The same turn ended the worker three times; cleared by the cool-down or a resume request.
     CrashLoop,
     /// No contact with the controller for 60 s; cleared when the link is restored.
@@ -108,7 +110,7 @@ pub enum PauseEnd {
     /// The next attempt at the call, at the latest after the longest delay that a server may request.
     NextAttempt,
     /// The end of a cool-down. Each one in a row is longer, up to an hour.
-    Cooldown(CooldownCause),
+    Cooldown,
     /// Contact with the controller.
     Contact,
     /// Room for the next call under a limit on spending. The leader knows when that is, so the clock of the loop does not
@@ -124,17 +126,6 @@ pub enum PauseEnd {
     User,
 }
 
-/// What happened repeatedly before a cool-down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CooldownCause {
-    /// Turns failed.
-    Errors,
-    /// The worker ended during the same turn.
-    Crashes,
-    /// The model refused turns.
-    Refusals,
-}
-
 impl PauseReason {
     /// The facts about this reason. To add a reason, add its row here.
     #[must_use]
@@ -148,17 +139,13 @@ impl PauseReason {
             Self::ModelUnreachable | Self::AuthenticationFailed | Self::QuotaExceeded => {
                 Row::outage(NextAttempt, Some(Shown::ModelAvailable)).or_resume()
             }
-            Self::ModelRefused => {
-                Row::outage(Cooldown(CooldownCause::Refusals), Some(Shown::ErrorLimitReached)).or_resume()
-            }
+            Self::ModelRefused => Row::outage(Cooldown, Some(Shown::ErrorLimitReached)).or_resume(),
             Self::MaxConsecutiveTurns => Row::guardrail(ForcedSleep, Shown::TurnLimitReached),
             Self::ActionsPerMinute => Row::guardrail(ActionWindow, Shown::RateLimited),
             Self::RateWindow => Row::guardrail(Recheck, Shown::RateLimited),
             Self::OutsideActiveHours => Row::guardrail(Recheck, Shown::OutsideActiveHours),
-            Self::ConsecutiveErrors => {
-                Row::guardrail(Cooldown(CooldownCause::Errors), Shown::ErrorLimitReached).or_resume()
-            }
-            Self::CrashLoop => Row::guardrail(Cooldown(CooldownCause::Crashes), Shown::ErrorLimitReached).or_resume(),
+            Self::ConsecutiveErrors | Self::CrashLoop => Row::guardrail(Cooldown, Shown::ErrorLimitReached).or_resume(),
+            Self::ConsecutiveToolFailures => Row::guardrail(Cooldown, Shown::ToolFailureLimitReached).or_resume(),
             Self::LinkLost => Row::outage(Contact, Some(Shown::LinkLost)).recovering(),
             Self::BudgetExhausted | Self::TokensPerHour => {
                 Row::guardrail(Room { probed: true }, Shown::BudgetExhausted)
@@ -216,7 +203,7 @@ mod tests {
     fn what_only_a_user_ends_and_each_cool_down_end_on_resume() {
         for reason in PauseReason::iter() {
             let facts = reason.facts();
-            if matches!(facts.end, PauseEnd::User | PauseEnd::Cooldown(_)) {
+            if matches!(facts.end, PauseEnd::User | PauseEnd::Cooldown) {
                 assert!(facts.ends_on_resume, "{reason}");
             }
         }

@@ -7,7 +7,7 @@ use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 use super::budget::LedgerRecord;
 pub use super::pause::PauseReason;
-use super::usage_counts::{GuardrailTrips, ToolUsage};
+use super::usage_counts::LoopCounts;
 
 /// Observed state of an Agent. Written by the controller only.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -270,30 +270,13 @@ pub struct LoopUsage {
     #[serde(rename = "costMicroUSD")]
     #[schemars(range(min = 0))]
     pub cost: i64,
-    /// Number of completed turns.
-    #[schemars(range(min = 0))]
-    pub turns: i64,
-    /// Number of tool runs sent, as reported by the worker. A repetition after a restart does not count again.
-    #[schemars(range(min = 0))]
-    pub tool_calls: i64,
-    /// Number of actions: tool runs with an effect other than `Read`.
-    #[schemars(range(min = 0))]
-    pub actions: i64,
+    /// What the loop counts.
+    #[serde(flatten)]
+    pub counts: LoopCounts,
     /// Usage per model, at most 10.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["model"]))]
     pub by_model: Vec<ModelUsage>,
-    /// Outcomes of tool runs per tool, as reported by the worker, at most 20 entries, the last one for all other tools.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["tool"]))]
-    pub by_tool: Vec<ToolUsage>,
-    /// How often limits were reached and loops were detected, as reported by the worker.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(
-        length(max = 32),
-        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["guardrail", "action"])
-    )]
-    pub guardrail_trips: Vec<GuardrailTrips>,
 }
 
 /// Usage of one model.

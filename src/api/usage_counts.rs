@@ -1,5 +1,4 @@
-//! Counts of `status.usage` by name: reached limits, detected loops, and outcomes of tool runs. Totals over the Agent's
-//! life.
+//! What a loop counts over the life of its Agent, for `status.usage`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -72,6 +71,61 @@ impl GuardrailTrip {
             Self::LoopDetected(action) => ("LoopDetected", action),
         };
         (guardrail, action.into())
+    }
+}
+
+/// What a loop counts over the life of its Agent. The engine counts; its snapshot, the worker's report, the gateway's
+/// totals and the status embed these counts, so that they outlive the worker, the pod and the controller. To add a
+/// count, add its field and its line in [`LoopCounts::merge`].
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LoopCounts {
+    /// Number of completed turns.
+    // Remove the alias with version 3 of the link.
+    #[serde(alias = "turnsCompleted")]
+    #[schemars(range(min = 0))]
+    pub turns: i64,
+    /// Number of tool runs sent, as reported by the worker. A repetition after a restart does not count again.
+    #[schemars(range(min = 0))]
+    pub tool_calls: i64,
+    /// Number of actions: tool runs with an effect other than `Read`.
+    #[schemars(range(min = 0))]
+    pub actions: i64,
+    /// Number of tool calls of the model that were rejected and not run: unknown tool, invalid arguments, a tool that was
+    /// denied too often in the turn, a server that has not answered yet, or a call that was cut at the output limit.
+    #[schemars(range(min = 0))]
+    pub denied_tool_calls: i64,
+    /// Outcomes of tool runs per tool, as reported by the worker, at most 20 entries, the last one for all other tools.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["tool"]))]
+    pub by_tool: Vec<ToolUsage>,
+    /// How often limits were reached and loops were detected, as reported by the worker.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["guardrail", "action"])
+    )]
+    pub guardrail_trips: Vec<GuardrailTrips>,
+}
+
+impl LoopCounts {
+    /// Raises each count to the greater of both: totals never decrease, and merging the same twice adds nothing.
+    pub fn merge(&mut self, new: &Self) {
+        // Names every field, so that one without a line below does not compile.
+        let Self {
+            turns,
+            tool_calls,
+            actions,
+            denied_tool_calls,
+            by_tool,
+            guardrail_trips,
+        } = new;
+        self.turns = self.turns.max(*turns);
+        self.tool_calls = self.tool_calls.max(*tool_calls);
+        self.actions = self.actions.max(*actions);
+        self.denied_tool_calls = self.denied_tool_calls.max(*denied_tool_calls);
+        merge_tools(&mut self.by_tool, by_tool);
+        merge_trips(&mut self.guardrail_trips, guardrail_trips);
     }
 }
 
@@ -169,7 +223,7 @@ pub fn of_trip<'a>(trips: &'a mut Vec<GuardrailTrips>, guardrail: &str, action: 
 }
 
 /// Merges the counts of all tools.
-pub fn merge_tools(known: &mut Vec<ToolUsage>, new: &[ToolUsage]) {
+fn merge_tools(known: &mut Vec<ToolUsage>, new: &[ToolUsage]) {
     for tool in new {
         let entry = of_tool(known, &tool.tool);
         raise!(entry, tool; ok, error, denied, unavailable, unknown, timed, milliseconds);
@@ -177,7 +231,7 @@ pub fn merge_tools(known: &mut Vec<ToolUsage>, new: &[ToolUsage]) {
 }
 
 /// The same for limits. Entries unknown to this version are ignored.
-pub fn merge_trips(known: &mut Vec<GuardrailTrips>, new: &[GuardrailTrips]) {
+fn merge_trips(known: &mut Vec<GuardrailTrips>, new: &[GuardrailTrips]) {
     let known_labels = |trip: &&GuardrailTrips| {
         let labels = (trip.guardrail.as_str(), trip.action.as_str());
         GuardrailTrip::all().any(|known| known.labels() == labels)
@@ -196,7 +250,7 @@ mod tests {
     fn every_counted_limit_has_labels_of_its_own_and_fits_into_the_status() {
         let labels: Vec<_> = GuardrailTrip::all().map(GuardrailTrip::labels).collect();
         let distinct: std::collections::BTreeSet<_> = labels.iter().collect();
-        assert_eq!((distinct.len(), labels.len()), (18, 18));
+        assert_eq!(distinct.len(), labels.len());
         // The bound of `status.usage.guardrailTrips`.
         assert!(labels.len() <= 32);
         assert_eq!(
@@ -218,6 +272,34 @@ mod tests {
         assert_eq!((tools[18].tool.as_str(), tools[18].ok), ("t19", 1));
         assert_eq!((tools[19].tool.as_str(), tools[19].ok), (OTHER_TOOLS, 3));
         assert_eq!((tools[0].ok, tools[0].error), (1, 22));
+    }
+
+    /// Each field with a value.
+    fn counted() -> LoopCounts {
+        let mut counts = LoopCounts::default();
+        of_tool(&mut counts.by_tool, "a").ok = 5;
+        of_trip(&mut counts.guardrail_trips, "LoopDetected", "warn").count = 5;
+        let mut value = serde_json::to_value(&counts).unwrap();
+        for count in value
+            .as_object_mut()
+            .unwrap()
+            .values_mut()
+            .filter(|count| count.is_i64())
+        {
+            *count = 5.into();
+        }
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn each_count_of_a_loop_is_merged_and_none_decreases() {
+        let known = counted();
+        let mut merged = LoopCounts::default();
+        merged.merge(&known);
+        assert_eq!(merged, known);
+        merged.merge(&known);
+        merged.merge(&LoopCounts::default());
+        assert_eq!(merged, known);
     }
 
     #[test]

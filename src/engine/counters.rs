@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::guardrails::RestKind;
 use super::guardrails::consecutive_turns::TurnStreak;
 use super::guardrails::idle_timeout::IdleClock;
-use super::pauses::cooldowns::FailureStreaks;
+use super::pauses::cooldowns::Streaks;
 
 /// A chosen sleep of at least this length resets the limits.
 pub const WHOLE_SLEEP: SignedDuration = SignedDuration::from_secs(60);
@@ -15,8 +15,8 @@ pub const WHOLE_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
 pub struct StreakCounters {
-    #[serde(flatten)]
-    pub failures: FailureStreaks,
+    /// What leads to cool-downs.
+    pub streaks: Streaks,
     #[serde(flatten)]
     pub turns: TurnStreak,
     #[serde(flatten)]

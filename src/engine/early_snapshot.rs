@@ -1,11 +1,64 @@
-//! Snapshots of early journals, which had no [`CallSlot`](super::model_call::CallSlot): the state of a call stood in the turn,
-//! in the pre-check or in the score that it was for. Converts their JSON before it is read.
+//! Snapshots of early journals. Converts their JSON before it is read.
+//!
+//! They had no [`CallSlot`](super::model_call::CallSlot): the state of a call stood in the turn, in the pre-check or in the
+//! score that it was for. They had no [`LoopCounts`](agentloop_api::usage_counts::LoopCounts) either: each count stood alone. And
+//! what leads to cool-downs had fields of its own instead of [`Streaks`](super::pauses::cooldowns::Streaks).
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+/// The same snapshot as it is stored now.
+pub fn convert(snapshot: Value) -> Value {
+    with_streaks(with_counts(with_call_slot(snapshot)))
+}
+
+/// The same snapshot with what leads to cool-downs in one map.
+fn with_streaks(mut snapshot: Value) -> Value {
+    let cooling = |reason| snapshot.pointer(&format!("/reasons/{reason}")).is_some();
+    let field = |name: &str| {
+        let counters = snapshot.get("counters");
+        counters.and_then(|counters| counters.get(name)?.as_u64()).unwrap_or(0)
+    };
+    // Refused turns brought a cool-down each, from the second in a row on.
+    let streaks = json!({
+        "ConsecutiveErrors": {
+            "count": field("errors"), "cooldowns": field("error_cooldowns"), "cooling": cooling("ConsecutiveErrors"),
+        },
+        "CrashLoop": {"count": 0, "cooldowns": field("crash_cooldowns"), "cooling": cooling("CrashLoop")},
+        "ModelRefused": {
+            "count": field("refusals"), "cooldowns": field("refusals").saturating_sub(1), "cooling": cooling("ModelRefused"),
+        },
+    });
+    if let Some(counters) = snapshot.get_mut("counters").and_then(Value::as_object_mut) {
+        counters.entry("streaks").or_insert(streaks);
+    }
+    snapshot
+}
+
+/// The same snapshot with its counts in one place.
+fn with_counts(mut snapshot: Value) -> Value {
+    const PLACES: [(&str, &str); 5] = [
+        ("/turns_completed", "turns"),
+        ("/tool_calls", "toolCalls"),
+        ("/actions", "actions"),
+        ("/tally/tools", "byTool"),
+        ("/tally/trips", "guardrailTrips"),
+    ];
+    if snapshot.get("counts").is_none() {
+        let found = PLACES.iter().filter_map(|(place, name)| {
+            let count = snapshot.pointer(place)?.clone();
+            Some(((*name).to_owned(), count))
+        });
+        let counts = Value::Object(found.collect());
+        if let Some(fields) = snapshot.as_object_mut() {
+            fields.insert("counts".to_owned(), counts);
+        }
+    }
+    snapshot
+}
+
 /// The same snapshot with its call in the slot.
-pub fn with_call_slot(mut snapshot: Value) -> Value {
+fn with_call_slot(mut snapshot: Value) -> Value {
     if snapshot.get("call").is_none()
         && let Some(call) = slot(&snapshot)
         && let Some(fields) = snapshot.as_object_mut()
@@ -94,6 +147,49 @@ mod tests {
         json!({"asked": {
             "question": {"id": "e", "signal": "s", "prompt": "p", "data": "d"}, "failures": 1, "step": step,
         }})
+    }
+
+    #[test]
+    fn the_counts_of_an_early_journal_are_in_one_place() {
+        let trips = json!([{"guardrail": "IdleTimeout", "action": "kill", "count": 1}]);
+        let stored = json!({
+            "turns_begun": 8, "turns_completed": 7, "tool_calls": 5, "actions": 3,
+            "tally": {"tools": [{"tool": "a", "ok": 2}], "trips": trips},
+        });
+        let snapshot: EngineSnapshot = serde_json::from_value(stored).unwrap();
+        let again = serde_json::to_value(&snapshot).unwrap();
+        let counts = &again["counts"];
+        assert_eq!(
+            (&counts["turns"], &counts["toolCalls"], &counts["actions"]),
+            (&json!(7), &json!(5), &json!(3))
+        );
+        assert_eq!(
+            (&counts["byTool"][0]["ok"], &counts["guardrailTrips"]),
+            (&json!(2), &trips)
+        );
+        let read: EngineSnapshot = serde_json::from_value(again).unwrap();
+        assert_eq!(read, snapshot);
+    }
+
+    #[test]
+    fn what_led_to_cool_downs_in_an_early_journal_is_in_one_map() {
+        let stored = json!({
+            "reasons": {"ModelRefused": {"until": null, "message": ""}},
+            "counters": {"errors": 4, "error_cooldowns": 2, "refusals": 3, "crash_cooldowns": 1, "turns": 9},
+        });
+        let snapshot: EngineSnapshot = serde_json::from_value(stored).unwrap();
+        let again = serde_json::to_value(&snapshot).unwrap();
+        let streaks = json!({
+            "ConsecutiveErrors": {"count": 4, "cooldowns": 2, "cooling": false},
+            "CrashLoop": {"count": 0, "cooldowns": 1, "cooling": false},
+            "ModelRefused": {"count": 3, "cooldowns": 2, "cooling": true},
+        });
+        assert_eq!(
+            (&again["counters"]["streaks"], &again["counters"]["turns"]),
+            (&streaks, &json!(9))
+        );
+        let read: EngineSnapshot = serde_json::from_value(again).unwrap();
+        assert_eq!(read, snapshot);
     }
 
     #[rstest]

@@ -12,7 +12,6 @@ pub use super::view::{DetectedRepetition, LoopView, ReportedPause};
 use super::effects::{EffectBuffer, journal_line};
 use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::HotState;
-use super::lifetime_counts::LifetimeCounts;
 use super::model_call::CallStep;
 use super::modes::NextStep;
 use super::pauses::{self, budget::BudgetState};
@@ -113,11 +112,6 @@ impl Engine {
         self.state.clone()
     }
 
-    /// Continues from counts that outlived a journal.
-    pub fn restore_counts(&mut self, known: &LifetimeCounts) {
-        self.state.totals.tally.merge(known);
-    }
-
     /// The only transition function. `now` may be earlier than before, if the clock was set back.
     pub fn handle(&mut self, now: Timestamp, input: EngineInput) -> Vec<EngineEffect> {
         if let EngineInput::ToolsChanged { tools, silent } = input {
@@ -146,7 +140,7 @@ impl Engine {
         self.dispatch(input, last, &mut out);
         self.advance(&mut out);
         // Before the comparison, so that a changed count is reported.
-        self.state.totals.tally.count_records(out.records());
+        self.state.totals.count_records(out.records());
         self.report_change(&before, &mut out);
         out.into_effects()
     }
@@ -166,7 +160,7 @@ impl Engine {
             } => {
                 self.agent = agent;
                 self.state.reasons.set_link_silent(link_silent);
-                self.start(epoch, known, budget, last, out);
+                self.start(epoch, &known, budget, last, out);
             }
             EngineInput::Sensed(event) => self.receive_event(event, out),
             EngineInput::Score(question) => self.request_score(question, out),
@@ -197,7 +191,7 @@ impl Engine {
     fn start(
         &mut self,
         epoch: i64,
-        known: KnownTotals,
+        known: &KnownTotals,
         budget: BudgetState,
         last: Option<Timestamp>,
         out: &mut EffectBuffer,

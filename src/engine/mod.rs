@@ -23,7 +23,6 @@ mod guardrails;
 mod hot_state;
 pub mod ids;
 mod lifecycle;
-pub mod lifetime_counts;
 mod light_model;
 mod loop_detection;
 pub mod machine;
@@ -58,7 +57,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use agentloop_api::failure::CallFailure;
-use agentloop_api::usage_counts::GuardrailTrip;
+use agentloop_api::usage_counts::{GuardrailTrip, LoopCounts};
 use budget::BudgetState;
 use message::{Message, ModelAnswer, ToolDefinition};
 use sensor_events::SensedEvent;
@@ -149,14 +148,12 @@ pub enum EngineInput {
 }
 
 /// Totals that outlive a journal.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownTotals {
     /// `status.loop.turn`.
     pub turn: i64,
-    /// `status.usage.toolCalls`.
-    pub tool_calls: i64,
-    /// `status.usage.actions`.
-    pub actions: i64,
+    /// What `status.usage` counts of the loop. In a box, so that a further count enlarges no input.
+    pub counts: Box<LoopCounts>,
 }
 
 /// Why a loop is to stop. Read-only tool runs are cancelled with it; others may finish within the drain time.

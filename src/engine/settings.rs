@@ -49,6 +49,8 @@ pub struct EngineSettings {
     pub max_consecutive_turns: u32,
     /// The most model calls in one turn.
     pub max_calls_per_turn: u32,
+    /// Failed tool runs in a row after which the loop pauses; `None`: no limit.
+    pub max_consecutive_tool_failures: Option<u32>,
     /// Time awake without an effective action after which the loop ends.
     pub idle_timeout: SignedDuration,
     /// Limits on resources in rolling windows, except for the actions per minute.
@@ -132,6 +134,7 @@ impl TryFrom<&AgentSpec> for EngineSettings {
             heartbeat: spec.continuous.heartbeat.as_ref().map(HeartbeatSettings::from),
             max_consecutive_turns: spec.guardrails.max_consecutive_turns,
             max_calls_per_turn: spec.guardrails.max_calls_per_turn,
+            max_consecutive_tool_failures: spec.guardrails.max_consecutive_tool_failures,
             idle_timeout: SignedDuration::from_secs(spec.guardrails.idle_timeout_seconds.into()),
             rate_limits: spec.guardrails.rate_limits.iter().map(ResourceLimit::from).collect(),
             exhaustion_policy: spec.r#loop.exhaustion_policy,

@@ -89,7 +89,7 @@ impl Serialize for EngineSnapshot {
 
 impl<'de> Deserialize<'de> for EngineSnapshot {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let stored = early_snapshot::with_call_slot(Value::deserialize(deserializer)?);
+        let stored = early_snapshot::convert(Value::deserialize(deserializer)?);
         Self::deserialize(stored).map_err(D::Error::custom)
     }
 }

@@ -5,7 +5,6 @@ use jiff::Timestamp;
 use super::approvals::OpenGate;
 use super::effects::{EffectBuffer, journal_line, trip_line};
 use super::lifecycle::{LifecyclePhase, PublicState};
-use super::lifetime_counts::LifetimeCounts;
 use super::machine::Engine;
 use super::resources::ResourceWait;
 use super::snapshot::ChosenSleep;
@@ -14,7 +13,7 @@ use super::{EngineEffect, RecordKind};
 use agentloop_api::condition::LoopSign;
 use agentloop_api::failure::CallFailure;
 use agentloop_api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason, WakeCondition, WakeType};
-use agentloop_api::usage_counts::GuardrailTrip;
+use agentloop_api::usage_counts::{GuardrailTrip, LoopCounts};
 
 /// A loop as seen from outside; the worker turns it into a report.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,13 +31,7 @@ pub struct LoopView {
     /// How the loop ended.
     pub outcome: Option<LoopOutcome>,
     pub turn: i64,
-    pub turns_completed: i64,
-    /// Tool runs that were sent.
-    pub tool_calls: i64,
-    /// Those of them with side effects.
-    pub actions: i64,
-    /// How often limits were reached, and how tool runs ended.
-    pub tally: LifetimeCounts,
+    pub counts: LoopCounts,
     /// Failed turns in a row.
     pub consecutive_errors: u32,
     /// Turns since the last sleep.
@@ -87,11 +80,8 @@ impl Engine {
             wake: self.wake_condition(public.state),
             outcome: state.life.outcome(),
             turn: state.totals.turns_begun(),
-            turns_completed: state.totals.turns_completed(),
-            tool_calls: state.totals.tool_calls(),
-            actions: state.totals.actions(),
-            tally: state.totals.tally.clone(),
-            consecutive_errors: state.counters.failures.errors(),
+            counts: state.totals.counts.clone(),
+            consecutive_errors: state.counters.streaks.count(PauseReason::ConsecutiveErrors),
             consecutive_turns: state.counters.turns.count(),
             handled: state.handled.clone(),
             last_error: state.last_error.clone(),

@@ -15,7 +15,6 @@ use super::calls::ModelCalls;
 use super::deliveries::DeliveryQueue;
 use super::link_state::LinkState;
 use super::shutdown_retry;
-use crate::api::usage_counts::{merge_tools, merge_trips};
 use crate::link::client::{DirectiveEvent, LinkClient, LinkError};
 use crate::link::messages::{
     AttachRequest, AttachResponse, LoopReport, OLDEST_CONTROLLER_PROTOCOL, PROTOCOL, PodRefusal, PodReport,
@@ -202,16 +201,10 @@ impl GatewayUplink {
             .borrow()
             .session
             .as_ref()
-            .map(|session| session.known.usage.clone());
-        let known = known.unwrap_or_default();
-        let said = |total: fn(&LoopReport) -> i64| loop_.as_ref().map_or(0, total);
-        usage.turns = said(|said| said.turns_completed).max(known.turns);
-        usage.tool_calls = said(|said| said.tool_calls).max(known.tool_calls);
-        usage.actions = said(|said| said.actions).max(known.actions);
-        (usage.by_tool, usage.guardrail_trips) = (known.by_tool, known.guardrail_trips);
+            .map(|session| session.known.usage.counts.clone());
+        usage.counts = known.unwrap_or_default();
         if let Some(said) = &loop_ {
-            merge_tools(&mut usage.by_tool, &said.by_tool);
-            merge_trips(&mut usage.guardrail_trips, &said.guardrail_trips);
+            usage.counts.merge(&said.counts);
         }
         PodReport {
             epoch: self.epoch,

@@ -19,7 +19,7 @@ use agentloop_api::{
     failure::{CallFailure, FailureKind},
     price::ModelPrice,
     status::{Gate, HandledRequests, LastError, LoopOutcome, LoopState, LoopUsage, PauseReason, WakeCondition},
-    usage_counts::{GuardrailTrips, ToolUsage},
+    usage_counts::LoopCounts,
 };
 use agentloop_ledger::account::{GrantRefusal, GrantRequest, LeaseStatement};
 
@@ -407,21 +407,12 @@ pub struct LoopReport {
     pub outcome: Option<LoopOutcome>,
     /// Number of turns begun.
     pub turn: i64,
-    /// Number of turns completed.
-    pub turns_completed: i64,
-    /// Number of tool runs sent.
-    pub tool_calls: i64,
-    /// Number of those with side effects.
-    pub actions: i64,
     /// Open gates, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gates: Vec<Gate>,
-    /// Tool runs by outcome.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub by_tool: Vec<ToolUsage>,
-    /// Number of times that limits were reached and loops were detected.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub guardrail_trips: Vec<GuardrailTrips>,
+    /// What the loop counts over the life of its Agent.
+    #[serde(flatten)]
+    pub counts: LoopCounts,
     /// Consecutive failed turns.
     pub consecutive_errors: i32,
     /// Turns since the last sleep.

@@ -102,7 +102,7 @@ fn of_status(agent: &Agent, empty: AgentRow) -> AgentRow {
     AgentRow {
         state: if stale { LoopState::Starting } else { loop_.state },
         outcome: loop_.outcome.filter(|_| rest == LoopActivity::Resting),
-        turns: (loop_.turn, usage.turns),
+        turns: (loop_.turn, usage.counts.turns),
         tokens: usage.input_tokens + usage.output_tokens,
         message: refused.map(|condition| format!("{}: {}", condition.reason, condition.message)),
         at_rest: rest,
@@ -123,7 +123,7 @@ fn of_report(report: &PodReport, loop_: &LoopReport, written: AgentRow) -> Agent
         resumes_at: loop_.resumes_at,
         wakes_on: wake.map(|wake| wake.value.clone()),
         outcome: loop_.outcome,
-        turns: (loop_.turn, loop_.turns_completed),
+        turns: (loop_.turn, loop_.counts.turns),
         tokens: report.usage.input_tokens + report.usage.output_tokens,
         errors: loop_.consecutive_errors,
         last_error: loop_

@@ -96,11 +96,16 @@ fn agent_series(families: &mut MetricFamilies, agent: &Agent, refused: &RefusedC
         .unwrap_or(&unused);
     let refused = refused(id[0], id[1]).unwrap_or_default();
     families.put(&registry::AGENT_REFUSED_CALLS, &id, number(refused));
-    families.put(&registry::AGENT_TURNS, &id, number(usage.turns));
-    families.put(&registry::AGENT_TOOL_CALLS, &id, number(usage.tool_calls));
-    families.put(&registry::AGENT_ACTIONS, &id, number(usage.actions));
+    families.put(&registry::AGENT_TURNS, &id, number(usage.counts.turns));
+    families.put(&registry::AGENT_TOOL_CALLS, &id, number(usage.counts.tool_calls));
+    families.put(&registry::AGENT_ACTIONS, &id, number(usage.counts.actions));
+    families.put(
+        &registry::AGENT_DENIED_TOOL_CALLS,
+        &id,
+        number(usage.counts.denied_tool_calls),
+    );
     for (guardrail, action) in GuardrailTrip::all().map(GuardrailTrip::labels) {
-        let found = usage.guardrail_trips.iter();
+        let found = usage.counts.guardrail_trips.iter();
         let count = found
             .filter(|trip| (trip.guardrail.as_str(), trip.action.as_str()) == (guardrail, action))
             .map(|trip| trip.count)
@@ -181,8 +186,8 @@ fn tool_series(families: &mut MetricFamilies, usage: &LoopUsage, [namespace, nam
         tool: OTHER_TOOLS.into(),
         ..ToolUsage::default()
     };
-    let has_rest = usage.by_tool.iter().any(|used| used.tool == OTHER_TOOLS);
-    for used in usage.by_tool.iter().chain((!has_rest).then_some(&rest)) {
+    let has_rest = usage.counts.by_tool.iter().any(|used| used.tool == OTHER_TOOLS);
+    for used in usage.counts.by_tool.iter().chain((!has_rest).then_some(&rest)) {
         for (outcome, count) in [
             ("ok", used.ok),
             ("error", used.error),

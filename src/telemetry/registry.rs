@@ -88,6 +88,8 @@ metrics! {
         "Total cost in US dollars at the prices known when each call was made, as persisted in the status; 0 without prices.";
     AGENT_CREATED = Agents Gauge "agentloop_agent_created_timestamp_seconds" ["namespace", "agent"]
         "Time of creation of the Agent, in seconds since the Unix epoch.";
+    AGENT_DENIED_TOOL_CALLS = Agents Counter "agentloop_agent_denied_tool_calls_total" ["namespace", "agent"]
+        "Total number of tool calls of the model that were rejected and not run, such as unknown tools and invalid arguments, as persisted in the status.";
     AGENT_ESTIMATED_CALLS = Agents Counter "agentloop_agent_estimated_calls_total" ["namespace", "agent", "model"]
         "Total number of calls of unknown usage that are charged to the budgets with their bound.";
     AGENT_GUARDRAIL_TRIPS = Agents Counter "agentloop_agent_guardrail_trips_total" ["namespace", "agent", "guardrail", "action"]

@@ -18,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::agent::ModelSpec;
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::engine::lifetime_counts::LifetimeCounts;
 use crate::engine::machine::Engine;
 use crate::engine::message::ModelAnswer;
 use crate::engine::tool::{ToolOutcome, ToolRunId};
@@ -224,17 +223,12 @@ impl<'a> LoopDriver<'a> {
             self.link = LinkFreshness::Silent;
         }
         self.update_tools()?;
-        self.steps.adopt(&LifetimeCounts {
-            trips: session.known.usage.guardrail_trips.clone(),
-            tools: session.known.usage.by_tool.clone(),
-        });
         self.feed(EngineInput::Started {
             agent: self.agent.clone(),
             epoch: session.epoch,
             known: KnownTotals {
                 turn: session.known.turn,
-                tool_calls: session.known.usage.tool_calls,
-                actions: session.known.usage.actions,
+                counts: Box::new(session.known.usage.counts.clone()),
             },
             budget: budget.unwrap_or_default(),
             link_silent: self.link == LinkFreshness::Silent,

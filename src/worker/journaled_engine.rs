@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use crate::engine::lifetime_counts::LifetimeCounts;
 use crate::engine::machine::{Engine, LoopView};
 use crate::engine::tool::ToolRunId;
 use crate::engine::{EngineEffect, EngineInput, JournalRecord, Skill, StopCause};
@@ -59,11 +58,6 @@ impl<'a> JournaledEngine<'a> {
     #[cfg(test)]
     pub(super) fn snapshot(&self) -> crate::engine::machine::EngineSnapshot {
         self.engine.snapshot()
-    }
-
-    /// Restores counts that outlive a lost journal.
-    pub fn adopt(&mut self, known: &LifetimeCounts) {
-        self.engine.restore_counts(known);
     }
 
     /// Takes effect with the next call.

@@ -183,6 +183,7 @@ fn busy(name: &str) -> Value {
     usage["turns"] = json!(11);
     usage["toolCalls"] = json!(9);
     usage["actions"] = json!(4);
+    usage["deniedToolCalls"] = json!(2);
     usage["byModel"] = json!([used]);
     usage["byTool"] = json!([{"tool": "files__read", "ok": 5, "error": 2, "denied": 1, "unavailable": 1, "unknown": 1,
             "timed": 8, "milliseconds": 12_500}]);
@@ -376,10 +377,10 @@ async fn a_thousand_agents_have_the_number_of_series_that_the_formula_says() {
         started.elapsed()
     );
     let count = text.lines().filter(|line| line.starts_with("agentloop_agent_")).count();
-    // info, created, suspended, two generations, turns, refused calls, tool calls, actions; six states; the reasons; the signs of a loop; three known conditions
+    // info, created, suspended, two generations, turns, refused calls, tool calls, actions, denied tool calls; six states; the reasons; the signs of a loop; three known conditions
     // with three series each; of one model four types of tokens, reasoning, calls, unknown and estimated calls, cost; what
     // limits may do; of one tool, and of the rest, five outcomes, sum and count of their time.
-    let each = 9
+    let each = 10
         + 6
         + PauseReason::iter().count()
         + LoopSign::iter().count()

@@ -73,7 +73,7 @@ async fn a_loop_turns_sleeps_wakes_on_a_directive_and_drains_on_sigterm() {
         (json!("m"), json!(true))
     );
     assert!(request.get("max_tokens").is_none());
-    assert_eq!((log.last().turn, log.last().turns_completed), (2, 2));
+    assert_eq!((log.last().turn, log.last().counts.turns), (2, 2));
 
     gateway.tell(|event| event.directives.wake = Some("one".into()));
     let log = gateway.until("the third call", |log| log.calls.len() == 3).await;
@@ -125,7 +125,7 @@ async fn after_sigkill_in_a_sleep_transcript_totals_and_deadline_are_intact() {
         })
         .await;
     assert_eq!(after.last().resumes_at, before.last().resumes_at);
-    assert_eq!((after.last().turn, after.last().turns_completed), (2, 2));
+    assert_eq!((after.last().turn, after.last().counts.turns), (2, 2));
     assert_eq!(after.calls.len(), 2, "a sleep makes no call");
 
     gateway.tell(|event| event.directives.wake = Some("one".into()));
@@ -154,7 +154,7 @@ async fn after_sigkill_in_a_call_the_same_call_is_asked_for_again() {
     let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
     assert_eq!(log.call_ids(), ["t1c1a1", "t1c1a1"]);
     assert_eq!(log.calls[0].1, log.calls[1].1, "the same prompt, byte for byte");
-    assert_eq!(log.last().turns_completed, 1);
+    assert_eq!(log.last().counts.turns, 1);
 }
 
 #[tokio::test]
@@ -263,7 +263,7 @@ async fn the_run_lease_pauses_the_loop_at_60_s_and_contact_brings_it_back() {
     // The call that was sent before may end; the next one waits.
     gateway.keep("t1c1a1", answer("done", &[]));
     let log = gateway
-        .until("the end of the turn", |log| log.last().turns_completed == 1)
+        .until("the end of the turn", |log| log.last().counts.turns == 1)
         .await;
     assert_eq!((log.last().state, log.calls.len()), (LoopState::Paused, 1));
     gateway.tell(|event| event.link_age_milliseconds = 0);

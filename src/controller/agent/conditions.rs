@@ -43,10 +43,11 @@ const STARTING: &str = "the pod and its loop are starting; see PodReady for the 
 
 /// The conditions of limits that a worker reports as pause reasons, in the order in which `Ready` names them. Which reason
 /// raises which condition is among [`PauseReason::facts`].
-const GUARDRAILS: [ConditionType; 6] = [
+const GUARDRAILS: [ConditionType; 7] = [
     ConditionType::BudgetExhausted,
     ConditionType::ApprovalPending,
     ConditionType::ErrorLimitReached,
+    ConditionType::ToolFailureLimitReached,
     ConditionType::TurnLimitReached,
     ConditionType::RateLimited,
     ConditionType::OutsideActiveHours,

@@ -13,12 +13,13 @@ use crate::api::status::{LoopOutcome, LoopState};
 use crate::controller::runtime::events::KubeEvent;
 
 /// Guardrail conditions that emit an Event when they become True.
-const GUARDRAILS: [ConditionType; 6] = [
+const GUARDRAILS: [ConditionType; 7] = [
     ConditionType::BudgetExhausted,
     ConditionType::ApprovalPending,
     ConditionType::RateLimited,
     ConditionType::TurnLimitReached,
     ConditionType::ErrorLimitReached,
+    ConditionType::ToolFailureLimitReached,
     ConditionType::LinkLost,
 ];
 

@@ -1,5 +1,6 @@
 //! Tests of the computed status: a table of situations, and invariants that hold for every combination.
 
+mod limits;
 mod texts;
 
 use std::collections::BTreeMap;
@@ -196,6 +197,8 @@ fn each_situation_of_the_contract_has_its_verdict() {
     row(&of(turns), KstatusVerdict::Current, Sleeping, "TurnLimitReached");
     let closed = held(Paused, PauseReason::OutsideActiveHours);
     row(&of(closed), KstatusVerdict::Current, Paused, "OutsideActiveHours");
+    let tools = held(Paused, PauseReason::ConsecutiveToolFailures);
+    row(&of(tools), KstatusVerdict::Current, Paused, "ToolFailureLimitReached");
     for reason in [
         PauseReason::ConsecutiveErrors,
         PauseReason::CrashLoop,
@@ -323,28 +326,6 @@ fn each_situation_of_the_contract_has_its_verdict() {
         ..Case::default()
     };
     row(&lost, KstatusVerdict::Failed, Stopping, "NodeLost");
-}
-
-#[test]
-fn hours_that_end_are_told_once_as_a_matter_of_course() {
-    let old = Case::default().status();
-    let closed = Case {
-        last_report: Some(held(LoopState::Paused, PauseReason::OutsideActiveHours)),
-        ..Case::default()
-    };
-    let new = closed.status();
-    let condition = find(&new.conditions, ConditionType::OutsideActiveHours).unwrap();
-    assert_eq!(condition.message, "why; resumes at 2026-11-22T14:05:00Z");
-    let notices = events::from_status(&old, &new);
-    assert_eq!(
-        notices,
-        [KubeEvent::normal(
-            "OutsideActiveHours",
-            "Pause",
-            condition.message.clone()
-        )]
-    );
-    assert_eq!(events::from_status(&new, &new), []);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::api::AgentStatus;
 use crate::api::status::LoopUsage;
-use crate::api::usage_counts::{merge_tools, merge_trips, raise};
+use crate::api::usage_counts::raise;
 use crate::controller::pod_sessions::ReceivedReport;
 use crate::link::messages::LoopTotals;
 
@@ -27,13 +27,7 @@ pub(super) fn known(
     if let Some(received) = last_report {
         let report = received.report.loop_.as_ref();
         let mut usage = received.report.usage.clone();
-        usage.turns = report.map_or(0, |report| report.turns_completed);
-        usage.tool_calls = report.map_or(0, |report| report.tool_calls);
-        usage.actions = report.map_or(0, |report| report.actions);
-        if let Some(report) = report {
-            usage.by_tool.clone_from(&report.by_tool);
-            usage.guardrail_trips.clone_from(&report.guardrail_trips);
-        }
+        usage.counts = report.map(|report| report.counts.clone()).unwrap_or_default();
         known.usage = merge(known.usage, usage);
         known.turn = known.turn.max(report.map_or(0, |report| report.turn));
     }
@@ -45,7 +39,7 @@ pub(super) fn merge(mut known: LoopUsage, new: LoopUsage) -> LoopUsage {
     raise!(
         known, new;
         calls, unknown_calls, estimated_calls, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens,
-        reasoning_tokens, cost, turns, tool_calls, actions,
+        reasoning_tokens, cost,
     );
     for model in new.by_model {
         match known.by_model.iter_mut().find(|known| known.model == model.model) {
@@ -58,8 +52,7 @@ pub(super) fn merge(mut known: LoopUsage, new: LoopUsage) -> LoopUsage {
         }
     }
     known.by_model.truncate(MOST_MODELS);
-    merge_tools(&mut known.by_tool, &new.by_tool);
-    merge_trips(&mut known.guardrail_trips, &new.guardrail_trips);
+    known.counts.merge(&new.counts);
     known
 }
 
@@ -97,6 +90,7 @@ pub(super) fn short(number: i64) -> String {
 mod tests {
     use super::*;
     use crate::api::status::ModelUsage;
+    use crate::api::usage_counts::{LoopCounts, of_tool, of_trip};
 
     #[test]
     fn short_numbers_read_as_in_the_column() {
@@ -129,24 +123,28 @@ mod tests {
         let old = LoopUsage {
             calls: 5,
             input_tokens: 100,
-            turns: 3,
-            tool_calls: 7,
-            actions: 2,
+            counts: LoopCounts {
+                turns: 3,
+                tool_calls: 7,
+                actions: 2,
+                ..LoopCounts::default()
+            },
             by_model: vec![model("a", 5)],
             ..LoopUsage::default()
         };
         let new = LoopUsage {
             calls: 4,
             input_tokens: 120,
-            turns: 0,
-            tool_calls: 0,
-            actions: 4,
+            counts: LoopCounts {
+                actions: 4,
+                ..LoopCounts::default()
+            },
             by_model: vec![model("a", 4), model("b", 1)],
             ..LoopUsage::default()
         };
         let merged = merge(old, new);
-        assert_eq!((merged.calls, merged.input_tokens, merged.turns), (5, 120, 3));
-        assert_eq!((merged.tool_calls, merged.actions), (7, 4));
+        assert_eq!((merged.calls, merged.input_tokens, merged.counts.turns), (5, 120, 3));
+        assert_eq!((merged.counts.tool_calls, merged.counts.actions), (7, 4));
         assert_eq!(merged.by_model, [model("a", 5), model("b", 1)]);
     }
 
@@ -164,17 +162,16 @@ mod tests {
 
     #[test]
     fn counts_of_tools_and_limits_come_with_the_report_and_never_step_back() {
-        use crate::api::usage_counts::{of_tool, of_trip};
         let mut usage = LoopUsage::default();
-        of_tool(&mut usage.by_tool, "a").ok = 5;
-        of_trip(&mut usage.guardrail_trips, "IdleTimeout", "kill").count = 2;
+        of_tool(&mut usage.counts.by_tool, "a").ok = 5;
+        of_trip(&mut usage.counts.guardrail_trips, "IdleTimeout", "kill").count = 2;
         let status = AgentStatus {
             usage: Some(usage.clone()),
             ..AgentStatus::default()
         };
         let mut report = crate::link::messages::LoopReport::default();
-        of_tool(&mut report.by_tool, "a").error = 1;
-        of_trip(&mut report.guardrail_trips, "IdleTimeout", "kill").count = 1;
+        of_tool(&mut report.counts.by_tool, "a").error = 1;
+        of_trip(&mut report.counts.guardrail_trips, "IdleTimeout", "kill").count = 1;
         let report = ReceivedReport {
             report: crate::link::messages::PodReport {
                 loop_: Some(report),
@@ -182,7 +179,7 @@ mod tests {
             },
             at: jiff::Timestamp::UNIX_EPOCH,
         };
-        of_tool(&mut usage.by_tool, "a").error = 1;
+        of_tool(&mut usage.counts.by_tool, "a").error = 1;
         assert_eq!(known(&status, None, Some(&report)).usage, usage);
     }
 }

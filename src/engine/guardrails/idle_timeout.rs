@@ -12,7 +12,7 @@ use jiff::{SignedDuration, Timestamp};
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
-use super::Guardrail;
+use super::{EndedToolRun, Guardrail, TrippedGuardrail};
 use crate::{counters::StreakCounters, settings::EngineSettings};
 use agentloop_api::status::LoopOutcome;
 
@@ -27,6 +27,18 @@ pub struct IdleTimeout;
 impl Guardrail for IdleTimeout {
     fn ends(&self, settings: &EngineSettings, counters: &StreakCounters) -> Option<LoopOutcome> {
         (counters.idle.counted >= settings.idle_timeout).then_some(LoopOutcome::Idle)
+    }
+
+    fn after_tool_run(
+        &self,
+        _settings: &EngineSettings,
+        counters: &mut StreakCounters,
+        run: &EndedToolRun<'_>,
+    ) -> Option<TrippedGuardrail> {
+        if run.in_counted_turn {
+            counters.idle.observe_result(run.tool, run.result, run.at);
+        }
+        None
     }
 }
 
@@ -89,7 +101,7 @@ impl IdleClock {
     }
 
     /// Records the result of a tool. One that was not seen recently is an effective action.
-    pub fn observe_result(&mut self, tool: &str, text: &str, now: Timestamp) {
+    fn observe_result(&mut self, tool: &str, text: &str, now: Timestamp) {
         let hash = hash(tool, text);
         if self.seen.contains(&hash) {
             return;

@@ -7,21 +7,23 @@ mod calls_per_turn;
 pub mod consecutive_turns;
 pub mod idle_timeout;
 mod rate_limits;
+mod tool_failures;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{counters::StreakCounters, resources::ResourceTracker, settings::EngineSettings};
+use super::{OutcomeKind, counters::StreakCounters, resources::ResourceTracker, settings::EngineSettings};
 pub use actions_per_minute::LONGEST as LONGEST_HOLD_OF_ACTIONS;
 use agentloop_api::status::{LoopOutcome, PauseReason};
 use agentloop_api::usage_counts::GuardrailTrip;
 
-pub const ALL: [&dyn Guardrail; 6] = [
+pub const ALL: [&dyn Guardrail; 7] = [
     &actions_per_minute::ActionsPerMinute,
     &active_hours::ActiveHoursGuardrail,
     &calls_per_turn::CallsPerTurn,
     &consecutive_turns::ConsecutiveTurns,
     &idle_timeout::IdleTimeout,
     &rate_limits::RateLimits,
+    &tool_failures::ToolFailures,
 ];
 
 /// One limit. Each method returns a value only when its limit is reached.
@@ -62,6 +64,16 @@ pub trait Guardrail: Sync {
         None
     }
 
+    /// Called after each tool run of a turn. A returned value pauses the loop.
+    fn after_tool_run(
+        &self,
+        _settings: &EngineSettings,
+        _counters: &mut StreakCounters,
+        _run: &EndedToolRun<'_>,
+    ) -> Option<TrippedGuardrail> {
+        None
+    }
+
     /// Called before each further call and after each completed turn. A returned outcome ends the loop for good.
     fn ends(&self, _settings: &EngineSettings, _counters: &StreakCounters) -> Option<LoopOutcome> {
         None
@@ -85,6 +97,25 @@ pub enum RestKind {
     Naps,
     /// A sleep of a minute or more.
     Sleep,
+}
+
+/// A tool run that ended.
+#[derive(Clone, Copy, Debug)]
+pub struct EndedToolRun<'a> {
+    pub tool: &'a str,
+    pub outcome: OutcomeKind,
+    /// The result for the model: text of the tool, for no message.
+    pub result: &'a str,
+    /// Whether it is part of a turn that counts as one.
+    pub in_counted_turn: bool,
+    pub at: Timestamp,
+}
+
+impl EndedToolRun<'_> {
+    /// It reported a failure, did not run, or may have run.
+    pub fn has_failed(&self) -> bool {
+        self.outcome != OutcomeKind::Ok
+    }
 }
 
 /// A limit that ended a turn.

@@ -1,94 +1,120 @@
-//! Failed, refused and crashed turns in a row, and the cool-downs that follow from them.
+//! What happens in a row before a pause that is a cool-down, and how long that is. One mechanism for all such pauses: a
+//! streak has the reason of the pause that it leads to.
 //!
-//! Each cool-down of one cause is twice as long as the one before, up to an hour, until a turn completes. After a cool-down
+//! Each cool-down of one reason is twice as long as the one before, up to an hour, until the streak ends. After a cool-down
 //! what led to it has to happen as often again: with a limit of five, five failed turns, a minute of rest, five failed turns,
 //! two minutes. Refusals are the exception: each further one in a row brings the next cool-down.
+
+use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
-use super::{FIRST_COOLDOWN, LONGEST_COOLDOWN, MOST_REFUSALS};
+use super::{FIRST_COOLDOWN, LONGEST_COOLDOWN};
 use crate::time_math;
-use agentloop_api::pause::CooldownCause;
+use agentloop_api::pause::PauseReason;
 
+/// The streaks of a loop.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(transparent)]
+pub struct Streaks(BTreeMap<PauseReason, Streak>);
+
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
-pub struct FailureStreaks {
-    /// Failed turns in a row.
-    errors: u32,
-    /// Cool-downs after errors since the last completed turn.
-    error_cooldowns: u32,
-    /// Turns in a row that the model or its provider refused.
-    refusals: u32,
-    /// Cool-downs after crashes since the last completed turn.
-    crash_cooldowns: u32,
+struct Streak {
+    /// How often it happened, since the last cool-down.
+    count: u32,
+    /// Cool-downs since the streak began.
+    cooldowns: u32,
+    /// Whether a cool-down is under way.
+    cooling: bool,
 }
 
-impl FailureStreaks {
-    /// Failed turns in a row.
-    pub fn errors(&self) -> u32 {
-        self.errors
+impl Streaks {
+    /// How often in a row it happened, since the last cool-down.
+    pub fn count(&self, reason: PauseReason) -> u32 {
+        self.0.get(&reason).map_or(0, |streak| streak.count)
     }
 
-    pub fn turn_completed(&mut self) {
-        *self = Self::default();
+    /// It happened once more. Returns how often in a row.
+    pub fn add(&mut self, reason: PauseReason) -> u32 {
+        let streak = self.0.entry(reason).or_default();
+        streak.count = streak.count.saturating_add(1);
+        streak.count
     }
 
-    /// A turn failed. Returns how many did in a row.
-    pub fn turn_failed(&mut self) -> u32 {
-        self.errors = self.errors.saturating_add(1);
-        self.errors
+    /// The cool-down, once it happened `limit` times in a row. `None`: it did not, or the cool-down is under way.
+    pub fn cooldown_at(&mut self, reason: PauseReason, limit: u32) -> Option<SignedDuration> {
+        let streak = self.0.get(&reason).copied().unwrap_or_default();
+        (streak.count >= limit.max(1) && !streak.cooling).then(|| self.cooldown(reason))
     }
 
-    /// A turn was refused. Returns how many were in a row.
-    pub fn turn_refused(&mut self) -> u32 {
-        self.refusals = self.refusals.saturating_add(1);
-        self.refusals
-    }
-
-    /// The cool-down after a failed turn, once there are as many as `limit`.
-    pub(super) fn after_error(&mut self, limit: u32) -> Option<SignedDuration> {
-        if self.errors < limit.max(1) {
-            return None;
-        }
-        let wait = cooldown(self.error_cooldowns);
-        self.error_cooldowns = self.error_cooldowns.saturating_add(1);
-        Some(wait)
-    }
-
-    /// The cool-down after a refused turn, and how many were refused; from the second in a row on, since an immediate
-    /// retry only costs money.
-    pub(super) fn after_refusal(&self) -> Option<(u32, SignedDuration)> {
-        let earlier = self.refusals.checked_sub(MOST_REFUSALS)?;
-        Some((self.refusals, cooldown(earlier)))
-    }
-
-    /// The cool-down after too many crashes.
-    pub(super) fn after_crashes(&mut self) -> SignedDuration {
-        let wait = cooldown(self.crash_cooldowns);
-        self.crash_cooldowns = self.crash_cooldowns.saturating_add(1);
+    /// A cool-down begins now.
+    pub fn cooldown(&mut self, reason: PauseReason) -> SignedDuration {
+        let streak = self.0.entry(reason).or_default();
+        let wait = time_math::doubled(FIRST_COOLDOWN, streak.cooldowns, LONGEST_COOLDOWN);
+        streak.cooldowns = streak.cooldowns.saturating_add(1);
+        streak.cooling = true;
         wait
     }
 
-    /// A cool-down is over.
-    pub(super) fn cooled_down(&mut self, cause: CooldownCause) {
-        match cause {
-            CooldownCause::Errors => self.errors = 0,
-            // The turn counts its crashes.
-            CooldownCause::Crashes | CooldownCause::Refusals => {}
+    /// The streak ends: the next cool-down is as short as the first. One that is under way continues.
+    pub fn end(&mut self, reason: PauseReason) {
+        let cooling = self.0.remove(&reason).is_some_and(|streak| streak.cooling);
+        if cooling {
+            let streak = Streak {
+                cooling,
+                ..Streak::default()
+            };
+            self.0.insert(reason, streak);
         }
     }
 
-    /// The next cool-down of this cause is as short as the first.
-    pub(super) fn shorten(&mut self, cause: CooldownCause) {
-        match cause {
-            CooldownCause::Errors => self.error_cooldowns = 0,
-            CooldownCause::Crashes => self.crash_cooldowns = 0,
-            CooldownCause::Refusals => self.refusals = 0,
+    /// A turn completed.
+    pub fn turn_completed(&mut self) {
+        for reason in [
+            PauseReason::ConsecutiveErrors,
+            PauseReason::CrashLoop,
+            PauseReason::ModelRefused,
+        ] {
+            self.end(reason);
+        }
+    }
+
+    /// The pause for this reason is over.
+    pub(super) fn cooled_down(&mut self, reason: PauseReason) {
+        if let Some(streak) = self.0.get_mut(&reason) {
+            streak.cooling = false;
+            if reason != PauseReason::ModelRefused {
+                streak.count = 0;
+            }
         }
     }
 }
 
-fn cooldown(earlier: u32) -> SignedDuration {
-    time_math::doubled(FIRST_COOLDOWN, earlier, LONGEST_COOLDOWN)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REASON: PauseReason = PauseReason::ConsecutiveErrors;
+
+    #[test]
+    fn what_happens_during_a_cool_down_brings_no_second_one_and_its_end_does_not_shorten_it() {
+        let mut streaks = Streaks::default();
+        streaks.add(REASON);
+        assert_eq!(streaks.cooldown_at(REASON, 1), Some(FIRST_COOLDOWN));
+        streaks.add(REASON);
+        assert_eq!(streaks.cooldown_at(REASON, 1), None);
+        streaks.end(REASON);
+        streaks.add(REASON);
+        assert_eq!(streaks.cooldown_at(REASON, 1), None);
+        streaks.cooled_down(REASON);
+        assert_eq!(streaks.count(REASON), 0);
+        streaks.add(REASON);
+        assert_eq!(
+            streaks.cooldown_at(REASON, 1),
+            Some(FIRST_COOLDOWN),
+            "the streak ended meanwhile"
+        );
+    }
 }

@@ -10,13 +10,13 @@ use strum::IntoEnumIterator;
 use self::budget::{BudgetState, PROBE_DELAY, PROBE_INTERVAL, ProbeState, budget_stop_failure, is_worth_probing};
 use self::holds::waits_for_room;
 use crate::effects::{EffectBuffer, call_line, journal_line};
-use crate::guardrails::{self, ClockDecision, ClockPause, Guardrail, TrippedGuardrail};
+use crate::guardrails::{self, ClockDecision, ClockPause, EndedToolRun, Guardrail, TrippedGuardrail};
 use crate::machine::Engine;
 use crate::settings::EngineSettings;
 use crate::snapshot::CauseKind;
 use crate::{EngineEffect, RecordKind, retry, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
-use agentloop_api::pause::{CooldownCause, PauseEnd, PauseReason};
+use agentloop_api::pause::{PauseEnd, PauseReason};
 
 const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
 const LONGEST_COOLDOWN: SignedDuration = SignedDuration::from_hours(1);
@@ -86,6 +86,15 @@ impl Engine {
         guardrails::ALL.iter().filter_map(ask)
     }
 
+    /// After a tool run: pauses the loop if a guardrail trips.
+    pub(crate) fn check_ended_run(&mut self, run: &EndedToolRun<'_>, out: &EffectBuffer) {
+        for guardrail in guardrails::ALL {
+            if let Some(trip) = guardrail.after_tool_run(&self.settings, &mut self.state.counters, run) {
+                self.raise_guardrail_pause(trip, out);
+            }
+        }
+    }
+
     /// Whether `guardrails.rateLimits` still hold what they paused: a tool run if the turn waits for one, otherwise a
     /// call.
     pub(crate) fn trip_of_window(&self, now: Timestamp) -> Option<TrippedGuardrail> {
@@ -111,11 +120,9 @@ impl Engine {
         if !self.state.reasons.remove(reason) {
             return;
         }
-        if let PauseEnd::Cooldown(cause) = reason.facts().end {
-            self.state.counters.failures.cooled_down(cause);
-            if let (CooldownCause::Crashes, Some(turn)) = (cause, &mut self.state.turn) {
-                turn.reset_crashes();
-            }
+        self.state.counters.streaks.cooled_down(reason);
+        if let (PauseReason::CrashLoop, Some(turn)) = (reason, &mut self.state.turn) {
+            turn.reset_crashes();
         }
         for guardrail in guardrails::ALL {
             guardrail.cleared(reason, &mut self.state.counters);
@@ -140,10 +147,8 @@ impl Engine {
         self.state.handled.resume = Some(token);
         out.record(journal_line(RecordKind::RequestHandled, self.turn_number(), "resume"));
         for reason in PauseReason::iter().filter(|reason| reason.facts().ends_on_resume) {
-            if let PauseEnd::Cooldown(cause) = reason.facts().end
-                && self.state.reasons.has(reason)
-            {
-                self.state.counters.failures.shorten(cause);
+            if self.state.reasons.has(reason) {
+                self.state.counters.streaks.end(reason);
             }
             self.clear_pause(reason);
         }
@@ -175,37 +180,33 @@ impl Engine {
 
     /// After a failed turn: starts a cool-down once the limit of failed turns in a row is reached.
     pub(crate) fn check_error_limit(&mut self, last: &str, out: &EffectBuffer) {
-        let failures = &mut self.state.counters.failures;
-        let Some(wait) = failures.after_error(self.settings.max_consecutive_errors) else {
+        let (reason, limit) = (PauseReason::ConsecutiveErrors, self.settings.max_consecutive_errors);
+        let streaks = &mut self.state.counters.streaks;
+        let Some(wait) = streaks.cooldown_at(reason, limit) else {
             return;
         };
         let message = format!(
             "{} turns in a row failed (loop.maxConsecutiveErrors), the last one: {last}. The loop resumes after a \
              cool-down; the annotation agentloop.dev/resume ends it at once",
-            failures.errors()
+            streaks.count(reason)
         );
-        self.raise_pause(
-            PauseReason::ConsecutiveErrors,
-            Some(time_math::after(out.now, wait)),
-            message,
-        );
+        self.raise_pause(reason, Some(time_math::after(out.now, wait)), message);
     }
 
     /// After a refused turn: starts a cool-down from the second in a row on, since an immediate retry only costs money.
     pub(crate) fn check_refusals(&mut self, out: &EffectBuffer) {
-        let Some((refusals, wait)) = self.state.counters.failures.after_refusal() else {
+        let reason = PauseReason::ModelRefused;
+        let streaks = &mut self.state.counters.streaks;
+        let Some(wait) = streaks.cooldown_at(reason, MOST_REFUSALS) else {
             return;
         };
+        let refusals = streaks.count(reason);
         let message = format!(
             "the model or its provider refused {refusals} turns in a row. Check the instructions, what its tools and Sensors \
              return, and the provider's content filters. The loop resumes after a cool-down; the annotation \
              agentloop.dev/resume ends it at once"
         );
-        self.raise_pause(
-            PauseReason::ModelRefused,
-            Some(time_math::after(out.now, wait)),
-            message,
-        );
+        self.raise_pause(reason, Some(time_math::after(out.now, wait)), message);
     }
 
     /// The worker ended during a turn. A turn that crashes the worker repeatedly must not be retried forever.
@@ -222,7 +223,7 @@ impl Engine {
              loop resumes after a cool-down; the annotation agentloop.dev/resume ends it at once",
             turn.number()
         );
-        let wait = self.state.counters.failures.after_crashes();
+        let wait = self.state.counters.streaks.cooldown(PauseReason::CrashLoop);
         self.raise_pause(PauseReason::CrashLoop, Some(time_math::after(out.now, wait)), message);
     }
 
@@ -319,7 +320,7 @@ pub fn longest_hold(reason: PauseReason, settings: &EngineSettings) -> Option<Si
         PauseEnd::ActionWindow => Some(guardrails::LONGEST_HOLD_OF_ACTIONS),
         PauseEnd::NextAttempt => Some(retry::LONGEST_RETRY_AFTER),
         PauseEnd::Contact => Some(retry::LINK_PROBE),
-        PauseEnd::Cooldown(_) => Some(LONGEST_COOLDOWN),
+        PauseEnd::Cooldown => Some(LONGEST_COOLDOWN),
         PauseEnd::Answer => Some(settings.approval_timeout),
         PauseEnd::Spec | PauseEnd::Recheck | PauseEnd::Room { .. } | PauseEnd::User => None,
     }

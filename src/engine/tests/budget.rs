@@ -119,7 +119,7 @@ fn a_changed_budget_is_tried_at_once_and_the_reason_goes_when_the_call_was_let_t
         assert_eq!(driver.reasons(), [reason], "not known yet");
         driver.answer(says("well"));
         assert_eq!((driver.state(), driver.reasons()), (LoopState::Running, vec![]));
-        assert_eq!(driver.engine.view().turns_completed, 2);
+        assert_eq!(driver.engine.view().counts.turns, 2);
     }
 }
 
@@ -500,7 +500,7 @@ fn a_limit_smaller_than_the_window_never_ends_a_loop_whose_turns_fit() {
     }
     let summaries = driver.notes(RecordKind::Compacted).len();
     assert!(summaries > 5, "{summaries}");
-    let completed = usize::try_from(driver.engine.view().turns_completed).unwrap();
+    let completed = usize::try_from(driver.engine.view().counts.turns).unwrap();
     assert_eq!(completed + summaries, 500);
     assert_eq!(driver.engine.view().consecutive_errors, 0);
     assert!((1..100).contains(&meter.refused), "{}", meter.refused);

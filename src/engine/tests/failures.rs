@@ -58,7 +58,7 @@ fn an_outage_of_minutes_pauses_the_open_turn_and_throws_nothing_away() {
         assert!(driver.notes(RecordKind::Transition).contains(&paused.as_str()));
         driver.answer(says("done"));
         assert_eq!((driver.state(), driver.reasons()), (LoopState::Running, vec![]));
-        assert_eq!(driver.engine.view().turns_completed, 1);
+        assert_eq!(driver.engine.view().counts.turns, 1);
     }
 }
 
@@ -119,7 +119,7 @@ fn a_refused_key_and_an_empty_account_are_tried_once_a_minute_whatever_the_limit
         assert_eq!(driver.in_flight, None);
         resume(&mut driver, "mended");
         driver.answer(says("done"));
-        assert_eq!((driver.reasons(), driver.engine.view().turns_completed), (vec![], 1));
+        assert_eq!((driver.reasons(), driver.engine.view().counts.turns), (vec![], 1));
     }
 }
 
@@ -319,7 +319,7 @@ fn an_empty_first_answer_is_asked_for_once_more_and_then_the_turn_fails() {
     driver.next_timer();
     driver.answer(ModelAnswer::default());
     driver.answer(says("better"));
-    assert_eq!(driver.engine.view().turns_completed, 1);
+    assert_eq!(driver.engine.view().counts.turns, 1);
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn an_empty_answer_after_results_of_tools_completes_the_turn() {
     assert_eq!(
         (
             driver.notes(RecordKind::TurnFailed).len(),
-            driver.engine.view().turns_completed
+            driver.engine.view().counts.turns
         ),
         (0, 1)
     );

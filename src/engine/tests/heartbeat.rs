@@ -218,7 +218,7 @@ fn its_tools_run_and_its_conversation_leaves_all_the_same() {
         (driver.transcript.clone(), driver.state()),
         (transcript, LoopState::Sleeping)
     );
-    assert_eq!(driver.engine.view().actions, 1);
+    assert_eq!(driver.engine.view().counts.actions, 1);
 }
 
 #[test]

@@ -144,8 +144,8 @@ fn a_field_without_a_value_is_filled_before_the_turn_and_again_when_it_is_stale(
     driver.answer(says("x"));
     driver.pass(seconds(1));
     assert_eq!(driver.running(), [1]);
-    assert_eq!(driver.engine.view().tool_calls, 2);
-    assert_eq!(driver.engine.view().actions, 0);
+    assert_eq!(driver.engine.view().counts.tool_calls, 2);
+    assert_eq!(driver.engine.view().counts.actions, 0);
 }
 
 #[rstest]
@@ -264,7 +264,7 @@ fn a_crash_in_the_middle_of_a_refresh_goes_on_with_the_runs_that_were_open_and_t
         "{}",
         block(&driver)
     );
-    assert_eq!(driver.engine.view().tool_calls, 3, "a repeat counts once");
+    assert_eq!(driver.engine.view().counts.tool_calls, 3, "a repeat counts once");
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn no_further_call_of_a_turn_begins_after_the_limit() {
     driver.answer(calls("shell", "{}"));
     assert!(ended(&driver));
     assert_eq!(driver.in_flight, None);
-    assert_eq!(driver.engine.view().turns_completed, 2);
+    assert_eq!(driver.engine.view().counts.turns, 2);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::*;
 use agentloop_api::status::LoopOutcome;
+use agentloop_api::usage_counts::LoopCounts;
 
 #[test]
 fn test_loop_starts_and_is_running() {
@@ -33,7 +34,7 @@ fn test_loop_stops_when_the_call_in_flight_has_finished_and_goes_on_in_the_next_
     assert!(driver.stopped);
     assert_eq!(driver.state(), LoopState::Stopped);
     assert_eq!(driver.engine.view().outcome, None);
-    assert_eq!(driver.engine.view().turns_completed, 1);
+    assert_eq!(driver.engine.view().counts.turns, 1);
     driver.restart(2);
     driver.pass(seconds(1));
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
@@ -89,7 +90,7 @@ fn a_turn_stops_between_two_calls_and_goes_on_in_the_next_pod() {
     });
     driver.answer(calls("shell", "{}"));
     assert!(driver.stopped);
-    assert_eq!(driver.engine.view().turns_completed, 0);
+    assert_eq!(driver.engine.view().counts.turns, 0);
     driver.restart(2);
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
     assert_eq!(driver.prompt.len(), 4);
@@ -208,19 +209,21 @@ fn a_stop_of_a_stopped_loop_is_answered_at_once() {
 #[test]
 fn a_new_journal_goes_on_from_the_last_turn_that_the_controller_knows() {
     let mut driver = Driver::fresh(settings());
-    driver.feed(EngineInput::Started {
-        agent: "agent".into(),
-        epoch: 7,
-        known: KnownTotals {
-            turn: 41,
-            tool_calls: 9,
-            actions: 3,
-        },
-        budget: BudgetState::default(),
-        link_silent: false,
-    });
-    assert_eq!((driver.engine.view().tool_calls, driver.engine.view().actions), (9, 3));
+    let counts = LoopCounts {
+        turns: 40,
+        tool_calls: 9,
+        actions: 3,
+        ..LoopCounts::default()
+    };
+    let known = KnownTotals {
+        turn: 41,
+        counts: Box::new(counts.clone()),
+    };
+    driver.start_with(7, known);
+    assert_eq!(driver.engine.view().counts, counts);
     assert_eq!(driver.in_flight.unwrap().to_string(), "t42c1a1");
+    driver.answer(says("done"));
+    assert_eq!(driver.engine.view().counts.turns, 41);
 }
 
 #[test]
@@ -231,7 +234,7 @@ fn a_call_open_at_a_crash_is_asked_for_again_under_the_same_id_and_without_a_sec
     assert_eq!(driver.notes(RecordKind::CallStarted).len(), 1);
     driver.answer(says("kept"));
     assert_eq!(driver.acknowledged.len(), 1);
-    assert_eq!(driver.engine.view().turns_completed, 1);
+    assert_eq!(driver.engine.view().counts.turns, 1);
 }
 
 #[test]

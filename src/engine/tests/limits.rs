@@ -151,7 +151,7 @@ fn the_limit_of_calls_ends_the_turn_at_the_limit_and_not_before_and_the_model_is
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c3a1");
     driver.answer(calls("shell", "{}"));
     assert_eq!(driver.in_flight, None);
-    assert_eq!(driver.engine.view().turns_completed, 1);
+    assert_eq!(driver.engine.view().counts.turns, 1);
     assert_eq!(driver.engine.view().consecutive_errors, 0);
     driver.pass(seconds(1));
     assert!(driver.observed().contains("maxCallsPerTurn (3)"));

@@ -35,6 +35,7 @@ mod sensors;
 mod sleeping;
 mod stops;
 mod texts;
+mod tool_failures;
 mod tools;
 mod trips;
 mod window;
@@ -79,6 +80,7 @@ fn settings() -> EngineSettings {
         max_output_tokens: 4096,
         history_tokens: 1_000_000,
         actions_per_minute: 10,
+        max_consecutive_tool_failures: None,
         pre_check: None,
         light_output_tokens: None,
         light_context_tokens: 128_000,
@@ -231,6 +233,11 @@ impl Driver {
     }
 
     fn start(&mut self, epoch: i64) -> Vec<EngineEffect> {
+        self.start_with(epoch, KnownTotals::default())
+    }
+
+    /// The process starts with what the controller knows.
+    fn start_with(&mut self, epoch: i64, known: KnownTotals) -> Vec<EngineEffect> {
         self.epoch = epoch;
         self.restarted = true;
         self.in_flight = None;
@@ -241,7 +248,7 @@ impl Driver {
         self.feed(EngineInput::Started {
             agent: "agent".into(),
             epoch,
-            known: KnownTotals::default(),
+            known,
             budget,
             link_silent: self.silent,
         })
@@ -493,6 +500,7 @@ impl Driver {
             let by_time = held.until.is_some_and(|until| until <= self.now);
             let by_input = match held.reason {
                 PauseReason::ConsecutiveErrors
+                | PauseReason::ConsecutiveToolFailures
                 | PauseReason::CrashLoop
                 | PauseReason::ModelUnreachable
                 | PauseReason::AuthenticationFailed

@@ -113,7 +113,7 @@ fn a_no_makes_the_sleep_longer_up_to_the_longest_and_begins_no_turn() {
         driver.pass(SignedDuration::from_millis(1));
     }
     let view = driver.engine.view();
-    assert_eq!((view.turn, view.turns_completed), (1, 1));
+    assert_eq!((view.turn, view.counts.turns), (1, 1));
     driver.answer(says(YES));
     assert_eq!(in_flight(&driver), "t2c1a1");
     assert!(

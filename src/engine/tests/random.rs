@@ -197,6 +197,7 @@ fn small() -> impl Strategy<Value = EngineSettings> {
             heartbeat,
             exhaustion_policy,
             max_consecutive_errors: 2,
+            max_consecutive_tool_failures: Some(3),
             max_consecutive_turns: 3,
             max_calls_per_turn: 2,
             actions_per_minute: 3,
@@ -279,7 +280,7 @@ impl Driver {
             self.restart(self.epoch + 1);
         }
         let begun = self.now;
-        let before = self.engine.view().turns_completed;
+        let before = self.engine.view().counts.turns;
         self.feed(EngineInput::LinkBack);
         self.feed(EngineInput::BudgetChanged {
             budget: BudgetState {
@@ -323,7 +324,7 @@ impl Driver {
                     input_tokens: Some(tokens),
                     ..answer
                 });
-                if own && self.engine.view().turns_completed > before {
+                if own && self.engine.view().counts.turns > before {
                     return Some(self.now.duration_since(begun));
                 }
             } else {

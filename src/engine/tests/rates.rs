@@ -90,7 +90,7 @@ fn skip_ends_a_turn_that_would_have_to_wait_and_the_next_one_begins_with_room() 
         driver.answer(calls("shell", "{}"));
     }
     assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
-    assert_eq!(driver.engine.view().turns_completed, 1);
+    assert_eq!(driver.engine.view().counts.turns, 1);
     driver.next_timer();
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
     assert!(driver.observed().contains("guardrails.rateLimits left no room"));
@@ -103,7 +103,7 @@ fn test_loop_resumes_resources_and_block_lets_a_turn_wait_and_go_on() {
         driver.answer(calls("shell", "{}"));
     }
     assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
-    assert_eq!(driver.engine.view().turns_completed, 0);
+    assert_eq!(driver.engine.view().counts.turns, 0);
     driver.next_timer();
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c4a1");
 }
@@ -190,7 +190,7 @@ fn the_action_beyond_the_amount_waits_in_its_turn_and_what_only_looks_does_not()
             message.contains("guardrails.rateLimits: 3 Actions in 3600 s"),
             "{message}"
         );
-        assert_eq!((held.turns_completed, held.actions), (0, 3));
+        assert_eq!((held.counts.turns, held.counts.actions), (0, 3));
         assert_eq!(held.resumes_at, Some(first + seconds(3600)));
         let transitions = driver.notes(RecordKind::Transition).len();
         try_everything_but(&mut driver, true);

@@ -68,6 +68,14 @@ fn held_by(reason: PauseReason) -> Driver {
                 driver.failed_turn();
             }
         }
+        PauseReason::ConsecutiveToolFailures => {
+            driver = Driver::with_tools(EngineSettings {
+                max_consecutive_tool_failures: Some(1),
+                ..settings()
+            });
+            driver.answer(work::wants(&["files__read"]));
+            driver.end(1, ToolOutcome::Failed { text: "no".into() });
+        }
         PauseReason::CrashLoop => (0..3).for_each(|_| {
             driver.restart(1);
         }),

@@ -79,6 +79,11 @@ fn pauses(rows: &mut Rows) {
         let limited = with(|settings| settings.rate_limits = vec![limit(resource, 1, 60)]);
         drive(rows, limited, 2, acting);
     }
+    let limited = with(|settings| settings.max_consecutive_tool_failures = Some(2));
+    drive(rows, limited, 4, |driver| {
+        driver.answer(wants(&["files__read"]));
+        driver.end(1, ToolOutcome::Failed { text: "exit 1".into() });
+    });
     let closed = with(|settings| settings.active_hours = Some(hours("UTC", "08:00", "23:00")));
     drive(rows, closed, 0, |_| {});
     note(rows, &approvals::waiting());

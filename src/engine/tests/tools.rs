@@ -32,7 +32,7 @@ fn a_yield_sets_the_pace(#[case] arguments: &str, #[case] state: LoopState) {
     let mut driver = Driver::started(settings());
     driver.answer(calls("yield", arguments));
     assert_eq!(driver.state(), state);
-    assert_eq!(driver.engine.view().turns_completed, 1);
+    assert_eq!(driver.engine.view().counts.turns, 1);
 }
 
 #[rstest]

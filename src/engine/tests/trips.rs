@@ -2,7 +2,6 @@
 
 use super::work::wants;
 use super::*;
-use crate::lifetime_counts::LifetimeCounts;
 
 fn trips(driver: &Driver) -> Vec<&str> {
     driver.notes(RecordKind::GuardrailTriggered)
@@ -67,17 +66,17 @@ fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
     driver.pass(seconds(1));
     driver.end(2, ToolOutcome::Failed { text: "no".into() });
     driver.answer(says("hm"));
-    let tally = driver.engine.view().tally;
+    let counts = driver.engine.view().counts;
     let count = |tool: &str| {
-        let found = tally.tools.iter().find(|used| used.tool == tool).unwrap();
+        let found = counts.by_tool.iter().find(|used| used.tool == tool).unwrap();
         (found.ok, found.error, found.denied)
     };
-    let time = |tally: &LifetimeCounts, tool: &str| {
-        let found = tally.tools.iter().find(|used| used.tool == tool).unwrap();
+    let time = |tool: &str| {
+        let found = counts.by_tool.iter().find(|used| used.tool == tool).unwrap();
         (found.timed, found.milliseconds)
     };
-    assert_eq!(time(&tally, "files__read"), (2, 2_000 + 3_000));
-    assert_eq!(time(&tally, "other"), (0, 0), "nothing was run");
+    assert_eq!(time("files__read"), (2, 2_000 + 3_000));
+    assert_eq!(time("other"), (0, 0), "nothing was run");
     assert_eq!(count("files__read"), (1, 1, 0));
     assert_eq!(
         count("other"),
@@ -85,18 +84,112 @@ fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
         "a name that no source offers is the model's text"
     );
     let restored = Engine::restore(settings(), driver.engine.snapshot(), Vec::<Message>::new());
-    assert_eq!(restored.view().tally, tally);
-    let mut anew = Engine::new(settings());
-    anew.restore_counts(&tally);
-    anew.restore_counts(&tally);
-    assert_eq!(anew.view().tally, tally, "a new journal continues the known counts");
+    assert_eq!(restored.view().counts, counts);
+    let mut driver = Driver::fresh(settings());
+    for epoch in 1..=2 {
+        let known = KnownTotals {
+            turn: 1,
+            counts: Box::new(counts.clone()),
+        };
+        driver.start_with(epoch, known);
+        assert_eq!(
+            driver.engine.view().counts,
+            counts,
+            "a new journal continues the known counts"
+        );
+    }
+}
+
+fn denied(engine: &Engine) -> i64 {
+    engine.view().counts.denied_tool_calls
+}
+
+fn bad_arguments() -> ModelAnswer {
+    let mut answer = wants(&["files__write"]);
+    answer.tool_calls[0].arguments = r#"{"path": 1}"#.into();
+    answer
+}
+
+#[test]
+fn each_call_that_is_not_admitted_is_counted_and_one_that_is_admitted_is_not() {
+    let mut driver = Driver::fresh(settings());
+    driver.start(1);
+    driver.feed(EngineInput::ToolsChanged {
+        tools: super::work::tools(),
+        silent: vec!["mail2".into()],
+    });
+    driver.answer(says("hm"));
+    driver.next_timer();
+    let counts = |driver: &mut Driver, answer: ModelAnswer, reason: &str| {
+        let before = denied(&driver.engine);
+        driver.answer(answer);
+        assert_eq!(driver.notes(RecordKind::ToolDenied).last(), Some(&reason));
+        denied(&driver.engine) - before
+    };
+    assert_eq!(counts(&mut driver, wants(&["invented"]), "UnknownTool"), 1);
+    assert_eq!(counts(&mut driver, wants(&["mail2__send"]), "ServerSilent"), 1);
+    for _ in 0..3 {
+        assert_eq!(counts(&mut driver, bad_arguments(), "BadArguments"), 1);
+    }
+    assert_eq!(counts(&mut driver, wants(&["files__write"]), "Hidden"), 1);
+    let cut = ModelAnswer {
+        finish: FinishReason::Length,
+        ..wants(&["files__read"])
+    };
+    assert_eq!(counts(&mut driver, cut, "Cut"), 1);
+    driver.answer(wants(&["invented", "files__read", "invented"]));
+    assert_eq!(denied(&driver.engine), 9, "two of three");
+    driver.done(2, "read");
+    driver.answer(calls("yield", r#"{"sleep": 60, "reason": "to wait"}"#));
+    assert_eq!(denied(&driver.engine), 9);
+}
+
+#[test]
+fn a_call_that_was_admitted_and_is_denied_later_is_not_counted_as_rejected() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["mail__send", "files__write"]));
+    driver.feed(EngineInput::LinkLost);
+    driver.done(1, "sent");
+    driver.pass(seconds(301));
+    driver.feed(EngineInput::LinkBack);
+    assert_eq!(driver.notes(RecordKind::ToolDenied), ["Outdated"]);
+    assert_eq!(denied(&driver.engine), 0);
+}
+
+#[test]
+fn rejected_calls_are_counted_once_across_a_crash_a_restart_and_a_new_pod() {
+    let mut driver = Driver::with_tools(settings());
+    let call = driver.in_flight.unwrap();
+    let (mut crashed, answer) = (driver.clone(), bad_arguments());
+    driver.answer(answer.clone());
+    assert_eq!(denied(&driver.engine), 1);
+    // The process ended before it had committed the answer: the next one gets the same answer again.
+    crashed.restart(1);
+    assert_eq!((crashed.in_flight, denied(&crashed.engine)), (Some(call), 0));
+    crashed.answer(answer.clone());
+    assert_eq!(denied(&crashed.engine), 1);
+    // It ended after that.
+    driver.restart(1);
+    driver.feed(EngineInput::Answered { call, answer });
+    assert_eq!(denied(&driver.engine), 1);
+    let known = KnownTotals {
+        turn: 1,
+        counts: Box::new(driver.engine.view().counts),
+    };
+    // The same volume in a new pod, and a new volume.
+    driver.start_with(2, known.clone());
+    assert_eq!(denied(&driver.engine), 1);
+    let mut driver = Driver::fresh(settings());
+    driver.start_with(3, known);
+    driver.answer(wants(&["invented"]));
+    assert_eq!(denied(&driver.engine), 2);
 }
 
 #[test]
 fn the_time_of_a_run_is_counted_for_each_attempt_that_was_sent_and_ended_here() {
     let mut driver = Driver::with_tools(settings());
     let time = |driver: &Driver| {
-        let tools = driver.engine.view().tally.tools;
+        let tools = driver.engine.view().counts.by_tool;
         let found = tools.iter().find(|used| used.tool == "files__read");
         found.map_or((0, 0), |found| (found.timed, found.milliseconds))
     };
@@ -118,7 +211,7 @@ fn the_time_of_a_run_is_counted_for_each_attempt_that_was_sent_and_ended_here() 
 fn a_limit_is_counted_each_time_it_is_reached_and_not_while_it_holds() {
     let mut driver = Driver::started(settings());
     let count = |driver: &Driver| {
-        let trips = driver.engine.view().tally.trips;
+        let trips = driver.engine.view().counts.guardrail_trips;
         trips
             .iter()
             .map(|trip| (trip.guardrail.clone(), trip.action.clone(), trip.count))

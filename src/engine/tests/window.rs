@@ -124,7 +124,7 @@ fn a_turn_is_summed_up_in_its_middle_where_its_results_are_not_what_fills_it() {
             break;
         }
     }
-    assert_eq!((summaries, driver.engine.view().turns_completed), (2, 0));
+    assert_eq!((summaries, driver.engine.view().counts.turns), (2, 0));
     let prompt = all(&driver);
     assert!(
         prompt.contains("Summary 2.") && !prompt.contains("Summary 1."),
@@ -133,7 +133,7 @@ fn a_turn_is_summed_up_in_its_middle_where_its_results_are_not_what_fills_it() {
     assert!(prompt.contains(&opening), "the turn still knows why it began");
     driver.answer(says("done"));
     driver.pass(seconds(1));
-    assert_eq!(driver.engine.view().turns_completed, 1);
+    assert_eq!(driver.engine.view().counts.turns, 1);
 }
 
 #[test]
@@ -432,7 +432,7 @@ fn a_server_that_counts_two_bytes_a_token_refuses_once_and_never_again() {
         }
         server.answer(&mut driver, &calls("yield", r#"{"sleep": 60}"#));
         driver.pass(seconds(60));
-        assert_eq!(driver.engine.view().turns_completed, turn + 1);
+        assert_eq!(driver.engine.view().counts.turns, turn + 1);
     }
     // Its first answer calibrates the estimate: even the first prompt is not one too many.
     assert_eq!((server.refused, failed_turns(&driver)), (0, 0));
@@ -456,7 +456,7 @@ fn a_window_that_is_smaller_than_the_spec_says_costs_refused_calls_and_no_turn()
             }
             server.answer(&mut driver, &calls("yield", r#"{"sleep": 60}"#));
             driver.pass(seconds(60));
-            assert_eq!(driver.engine.view().turns_completed, turn + 1);
+            assert_eq!(driver.engine.view().counts.turns, turn + 1);
         }
         assert!((1..8).contains(&server.refused), "{} of {window}", server.refused);
         assert_eq!(driver.notes(RecordKind::NotificationDropped), [""; 0]);

@@ -159,7 +159,13 @@ fn a_call_is_journalled_before_it_is_run_and_its_result_goes_to_the_model() {
     assert_eq!(driver.results(), [("0", "written")]);
     assert_eq!(driver.outcomes(), ["Ok"]);
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
-    assert_eq!((driver.engine.view().tool_calls, driver.engine.view().actions), (1, 1));
+    assert_eq!(
+        (
+            driver.engine.view().counts.tool_calls,
+            driver.engine.view().counts.actions
+        ),
+        (1, 1)
+    );
 }
 
 #[test]
@@ -216,7 +222,13 @@ fn what_only_looks_runs_four_at_a_time_and_results_join_in_the_order_of_the_call
     assert_eq!(ids(&driver), ["0", "1", "2", "3", "4", "5"]);
     assert_eq!((driver.results()[1].1, driver.results()[5].1), ("second", "sixth"));
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
-    assert_eq!((driver.engine.view().tool_calls, driver.engine.view().actions), (5, 0));
+    assert_eq!(
+        (
+            driver.engine.view().counts.tool_calls,
+            driver.engine.view().counts.actions
+        ),
+        (5, 0)
+    );
 }
 
 #[test]
@@ -359,7 +371,7 @@ fn a_run_of_unknown_outcome_is_sent_three_times_when_its_tool_says_retry() {
     assert_eq!((driver.running(), driver.sent.len()), (vec![], 3));
     assert!(driver.result().contains("may or may not have happened"));
     assert_eq!(driver.notes(RecordKind::ToolIntent), ["", "repeated", "repeated"]);
-    assert_eq!(driver.engine.view().actions, 1, "a repeat is not a new action");
+    assert_eq!(driver.engine.view().counts.actions, 1, "a repeat is not a new action");
 }
 
 /// The restart rule: the same run again where that does no harm, otherwise an unknown outcome.
@@ -392,7 +404,7 @@ fn a_run_that_a_crash_cut_is_repeated_with_the_same_key_or_its_outcome_is_unknow
     }
     driver.done(2, "listed");
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
-    assert_eq!(driver.engine.view().tool_calls, 2);
+    assert_eq!(driver.engine.view().counts.tool_calls, 2);
 }
 
 #[test]
@@ -576,6 +588,6 @@ fn results_of_a_turn_that_was_ended_by_its_calls_join_before_the_next_one() {
     });
     driver.answer(wants(&["files__read"]));
     driver.done(1, "read");
-    assert_eq!(driver.engine.view().turns_completed, 1);
+    assert_eq!(driver.engine.view().counts.turns, 1);
     assert_eq!(driver.results().len(), 1);
 }

@@ -19,6 +19,7 @@ use self::batch::{JoinedResult, NextRun, ToolBatch, ToolRunPlan, ToolSlot};
 use self::expiry::{LONGEST_CALL, LONGEST_PAUSE, asked_before, expired};
 use crate::approvals::RunApproval;
 use crate::effects::{EffectBuffer, journal_line};
+use crate::guardrails::EndedToolRun;
 use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
 use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
@@ -45,16 +46,21 @@ impl Engine {
         let cut = cut.filter(|_| answer.finish == FinishReason::Length);
         for (place, wanted) in answer.tool_calls.iter().enumerate() {
             let id = run_id(call.turn, call.call, place);
-            if cut == Some(place) {
+            let admitted = if cut == Some(place) {
                 let denied = admission::truncated_call(self.settings.max_output_tokens);
-                work.add_denied(self.deny(id, wanted, denied, out));
+                Err(self.deny(id, wanted, denied, out))
             } else if let Some(decision) = self.mode_decision(wanted, out.now) {
                 work.add_mode_call();
                 decisions.push((place, decision));
+                continue;
             } else {
-                match self.admit_call(id, wanted, out) {
-                    Ok(plan) => work.add_run(plan),
-                    Err(text) => work.add_denied(text),
+                self.admit_call(id, wanted, out)
+            };
+            match admitted {
+                Ok(plan) => work.add_run(plan),
+                Err(text) => {
+                    self.state.totals.count_denied_call();
+                    work.add_denied(text);
                 }
             }
         }
@@ -183,10 +189,7 @@ impl Engine {
         if !matches!(outcome, ToolOutcome::Unavailable { .. })
             && let Some(tool) = self.tool_of(id).map(str::to_owned)
         {
-            self.state
-                .totals
-                .tally
-                .count_run_time(&tool, out.now.duration_since(sent));
+            self.state.totals.count_run_time(&tool, out.now.duration_since(sent));
         }
         if id.is_refresh() {
             self.refresh_finished(id, outcome, out);
@@ -204,16 +207,23 @@ impl Engine {
 
     pub(crate) fn record_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
         let most = self.most_result_bytes();
-        let counts = self.turn_rules().counts_as_turn;
+        let in_counted_turn = self.turn_rules().counts_as_turn;
         let Some(plan) = self.tool_batch().and_then(|batch| batch.open(place)).cloned() else {
             return;
         };
         let plan = &plan;
         let (kind, text) = render_outcome(outcome, plan, most);
-        let ending = match kind {
-            OutcomeKind::Ok if plan.only_looks() => ToolCallEnding::Looked,
-            OutcomeKind::Ok => ToolCallEnding::Acted,
-            OutcomeKind::Error | OutcomeKind::Unavailable | OutcomeKind::Unknown => ToolCallEnding::Failed,
+        let ended = EndedToolRun {
+            tool: &plan.tool,
+            outcome: kind,
+            result: &text,
+            in_counted_turn,
+            at: out.now,
+        };
+        let ending = match plan.only_looks() {
+            _ if ended.has_failed() => ToolCallEnding::Failed,
+            true => ToolCallEnding::Looked,
+            false => ToolCallEnding::Acted,
         };
         if kind == OutcomeKind::Unknown && plan.retries() && plan.tries < MAX_TRIES {
             // It stays open, and is sent again.
@@ -236,9 +246,7 @@ impl Engine {
             return;
         }
         out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
-        if counts {
-            self.state.counters.idle.observe_result(&plan.tool, &text, out.now);
-        }
+        self.check_ended_run(&ended, out);
         if let Some(batch) = self.batch_mut() {
             batch.end(place, ending, text);
         }

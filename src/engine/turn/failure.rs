@@ -15,6 +15,7 @@ use crate::retry::{self, RetryDecision};
 use crate::snapshot::CauseKind;
 use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
+use agentloop_api::pause::PauseReason;
 
 /// Note of a turn that the model or its provider refused.
 const REFUSED: &str = "Refused";
@@ -117,7 +118,7 @@ impl Engine {
         self.give_up(turn, retract, REFUSED, out);
         let failure = self.with_doubt(failure, out);
         self.add_note("the provider refused or filtered your last answer, and it was taken out of this conversation");
-        let refusals = self.state.counters.failures.turn_refused();
+        let refusals = self.state.counters.streaks.add(PauseReason::ModelRefused);
         let delay = time_math::doubled(self.settings.min_delay, refusals, self.settings.max_delay);
         self.state.next_turn = Some(time_math::after(out.now, delay));
         self.check_refusals(out);
@@ -192,7 +193,7 @@ impl Engine {
             }
         }
         let failure = self.with_doubt(failure, out);
-        let errors = self.state.counters.failures.turn_failed();
+        let errors = self.state.counters.streaks.add(PauseReason::ConsecutiveErrors);
         let delay = time_math::doubled(self.settings.min_delay, errors, self.settings.max_delay);
         self.state.next_turn = Some(time_math::after(out.now, delay.max(retry::retry_after(&failure))));
         self.check_error_limit(&failure.to_string(), out);
@@ -218,7 +219,7 @@ impl Engine {
         if failure.kind != FailureKind::BadResponse {
             return;
         }
-        let fair = self.state.counters.failures.errors() == 0;
+        let fair = self.state.counters.streaks.count(PauseReason::ConsecutiveErrors) == 0;
         let dropped = self.state.inbox.blame(shown, fair);
         if dropped > 0 {
             let note = format!("{dropped} dropped: {MOST_FAILURES} turns that showed them were refused");

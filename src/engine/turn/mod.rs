@@ -271,7 +271,7 @@ impl Engine {
         let kind = self.state.turn.as_ref().map_or(TurnKind::Own, Turn::kind);
         let unseen = self.take_turn().map(Turn::into_unseen).unwrap_or_default();
         self.state.totals.complete_turn();
-        self.state.counters.failures.turn_completed();
+        self.state.counters.streaks.turn_completed();
         self.state.doubt = HistoryDoubt::default();
         self.state.next_turn = Some(time_math::after(out.now, self.delay()));
         self.state.briefing.set_cause(CauseKind::Loop, prompt::GOES_ON);

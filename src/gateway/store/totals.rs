@@ -4,7 +4,7 @@ use rusqlite::{Row, Transaction, params};
 
 use super::{CallUsage, meta, set_meta};
 use crate::api::status::{LoopUsage, ModelUsage};
-use crate::api::usage_counts::raise;
+use crate::api::usage_counts::{LoopCounts, raise};
 
 /// Maximum number of models reported; the least used are dropped from the list first, and stay in the sum.
 pub(super) const MAX_MODELS: usize = 10;
@@ -125,11 +125,7 @@ impl UsageTotals {
             reasoning_tokens: self.all.reasoning_tokens,
             cost: self.all.cost,
             // Counted by the worker.
-            turns: 0,
-            tool_calls: 0,
-            actions: 0,
-            by_tool: Vec::new(),
-            guardrail_trips: Vec::new(),
+            counts: LoopCounts::default(),
             by_model,
         }
     }

@@ -218,9 +218,10 @@ fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
         (
             view.outcome,
             view.turn,
-            view.turns_completed,
-            view.tool_calls,
-            view.actions,
+            view.counts.turns,
+            view.counts.tool_calls,
+            view.counts.actions,
+            view.counts.denied_tool_calls,
         )
     };
     assert_eq!(totals(view), totals(expected));
@@ -231,7 +232,7 @@ fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
     );
     // Each run is counted once, however often it was sent.
     let runs: BTreeSet<_> = lines(found, "ToolIntent", None).into_iter().collect();
-    assert_eq!(i64::try_from(runs.len()), Ok(view.tool_calls));
+    assert_eq!(i64::try_from(runs.len()), Ok(view.counts.tool_calls));
     // No deadline was lost or restarted.
     let down: i64 = deaths
         .iter()

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use agentloop::api::failure::FailureKind;
 use agentloop::api::status::{LoopState, LoopUsage, ModelUsage};
+use agentloop::api::usage_counts::LoopCounts;
 use agentloop::link::messages::{Directives, LoopReport, LoopTotals, RefusalCode};
 use agentloop::link::socket::SocketEvent;
 use futures::StreamExt;
@@ -34,7 +35,10 @@ async fn a_new_record_goes_on_from_the_totals_that_the_controller_knows() {
     let usage = LoopUsage {
         calls: 5,
         input_tokens: 1000,
-        turns: 4,
+        counts: LoopCounts {
+            turns: 4,
+            ..LoopCounts::default()
+        },
         by_model: vec![model],
         ..LoopUsage::default()
     };
@@ -56,7 +60,7 @@ async fn a_new_record_goes_on_from_the_totals_that_the_controller_knows() {
     world.ask("t7c1a1").await;
     let report = world.until_counted(6, 0).await;
     assert_eq!(
-        (report.epoch, report.usage.input_tokens, report.usage.turns),
+        (report.epoch, report.usage.input_tokens, report.usage.counts.turns),
         (3, 1010, 4)
     );
     assert_eq!(report.usage.by_model[0].input_tokens, 1010);
@@ -201,7 +205,10 @@ async fn what_the_worker_says_is_relayed_and_many_changes_are_few_reports() {
         let report = LoopReport {
             state: LoopState::Running,
             turn,
-            turns_completed: turn - 1,
+            counts: LoopCounts {
+                turns: turn - 1,
+                ..LoopCounts::default()
+            },
             ..LoopReport::default()
         };
         world.worker.put(url("/v1/report")).json(&report).send().await.unwrap();
@@ -209,7 +216,7 @@ async fn what_the_worker_says_is_relayed_and_many_changes_are_few_reports() {
     let report = world.controller.until("turn 50", |report| {
         report.loop_.as_ref().is_some_and(|said| said.turn == 50)
     });
-    assert_eq!(report.await.usage.turns, 49);
+    assert_eq!(report.await.usage.counts.turns, 49);
     let reports = world.controller.reports().len() - before;
     assert!(reports <= 10, "{reports} reports");
 }

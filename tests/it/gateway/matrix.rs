@@ -388,7 +388,7 @@ async fn faults_of(cell: &Cell, error: Option<FailureKind>, next: Next, counted:
         ),
         Next::FailedTurn => {
             let roles = serde_json::from_str::<Value>(&seen[1].body).unwrap();
-            let failed = of_loop.turns_completed == 1 && ids(&roles) == (vec![], vec![]);
+            let failed = of_loop.counts.turns == 1 && ids(&roles) == (vec![], vec![]);
             check("one turn failed and left nothing", failed, seen[1].body.clone());
         }
         Next::GoesOn(_, texts) => {

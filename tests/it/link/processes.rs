@@ -95,8 +95,8 @@ async fn until_asleep(rig: &Rig, after: i64) -> i64 {
         loop {
             let said = rig.loops.last_report(&x(), "u2").and_then(|heard| heard.report.loop_);
             match said {
-                Some(said) if said.state == LoopState::Sleeping && said.turns_completed > after => {
-                    return said.turns_completed;
+                Some(said) if said.state == LoopState::Sleeping && said.counts.turns > after => {
+                    return said.counts.turns;
                 }
                 _ => tokio::time::sleep(Duration::from_millis(20)).await,
             }

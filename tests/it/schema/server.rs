@@ -185,6 +185,14 @@ fn refusals() -> Vec<(Value, &'static str)> {
             "spec.guardrails.actionsPerMinute: Invalid value: 601",
         ),
         (
+            spec(json!({"guardrails": {"maxConsecutiveToolFailures": 0}})),
+            "spec.guardrails.maxConsecutiveToolFailures: Invalid value: 0",
+        ),
+        (
+            spec(json!({"guardrails": {"maxConsecutiveToolFailures": 1001}})),
+            "spec.guardrails.maxConsecutiveToolFailures: Invalid value: 1001",
+        ),
+        (
             spec(json!({"guardrails": {"maxConsecutiveTurns": 10_001}})),
             "spec.guardrails.maxConsecutiveTurns: Invalid value",
         ),
@@ -453,7 +461,7 @@ async fn a_real_api_server_names_misspelt_fields_and_numbers_out_of_bounds() {
     let largest = json!({"spec": {
         "instructions": "é".repeat(32_768),
         "guardrails": {"maxCallsPerTurn": 1000, "maxConsecutiveTurns": 10_000, "actionsPerMinute": 600,
-            "idleTimeoutSeconds": 2_592_000},
+            "maxConsecutiveToolFailures": 1000, "idleTimeoutSeconds": 2_592_000},
         "continuous": {"maxSleepSeconds": 2_592_000},
         "loop": {"maxDelayMilliseconds": 3_600_000, "maxConsecutiveErrors": 1000, "historyTokens": 10_000_000},
         "pod": {"resources": {"limits": {"memory": "1Gi", "cpu": 2}}},

@@ -71,7 +71,7 @@ async fn paused(
 async fn goes_on(gateway: &Gateway, attempt: &str) {
     let log = gateway
         .until("asleep", |log| {
-            is(log, LoopState::Sleeping) && log.last().turns_completed == 2
+            is(log, LoopState::Sleeping) && log.last().counts.turns == 2
         })
         .await;
     let calls: Vec<_> = log.calls.iter().filter(|(id, _)| id.starts_with("t2c1")).collect();

@@ -157,7 +157,7 @@ async fn garbage_for_an_answer_is_a_bad_response_and_the_loop_goes_on() {
     let gateway = Gateway::start(bench.dir.path(), replies);
     let _worker = bench.worker(&gateway);
     let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
-    assert_eq!((log.calls.len(), log.last().turns_completed), (5, 1));
+    assert_eq!((log.calls.len(), log.last().counts.turns), (5, 1));
     assert_eq!(log.last().last_error.unwrap().kind, "BadResponse");
     assert!(!serde_json::to_string(&log.reports).unwrap().contains(CANARY));
     bench.assert_discreet();

@@ -67,7 +67,7 @@ async fn a_full_volume_stops_the_loop_in_words_and_room_lets_it_go_on() {
     assert_eq!(error.kind, "JournalFull");
     assert!(error.message.contains(words));
     assert_eq!(before.last().state, LoopState::Stopped);
-    assert!(before.last().turns_completed > 10, "{:?}", before.last());
+    assert!(before.last().counts.turns > 10, "{:?}", before.last());
 
     volume.fill();
     let calls = before.calls.len();
@@ -79,11 +79,9 @@ async fn a_full_volume_stops_the_loop_in_words_and_room_lets_it_go_on() {
 
     volume.grow();
     let mut worker = bench.worker(&gateway);
-    let goal = before.last().turns_completed + 10;
-    let log = gateway
-        .until("more turns", |log| log.last().turns_completed >= goal)
-        .await;
-    assert_eq!(log.last().turn, log.last().turns_completed.max(log.last().turn));
+    let goal = before.last().counts.turns + 10;
+    let log = gateway.until("more turns", |log| log.last().counts.turns >= goal).await;
+    assert_eq!(log.last().turn, log.last().counts.turns.max(log.last().turn));
     worker.terminate().await;
     assert!(worker.ended().await.success());
     bench.assert_discreet();

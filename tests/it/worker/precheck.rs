@@ -37,7 +37,7 @@ async fn a_sleep_that_is_over_is_asked_about_and_goes_on_until_something_matters
     let mut worker = bench.worker(&gateway);
     let log = gateway
         .until("asleep after the second turn", |log| {
-            log.last().turns_completed == 2 && is(log, LoopState::Sleeping) && log.acks.len() == 4
+            log.last().counts.turns == 2 && is(log, LoopState::Sleeping) && log.acks.len() == 4
         })
         .await;
     assert_eq!(log.call_ids(), ["t1c1a1", "t2c0a1", "t2c0a2", "t2c1a1"]);
@@ -65,7 +65,7 @@ async fn a_light_model_that_answers_something_else_lets_the_turn_run() {
     let replies = vec![sleep(1), Reply::Raw("data: nonsense\n\n".into()), sleep(600)];
     let gateway = Gateway::start(bench.dir.path(), replies);
     let _worker = bench.worker(&gateway);
-    let log = gateway.until("two turns", |log| log.last().turns_completed == 2).await;
+    let log = gateway.until("two turns", |log| log.last().counts.turns == 2).await;
     assert_eq!(log.call_ids(), ["t1c1a1", "t2c0a1", "t2c1a1"]);
     let error = log.last().last_error.expect("an error");
     assert!(error.message.starts_with("the pre-check failed"), "{}", error.message);

@@ -80,7 +80,7 @@ impl<'a> Simulation<'a> {
             journal,
             now: Timestamp::UNIX_EPOCH,
             timer: None,
-            arrived: VecDeque::from([STARTED]),
+            arrived: VecDeque::from([started()]),
             asked: BTreeSet::new(),
             ran: BTreeMap::new(),
             commits: 0,
@@ -90,7 +90,7 @@ impl<'a> Simulation<'a> {
     /// Runs all turns. The process dies right after commit number `crash_at`: before it acts, or when all that it has
     /// started is done and nothing of it has come back.
     fn run(mut self, crash_at: Option<(usize, Moment)>) -> Ran {
-        while self.engine.view().turns_completed < TURNS {
+        while self.engine.view().counts.turns < TURNS {
             let effects = self.step();
             if crash_at == Some((self.commits, Moment::BeforeActing)) {
                 self = self.crash();
@@ -156,7 +156,7 @@ impl<'a> Simulation<'a> {
             engine,
             journal,
             timer: None,
-            arrived: VecDeque::from([STARTED]),
+            arrived: VecDeque::from([started()]),
             ..self
         }
     }
@@ -226,23 +226,15 @@ fn is_as_without_a_crash(message: &Message, without: &Message) -> bool {
     message == without
 }
 
-const STARTED: EngineInput = EngineInput::Started {
-    agent: String::new(),
-    epoch: 1,
-    known: KnownTotals {
-        turn: 0,
-        tool_calls: 0,
-        actions: 0,
-    },
-    link_silent: false,
-    budget: BudgetState {
-        revision: 0,
-        tokens: None,
-        held: false,
-        stop: None,
-        health: Vec::new(),
-    },
-};
+fn started() -> EngineInput {
+    EngineInput::Started {
+        agent: String::new(),
+        epoch: 1,
+        known: KnownTotals::default(),
+        link_silent: false,
+        budget: BudgetState::default(),
+    }
+}
 
 /// What the model says: turns with text, tools, several calls, a sleep, and failed attempts.
 fn reply(call: CallId) -> EngineInput {
@@ -335,7 +327,7 @@ fn a_turn_without_tools_costs_two_commits() {
     let mut spent = Vec::new();
     for turn in 1..=TURNS {
         let before = simulation.commits;
-        while simulation.engine.view().turns_completed < turn {
+        while simulation.engine.view().counts.turns < turn {
             let effects = simulation.step();
             for effect in &effects {
                 simulation.act(effect);

@@ -68,7 +68,7 @@ async fn an_event_one_below_the_threshold_lets_the_loop_sleep_and_one_at_it_wake
     gateway.deliver(of(&[1, 2]));
     let log = gateway
         .until("asleep after the second turn", |log| {
-            log.last().turns_completed == 2 && is(log, LoopState::Sleeping) && log.acks.len() == 4
+            log.last().counts.turns == 2 && is(log, LoopState::Sleeping) && log.acks.len() == 4
         })
         .await;
     assert_eq!(log.call_ids(), ["t1c1a1", "t2c0a1", "t2c0a2", "t2c1a1"]);

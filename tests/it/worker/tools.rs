@@ -278,7 +278,7 @@ async fn tools_that_only_look_run_four_at_a_time_and_the_model_gets_all_results_
         .map(|tool| tool["function"]["name"].as_str().unwrap())
         .collect();
     assert_eq!(names, ["yield", "files__read", "mail__send", "mail__hang"]);
-    assert_eq!((log.last().tool_calls, log.last().actions), (6, 0));
+    assert_eq!((log.last().counts.tool_calls, log.last().counts.actions), (6, 0));
     assert_eq!(source.runs.borrow().most, 4);
     worker.terminate.cancel();
     assert_eq!(worker.ended().await, DriveOutcome::Exit);
