@@ -22,12 +22,13 @@ use super::certificates::LinkCertificates;
 use super::delivery_relay::DeliveryRelay;
 use super::identity::PodAuthenticator;
 use super::link_service::ControllerLink;
-use super::pod_sessions::{AgentKey, PodSessions};
+use super::pod_sessions::PodSessions;
 use super::process::{ControllerError, ControllerOptions, listen, retry};
 use super::reconcile_metrics::MetricsObserver;
 use super::runtime::events::{publish, recorder};
 use super::runtime::{EventSink, GRACE, ReconcileMetrics, WallClock};
 use super::sensor::{self, SensorRegistry};
+use crate::api::NamespacedName;
 use crate::link::deliveries::DELIVERY_SECONDS;
 use crate::link::server::{self, LinkLimits};
 use crate::telemetry::budget_collector::BudgetCollector;
@@ -41,7 +42,7 @@ const DRAIN: Duration = GRACE.saturating_add(Duration::from_secs(1));
 /// Resources that the caller may provide, to share them with the leader.
 pub(super) struct LeaderResources {
     /// The sessions of the pods, and the Agents whose pods have sent a new report.
-    pub(super) loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<AgentKey>),
+    pub(super) loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<NamespacedName>),
     /// The listener of the link.
     pub(super) listener: TcpListener,
 }
@@ -241,7 +242,7 @@ impl Leader {
     fn reconciler(
         &self,
         loops: Arc<PodSessions>,
-        changed: mpsc::UnboundedReceiver<AgentKey>,
+        changed: mpsc::UnboundedReceiver<NamespacedName>,
         bundle: CaBundle,
         agents: Arc<OnceLock<agent::AgentsView>>,
         (budgets, sensors): (&Arc<BudgetLedger>, &Arc<SensorRegistry>),

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
-use kube::ResourceExt;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -23,12 +22,12 @@ use super::pods::PodRunner;
 use super::roles::WebhookAddresses;
 use super::sensor_rows::{self, SensorRow};
 use super::stateful_set;
-use crate::api::{Agent, Sensor, WORKSPACE_LABEL};
+use crate::api::{Agent, NamespacedName, Sensor, WORKSPACE_LABEL};
 use crate::api_server::object_key::{AGENTS, CLAIMS, PODS, SENSORS};
 use crate::api_server::{ApiServer, ObjectKey, ObjectStore};
 use crate::controller::agent::ReconcilerSettings;
 use crate::controller::embedded::{self, EmbeddedOptions};
-use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::controller::pod_sessions::PodSessions;
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::sensor::pod::SensorPodSettings;
 use crate::link::pod::AgentEgress;
@@ -263,7 +262,7 @@ impl LocalRun {
 
     fn start(&self) -> Result<RunTasks, RunError> {
         let tokens = Arc::new(PodTokens::default());
-        let (loops, changed): (PodSessions, mpsc::UnboundedReceiver<AgentKey>) = PodSessions::new();
+        let (loops, changed): (PodSessions, mpsc::UnboundedReceiver<NamespacedName>) = PodSessions::new();
         let loops = Arc::new(loops);
         let (end_pods, end_controller) = (CancellationToken::new(), CancellationToken::new());
         let listener = self.listener.try_clone().map_err(trouble)?;
@@ -343,7 +342,7 @@ impl LocalRun {
         let sensors = self.sensors.iter().filter_map(|key| Some((key, self.store.get(key)?)));
         let read = sensors.filter_map(|(key, object)| {
             let sensor: Sensor = serde_json::from_value(object).ok()?;
-            let whose = (key.namespace.clone(), key.name.clone());
+            let whose = NamespacedName::new(&key.namespace, &key.name);
             Some(sensor_rows::row(&sensor, self.webhooks.get(&whose)))
         });
         read.collect()
@@ -354,10 +353,7 @@ impl LocalRun {
         let agents = agents.filter_map(|object| serde_json::from_value::<Agent>(object).ok());
         agents
             .map(|agent| {
-                let key = AgentKey {
-                    namespace: agent.namespace().unwrap_or_default(),
-                    name: agent.name_any(),
-                };
+                let key = NamespacedName::of(&agent);
                 let pod = self.store.get(&ObjectKey::new(PODS, &key.namespace, &key.name));
                 let uid = pod.as_ref().and_then(|pod| pod["metadata"]["uid"].as_str());
                 let heard = uid.and_then(|uid| loops.last_report(&key, uid));

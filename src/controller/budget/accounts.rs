@@ -10,9 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 
 use super::entry::AccountEntry;
+use crate::api::NamespacedName;
 use crate::api::amount::{Amount, LimitAmounts};
 use crate::api::budget::LedgerRecord;
-use crate::ledger::account::{Account, AgentName, GrantRefusal, LeaseHolder, LedgerTerms};
+use crate::ledger::account::{Account, GrantRefusal, LeaseHolder, LedgerTerms};
 use crate::ledger::wallet::AccountId;
 use crate::ledger::window::WindowRule;
 use crate::link::messages::{AccountRequest, AccountResponse, LeaseGrant, LeaseRequest, LeaseResponse};
@@ -39,8 +40,7 @@ pub enum DocumentKind {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocumentId {
     pub kind: DocumentKind,
-    pub namespace: String,
-    pub name: String,
+    pub object: NamespacedName,
     /// A recreated object has another uid, so it is another document.
     pub uid: String,
 }
@@ -182,7 +182,7 @@ impl AccountBook {
     }
 
     /// Ensures that at least `used` is counted in all: what is neither settled nor held counts now.
-    pub fn raise_used(&mut self, account: &str, agent: &AgentName, used: &Amount, now: Timestamp) {
+    pub fn raise_used(&mut self, account: &str, agent: &NamespacedName, used: &Amount, now: Timestamp) {
         self.update_entry(account, now, |entry| entry.account.charge_at_least(agent, used, now));
     }
 
@@ -469,7 +469,7 @@ impl AccountBook {
     }
 
     /// The Agent no longer draws on this account, so it no longer waits there.
-    pub fn withdraw(&mut self, account: &str, agent: &AgentName, now: Timestamp) {
+    pub fn withdraw(&mut self, account: &str, agent: &NamespacedName, now: Timestamp) {
         self.update_entry(account, now, |entry| entry.withdraw(agent));
     }
 
@@ -595,8 +595,7 @@ mod tests {
     fn budget(uid: &str) -> DocumentId {
         DocumentId {
             kind: DocumentKind::Budget,
-            namespace: "ns".into(),
-            name: "team".into(),
+            object: NamespacedName::new("ns", "team"),
             uid: uid.into(),
         }
     }
@@ -604,10 +603,7 @@ mod tests {
     fn who(agent: &str) -> LeaseHolder {
         LeaseHolder {
             record: format!("record-of-{agent}"),
-            agent: AgentName {
-                namespace: "ns".into(),
-                name: agent.into(),
-            },
+            agent: NamespacedName::new("ns", agent),
             pod_uid: format!("pod-of-{agent}"),
             epoch: 1,
         }
@@ -898,7 +894,7 @@ mod tests {
     fn a_gateway_hears_of_every_lease_that_it_has_whatever_it_speaks_of() {
         let mut book = book(1000);
         let other = DocumentId {
-            name: "other".into(),
+            object: NamespacedName::new("ns", "other"),
             ..budget("o")
         };
         book.load(&other, DocumentPart::Budget, terms(1000), None, START);

@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
+use crate::api::NamespacedName;
 use crate::api::amount::{Amount, AmountKind, LimitAmounts};
-use crate::ledger::account::{Account, AccountRoom, AgentName, GrantRefusal, GrantRequest, LeaseHolder};
+use crate::ledger::account::{Account, AccountRoom, GrantRefusal, GrantRequest, LeaseHolder};
 
 /// If at most this fraction (1/4) of a limit is left, the requests of Agents that are awake can show exhaustion; if
 /// more is left, all Agents that draw on the account must have requested.
@@ -35,9 +36,9 @@ pub struct AccountEntry {
     pub(super) account: Account,
     /// When this leader loaded the account, by the ledger's time.
     pub(super) begun: Timestamp,
-    pub(super) blocked: BTreeMap<AgentName, BlockedAgent>,
+    pub(super) blocked: BTreeMap<NamespacedName, BlockedAgent>,
     /// The smallest amount that each Agent last requested for a call.
-    pub(super) asks: BTreeMap<AgentName, Amount>,
+    pub(super) asks: BTreeMap<NamespacedName, Amount>,
     /// The room with which `blocked` was last checked.
     pub(super) looked: Option<AccountRoom>,
     /// An Agent was blocked in this term and no longer is.
@@ -53,7 +54,7 @@ impl AccountEntry {
 
     /// Agents that were refused and have no room yet.
     #[must_use]
-    pub fn blocked(&self) -> &BTreeMap<AgentName, BlockedAgent> {
+    pub fn blocked(&self) -> &BTreeMap<NamespacedName, BlockedAgent> {
         &self.blocked
     }
 
@@ -88,12 +89,12 @@ impl AccountEntry {
     /// last requested. While more than a quarter of the limit is left, all Agents must have requested; with less left,
     /// sleeping Agents are ignored, since it is unknown when they will request again.
     #[must_use]
-    pub fn exhausted(&self, agents: usize) -> Option<(&AgentName, &BlockedAgent)> {
+    pub fn exhausted(&self, agents: usize) -> Option<(&NamespacedName, &BlockedAgent)> {
         if self.blocked.is_empty() {
             return None;
         }
         let awake = self.account.holders().map(|who| &who.agent);
-        let awake: BTreeSet<&AgentName> = awake.chain(self.blocked.keys()).collect();
+        let awake: BTreeSet<&NamespacedName> = awake.chain(self.blocked.keys()).collect();
         let shows = |refused: &GrantRefusal| {
             !refused.per_agent && !refused.never && !refused.contended && self.fits_nobody(refused.kind, agents, &awake)
         };
@@ -105,13 +106,13 @@ impl AccountEntry {
     }
 
     /// Whether less of a kind is left than the smallest call that was last requested.
-    fn fits_nobody(&self, kind: AmountKind, agents: usize, awake: &BTreeSet<&AgentName>) -> bool {
+    fn fits_nobody(&self, kind: AmountKind, agents: usize, awake: &BTreeSet<&NamespacedName>) -> bool {
         let limits = self.account.limits();
         let left = limits.left_after(&self.account.used());
         let (Some(limit), Some(left)) = (limits.get(kind), left.get(kind)) else {
             return false;
         };
-        let fits_none = |who: &dyn Fn(&AgentName) -> bool| {
+        let fits_none = |who: &dyn Fn(&NamespacedName) -> bool| {
             let asks = self.asks.iter().filter(|(agent, _)| who(agent));
             let smallest = asks.map(|(_, least)| least.get(kind)).min();
             smallest.is_some_and(|smallest| left < smallest)
@@ -143,7 +144,7 @@ impl AccountEntry {
     }
 
     /// The Agent no longer draws on the account, or no longer waits for a call.
-    pub(super) fn withdraw(&mut self, agent: &AgentName) {
+    pub(super) fn withdraw(&mut self, agent: &NamespacedName) {
         self.asks.remove(agent);
         self.account.withdraw(agent);
         self.released |= self.blocked.remove(agent).is_some();

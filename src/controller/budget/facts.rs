@@ -14,9 +14,8 @@ use crate::api::agent::ModelSpec;
 use crate::api::amount::{Amount, LimitAmounts};
 use crate::api::budget::{BudgetLimits, LedgerRecord};
 use crate::api::status::LoopUsage;
-use crate::api::{Agent, AgentBudget};
-use crate::controller::pod_sessions::AgentKey;
-use crate::ledger::account::{AgentName, LedgerTerms};
+use crate::api::{Agent, AgentBudget, NamespacedName};
+use crate::ledger::account::LedgerTerms;
 use crate::ledger::limits::{added_amount, limit_amounts};
 use crate::ledger::price::micro_usd;
 use crate::ledger::window::WindowRule;
@@ -286,26 +285,7 @@ fn selector(field: &str, selector: Option<&LabelSelector>) -> Result<Option<Sele
 pub fn document(kind: DocumentKind, object: &impl ResourceExt) -> DocumentId {
     DocumentId {
         kind,
-        namespace: object.namespace().unwrap_or_default(),
-        name: object.name_any(),
+        object: NamespacedName::of(object),
         uid: object.uid().unwrap_or_default(),
-    }
-}
-
-/// Converts to a name in the ledger.
-#[must_use]
-pub fn ledger_name(agent: &AgentKey) -> AgentName {
-    AgentName {
-        namespace: agent.namespace.clone(),
-        name: agent.name.clone(),
-    }
-}
-
-/// Converts from a name in the ledger.
-#[must_use]
-pub fn agent_key(agent: &AgentName) -> AgentKey {
-    AgentKey {
-        namespace: agent.namespace.clone(),
-        name: agent.name.clone(),
     }
 }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::controller::pod_sessions::AgentKey;
+use crate::api::NamespacedName;
 use crate::ledger::account::LeaseHolder;
 use crate::link::messages::RUN_LEASE_SECONDS;
 
@@ -36,11 +36,11 @@ pub struct PodFacts {
 #[derive(Clone, Debug, Default)]
 pub struct HolderLiveness {
     /// The pod of each Agent.
-    pub pods: BTreeMap<AgentKey, PodFacts>,
+    pub pods: BTreeMap<NamespacedName, PodFacts>,
     /// The record that the Agent's present gateway uses, and the uid of its pod.
-    pub speakers: BTreeMap<AgentKey, (String, String)>,
+    pub speakers: BTreeMap<NamespacedName, (String, String)>,
     /// The longest call of each Agent; kept for deleted Agents as long as leases of them are open.
-    pub calls: BTreeMap<AgentKey, SignedDuration>,
+    pub calls: BTreeMap<NamespacedName, SignedDuration>,
     /// Uids of pods that were seen to have ended.
     ended: BTreeSet<String>,
     /// Since when the pod of a record has been missing.
@@ -70,7 +70,7 @@ pub enum RecordPersistence {
 }
 
 impl HolderLiveness {
-    pub fn pod_seen(&mut self, agent: &AgentKey, pod: PodFacts) {
+    pub fn pod_seen(&mut self, agent: &NamespacedName, pod: PodFacts) {
         if pod.ended {
             self.ended.insert(pod.uid.clone());
         }
@@ -81,7 +81,7 @@ impl HolderLiveness {
     pub fn holder_fate(
         &mut self,
         who: &LeaseHolder,
-        agent: &AgentKey,
+        agent: &NamespacedName,
         hope: RecordPersistence,
         now: Timestamp,
     ) -> HolderFate {
@@ -116,14 +116,18 @@ impl HolderLiveness {
     }
 
     /// Drops what is no longer needed. `holders`: the records with open leases, each with its Agent and its pod.
-    pub fn retain(&mut self, holders: &BTreeMap<String, (AgentKey, String)>, known: impl Fn(&AgentKey) -> bool) {
+    pub fn retain(
+        &mut self,
+        holders: &BTreeMap<String, (NamespacedName, String)>,
+        known: impl Fn(&NamespacedName) -> bool,
+    ) {
         self.missing.retain(|record, _| holders.contains_key(record));
         if !self.ended.is_empty() {
             let held = holders.values().map(|(_, uid)| uid);
             let uids: BTreeSet<&String> = held.chain(self.pods.values().map(|pod| &pod.uid)).collect();
             self.ended.retain(|uid| uids.contains(uid));
         }
-        let agents: BTreeSet<&AgentKey> = holders.values().map(|(agent, _)| agent).collect();
+        let agents: BTreeSet<&NamespacedName> = holders.values().map(|(agent, _)| agent).collect();
         self.calls.retain(|agent, _| agents.contains(agent) || known(agent));
     }
 }
@@ -131,19 +135,15 @@ impl HolderLiveness {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::budget::facts::ledger_name;
 
-    fn agent() -> AgentKey {
-        AgentKey {
-            namespace: "ns".into(),
-            name: "a".into(),
-        }
+    fn agent() -> NamespacedName {
+        NamespacedName::new("ns", "a")
     }
 
     fn holder() -> LeaseHolder {
         LeaseHolder {
             record: "one".into(),
-            agent: ledger_name(&agent()),
+            agent: agent(),
             pod_uid: "pod-1".into(),
             epoch: 1,
         }

@@ -18,14 +18,14 @@ use super::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
 use super::assignment::{AccountAssignments, LimitDecision, WindowedLimit};
 use super::clock::LeaderClock;
 use super::entry::AccountEntry;
-use super::facts::{AgentFacts, BudgetFacts, agent_key, document, ledger_name};
+use super::facts::{AgentFacts, BudgetFacts, document};
 use super::forfeit::{HolderLiveness, PodFacts};
 use super::record_writer::StatusDocument;
 use super::refusals::{foreign_record, try_later};
 use super::view::{BudgetHold, BudgetPresentation, BudgetView};
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::api::{Agent, AgentBudget};
-use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::api::{Agent, AgentBudget, NamespacedName};
+use crate::controller::pod_sessions::PodSessions;
 use crate::controller::policy::PlatformPolicy;
 use crate::ledger::account::LeaseHolder;
 use crate::link::messages::{
@@ -78,7 +78,7 @@ pub struct LedgerState {
     pub(super) witness: HolderLiveness,
     pub(super) listed: ListedWatches,
     /// Agents whose calls the controller blocks, for example because of a detected loop.
-    blocks: BTreeMap<AgentKey, CallFailure>,
+    blocks: BTreeMap<NamespacedName, CallFailure>,
 }
 
 /// The scopes of each watch that have been listed completely.
@@ -125,7 +125,7 @@ impl BudgetLedger {
     /// The limits of an Agent; `None` until budgets and namespaces are listed, since partial lists give no valid
     /// decision.
     #[must_use]
-    pub fn decision(&self, agent: &AgentKey) -> Option<LimitDecision> {
+    pub fn decision(&self, agent: &NamespacedName) -> Option<LimitDecision> {
         let state = self.lock();
         self.can_decide(&state).then(|| state.scope.decision(agent).cloned())?
     }
@@ -139,13 +139,13 @@ impl BudgetLedger {
 
     /// The terms of the Agent's gateway.
     #[must_use]
-    pub fn terms(&self, agent: &AgentKey) -> Option<BudgetTerms> {
+    pub fn terms(&self, agent: &NamespacedName) -> Option<BudgetTerms> {
         self.terms_in(&self.lock(), agent)
     }
 
     /// The token limits of an Agent that are fully available again after a window.
     #[must_use]
-    pub fn windows(&self, agent: &AgentKey) -> Vec<WindowedLimit> {
+    pub fn windows(&self, agent: &NamespacedName) -> Vec<WindowedLimit> {
         let state = self.lock();
         let accounts = state
             .scope
@@ -166,7 +166,7 @@ impl BudgetLedger {
     }
 
     /// Blocks the calls of an Agent, or releases them with `None`.
-    pub fn block(&self, agent: &AgentKey, why: Option<CallFailure>) {
+    pub fn block(&self, agent: &NamespacedName, why: Option<CallFailure>) {
         let mut state = self.lock();
         if state.blocks.get(agent) == why.as_ref() {
             return;
@@ -189,10 +189,7 @@ impl BudgetLedger {
     /// An Agent was created or changed.
     pub fn agent_seen(&self, agent: &Agent) {
         let facts = AgentFacts::of(agent);
-        let key = AgentKey {
-            namespace: facts.document.namespace.clone(),
-            name: facts.document.name.clone(),
-        };
+        let key = facts.document.object.clone();
         let mut guard = self.lock();
         let state = &mut *guard;
         if let Some(old) = state.scope.agent(&key)
@@ -214,7 +211,7 @@ impl BudgetLedger {
             state.book.load(&facts.document, own.part, terms, record, now);
             // Usage before the limit was set counts too: the limit is for the Agent's whole life.
             if !limited && !own.terms.limits.is_empty() {
-                state.book.raise_used(&account, &ledger_name(&key), &own.used, now);
+                state.book.raise_used(&account, &key, &own.used, now);
             }
         }
         state.witness.calls.insert(key.clone(), facts.longest_call);
@@ -232,14 +229,14 @@ impl BudgetLedger {
     }
 
     /// The pod of an Agent calls these models, whatever its spec now names.
-    pub fn models_seen(&self, agent: &AgentKey, models: &[PricedModel]) {
+    pub fn models_seen(&self, agent: &NamespacedName, models: &[PricedModel]) {
         let mut state = self.lock();
         if state.scope.put_running(agent, models) {
             self.send_terms(&mut state, [agent.clone()]);
         }
     }
 
-    pub fn agent_gone(&self, agent: &AgentKey) {
+    pub fn agent_gone(&self, agent: &NamespacedName) {
         let mut state = self.lock();
         let document = state.scope.agent(agent).map(|facts| facts.document.clone());
         if let Some(document) = document {
@@ -248,10 +245,10 @@ impl BudgetLedger {
         }
     }
 
-    fn drop_agent(&self, state: &mut LedgerState, agent: &AgentKey, document: &DocumentId) {
+    fn drop_agent(&self, state: &mut LedgerState, agent: &NamespacedName, document: &DocumentId) {
         let accounts = state.scope.decision(agent).map(|decision| decision.accounts.clone());
         for (account, _) in accounts.unwrap_or_default() {
-            state.book.withdraw(&account, &ledger_name(agent), self.now());
+            state.book.withdraw(&account, agent, self.now());
         }
         state.book.remove(document);
         state.status_documents.remove(document);
@@ -262,8 +259,8 @@ impl BudgetLedger {
     }
 
     /// These are all Agents of a scope.
-    pub fn agents_listed(&self, namespace: Option<&str>, present: &BTreeSet<AgentKey>) {
-        let gone: Vec<AgentKey> = self.inspect(|state| {
+    pub fn agents_listed(&self, namespace: Option<&str>, present: &BTreeSet<NamespacedName>) {
+        let gone: Vec<NamespacedName> = self.inspect(|state| {
             let known = state.scope.agents(namespace);
             known.into_iter().filter(|agent| !present.contains(agent)).collect()
         });
@@ -274,7 +271,7 @@ impl BudgetLedger {
     }
 
     /// The pod of an Agent was created or changed.
-    pub fn pod_seen(&self, agent: &AgentKey, pod: &Pod) {
+    pub fn pod_seen(&self, agent: &NamespacedName, pod: &Pod) {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let fact = PodFacts {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
@@ -283,14 +280,14 @@ impl BudgetLedger {
         self.lock().witness.pod_seen(agent, fact);
     }
 
-    pub fn pod_gone(&self, agent: &AgentKey) {
+    pub fn pod_gone(&self, agent: &NamespacedName) {
         self.lock().witness.pods.remove(agent);
     }
 
     /// These are all pods of a scope.
-    pub fn pods_listed(&self, namespace: Option<&str>, present: &BTreeSet<AgentKey>) {
+    pub fn pods_listed(&self, namespace: Option<&str>, present: &BTreeSet<NamespacedName>) {
         let mut state = self.lock();
-        let elsewhere = |agent: &AgentKey| namespace.is_some_and(|namespace| namespace != agent.namespace);
+        let elsewhere = |agent: &NamespacedName| namespace.is_some_and(|namespace| namespace != agent.namespace);
         state
             .witness
             .pods
@@ -336,13 +333,13 @@ impl BudgetLedger {
     /// A budget cannot be parsed.
     pub(super) fn budget_unreadable(&self, id: &DocumentId, problem: &str) {
         tracing::error!(
-            namespace = id.namespace,
-            budget = id.name,
+            namespace = id.object.namespace,
+            budget = id.object.name,
             problem,
             "failed to parse an AgentBudget"
         );
         let mut state = self.lock();
-        let changed = state.scope.put_unreadable(&id.uid, &id.namespace, &id.name, problem);
+        let changed = state.scope.put_unreadable(id, problem);
         self.send_changed_terms(&mut state, changed);
     }
 
@@ -357,7 +354,7 @@ impl BudgetLedger {
     /// These are all budgets of a scope.
     pub(super) fn budgets_listed(&self, namespace: Option<&str>, present: &BTreeSet<String>) {
         let gone: Vec<DocumentId> = self.inspect(|state| {
-            let of = |id: &&DocumentId| namespace.is_none_or(|namespace| id.namespace == namespace);
+            let of = |id: &&DocumentId| namespace.is_none_or(|namespace| id.object.namespace == namespace);
             let known = state.scope.budgets().values().map(|facts| &facts.document);
             known
                 .filter(of)
@@ -425,7 +422,7 @@ impl BudgetLedger {
 
     /// A gateway's statements and requests. Answered once everything that it grants is written.
     pub async fn lease(&self, who: &LeaseHolder, request: &LeaseRequest) -> Result<LeaseResponse, PodRefusal> {
-        let agent = agent_key(&who.agent);
+        let agent = who.agent.clone();
         // Subscribed before the request is applied, so that a write in between is not missed.
         let mut wrote = self.wrote.subscribe();
         let deadline = Instant::now() + PATIENCE;
@@ -482,7 +479,7 @@ impl BudgetLedger {
     }
 
     /// Accounts of which the Agent may be granted more now.
-    fn drawn_on(&self, state: &LedgerState, agent: &AgentKey) -> BTreeSet<String> {
+    fn drawn_on(&self, state: &LedgerState, agent: &NamespacedName) -> BTreeSet<String> {
         let Some(decision) = state.scope.decision(agent) else {
             return BTreeSet::new();
         };
@@ -499,7 +496,7 @@ impl BudgetLedger {
         self.wrote.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    fn send_changed_terms(&self, state: &mut LedgerState, agents: Vec<AgentKey>) {
+    fn send_changed_terms(&self, state: &mut LedgerState, agents: Vec<NamespacedName>) {
         for agent in &agents {
             self.loops.request_reconcile(agent);
         }
@@ -507,8 +504,8 @@ impl BudgetLedger {
     }
 
     /// Updates the gateways of these Agents and of all with changed accounts, and wakes the record writer.
-    pub(super) fn send_terms(&self, state: &mut LedgerState, agents: impl IntoIterator<Item = AgentKey>) {
-        let mut agents: BTreeSet<AgentKey> = agents.into_iter().collect();
+    pub(super) fn send_terms(&self, state: &mut LedgerState, agents: impl IntoIterator<Item = NamespacedName>) {
+        let mut agents: BTreeSet<NamespacedName> = agents.into_iter().collect();
         for account in state.book.take_changed() {
             agents.extend(state.scope.members(&account).cloned());
         }
@@ -518,7 +515,7 @@ impl BudgetLedger {
         self.kick.notify_one();
     }
 
-    fn terms_in(&self, state: &LedgerState, agent: &AgentKey) -> Option<BudgetTerms> {
+    fn terms_in(&self, state: &LedgerState, agent: &NamespacedName) -> Option<BudgetTerms> {
         if !self.can_decide(state) {
             return None;
         }
@@ -552,7 +549,7 @@ impl BudgetLedger {
                 recall: entry.account().recalls(),
                 held: held.map(|held| held.failure),
                 revision: entry.revision(),
-                left: super::shares::left(entry, &ledger_name(agent)),
+                left: super::shares::left(entry, agent),
             });
         }
         Some(terms)

@@ -7,11 +7,11 @@ use jiff::SignedDuration;
 
 use super::assignment::LimitDecision;
 use super::entry::BlockedAgent;
-use super::facts::agent_key;
 use super::forfeit::{HolderFate, RecordPersistence};
 use super::ledger::{BudgetLedger, LedgerState};
+use crate::api::NamespacedName;
 use crate::api::budget::OnExhausted;
-use crate::ledger::account::{AgentName, LeaseHolder};
+use crate::ledger::account::LeaseHolder;
 
 /// A refused Agent that would retry without being woken, and has not done so for this long, no longer waits: twice the
 /// interval between the attempts of a loop.
@@ -19,14 +19,13 @@ const SILENCE: SignedDuration = SignedDuration::from_secs(30);
 
 impl LedgerState {
     /// Whether an Agent may make calls that this account limits.
-    fn draws(&self, account: &str, agent: &AgentName) -> bool {
-        let key = agent_key(agent);
+    fn draws(&self, account: &str, agent: &NamespacedName) -> bool {
         let draws = |decision: &LimitDecision| decision.accounts.iter().any(|(drawn, _)| drawn == account);
-        self.scope.decision(&key).is_some_and(draws) && self.scope.agent(&key).is_some_and(|facts| !facts.suspended)
+        self.scope.decision(agent).is_some_and(draws) && self.scope.agent(agent).is_some_and(|facts| !facts.suspended)
     }
 
-    fn is_in_pod(&self, agent: &AgentName, uid: &str) -> bool {
-        let pod = self.witness.pods.get(&agent_key(agent));
+    fn is_in_pod(&self, agent: &NamespacedName, uid: &str) -> bool {
+        let pod = self.witness.pods.get(agent);
         pod.is_some_and(|pod| pod.uid == uid && !pod.ended)
     }
 }
@@ -64,7 +63,7 @@ impl BudgetLedger {
                     let probes = pauses && !refused.never && refused.resets_at.is_none();
                     probes && entry.account().time().duration_since(blocked.at) >= SILENCE
                 };
-                let waits = |name: &AgentName| match entry.blocked().get(name) {
+                let waits = |name: &NamespacedName| match entry.blocked().get(name) {
                     Some(blocked) => !silent(blocked) && state.is_in_pod(name, &blocked.who.pod_uid),
                     None => true,
                 };
@@ -85,13 +84,13 @@ impl BudgetLedger {
         for (id, document) in state.book.documents() {
             for (part, entry) in document.accounts() {
                 for who in entry.account().holders() {
-                    let agent = agent_key(&who.agent);
-                    let hope = match state.scope.agent(&agent) {
+                    let agent = &who.agent;
+                    let hope = match state.scope.agent(agent) {
                         None => RecordPersistence::Gone,
                         Some(facts) if facts.ephemeral => RecordPersistence::Ephemeral,
                         Some(_) => RecordPersistence::Volume,
                     };
-                    let buries = match state.witness.holder_fate(who, &agent, hope, now) {
+                    let buries = match state.witness.holder_fate(who, agent, hope, now) {
                         HolderFate::Lives => false,
                         HolderFate::Silent(missing) => {
                             let wait = entry.account().forfeit_after(&who.record);
@@ -102,7 +101,7 @@ impl BudgetLedger {
                     if buries {
                         dead.push((id.account(*part), who.clone()));
                     }
-                    live.insert(who.record.clone(), (agent, who.pod_uid.clone()));
+                    live.insert(who.record.clone(), (agent.clone(), who.pod_uid.clone()));
                 }
             }
         }

@@ -14,12 +14,13 @@ use serde_json::{Value, json};
 use super::accounts::{DocumentId, DocumentKind};
 use super::presenter::BudgetPresenter;
 use super::{BudgetLedger, LedgerSetup};
+use crate::api::NamespacedName;
 use crate::api::amount::Amount;
 use crate::api::price::ModelPrice;
-use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::controller::pod_sessions::PodSessions;
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::EventSink;
-use crate::ledger::account::{AgentName, GrantRequest, LeaseHolder, LeaseStatement};
+use crate::ledger::account::{GrantRequest, LeaseHolder, LeaseStatement};
 use crate::link::messages::{AccountRequest, LeaseRequest, PricedModel};
 use crate::telemetry::metrics::Metrics;
 
@@ -34,20 +35,14 @@ struct World {
     ephemeral: bool,
 }
 
-fn key() -> AgentKey {
-    AgentKey {
-        namespace: "ns".into(),
-        name: "a".into(),
-    }
+fn key() -> NamespacedName {
+    NamespacedName::new("ns", "a")
 }
 
 fn who(record: &str, pod_uid: &str) -> LeaseHolder {
     LeaseHolder {
         record: record.into(),
-        agent: AgentName {
-            namespace: "ns".into(),
-            name: "a".into(),
-        },
+        agent: NamespacedName::new("ns", "a"),
         pod_uid: pod_uid.into(),
         epoch: 1,
     }
@@ -179,8 +174,7 @@ impl World {
     fn write(&self) {
         let document = DocumentId {
             kind: DocumentKind::Budget,
-            namespace: "ns".into(),
-            name: "b".into(),
+            object: NamespacedName::new("ns", "b"),
             uid: "b".into(),
         };
         self.budgets.update_accounts(|book, now| {

@@ -132,6 +132,7 @@ mod tests {
     use tokio::sync::mpsc::Receiver;
 
     use super::*;
+    use crate::api::NamespacedName;
     use crate::api::amount::LimitAmounts;
     use crate::controller::budget::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
     use crate::controller::budget::maintenance_tests::asking_for;
@@ -166,8 +167,7 @@ mod tests {
             };
             let document = DocumentId {
                 kind: DocumentKind::Budget,
-                namespace: "ns".into(),
-                name: "team".into(),
+                object: NamespacedName::new("ns", "team"),
                 uid: "b".into(),
             };
             let limits = |tokens| LimitAmounts {

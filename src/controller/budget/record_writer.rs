@@ -270,8 +270,8 @@ impl BudgetLedger {
                 let read = before.refused(&status, message, now);
                 tracing::warn!(
                     kind = kind(&job.id),
-                    namespace = job.id.namespace,
-                    name = job.id.name,
+                    namespace = job.id.object.namespace,
+                    name = job.id.object.name,
                     message = read.problem,
                     refusals = read.refusals,
                     "the API server rejected a ledger record; retrying with a new one, no leases are granted until then"
@@ -329,8 +329,8 @@ impl BudgetLedger {
             };
             tracing::warn!(
                 kind = kind(&job.id),
-                namespace = job.id.namespace,
-                name = job.id.name,
+                namespace = job.id.object.namespace,
+                name = job.id.object.name,
                 %problem,
                 "failed to write a ledger record; retrying in {:.1} s, no leases are granted until then",
                 pause.as_secs_f64()
@@ -347,7 +347,7 @@ impl BudgetLedger {
         };
         let path = format!(
             "/apis/agentloop.dev/v1alpha1/namespaces/{}/{plural}/{}/status?fieldManager=agentloop-ledger",
-            id.namespace, id.name
+            id.object.namespace, id.object.name
         );
         let bytes = if body.is_null() {
             Vec::new()
@@ -415,8 +415,8 @@ fn judge_refusal(job: &WriteJob, object: &Value, message: String) -> WriteOutcom
         if epoch != write.over {
             return WriteOutcome::Conflict(RecordConflictError {
                 kind: kind(&job.id),
-                namespace: job.id.namespace.clone(),
-                name: job.id.name.clone(),
+                namespace: job.id.object.namespace.clone(),
+                name: job.id.object.name.clone(),
                 expected: write.over,
                 found: epoch,
             });

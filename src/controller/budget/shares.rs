@@ -3,12 +3,10 @@
 use strum::IntoEnumIterator;
 
 use super::entry::AccountEntry;
-use super::facts::ledger_name;
 use super::ledger::BudgetLedger;
+use crate::api::NamespacedName;
 use crate::api::amount::{AmountKind, LimitAmounts};
 use crate::api::status::BudgetShare;
-use crate::controller::pod_sessions::AgentKey;
-use crate::ledger::account::AgentName;
 use crate::link::messages::{AccountRemaining, LimitName};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,7 +26,7 @@ impl BudgetLedger {
     }
 
     #[must_use]
-    pub fn shares(&self, agent: &AgentKey) -> LimitShares {
+    pub fn shares(&self, agent: &NamespacedName) -> LimitShares {
         self.inspect(|state| {
             let mut shares = LimitShares::default();
             let decision = state.scope.decision(agent);
@@ -38,7 +36,7 @@ impl BudgetLedger {
                     continue;
                 };
                 let agents = state.scope.members_of(account);
-                shares.add(limit, (entry, agents), &ledger_name(agent));
+                shares.add(limit, (entry, agents), agent);
             }
             shares
         })
@@ -46,7 +44,7 @@ impl BudgetLedger {
 }
 
 impl LimitShares {
-    fn add(&mut self, limit: &LimitName, (entry, agents): (&AccountEntry, usize), agent: &AgentName) {
+    fn add(&mut self, limit: &LimitName, (entry, agents): (&AccountEntry, usize), agent: &NamespacedName) {
         let account = entry.account();
         let own = account.share_of(agent);
         let (all, used, part) = (account.limits(), account.used(), account.per_agent());
@@ -68,7 +66,7 @@ impl LimitShares {
 }
 
 /// What is left of a limit for one Agent, counting settled amounts only: leases held by gateways count as left.
-pub(super) fn left(entry: &AccountEntry, agent: &AgentName) -> AccountRemaining {
+pub(super) fn left(entry: &AccountEntry, agent: &NamespacedName) -> AccountRemaining {
     let account = entry.account();
     let tenths = |limits: LimitAmounts, left: LimitAmounts| {
         LimitAmounts::from_fn(|kind| {
@@ -123,14 +121,10 @@ mod tests {
         let start = jiff::Timestamp::constant(1_800_000_000, 0);
         let document = DocumentId {
             kind: DocumentKind::Budget,
-            namespace: "ns".into(),
-            name: "team".into(),
+            object: NamespacedName::new("ns", "team"),
             uid: "b".into(),
         };
-        let agent = AgentName {
-            namespace: "ns".into(),
-            name: "coast".into(),
-        };
+        let agent = NamespacedName::new("ns", "coast");
         let tokens = |tokens| LimitAmounts {
             tokens: Some(tokens),
             ..LimitAmounts::default()

@@ -9,13 +9,13 @@ use super::approval::{self, GateAnswer};
 use super::conditions;
 use super::entry::AccountEntry;
 use super::format;
-use crate::api::AgentBudget;
 use crate::api::amount::{Amount, AmountKind};
 use crate::api::budget::{
     AgentBudgetStatus, BudgetGate, BudgetSummary, HandledAnswers, OnExhausted, TopAgent, WindowStatus,
 };
 use crate::api::condition::{self, ConditionType};
-use crate::ledger::account::{AgentName, GrantRequest, LeaseHolder};
+use crate::api::{AgentBudget, NamespacedName};
+use crate::ledger::account::{GrantRequest, LeaseHolder};
 use crate::ledger::window::WindowRule;
 
 /// Reason of the conditions while a limit is 0.
@@ -228,7 +228,7 @@ fn window(input: &BudgetStatusInput<'_>, entry: &AccountEntry, spent: Option<&Bu
     }
 }
 
-fn top_agent((agent, used): (AgentName, Amount)) -> TopAgent {
+fn top_agent((agent, used): (NamespacedName, Amount)) -> TopAgent {
     TopAgent {
         namespace: agent.namespace,
         name: agent.name,

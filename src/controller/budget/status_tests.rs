@@ -12,11 +12,11 @@ use super::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
 use super::approval;
 use super::facts::BudgetFacts;
 use super::status::{BudgetStatusInput, compute, exhaustion, is_news};
-use crate::api::AgentBudget;
 use crate::api::amount::Amount;
 use crate::api::budget::AgentBudgetStatus;
 use crate::api::condition::{ConditionType, find};
-use crate::ledger::account::{AgentName, GrantRequest, LeaseHolder, LeaseStatement, LedgerTerms};
+use crate::api::{AgentBudget, NamespacedName};
+use crate::ledger::account::{GrantRequest, LeaseHolder, LeaseStatement, LedgerTerms};
 use crate::ledger::limits::limit_amounts;
 use crate::ledger::window::WindowRule;
 use crate::link::messages::{AccountRequest, LeaseRequest};
@@ -62,8 +62,7 @@ impl World {
     fn document() -> DocumentId {
         DocumentId {
             kind: DocumentKind::Budget,
-            namespace: "ns".into(),
-            name: "team".into(),
+            object: NamespacedName::new("ns", "team"),
             uid: "b".into(),
         }
     }
@@ -113,10 +112,7 @@ impl World {
     fn request(&mut self, agent: &str, part: AccountRequest, seconds: i64) -> bool {
         let who = LeaseHolder {
             record: format!("record-of-{agent}"),
-            agent: AgentName {
-                namespace: "ns".into(),
-                name: agent.into(),
-            },
+            agent: NamespacedName::new("ns", agent),
             pod_uid: agent.into(),
             epoch: 1,
         };

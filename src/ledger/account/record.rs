@@ -6,9 +6,10 @@ use jiff::Timestamp;
 
 use super::lease::{Lease, LeaseTable};
 use super::shares::AgentShares;
-use super::{Account, AgentName, CatchUpClock, DurableGrant, LeaseHolder, LeaseId, LedgerTerms};
+use super::{Account, CatchUpClock, DurableGrant, LeaseHolder, LeaseId, LedgerTerms};
 use crate::sum::saturating_sum;
 use crate::window::{PIECES, SettledUsage, WindowRule};
+use agentloop_api::NamespacedName;
 use agentloop_api::amount::Amount;
 use agentloop_api::budget::{LeaseRecord, LedgerRecord};
 
@@ -145,10 +146,7 @@ fn granted(holder: &LeaseRecord) -> Amount {
 fn held(holder: &LeaseRecord) -> Lease {
     let who = LeaseHolder {
         record: holder.record.clone(),
-        agent: AgentName {
-            namespace: holder.namespace.clone(),
-            name: holder.name.clone(),
-        },
+        agent: NamespacedName::new(&holder.namespace, &holder.name),
         pod_uid: holder.pod_uid.clone(),
         epoch: holder.epoch,
     };

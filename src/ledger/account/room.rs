@@ -4,10 +4,11 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::lease::Lease;
 use super::{
-    Account, AgentName, BACKOFF_FACTOR, CONTENTION_WAIT, GrantRefusal, GrantRequest, LeaseHolder, LeaseId,
-    PREFETCH_CALLS, WAITER_TIMEOUT,
+    Account, BACKOFF_FACTOR, CONTENTION_WAIT, GrantRefusal, GrantRequest, LeaseHolder, LeaseId, PREFETCH_CALLS,
+    WAITER_TIMEOUT,
 };
 use crate::sum::saturating_sum;
+use agentloop_api::NamespacedName;
 use agentloop_api::amount::{Amount, AmountKind, LimitAmounts};
 
 /// A gateway whose request others hold enough for. What it lacks is kept for it as long as something is returned. If
@@ -16,7 +17,7 @@ use agentloop_api::amount::{Amount, AmountKind, LimitAmounts};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct WaitingGateway {
     pub(super) record: String,
-    pub(super) agent: AgentName,
+    pub(super) agent: NamespacedName,
     missing: Amount,
     since: Timestamp,
     asked: Timestamp,
