@@ -144,7 +144,7 @@ impl Gateway {
             namespace: "agentloop-system".into(),
             watch_namespaces: vec![namespace.into()],
             loops: loops.clone(),
-            face: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
+            presentation: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
             metrics: metrics.clone(),
             wall: Timestamp::now(),
         }));

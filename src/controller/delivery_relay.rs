@@ -204,8 +204,8 @@ impl DeliveryRelay {
 
     /// Forwards events and waits for the receiver's acknowledgement.
     pub async fn deliver(&self, pod: &PodIdentity, deliver: DeliveryRequest) -> Result<DeliveryAck, PodRefusal> {
-        let heard = self.forward(pod, deliver)?;
-        match timeout(self.wait, heard).await {
+        let ack = self.forward(pod, deliver)?;
+        match timeout(self.wait, ack).await {
             Ok(Ok(delivered)) => Ok(delivered),
             Ok(Err(_)) => Err(receiver_away(
                 "a newer request replaced this one, or the receiver's gateway was replaced",
@@ -241,7 +241,7 @@ impl DeliveryRelay {
         // not accept another Agent's events.
         deliver.delivery.receiver = deliver.receiver;
         // Created before sending, because the acknowledgement may arrive before this function returns.
-        let (word, heard) = oneshot::channel();
+        let (word, ack) = oneshot::channel();
         let key = (agent.clone(), deliver.delivery.sensor.clone());
         let sent = table
             .lines
@@ -259,7 +259,7 @@ impl DeliveryRelay {
         }
         table.waiting.retain(|_, word| !word.is_closed());
         table.waiting.insert(key, word);
-        Ok(heard)
+        Ok(ack)
     }
 
     fn lock(&self) -> MutexGuard<'_, RelayTable> {

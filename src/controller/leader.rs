@@ -129,7 +129,7 @@ impl Leader {
         let published = vec![bundle.with_agents.subscribe(), bundle.with_sensors.subscribe()];
         let (events, queue) = EventSink::new();
         let budgets = self.budgets(&loops, events.clone(), clock);
-        let (relay, said) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
+        let (relay, changed_sensors) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
         let relay = Arc::new(relay);
         let sensors = self.sensors((&loops, &relay), &bundle, events.clone(), clock);
         let link = self.link((&loops, relay), &agents, (&budgets, events), clock);
@@ -155,7 +155,7 @@ impl Leader {
         });
         let ends = stop.clone();
         parts.spawn(async move {
-            Box::pin(sensors.run(said, ends)).await;
+            Box::pin(sensors.run(changed_sensors, ends)).await;
             ControllerError::PartEnded("the reconciler of Sensors")
         });
         let ends = stop.clone();
@@ -181,7 +181,7 @@ impl Leader {
             namespace: settings.controller_namespace.clone(),
             watch_namespaces: settings.watch_namespaces.clone(),
             loops: loops.clone(),
-            face: Arc::new(BudgetPresenter::new(&settings.controller_namespace, events)),
+            presentation: Arc::new(BudgetPresenter::new(&settings.controller_namespace, events)),
             metrics: self.metrics.clone(),
             wall: clock(),
         }))

@@ -164,7 +164,7 @@ impl InFlightCall {
             (SendStatus::No, _) => CallUsage::NotSent,
             (SendStatus::Refused, _) => CallUsage::Free,
             (SendStatus::Yes, None) => CallUsage::Unknown,
-            (SendStatus::Yes, Some((bill, said))) => CallUsage::Billed(*bill, said.clone()),
+            (SendStatus::Yes, Some((bill, usage))) => CallUsage::Billed(*bill, usage.clone()),
         }
     }
 

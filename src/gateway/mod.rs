@@ -118,7 +118,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         &options.config.uid,
         options.config.epoch,
     ));
-    let said = watch::Sender::new(None);
+    let loop_report = watch::Sender::new(None);
     let link = (Arc::clone(&client), options.config.epoch);
     let uplink = GatewayUplink {
         epoch: options.config.epoch,
@@ -128,9 +128,9 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         calls: Arc::clone(&calls),
         budget: Arc::clone(&budget),
         deliveries: Arc::clone(&deliveries),
-        said: said.subscribe(),
+        loop_report: loop_report.subscribe(),
     };
-    let keep = Arc::clone(&budget).maintain_leases(said.subscribe());
+    let keep = Arc::clone(&budget).maintain_leases(loop_report.subscribe());
     let socket_error = |source| GatewayError::Socket {
         path: options.socket.clone(),
         source,
@@ -150,7 +150,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         mcp: Arc::new(mcp),
         link,
         deliveries,
-        said,
+        loop_report,
     });
     let serve = async { axum::serve(listener, router).await };
     // The socket is served even when fenced: the worker has to learn about it.

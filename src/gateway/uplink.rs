@@ -46,7 +46,7 @@ pub struct GatewayUplink {
     /// Receives the events of Sensors.
     pub deliveries: Arc<DeliveryQueue>,
     /// The reports of the worker.
-    pub said: watch::Receiver<Option<LoopReport>>,
+    pub loop_report: watch::Receiver<Option<LoopReport>>,
 }
 
 /// A newer pod has taken over.
@@ -166,13 +166,13 @@ impl GatewayUplink {
             // The sender is in `contact`, so it cannot be dropped.
             let _ = view.changed().await;
         }
-        let mut said = self.said.clone();
+        let mut loop_report = self.loop_report.clone();
         let mut ended = self.calls.subscribe();
         let mut backoff = BACKOFF;
         // Answers to reports renew the run lease: four of them fit into it.
         let period = Duration::from_secs(REPORT_SECONDS).min(self.contact.lease() / 4);
         loop {
-            said.mark_unchanged();
+            loop_report.mark_unchanged();
             ended.mark_unchanged();
             let sent = ClockReading::now();
             match self.client.report(&self.build_report()).await {
@@ -187,7 +187,7 @@ impl GatewayUplink {
             backoff.reset();
             sleep(COALESCE).await;
             tokio::select! {
-                _ = said.changed() => {}
+                _ = loop_report.changed() => {}
                 _ = ended.changed() => {}
                 () = sleep(period) => {}
             }
@@ -195,7 +195,7 @@ impl GatewayUplink {
     }
 
     fn build_report(&self) -> PodReport {
-        let loop_ = self.said.borrow().clone();
+        let loop_ = self.loop_report.borrow().clone();
         let mut usage = self.calls.store().usage();
         let known = self.contact.subscribe();
         let known = known
@@ -204,14 +204,14 @@ impl GatewayUplink {
             .as_ref()
             .map(|session| session.known.usage.clone());
         let known = known.unwrap_or_default();
-        let said = |total: fn(&LoopReport) -> i64| loop_.as_ref().map_or(0, total);
-        usage.turns = said(|said| said.turns_completed).max(known.turns);
-        usage.tool_calls = said(|said| said.tool_calls).max(known.tool_calls);
-        usage.actions = said(|said| said.actions).max(known.actions);
+        let total_of = |total: fn(&LoopReport) -> i64| loop_.as_ref().map_or(0, total);
+        usage.turns = total_of(|report| report.turns_completed).max(known.turns);
+        usage.tool_calls = total_of(|report| report.tool_calls).max(known.tool_calls);
+        usage.actions = total_of(|report| report.actions).max(known.actions);
         (usage.by_tool, usage.guardrail_trips) = (known.by_tool, known.guardrail_trips);
-        if let Some(said) = &loop_ {
-            merge_tools(&mut usage.by_tool, &said.by_tool);
-            merge_trips(&mut usage.guardrail_trips, &said.guardrail_trips);
+        if let Some(report) = &loop_ {
+            merge_tools(&mut usage.by_tool, &report.by_tool);
+            merge_trips(&mut usage.guardrail_trips, &report.guardrail_trips);
         }
         PodReport {
             epoch: self.epoch,

@@ -283,8 +283,8 @@ impl Wallet {
     /// The statements about all leases.
     pub fn statements(&self) -> impl Iterator<Item = (&str, LeaseStatement)> {
         self.purses.iter().flat_map(|(account, purse)| {
-            let said = |(lease, held): (&LeaseId, &HeldLease)| (account.as_str(), held.statement(*lease));
-            purse.leases.iter().map(said)
+            let statement = |(lease, held): (&LeaseId, &HeldLease)| (account.as_str(), held.statement(*lease));
+            purse.leases.iter().map(statement)
         })
     }
 

@@ -67,8 +67,8 @@ pub struct SocketEvent {
     /// Milliseconds since the last contact with the controller.
     pub link_age_milliseconds: u64,
     /// Time of this event by the wall clock, which worker and gateway share.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub said_at: Option<jiff::Timestamp>,
+    #[serde(rename = "saidAt", skip_serializing_if = "Option::is_none")]
+    pub sent_at: Option<jiff::Timestamp>,
     /// A newer pod has taken over; this one stops permanently.
     pub fenced: bool,
 }

@@ -103,11 +103,11 @@ pub enum RunError {
     Mistakes(#[from] ManifestError),
     /// Any other error.
     #[error("{0}")]
-    Trouble(String),
+    Other(String),
 }
 
-fn trouble(error: impl std::fmt::Display) -> RunError {
-    RunError::Trouble(error.to_string())
+fn failure(error: impl std::fmt::Display) -> RunError {
+    RunError::Other(error.to_string())
 }
 
 /// A run whose manifests were checked.
@@ -133,7 +133,7 @@ fn put_claim(store: &ObjectStore, agent: &ObjectKey, object: &serde_json::Value)
         let claim = json!({ "apiVersion": "v1", "kind": kind, "metadata": metadata });
         store
             .add(ObjectKey::new(CLAIMS, namespace, name), claim)
-            .map_err(trouble)?;
+            .map_err(failure)?;
     }
     Ok(())
 }
@@ -150,12 +150,12 @@ struct RunTasks {
 impl LocalRun {
     /// Checks everything that can be checked before anything is started.
     pub fn prepare(options: RunOptions) -> Result<Self, RunError> {
-        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(trouble)?;
-        listener.set_nonblocking(true).map_err(trouble)?;
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(failure)?;
+        listener.set_nonblocking(true).map_err(failure)?;
         let settings = ReconcilerSettings {
             image: "agentloop".into(),
             image_pull_policy: None,
-            link_url: format!("https://{}", listener.local_addr().map_err(trouble)?),
+            link_url: format!("https://{}", listener.local_addr().map_err(failure)?),
             egress: AgentEgress::default(),
             controller_namespace: SYSTEM_NAMESPACE.into(),
             watch_namespaces: Vec::new(),
@@ -178,8 +178,8 @@ impl LocalRun {
         if !options.state.exists() {
             read(&|_| None)?;
         }
-        let state = StateFolder::open(&options.state).map_err(RunError::Trouble)?;
-        let store = ObjectStore::open(&state.folder.join("objects.sqlite")).map_err(trouble)?;
+        let state = StateFolder::open(&options.state).map_err(RunError::Other)?;
+        let store = ObjectStore::open(&state.folder.join("objects.sqlite")).map_err(failure)?;
         let manifests = read(&|key| store.kept(key).ok().flatten())?;
         let objects = manifests.iter().map(|manifest| (&manifest.key, &manifest.object));
         let webhooks =
@@ -195,14 +195,14 @@ impl LocalRun {
             if manifest.key.resource == AGENTS {
                 put_claim(&store, &manifest.key, &manifest.object)?;
             }
-            store.add(manifest.key, manifest.object).map_err(trouble)?;
+            store.add(manifest.key, manifest.object).map_err(failure)?;
         }
         Ok(Self {
             store: Arc::new(store),
             agents,
             sensors,
             webhooks,
-            private: PrivateFolder::make(&state.folder).map_err(RunError::Trouble)?,
+            private: PrivateFolder::make(&state.folder).map_err(RunError::Other)?,
             state,
             workspace: options.workspace,
             settings,
@@ -256,7 +256,7 @@ impl LocalRun {
         output
             .show(out, (&rows, &self.sensor_rows()), Timestamp::now())
             .and_then(|()| output.end(out, cause.as_ref(), cause.words(), Timestamp::now()))
-            .map_err(trouble)?;
+            .map_err(failure)?;
         Ok(rows)
     }
 
@@ -265,7 +265,7 @@ impl LocalRun {
         let (loops, changed): (PodSessions, mpsc::UnboundedReceiver<NamespacedName>) = PodSessions::new();
         let loops = Arc::new(loops);
         let (end_pods, end_controller) = (CancellationToken::new(), CancellationToken::new());
-        let listener = self.listener.try_clone().map_err(trouble)?;
+        let listener = self.listener.try_clone().map_err(failure)?;
         let alone = EmbeddedOptions {
             client: ApiServer::new(self.store.clone(), tokens.clone()).client(),
             settings: self.settings.clone(),
@@ -275,7 +275,7 @@ impl LocalRun {
                 allowed_ranges: OPEN.map(str::to_owned).to_vec(),
                 ..SensorPodSettings::default()
             },
-            listener: tokio::net::TcpListener::from_std(listener).map_err(trouble)?,
+            listener: tokio::net::TcpListener::from_std(listener).map_err(failure)?,
             loops: (loops.clone(), changed),
         };
         let pods = PodRunner {
@@ -314,7 +314,7 @@ impl LocalRun {
             let rows = self.rows(&parts.loops);
             output
                 .show(out, (&rows, &self.sensor_rows()), Timestamp::now())
-                .map_err(trouble)?;
+                .map_err(failure)?;
             if rows.iter().any(|row| row.at_rest == LoopActivity::Alive) {
                 resting_since = None;
             } else if resting_since.get_or_insert_with(Instant::now).elapsed() >= QUIET {
@@ -330,8 +330,8 @@ impl LocalRun {
                 () = interrupted.cancelled() => return Ok(RunEndCause::Interrupted),
                 () = over => return Ok(RunEndCause::Duration),
                 ended = &mut parts.controller => return Err(match ended {
-                    Ok(Err(error)) => trouble(error),
-                    Ok(Ok(())) | Err(_) => trouble("the controller ended unexpectedly"),
+                    Ok(Err(error)) => failure(error),
+                    Ok(Ok(())) | Err(_) => failure("the controller ended unexpectedly"),
                 }),
                 () = tokio::time::sleep(LOOK) => {}
             }
@@ -356,8 +356,8 @@ impl LocalRun {
                 let key = NamespacedName::of(&agent);
                 let pod = self.store.get(&ObjectKey::new(PODS, &key.namespace, &key.name));
                 let uid = pod.as_ref().and_then(|pod| pod["metadata"]["uid"].as_str());
-                let heard = uid.and_then(|uid| loops.last_report(&key, uid));
-                row(&agent, heard.as_ref().map(|heard| &heard.report))
+                let received = uid.and_then(|uid| loops.last_report(&key, uid));
+                row(&agent, received.as_ref().map(|received| &received.report))
             })
             .collect()
     }

@@ -79,7 +79,7 @@ impl SensorEventLoop {
             let _ = arrival.answer.send(ArrivalOutcome::NotNow);
             return Ok(());
         }
-        let result = self.keeper.ingest(&arrival.heard, arrival.at);
+        let result = self.keeper.ingest(&arrival.message, arrival.at);
         let taken = result.as_ref().copied().unwrap_or(ArrivalOutcome::NotNow);
         // The sender may be gone.
         let _ = arrival.answer.send(taken);

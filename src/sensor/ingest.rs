@@ -53,10 +53,10 @@ impl EventIngester {
         Ok(())
     }
 
-    pub fn ingest(&mut self, heard: &SourceMessage, at: Timestamp) -> Result<ArrivalOutcome, OutboxError> {
+    pub fn ingest(&mut self, message: &SourceMessage, at: Timestamp) -> Result<ArrivalOutcome, OutboxError> {
         // First release a held event that is due, before this arrival replaces it.
         self.release_held(at)?;
-        let keys = RepeatKeys::of(heard);
+        let keys = RepeatKeys::of(message);
         let mut state = self.state.clone();
         let known = keys.look_up(&self.outbox)?;
         let outcome = match known {
@@ -66,8 +66,8 @@ impl EventIngester {
             }
             Some(refused) => return Ok(refused),
             None => {
-                let (id, payload) = (heard.id.as_deref(), &heard.payload);
-                if heard.repeat == RepeatRule::SameAsLast {
+                let (id, payload) = (message.id.as_deref(), &message.payload);
+                if message.repeat == RepeatRule::SameAsLast {
                     self.rules.process(&mut state, at, id, payload)
                 } else {
                     self.rules.process_new(&mut state, at, id, payload)
@@ -82,7 +82,7 @@ impl EventIngester {
             RulesOutcome::TooDeep => ArrivalOutcome::TooDeep,
         };
         let moves = !matches!(taken, ArrivalOutcome::Dropped | ArrivalOutcome::TooDeep);
-        let cursor = (moves && heard.cursor != self.cursor).then(|| heard.cursor.clone());
+        let cursor = (moves && message.cursor != self.cursor).then(|| message.cursor.clone());
         if !matches!(taken, ArrivalOutcome::OnDisk) && cursor.is_none() {
             // Only totals changed: they are stored with the next event, so that an unchanged page costs no write.
             self.state = state;
@@ -173,11 +173,11 @@ struct RepeatKeys {
 }
 
 impl RepeatKeys {
-    fn of(heard: &SourceMessage) -> Self {
-        let text = || RepeatKey::of(b't', &[&heard.payload]);
-        let own = |id: &String| RepeatKey::of(b'b', &[id.as_bytes(), &heard.payload]);
-        let id = heard.id.as_ref();
-        match heard.repeat {
+    fn of(message: &SourceMessage) -> Self {
+        let text = || RepeatKey::of(b't', &[&message.payload]);
+        let own = |id: &String| RepeatKey::of(b'b', &[id.as_bytes(), &message.payload]);
+        let id = message.id.as_ref();
+        match message.repeat {
             RepeatRule::SameAsLast | RepeatRule::Never => Self::default(),
             RepeatRule::Id => Self {
                 own: Some(id.map_or_else(text, |id| RepeatKey::of(b'i', &[id.as_bytes()]))),

@@ -137,8 +137,8 @@ fn health(account: &AccountTerms) -> Vec<BudgetHealth> {
 
 /// Returns the message of the exhausted budget that stops the loop.
 fn why_stopped(terms: &BudgetTerms) -> String {
-    let said = terms.accounts.iter().filter_map(|account| account.held.as_ref());
-    said.filter(|held| held.kind == FailureKind::BudgetExhausted)
+    let held = terms.accounts.iter().filter_map(|account| account.held.as_ref());
+    held.filter(|held| held.kind == FailureKind::BudgetExhausted)
         .map(|held| held.message.clone())
         .next()
         .unwrap_or_else(|| {

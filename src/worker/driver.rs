@@ -49,7 +49,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 pub struct DriverInputs {
     /// Updates from the gateway's event stream.
-    pub heard: watch::Receiver<Option<GatewayUpdate>>,
+    pub gateway_updates: watch::Receiver<Option<GatewayUpdate>>,
     /// SIGTERM.
     pub terminate: CancellationToken,
 }
@@ -129,7 +129,7 @@ enum DriverEvent {
     Called(CallId, Result<ModelAnswer, CallFailure>),
     Ran(ToolRunId, ToolOutcome),
     Offered,
-    Heard,
+    GatewayUpdated,
     Asked(PageRequest),
     Delivered(Delivery),
     Saw(WatchReport),
@@ -191,7 +191,12 @@ impl<'a> LoopDriver<'a> {
         if !tool_source::wait_for_tools(self.tools.clone(), patience, &world.terminate).await {
             return Ok(DriveOutcome::Exit);
         }
-        if world.heard.borrow().as_ref().is_some_and(GatewayUpdate::suspends) {
+        if world
+            .gateway_updates
+            .borrow()
+            .as_ref()
+            .is_some_and(GatewayUpdate::suspends)
+        {
             // Stop before `Started`: an engine that was never started begins no turn.
             self.stop(StopCause::Suspend)?;
         } else {
@@ -219,7 +224,7 @@ impl<'a> LoopDriver<'a> {
     }
 
     fn begin(&mut self, session: &WorkerSession, world: &mut DriverInputs) -> Result<(), JournalError> {
-        let budget = world.heard.borrow().as_ref().map(GatewayUpdate::budget);
+        let budget = world.gateway_updates.borrow().as_ref().map(GatewayUpdate::budget);
         if self.contact.is_silent(ClockReading::now()) {
             self.link = LinkFreshness::Silent;
         }
@@ -239,7 +244,7 @@ impl<'a> LoopDriver<'a> {
             budget: budget.unwrap_or_default(),
             link_silent: self.link == LinkFreshness::Silent,
         })?;
-        self.apply_gateway_update(&mut world.heard)?;
+        self.apply_gateway_update(&mut world.gateway_updates)?;
         // Events that the previous process left waiting for a score.
         self.check_scores()
     }
@@ -249,7 +254,7 @@ impl<'a> LoopDriver<'a> {
             DriverEvent::Called(call, result) => self.call_ended(call, result),
             DriverEvent::Ran(run, outcome) => self.feed(EngineInput::ToolFinished { run, outcome }),
             DriverEvent::Offered => self.update_tools(),
-            DriverEvent::Heard => self.apply_gateway_update(&mut world.heard),
+            DriverEvent::GatewayUpdated => self.apply_gateway_update(&mut world.gateway_updates),
             DriverEvent::Terminated => {
                 self.terminated = true;
                 self.stop(StopCause::Drain)
@@ -267,7 +272,7 @@ impl<'a> LoopDriver<'a> {
         tokio::select! {
             biased;
             () = world.terminate.cancelled(), if !self.terminated => DriverEvent::Terminated,
-            Ok(()) = world.heard.changed() => DriverEvent::Heard,
+            Ok(()) = world.gateway_updates.changed() => DriverEvent::GatewayUpdated,
             Some(ended) = self.runs.join_next_with_id() => run_ended(ended, &mut self.running),
             true = offered(&mut self.offered) => DriverEvent::Offered,
             Some(called) = self.calls.join_next() => match (called, self.in_flight) {
@@ -327,19 +332,22 @@ impl<'a> LoopDriver<'a> {
         Ok(())
     }
 
-    fn apply_gateway_update(&mut self, heard: &mut watch::Receiver<Option<GatewayUpdate>>) -> Result<(), JournalError> {
-        let Some(heard) = heard.borrow_and_update().clone() else {
+    fn apply_gateway_update(
+        &mut self,
+        updates: &mut watch::Receiver<Option<GatewayUpdate>>,
+    ) -> Result<(), JournalError> {
+        let Some(update) = updates.borrow_and_update().clone() else {
             return Ok(());
         };
-        if heard.event.fenced {
+        if update.event.fenced {
             return self.stop(StopCause::Fenced);
         }
-        let directives = heard.event.directives.clone();
+        let directives = update.event.directives.clone();
         self.readings.set(&directives.readings);
-        if heard.suspends() {
+        if update.suspends() {
             self.stop(StopCause::Suspend)?;
         }
-        self.contact = heard.contact();
+        self.contact = update.contact();
         if self.link > LinkFreshness::Fresh && !self.contact.is_silent(ClockReading::now()) {
             self.link = LinkFreshness::Fresh;
             self.feed(EngineInput::LinkBack)?;
@@ -347,7 +355,9 @@ impl<'a> LoopDriver<'a> {
         // Directives are levels and are repeated: feed only what differs from the previous ones.
         let before = std::mem::replace(&mut self.directives, directives.clone());
         if before.budget != directives.budget {
-            self.feed(EngineInput::BudgetChanged { budget: heard.budget() })?;
+            self.feed(EngineInput::BudgetChanged {
+                budget: update.budget(),
+            })?;
         }
         if let Some(token) = directives.wake.filter(|token| before.wake.as_ref() != Some(token)) {
             self.feed(EngineInput::WakeRequested { token })?;

@@ -72,15 +72,15 @@ impl WorkerError {
 pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result<(), WorkerError> {
     let gateway = GatewayClient::new(&options.socket)?;
     let connections = watch::Sender::new(0);
-    let heard = watch::Sender::new(None);
+    let updates = watch::Sender::new(None);
     let outbox = GatewayReporter::start(&gateway, connections.subscribe());
-    let listener = heard.subscribe();
-    let events = tokio::spawn(gateway.clone().run_events(heard, connections));
+    let gateway_updates = updates.subscribe();
+    let events = tokio::spawn(gateway.clone().run_events(updates, connections));
     let worker = WorkerProcess {
         options,
         gateway,
         outbox,
-        heard: listener,
+        gateway_updates,
         terminate,
     };
     let result = worker.run().await;
@@ -101,7 +101,7 @@ struct WorkerProcess {
     options: WorkerOptions,
     gateway: GatewayClient,
     outbox: GatewayReporter,
-    heard: watch::Receiver<Option<GatewayUpdate>>,
+    gateway_updates: watch::Receiver<Option<GatewayUpdate>>,
     terminate: CancellationToken,
 }
 
@@ -174,7 +174,7 @@ impl WorkerProcess {
                     drain: self.options.drain,
                 };
                 let world = DriverInputs {
-                    heard: self.heard.clone(),
+                    gateway_updates: self.gateway_updates.clone(),
                     terminate: self.terminate.clone(),
                 };
                 // Boxed because the future holds the whole loop.
@@ -194,9 +194,12 @@ impl WorkerProcess {
     async fn wait_for_gateway(&mut self) -> Option<(WorkerSession, GatewayUpdate)> {
         let meeting = async {
             let session = self.gateway.session().await;
-            let clear = |heard: &GatewayUpdate| heard.event.fenced || !heard.contact().is_lost(heard.at);
-            let first = self.heard.wait_for(|heard| heard.as_ref().is_some_and(clear)).await;
-            let first = first.ok()?.clone().filter(|heard| !heard.event.fenced)?;
+            let clear = |update: &GatewayUpdate| update.event.fenced || !update.contact().is_lost(update.at);
+            let first = self
+                .gateway_updates
+                .wait_for(|update| update.as_ref().is_some_and(clear))
+                .await;
+            let first = first.ok()?.clone().filter(|update| !update.event.fenced)?;
             Some((session, first))
         };
         tokio::select! {
@@ -210,13 +213,13 @@ impl WorkerProcess {
         if ended == DriveOutcome::Exit {
             return;
         }
-        let no_longer = |heard: &Option<GatewayUpdate>| {
-            heard.as_ref().is_some_and(|heard| {
-                heard.event.fenced || (ended == DriveOutcome::Suspended && !heard.event.directives.suspend)
+        let no_longer = |update: &Option<GatewayUpdate>| {
+            update.as_ref().is_some_and(|update| {
+                update.event.fenced || (ended == DriveOutcome::Suspended && !update.event.directives.suspend)
             })
         };
         tokio::select! {
-            _ = self.heard.wait_for(no_longer) => {}
+            _ = self.gateway_updates.wait_for(no_longer) => {}
             () = self.terminate.cancelled() => {}
         }
     }

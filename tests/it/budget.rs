@@ -145,7 +145,7 @@ impl World {
             namespace: "agentloop-system".into(),
             watch_namespaces: vec![self.namespace.clone()],
             loops: loops.clone(),
-            face: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
+            presentation: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
             metrics: metrics.clone(),
             wall: Timestamp::now(),
         }));

@@ -252,7 +252,7 @@ impl AccountBook {
         request: &LeaseRequest,
         now: Timestamp,
     ) -> PendingLeaseResponse {
-        let mut heard = PendingLeaseResponse::default();
+        let mut pending = PendingLeaseResponse::default();
         // The answer covers everything the gateway holds, with the remaining validity of each lease, so these accounts
         // must be current.
         let held = self.holdings.get(&who.record).cloned().unwrap_or_default();
@@ -272,7 +272,7 @@ impl AccountBook {
                 let gone = self.gone.contains(&part.account);
                 gone.then(|| part.statements.iter().map(|statement| statement.lease).collect())
             });
-            heard
+            pending
                 .forgotten
                 .insert(part.account.clone(), forgotten.unwrap_or_default());
         }
@@ -285,7 +285,7 @@ impl AccountBook {
             });
             let Some((refused, waits)) = refused else { continue };
             if let Some(refused) = refused {
-                heard.refused.insert(part.account.clone(), refused);
+                pending.refused.insert(part.account.clone(), refused);
                 continue;
             }
             if waits {
@@ -295,7 +295,7 @@ impl AccountBook {
             held.insert(part.account.clone());
         }
         self.forget_holdings(&who.record);
-        heard
+        pending
     }
 
     /// The statements of a request about leases that this very pod was the last to hold; `None`: there are none. A
@@ -341,12 +341,12 @@ impl AccountBook {
         &self,
         who: &LeaseHolder,
         request: &LeaseRequest,
-        heard: &PendingLeaseResponse,
+        pending: &PendingLeaseResponse,
     ) -> BTreeSet<DocumentId> {
         let asked = request
             .accounts
             .iter()
-            .filter(|part| !heard.refused.contains_key(&part.account));
+            .filter(|part| !pending.refused.contains_key(&part.account));
         asked
             .filter_map(|part| {
                 let (document, entry) = self.entry(&part.account)?;
@@ -368,14 +368,14 @@ impl AccountBook {
     /// Builds the answer from durable state only. Includes accounts that the request omitted if the gateway has leases
     /// there: it may not know of them, and only it can return them.
     #[must_use]
-    pub fn response(&self, who: &LeaseHolder, request: &LeaseRequest, heard: &PendingLeaseResponse) -> LeaseResponse {
+    pub fn response(&self, who: &LeaseHolder, request: &LeaseRequest, pending: &PendingLeaseResponse) -> LeaseResponse {
         let spoken_of = |account: &&AccountId| request.accounts.iter().any(|part| part.account == **account);
         let held = self.holdings.get(&who.record).into_iter().flatten();
         let unspoken = held.filter(|account| !spoken_of(account)).cloned();
         let asked = request.accounts.iter().map(|part| part.account.clone());
         let accounts = asked.chain(unspoken).map(|account| {
-            let forgotten = heard.forgotten.get(&account).cloned().unwrap_or_default();
-            let refused = heard.refused.get(&account).cloned();
+            let forgotten = pending.forgotten.get(&account).cloned().unwrap_or_default();
+            let refused = pending.refused.get(&account).cloned();
             let Some((_, entry)) = self.entry(&account) else {
                 let epoch = if self.gone.contains(&account) { LAST_WORD } else { 0 };
                 return AccountResponse {
@@ -534,20 +534,20 @@ impl AccountBook {
     ) -> Option<T> {
         let (document, part) = self.index.get(account)?;
         let entry = self.documents.get_mut(document)?.accounts.get_mut(part)?;
-        let said = |entry: &AccountEntry| {
+        let shown = |entry: &AccountEntry| {
             (
                 entry.account.limits(),
                 entry.account.per_agent(),
                 entry.account.recalls(),
             )
         };
-        let before = (said(entry), entry.revision);
+        let before = (shown(entry), entry.revision);
         // Time first, so that the change is made in the current window; then waiters are released, which changes the
         // revision and makes their gateways retry.
         entry.account.advance(now);
         let result = change(entry);
         entry.release_blocked();
-        if before != (said(entry), entry.revision) {
+        if before != (shown(entry), entry.revision) {
             self.changed.insert(account.to_owned());
         }
         Some(result)
@@ -659,16 +659,16 @@ mod tests {
     fn a_grant_is_told_only_once_it_is_written() {
         let mut book = book(1000);
         let (who, request) = (who("a"), asking("b", 100, vec![]));
-        let heard = book.apply_request(&who, |_| true, &request, at(1));
-        assert_eq!(book.must_wait(&who, &request, &heard), BTreeSet::from([budget("b")]));
-        let granted = |book: &AccountBook| book.response(&who, &request, &heard).accounts[0].clone();
+        let pending = book.apply_request(&who, |_| true, &request, at(1));
+        assert_eq!(book.must_wait(&who, &request, &pending), BTreeSet::from([budget("b")]));
+        let granted = |book: &AccountBook| book.response(&who, &request, &pending).accounts[0].clone();
         assert_eq!(granted(&book).leases, [], "nothing is granted before the write");
         assert_eq!(book.due(at(1)), [budget("b")], "a call waits");
         let writes = book.compose(&budget("b"), at(1));
         assert_eq!(book.due(at(1)), [], "one write at a time");
         assert_eq!((writes[0].over, writes[0].record.epoch), (0, 1));
         book.written(&budget("b"), &writes, at(1));
-        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        assert!(book.must_wait(&who, &request, &pending).is_empty());
         let told = granted(&book);
         assert!(told.leases[0].granted.covers(&tokens(100)), "{told:?}");
         assert_eq!((told.epoch, told.leases[0].valid_milliseconds), (1, None));
@@ -686,8 +686,8 @@ mod tests {
         let (who, nothing) = (who("a"), LeaseRequest::default());
         book.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
-        let heard = book.apply_request(&who, |_| true, &nothing, at(100));
-        let lease = &book.response(&who, &nothing, &heard).accounts[0].leases[0];
+        let pending = book.apply_request(&who, |_| true, &nothing, at(100));
+        let lease = &book.response(&who, &nothing, &pending).accounts[0].leases[0];
         // It is eight in the morning.
         assert_eq!(lease.valid_milliseconds, Some((16 * 3600 - 100) * 1000));
     }
@@ -708,11 +708,11 @@ mod tests {
     fn who_asks_ahead_does_not_wait_and_makes_no_write_of_its_own() {
         let mut book = book(1000);
         let (who, request) = (who("a"), asking("b", 0, vec![]));
-        let heard = book.apply_request(&who, |_| true, &request, at(1));
-        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        let pending = book.apply_request(&who, |_| true, &request, at(1));
+        assert!(book.must_wait(&who, &request, &pending).is_empty());
         assert_eq!((book.due(at(14)).len(), book.due(at(15)).len()), (0, 1));
         write(&mut book, 15);
-        let lease = &book.response(&who, &request, &heard).accounts[0].leases[0];
+        let lease = &book.response(&who, &request, &pending).accounts[0].leases[0];
         assert!(lease.granted.covers(&tokens(100)));
     }
 
@@ -733,8 +733,11 @@ mod tests {
         book.apply_request(&a, |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
         let request = asking("b", 100, vec![]);
-        let heard = book.apply_request(&b, |_| true, &request, at(2));
-        let refused = book.response(&b, &request, &heard).accounts[0].refused.clone().unwrap();
+        let pending = book.apply_request(&b, |_| true, &request, at(2));
+        let refused = book.response(&b, &request, &pending).accounts[0]
+            .refused
+            .clone()
+            .unwrap();
         assert!(refused.contended);
         let entry = |book: &AccountBook| book.entry("b").unwrap().1.clone();
         assert!(entry(&book).account().recalls(), "a must return what it does not need");
@@ -784,8 +787,8 @@ mod tests {
         write(&mut book, 2);
         let refused = |book: &mut AccountBook, name: &str, least: i64, seconds: i64| {
             let request = asking("b", least, vec![]);
-            let heard = book.apply_request(&who(name), |_| true, &request, at(seconds));
-            book.response(&who(name), &request, &heard).accounts[0]
+            let pending = book.apply_request(&who(name), |_| true, &request, at(seconds));
+            book.response(&who(name), &request, &pending).accounts[0]
                 .refused
                 .is_some()
         };
@@ -852,8 +855,8 @@ mod tests {
         write(&mut book, 1);
         let mut request = saying("b", 1, 40, 60);
         request.accounts[0].ask = asking("b", 100, vec![]).accounts[0].ask.clone();
-        let heard = book.apply_request(&who, |_| false, &request, at(2));
-        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        let pending = book.apply_request(&who, |_| false, &request, at(2));
+        assert!(book.must_wait(&who, &request, &pending).is_empty());
         let account = book.entry("b").unwrap().1.account().clone();
         assert_eq!((account.used(), account.reserved()), (tokens(40), Amount::ZERO));
     }
@@ -880,10 +883,10 @@ mod tests {
         write(&mut book, 1);
         book.remove(&budget("b"));
         assert_eq!(book.take_changed(), BTreeSet::from(["b".to_owned()]));
-        for (account, word, forgotten) in [("b", LAST_WORD, vec![1]), ("never heard of", 0, vec![])] {
+        for (account, word, forgotten) in [("b", LAST_WORD, vec![1]), ("unknown", 0, vec![])] {
             let request = saying(account, 1, 40, 0);
-            let heard = book.apply_request(&who, |_| false, &request, at(2));
-            let answer = book.response(&who, &request, &heard).accounts[0].clone();
+            let pending = book.apply_request(&who, |_| false, &request, at(2));
+            let answer = book.response(&who, &request, &pending).accounts[0].clone();
             assert_eq!((answer.epoch, answer.forgotten), (word, forgotten), "{account}");
         }
         book.load(&budget("b2"), DocumentPart::Budget, terms(1000), None, at(3));
@@ -903,8 +906,8 @@ mod tests {
         book.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
         let next = |book: &mut AccountBook, request: &LeaseRequest| {
-            let heard = book.apply_request(&who, |account| account == "o", request, at(2));
-            book.response(&who, request, &heard)
+            let pending = book.apply_request(&who, |account| account == "o", request, at(2));
+            book.response(&who, request, &pending)
         };
         for request in [LeaseRequest::default(), saying("o", 7, 0, 0)] {
             let answer = next(&mut book, &request);
@@ -924,10 +927,13 @@ mod tests {
         let mut new = AccountBook::default();
         new.load(&budget("b"), DocumentPart::Budget, terms(1000), Some(&record), at(5));
         let request = LeaseRequest::default();
-        let heard = new.apply_request(&who("a"), |_| false, &request, at(6));
-        assert_eq!(new.response(&who("a"), &request, &heard).accounts[0].leases[0].lease, 1);
-        let heard = new.apply_request(&who("b"), |_| false, &request, at(6));
-        assert_eq!(new.response(&who("b"), &request, &heard).accounts, []);
+        let pending = new.apply_request(&who("a"), |_| false, &request, at(6));
+        assert_eq!(
+            new.response(&who("a"), &request, &pending).accounts[0].leases[0].lease,
+            1
+        );
+        let pending = new.apply_request(&who("b"), |_| false, &request, at(6));
+        assert_eq!(new.response(&who("b"), &request, &pending).accounts, []);
     }
 
     #[test]
@@ -936,8 +942,8 @@ mod tests {
         let (who, request) = (who("a"), saying("b", 1, 40, 0));
         let mut speak = |there: bool, seconds: i64| {
             book.track_missing(&request, |_| there, at(seconds));
-            let heard = book.apply_request(&who, |_| false, &request, at(seconds));
-            book.response(&who, &request, &heard).accounts[0].forgotten.len()
+            let pending = book.apply_request(&who, |_| false, &request, at(seconds));
+            book.response(&who, &request, &pending).accounts[0].forgotten.len()
         };
         assert_eq!((speak(false, 0), speak(false, 59)), (0, 0));
         // Seen meanwhile: the wait starts over from then on.

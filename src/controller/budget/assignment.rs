@@ -638,9 +638,9 @@ mod tests {
             let mut scope = scope(PlatformPolicy::default(), agent(&json!({}), &json!({})), vec![]);
             let told = scope.put_budget(budget(place, &spec));
             assert_eq!(told.len(), usize::from(blocks), "{place} {spec}");
-            let said = obstacle(&scope).map(|(_, message)| message);
-            assert_eq!(said.is_some(), blocks, "{place} {spec}");
-            assert!(said.is_none_or(|said| said.contains("In and NotIn need values")));
+            let message = obstacle(&scope).map(|(_, message)| message);
+            assert_eq!(message.is_some(), blocks, "{place} {spec}");
+            assert!(message.is_none_or(|message| message.contains("In and NotIn need values")));
             assert_eq!(scope.put_budget(budget(place, &json!({}))).len(), usize::from(blocks));
             assert_eq!(obstacle(&scope), None, "corrected");
         }

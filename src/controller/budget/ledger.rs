@@ -48,7 +48,7 @@ pub struct LedgerSetup {
     /// Passes directives to gateways.
     pub loops: Arc<PodSessions>,
     /// Computes the status of budgets.
-    pub face: Arc<dyn BudgetPresentation>,
+    pub presentation: Arc<dyn BudgetPresentation>,
     pub metrics: Arc<Metrics>,
     /// The wall clock at the start of the term.
     pub wall: Timestamp,
@@ -60,7 +60,7 @@ pub struct BudgetLedger {
     pub(super) watch_namespaces: Vec<String>,
     pub(super) namespace: String,
     pub(super) clock: LeaderClock,
-    pub(super) face: Arc<dyn BudgetPresentation>,
+    pub(super) presentation: Arc<dyn BudgetPresentation>,
     /// Wakes the record writer.
     pub(super) kick: Notify,
     loops: Arc<PodSessions>,
@@ -102,7 +102,7 @@ impl BudgetLedger {
             watch_namespaces: setup.watch_namespaces,
             namespace: setup.namespace,
             clock: LeaderClock::new(setup.wall),
-            face: setup.face,
+            presentation: setup.presentation,
             kick: Notify::new(),
             loops: setup.loops,
             metrics: setup.metrics,
@@ -325,7 +325,7 @@ impl BudgetLedger {
         let Some(facts) = state.scope.budget(&id.uid) else {
             return;
         };
-        if let Some((top_up, amount)) = self.face.approved(&self.view(state, facts)) {
+        if let Some((top_up, amount)) = self.presentation.approved(&self.view(state, facts)) {
             state.book.top_up(&id.uid, &top_up, amount, self.now());
         }
     }
@@ -426,7 +426,7 @@ impl BudgetLedger {
         // Subscribed before the request is applied, so that a write in between is not missed.
         let mut wrote = self.wrote.subscribe();
         let deadline = Instant::now() + PATIENCE;
-        let heard = {
+        let pending = {
             let mut guard = self.lock();
             let state = &mut *guard;
             if !self.can_decide(state) || state.scope.decision(&agent).is_none() {
@@ -442,18 +442,18 @@ impl BudgetLedger {
             state.book.track_missing(request, is_there, self.now());
             let speaker = (who.record.clone(), who.pod_uid.clone());
             state.witness.speakers.insert(agent.clone(), speaker);
-            let heard = state
+            let pending = state
                 .book
                 .apply_request(who, |account| applies.contains(account), request, self.now());
             // What is left for the Agent has changed.
             self.send_terms(state, [agent.clone()]);
-            heard
+            pending
         };
         loop {
             {
                 let state = self.lock();
-                if state.book.must_wait(who, request, &heard).is_empty() {
-                    return Ok(state.book.response(who, request, &heard));
+                if state.book.must_wait(who, request, &pending).is_empty() {
+                    return Ok(state.book.response(who, request, &pending));
                 }
             }
             self.kick.notify_one();
@@ -473,9 +473,9 @@ impl BudgetLedger {
             return None;
         }
         let request = state.book.final_statements(who, request)?;
-        let heard = state.book.apply_request(who, |_| false, &request, self.now());
+        let pending = state.book.apply_request(who, |_| false, &request, self.now());
         self.send_terms(state, []);
-        Some(state.book.response(who, &request, &heard))
+        Some(state.book.response(who, &request, &pending))
     }
 
     /// Accounts of which the Agent may be granted more now.
@@ -557,7 +557,7 @@ impl BudgetLedger {
 
     fn budget_hold(&self, state: &LedgerState, account: &str, name: &LimitName) -> Option<BudgetHold> {
         let facts = state.scope.budget(account)?;
-        self.face.hold(&self.view(state, facts), name)
+        self.presentation.hold(&self.view(state, facts), name)
     }
 
     pub(super) fn view<'a>(&self, state: &'a LedgerState, facts: &'a BudgetFacts) -> BudgetView<'a> {

@@ -90,7 +90,7 @@ impl World {
             namespace: "system".into(),
             watch_namespaces: Vec::new(),
             loops: Arc::new(loops),
-            face: Arc::new(BudgetPresenter::new("system", EventSink::new().0)),
+            presentation: Arc::new(BudgetPresenter::new("system", EventSink::new().0)),
             metrics: metrics.clone(),
             wall: Timestamp::constant(1_800_000_000, 0),
         });
@@ -146,8 +146,8 @@ impl World {
         let amount = Amount { tokens, ..Amount::ZERO };
         let request = asking_for(amount);
         self.budgets.update_accounts(|book, now| {
-            let heard = book.apply_request(who, |_| true, &request, now);
-            book.response(who, &request, &heard).accounts[0].refused.is_some()
+            let pending = book.apply_request(who, |_| true, &request, now);
+            book.response(who, &request, &pending).accounts[0].refused.is_some()
         })
     }
 

@@ -240,12 +240,12 @@ impl BudgetLedger {
         }
         let facts = state.scope.budget(&id.uid)?;
         let view = self.view(state, facts);
-        Some(self.face.status(&BudgetView { problem, ..view }))
+        Some(self.presentation.status(&BudgetView { problem, ..view }))
     }
 
     fn is_news(&self, state: &LedgerState, id: &DocumentId) -> bool {
         let facts = state.scope.budget(&id.uid);
-        facts.is_some_and(|facts| self.face.is_news(&self.view(state, facts)))
+        facts.is_some_and(|facts| self.presentation.is_news(&self.view(state, facts)))
     }
 
     fn finish_write(&self, job: WriteJob, ended: WriteOutcome) -> Option<RecordConflictError> {
@@ -298,7 +298,7 @@ impl BudgetLedger {
                 if let (Some(before), Some(after), Some(facts)) = (before, &job.display, facts)
                     && before != *after
                 {
-                    self.face.written(&facts.object, &before, after);
+                    self.presentation.written(&facts.object, &before, after);
                     // What holds the calls may have changed: a gate, a stop.
                     affected.extend(state.scope.members(&job.id.account(DocumentPart::Budget)).cloned());
                 }

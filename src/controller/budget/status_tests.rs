@@ -120,8 +120,10 @@ impl World {
             accounts: vec![part],
             ..LeaseRequest::default()
         };
-        let heard = self.book.apply_request(&who, |_| true, &request, at(seconds));
-        self.book.response(&who, &request, &heard).accounts[0].refused.is_none()
+        let pending = self.book.apply_request(&who, |_| true, &request, at(seconds));
+        self.book.response(&who, &request, &pending).accounts[0]
+            .refused
+            .is_none()
     }
 
     /// Requests room for a call. Returns whether there is room.

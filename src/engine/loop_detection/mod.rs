@@ -42,8 +42,9 @@ const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 #[serde(default)]
 pub struct LoopDetector {
     recent: RecentCalls,
-    /// What the last turn without a tool call said, and how often in a row.
-    said: (ShortHash, u32),
+    /// Text of the last turn without a tool call, and how often in a row.
+    #[serde(rename = "said")]
+    last_text: (ShortHash, u32),
     episode: Option<LoopEpisode>,
     /// Pauses in a row.
     pauses: u32,
@@ -98,27 +99,27 @@ impl LoopDetector {
             self.pauses = 0;
         }
         self.recent.reset_after_sleep();
-        self.said = (0, 0);
+        self.last_text = (0, 0);
         self.episode = None;
     }
 
     /// Records the text of a turn without a tool call. Returns the signal that it gives, if any.
-    fn observe_text(&mut self, said: ShortHash) -> Option<LoopSignal> {
-        let (before, times) = self.said;
-        self.said = if before == said {
-            (said, times.saturating_add(1))
+    fn observe_text(&mut self, text: ShortHash) -> Option<LoopSignal> {
+        let (before, times) = self.last_text;
+        self.last_text = if before == text {
+            (text, times.saturating_add(1))
         } else {
-            (said, 1)
+            (text, 1)
         };
         let of_words = |episode: &LoopEpisode| episode.tool.is_none();
-        if before != said && self.episode.as_ref().is_some_and(of_words) {
+        if before != text && self.episode.as_ref().is_some_and(of_words) {
             self.episode = None;
         }
-        let (_, times) = self.said;
+        let (_, times) = self.last_text;
         (times >= EQUAL_TEXTS).then(|| LoopSignal {
             sign: LoopSign::NoProgress,
             words: format!("the same answer without a tool call {times} turns in a row"),
-            calls: vec![said],
+            calls: vec![text],
             patience: 1,
         })
     }
@@ -176,12 +177,12 @@ impl Engine {
         } else if news {
             // Repeated news may well get the same answer.
             self.state.watch.recent.reset_after_sleep();
-            self.state.watch.said = (0, 0);
+            self.state.watch.last_text = (0, 0);
         } else if self.state.watch.called {
-            self.state.watch.said = (0, 0);
+            self.state.watch.last_text = (0, 0);
         } else {
-            let said = signature::text(self.last_words());
-            if let Some(signal) = self.state.watch.observe_text(said)
+            let text = signature::text(self.last_words());
+            if let Some(signal) = self.state.watch.observe_text(text)
                 && let Some(told) = self.escalate(signal, None, out)
             {
                 self.add_note(&told);

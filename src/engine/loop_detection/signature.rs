@@ -61,8 +61,8 @@ pub fn result(tool: &str, text: &str) -> ResultSignature {
 }
 
 /// The signature of a model's text.
-pub fn text(said: &str) -> ShortHash {
-    let words: Vec<&str> = said.split_whitespace().collect();
+pub fn text(answer: &str) -> ShortHash {
+    let words: Vec<&str> = answer.split_whitespace().collect();
     short_hash(&["text", &masked(&words.join(" ").to_lowercase())])
 }
 
@@ -221,9 +221,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_can_be_masked_and_no_number_is_left(said in "[0-9a-f:TZ. \\-ä]{0,60}|\\PC{0,60}") {
-            proptest::prop_assert!(masked(&said).bytes().all(|byte| !byte.is_ascii_digit()));
-            let _ = (steady(&said), call("t", &said), text(&said));
+        fn any_text_can_be_masked_and_no_number_is_left(answer in "[0-9a-f:TZ. \\-ä]{0,60}|\\PC{0,60}") {
+            proptest::prop_assert!(masked(&answer).bytes().all(|byte| !byte.is_ascii_digit()));
+            let _ = (steady(&answer), call("t", &answer), text(&answer));
         }
     }
 }

@@ -65,7 +65,7 @@ pub enum TurnEnd<'a> {
         /// What its model requested with a tool of the mode; an answer without tool calls requests `Continue`.
         pace: &'a LoopPace,
         /// The text of its last answer, if the turn has its own conversation.
-        said: &'a str,
+        last_text: &'a str,
     },
     /// It was given up. `acted`: a tool with side effects had run in it.
     Failed { acted: bool },

@@ -273,12 +273,12 @@ impl Driver {
             self.running.remove(run);
         }
         let before = self.engine.clone();
-        let heard = input.clone();
+        let given = input.clone();
         if let EngineInput::BudgetChanged { budget } = &input {
             self.budget = budget.clone();
         }
         let effects = self.engine.handle(self.now, input);
-        self.check_reasons(&before, &heard);
+        self.check_reasons(&before, &given);
         let before = before.view();
         let mut acted = false;
         for effect in &effects {

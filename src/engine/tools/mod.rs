@@ -346,8 +346,8 @@ impl Engine {
     fn reasoning(&self, wanted: &ToolCall) -> Option<String> {
         let own = message::arguments(&wanted.arguments)
             .and_then(|arguments| Some(arguments.get("reasoning")?.as_str()?.to_owned()));
-        let said = own.or_else(|| Some(self.last_answer()?.1?.to_owned()))?;
-        Some(said.chars().take(MAX_REASONING).collect())
+        let reasoning = own.or_else(|| Some(self.last_answer()?.1?.to_owned()))?;
+        Some(reasoning.chars().take(MAX_REASONING).collect())
     }
 
     pub(crate) fn run_id(&self, place: usize) -> Option<ToolRunId> {

@@ -56,9 +56,9 @@ pub(super) struct LeaseActivity {
     early: bool,
     /// Time of the last prefetch.
     asked_ahead: Option<Instant>,
-    said: BTreeMap<(String, i64), LeaseStatement>,
-    said_at: Option<Instant>,
-    /// Number of the attach under which `said` was reported.
+    reported: BTreeMap<(String, i64), LeaseStatement>,
+    reported_at: Option<Instant>,
+    /// Number of the attach under which `reported` was sent.
     attach: u64,
     /// The last grants may not have been received.
     unheard: bool,
@@ -80,8 +80,8 @@ impl LeaseActivity {
             last: Amount::ZERO,
             early: false,
             asked_ahead: None,
-            said: BTreeMap::new(),
-            said_at: None,
+            reported: BTreeMap::new(),
+            reported_at: None,
             attach: 0,
             unheard: restored,
             repeats: 0,
@@ -127,22 +127,22 @@ impl LeaseActivity {
 
     fn pause(&self, times: u32) -> Instant {
         let pause = doubled(REPEAT.0, times, REPEAT.1);
-        self.said_at.unwrap_or_else(Instant::now) + pause
+        self.reported_at.unwrap_or_else(Instant::now) + pause
     }
 }
 
 impl GatewayBudget {
-    /// Runs the maintenance; never returns while `said`, the reports of the worker, is open.
-    pub async fn maintain_leases(self: Arc<Self>, mut said: watch::Receiver<Option<LoopReport>>) {
+    /// Runs the maintenance; never returns while `loop_report`, the reports of the worker, is open.
+    pub async fn maintain_leases(self: Arc<Self>, mut loop_report: watch::Receiver<Option<LoopReport>>) {
         let mut view = self.contact.subscribe();
         let mut stirred = self.stirred.subscribe();
         loop {
             stirred.mark_unchanged();
             let now = view.borrow_and_update().clone();
-            let rests = said
+            let rests = loop_report
                 .borrow_and_update()
                 .as_ref()
-                .is_some_and(|said| is_at_rest(said, Timestamp::now()));
+                .is_some_and(|report| is_at_rest(report, Timestamp::now()));
             if now.session.is_some() && !now.fenced {
                 self.close_unused_leases(now.directives.budget.as_ref(), rests);
             }
@@ -155,7 +155,7 @@ impl GatewayBudget {
             tokio::select! {
                 _ = view.changed() => {}
                 _ = stirred.changed() => {}
-                changed = said.changed() => if changed.is_err() { return },
+                changed = loop_report.changed() => if changed.is_err() { return },
                 () = sleep_until(at) => {}
             }
         }
@@ -183,7 +183,7 @@ impl GatewayBudget {
         let Some(terms) = terms else {
             return;
         };
-        let holds = self.statements().values().any(|said| !said.closed);
+        let holds = self.statements().values().any(|statement| !statement.closed);
         let (waiting, closes) = {
             let mut pace = self.lease_activity();
             let idle = pace.rested.elapsed() >= IDLE;
@@ -229,7 +229,7 @@ impl GatewayBudget {
             at(now);
         }
         for (key, statement) in &statements {
-            let before = pace.said.get(key);
+            let before = pace.reported.get(key);
             let over = before.is_none_or(|before| before.closed != statement.closed);
             let back = before.map_or(Amount::ZERO, |before| before.returned) != statement.returned;
             // At once: returned amounts and closed leases are room for others, and after an attach a new leader may
@@ -239,7 +239,7 @@ impl GatewayBudget {
             } else if statement.closed {
                 at(pace.pause(pace.repeats));
             } else if before != Some(statement) {
-                at(pace.said_at.map_or(now, |said| said + STATE));
+                at(pace.reported_at.map_or(now, |reported| reported + STATE));
             }
         }
         // Wakes up when unused leases become idle, to close them.
@@ -269,7 +269,7 @@ impl GatewayBudget {
         !recalled
             && self.store.with_wallet(|wallet| {
                 // Without any lease the next call requests one anyway.
-                wallet.statements().any(|(_, said)| !said.closed)
+                wallet.statements().any(|(_, statement)| !statement.closed)
                     && draws(terms)
                         .iter()
                         .any(|draw| wallet.lacking(draw, &enough, now).is_some())
@@ -290,18 +290,18 @@ impl GatewayBudget {
             }
             asks.then_some(wish)
         };
-        let before = self.lease_activity().said.clone();
+        let before = self.lease_activity().reported.clone();
         let result = self.exchange_leases(early).await;
         let mut pace = self.lease_activity();
         match result {
             Ok(_) => {
                 (pace.attach, pace.failures) = (view.attaches, 0);
-                pace.repeats = if pace.said == before { pace.repeats + 1 } else { 0 };
+                pace.repeats = if pace.reported == before { pace.repeats + 1 } else { 0 };
             }
             Err(error) => {
                 tracing::info!(%error, "failed to report leases to the leader; retrying");
                 pace.failures += 1;
-                pace.said_at = Some(Instant::now());
+                pace.reported_at = Some(Instant::now());
             }
         }
     }
@@ -309,7 +309,7 @@ impl GatewayBudget {
     fn statements(&self) -> BTreeMap<(String, i64), LeaseStatement> {
         self.store.with_wallet(|wallet| {
             let all = wallet.statements();
-            all.map(|(account, said)| ((account.to_owned(), said.lease), said))
+            all.map(|(account, statement)| ((account.to_owned(), statement.lease), statement))
                 .collect()
         })
     }
@@ -321,7 +321,7 @@ impl GatewayBudget {
         let terms = self.contact.subscribe().borrow().directives.budget.clone();
         let sent = self.clock.now();
         let request = self.build_request(terms.as_ref(), wish, sent);
-        let said = stated_leases(&request);
+        let reported = stated_leases(&request);
         // Set before sending: if the answer is lost, or this future is dropped, the next exchange recovers the grants.
         if request.accounts.iter().any(|account| account.ask.is_some()) {
             self.lease_activity().unheard = true;
@@ -345,8 +345,8 @@ impl GatewayBudget {
             .map_err(|error| LinkError::Unreadable(format!("its grants could not be recorded: {error}")))?;
         self.note_lost(lost);
         let mut pace = self.lease_activity();
-        (pace.said, pace.unheard) = (said, false);
-        pace.said_at = Some(Instant::now());
+        (pace.reported, pace.unheard) = (reported, false);
+        pace.reported_at = Some(Instant::now());
         drop(pace);
         self.stirred.send_replace(());
         Ok(answer)
@@ -409,8 +409,8 @@ impl GatewayBudget {
 fn stated_leases(request: &LeaseRequest) -> BTreeMap<(String, i64), LeaseStatement> {
     let accounts = request.accounts.iter();
     accounts
-        .flat_map(|part| part.statements.iter().map(|said| (&part.account, said)))
-        .map(|(account, said)| ((account.clone(), said.lease), said.clone()))
+        .flat_map(|part| part.statements.iter().map(|statement| (&part.account, statement)))
+        .map(|(account, statement)| ((account.clone(), statement.lease), statement.clone()))
         .collect()
 }
 
@@ -447,9 +447,9 @@ fn apply_answer(wallet: &mut Wallet, answer: &AccountResponse, sent: u64) -> usi
 }
 
 /// Whether the loop is idle for so long that its leases should be returned, although getting new ones costs a write.
-fn is_at_rest(said: &LoopReport, now: Timestamp) -> bool {
-    match said.state {
-        LoopState::Sleeping => said
+fn is_at_rest(report: &LoopReport, now: Timestamp) -> bool {
+    match report.state {
+        LoopState::Sleeping => report
             .resumes_at
             .is_none_or(|resumes| resumes.duration_since(now).unsigned_abs() >= IDLE && resumes > now),
         LoopState::Paused | LoopState::Stopped => true,

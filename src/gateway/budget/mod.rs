@@ -76,7 +76,7 @@ struct LeaseWait {
     /// The leader was asked at least once.
     asked: bool,
     /// Why the last request brought nothing.
-    trouble: Option<String>,
+    failure: Option<String>,
 }
 
 /// The result of charging a call.
@@ -158,7 +158,7 @@ impl GatewayBudget {
         let mut wait = LeaseWait {
             deadline: Instant::now() + PATIENCE,
             asked: false,
-            trouble: None,
+            failure: None,
         };
         let parts = call_bound::parts(request);
         loop {
@@ -211,10 +211,10 @@ impl GatewayBudget {
         wait: &mut LeaseWait,
     ) -> Result<(), CallFailure> {
         let late = Instant::now() >= wait.deadline;
-        if let Some(trouble) = wait.trouble.as_ref().filter(|_| late) {
+        if let Some(failure) = wait.failure.as_ref().filter(|_| late) {
             return Err(CallFailure {
                 resumes_at: Timestamp::now().checked_add(TRY_AGAIN).ok(),
-                ..refusals::no_answer(trouble)
+                ..refusals::no_answer(failure)
             });
         }
         let mut news = self.contact.subscribe();
@@ -233,13 +233,13 @@ impl GatewayBudget {
                 Some(_) => true,
                 // Granted, and again too little: a recall or another call came first.
                 None => {
-                    wait.trouble = again.then(|| "its grants did not cover the call".into());
+                    wait.failure = again.then(|| "its grants did not cover the call".into());
                     again
                 }
             },
             Err(error) => {
                 tracing::info!(%error, "failed to request leases from the leader; retrying");
-                wait.trouble = Some(error.to_string());
+                wait.failure = Some(error.to_string());
                 again
             }
         };
@@ -255,7 +255,7 @@ impl GatewayBudget {
         let refused = answer
             .accounts
             .iter()
-            .filter_map(|said| Some((&said.account, said.refused.as_ref()?)));
+            .filter_map(|account| Some((&account.account, account.refused.as_ref()?)));
         let mut all: Vec<(CallFailure, bool)> = refused
             .filter_map(|(id, refused)| {
                 let account = terms.accounts.iter().find(|account| account.account == *id)?;

@@ -56,7 +56,7 @@ CREATE TABLE leases (
 ) WITHOUT ROWID;
 CREATE TABLE accounts (
     account TEXT PRIMARY KEY,
-    epoch INTEGER NOT NULL      -- of the newest ledger record heard of
+    epoch INTEGER NOT NULL      -- of the newest known ledger record
 ) WITHOUT ROWID;
 CREATE TABLE previous (         -- the last request that was billed
     model TEXT PRIMARY KEY,

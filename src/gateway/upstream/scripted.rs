@@ -126,8 +126,8 @@ pub(super) async fn run(
     let unreadable = |_| CallFailure::new(FailureKind::BadResponse, "the script's answer cannot be parsed");
     if !request.stream {
         let body = completion.body();
-        let said = FORMAT.read_body(body.as_bytes()).map_err(unreadable)?;
-        flight.note_bill(bill(said.usage.as_ref()));
+        let parsed = FORMAT.read_body(body.as_bytes()).map_err(unreadable)?;
+        flight.note_bill(bill(parsed.usage.as_ref()));
         return Ok(AnswerTail {
             content_type: JSON,
             rest: body.into(),

@@ -87,8 +87,8 @@ impl AnswerAggregate for MessageAggregate {
 impl MessageAggregate {
     /// Merges usage counts: later ones replace earlier ones.
     fn usage(&mut self, usage: Option<Map<String, Value>>) {
-        let said = usage.into_iter().flatten().filter(|(_, count)| !count.is_null());
-        self.usage.extend(said);
+        let reported = usage.into_iter().flatten().filter(|(_, count)| !count.is_null());
+        self.usage.extend(reported);
     }
 
     fn start(&mut self, index: u64, raw: Option<Map<String, Value>>) -> Result<(), CallFailure> {

@@ -49,7 +49,7 @@ impl Sensor {
 }
 
 #[test]
-fn a_payload_that_would_fill_the_memory_is_a_failure_and_the_next_one_is_heard() {
+fn a_payload_that_would_fill_the_memory_is_a_failure_and_the_next_one_is_accepted() {
     let mut sensor = Sensor::new(json!({
         "limits": {"maxPayloadBytes": 1_048_576},
         "notification": {"text": "'was ' + json(previous).slice(0, 9)"},
@@ -409,7 +409,7 @@ proptest! {
             "updates": [{"field": "x", "value": "10 / payload"}],
             "signals": [{"name": "a", "when": "payload > 2", "cooldownSeconds": 2}],
         }));
-        let (mut now, mut heard, mut seq) = (at(0), 0, 0);
+        let (mut now, mut arrived, mut seq) = (at(0), 0, 0);
         let mut accepted: Vec<Timestamp> = Vec::new();
         for (after, payload, id) in steps {
             now = now.checked_add(SignedDuration::from_millis(after)).expect("a moment");
@@ -418,7 +418,7 @@ proptest! {
             let body = if payload == 5 { json!("too large") } else { json!(payload) };
             let id = id.map(|id| id.to_string());
             seen.push(sensor.0.process(&mut sensor.1, now, id.as_deref(), body.to_string().as_bytes()));
-            heard += 1;
+            arrived += 1;
             for outcome in seen {
                 if let RulesOutcome::Accepted(event) = outcome {
                     seq += 1;
@@ -431,7 +431,7 @@ proptest! {
             sensor.1 = serde_json::from_str(&kept).expect("a state");
             let totals = sensor.1.totals;
             let waiting = i64::from(sensor.1.held.is_some());
-            prop_assert_eq!(totals.events + totals.filtered + totals.dropped + totals.errors + waiting, heard);
+            prop_assert_eq!(totals.events + totals.filtered + totals.dropped + totals.errors + waiting, arrived);
             prop_assert_eq!(totals.events, seq);
             let minute = accepted.iter().filter(|then| now.duration_since(**then) < SECOND * 60);
             prop_assert!(minute.count() <= usize::try_from(per_minute).expect("small"));

@@ -75,7 +75,7 @@ pub enum RepeatRule {
 /// A message whose source waits for the outcome.
 #[derive(Debug)]
 pub struct SourceArrival {
-    pub heard: SourceMessage,
+    pub message: SourceMessage,
     pub at: Timestamp,
     pub answer: oneshot::Sender<ArrivalOutcome>,
 }
@@ -131,10 +131,10 @@ impl SourceFeed {
     }
 
     /// Submits a message and waits for the outcome.
-    pub async fn submit(&self, heard: SourceMessage) -> ArrivalOutcome {
+    pub async fn submit(&self, message: SourceMessage) -> ArrivalOutcome {
         let (answer, answered) = oneshot::channel();
         let arrival = SourceArrival {
-            heard,
+            message,
             at: Timestamp::now(),
             answer,
         };

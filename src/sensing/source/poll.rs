@@ -82,11 +82,11 @@ impl SourcePoller {
                 self.timeout.as_secs()
             ))
         })??;
-        let Some(heard) = answer else {
+        let Some(message) = answer else {
             return Ok(());
         };
-        let next = heard.cursor.clone();
-        match feed.submit(heard).await {
+        let next = message.cursor.clone();
+        match feed.submit(message).await {
             ArrivalOutcome::OnDisk | ArrivalOutcome::Known => *cursor = next,
             // Without its validator the page comes again, when the limits allow it.
             ArrivalOutcome::Dropped | ArrivalOutcome::TooDeep | ArrivalOutcome::Replayed => {}

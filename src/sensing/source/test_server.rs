@@ -47,7 +47,9 @@ pub fn target(url: &str) -> SourceTarget {
 /// Answers the next arrival.
 pub async fn next(arrivals: &mut mpsc::Receiver<SourceArrival>, answer: ArrivalOutcome) -> SourceMessage {
     let arrival = tokio::time::timeout(Duration::from_secs(20), arrivals.recv());
-    let SourceArrival { heard, answer: to, .. } = arrival.await.unwrap().unwrap();
+    let SourceArrival {
+        message, answer: to, ..
+    } = arrival.await.unwrap().unwrap();
     to.send(answer).unwrap();
-    heard
+    message
 }

@@ -31,8 +31,8 @@ pub(super) struct SensorMemory {
     pub(super) rules: RulesState,
     pub(super) ticks: Option<TickHistory>,
     /// Why files cannot be read.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) trouble: Option<String>,
+    #[serde(rename = "trouble", skip_serializing_if = "Option::is_none")]
+    pub(super) watch_problem: Option<String>,
     /// The newest value of each field that it sets.
     pub(super) values: BTreeMap<String, GivenValue>,
     /// Events that wait for a score.

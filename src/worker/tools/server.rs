@@ -117,12 +117,12 @@ impl ToolServerClient {
     /// Keeps the server connected, forever. Logs an error once, until the server answers again.
     pub(super) async fn stay_connected(&self) {
         let mut backoff = Backoff::new(RETRY.0, RETRY.1);
-        let mut is_said = false;
+        let mut is_logged = false;
         for number in 1.. {
             let why = match self.connect(number).await {
                 Ok(session) => {
                     let began = Instant::now();
-                    is_said = false;
+                    is_logged = false;
                     let why = self.follow(&session).await;
                     self.session.send_replace(None);
                     if began.elapsed() > RETRY.1 {
@@ -132,7 +132,7 @@ impl ToolServerClient {
                 }
                 Err(miss) => miss.for_log(),
             };
-            if !std::mem::replace(&mut is_said, true) {
+            if !std::mem::replace(&mut is_logged, true) {
                 tracing::warn!(
                     server = self.spec.name,
                     why,
@@ -217,7 +217,7 @@ impl ToolServerClient {
             tokio::select! {
                 () = session.lost.cancelled() => return "the server closed the connection or lost the session".into(),
                 () = session.changed.notified() => {}
-                heard = wait_for_change(&mut subscription) => if !heard {
+                is_open = wait_for_change(&mut subscription) => if !is_open {
                     return "the stream of notifications ended".into();
                 },
                 () = sleep(REFRESH) => {}

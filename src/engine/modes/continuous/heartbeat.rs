@@ -71,8 +71,8 @@ impl HeartbeatState {
     /// A heartbeat ended. A failed one does not count as a failure of the loop: the next one runs on schedule.
     pub fn ended(&mut self, end: &TurnEnd<'_>, now: Timestamp) {
         match end {
-            TurnEnd::Completed { said, .. } => {
-                said[..said.floor_char_boundary(MOST_LAST_BYTES)].clone_into(&mut self.last);
+            TurnEnd::Completed { last_text, .. } => {
+                last_text[..last_text.floor_char_boundary(MOST_LAST_BYTES)].clone_into(&mut self.last);
             }
             TurnEnd::Failed { acted: true } => FAILED.clone_into(&mut self.last),
             TurnEnd::Failed { acted: false } => {}

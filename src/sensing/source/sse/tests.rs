@@ -162,7 +162,7 @@ async fn silence_ends_a_connection_and_a_comment_is_no_silence() {
     "the server answers with status 404; check url"
 )]
 #[tokio::test]
-async fn what_is_no_stream_is_a_failure(#[case] answer: &str, #[case] said: &str) {
+async fn what_is_no_stream_is_a_failure(#[case] answer: &str, #[case] expected: &str) {
     let (url, mut connections) = server().await;
     let (feed, _arrivals) = SourceFeed::new();
     let mut condition = feed.condition();
@@ -170,7 +170,7 @@ async fn what_is_no_stream_is_a_failure(#[case] answer: &str, #[case] said: &str
     let (mut stream, _) = connections.recv().await.unwrap();
     stream.write_all(answer.as_bytes()).await.unwrap();
     let failed = condition.wait_for(|condition| condition.failures == 1).await.unwrap();
-    assert_eq!(failed.failure.as_deref(), Some(said));
+    assert_eq!(failed.failure.as_deref(), Some(expected));
     drop(failed);
     task.abort();
 }
