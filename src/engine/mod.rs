@@ -1,7 +1,8 @@
 //! The loop as a pure state machine: inputs in, effects out.
 //!
 //! Owns every rule about when a loop runs turns, sleeps, pauses and stops. It has no clock, I/O, randomness or async:
-//! the time comes with each input, so that tests simulate years in microseconds. Imports only `api` from this crate.
+//! the time comes with each input, so that tests simulate years in microseconds. Imports only `api`, and the pure
+//! functions of `support`.
 //!
 //! Contract with the driver (`worker`): feed one [`EngineInput`] to [`machine::Engine::handle`]; commit all
 //! [`EngineEffect::Record`]s of that call together with [`machine::Engine::snapshot`] in **one** transaction **before**

@@ -9,7 +9,6 @@
 use std::collections::VecDeque;
 
 use jiff::{SignedDuration, Timestamp};
-use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -18,6 +17,7 @@ use super::context::prompt_size;
 use super::hot_state::format_age;
 use super::runtime_mark::without_marks;
 use super::settings::EngineSettings;
+use agentloop_support::hash::sha256_u64;
 
 /// Most waiting notifications.
 pub const MOST_WAITING: usize = 256;
@@ -339,9 +339,7 @@ impl WaitingNotification {
 
 /// A key of fixed size for an id of any length.
 fn key(id: &str) -> u64 {
-    let hash = digest(&SHA256, id.as_bytes());
-    let first = hash.as_ref().first_chunk().copied();
-    u64::from_be_bytes(first.unwrap_or_default())
+    sha256_u64(id)
 }
 
 /// Bytes of notifications in one prompt: they must not fill a small context window. The part of the window that is

@@ -1,6 +1,5 @@
 //! Derives the engine's view of an Agent's budgets from the directives. Pure.
 
-use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use strum::IntoEnumIterator;
 
@@ -10,6 +9,7 @@ use crate::engine::BudgetHealth;
 use crate::engine::budget::BudgetState;
 use crate::link::messages::{AccountTerms, BudgetTerms, Directives};
 use crate::support::clock::rfc3339_seconds;
+use crate::support::hash::sha256_u64;
 
 /// Builds the budget state from the directives. Without budget terms it is the default state, under which every call is
 /// refused.
@@ -48,9 +48,7 @@ fn revision(terms: &BudgetTerms) -> u64 {
         .map(|(model, price)| json!([model, price.input_per_million, price.output_per_million]))
         .collect();
     let all = json!([accounts, refusal(&terms.blocked), prices, terms.min_output_tokens]);
-    let hash = digest(&SHA256, all.to_string().as_bytes());
-    let first = hash.as_ref().first_chunk().copied();
-    u64::from_be_bytes(first.unwrap_or_default())
+    sha256_u64(all.to_string())
 }
 
 fn kinds(limits: &LimitAmounts) -> [Option<i64>; 5] {

@@ -19,6 +19,7 @@ use crate::api::status::{LoopOutcome, LoopState, LoopStatus, PauseReason};
 use crate::controller::plain_http::plain_http_warning;
 use crate::controller::runtime::condition_list::ConditionList;
 use crate::controller::runtime::pod_state::PodReason;
+use crate::support::clock::rfc3339_seconds;
 
 /// Reason of `ModelAvailable=Unknown`.
 const NOT_CALLED: &str = "NotCalledYet";
@@ -219,7 +220,9 @@ impl AgentConditions<'_> {
             let mut held = report.reasons.iter();
             match held.find(|held| held.reason.facts().condition == Some(type_)) {
                 Some(held) => {
-                    let until = held.until.map(|until| format!("; resumes at {}", seconds(until)));
+                    let until = held
+                        .until
+                        .map(|until| format!("; resumes at {}", rfc3339_seconds(until)));
                     let message = format!("{}{}", held.message, until.unwrap_or_default());
                     self.list.set(type_, true, held.reason.as_ref(), message);
                 }
@@ -520,10 +523,6 @@ impl AgentConditions<'_> {
 /// Whether the model cannot be used after such a failure.
 fn concerns_model(kind: FailureKind) -> bool {
     kind.facts().model == ModelEvidence::Unusable
-}
-
-fn seconds(moment: jiff::Timestamp) -> String {
-    moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 #[cfg(test)]

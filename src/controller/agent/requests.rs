@@ -6,6 +6,7 @@ use kube::ResourceExt;
 use crate::api::status::HandledRequests;
 use crate::api::{Agent, AgentStatus};
 use crate::controller::runtime::names;
+use crate::support::text::first_chars;
 
 /// Requests that are not handled yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,7 +55,7 @@ pub(super) fn remember(
 fn requested(agent: &Agent) -> OpenRequests {
     let value = |key| {
         let value = agent.annotations().get(key).filter(|value| !value.is_empty());
-        value.map(|value| value.chars().take(256).collect())
+        value.map(|value| first_chars(value, 256).to_owned())
     };
     OpenRequests {
         wake: value(names::WAKE),

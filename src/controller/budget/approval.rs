@@ -4,8 +4,6 @@
 //! annotation left on the object cannot answer a later gate. An approval is the top-up `gate/<id>`, counted once like
 //! any other.
 
-use std::fmt::Write as _;
-
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -16,6 +14,8 @@ use crate::api::amount::Amount;
 use crate::api::budget::{AgentBudgetStatus, BudgetGate, OnExhausted};
 use crate::ledger::account::GATE_TOP_UP;
 use crate::ledger::limits::{added_amount, limit_amounts};
+use crate::support::hash::sha256_hex;
+use crate::support::text::first_chars;
 
 /// Annotation that approves gates: `<gate>:<argumentsHash>`, separated by spaces.
 pub const APPROVE: &str = "agentloop.dev/approve";
@@ -72,11 +72,7 @@ pub fn open(budget: &AgentBudget, epoch: i64, now: Timestamp) -> Option<BudgetGa
 pub fn hash(budget: &AgentBudget, id: &str) -> String {
     let uid = budget.metadata.uid.as_deref().unwrap_or_default();
     let question = format!("{uid}\n{id}\n{}", format::fields(&offer(budget)));
-    let digest = ring::digest::digest(&ring::digest::SHA256, question.as_bytes());
-    digest.as_ref().iter().take(16).fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    sha256_hex(question, 16)
 }
 
 /// The answer to the open gate in `status`. Editing the offered amount changes the hash, so an approval of the earlier
@@ -125,5 +121,5 @@ pub fn how_to_answer(budget: &AgentBudget, gate: &BudgetGate) -> String {
 }
 
 fn truncate(text: &str) -> String {
-    text.chars().take(LONGEST).collect()
+    first_chars(text, LONGEST).to_owned()
 }

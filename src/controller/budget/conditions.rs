@@ -16,6 +16,7 @@ use crate::api::budget::{BudgetGate, OnExhausted, TopUp};
 use crate::api::condition::ConditionType;
 use crate::controller::runtime::condition_list::ConditionList;
 use crate::ledger::limits::limit_amounts;
+use crate::support::clock::rfc3339_seconds;
 
 /// Why `Accepted` is `False`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,7 +149,7 @@ impl BudgetConditions<'_> {
         }
         parts.push(match (spent.held, spent.resets_at) {
             (true, _) => "spec.onExhausted is Stop: the loops stay stopped until room is added".into(),
-            (false, Some(at)) => format!("Room is available again at {}", format::moment(at)),
+            (false, Some(at)) => format!("Room is available again at {}", rfc3339_seconds(at)),
             (false, None) => "The budget does not reset".into(),
         });
         parts.push(match gate {

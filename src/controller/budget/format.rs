@@ -157,10 +157,14 @@ pub fn clock(moment: Timestamp, of: &BudgetWindow) -> String {
     moment.strftime(format).to_string()
 }
 
-/// RFC 3339 in UTC, with whole seconds.
+/// The part of a limit that is used, in whole percent, rounded down, so that 100 means all of it. All of a limit of 0 is
+/// used.
 #[must_use]
-pub fn moment(moment: Timestamp) -> String {
-    moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+pub fn percent(used: i64, limit: i64) -> i128 {
+    if limit == 0 {
+        return 100;
+    }
+    i128::from(used) * 100 / i128::from(limit)
 }
 
 #[cfg(test)]
@@ -193,6 +197,13 @@ mod tests {
         assert_eq!(amount(&Amount::ZERO), "nothing");
         assert_eq!(short(AmountKind::InputTokens, 1_250_000), "1.2M input tokens");
         assert_eq!(number(AmountKind::Cost, 10_000), "$0.01");
+    }
+
+    #[test]
+    fn percent_is_rounded_down_and_all_of_nothing() {
+        assert_eq!((percent(999, 1000), percent(1000, 1000)), (99, 100));
+        assert_eq!((percent(0, 0), percent(0, 5)), (100, 0));
+        assert_eq!(percent(i64::MAX, 1), i128::from(i64::MAX) * 100);
     }
 
     #[test]

@@ -530,12 +530,7 @@ impl BudgetLedger {
             ..BudgetTerms::default()
         };
         if let Some(obstacle) = &decision.obstacle {
-            terms.blocked = Some(CallFailure {
-                kind: FailureKind::BudgetUnavailable,
-                message: obstacle.message.clone(),
-                retry_after_milliseconds: None,
-                resumes_at: None,
-            });
+            terms.blocked = Some(CallFailure::new(FailureKind::BudgetUnavailable, &obstacle.message));
         }
         for (account, limit) in &decision.accounts {
             let (_, entry) = state.book.entry(account)?;

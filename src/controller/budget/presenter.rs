@@ -79,19 +79,13 @@ impl BudgetPresentation for BudgetPresenter {
             LimitName::Budget(name) => name.as_str(),
             LimitName::TokensPerHour | LimitName::Total => return None,
         };
-        let failure = |kind, message, resumes_at| CallFailure {
-            kind,
-            message,
-            retry_after_milliseconds: None,
-            resumes_at,
-        };
         if spent.held {
             let message = format!(
                 "AgentBudget {name} is exhausted and its onExhausted is Stop: raise its spec.limits or append to its \
                  spec.topUps"
             );
             return Some(BudgetHold {
-                failure: failure(FailureKind::BudgetExhausted, message, None),
+                failure: CallFailure::new(FailureKind::BudgetExhausted, message),
                 cut: true,
             });
         }
@@ -102,7 +96,10 @@ impl BudgetPresentation for BudgetPresenter {
             gate.id
         );
         Some(BudgetHold {
-            failure: failure(FailureKind::BudgetAsk, message, spent.resets_at),
+            failure: CallFailure {
+                resumes_at: spent.resets_at,
+                ..CallFailure::new(FailureKind::BudgetAsk, message)
+            },
             cut: false,
         })
     }

@@ -3,6 +3,7 @@
 use strum::IntoEnumIterator;
 
 use super::entry::AccountEntry;
+use super::format;
 use super::ledger::BudgetLedger;
 use crate::api::NamespacedName;
 use crate::api::amount::{AmountKind, LimitAmounts};
@@ -49,7 +50,8 @@ impl LimitShares {
         let own = account.share_of(agent);
         let (all, used, part) = (account.limits(), account.used(), account.per_agent());
         for (limits, used) in [(&all, &used), (&part, &own)] {
-            let percents = AmountKind::iter().filter_map(|kind| percent(used.get(kind), limits.get(kind)?));
+            let percents = AmountKind::iter()
+                .filter_map(|kind| i64::try_from(format::percent(used.get(kind), limits.get(kind)?)).ok());
             self.used_percent = self.used_percent.max(percents.max());
         }
         if let LimitName::Budget(name) = limit {
@@ -92,14 +94,6 @@ fn least(a: Option<i64>, b: Option<i64>) -> Option<i64> {
     }
 }
 
-/// Whole percent, rounded down; 100 for a limit of 0.
-fn percent(used: i64, limit: i64) -> Option<i64> {
-    if limit == 0 {
-        return Some(100);
-    }
-    i64::try_from(i128::from(used) * 100 / i128::from(limit)).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
@@ -108,13 +102,6 @@ mod tests {
     use crate::api::budget::{LedgerRecord, ShareRecord, UsageBucket};
     use crate::ledger::account::LedgerTerms;
     use crate::ledger::window::WindowRule;
-
-    #[test]
-    fn percent_is_rounded_down_and_all_of_nothing() {
-        assert_eq!((percent(999, 1000), percent(1000, 1000)), (Some(99), Some(100)));
-        assert_eq!((percent(0, 0), percent(0, 5)), (Some(100), Some(0)));
-        assert_eq!(percent(i64::MAX, 1), None);
-    }
 
     /// What is left of a budget of 1000 tokens, 100 of them per Agent.
     fn left_of(window: &serde_json::Value, used: i64, own: i64) -> AccountRemaining {

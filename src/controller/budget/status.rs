@@ -249,18 +249,10 @@ fn summary(input: &BudgetStatusInput<'_>, entry: &AccountEntry, window: &WindowS
     if let Some((kind, limit, used)) = tightest(input) {
         summary.limit = format::short(kind, limit);
         summary.used = format::number(kind, used);
-        summary.used_percent = percent(used, limit);
+        summary.used_percent = format!("{}%", format::percent(used, limit));
         summary.reserved = format::number(kind, entry.account().reserved().get(kind));
     }
     summary
-}
-
-/// Whole percent, rounded down, so that 100 % means all of it.
-fn percent(used: i64, limit: i64) -> String {
-    if limit == 0 {
-        return "100%".into();
-    }
-    format!("{}%", i128::from(used) * 100 / i128::from(limit))
 }
 
 /// Whether `new` has a change that should be written at once: a condition, a gate, a handled answer or a generation.

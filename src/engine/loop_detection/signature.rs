@@ -1,10 +1,9 @@
 //! Signatures of tool calls, results and texts: short hashes that show whether two are the same, or differ only in
 //! values that change by nature. Pure; keeps no text.
 
-use ring::digest::{SHA256, digest};
-
 use crate::message;
 use crate::tools::admission;
+use agentloop_support::hash::sha256;
 
 /// A hash of 32 bits: among the few that are compared, two different texts collide once in a hundred million.
 pub type ShortHash = u32;
@@ -34,8 +33,7 @@ pub struct ResultSignature {
 
 /// Must stay the same in every version, since it is persisted.
 fn short_hash(of: &[&str]) -> ShortHash {
-    let digest = digest(&SHA256, of.join("\n").as_bytes());
-    ShortHash::from_be_bytes(digest.as_ref().first_chunk().copied().unwrap_or_default())
+    ShortHash::from_be_bytes(sha256(of.join("\n")).first_chunk().copied().unwrap_or_default())
 }
 
 /// The signature of a call. The reasoning is not part of it, since the model words it differently each time.

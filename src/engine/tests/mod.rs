@@ -132,12 +132,7 @@ fn says(text: &str) -> ModelAnswer {
 }
 
 fn failure(kind: FailureKind) -> CallFailure {
-    CallFailure {
-        kind,
-        message: "what to do".into(),
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
+    CallFailure::new(kind, "what to do")
 }
 
 fn resume(driver: &mut Driver, token: &str) {

@@ -249,10 +249,5 @@ impl Engine {
 
 /// A failure that a retry of the same call would not fix.
 pub(crate) fn bad_response(message: String) -> CallFailure {
-    CallFailure {
-        kind: FailureKind::BadResponse,
-        message,
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
+    CallFailure::new(FailureKind::BadResponse, message)
 }

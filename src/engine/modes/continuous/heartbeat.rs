@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::modes::{ModeContext, TurnEnd};
 use crate::time_math;
 use agentloop_api::agent;
+use agentloop_support::clock::rfc3339_seconds;
 
 /// Most bytes of an answer that the next heartbeat repeats.
 pub const MOST_LAST_BYTES: usize = 2 * 1024;
@@ -88,7 +89,7 @@ fn opening(turn: i64, now: Timestamp, prompt: &str, last: &str) -> String {
     let mut text = format!(
         "Turn {turn}, {}: your heartbeat, a separate turn beside your other work. It ends with your first answer that \
          calls no tool.",
-        time_math::format_moment(now)
+        rfc3339_seconds(now)
     );
     if !last.is_empty() {
         text.push_str("\nYour answer at the previous heartbeat:\n");
