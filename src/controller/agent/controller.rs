@@ -208,7 +208,7 @@ async fn watch_agents(
         writer.apply_watcher_event(&event);
         match event {
             Event::Apply(agent) if seen.is_new(&agent) => {
-                context.scopes.request(NamespacedName::of(&agent), Priority::High)
+                context.scopes.request(NamespacedName::of(&agent), Priority::High);
             }
             Event::Delete(agent) => {
                 seen.forget(&agent);
