@@ -39,7 +39,6 @@ const OF_SERVER: [&str; 8] = [
 /// The time for timestamps.
 pub type ServerClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
 #[strum(serialize_all = "UPPERCASE")]
 pub enum ChangeKind {
@@ -284,7 +283,8 @@ impl ObjectStore {
         self.store_change(&mut inner, key, &old, new)
     }
 
-    /// Deletes an object, and what it owns. A pod on a node is marked as terminating; whoever runs it removes it, with a
+    /// Deletes an object, and what it owns. A pod on a node is marked as terminating; whoever runs it removes it, with
+    /// a
     /// `grace` of 0 seconds. `uid`: only if it matches.
     pub fn delete(&self, key: &ObjectKey, uid: Option<&str>, grace: Option<i64>) -> Result<Value, ApiError> {
         let mut inner = self.lock();

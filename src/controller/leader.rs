@@ -72,8 +72,8 @@ pub(super) struct Leader {
 }
 
 impl Leader {
-    /// Leads until `stop`, then waits for the tasks to finish and aborts those that do not. Its tasks have ended when it
-    /// returns, so that the Lease can be released.
+    /// Leads until `stop`, then waits for the tasks to finish and aborts those that do not. Its tasks have ended when
+    /// it returns, so that the Lease can be released.
     pub(super) async fn lead(
         &self,
         ground: Option<LeaderResources>,
@@ -272,7 +272,6 @@ impl Leader {
     }
 }
 
-/// Registers the metrics of Sensors.
 fn register_sensor_metrics(metrics: &Metrics, sensors: &Arc<SensorRegistry>) {
     let sensors = sensors.clone();
     let collector = SensorCollector::new(move |visit| {

@@ -51,7 +51,7 @@ pub struct ControllerLink {
     pub relay: Arc<DeliveryRelay>,
     /// The Agents, once the caches are filled. Until then, every request is refused with a retryable code.
     pub agents: Arc<OnceLock<AgentsView>>,
-    /// The budget ledger.
+    /// The [`BudgetLedger`].
     pub budgets: Arc<BudgetLedger>,
     /// Counts attaches, reports and refusals.
     pub metrics: Arc<Metrics>,
@@ -60,7 +60,7 @@ pub struct ControllerLink {
 }
 
 impl ControllerLink {
-    /// Attaches a pod: returns the known totals of its loop, and its directives.
+    /// Attaches a pod: returns the known totals of its loop, and its [`Directives`].
     fn attach_pod(
         &self,
         pod: &PodIdentity,
@@ -242,7 +242,7 @@ fn live_pod(pod: &PodIdentity, epoch: i64) -> LivePod {
     }
 }
 
-/// Exports every refusal code with 0 before the first refusal.
+/// Exports every [`RefusalCode`] with 0 before the first refusal.
 pub fn initialize_refusal_metrics(metrics: &Metrics) {
     for code in RefusalCode::iter() {
         let _ = metrics.link_refusals.with_label_values(&[code.as_ref()]);

@@ -47,12 +47,12 @@ struct PodSession {
 #[derive(Default)]
 struct SessionTable {
     entries: HashMap<NamespacedName, PodSession>,
-    /// The budget terms of each Agent, whether it has a pod or not.
+    /// The [`BudgetTerms`] of each Agent, whether it has a pod or not.
     limits: HashMap<NamespacedName, BudgetTerms>,
     /// Id of the last subscription.
     readings: u64,
-    /// Number of leases that each Agent's gateway has lost with its storage. Outlives the sessions, because the record of
-    /// a gateway does too.
+    /// Number of leases that each Agent's gateway has lost with its storage. Outlives the sessions, because the record
+    /// of a gateway does too.
     lost_leases: HashMap<NamespacedName, i64>,
     /// The Sensors that run in each Agent's pod, whether it has one or not.
     sensors: HashMap<NamespacedName, Vec<SensorTerms>>,
@@ -115,7 +115,7 @@ impl PodSessions {
         }
     }
 
-    /// Sets an Agent's budget terms and sends them at once. `None`: undecided, so no calls are made.
+    /// Sets an Agent's [`BudgetTerms`] and sends them at once. `None`: undecided, so no calls are made.
     pub fn set_budget_terms(&self, agent: &NamespacedName, limits: Option<BudgetTerms>) {
         let mut table = self.lock();
         if let Some(entry) = table.entries.get(agent) {
@@ -178,8 +178,8 @@ impl PodSessions {
         table.lost_leases.remove(agent);
     }
 
-    /// The last report of a pod other than `pod_uid` that still has the session, with that pod. `None` for `pod_uid`: the
-    /// Agent has no pod.
+    /// The last report of a pod other than `pod_uid` that still has the session, with that pod. `None` for `pod_uid`:
+    /// the Agent has no pod.
     #[must_use]
     pub fn final_report(&self, agent: &NamespacedName, pod_uid: Option<&str>) -> Option<(LivePod, ReceivedReport)> {
         let table = self.lock();
@@ -199,7 +199,8 @@ impl PodSessions {
             .and_then(|entry| entry.last_report.clone())
     }
 
-    /// Number of leases that the Agent's gateways have lost with their storage, from the last report of any of its pods.
+    /// Number of leases that the Agent's gateways have lost with their storage, from the last report of any of its
+    /// pods.
     /// `None` before the first: a former leader may have noticed those.
     #[must_use]
     pub fn lost_leases(&self, agent: &NamespacedName) -> Option<i64> {
@@ -224,7 +225,7 @@ impl PodSessions {
             .and_then(|entry| entry.contact)
     }
 
-    /// Attaches a pod: returns the known totals of its loop, and its directives.
+    /// Attaches a pod: returns the known totals of its loop, and its [`Directives`].
     pub fn attach(
         &self,
         agent: &NamespacedName,
@@ -259,7 +260,7 @@ impl PodSessions {
         Ok(())
     }
 
-    /// Opens a subscription to the Agent's events; the pod receives it with its directives at once.
+    /// Opens a subscription to the Agent's events; the pod receives it with its [`Directives`] at once.
     pub(super) fn open_subscription(
         &self,
         agent: &NamespacedName,
@@ -287,7 +288,6 @@ impl PodSessions {
         Ok((id, pages))
     }
 
-    /// Closes a subscription.
     pub(super) fn close_subscription(&self, agent: &NamespacedName, id: u64) {
         let mut table = self.lock();
         if let Some(entry) = table.entries.get_mut(agent)

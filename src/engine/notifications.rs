@@ -19,9 +19,9 @@ use super::runtime_mark::without_marks;
 use super::settings::EngineSettings;
 use agentloop_support::hash::sha256_u64;
 
-/// Most waiting notifications.
+/// Most [`WaitingNotification`]s.
 pub const MOST_WAITING: usize = 256;
-/// Most bytes of all waiting notifications: they are written with each step of the loop.
+/// Most bytes of all [`WaitingNotification`]s: they are written with each step of the loop.
 pub const MOST_BYTES: usize = 128 * 1024;
 /// Most bytes of one text; longer ones are truncated.
 pub const MOST_TEXT_BYTES: usize = 2 * 1024;
@@ -68,7 +68,7 @@ pub struct Notification {
     pub at: Timestamp,
 }
 
-/// The waiting notifications, and the keys of earlier ones.
+/// The [`WaitingNotification`]s, and the keys of earlier ones.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
 pub struct NotificationInbox {

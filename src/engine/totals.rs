@@ -10,7 +10,7 @@ use super::lifetime_counts::LifetimeCounts;
 pub struct Totals {
     turns_begun: i64,
     turns_completed: i64,
-    /// Tool runs that were sent, each counted once; `actions` are those with side effects.
+    /// Tool runs that were sent, each counted once; [`Self::actions`] are those with side effects.
     tool_calls: i64,
     actions: i64,
     /// How often limits were reached, and how tool runs ended.
@@ -30,7 +30,6 @@ impl Totals {
         self.turns_begun
     }
 
-    /// The number of the next turn.
     pub fn next_turn(&self) -> i64 {
         self.turns_begun.saturating_add(1)
     }

@@ -97,7 +97,7 @@ impl LinkState {
         });
     }
 
-    /// New directives. A push does not count as contact.
+    /// New [`Directives`]. A push does not count as contact.
     pub fn directed(&self, directives: Directives) {
         self.view.send_if_modified(|view| {
             let new = view.directives != directives;

@@ -54,7 +54,6 @@ const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// Time for returning leases and sending the last report, concurrently: the rest of the pod's 5 s.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-/// The options of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
     pub config: PodConfig,

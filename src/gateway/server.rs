@@ -50,7 +50,7 @@ pub struct GatewayState {
     /// The connection to the controller and the pod's epoch, for event subscriptions.
     pub link: (Arc<LinkClient>, i64),
     pub deliveries: Arc<DeliveryQueue>,
-    /// The last report of the worker.
+    /// The last [`LoopReport`] of the worker.
     pub loop_report: watch::Sender<Option<LoopReport>>,
 }
 

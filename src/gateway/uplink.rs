@@ -45,7 +45,7 @@ pub struct GatewayUplink {
     pub budget: Arc<GatewayBudget>,
     /// Receives the events of Sensors.
     pub deliveries: Arc<DeliveryQueue>,
-    /// The reports of the worker.
+    /// The [`LoopReport`]s of the worker.
     pub loop_report: watch::Receiver<Option<LoopReport>>,
 }
 

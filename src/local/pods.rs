@@ -270,7 +270,6 @@ where
     }
 }
 
-/// The status of a pod.
 #[derive(Clone)]
 struct PodStatusWriter {
     store: Arc<ObjectStore>,

@@ -56,7 +56,6 @@ const OPEN: [&str; 7] = [
 /// Namespace of the controller: AgentBudgets there may select other namespaces, as in a cluster.
 const SYSTEM_NAMESPACE: &str = "agentloop-system";
 
-/// The options of a run.
 pub struct RunOptions {
     pub files: Vec<PathBuf>,
     /// Keys of Secrets from the environment.
@@ -138,7 +137,6 @@ fn put_claim(store: &ObjectStore, agent: &ObjectKey, object: &serde_json::Value)
     Ok(())
 }
 
-/// The tasks of a run.
 struct RunTasks {
     loops: Arc<PodSessions>,
     pods: JoinHandle<()>,

@@ -208,7 +208,7 @@ impl SensorRules {
         Some(self.free_from(state).unwrap_or(Timestamp::MIN))
     }
 
-    /// Processes the held event once it is due.
+    /// Processes the [`HeldEvent`] once it is due.
     pub fn release_held(&self, state: &mut RulesState, now: Timestamp) -> Option<RulesOutcome> {
         self.apply_clock(state, now);
         if self.waits_until(state)? > now {

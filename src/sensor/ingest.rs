@@ -7,7 +7,7 @@ use super::outbox::{ArrivalRecord, OutboxError, RepeatKey, RestoredOutbox};
 use crate::sensing::rules::{RulesOutcome, RulesState, SensorRules};
 use crate::sensing::source::{ArrivalOutcome, RepeatRule, SourceCursor, SourceMessage};
 
-/// Applies the rules to arrivals and stores the results.
+/// Applies the rules to [`SourceMessage`]s and stores the results.
 pub struct EventIngester {
     outbox: SharedOutbox,
     rules: SensorRules,
@@ -16,7 +16,7 @@ pub struct EventIngester {
 }
 
 impl EventIngester {
-    /// Continues from the restored outbox.
+    /// Continues from the [`RestoredOutbox`].
     #[must_use]
     pub fn new(outbox: SharedOutbox, restored: RestoredOutbox<RulesState>, rules: SensorRules) -> Self {
         let mut state = restored.state.unwrap_or_default();
@@ -39,13 +39,13 @@ impl EventIngester {
         &self.cursor
     }
 
-    /// The rules' state as last stored, with counters that are newer.
+    /// The [`RulesState`] as last stored, with counters that are newer.
     #[must_use]
     pub fn state(&self) -> &RulesState {
         &self.state
     }
 
-    /// Sets the identity of the source. If it changed, the cursor is reset.
+    /// Sets the identity of the source. If it changed, the [`SourceCursor`] is reset.
     pub fn set_source(&mut self, source: &str) -> Result<(), OutboxError> {
         if self.outbox.lock().set_source(source)? {
             self.cursor = SourceCursor::default();
@@ -168,7 +168,7 @@ impl EventIngester {
 struct RepeatKeys {
     /// The key of the arrival itself.
     own: Option<RepeatKey>,
-    /// The key of its text, where the same text must not come under another id.
+    /// The key of its text, where the same text under another id is a repeat too.
     text: Option<RepeatKey>,
 }
 
@@ -194,7 +194,7 @@ impl RepeatKeys {
         }
     }
 
-    /// The outcome if the arrival is a repeat; `None`: it is new.
+    /// The [`ArrivalOutcome`] if the arrival is a repeat; `None`: it is new.
     fn look_up(&self, outbox: &SharedOutbox) -> Result<Option<ArrivalOutcome>, OutboxError> {
         let outbox = outbox.lock();
         let knows = |key: &Option<RepeatKey>| key.as_ref().map_or(Ok(false), |key| outbox.knows(key));

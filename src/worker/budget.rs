@@ -11,8 +11,8 @@ use crate::link::messages::{AccountTerms, BudgetTerms, Directives};
 use crate::support::clock::rfc3339_seconds;
 use crate::support::hash::sha256_u64;
 
-/// Builds the budget state from the directives. Without budget terms it is the default state, under which every call is
-/// refused.
+/// Builds the budget state from the directives. Without [`BudgetTerms`] it is the default state, under which every call
+/// is refused.
 #[must_use]
 pub fn from_directives(directives: &Directives) -> BudgetState {
     let Some(terms) = &directives.budget else {
@@ -27,8 +27,8 @@ pub fn from_directives(directives: &Directives) -> BudgetState {
     }
 }
 
-/// Hashes everything that can make a refused call possible. Excludes `recall`, which other Agents' calls set and clear, and
-/// the messages of refusals. The journal keeps the hash, so it is the same in every version.
+/// Hashes everything that can make a refused call possible. Excludes `recall`, which other Agents' calls set and clear,
+/// and the messages of refusals. The journal keeps the hash, so it is the same in every version.
 fn revision(terms: &BudgetTerms) -> u64 {
     let refusal = |refusal: &Option<CallFailure>| {
         let refusal = refusal.as_ref();

@@ -119,9 +119,9 @@ pub struct DriverParts<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum LinkFreshness {
     Fresh,
-    /// No contact for half of the run lease.
+    /// No contact for half of the [`RunLease`].
     Silent,
-    /// No contact for the whole run lease.
+    /// No contact for the whole [`RunLease`].
     Lost,
 }
 
@@ -172,8 +172,8 @@ impl<'a> LoopDriver<'a> {
         }
     }
 
-    /// Drives until the loop has stopped. Fails only with errors of the journal: then calls and tool runs in flight are
-    /// cancelled, and the last report names the error.
+    /// Drives until the loop has stopped. Fails only with errors of the [`Journal`]: then calls and tool runs in flight
+    /// are cancelled, and the last report names the error.
     pub async fn run(mut self, session: &WorkerSession, mut world: DriverInputs) -> Result<DriveOutcome, JournalError> {
         let result = self.drive(session, &mut world).await;
         if let Err(error) = &result {
@@ -319,7 +319,7 @@ impl<'a> LoopDriver<'a> {
         self.check_sensors(now.wall)
     }
 
-    /// Reports to the engine each threshold of the run lease that has passed.
+    /// Reports to the engine each threshold of the [`RunLease`] that has passed.
     fn check_link(&mut self, now: ClockReading) -> Result<(), JournalError> {
         if self.link < LinkFreshness::Silent && self.contact.is_silent(now) {
             self.link = LinkFreshness::Silent;
@@ -445,7 +445,7 @@ impl<'a> LoopDriver<'a> {
     }
 }
 
-/// Identifies the run that ended, and its outcome. A cancelled run is no longer in `running` and is ignored.
+/// Identifies the run that ended, and its [`DriveOutcome`]. A cancelled run is no longer in `running` and is ignored.
 fn run_ended(
     ended: Result<(tokio::task::Id, ToolOutcome), JoinError>,
     running: &mut BTreeMap<ToolRunId, AbortHandle>,
@@ -480,7 +480,7 @@ async fn offered(offered: &mut Option<watch::Receiver<ToolOffer>>) -> bool {
     }
 }
 
-/// The failure of a call whose task panicked.
+/// The [`CallFailure`] of a call whose task panicked.
 fn broken() -> CallFailure {
     CallFailure::new(
         FailureKind::BadResponse,

@@ -33,7 +33,7 @@ use super::run_lease::RunLease;
 
 /// First and longest wait before a request is retried.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
-/// Attempts at one call notice: about a minute.
+/// Attempts at one [`CallNotice`]: about a minute.
 const ERRAND_TRIES: u32 = 60;
 /// Silence after which the event stream is reopened; the gateway sends an event every 5 s.
 const EVENT_SILENCE: Duration = Duration::from_secs(15);
@@ -218,7 +218,7 @@ impl GatewayClient {
         }
     }
 
-    /// Sends call notices, each until the gateway accepts it or its retries are exhausted. Ends when the sender is
+    /// Sends [`CallNotice`]s, each until the gateway accepts it or its retries are exhausted. Ends when the sender is
     /// dropped and all are sent.
     pub async fn run_notices(self, mut errands: mpsc::UnboundedReceiver<CallNotice>) {
         let mut running = JoinSet::new();
@@ -251,8 +251,8 @@ impl GatewayClient {
         response.json().await.map_err(describe_error)
     }
 
-    /// Sends each newest report, and sends it again after each new connection of the event stream, because a restarted
-    /// gateway has no report. Ends when the sender is dropped and the last report was accepted.
+    /// Sends each newest [`LoopReport`], and sends it again after each new connection of the event stream, because a
+    /// restarted gateway has no report. Ends when the sender is dropped and the last report was accepted.
     pub async fn run_reports(
         self,
         mut newest: watch::Receiver<Option<LoopReport>>,
@@ -309,7 +309,7 @@ impl CallError {
     }
 }
 
-/// Reads events until the stream ends or is silent for [`EVENT_SILENCE`]; returns the reason.
+/// Reads events until the stream ends or delivers nothing for [`EVENT_SILENCE`]; returns the reason.
 async fn follow(response: Response, updates: &watch::Sender<Option<GatewayUpdate>>) -> String {
     let mut events = SseStream::from_bytes_stream(response.bytes_stream());
     loop {
@@ -338,7 +338,7 @@ async fn streamed(response: Response, format: WireFormat) -> Result<ModelAnswer,
         // After the end mark only the cost follows; the answer is complete without it.
         let Ok(Some(event)) = next.await else { break };
         let event = event.map_err(|error| {
-            // A broken socket says nothing about the call: a repeat with the same id gets its recorded outcome.
+            // A broken socket shows nothing about the call: a repeat with the same id gets its recorded outcome.
             if let sse_stream::Error::Body(error) = error {
                 CallError::Socket(error.to_string())
             } else {

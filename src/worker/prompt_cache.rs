@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use crate::api::agent::{ModelSpec, PromptCache};
 use crate::provider::prompt::CacheLifetime;
 
-/// Number of past calls that `Auto` considers.
+/// Number of [`PastCall`]s that `Auto` considers.
 const CALLS: usize = 32;
 /// Share by which another lifetime must have been cheaper before `Auto` switches: each switch costs a cache write.
 const GAIN: f64 = 0.1;
 
-/// How long a cached prompt can be relied on: slightly shorter than the provider's promise, because a request takes time
-/// to arrive.
+/// How long a cached prompt can be relied on: slightly shorter than the provider's promise, because a request takes
+/// time to arrive.
 fn lasts(lifetime: CacheLifetime) -> Duration {
     match lifetime {
         CacheLifetime::FiveMinutes => Duration::from_secs(290),
@@ -110,7 +110,7 @@ impl CachePolicy {
         }
     }
 
-    /// Computes what the past calls would have cost with this lifetime, in bytes of plain input.
+    /// Computes what the [`PastCall`]s would have cost with this lifetime, in bytes of plain input.
     fn cost(&self, lifetime: Option<CacheLifetime>) -> f64 {
         let cost = |call: &PastCall| {
             let Some(lifetime) = lifetime else {

@@ -138,7 +138,7 @@ impl WorkerProcess {
         Ok((journal, restored, instructions))
     }
 
-    /// Drives the loop, closes the journal, and then idles if the outcome calls for it.
+    /// Drives the loop, closes the [`Journal`], and then idles if the outcome calls for it.
     async fn run_loop(
         &mut self,
         mut journal: Journal,
@@ -189,8 +189,8 @@ impl WorkerProcess {
         Ok(())
     }
 
-    /// Waits for the session and the first update with fresh contact: a loop that is to be suspended, or has no run
-    /// lease, must not make a call first. `None`: fenced or terminated, so the loop is not driven.
+    /// Waits for the session and the first [`GatewayUpdate`] with fresh contact: a loop that is to be suspended, or has
+    /// no run lease, must not make a call first. `None`: fenced or terminated, so the loop is not driven.
     async fn wait_for_gateway(&mut self) -> Option<(WorkerSession, GatewayUpdate)> {
         let meeting = async {
             let session = self.gateway.session().await;

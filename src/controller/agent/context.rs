@@ -23,7 +23,6 @@ pub struct ReconcilerSettings {
     pub link_url: String,
     /// The destinations that gateways may connect to.
     pub egress: AgentEgress,
-    /// The namespace of the controller.
     pub controller_namespace: String,
     /// Namespaces whose Agents are reconciled; empty: all.
     pub watch_namespaces: Vec<String>,

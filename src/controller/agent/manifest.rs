@@ -62,7 +62,7 @@ pub(super) fn pod(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> P
     }
 }
 
-/// Hash of all fields of a spec that determine the pod; `suspend` and the update strategy do not.
+/// Hash of all fields of a spec that determine the pod; `suspend` and the [`UpdateStrategy`] do not.
 pub(super) fn spec_hash(spec: &AgentSpec) -> String {
     let mut spec = spec.clone();
     spec.suspend = false;

@@ -44,7 +44,6 @@ pub(super) struct SharedContext {
     pub(super) clock: WallClock,
 }
 
-/// The context of all reconciles.
 pub(super) struct ReconcileContext {
     pub(super) shared: Arc<SharedContext>,
     pub(super) scopes: AgentScopes,

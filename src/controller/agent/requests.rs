@@ -27,8 +27,8 @@ pub(super) fn open(agent: &Agent, status: &AgentStatus) -> OpenRequests {
     }
 }
 
-/// The handled requests to record. While a handled value is still in the annotation it stays recorded, so that an older
-/// report cannot make it open again. `all` records every current value: the loop has just restarted.
+/// The [`HandledRequests`] to record. While a handled value is still in the annotation it stays recorded, so that an
+/// older report cannot make it open again. `all` records every current value: the loop has just restarted.
 pub(super) fn remember(
     agent: &Agent,
     old: Option<&HandledRequests>,

@@ -18,7 +18,7 @@ use crate::ledger::wallet::AccountId;
 use crate::ledger::window::WindowRule;
 use crate::link::messages::{AccountRequest, AccountResponse, LeaseGrant, LeaseRequest, LeaseResponse};
 
-/// Interval between writes of a document for which nothing waits.
+/// Interval between [`RecordWrite`]s of a document for which nothing waits.
 pub const WRITE_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
 /// How long an account must be missing before it counts as deleted, since watches may lag behind.
 const LAG: SignedDuration = SignedDuration::from_mins(1);
@@ -27,7 +27,7 @@ const MOST_MISSED: usize = 10_000;
 /// The epoch of answers about a deleted account: no later answer contradicts it.
 const LAST_WORD: i64 = i64::MAX;
 
-/// The kind of an object that contains records.
+/// The kind of an object that contains [`LedgerRecord`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DocumentKind {
     /// An AgentBudget: `status.ledger`.
@@ -36,7 +36,7 @@ pub enum DocumentKind {
     Agent,
 }
 
-/// Identifies an object with records.
+/// Identifies an object with [`LedgerRecord`]s.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocumentId {
     pub kind: DocumentKind,
@@ -45,10 +45,10 @@ pub struct DocumentId {
     pub uid: String,
 }
 
-/// Identifies an account within its document.
+/// Identifies an [`AccountEntry`] within its document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DocumentPart {
-    /// The only account of an AgentBudget.
+    /// The only [`AccountEntry`] of an AgentBudget.
     Budget,
     /// `guardrails.tokensPerHour`.
     TokensPerHour,
@@ -68,7 +68,7 @@ impl DocumentId {
     }
 }
 
-/// An object with records, and its accounts.
+/// An object with [`LedgerRecord`]s, and its accounts.
 #[derive(Clone, Debug)]
 pub struct LedgerDocument {
     accounts: BTreeMap<DocumentPart, AccountEntry>,
@@ -100,24 +100,23 @@ impl LedgerDocument {
     }
 }
 
-/// A record to be written over exactly its predecessor.
+/// A [`LedgerRecord`] to be written over exactly its predecessor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordWrite {
     pub part: DocumentPart,
-    /// Epoch of the record that must be there; 0: no record.
+    /// Epoch of the [`LedgerRecord`] that must be there; 0: no record.
     pub over: i64,
-    /// The new record.
+    /// The new [`LedgerRecord`].
     pub record: LedgerRecord,
 }
 
-/// The result of a request, until it is answered.
+/// The result of a [`LeaseRequest`], until it is answered.
 #[derive(Clone, Debug, Default)]
 pub struct PendingLeaseResponse {
     refused: BTreeMap<AccountId, GrantRefusal>,
     forgotten: BTreeMap<AccountId, Vec<i64>>,
 }
 
-/// All accounts.
 #[derive(Clone, Debug, Default)]
 pub struct AccountBook {
     documents: BTreeMap<DocumentId, LedgerDocument>,
@@ -126,14 +125,14 @@ pub struct AccountBook {
     gone: BTreeSet<AccountId>,
     /// Accounts with changes that gateways must learn about: limits, recall or revision.
     changed: BTreeSet<AccountId>,
-    /// Unknown accounts in gateways' statements, and since when they are unknown.
+    /// Unknown [`AccountEntry`]s in gateways' statements, and since when they are unknown.
     missed: BTreeMap<AccountId, Timestamp>,
     /// Accounts in which each gateway's record has leases, or had some.
     holdings: BTreeMap<String, BTreeSet<AccountId>>,
 }
 
 impl AccountBook {
-    /// Loads an account. One that is already loaded keeps its state and gets the new terms.
+    /// Loads an [`AccountEntry`]. One that is already loaded keeps its state and gets the new terms.
     pub fn load(
         &mut self,
         document: &DocumentId,
@@ -244,7 +243,7 @@ impl AccountBook {
         }
     }
 
-    /// Applies a gateway's statements, and its requests for the accounts that apply to its Agent.
+    /// Applies a gateway's statements, and its requests for the [`AccountEntry`]s that apply to its Agent.
     pub fn apply_request(
         &mut self,
         who: &LeaseHolder,
@@ -299,7 +298,7 @@ impl AccountBook {
     }
 
     /// The statements of a request about leases that this very pod was the last to hold; `None`: there are none. A
-    /// lease that another pod of the same record holds by now must not be closed by this one.
+    /// lease that another pod of the same [`LedgerRecord`] holds by now must not be closed by this one.
     #[must_use]
     pub fn final_statements(&self, who: &LeaseHolder, request: &LeaseRequest) -> Option<LeaseRequest> {
         let holds = |account: &str, lease: i64| {
@@ -335,7 +334,7 @@ impl AccountBook {
         }
     }
 
-    /// The documents that must be written before this request is answered; empty: it may be answered now.
+    /// The documents that must be written before this [`LeaseRequest`] is answered; empty: it may be answered now.
     #[must_use]
     pub fn must_wait(
         &self,
@@ -365,8 +364,8 @@ impl AccountBook {
         entries.any(|(_, entry)| entry.account.is_of_another(who))
     }
 
-    /// Builds the answer from durable state only. Includes accounts that the request omitted if the gateway has leases
-    /// there: it may not know of them, and only it can return them.
+    /// Builds the [`LeaseResponse`] from durable state only. Includes accounts that the request omitted if the gateway
+    /// has leases there: it may not know of them, and only it can return them.
     #[must_use]
     pub fn response(&self, who: &LeaseHolder, request: &LeaseRequest, pending: &PendingLeaseResponse) -> LeaseResponse {
         let spoken_of = |account: &&AccountId| request.accounts.iter().any(|part| part.account == **account);
@@ -438,7 +437,7 @@ impl AccountBook {
         home.accounts.iter_mut().map(write).collect()
     }
 
-    /// The records are written: their grants may be sent to gateways.
+    /// The [`LedgerRecord`]s are written: their grants may be sent to gateways.
     pub fn written(&mut self, document: &DocumentId, writes: &[RecordWrite], now: Timestamp) {
         let Some(home) = self.documents.get_mut(document) else {
             return;
@@ -452,7 +451,7 @@ impl AccountBook {
         home.urgent &= home.is_changed();
     }
 
-    /// The records are certainly not written, and will not be.
+    /// The [`LedgerRecord`]s are certainly not written, and will not be.
     pub fn not_written(&mut self, document: &DocumentId) {
         if let Some(home) = self.documents.get_mut(document) {
             (home.writing, home.urgent) = (false, true);
@@ -473,7 +472,8 @@ impl AccountBook {
         self.update_entry(account, now, |entry| entry.withdraw(agent));
     }
 
-    /// Advances the time of accounts that have waiters, that recall leases, or that count usage that may expire.
+    /// Advances the time of [`AccountEntry`]s that have waiters, that recall leases, or that count usage that may
+    /// expire.
     pub fn tick(&mut self, now: Timestamp) {
         let restless = |entry: &AccountEntry| {
             let account = &entry.account;
@@ -494,12 +494,12 @@ impl AccountBook {
         }
     }
 
-    /// The accounts with changes for gateways since the last call.
+    /// The [`AccountEntry`]s with changes for gateways since the last call.
     pub fn take_changed(&mut self) -> BTreeSet<AccountId> {
         std::mem::take(&mut self.changed)
     }
 
-    /// An account and its document.
+    /// An [`AccountEntry`] and its document.
     #[must_use]
     pub fn entry(&self, account: &str) -> Option<(&DocumentId, &AccountEntry)> {
         let (document, part) = self.index.get(account)?;
@@ -525,7 +525,7 @@ impl AccountBook {
         }
     }
 
-    /// Changes an account, and notes whether gateways must learn about it.
+    /// Changes an [`AccountEntry`], and notes whether gateways must learn about it.
     fn update_entry<T>(
         &mut self,
         account: &str,

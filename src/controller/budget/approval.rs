@@ -17,13 +17,13 @@ use crate::ledger::limits::{added_amount, limit_amounts};
 use crate::support::hash::sha256_hex;
 use crate::support::text::first_chars;
 
-/// Annotation that approves gates: `<gate>:<argumentsHash>`, separated by spaces.
+/// Annotation that approves [`BudgetGate`]s: `<gate>:<argumentsHash>`, separated by spaces.
 pub const APPROVE: &str = "agentloop.dev/approve";
 /// Annotation with the name of the approver; the admission policy requires it to be the requesting user.
 pub const APPROVED_BY: &str = "agentloop.dev/approved-by";
 /// Annotation that denies gates: `<gate>` or `<gate>:<argumentsHash>`, separated by spaces.
 pub const DENY: &str = "agentloop.dev/deny";
-/// Value of `kind` of the gate.
+/// Value of `kind` of the [`BudgetGate`].
 pub const KIND: &str = "BudgetAsk";
 /// Longest annotation value kept in the status, in characters.
 const LONGEST: usize = 256;
@@ -31,7 +31,7 @@ const LONGEST: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GateAnswer {
     Approved {
-        /// Id of the gate.
+        /// Id of the [`BudgetGate`].
         id: String,
         /// Name of the approver.
         by: String,
@@ -44,7 +44,7 @@ pub enum GateAnswer {
     },
 }
 
-/// The amount that an approval adds: `ask.topUp`, or by default a quarter of each limit.
+/// The [`Amount`] that an approval adds: `ask.topUp`, or by default a quarter of each limit.
 #[must_use]
 pub fn offer(budget: &AgentBudget) -> Amount {
     let asked = budget.spec.ask.as_ref().and_then(|ask| added_amount(&ask.top_up).ok());
@@ -52,7 +52,7 @@ pub fn offer(budget: &AgentBudget) -> Amount {
     asked.unwrap_or_else(|| quarter().unwrap_or_default())
 }
 
-/// The gate to open with the record of this epoch; `None` unless `onExhausted` is `Ask`.
+/// The [`BudgetGate`] to open with the record of this epoch; `None` unless `onExhausted` is `Ask`.
 #[must_use]
 pub fn open(budget: &AgentBudget, epoch: i64, now: Timestamp) -> Option<BudgetGate> {
     let asks = budget.spec.on_exhausted == OnExhausted::Ask;
@@ -75,8 +75,8 @@ pub fn hash(budget: &AgentBudget, id: &str) -> String {
     sha256_hex(question, 16)
 }
 
-/// The answer to the open gate in `status`. Editing the offered amount changes the hash, so an approval of the earlier
-/// amount is void.
+/// The answer to the open [`BudgetGate`] in `status`. Editing the offered amount changes the hash, so an approval of
+/// the earlier amount is void.
 #[must_use]
 pub fn answer(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<GateAnswer> {
     let gate = status.gates.first()?;
@@ -106,7 +106,7 @@ pub fn approved(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<(Str
     }
 }
 
-/// The `kubectl` command that answers the gate.
+/// The `kubectl` command that answers the [`BudgetGate`].
 #[must_use]
 pub fn how_to_answer(budget: &AgentBudget, gate: &BudgetGate) -> String {
     let (namespace, name) = (budget.namespace().unwrap_or_default(), budget.name_any());

@@ -21,7 +21,7 @@ pub enum CallObstacleReason {
     BudgetNotFound,
     /// The platform requires a budget, and none applies.
     BudgetRequired,
-    /// A cost limit applies, and the price of a model is unknown.
+    /// A cost limit applies, and the [`ModelPrice`] of a model is unknown.
     PriceUnknown,
     /// A budget that applies is invalid or cannot be parsed.
     BudgetUnavailable,
@@ -381,7 +381,7 @@ impl AccountAssignments {
         decision
     }
 
-    /// The known prices of all models that the Agent's spec names or its pod calls.
+    /// The known [`ModelPrice`]s of all models that the Agent's spec names or its pod calls.
     fn prices(
         &self,
         agent: &NamespacedName,
@@ -448,7 +448,7 @@ impl AccountAssignments {
     }
 }
 
-/// Whose prices count in addition to the platform's table.
+/// Whose [`ModelPrice`]s count in addition to the platform's table.
 #[derive(Clone, Copy)]
 enum PriceTrust<'a> {
     /// Those in the specs of Agents.
@@ -457,7 +457,7 @@ enum PriceTrust<'a> {
     Nobody(&'a str),
 }
 
-/// The price of a model, unless different prices are given for the same name.
+/// The [`ModelPrice`] of a model, unless different prices are given for the same name.
 fn only_price<'a>(models: &[&'a PricedModel], name: &str) -> Option<&'a ModelPrice> {
     let mut given = models
         .iter()
@@ -492,7 +492,7 @@ fn check_price(
     );
 }
 
-/// The first obstacle, which is the one reported; missing references are checked first.
+/// The first [`CallObstacle`], which is the one reported; missing references are checked first.
 #[derive(Default)]
 struct FirstObstacle {
     first: Option<CallObstacle>,

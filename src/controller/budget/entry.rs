@@ -39,7 +39,7 @@ pub struct AccountEntry {
     pub(super) blocked: BTreeMap<NamespacedName, BlockedAgent>,
     /// The smallest amount that each Agent last requested for a call.
     pub(super) asks: BTreeMap<NamespacedName, Amount>,
-    /// The room with which `blocked` was last checked.
+    /// The room with which [`Self::blocked`] was last checked.
     pub(super) looked: Option<AccountRoom>,
     /// An Agent was blocked in this term and no longer is.
     pub(super) released: bool,
@@ -71,7 +71,7 @@ impl AccountEntry {
         self.revision
     }
 
-    /// Limits minus settled and reserved amounts, at least zero.
+    /// Limits minus settled and reserved [`Amount`]s, at least zero.
     #[must_use]
     pub fn remaining(&self) -> LimitAmounts {
         let account = &self.account;
@@ -81,7 +81,7 @@ impl AccountEntry {
             .left_after(&account.reserved())
     }
 
-    /// The refusal that shows that the account as a whole is exhausted, given that `agents` draw on it. Refusals
+    /// The refusal that shows that the [`Account`] as a whole is exhausted, given that `agents` draw on it. Refusals
     /// because of a limit per Agent, of calls that can never fit, or while others hold enough unspent do not count. Of
     /// several, the one that has room last.
     ///
@@ -143,7 +143,7 @@ impl AccountEntry {
         }
     }
 
-    /// The Agent no longer draws on the account, or no longer waits for a call.
+    /// The Agent no longer draws on the [`Account`], or no longer waits for a call.
     pub(super) fn withdraw(&mut self, agent: &NamespacedName) {
         self.asks.remove(agent);
         self.account.withdraw(agent);

@@ -58,7 +58,7 @@ pub struct OwnLimit {
     pub part: DocumentPart,
     /// Its terms; without limits if only its record is left.
     pub terms: LedgerTerms,
-    /// The record as last written.
+    /// The [`LedgerRecord`] as last written.
     pub record: Option<LedgerRecord>,
     /// The Agent's usage since its creation, by its status; zero for windows that end.
     pub used: Amount,
@@ -193,11 +193,10 @@ pub struct BudgetFacts {
     pub object: Arc<AgentBudget>,
     /// Its selectors, or why they are invalid.
     pub selects: Result<BudgetSelector, String>,
-    /// Its terms and its top-ups by id, or what is wrong with them.
+    /// Its [`LedgerTerms`] and its top-ups by id, or what is wrong with them.
     pub terms: Result<(LedgerTerms, Vec<(String, Amount)>), String>,
 }
 
-/// The selectors of a budget.
 #[derive(Clone, Debug)]
 pub struct BudgetSelector {
     /// Selects Agents; `None`: none.

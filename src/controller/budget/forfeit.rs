@@ -1,11 +1,12 @@
 //! Which gateways have stopped for certain, so that what they hold may be forfeited. Pure.
 //!
-//! A gateway's record is on its Agent's volume. If the volume outlives the pod, the next pod finds the record and reports
-//! exactly what was spent. A holder without a pod is therefore lost only if its record cannot return (the Agent was
-//! deleted, its storage was ephemeral, or the Agent's present pod reports with another record). Otherwise it is silent, and
-//! each account decides how long it waits. Forfeiting too early costs room in one window and never frees any. It must never
-//! happen to a gateway that may still make calls: what it spends later would count in no window. A pod that ended makes no
-//! more calls. One whose object is gone may still run, on an unreachable node: for its run lease, and the duration of a call.
+//! A gateway's record is on its Agent's volume. If the volume outlives the pod, the next pod finds the record and
+//! reports exactly what was spent. A holder without a pod is therefore lost only if its record cannot return (the Agent
+//! was deleted, its storage was ephemeral, or the Agent's present pod reports with another record). Otherwise it is
+//! silent, and each account decides how long it waits. Forfeiting too early costs room in one window and never frees
+//! any. It must never happen to a gateway that may still make calls: what it spends later would count in no window. A
+//! pod that ended makes no more calls. One whose object is gone may still run, on an unreachable node: for its run
+//! lease, and the duration of a call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +48,7 @@ pub struct HolderLiveness {
     missing: BTreeMap<String, Timestamp>,
 }
 
-/// What is known of a holder.
+/// What is known of a [`LeaseHolder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HolderFate {
     /// It may call, or its next pod may soon say what it spent.

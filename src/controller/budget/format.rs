@@ -74,7 +74,7 @@ fn noun(kind: AmountKind) -> Option<&'static str> {
     }
 }
 
-/// The field of `spec.limits` for this kind.
+/// The field of `spec.limits` for this [`AmountKind`].
 #[must_use]
 pub fn field(kind: AmountKind) -> String {
     match kind {
@@ -83,7 +83,7 @@ pub fn field(kind: AmountKind) -> String {
     }
 }
 
-/// The kinds that are not zero: `500 tokens and $2.00`.
+/// The [`AmountKind`]s that are not zero: `500 tokens and $2.00`.
 #[must_use]
 pub fn amount(amount: &Amount) -> String {
     let parts: Vec<String> = AmountKind::iter()
@@ -112,13 +112,13 @@ pub fn fields(amount: &Amount) -> String {
     parts.join(",")
 }
 
-/// A quarter of each limit, rounded up: the default amount of a top-up.
+/// A quarter of each limit, rounded up: the default [`Amount`] of a top-up.
 #[must_use]
 pub fn quarter(limits: &LimitAmounts) -> Amount {
     Amount::from_fn(|kind| limits.get(kind).map_or(0, |limit| limit / 4 + i64::from(limit % 4 > 0)))
 }
 
-/// A window for a column: `1h`, `daily Europe/Berlin`, `lifetime`.
+/// A [`BudgetWindow`] for a column: `1h`, `daily Europe/Berlin`, `lifetime`.
 #[must_use]
 pub fn window(window: &BudgetWindow) -> String {
     if let Some(rolling) = &window.rolling {
@@ -157,8 +157,8 @@ pub fn clock(moment: Timestamp, of: &BudgetWindow) -> String {
     moment.strftime(format).to_string()
 }
 
-/// The part of a limit that is used, in whole percent, rounded down, so that 100 means all of it. All of a limit of 0 is
-/// used.
+/// The part of a limit that is used, in whole percent, rounded down, so that 100 means all of it. All of a limit of 0
+/// is used.
 #[must_use]
 pub fn percent(used: i64, limit: i64) -> i128 {
     if limit == 0 {

@@ -33,7 +33,7 @@ use crate::link::messages::{
 };
 use crate::telemetry::metrics::Metrics;
 
-/// How long a lease request waits for its record to be written.
+/// How long a [`LeaseRequest`] waits for its record to be written.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub struct LedgerSetup {
@@ -420,7 +420,7 @@ impl BudgetLedger {
         all.into_iter().map(Some).collect()
     }
 
-    /// A gateway's statements and requests. Answered once everything that it grants is written.
+    /// A gateway's statements and [`LeaseRequest`]s. Answered once everything that it grants is written.
     pub async fn lease(&self, who: &LeaseHolder, request: &LeaseRequest) -> Result<LeaseResponse, PodRefusal> {
         let agent = who.agent.clone();
         // Subscribed before the request is applied, so that a write in between is not missed.
@@ -491,7 +491,7 @@ impl BudgetLedger {
         free.map(|(account, _)| account.clone()).collect()
     }
 
-    /// Wakes the requests that wait for a record.
+    /// Wakes the [`LeaseRequest`]s that wait for a record.
     pub(super) fn note_written(&self) {
         self.wrote.send_modify(|count| *count = count.wrapping_add(1));
     }
@@ -503,7 +503,7 @@ impl BudgetLedger {
         self.send_terms(state, agents);
     }
 
-    /// Updates the gateways of these Agents and of all with changed accounts, and wakes the record writer.
+    /// Updates the gateways of these Agents and of all with changed [`AccountEntry`]s, and wakes the record writer.
     pub(super) fn send_terms(&self, state: &mut LedgerState, agents: impl IntoIterator<Item = NamespacedName>) {
         let mut agents: BTreeSet<NamespacedName> = agents.into_iter().collect();
         for account in state.book.take_changed() {

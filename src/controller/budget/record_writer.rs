@@ -20,15 +20,14 @@ use super::view::BudgetView;
 use crate::api::budget::{AgentBudgetStatus, LedgerRecord};
 use crate::api::status::AgentStatus;
 
-/// Timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of concurrent writes.
+/// Maximum number of concurrent [`RecordWrite`]s.
 const WRITERS: usize = 32;
 /// Interval of the ledger's maintenance.
 const TICK: Duration = Duration::from_secs(1);
 /// Shortest interval after the last write at which urgent changes of the status are written.
 const NEWS_INTERVAL: SignedDuration = SignedDuration::from_secs(5);
-/// First and longest delay between attempts at one write.
+/// First and longest delay between attempts at one [`RecordWrite`].
 const PAUSE: Duration = Duration::from_millis(250);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Longest delay before a rejected record is composed again, and the number of rejections before the budget reports it:
@@ -55,7 +54,7 @@ pub(super) struct StatusDocument {
 }
 
 impl StatusDocument {
-    /// Why its records cannot be written, once that is worth reporting.
+    /// Why its [`LedgerRecord`]s cannot be written, once that is worth reporting.
     pub(super) fn problem(&self) -> Option<&str> {
         (self.refusals >= MIN_REPORTED_REFUSALS).then_some(self.problem.as_str())
     }
@@ -104,7 +103,7 @@ impl StatusDocument {
     }
 }
 
-/// Another leader wrote a record, so this one must stop.
+/// Another leader wrote a [`LedgerRecord`], so this one must stop.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 #[error(
     "the ledger record of {kind} {namespace}/{name} has epoch {found}, but this leader wrote {expected}: another \
@@ -137,7 +136,7 @@ enum WriteOutcome {
 }
 
 impl BudgetLedger {
-    /// Writes due records until a record of another leader is found.
+    /// Writes due [`LedgerRecord`]s until a record of another leader is found.
     pub(super) async fn write(self: Arc<Self>) -> RecordConflictError {
         let mut jobs = JoinSet::new();
         let mut tick = tokio::time::interval(TICK);
@@ -310,7 +309,7 @@ impl BudgetLedger {
         None
     }
 
-    /// Repeats one write until its outcome is known.
+    /// Repeats one [`RecordWrite`] until its outcome is known.
     async fn execute(&self, job: &WriteJob) -> WriteOutcome {
         let mut pause = PAUSE;
         loop {

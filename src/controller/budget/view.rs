@@ -11,11 +11,11 @@ use crate::link::messages::LimitName;
 
 /// The current state of a budget.
 pub struct BudgetView<'a> {
-    /// The object as last seen. Its status may lag behind `shown`.
+    /// The object as last seen. Its status may lag behind [`Self::shown`].
     pub budget: &'a AgentBudget,
     /// The status as last written, without `ledger`.
     pub shown: &'a Map<String, Value>,
-    /// The account, or what is wrong with the spec.
+    /// The [`AccountEntry`], or what is wrong with the spec.
     pub entry: Result<&'a AccountEntry, &'a str>,
     /// Number of Agents that draw on the budget.
     pub agents: usize,
@@ -25,7 +25,7 @@ pub struct BudgetView<'a> {
     pub now: Timestamp,
 }
 
-/// Blocks calls that need this budget for a reason other than a refusal of its account.
+/// Blocks calls that need this budget for a reason other than a refusal of its [`AccountEntry`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BudgetHold {
     /// Kind `BudgetAsk` or `BudgetExhausted`.

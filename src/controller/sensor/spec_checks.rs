@@ -1,8 +1,8 @@
 //! Checks the specs of Sensors beside the watches: one at a time, and one of each namespace in turn.
 //!
-//! A check takes up to a second of CPU time, and whoever may write Sensors decides how many there are. They delay further
-//! Sensors of the same namespace; a Sensor of another namespace waits for one check of each namespace that has some waiting.
-//! Neither the watches nor the readiness of a new leader wait for checks.
+//! A check takes up to a second of CPU time, and whoever may write Sensors decides how many there are. They delay
+//! further Sensors of the same namespace; a Sensor of another namespace waits for one check of each namespace that has
+//! some waiting. Neither the watches nor the readiness of a new leader wait for checks.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::api::{NamespacedName, Sensor};
 #[derive(Debug, Default)]
 pub(super) struct SpecCheckQueue {
     waiting: HashMap<String, VecDeque<NamespacedName>>,
-    /// Those in `waiting`: each waits once.
+    /// Those in [`Self::waiting`]: each waits once.
     known: HashSet<NamespacedName>,
     /// Namespaces with waiting Sensors, in the order of their turns.
     turns: VecDeque<String>,

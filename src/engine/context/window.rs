@@ -75,7 +75,8 @@ impl Engine {
         loop {
             match self.next_to_leave() {
                 ShrinkStep::Send => return true,
-                // What is left out on trial is the first to leave, but not for a turn that does not contain the history.
+                // What is left out on trial is the first to leave, but not for a turn that does not contain the
+                // history.
                 ShrinkStep::Clear(_) | ShrinkStep::Forget(_) | ShrinkStep::Compact(_)
                     if !self.turn_rules().own_session && self.forget_left_out(out) => {}
                 ShrinkStep::Clear(messages) => self.clear_results(messages, out),
@@ -227,8 +228,8 @@ impl Engine {
         out.record(journal_line(RecordKind::ResultsCleared, self.turn_number(), note));
     }
 
-    /// Restores cleared results when there is much more room than when they were cleared: a limit that was lowered for
-    /// a while, or a window that was wrong, costs no memory.
+    /// Restores [`ClearedResults`] when there is much more room than when they were cleared: a limit that was lowered
+    /// for a while, or a window that was wrong, costs no memory.
     fn restore_results(&mut self) {
         if self.turn_rules().own_session || !self.is_first_call() || self.state.cleared.messages == 0 {
             return;
@@ -415,8 +416,8 @@ impl Engine {
         self.state.doubt.left_out()
     }
 
-    /// The parts of the history to leave out on trial, in order: the one that costs the least memory first. Cut between two
-    /// turns, so that no tool call is parted from its result.
+    /// The parts of the history to leave out on trial, in order: the one that costs the least memory first. Cut between
+    /// two turns, so that no tool call is parted from its result.
     pub(crate) fn trials(&self) -> Vec<HistoryTrial> {
         let all = self.transcript.len();
         let cleared = self.cleared();

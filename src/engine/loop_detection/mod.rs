@@ -30,7 +30,7 @@ use agentloop_api::condition::LoopSign;
 use agentloop_api::status::PauseReason;
 use agentloop_api::usage_counts::GuardrailTrip;
 
-/// Turns in a row without a tool call that say the same, which are a loop.
+/// Turns in a row without a [`ToolCall`] that say the same, which are a loop.
 pub const EQUAL_TEXTS: u32 = 3;
 /// Sleeps that add up to this much count as waiting.
 const LEAST_WAIT: SignedDuration = SignedDuration::from_secs(10);
@@ -42,7 +42,7 @@ const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 #[serde(default)]
 pub struct LoopDetector {
     recent: RecentCalls,
-    /// Text of the last turn without a tool call, and how often in a row.
+    /// Text of the last turn without a [`ToolCall`], and how often in a row.
     #[serde(rename = "said")]
     last_text: (ShortHash, u32),
     episode: Option<LoopEpisode>,
@@ -50,9 +50,9 @@ pub struct LoopDetector {
     pauses: u32,
     /// The current turn made progress.
     progress: bool,
-    /// The current turn led to an escalation step.
+    /// The current turn led to an [`EscalationStep`].
     stepped: bool,
-    /// A tool call of the current turn has its result.
+    /// A [`ToolCall`] of the current turn has its result.
     called: bool,
     /// Naps since the last sleep.
     napped: SignedDuration,
@@ -103,7 +103,7 @@ impl LoopDetector {
         self.episode = None;
     }
 
-    /// Records the text of a turn without a tool call. Returns the signal that it gives, if any.
+    /// Records the text of a turn without a [`ToolCall`]. Returns the signal that it gives, if any.
     fn observe_text(&mut self, text: ShortHash) -> Option<LoopSignal> {
         let (before, times) = self.last_text;
         self.last_text = if before == text {
@@ -138,7 +138,7 @@ impl Engine {
         }
     }
 
-    /// Inspects a tool call that has its result. Returns a note for the model.
+    /// Inspects a [`ToolCall`] that has its result. Returns a note for the model.
     pub(super) fn inspect_call(
         &mut self,
         wanted: &ToolCall,
@@ -215,8 +215,8 @@ impl Engine {
         }
     }
 
-    /// Takes the next escalation step for a signal, if it is due. `tool`: of the call that gave it. Returns a note for
-    /// the model.
+    /// Takes the next [`EscalationStep`] for a signal, if it is due. `tool`: of the call that gave it. Returns a note
+    /// for the model.
     fn escalate(&mut self, signal: LoopSignal, tool: Option<String>, out: &mut EffectBuffer) -> Option<String> {
         let rules = self.rules();
         let step = match &mut self.state.watch.episode {

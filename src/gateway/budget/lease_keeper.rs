@@ -33,11 +33,12 @@ const AHEAD: Duration = Duration::from_secs(5);
 /// First and longest delay before a closed lease is reported again or a failed request is retried.
 const REPEAT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 
-/// How often per minute a worker's report that it is idle closes leases at once. Each time costs the leader a write.
+/// How often per minute a worker's [`LoopReport`] that it is idle closes leases at once. Each time costs the leader a
+/// write.
 const CLOSES_BY_WORD: u32 = 6;
 const MINUTE: Duration = Duration::from_mins(1);
 
-/// What the next call needs: at least `least`, at best `full`.
+/// What the next call needs: at least [`Self::least`], at best [`Self::full`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LeaseDemand {
     pub(super) least: Amount,
@@ -58,20 +59,20 @@ pub(super) struct LeaseActivity {
     asked_ahead: Option<Instant>,
     reported: BTreeMap<(String, i64), LeaseStatement>,
     reported_at: Option<Instant>,
-    /// Number of the attach under which `reported` was sent.
+    /// Number of the attach under which [`Self::reported`] was sent.
     attach: u64,
-    /// The last grants may not have been received.
+    /// The last [`DurableGrant`]s may not have been received.
     unheard: bool,
-    /// Consecutive reports without news.
+    /// Consecutive reports without a change.
     repeats: u32,
     /// Consecutive failed requests.
     failures: u32,
-    /// How often idle reports of the worker closed leases, and since when that is counted.
+    /// How often idle [`LoopReport`]s of the worker closed leases, and since when that is counted.
     closes: (u32, Instant),
 }
 
 impl LeaseActivity {
-    /// `restored`: a previous gateway may have requested grants whose answer it never received.
+    /// `restored`: a previous gateway may have requested [`DurableGrant`]s whose answer it never received.
     pub(super) fn new(restored: bool) -> Self {
         Self {
             calls: 0,
@@ -90,8 +91,8 @@ impl LeaseActivity {
         }
     }
 
-    /// Whether an idle report of the worker may close leases again. Rate-limited, because the worker is not trusted and
-    /// can report as often as it likes.
+    /// Whether an idle [`LoopReport`] of the worker may close leases again. Rate-limited, because the worker is not
+    /// trusted and can report as often as it likes.
     fn may_close(&mut self) -> bool {
         if self.closes.1.elapsed() >= MINUTE {
             self.closes = (0, Instant::now());
@@ -132,7 +133,7 @@ impl LeaseActivity {
 }
 
 impl GatewayBudget {
-    /// Runs the maintenance; never returns while `loop_report`, the reports of the worker, is open.
+    /// Runs the maintenance; never returns while `loop_report`, the [`LoopReport`]s of the worker, is open.
     pub async fn maintain_leases(self: Arc<Self>, mut loop_report: watch::Receiver<Option<LoopReport>>) {
         let mut view = self.contact.subscribe();
         let mut stirred = self.stirred.subscribe();
@@ -233,7 +234,7 @@ impl GatewayBudget {
             let over = before.is_none_or(|before| before.closed != statement.closed);
             let back = before.map_or(Amount::ZERO, |before| before.returned) != statement.returned;
             // At once: returned amounts and closed leases are room for others, and after an attach a new leader may
-            // know only what its record says. Spending frees nothing, so it is reported at intervals.
+            // know only what is in its record. Spending frees nothing, so it is reported at intervals.
             if back || (over && statement.closed) || pace.attach != view.attaches {
                 at(now);
             } else if statement.closed {
@@ -251,7 +252,7 @@ impl GatewayBudget {
         due.map(|due| soonest.map_or(due, |soonest| due.max(soonest)))
     }
 
-    /// Whether to prefetch more leases for calls like the last one, as soon as `AHEAD` allows.
+    /// Whether to prefetch more leases for calls like the last one, as soon as [`AHEAD`] allows.
     fn should_prefetch(&self, view: &LinkView, rests: bool) -> bool {
         let (early, last) = {
             let pace = self.lease_activity();
@@ -419,7 +420,7 @@ fn prefetch_amount(call: &Amount) -> Amount {
     Amount::from_fn(|kind| call.get(kind).saturating_mul(PREFETCH_CALLS / 2))
 }
 
-/// Applies the grants of an answer. Returns the number of leases about which the leader knew more.
+/// Applies the [`DurableGrant`]s of an answer. Returns the number of leases about which the leader knew more.
 fn apply_answer(wallet: &mut Wallet, answer: &AccountResponse, sent: u64) -> usize {
     let granted: Vec<(DurableGrant, Option<u64>)> = answer
         .leases

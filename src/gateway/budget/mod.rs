@@ -60,10 +60,10 @@ pub struct GatewayBudget {
 
 /// What a call holds until it is settled.
 pub struct CallReservation {
-    /// The reservation in the wallet.
+    /// The reservation in the [`Wallet`].
     pub reservation: Reservation,
     rates: Option<ModelRates>,
-    /// The bound of the call by its bytes alone; `None` if the reservation already rests on bytes alone.
+    /// The bound of the call by its bytes alone; `None` if the reservation is already based on bytes alone.
     afresh: Option<Amount>,
     parts: Vec<RequestPart>,
     exact: bool,
@@ -85,7 +85,7 @@ pub struct CallCharge {
     pub amount: Amount,
     /// Cost of the server's bill in micro-dollars; `None`: no bill, or no price.
     pub cost: Option<i64>,
-    /// Set if the bill exceeds the bound.
+    /// Set if the bill exceeds the [`CallBound`].
     pub violation: Option<BoundViolation>,
     /// The new basis of the next bound; `None`: unchanged.
     pub basis: Option<BoundBasis>,
@@ -164,7 +164,7 @@ impl GatewayBudget {
         loop {
             let terms = self.terms(wait.deadline).await?;
             self.check(&terms)?;
-            // Requests to the light model do not continue each other, so their bound rests on bytes alone.
+            // Requests to the light model do not continue each other, so their bound is based on bytes alone.
             let is_light = call.purpose.uses_light_model();
             let previous = self.store.basis().previous.filter(|_| !is_light);
             let name = self.models.of(call.purpose);
@@ -269,7 +269,7 @@ impl GatewayBudget {
         all.into_iter().next()
     }
 
-    /// The terms of the calls; waits up to `deadline` for the controller to send them.
+    /// The [`BudgetTerms`] of the calls; waits up to `deadline` for the controller to send them.
     async fn terms(&self, deadline: Instant) -> Result<BudgetTerms, CallFailure> {
         let mut view = self.contact.subscribe();
         let known = view.wait_for(|view| view.directives.budget.is_some());

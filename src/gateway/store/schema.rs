@@ -76,7 +76,7 @@ ALTER TABLE calls ADD COLUMN cost INTEGER;
 ";
 
 /// Added by version 5: the last request per server, and whether its bill can be trusted. The earlier basis is dropped,
-/// so the next bound rests on bytes.
+/// so the next bound is based on bytes.
 const TABLES_5: &str = "
 DROP TABLE previous;
 CREATE TABLE previous (         -- the last request

@@ -207,7 +207,8 @@ impl ProviderServer {
         Some((bill, usage?.to_string()))
     }
 
-    /// The failure of an answer with a good status that is not an answer. `processed`: a part of one came before.
+    /// The [`CallFailure`] of an answer with a good status that is not an answer. `processed`: a part of one came
+    /// before.
     fn answer_failure(&self, error: &AnswerError, processed: bool, flight: &InFlightCall) -> CallFailure {
         match error {
             AnswerError::Garbage => {

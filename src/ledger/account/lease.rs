@@ -15,9 +15,9 @@ pub(super) struct Lease {
     /// Beginning of the window it was granted in; 1970: it counts in whatever window it is spent.
     pub(super) window: Timestamp,
     pub(super) granted: Amount,
-    /// The part of `granted` that is written.
+    /// The part of [`Self::granted`] that is written.
     pub(super) durable: Amount,
-    /// The part of `granted` in a record that may be written at any moment.
+    /// The part of [`Self::granted`] in a record that may be written at any moment.
     pub(super) composed: Amount,
     pub(super) spent: Amount,
     pub(super) returned: Amount,

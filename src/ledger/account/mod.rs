@@ -173,7 +173,7 @@ pub struct Account {
     time: Timestamp,
     /// Set while the last leader's time is ahead of this leader's clock.
     slow: Option<CatchUpClock>,
-    /// Beginning and end of the current window, by `time`.
+    /// Beginning and end of the current window, by [`Self::time`].
     window: (Timestamp, Option<Timestamp>),
     /// Time alone changes nothing before this moment.
     due: Timestamp,
@@ -338,11 +338,11 @@ impl Account {
         }
     }
 
-    /// How long the record of a gateway that has stopped is waited for before what it holds is forfeited. `None`: for as
-    /// long as its volume exists, since nothing is gained: spent or reserved, there is no room.
+    /// How long the record of a gateway that has stopped is waited for before what it holds is forfeited. `None`: for
+    /// as long as its volume exists, since nothing is gained: spent or reserved, there is no room.
     ///
-    /// In a rolling window a forfeited amount counts for one more window. Waiting for one window first costs at most as much
-    /// again, and usually the volume returns with the exact amount.
+    /// In a rolling window a forfeited amount counts for one more window. Waiting for one window first costs at most as
+    /// much again, and usually the volume returns with the exact amount.
     #[must_use]
     pub fn forfeit_after(&self, record: &str) -> Option<SignedDuration> {
         match self.terms.window {

@@ -89,7 +89,7 @@ impl Account {
         }
     }
 
-    /// The record is written: its grants may be sent to gateways.
+    /// The record is written: its [`DurableGrant`]s may be sent to gateways.
     pub fn confirm_record(&mut self, record: &LedgerRecord) {
         self.epoch = record.epoch;
         let written: BTreeMap<LeaseId, Amount> = record
@@ -138,7 +138,7 @@ impl Account {
     }
 }
 
-/// The total granted to a holder.
+/// The total granted to a [`LeaseHolder`].
 fn granted(holder: &LeaseRecord) -> Amount {
     saturating_sum(&holder.amount, &saturating_sum(&holder.spent, &holder.returned))
 }

@@ -9,7 +9,7 @@ use agentloop_api::amount::{Amount, AmountKind};
 
 /// Bytes of all leases from which on no more are created.
 pub(super) const LEASES: usize = 420_000;
-/// Bytes of all Agents' lines from which on the Agents with the least usage share one line.
+/// Bytes of all Agents' lines from which on the Agents with the least [`SettledUsage`] share one line.
 pub(super) const SHARES: usize = 230_000;
 /// Field names, punctuation and a timestamp around the variable parts.
 const LEASE: usize = 180;

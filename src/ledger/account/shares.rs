@@ -93,7 +93,7 @@ impl AgentShares {
         }
     }
 
-    /// Drops what has expired. Returns when the next usage expires.
+    /// Drops what has expired. Returns when the next [`SettledUsage`] expires.
     pub(super) fn advance(&mut self, rule: &WindowRule, now: Timestamp) -> Option<Timestamp> {
         self.others.advance(rule, now);
         let mut next = self.others.expiries(rule).next();

@@ -140,7 +140,7 @@ impl MessageAggregate {
     }
 }
 
-/// Starts a tool call. An empty object stands for arguments that arrive as deltas.
+/// Starts a [`ToolCall`]. An empty object stands for arguments that arrive as deltas.
 fn begun(block: MessageBlock) -> ToolCall {
     let given = block
         .input

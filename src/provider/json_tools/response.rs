@@ -8,7 +8,7 @@ use crate::openai_chat::stream::CompletionAggregate;
 use agentloop_api::failure::CallFailure;
 use agentloop_engine::message::{FinishReason, ModelAnswer, ToolCall};
 
-/// A chat completion with tool calls in its text.
+/// A chat completion with [`ToolCall`]s in its text.
 #[derive(Default)]
 pub(crate) struct ObjectAggregate(CompletionAggregate);
 

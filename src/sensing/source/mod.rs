@@ -43,7 +43,6 @@ pub struct SourceCursor {
     pub last_event_id: Option<String>,
 }
 
-/// A message of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceMessage {
     /// The sender's id.
@@ -80,7 +79,6 @@ pub struct SourceArrival {
     pub answer: oneshot::Sender<ArrivalOutcome>,
 }
 
-/// The outcome of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrivalOutcome {
     /// It is on disk, with all its effects.
@@ -97,7 +95,6 @@ pub enum ArrivalOutcome {
     NotNow,
 }
 
-/// The condition of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceCondition {
     /// It has connected since it last failed.

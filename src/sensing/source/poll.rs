@@ -23,10 +23,14 @@ const MOST_VALIDATOR: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PollQuery {
-    /// A page.
-    Page { method: HttpMethod, body: Option<String> },
+    Page {
+        method: HttpMethod,
+        body: Option<String>,
+    },
     /// An instant query; the target is the Prometheus server.
-    Prometheus { query: String },
+    Prometheus {
+        query: String,
+    },
     /// A tool; the target is the MCP server.
     Tool(PolledTool),
 }

@@ -275,7 +275,7 @@ impl HistoryWriter<'_> {
         Ok(())
     }
 
-    /// Records the outcome of a tool run, or of a tool call that was denied.
+    /// Records the outcome of a tool run, or of a [`ToolCall`] that was denied.
     fn outcome(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
         let Some(tool) = record.tool.as_ref().filter(|tool| !tool.run.is_refresh()) else {
             return Ok(());
@@ -486,7 +486,7 @@ impl StepResults {
     }
 }
 
-/// Returns the text and the tool calls of an answer.
+/// Returns the text and the [`ToolCall`]s of an answer.
 fn answer_of(record: &JournalRecord) -> (Option<&str>, &[ToolCall]) {
     let mut answers = record.messages.iter().filter_map(|message| match &**message {
         Message::Assistant { text, tool_calls, .. } => Some((text.as_deref(), tool_calls.as_slice())),

@@ -48,7 +48,7 @@ pub struct WatchReport {
 
 #[derive(Debug)]
 pub(super) enum WatchUpdate {
-    /// A file has changed. The permit is dropped when the change is on disk, or no longer of interest.
+    /// A file has changed. The permit is dropped when the [`FileChange`] is on disk, or no longer of interest.
     Change(FileChange, WatchPermit),
     /// Why files cannot be read; `None` once they can.
     Problem(Option<String>),
@@ -154,7 +154,7 @@ struct FileWatcher {
     watching: WatchTerms,
     watcher: ChangeDetector,
     bell: InotifyWatcher,
-    /// The last reported trouble.
+    /// The last reported problem.
     problem: Option<WatchError>,
     has_reported: bool,
     seen: mpsc::Sender<WatchReport>,
@@ -225,7 +225,7 @@ impl FileWatcher {
                 problem = Some(why);
             }
         }
-        // A partial scan cannot clear a trouble: its cause may be among the files that were not visited.
+        // A partial scan cannot clear a problem: its cause may be among the files that were not visited.
         if problem.is_some() || !looked.more {
             self.report_problem(problem).await?;
         }
@@ -256,14 +256,14 @@ impl FileWatcher {
             };
             let hold = self.gate.clone().acquire_owned().await.map_err(|_| ReportsClosed)?;
             self.send(WatchUpdate::Change(change, WatchPermit(Some(hold)))).await?;
-            // The permit comes back when the change is on disk (or dropped): only then may the next one be sent.
+            // The permit is returned when the change is on disk (or dropped): only then may the next one be sent.
             drop(self.gate.acquire().await.map_err(|_| ReportsClosed)?);
         }
         self.watcher.learn(&path, print);
         Ok(Ok(()))
     }
 
-    /// Reports a change of the trouble, each once.
+    /// Reports a change of the problem, each once.
     async fn report_problem(&mut self, problem: Option<WatchError>) -> Result<(), ReportsClosed> {
         if self.has_reported && self.problem == problem {
             return Ok(());

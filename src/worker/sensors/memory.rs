@@ -20,7 +20,7 @@ const MOST_FIELDS: usize = 64;
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct SensorMemory {
-    /// Number of the last event that was taken: it took effect, or is in `waiting`.
+    /// Number of the last event that was taken: it took effect, or is in [`Self::waiting`].
     pub(super) through: i64,
     /// The outbox of that event; empty if this process produced it, or if the outbox has no id.
     #[serde(skip_serializing_if = "String::is_empty")]

@@ -39,7 +39,7 @@ use ticks::TickHistory;
 #[derive(Debug, Default)]
 pub struct LoopSensors {
     running: BTreeMap<String, RunningSensor>,
-    /// By uid, including Sensors that no longer run: one that comes back continues.
+    /// By uid, including Sensors that no longer run: one that returns continues.
     memories: BTreeMap<String, SensorMemory>,
     /// Fingerprints of the files that each Sensor has reported, by uid.
     files: BTreeMap<String, BTreeMap<String, FileFingerprint>>,
@@ -54,7 +54,7 @@ struct RunningSensor {
     compiled: Option<Result<CompiledTerms, String>>,
     /// When the Sensor started to run here. Older ticks were missed.
     since: Timestamp,
-    /// A change of a file that the limits do not admit yet.
+    /// A [`FileChange`] of a file that the limits do not admit yet.
     waiting: Option<(FileChange, WatchPermit)>,
 }
 
@@ -77,13 +77,13 @@ pub struct SensorTransition {
 }
 
 impl SensorTransition {
-    /// The input for the engine, if the step affects the loop.
+    /// The [`EngineInput`] for the engine, if the step affects the loop.
     #[must_use]
     pub fn input(&self) -> Option<&EngineInput> {
         self.input.as_ref()
     }
 
-    /// The record to write in the same transaction as the input.
+    /// The record to write in the same transaction as the [`EngineInput`].
     #[must_use]
     pub fn kept(&self) -> SensorRecord {
         SensorRecord {

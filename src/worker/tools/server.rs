@@ -52,7 +52,7 @@ impl ListPace {
         }
     }
 
-    /// The server says at `now` that its list has changed. Returns when to read it; a moment in the past: at once.
+    /// The server reported at `now` that its list has changed. Returns when to read it; a moment in the past: at once.
     fn due(&mut self, now: Instant) -> Instant {
         if now.duration_since(self.listed) > DEBOUNCE.1 {
             self.pauses.reset();
@@ -236,8 +236,8 @@ impl ToolServerClient {
     }
 
     /// Runs a tool until `deadline`. Tries once more, after a reconnect, if the server certainly did not receive the
-    /// call. A call that the server may have received is never repeated here: its outcome is unknown, and the tool's
-    /// rules decide.
+    /// call. A call that the server may have received is never repeated here: its [`ToolOutcome`] is unknown, and the
+    /// tool's rules decide.
     pub(super) async fn run(&self, run: ToolRun, deadline: Instant) -> ToolOutcome {
         let mut seen = 0;
         let mut why = "it does not respond".to_owned();
