@@ -289,7 +289,7 @@ fn register_budget_metrics(metrics: &Metrics, budgets: &Arc<BudgetLedger>) {
     let budgets = budgets.clone();
     let collector = BudgetCollector::new(move |visit| {
         let objects = budgets.inspect(|state| {
-            let known = state.scope.budgets().values();
+            let known = state.assignments.budgets().values();
             known.map(|facts| facts.object.clone()).collect::<Vec<_>>()
         });
         for budget in &objects {

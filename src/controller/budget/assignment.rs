@@ -232,12 +232,14 @@ impl AccountAssignments {
 
     /// The Agents that a budget limits or may limit.
     fn touched_by(&self, uid: &str) -> BTreeSet<NamespacedName> {
-        let of = |namespace: &str, far: bool| {
-            let far = far && namespace == self.own_namespace;
-            self.agents((!far).then_some(namespace)).into_iter().collect()
+        let of = |namespace: &str, cross_namespace: bool| {
+            let cross_namespace = cross_namespace && namespace == self.own_namespace;
+            self.agents((!cross_namespace).then_some(namespace))
+                .into_iter()
+                .collect()
         };
         if let Some(facts) = self.budgets.get(uid) {
-            return of(&facts.document.object.namespace, facts.is_far());
+            return of(&facts.document.object.namespace, facts.is_cross_namespace());
         }
         let unreadable = self.unreadable.get(uid);
         unreadable.map_or_else(BTreeSet::new, |unreadable| of(&unreadable.object.namespace, true))
@@ -283,7 +285,7 @@ impl AccountAssignments {
         let mut obstacles = FirstObstacle::default();
         let mut costly = None;
         // The first cost limit of the platform itself: prices written by tenants do not count for it.
-        let mut wary = None;
+        let mut platform_limit = None;
         let named = facts.refs.iter().filter_map(|name| {
             let uid = self.names.get(&NamespacedName::new(&agent.namespace, name));
             if uid.is_none() && !self.unreadable_named(agent, name) {
@@ -316,8 +318,8 @@ impl AccountAssignments {
                     decision.accounts.push((account, LimitName::Budget(name.clone())));
                     if budget.limits_cost() {
                         costly.get_or_insert(format!("AgentBudget {name}"));
-                        if budget.is_far() {
-                            wary.get_or_insert(format!("AgentBudget {name}"));
+                        if budget.is_cross_namespace() {
+                            platform_limit.get_or_insert(format!("AgentBudget {name}"));
                         }
                     }
                 }
@@ -359,7 +361,7 @@ impl AccountAssignments {
             }
             Err(problem) => obstacles.add(CallObstacleReason::BudgetUnavailable, problem.clone()),
         }
-        let trust = match wary {
+        let trust = match platform_limit {
             _ if self.policy.agent_prices == AgentPrices::Deny => PriceTrust::Nobody("the platform"),
             Some(ref budget) => PriceTrust::Nobody(budget),
             None => PriceTrust::Agents,
@@ -404,14 +406,14 @@ impl AccountAssignments {
 
     /// Whether a budget selects an Agent. `Err`: unknown.
     fn selects(&self, budget: &BudgetFacts, agent: &NamespacedName, facts: &AgentFacts) -> Result<bool, String> {
-        let near = budget.document.object.namespace == agent.namespace;
-        if budget.is_far() && budget.document.object.namespace != self.own_namespace {
+        let same_namespace = budget.document.object.namespace == agent.namespace;
+        if budget.is_cross_namespace() && budget.document.object.namespace != self.own_namespace {
             // Rejected; its own conditions report it.
             return Ok(false);
         }
         let selects = match &budget.selects {
             Ok(selects) => selects,
-            Err(problem) if near || budget.is_far() => {
+            Err(problem) if same_namespace || budget.is_cross_namespace() => {
                 let name = limit_name(budget, agent);
                 return Err(format!("AgentBudget {name} is invalid: {problem}"));
             }
@@ -422,7 +424,7 @@ impl AccountAssignments {
             return Ok(false);
         }
         let Some(namespaces) = &selects.namespaces else {
-            return Ok(near);
+            return Ok(same_namespace);
         };
         if namespaces.selects_all() {
             return Ok(true);
@@ -481,8 +483,8 @@ fn check_price(
             "the price of model {name} is unknown: set {field}.price (the same for each model of that name), or \
              prices.{name} in the chart"
         ),
-        (None, PriceTrust::Nobody(who)) => format!(
-            "the price of model {name} is unknown: add prices.{name} to the chart's values; {who} ignores \
+        (None, PriceTrust::Nobody(holder)) => format!(
+            "the price of model {name} is unknown: add prices.{name} to the chart's values; {holder} ignores \
              {field}.price"
         ),
     };

@@ -65,8 +65,8 @@ pub(super) fn compute(
             .list
             .set(ConditionType::Accepted, false, refusal.reason, refusal.message.clone());
     } else {
-        let of_no_use = useless_top_up(input).map_or_else(String::new, |what| format!(". {what}"));
-        let message = format!("the spec is valid{of_no_use}");
+        let ineffective = ineffective_top_up(input).map_or_else(String::new, |what| format!(". {what}"));
+        let message = format!("the spec is valid{ineffective}");
         conditions.list.set(ConditionType::Accepted, true, "Accepted", message);
     }
     conditions.near_limit();
@@ -204,7 +204,7 @@ impl BudgetConditions<'_> {
 
 /// The first top-up of a kind that has no limit: admission allows one in a new budget, and the limit may be removed
 /// later.
-fn useless_top_up(input: &BudgetStatusInput<'_>) -> Option<String> {
+fn ineffective_top_up(input: &BudgetStatusInput<'_>) -> Option<String> {
     let spec = &input.budget.spec;
     let limits = limit_amounts(&spec.limits).ok()?;
     let unlimited = |top_up: &TopUp| {

@@ -231,7 +231,7 @@ impl BudgetFacts {
 
     /// Whether it selects Agents of other namespaces.
     #[must_use]
-    pub fn is_far(&self) -> bool {
+    pub fn is_cross_namespace(&self) -> bool {
         self.object.spec.namespace_selector.is_some()
     }
 

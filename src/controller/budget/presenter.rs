@@ -58,9 +58,9 @@ impl BudgetPresentation for BudgetPresenter {
         }
     }
 
-    fn is_news(&self, view: &BudgetView<'_>) -> bool {
+    fn is_urgent(&self, view: &BudgetView<'_>) -> bool {
         let old = read(view.shown);
-        status::is_news(&old, &status::compute(&self.input(view, &old)))
+        status::is_urgent(&old, &status::compute(&self.input(view, &old)))
     }
 
     fn approved(&self, view: &BudgetView<'_>) -> Option<(String, Amount)> {
@@ -187,11 +187,11 @@ mod tests {
 
         fn ask(&mut self, record: &str, tokens: i64) {
             let request = asking_for(Amount { tokens, ..Amount::ZERO });
-            let who = LeaseHolder {
+            let holder = LeaseHolder {
                 record: record.into(),
                 ..LeaseHolder::default()
             };
-            self.book.apply_request(&who, |_| true, &request, NOW);
+            self.book.apply_request(&holder, |_| true, &request, NOW);
         }
 
         fn view(&self) -> BudgetView<'_> {
@@ -279,16 +279,19 @@ mod tests {
     #[test]
     fn what_is_shown_is_news_only_when_it_says_something_else() {
         let mut world = World::new("Pause", false);
-        assert!(world.presenter.is_news(&world.view()), "no status was written yet");
+        assert!(world.presenter.is_urgent(&world.view()), "no status was written yet");
         world.write();
-        assert!(!world.presenter.is_news(&world.view()));
+        assert!(!world.presenter.is_urgent(&world.view()));
         world.ask("one", 9);
         assert_eq!(world.presenter.status(&world.view())["reserved"], json!({"tokens": 9}));
-        assert!(!world.presenter.is_news(&world.view()), "counters alone are not urgent");
+        assert!(
+            !world.presenter.is_urgent(&world.view()),
+            "counters alone are not urgent"
+        );
         world.ask("two", 11);
         world.book.forfeit("b", "one", NOW);
         world.ask("two", 5);
-        assert!(world.presenter.is_news(&world.view()), "exhaustion is urgent");
+        assert!(world.presenter.is_urgent(&world.view()), "exhaustion is urgent");
     }
 
     #[test]

@@ -156,7 +156,7 @@ impl BudgetLedger {
                         return conflict;
                     }
                 }
-                () = self.kick.notified() => {}
+                () = self.wake_writer.notified() => {}
                 _ = tick.tick() => {
                     self.tick();
                     look = true;
@@ -192,7 +192,7 @@ impl BudgetLedger {
             !document.writing
                 && (document.urgent && differs()
                     || look && age(document) >= WRITE_INTERVAL && differs()
-                    || look && age(document) >= NEWS_INTERVAL && self.is_news(state, id))
+                    || look && age(document) >= NEWS_INTERVAL && self.is_urgent(state, id))
         };
         // Documents with due records come first; their writes include the visible status anyway.
         let show: Vec<DocumentId> = state
@@ -237,14 +237,14 @@ impl BudgetLedger {
         if id.kind != DocumentKind::Budget {
             return None;
         }
-        let facts = state.scope.budget(&id.uid)?;
+        let facts = state.assignments.budget(&id.uid)?;
         let view = self.view(state, facts);
         Some(self.presentation.status(&BudgetView { problem, ..view }))
     }
 
-    fn is_news(&self, state: &LedgerState, id: &DocumentId) -> bool {
-        let facts = state.scope.budget(&id.uid);
-        facts.is_some_and(|facts| self.presentation.is_news(&self.view(state, facts)))
+    fn is_urgent(&self, state: &LedgerState, id: &DocumentId) -> bool {
+        let facts = state.assignments.budget(&id.uid);
+        facts.is_some_and(|facts| self.presentation.is_urgent(&self.view(state, facts)))
     }
 
     fn finish_write(&self, job: WriteJob, ended: WriteOutcome) -> Option<RecordConflictError> {
@@ -293,13 +293,18 @@ impl BudgetLedger {
                         None => Map::new(),
                     }
                 });
-                let facts = state.scope.budget(&job.id.uid);
+                let facts = state.assignments.budget(&job.id.uid);
                 if let (Some(before), Some(after), Some(facts)) = (before, &job.display, facts)
                     && before != *after
                 {
                     self.presentation.written(&facts.object, &before, after);
                     // What holds the calls may have changed: a gate, a stop.
-                    affected.extend(state.scope.members(&job.id.account(DocumentPart::Budget)).cloned());
+                    affected.extend(
+                        state
+                            .assignments
+                            .members(&job.id.account(DocumentPart::Budget))
+                            .cloned(),
+                    );
                 }
             }
         }

@@ -30,13 +30,13 @@ impl BudgetLedger {
     pub fn shares(&self, agent: &NamespacedName) -> LimitShares {
         self.inspect(|state| {
             let mut shares = LimitShares::default();
-            let decision = state.scope.decision(agent);
+            let decision = state.assignments.decision(agent);
             let accounts = decision.into_iter().flat_map(|decision| &decision.accounts);
             for (account, limit) in accounts {
                 let Some((_, entry)) = state.book.entry(account) else {
                     continue;
                 };
-                let agents = state.scope.members_of(account);
+                let agents = state.assignments.members_of(account);
                 shares.add(limit, (entry, agents), agent);
             }
             shares

@@ -258,7 +258,7 @@ fn summary(input: &BudgetStatusInput<'_>, entry: &AccountEntry, window: &WindowS
 /// Whether `new` has a change that should be written at once: a condition, a [`BudgetGate`], a handled answer or a
 /// generation.
 #[must_use]
-pub fn is_news(old: &AgentBudgetStatus, new: &AgentBudgetStatus) -> bool {
+pub fn is_urgent(old: &AgentBudgetStatus, new: &AgentBudgetStatus) -> bool {
     let states = |status: &AgentBudgetStatus| {
         let states = status.conditions.iter();
         let mut states: Vec<_> = states

@@ -40,7 +40,7 @@ pub trait BudgetPresentation: Send + Sync {
     fn status(&self, view: &BudgetView<'_>) -> Map<String, Value>;
 
     /// Whether the status has a change that people wait for, and that is therefore written within seconds.
-    fn is_news(&self, view: &BudgetView<'_>) -> bool;
+    fn is_urgent(&self, view: &BudgetView<'_>) -> bool;
 
     /// The top-up of an approved gate, with its id; counted once.
     fn approved(&self, view: &BudgetView<'_>) -> Option<(String, Amount)>;
