@@ -418,10 +418,8 @@ fn grant(store: &CallStore, amount: i64) {
 fn statement(store: &CallStore) -> (i64, i64, bool) {
     store.with_wallet(|wallet| {
         let all: Vec<_> = wallet.statements().collect();
-        let [(_, statement)] = all.as_slice() else {
-            panic!("{all:?}")
-        };
-        (statement.spent.tokens, statement.returned.tokens, statement.closed)
+        let [(_, one)] = all.as_slice() else { panic!("{all:?}") };
+        (one.spent.tokens, one.returned.tokens, one.closed)
     })
 }
 
