@@ -3,7 +3,8 @@
 //! One static binary, several roles. Modules, from the inside out; dependencies point inwards only:
 //!
 //! - [`api`]: the custom resources. Imports no other module.
-//! - [`engine`], [`ledger`]: pure rules. Import `api`.
+//! - [`ledger`]: pure rules. Imports `api`.
+//! - [`engine`]: pure rules. Imports `api` and `support`.
 //! - [`provider`]: the wire formats of model servers, and the built-in scripted model. Pure. Imports `api`, `engine` and
 //!   `ledger`.
 //! - [`support`]: elapsed time, backoff, hashes, shortened texts, limits on connections, SQLite files. Imports no other
@@ -11,7 +12,7 @@
 //! - [`mcp`]: the client of the Model Context Protocol. Imports no other module.
 //! - [`sensing`]: sources, expressions, signals and rules of Sensors. Imports `api`, `mcp` and `support`.
 //! - [`link`]: the protocol between pods and controller. Imports `api`, `ledger`, `sensing` and `support`.
-//! - [`api_server`]: an API server in memory, for `agentloop run` and for tests. Imports `api`.
+//! - [`api_server`]: an API server in memory, for `agentloop run` and for tests. Imports `api` and `support`.
 //! - [`telemetry`]: logs, metrics, probes. Imports `api` and `support`.
 //! - [`controller`], [`gateway`], [`worker`], [`sensor`]: the roles. Never import each other.
 //! - [`local`]: all roles in one process, without a cluster. Imports their public interfaces.

@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use agentloop::api::NamespacedName;
 use agentloop::api::amount::Amount;
 use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
-use agentloop::controller::delivery_relay::{DeliveryRelay, SensorKey};
-use agentloop::controller::pod_sessions::AgentKey;
+use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::link::deliveries::{
     DELIVERY_SECONDS, Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
@@ -56,10 +56,7 @@ pub fn start(terms: BudgetTerms, sensor: Option<SensorDirectives>) -> (Leader, W
     // Nobody asks what changed.
     let (relay, _) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
     if let Some(directives) = sensor {
-        let key = SensorKey {
-            namespace: "ns".into(),
-            name: "s".into(),
-        };
+        let key = NamespacedName::new("ns", "s");
         relay.expect_pod(&key, &identity(PodKind::Sensor).uid, directives);
     }
     let (arrived, words) = mpsc::unbounded_channel();
@@ -165,11 +162,8 @@ impl LinkHandler for Generous {
     fn refused(&self, _refusal: &PodRefusal) {}
 }
 
-fn agent() -> AgentKey {
-    AgentKey {
-        namespace: "ns".into(),
-        name: "a".into(),
-    }
+fn agent() -> NamespacedName {
+    NamespacedName::new("ns", "a")
 }
 
 fn identity(kind: PodKind) -> PodIdentity {

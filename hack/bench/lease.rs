@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use agentloop::api::amount::Amount;
-use agentloop::api::{Agent, AgentBudget, LINK_AUDIENCE, crd};
+use agentloop::api::{Agent, AgentBudget, LINK_AUDIENCE, NamespacedName, crd};
 use agentloop::controller::access::ReadAuthorizer;
 use agentloop::controller::agent::AgentsView;
 use agentloop::controller::budget::presenter::BudgetPresenter;
@@ -20,7 +20,7 @@ use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
-use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::policy::PlatformPolicy;
 use agentloop::controller::runtime::EventSink;
 use agentloop::controller::runtime::guarded::GuardedObject;
@@ -127,10 +127,7 @@ impl Gateway {
         let agent = create(client, namespace, &agent).await;
         let (pod_uid, token) = token(client, namespace).await;
 
-        let key = AgentKey {
-            namespace: namespace.into(),
-            name: NAME.into(),
-        };
+        let key = NamespacedName::new(namespace, NAME);
         let (loops, changed) = PodSessions::new();
         // Nobody reconciles here.
         drop(changed);
@@ -147,7 +144,7 @@ impl Gateway {
             namespace: "agentloop-system".into(),
             watch_namespaces: vec![namespace.into()],
             loops: loops.clone(),
-            face: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
+            presentation: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
             metrics: metrics.clone(),
             wall: Timestamp::now(),
         }));

@@ -4,11 +4,10 @@
 
 use std::time::Instant;
 
+use agentloop::api::NamespacedName;
 use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::api::budget::LedgerRecord;
-use agentloop::ledger::account::{
-    Account, AgentName, DurableGrant, GrantRequest, LeaseHolder, LeaseStatement, LedgerTerms,
-};
+use agentloop::ledger::account::{Account, DurableGrant, GrantRequest, LeaseHolder, LeaseStatement, LedgerTerms};
 use agentloop::ledger::wallet::{AccountDraw, Wallet};
 use agentloop::ledger::window::WindowRule;
 use jiff::{SignedDuration, Timestamp};
@@ -121,10 +120,7 @@ fn lead(budgets: usize, agents: usize) -> (f64, usize) {
 fn who(number: usize) -> LeaseHolder {
     LeaseHolder {
         record: format!("{number:032x}"),
-        agent: AgentName {
-            namespace: "team".into(),
-            name: format!("agent-{number}"),
-        },
+        agent: NamespacedName::new("team", format!("agent-{number}")),
         pod_uid: format!("00000000-0000-0000-0000-{number:012x}"),
         epoch: 1,
     }

@@ -18,6 +18,7 @@ pub mod failure;
 pub mod hot_state;
 mod light_model;
 mod model;
+mod namespaced_name;
 pub mod pause;
 mod pod;
 pub mod polled_tool;
@@ -35,6 +36,7 @@ pub mod workspace;
 
 pub use agent::{Agent, AgentSpec};
 pub use budget::{AgentBudget, AgentBudgetSpec};
+pub use namespaced_name::NamespacedName;
 pub use sensor::{Sensor, SensorSpec};
 pub use status::AgentStatus;
 

@@ -120,10 +120,10 @@ impl ToolsSpec {
     /// Maximum timeout of all tools, in seconds; 0 without tools.
     #[must_use]
     pub fn longest_timeout_seconds(&self) -> u32 {
-        let said = self.servers.iter().flat_map(|server| &server.tools);
-        let said = said.map(|rules| rules.timeout_seconds);
+        let timeouts = self.servers.iter().flat_map(|server| &server.tools);
+        let timeouts = timeouts.map(|rules| rules.timeout_seconds);
         let other = (!self.servers.is_empty()).then_some(DEFAULT_TIMEOUT_SECONDS);
-        said.chain(other).max().unwrap_or(0)
+        timeouts.chain(other).max().unwrap_or(0)
     }
 }
 

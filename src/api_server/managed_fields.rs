@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::object_store::second;
+use agentloop_support::clock::rfc3339_seconds;
 
 type Leaves = BTreeMap<String, Value>;
 
@@ -32,7 +32,7 @@ pub(super) fn record(old: &Value, new: &mut Value, manager: &str, applied: Optio
     let mut next = mine.clone();
     set_fields(&mut next, wanted);
     if next != mine || !changed.is_empty() {
-        next["time"] = json!(second(now));
+        next["time"] = json!(rfc3339_seconds(now));
     }
     entries.push(next);
     entries.retain(|entry| !fields(entry).is_empty());

@@ -18,6 +18,7 @@ use super::kept_objects::KeptObjects;
 use super::managed_fields;
 use super::object_key::{ObjectKey, PODS};
 use super::patch::{self, ObjectPatch};
+use agentloop_support::clock::rfc3339_seconds;
 
 /// Changes that watches can still read; a slower watch lists again.
 const HISTORY: usize = 4096;
@@ -38,7 +39,6 @@ const OF_SERVER: [&str; 8] = [
 /// The time for timestamps.
 pub type ServerClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
 #[strum(serialize_all = "UPPERCASE")]
 pub enum ChangeKind {
@@ -283,7 +283,8 @@ impl ObjectStore {
         self.store_change(&mut inner, key, &old, new)
     }
 
-    /// Deletes an object, and what it owns. A pod on a node is marked as terminating; whoever runs it removes it, with a
+    /// Deletes an object, and what it owns. A pod on a node is marked as terminating; whoever runs it removes it, with
+    /// a
     /// `grace` of 0 seconds. `uid`: only if it matches.
     pub fn delete(&self, key: &ObjectKey, uid: Option<&str>, grace: Option<i64>) -> Result<Value, ApiError> {
         let mut inner = self.lock();
@@ -304,7 +305,7 @@ impl ObjectStore {
             let own = object["spec"]["terminationGracePeriodSeconds"].as_i64();
             let seconds = grace.or(own).unwrap_or(GRACE_SECONDS);
             let gone_by = (self.clock)().saturating_add(SignedDuration::from_secs(seconds));
-            object["metadata"]["deletionTimestamp"] = json!(second(gone_by.unwrap_or(Timestamp::MAX)));
+            object["metadata"]["deletionTimestamp"] = json!(rfc3339_seconds(gone_by.unwrap_or(Timestamp::MAX)));
             return self.store_object(inner, key.clone(), object);
         }
         inner.objects.remove(key);
@@ -334,7 +335,7 @@ impl ObjectStore {
         }
         meta["name"] = json!(key.name);
         meta["uid"] = json!(uid);
-        meta["creationTimestamp"] = json!(second((self.clock)()));
+        meta["creationTimestamp"] = json!(rfc3339_seconds((self.clock)()));
         meta["generation"] = json!(1);
         Ok(())
     }
@@ -455,12 +456,6 @@ fn runs(pod: &Value) -> bool {
 fn bump_generation(object: &mut Value) {
     let generation = object["metadata"]["generation"].as_i64().unwrap_or(0);
     object["metadata"]["generation"] = json!(generation + 1);
-}
-
-/// A time as Kubernetes writes it: in whole seconds.
-#[must_use]
-pub fn second(moment: Timestamp) -> String {
-    moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 #[cfg(test)]

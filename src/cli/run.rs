@@ -147,7 +147,7 @@ fn failure(row: AgentRow) -> Option<String> {
 fn honest(error: RunError) -> anyhow::Error {
     match error {
         RunError::Mistakes(mistakes) => mistakes.into(),
-        RunError::Trouble(words) => anyhow::Error::msg(words),
+        RunError::Other(message) => anyhow::Error::msg(message),
     }
 }
 

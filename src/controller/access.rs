@@ -15,8 +15,8 @@ use kube::{Api, Client};
 use tokio::time::timeout;
 
 use super::event_subscriptions::unavailable;
-use super::pod_sessions::AgentKey;
 use super::review_limiter::ReviewLimiter;
+use crate::api::NamespacedName;
 use crate::link::events::{ReadRefusal, ReadRefusalCode};
 
 /// Time limit for both reviews together.
@@ -45,7 +45,7 @@ impl ReadAuthorizer {
     pub async fn check(
         &self,
         (token, address): (&str, IpAddr),
-        agent: &AgentKey,
+        agent: &NamespacedName,
         subresource: &str,
     ) -> Result<(), ReadRefusal> {
         timeout(ANSWER_TIMEOUT, self.authorize((token, address), agent, subresource))
@@ -59,7 +59,7 @@ impl ReadAuthorizer {
     async fn authorize(
         &self,
         (token, address): (&str, IpAddr),
-        agent: &AgentKey,
+        agent: &NamespacedName,
         subresource: &str,
     ) -> Result<(), ReadRefusal> {
         let _pass = self.gate.acquire(address).await.ok_or_else(|| {
@@ -86,11 +86,10 @@ impl ReadAuthorizer {
         if allowed {
             return Ok(());
         }
-        let AgentKey { namespace, name: of } = agent;
         Err(ReadRefusal {
             code: ReadRefusalCode::Forbidden,
             message: format!(
-                "{name} may not get agents/{subresource} of Agent {namespace}/{of}; if the chart sets rbac.aggregate, \
+                "{name} may not get agents/{subresource} of Agent {agent}; if the chart sets rbac.aggregate, \
                  the roles view, edit and admin grant agents/events, and edit and admin grant agents/messages"
             ),
         })
@@ -111,7 +110,7 @@ fn token_user(status: TokenReviewStatus) -> Result<UserInfo, ReadRefusal> {
         })
 }
 
-fn access_review(user: UserInfo, agent: &AgentKey, subresource: &str) -> SubjectAccessReview {
+fn access_review(user: UserInfo, agent: &NamespacedName, subresource: &str) -> SubjectAccessReview {
     SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
             user: user.username,

@@ -14,16 +14,16 @@ use serde::{Deserialize, Serialize};
 
 /// Validity of an authority.
 const AUTHORITY_LIFE: SignedDuration = SignedDuration::from_hours(365 * 24);
-/// Validity of a server certificate.
+/// Validity of a [`ServerCertificate`].
 const LEAF_LIFE: SignedDuration = SignedDuration::from_hours(90 * 24);
-/// A successor is created, or a server certificate renewed, when less than this is left.
+/// A successor is created, or a [`ServerCertificate`] renewed, when less than this is left.
 const RENEW_BEFORE: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// How long a namespace that does not receive the bundle can delay a successor.
 const PATIENCE: SignedDuration = SignedDuration::from_hours(7 * 24);
 /// How long an authority is published before it signs.
 const OVERLAP: SignedDuration = SignedDuration::from_hours(24);
-/// Certificates are valid from this long before they are made: a leader whose clock is ahead makes some that pods accept,
-/// and that are still good once its clock is right.
+/// Certificates are valid from this long before they are made: a leader whose clock is ahead makes some that pods
+/// accept, and that are still good once its clock is right.
 const BACKDATE: SignedDuration = AUTHORITY_LIFE;
 
 /// One authority. Contains a private key and therefore deliberately has no `Debug`.
@@ -60,7 +60,7 @@ impl CertificateAuthority {
         })
     }
 
-    /// Signs a server certificate for `hosts`, with a new key.
+    /// Signs a [`ServerCertificate`] for `hosts`, with a new key.
     pub fn sign(&self, hosts: &[String], now: Timestamp) -> Result<ServerCertificate, rcgen::Error> {
         let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
@@ -85,7 +85,7 @@ impl CertificateAuthority {
         from <= now && now < self.not_after
     }
 
-    /// The expiry of a server certificate created now; never later than that of its authority.
+    /// The expiry of a [`ServerCertificate`] created now; never later than that of its authority.
     fn leaf_end(&self, now: Timestamp) -> Timestamp {
         self.not_after.min(now + LEAF_LIFE)
     }

@@ -64,7 +64,7 @@ pub enum LinkCertificateError {
     Tls(#[from] rustls::Error),
 }
 
-/// The authorities and the server certificate of the link.
+/// The authorities and the [`ServerCertificate`] of the link.
 pub struct LinkCertificates {
     secrets: Api<Secret>,
     hosts: Vec<String>,
@@ -75,7 +75,7 @@ pub struct LinkCertificates {
 }
 
 impl LinkCertificates {
-    /// Reads or creates the authorities, and creates a server certificate for `hosts`.
+    /// Reads or creates the authorities, and creates a [`ServerCertificate`] for `hosts`.
     pub async fn start(
         client: Client,
         namespace: &str,
@@ -123,7 +123,7 @@ impl LinkCertificates {
         }
     }
 
-    /// One check: authorities, bundle, record of the publication, server certificate.
+    /// One check: authorities, bundle, record of the publication, [`ServerCertificate`].
     pub async fn refresh(&mut self, published: &[watch::Receiver<String>]) -> Result<(), LinkCertificateError> {
         let now = (self.clock)();
         let authorities = advance(&self.secrets, now).await?;

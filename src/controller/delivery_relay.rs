@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
-use super::pod_sessions::AgentKey;
+use crate::api::NamespacedName;
 use crate::link::deliveries::{Delivery, DeliveryAck, DeliveryRequest, SensorDirectives, SensorPodReport};
 use crate::link::messages::{PodRefusal, REPORT_SECONDS, RefusalCode};
 use crate::link::server::PodIdentity;
@@ -21,13 +21,6 @@ const QUEUE: usize = 4;
 
 /// A sensor pod without contact for this long is silent: it has missed two reports.
 pub const SILENCE: Duration = Duration::from_secs(2 * REPORT_SECONDS);
-
-/// A Sensor, by namespace and name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SensorKey {
-    pub namespace: String,
-    pub name: String,
-}
 
 /// What the relay knows of a sensor pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +32,7 @@ pub struct SensorSession {
 }
 
 struct SensorPodSession {
-    sensor: SensorKey,
+    sensor: NamespacedName,
     directives: watch::Sender<SensorDirectives>,
     last_report: Option<SensorPodReport>,
     /// Time of the last contact, or of the registration.
@@ -64,16 +57,16 @@ struct RelayTable {
     /// Sensor pods, by UID.
     pods: HashMap<String, SensorPodSession>,
     /// The connected gateways.
-    lines: HashMap<AgentKey, GatewayChannel>,
+    lines: HashMap<NamespacedName, GatewayChannel>,
     /// The revision of the gateway that connected last.
     came: u64,
     /// Requests that wait for the acknowledgement of a receiver, by receiver and UID of the Sensor.
-    waiting: HashMap<(AgentKey, String), oneshot::Sender<DeliveryAck>>,
+    waiting: HashMap<(NamespacedName, String), oneshot::Sender<DeliveryAck>>,
 }
 
 pub struct DeliveryRelay {
     table: Mutex<RelayTable>,
-    changed: mpsc::UnboundedSender<SensorKey>,
+    changed: mpsc::UnboundedSender<NamespacedName>,
     wait: Duration,
 }
 
@@ -81,7 +74,7 @@ impl DeliveryRelay {
     /// Creates a relay that waits this long for acknowledgements, and the stream of Sensors whose pods have sent a new
     /// report.
     #[must_use]
-    pub fn new(wait: Duration) -> (Self, mpsc::UnboundedReceiver<SensorKey>) {
+    pub fn new(wait: Duration) -> (Self, mpsc::UnboundedReceiver<NamespacedName>) {
         let (changed, stream) = mpsc::unbounded_channel();
         let relay = Self {
             table: Mutex::default(),
@@ -92,7 +85,7 @@ impl DeliveryRelay {
     }
 
     /// Registers the Sensor's pod and its directives. Idempotent; other pods of the Sensor are refused from then on.
-    pub fn expect_pod(&self, sensor: &SensorKey, pod_uid: &str, mut directives: SensorDirectives) {
+    pub fn expect_pod(&self, sensor: &NamespacedName, pod_uid: &str, mut directives: SensorDirectives) {
         let mut table = self.lock();
         table.revise(sensor, &mut directives);
         table
@@ -117,13 +110,13 @@ impl DeliveryRelay {
     }
 
     /// Removes the Sensor's pod.
-    pub fn forget(&self, sensor: &SensorKey) {
+    pub fn forget(&self, sensor: &NamespacedName) {
         self.lock().pods.retain(|_, entry| entry.sensor != *sensor);
     }
 
     /// The session of the Sensor's pod; `None` if it has no registered pod.
     #[must_use]
-    pub fn session(&self, sensor: &SensorKey) -> Option<SensorSession> {
+    pub fn session(&self, sensor: &NamespacedName) -> Option<SensorSession> {
         let table = self.lock();
         let (uid, entry) = table.pods.iter().find(|(_, entry)| entry.sensor == *sensor)?;
         Some(SensorSession {
@@ -176,7 +169,7 @@ impl DeliveryRelay {
 
     /// Connects a gateway and replaces an earlier one of the same Agent. Sensor pods that deliver to this Agent receive
     /// the new revision at once, so that they retry pending deliveries without waiting for their backoff.
-    pub fn register_gateway(&self, agent: &AgentKey) -> mpsc::Receiver<Delivery> {
+    pub fn register_gateway(&self, agent: &NamespacedName) -> mpsc::Receiver<Delivery> {
         let (line, deliveries) = mpsc::channel(QUEUE);
         let mut table = self.lock();
         table.came += 1;
@@ -202,7 +195,7 @@ impl DeliveryRelay {
     }
 
     /// Passes the acknowledgement of a receiver to the waiting request.
-    pub fn delivered(&self, agent: &AgentKey, delivered: DeliveryAck) {
+    pub fn delivered(&self, agent: &NamespacedName, delivered: DeliveryAck) {
         let waiting = self.lock().waiting.remove(&(agent.clone(), delivered.sensor.clone()));
         if let Some(waiting) = waiting {
             let _ = waiting.send(delivered);
@@ -211,8 +204,8 @@ impl DeliveryRelay {
 
     /// Forwards events and waits for the receiver's acknowledgement.
     pub async fn deliver(&self, pod: &PodIdentity, deliver: DeliveryRequest) -> Result<DeliveryAck, PodRefusal> {
-        let heard = self.forward(pod, deliver)?;
-        match timeout(self.wait, heard).await {
+        let ack = self.forward(pod, deliver)?;
+        match timeout(self.wait, ack).await {
             Ok(Ok(delivered)) => Ok(delivered),
             Ok(Err(_)) => Err(receiver_away(
                 "a newer request replaced this one, or the receiver's gateway was replaced",
@@ -242,16 +235,13 @@ impl DeliveryRelay {
         let Some(receiver) = receiver else {
             return Err(unknown("this Agent does not receive events of this pod's Sensor"));
         };
-        let agent = AgentKey {
-            namespace: pod.namespace.clone(),
-            name: receiver.name.clone(),
-        };
+        let agent = NamespacedName::new(&pod.namespace, &receiver.name);
         drop(directives);
         // The connected gateway may still belong to a deleted Agent with the same name. It compares this UID and does
         // not accept another Agent's events.
         deliver.delivery.receiver = deliver.receiver;
         // Created before sending, because the acknowledgement may arrive before this function returns.
-        let (word, heard) = oneshot::channel();
+        let (word, ack) = oneshot::channel();
         let key = (agent.clone(), deliver.delivery.sensor.clone());
         let sent = table
             .lines
@@ -269,7 +259,7 @@ impl DeliveryRelay {
         }
         table.waiting.retain(|_, word| !word.is_closed());
         table.waiting.insert(key, word);
-        Ok(heard)
+        Ok(ack)
     }
 
     fn lock(&self) -> MutexGuard<'_, RelayTable> {
@@ -279,12 +269,9 @@ impl DeliveryRelay {
 
 impl RelayTable {
     /// Sets the revision of each receiver to that of its connected gateway; 0 without one.
-    fn revise(&self, sensor: &SensorKey, directives: &mut SensorDirectives) {
+    fn revise(&self, sensor: &NamespacedName, directives: &mut SensorDirectives) {
         for receiver in directives.receivers.iter_mut().flatten() {
-            let agent = AgentKey {
-                namespace: sensor.namespace.clone(),
-                name: receiver.name.clone(),
-            };
+            let agent = NamespacedName::new(&sensor.namespace, &receiver.name);
             receiver.revision = self.lines.get(&agent).map_or(0, |line| line.revision);
         }
     }
@@ -337,18 +324,12 @@ mod tests {
         }
     }
 
-    fn sensor() -> SensorKey {
-        SensorKey {
-            namespace: "a".into(),
-            name: "s".into(),
-        }
+    fn sensor() -> NamespacedName {
+        NamespacedName::new("a", "s")
     }
 
-    fn agent() -> AgentKey {
-        AgentKey {
-            namespace: "a".into(),
-            name: "x".into(),
-        }
+    fn agent() -> NamespacedName {
+        NamespacedName::new("a", "x")
     }
 
     fn directives() -> SensorDirectives {
@@ -427,13 +408,7 @@ mod tests {
                     ..DeliveryAck::default()
                 },
             );
-            relay.delivered(
-                &AgentKey {
-                    name: "y".into(),
-                    ..agent()
-                },
-                word(8),
-            );
+            relay.delivered(&NamespacedName::new("a", "y"), word(8));
             relay.delivered(&agent(), word(7));
         });
         assert_eq!(answer, Ok(word(7)));
@@ -479,10 +454,7 @@ mod tests {
         assert_eq!(answer.unwrap_err().code, RefusalCode::Away);
         assert!(begun.elapsed().is_zero(), "{:?}", begun.elapsed());
         let (answer, ()) = tokio::join!(relay.deliver(&pod, deliver("sensor-uid", "x-uid")), async {
-            let other = AgentKey {
-                name: "y".into(),
-                ..agent()
-            };
+            let other = NamespacedName::new("a", "y");
             drop(relay.register_gateway(&other));
             relay.delivered(&agent(), word(7));
         });
@@ -563,13 +535,9 @@ mod tests {
             directives.receivers.unwrap()[0].revision
         };
         assert_eq!(revision(&mut level), 0);
-        let other = |namespace: &str, name: &str| AgentKey {
-            namespace: namespace.into(),
-            name: name.into(),
-        };
         drop((
-            relay.register_gateway(&other("a", "y")),
-            relay.register_gateway(&other("b", "x")),
+            relay.register_gateway(&NamespacedName::new("a", "y")),
+            relay.register_gateway(&NamespacedName::new("b", "x")),
         ));
         assert!(!level.has_changed().unwrap());
         drop(relay.register_gateway(&agent()));

@@ -111,10 +111,10 @@ impl LeaderCandidate {
     /// Follows the Lease until this replica acquires it; `None`: the watch ended and must be restarted.
     async fn compete(&self, following: &impl Fn()) -> Option<RenewedLease> {
         let versions = watcher::watch_object(self.leases(&self.client), LEASE_NAME).default_backoff();
-        // Local times: `since` is the last change of the Lease, `heard` the last confirmed read of it.
+        // Local times: `since` is the last change of the Lease, `confirmed` the last confirmed read of it.
         pin_mut!(versions);
         let mut seen = next(&mut versions).await?;
-        let (mut since, mut heard, mut told) = (Instant::now(), Instant::now(), false);
+        let (mut since, mut confirmed, mut told) = (Instant::now(), Instant::now(), false);
         // A live holder renews at least once in this time, so a watch that delivers nothing for so long may be dead.
         let quiet = self.times.renew * 2;
         loop {
@@ -126,12 +126,12 @@ impl LeaderCandidate {
                 let newer = tokio::select! {
                     newer = next(&mut versions) => Some(newer?),
                     () = sleep_until(since + valid) => None,
-                    () = sleep_until(heard + quiet) => Some(self.read().await.unwrap_or_else(|| seen.clone())),
+                    () = sleep_until(confirmed + quiet) => Some(self.read().await.unwrap_or_else(|| seen.clone())),
                 };
                 if let Some(newer) = newer {
-                    heard = Instant::now();
+                    confirmed = Instant::now();
                     if version(newer.as_ref()) != version(seen.as_ref()) {
-                        since = heard;
+                        since = confirmed;
                     }
                     seen = newer;
                     continue;
@@ -141,7 +141,7 @@ impl LeaderCandidate {
                 Ok(held) => return Some(held),
                 // Another replica was faster. The watch may be dead, so the current Lease is read.
                 Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => match self.read().await {
-                    Some(newer) => (seen, since, heard) = (newer, Instant::now(), Instant::now()),
+                    Some(newer) => (seen, since, confirmed) = (newer, Instant::now(), Instant::now()),
                     None => sleep(RETRY).await,
                 },
                 Err(error) => {

@@ -13,9 +13,10 @@ use tokio_util::sync::CancellationToken;
 use super::agent::ReconcilerSettings;
 use super::leader::{Leader, LeaderResources};
 use super::link_service::initialize_refusal_metrics;
-use super::pod_sessions::{AgentKey, PodSessions};
+use super::pod_sessions::PodSessions;
 use super::process::{ControllerError, ControllerOptions};
 use super::sensor::pod::SensorPodSettings;
+use crate::api::NamespacedName;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
 
@@ -30,7 +31,7 @@ pub struct EmbeddedOptions {
     /// Listener of the link. Its IP address is the host in the link's certificate.
     pub listener: TcpListener,
     /// The sessions of the pods; both values returned by [`PodSessions::new`].
-    pub loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<AgentKey>),
+    pub loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<NamespacedName>),
 }
 
 /// Leads until `stop`.

@@ -13,7 +13,8 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::pod_sessions::{AgentKey, PodSessions};
+use super::pod_sessions::PodSessions;
+use crate::api::NamespacedName;
 use crate::link::events::{
     EventLine, EventStream, EventStreamItem, EventSubscription, EventsPage, ReadRefusal, ReadRefusalCode,
 };
@@ -155,7 +156,7 @@ impl PageReceiver {
 /// Closes the subscription when its reader is dropped.
 struct SubscriptionGuard {
     loops: Arc<PodSessions>,
-    agent: AgentKey,
+    agent: NamespacedName,
     id: u64,
 }
 
@@ -168,7 +169,7 @@ impl Drop for SubscriptionGuard {
 /// Subscribes to an Agent's events after a line, with or without texts. Returns once its pod has sent the first page.
 pub async fn subscribe(
     loops: &Arc<PodSessions>,
-    agent: &AgentKey,
+    agent: &NamespacedName,
     from: (i64, bool),
 ) -> Result<EventStream, ReadRefusal> {
     let (id, mut pages) = loops.open_subscription(agent, from)?;

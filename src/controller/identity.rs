@@ -16,7 +16,6 @@ use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::api::PostParams;
 use kube::{Api, Client};
-use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
@@ -25,6 +24,7 @@ use crate::api::LINK_AUDIENCE;
 use crate::link::messages::{PodRefusal, RefusalCode};
 use crate::link::pod::{SENSOR_SERVICE_ACCOUNT, SERVICE_ACCOUNT};
 use crate::link::server::{PodIdentity, PodKind};
+use crate::support::hash::sha256;
 
 /// Minimum and maximum time for which a positive result is cached, whatever the token's expiry says, because clocks
 /// differ.
@@ -70,7 +70,7 @@ impl PodAuthenticator {
     pub async fn authenticate(&self, token: &str, address: IpAddr) -> Result<PodIdentity, PodRefusal> {
         let wall = Timestamp::now();
         let expires = token_expiry(token, wall)?;
-        let hash = hash(token);
+        let hash = sha256(token);
         let asked = Instant::now();
         if let Some(pod) = lock(&self.known).get(&hash, asked) {
             return Ok(pod);
@@ -240,12 +240,6 @@ fn cannot_check() -> PodRefusal {
 
 type TokenHash = [u8; 32];
 
-fn hash(token: &str) -> TokenHash {
-    let mut hash = TokenHash::default();
-    hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
-    hash
-}
-
 /// Cached results by token hash, each with its expiry. Two generations approximate LRU eviction: when the young one is
 /// full it becomes the old one, and the previous old one is dropped except for the entries used since.
 struct TokenCache<T> {
@@ -411,10 +405,10 @@ mod tests {
     #[test]
     fn an_answer_is_good_until_its_end() {
         let (mut memory, until) = (TokenCache::default(), Instant::now());
-        memory.put(hash("token"), 1, until);
-        assert_eq!(memory.get(&hash("token"), until - Duration::from_millis(1)), Some(1));
-        assert_eq!(memory.get(&hash("token"), until), None);
-        assert_eq!(memory.get(&hash("tokem"), until - Duration::from_millis(1)), None);
+        memory.put(sha256("token"), 1, until);
+        assert_eq!(memory.get(&sha256("token"), until - Duration::from_millis(1)), Some(1));
+        assert_eq!(memory.get(&sha256("token"), until), None);
+        assert_eq!(memory.get(&sha256("tokem"), until - Duration::from_millis(1)), None);
     }
 
     #[test]
@@ -422,12 +416,12 @@ mod tests {
         let (mut memory, now) = (TokenCache::default(), Instant::now());
         let until = now + Duration::from_secs(1);
         for number in 0..3 * MAX_REMEMBERED {
-            memory.put(hash(&number.to_string()), number, until);
+            memory.put(sha256(number.to_string()), number, until);
             assert!(memory.young.len() + memory.old.len() <= MAX_REMEMBERED);
             if number % 1000 == 0 {
-                assert_eq!(memory.get(&hash("0"), now), Some(0));
+                assert_eq!(memory.get(&sha256("0"), now), Some(0));
             }
         }
-        assert_eq!(memory.get(&hash("1"), now), None);
+        assert_eq!(memory.get(&sha256("1"), now), None);
     }
 }

@@ -22,12 +22,13 @@ use super::certificates::LinkCertificates;
 use super::delivery_relay::DeliveryRelay;
 use super::identity::PodAuthenticator;
 use super::link_service::ControllerLink;
-use super::pod_sessions::{AgentKey, PodSessions};
+use super::pod_sessions::PodSessions;
 use super::process::{ControllerError, ControllerOptions, listen, retry};
 use super::reconcile_metrics::MetricsObserver;
 use super::runtime::events::{publish, recorder};
 use super::runtime::{EventSink, GRACE, ReconcileMetrics, WallClock};
 use super::sensor::{self, SensorRegistry};
+use crate::api::NamespacedName;
 use crate::link::deliveries::DELIVERY_SECONDS;
 use crate::link::server::{self, LinkLimits};
 use crate::telemetry::budget_collector::BudgetCollector;
@@ -41,7 +42,7 @@ const DRAIN: Duration = GRACE.saturating_add(Duration::from_secs(1));
 /// Resources that the caller may provide, to share them with the leader.
 pub(super) struct LeaderResources {
     /// The sessions of the pods, and the Agents whose pods have sent a new report.
-    pub(super) loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<AgentKey>),
+    pub(super) loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<NamespacedName>),
     /// The listener of the link.
     pub(super) listener: TcpListener,
 }
@@ -71,8 +72,8 @@ pub(super) struct Leader {
 }
 
 impl Leader {
-    /// Leads until `stop`, then waits for the tasks to finish and aborts those that do not. Its tasks have ended when it
-    /// returns, so that the Lease can be released.
+    /// Leads until `stop`, then waits for the tasks to finish and aborts those that do not. Its tasks have ended when
+    /// it returns, so that the Lease can be released.
     pub(super) async fn lead(
         &self,
         ground: Option<LeaderResources>,
@@ -128,7 +129,7 @@ impl Leader {
         let published = vec![bundle.with_agents.subscribe(), bundle.with_sensors.subscribe()];
         let (events, queue) = EventSink::new();
         let budgets = self.budgets(&loops, events.clone(), clock);
-        let (relay, said) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
+        let (relay, changed_sensors) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
         let relay = Arc::new(relay);
         let sensors = self.sensors((&loops, &relay), &bundle, events.clone(), clock);
         let link = self.link((&loops, relay), &agents, (&budgets, events), clock);
@@ -154,7 +155,7 @@ impl Leader {
         });
         let ends = stop.clone();
         parts.spawn(async move {
-            Box::pin(sensors.run(said, ends)).await;
+            Box::pin(sensors.run(changed_sensors, ends)).await;
             ControllerError::PartEnded("the reconciler of Sensors")
         });
         let ends = stop.clone();
@@ -180,7 +181,7 @@ impl Leader {
             namespace: settings.controller_namespace.clone(),
             watch_namespaces: settings.watch_namespaces.clone(),
             loops: loops.clone(),
-            face: Arc::new(BudgetPresenter::new(&settings.controller_namespace, events)),
+            presentation: Arc::new(BudgetPresenter::new(&settings.controller_namespace, events)),
             metrics: self.metrics.clone(),
             wall: clock(),
         }))
@@ -241,7 +242,7 @@ impl Leader {
     fn reconciler(
         &self,
         loops: Arc<PodSessions>,
-        changed: mpsc::UnboundedReceiver<AgentKey>,
+        changed: mpsc::UnboundedReceiver<NamespacedName>,
         bundle: CaBundle,
         agents: Arc<OnceLock<agent::AgentsView>>,
         (budgets, sensors): (&Arc<BudgetLedger>, &Arc<SensorRegistry>),
@@ -271,7 +272,6 @@ impl Leader {
     }
 }
 
-/// Registers the metrics of Sensors.
 fn register_sensor_metrics(metrics: &Metrics, sensors: &Arc<SensorRegistry>) {
     let sensors = sensors.clone();
     let collector = SensorCollector::new(move |visit| {
@@ -289,7 +289,7 @@ fn register_budget_metrics(metrics: &Metrics, budgets: &Arc<BudgetLedger>) {
     let budgets = budgets.clone();
     let collector = BudgetCollector::new(move |visit| {
         let objects = budgets.inspect(|state| {
-            let known = state.scope.budgets().values();
+            let known = state.assignments.budgets().values();
             known.map(|facts| facts.object.clone()).collect::<Vec<_>>()
         });
         for budget in &objects {

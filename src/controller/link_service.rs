@@ -17,9 +17,10 @@ use super::budget::BudgetLedger;
 use super::delivery_relay::DeliveryRelay;
 use super::event_subscriptions::{self, PageOutcome};
 use super::identity::PodAuthenticator;
-use super::pod_sessions::{AgentKey, LivePod, PodSessions};
+use super::pod_sessions::{LivePod, PodSessions};
 use super::runtime::{EventSink, WallClock};
-use crate::ledger::account::{AgentName, LeaseHolder};
+use crate::api::NamespacedName;
+use crate::ledger::account::LeaseHolder;
 use crate::link::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
@@ -50,7 +51,7 @@ pub struct ControllerLink {
     pub relay: Arc<DeliveryRelay>,
     /// The Agents, once the caches are filled. Until then, every request is refused with a retryable code.
     pub agents: Arc<OnceLock<AgentsView>>,
-    /// The budget ledger.
+    /// The [`BudgetLedger`].
     pub budgets: Arc<BudgetLedger>,
     /// Counts attaches, reports and refusals.
     pub metrics: Arc<Metrics>,
@@ -59,7 +60,7 @@ pub struct ControllerLink {
 }
 
 impl ControllerLink {
-    /// Attaches a pod: returns the known totals of its loop, and its directives.
+    /// Attaches a pod: returns the known totals of its loop, and its [`Directives`].
     fn attach_pod(
         &self,
         pod: &PodIdentity,
@@ -69,17 +70,14 @@ impl ControllerLink {
         self.loops.attach(&agent, &live_pod(pod, epoch), (self.clock)())
     }
 
-    fn agent_of(&self, pod: &PodIdentity) -> Result<AgentKey, PodRefusal> {
-        let agent = AgentKey {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-        };
+    fn agent_of(&self, pod: &PodIdentity) -> Result<NamespacedName, PodRefusal> {
+        let agent = NamespacedName::new(&pod.namespace, &pod.name);
         if self.view()?.contains(&agent) {
             return Ok(agent);
         }
         Err(PodRefusal {
             code: RefusalCode::Unknown,
-            message: format!("Agent {}/{} does not exist", pod.namespace, pod.name),
+            message: format!("Agent {agent} does not exist"),
         })
     }
 
@@ -99,10 +97,7 @@ impl LinkHandler for ControllerLink {
 
     fn attach(&self, pod: &PodIdentity, attach: &AttachRequest) -> Result<AttachResponse, PodRefusal> {
         let (known, directives) = self.attach_pod(pod, attach.epoch)?;
-        let agent = AgentKey {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-        };
+        let agent = NamespacedName::new(&pod.namespace, &pod.name);
         // Before its directives are read, because they include the prices of these models.
         self.budgets.models_seen(&agent, &attach.models);
         self.metrics.link_attaches.inc();
@@ -150,10 +145,7 @@ impl LinkHandler for ControllerLink {
         self.view()?;
         let who = LeaseHolder {
             record: request.record.clone(),
-            agent: AgentName {
-                namespace: pod.namespace.clone(),
-                name: pod.name.clone(),
-            },
+            agent: NamespacedName::new(&pod.namespace, &pod.name),
             pod_uid: pod.uid.clone(),
             epoch: request.epoch,
         };
@@ -195,10 +187,7 @@ impl LinkHandler for ControllerLink {
         let agents = self
             .view()
             .map_err(|refusal| event_subscriptions::unavailable(&refusal.message))?;
-        let agent = AgentKey {
-            namespace: request.namespace.clone(),
-            name: request.name.clone(),
-        };
+        let agent = NamespacedName::new(&request.namespace, &request.name);
         // Authorize first, so that an unauthorized caller cannot probe which Agents exist.
         self.access.check((token, address), &agent, EVENTS).await?;
         if request.messages {
@@ -207,7 +196,7 @@ impl LinkHandler for ControllerLink {
         if !agents.contains(&agent) {
             return Err(ReadRefusal {
                 code: ReadRefusalCode::NotFound,
-                message: format!("Agent {}/{} does not exist", agent.namespace, agent.name),
+                message: format!("Agent {agent} does not exist"),
             });
         }
         event_subscriptions::subscribe(&self.loops, &agent, (request.after, request.messages)).await
@@ -253,7 +242,7 @@ fn live_pod(pod: &PodIdentity, epoch: i64) -> LivePod {
     }
 }
 
-/// Exports every refusal code with 0 before the first refusal.
+/// Exports every [`RefusalCode`] with 0 before the first refusal.
 pub fn initialize_refusal_metrics(metrics: &Metrics) {
     for code in RefusalCode::iter() {
         let _ = metrics.link_refusals.with_label_values(&[code.as_ref()]);

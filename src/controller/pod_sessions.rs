@@ -13,16 +13,10 @@ use tokio::sync::{mpsc, watch};
 use super::event_subscriptions::{
     EventSubscriptions, PageOutcome, PageReceiver, READINGS_OF_ALL, READINGS_OF_ONE, too_many, unavailable,
 };
+use crate::api::NamespacedName;
 use crate::link::events::{EventSubscription, EventsPage, ReadRefusal};
 use crate::link::messages::{BudgetTerms, Directives, LoopTotals, PodRefusal, PodReport, RefusalCode};
 use crate::link::sensor_messages::SensorTerms;
-
-/// An Agent, by namespace and name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AgentKey {
-    pub namespace: String,
-    pub name: String,
-}
 
 /// The pod that may act for an Agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,29 +46,29 @@ struct PodSession {
 
 #[derive(Default)]
 struct SessionTable {
-    entries: HashMap<AgentKey, PodSession>,
-    /// The budget terms of each Agent, whether it has a pod or not.
-    limits: HashMap<AgentKey, BudgetTerms>,
+    entries: HashMap<NamespacedName, PodSession>,
+    /// The [`BudgetTerms`] of each Agent, whether it has a pod or not.
+    limits: HashMap<NamespacedName, BudgetTerms>,
     /// Id of the last subscription.
     readings: u64,
-    /// Number of leases that each Agent's gateway has lost with its storage. Outlives the sessions, because the record of
-    /// a gateway does too.
-    lost_leases: HashMap<AgentKey, i64>,
+    /// Number of leases that each Agent's gateway has lost with its storage. Outlives the sessions, because the record
+    /// of a gateway does too.
+    lost_leases: HashMap<NamespacedName, i64>,
     /// The Sensors that run in each Agent's pod, whether it has one or not.
-    sensors: HashMap<AgentKey, Vec<SensorTerms>>,
+    sensors: HashMap<NamespacedName, Vec<SensorTerms>>,
     /// The events that can wake each Agent's loop, whether it has a pod or not.
-    wake_events: HashMap<AgentKey, Vec<String>>,
+    wake_events: HashMap<NamespacedName, Vec<String>>,
 }
 
 pub struct PodSessions {
     table: Mutex<SessionTable>,
-    changed: mpsc::UnboundedSender<AgentKey>,
+    changed: mpsc::UnboundedSender<NamespacedName>,
 }
 
 impl PodSessions {
     /// Creates an empty table, and the stream of Agents to reconcile after new reports.
     #[must_use]
-    pub fn new() -> (Self, mpsc::UnboundedReceiver<AgentKey>) {
+    pub fn new() -> (Self, mpsc::UnboundedReceiver<NamespacedName>) {
         let (changed, stream) = mpsc::unbounded_channel();
         (
             Self {
@@ -88,7 +82,7 @@ impl PodSessions {
     /// Registers the Agent's pod with the known totals and its directives. Idempotent; a different pod starts a new
     /// session, and the old pod is refused from then on. Budget terms and Sensors are set separately, before or after,
     /// by [`PodSessions::set_budget_terms`] and [`PodSessions::set_sensors`]; those in `directives` are ignored.
-    pub fn expect_pod(&self, agent: &AgentKey, pod: LivePod, known: LoopTotals, directives: Directives) {
+    pub fn expect_pod(&self, agent: &NamespacedName, pod: LivePod, known: LoopTotals, directives: Directives) {
         let mut table = self.lock();
         let mut directives = Directives {
             budget: table.limits.get(agent).cloned(),
@@ -121,8 +115,8 @@ impl PodSessions {
         }
     }
 
-    /// Sets an Agent's budget terms and sends them at once. `None`: undecided, so no calls are made.
-    pub fn set_budget_terms(&self, agent: &AgentKey, limits: Option<BudgetTerms>) {
+    /// Sets an Agent's [`BudgetTerms`] and sends them at once. `None`: undecided, so no calls are made.
+    pub fn set_budget_terms(&self, agent: &NamespacedName, limits: Option<BudgetTerms>) {
         let mut table = self.lock();
         if let Some(entry) = table.entries.get(agent) {
             entry.directives.send_if_modified(|directives| {
@@ -139,7 +133,12 @@ impl PodSessions {
 
     /// Sets the Sensors that run in an Agent's pod and the events that can wake its loop, and sends them at once.
     /// `None`: undecided, so the pod keeps the previous ones.
-    pub fn set_sensors(&self, agent: &AgentKey, sensors: Option<Vec<SensorTerms>>, wake_events: Option<Vec<String>>) {
+    pub fn set_sensors(
+        &self,
+        agent: &NamespacedName,
+        sensors: Option<Vec<SensorTerms>>,
+        wake_events: Option<Vec<String>>,
+    ) {
         let mut table = self.lock();
         if let Some(entry) = table.entries.get(agent) {
             entry.directives.send_if_modified(|directives| {
@@ -160,29 +159,29 @@ impl PodSessions {
     }
 
     /// Requests a reconcile of an Agent.
-    pub fn request_reconcile(&self, agent: &AgentKey) {
+    pub fn request_reconcile(&self, agent: &NamespacedName) {
         // Fails only during shutdown.
         let _ = self.changed.send(agent.clone());
     }
 
     /// Records contact with a pod; an error if it may not act for the Agent.
-    pub fn record_contact(&self, agent: &AgentKey, pod: &LivePod, now: Timestamp) -> Result<(), PodRefusal> {
+    pub fn record_contact(&self, agent: &NamespacedName, pod: &LivePod, now: Timestamp) -> Result<(), PodRefusal> {
         let mut table = self.lock();
         authorized_session(&mut table.entries, agent, pod)?.contact = Some(now);
         Ok(())
     }
 
     /// Removes the Agent's session: no pod may act for it.
-    pub fn forget(&self, agent: &AgentKey) {
+    pub fn forget(&self, agent: &NamespacedName) {
         let mut table = self.lock();
         table.entries.remove(agent);
         table.lost_leases.remove(agent);
     }
 
-    /// The last report of a pod other than `pod_uid` that still has the session, with that pod. `None` for `pod_uid`: the
-    /// Agent has no pod.
+    /// The last report of a pod other than `pod_uid` that still has the session, with that pod. `None` for `pod_uid`:
+    /// the Agent has no pod.
     #[must_use]
-    pub fn final_report(&self, agent: &AgentKey, pod_uid: Option<&str>) -> Option<(LivePod, ReceivedReport)> {
+    pub fn final_report(&self, agent: &NamespacedName, pod_uid: Option<&str>) -> Option<(LivePod, ReceivedReport)> {
         let table = self.lock();
         let entry = table.entries.get(agent)?;
         let other = pod_uid != Some(entry.pod.uid.as_str());
@@ -192,7 +191,7 @@ impl PodSessions {
 
     /// The last report of the pod with this UID; `None` if the session belongs to another pod, or has no report yet.
     #[must_use]
-    pub fn last_report(&self, agent: &AgentKey, pod_uid: &str) -> Option<ReceivedReport> {
+    pub fn last_report(&self, agent: &NamespacedName, pod_uid: &str) -> Option<ReceivedReport> {
         self.lock()
             .entries
             .get(agent)
@@ -200,16 +199,17 @@ impl PodSessions {
             .and_then(|entry| entry.last_report.clone())
     }
 
-    /// Number of leases that the Agent's gateways have lost with their storage, from the last report of any of its pods.
+    /// Number of leases that the Agent's gateways have lost with their storage, from the last report of any of its
+    /// pods.
     /// `None` before the first: a former leader may have noticed those.
     #[must_use]
-    pub fn lost_leases(&self, agent: &AgentKey) -> Option<i64> {
+    pub fn lost_leases(&self, agent: &NamespacedName) -> Option<i64> {
         self.lock().lost_leases.get(agent).copied()
     }
 
     /// Number of the Agent's calls that limits refused, from the last report of its gateway.
     #[must_use]
-    pub fn refused_calls(&self, agent: &AgentKey) -> Option<i64> {
+    pub fn refused_calls(&self, agent: &NamespacedName) -> Option<i64> {
         let table = self.lock();
         let last = table.entries.get(agent)?.last_report.as_ref()?;
         Some(last.report.budget.refused_calls)
@@ -217,7 +217,7 @@ impl PodSessions {
 
     /// Time of the last contact with the pod with this UID.
     #[must_use]
-    pub fn last_contact(&self, agent: &AgentKey, pod_uid: &str) -> Option<Timestamp> {
+    pub fn last_contact(&self, agent: &NamespacedName, pod_uid: &str) -> Option<Timestamp> {
         self.lock()
             .entries
             .get(agent)
@@ -225,10 +225,10 @@ impl PodSessions {
             .and_then(|entry| entry.contact)
     }
 
-    /// Attaches a pod: returns the known totals of its loop, and its directives.
+    /// Attaches a pod: returns the known totals of its loop, and its [`Directives`].
     pub fn attach(
         &self,
-        agent: &AgentKey,
+        agent: &NamespacedName,
         pod: &LivePod,
         now: Timestamp,
     ) -> Result<(LoopTotals, watch::Receiver<Directives>), PodRefusal> {
@@ -239,7 +239,13 @@ impl PodSessions {
     }
 
     /// Stores the report of a pod. Triggers a reconcile if it differs from the last one.
-    pub fn report(&self, agent: &AgentKey, pod: &LivePod, report: PodReport, now: Timestamp) -> Result<(), PodRefusal> {
+    pub fn report(
+        &self,
+        agent: &NamespacedName,
+        pod: &LivePod,
+        report: PodReport,
+        now: Timestamp,
+    ) -> Result<(), PodRefusal> {
         let mut table = self.lock();
         let entry = authorized_session(&mut table.entries, agent, pod)?;
         entry.contact = Some(now);
@@ -254,10 +260,10 @@ impl PodSessions {
         Ok(())
     }
 
-    /// Opens a subscription to the Agent's events; the pod receives it with its directives at once.
+    /// Opens a subscription to the Agent's events; the pod receives it with its [`Directives`] at once.
     pub(super) fn open_subscription(
         &self,
-        agent: &AgentKey,
+        agent: &NamespacedName,
         (after, messages): (i64, bool),
     ) -> Result<(u64, PageReceiver), ReadRefusal> {
         let mut table = self.lock();
@@ -282,8 +288,7 @@ impl PodSessions {
         Ok((id, pages))
     }
 
-    /// Closes a subscription.
-    pub(super) fn close_subscription(&self, agent: &AgentKey, id: u64) {
+    pub(super) fn close_subscription(&self, agent: &NamespacedName, id: u64) {
         let mut table = self.lock();
         if let Some(entry) = table.entries.get_mut(agent)
             && entry.readings.close(id)
@@ -295,7 +300,7 @@ impl PodSessions {
     /// Accepts a page of events from a pod.
     pub(super) fn receive_page(
         &self,
-        agent: &AgentKey,
+        agent: &NamespacedName,
         pod: &LivePod,
         page: EventsPage,
         now: Timestamp,
@@ -327,8 +332,8 @@ impl PodSession {
 }
 
 fn authorized_session<'a>(
-    entries: &'a mut HashMap<AgentKey, PodSession>,
-    agent: &AgentKey,
+    entries: &'a mut HashMap<NamespacedName, PodSession>,
+    agent: &NamespacedName,
     pod: &LivePod,
 ) -> Result<&'a mut PodSession, PodRefusal> {
     let entry = entries.get_mut(agent).ok_or_else(|| PodRefusal {

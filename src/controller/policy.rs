@@ -160,10 +160,10 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_is_allowed() {
-        let said = problem(&["a", "b"], &["*"], json!({"priorityClassName": "c"})).unwrap();
+        let message = problem(&["a", "b"], &["*"], json!({"priorityClassName": "c"})).unwrap();
         assert!(
-            said.contains("remove it, or use one of a, b, or ask an administrator to add c"),
-            "{said}"
+            message.contains("remove it, or use one of a, b, or ask an administrator to add c"),
+            "{message}"
         );
         assert_eq!(problem(&[], &[], json!({})), None);
     }

@@ -20,6 +20,7 @@ use super::election::{LEASE_NAME, LeaderCandidate, Leadership, LeaseTimes, set_l
 use super::leader::Leader;
 use super::link_service::initialize_refusal_metrics;
 use super::sensor::pod::SensorPodSettings;
+use crate::support::backoff::Backoff;
 use crate::telemetry::http::{self, HttpLimits, Readiness};
 use crate::telemetry::metrics::Metrics;
 
@@ -215,12 +216,12 @@ where
     F: Future<Output = Result<T, E>>,
     E: std::fmt::Display,
 {
-    let mut pause = Duration::from_millis(250);
+    let mut backoff = Backoff::new(Duration::from_millis(500), MAX_PAUSE);
     loop {
         match attempt().await {
             Ok(done) => return done,
             Err(error) => {
-                pause = (pause * 2).min(MAX_PAUSE);
+                let pause = backoff.next_wait();
                 tracing::warn!(%error, "failed to {what}; retrying in {:.1} s", pause.as_secs_f64());
                 tokio::time::sleep(pause).await;
             }

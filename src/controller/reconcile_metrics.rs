@@ -4,8 +4,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::agent::{AgentsView, ReconcileObserver};
-use super::pod_sessions::{AgentKey, PodSessions};
+use super::pod_sessions::PodSessions;
 use super::runtime::{ReconcileMetrics, ReconcileResult};
+use crate::api::NamespacedName;
 use crate::telemetry::agent_collector::AgentCollector;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
@@ -52,12 +53,7 @@ impl ReconcileObserver for MetricsObserver {
     fn agents(&self, agents: AgentsView) {
         let view = agents.clone();
         let loops = self.loops.clone();
-        let refused = move |namespace: &str, name: &str| {
-            loops.refused_calls(&AgentKey {
-                namespace: namespace.into(),
-                name: name.into(),
-            })
-        };
+        let refused = move |namespace: &str, name: &str| loops.refused_calls(&NamespacedName::new(namespace, name));
         match AgentCollector::new(move |visit| view.for_each(visit), refused) {
             Ok(collector) => {
                 if let Err(error) = self.metrics.register(collector) {

@@ -17,7 +17,7 @@ pub struct EffectBuffer {
     stopped: bool,
 }
 
-/// A journal record of `kind`, to be completed by the caller.
+/// A [`JournalRecord`] of `kind`, to be completed by the caller.
 pub fn journal_line(kind: RecordKind, turn: i64, note: impl Into<String>) -> JournalRecord {
     JournalRecord {
         kind,
@@ -34,7 +34,7 @@ pub fn journal_line(kind: RecordKind, turn: i64, note: impl Into<String>) -> Jou
     }
 }
 
-/// The journal record of a limit that was reached, with what is counted of it, if anything.
+/// The [`JournalRecord`] of a limit that was reached, with what is counted of it, if anything.
 pub fn trip_line(turn: i64, trip: Option<GuardrailTrip>, note: impl Into<String>) -> JournalRecord {
     JournalRecord {
         detail: trip.map_or(RecordDetail::None, RecordDetail::Trip),
@@ -42,7 +42,7 @@ pub fn trip_line(turn: i64, trip: Option<GuardrailTrip>, note: impl Into<String>
     }
 }
 
-/// A journal record about a call.
+/// A [`JournalRecord`] about a call.
 pub fn call_line(
     kind: RecordKind,
     call: CallId,
@@ -57,7 +57,7 @@ pub fn call_line(
     }
 }
 
-/// The journal record of an answered call.
+/// The [`JournalRecord`] of an answered call.
 pub fn answer_line(
     (call, purpose): (CallId, CallPurpose),
     answer: &ModelAnswer,
@@ -90,7 +90,7 @@ impl EffectBuffer {
         }
     }
 
-    /// The journal records so far.
+    /// The [`JournalRecord`]s so far.
     pub fn records(&self) -> &[JournalRecord] {
         &self.records
     }
@@ -119,7 +119,7 @@ impl EffectBuffer {
         self.stopped = true;
     }
 
-    /// Drops the journal records: this pod must not write any more.
+    /// Drops the [`JournalRecord`]s: this pod must not write any more.
     pub fn drop_records(&mut self) {
         self.records.clear();
     }

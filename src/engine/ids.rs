@@ -1,6 +1,7 @@
 //! Names of model calls and tool runs, unique over the life of an Agent.
 //!
-//! Each names the member of the Agent that it belongs to. So far an Agent has one, [`MAIN`], whose number is not written:
+//! Each names the member of the Agent that it belongs to. So far an Agent has one, [`MAIN`], whose number is not
+//! written:
 //! `t12c1a1` is a call of the main member, `m3-t12c1a1` the call of the same numbers of member 3.
 
 use std::fmt::{self, Display, Formatter};
@@ -72,7 +73,7 @@ impl Display for ToolRunId {
     }
 }
 
-/// A text is not a call id.
+/// A text is not a [`CallId`].
 #[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
 #[error("is not a call id such as t12c1a1")]
 pub struct CallIdError;
@@ -129,8 +130,8 @@ impl Display for MemberPrefix {
     }
 }
 
-/// The numbers of an id whose last one follows the letter `last`. Also accepts forms that `Display` does not write, such
-/// as `m0-t01c1a1`.
+/// The numbers of an id whose last one follows the letter `last`. Also accepts forms that `Display` does not write,
+/// such as `m0-t01c1a1`.
 fn numbers(text: &str, last: char) -> Option<(u16, i64, u32, u32)> {
     let (member, rest) = match text.strip_prefix('m') {
         Some(rest) => {

@@ -25,7 +25,7 @@ pub enum Message {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reasoning: Option<ReasoningContent>,
     },
-    /// The result of one tool call; always follows the assistant message that requested it.
+    /// The result of one [`ToolCall`]; always follows the assistant message that requested it.
     Tool {
         /// [`ToolCall::id`] of the call.
         id: String,
@@ -87,12 +87,13 @@ pub struct ReasoningContent {
     pub model: String,
     /// The message in its original order, where that contains reasoning.
     pub parts: Vec<MessagePart>,
-    /// What the server attached to the tool calls, by position; `null` for a call without. Empty: nothing attached.
+    /// What the server attached to the [`ToolCall`]s, by position; `null` for a call without. Empty: nothing attached.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<Value>,
 }
 
-/// One part of a message that contains reasoning. Text and tool calls are in the message itself and not stored twice.
+/// One part of a message that contains reasoning. Text and [`ToolCall`]s are in the message itself and not stored
+/// twice.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum MessagePart {
@@ -100,7 +101,7 @@ pub enum MessagePart {
     Opaque(Value),
     /// The next bytes of the message's text.
     Text(usize),
-    /// The next tool call.
+    /// The next [`ToolCall`].
     Call,
 }
 
@@ -126,8 +127,8 @@ impl ReasoningContent {
     }
 }
 
-/// The id of an answer's tool call, unique within the journal: nine letters and digits, which every server accepts and
-/// some require. They encode the turn, the call within it, and the position within the answer, in base 36.
+/// The id of an answer's [`ToolCall`], unique within the journal: nine letters and digits, which every server accepts
+/// and some require. They encode the turn, the call within it, and the position within the answer, in base 36.
 #[must_use]
 pub fn call_id(turn: i64, call: u32, place: usize) -> String {
     let place = u64::try_from(place).unwrap_or(u64::MAX);
@@ -209,9 +210,8 @@ pub struct ToolDefinition {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelAnswer {
     pub text: Option<String>,
-    /// The tools it calls.
     pub tool_calls: Vec<ToolCall>,
-    /// Its reasoning, to be sent back with its text and tool calls.
+    /// Its reasoning, to be sent back with its text and [`ToolCall`]s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<ReasoningContent>,
     /// Why it ended.

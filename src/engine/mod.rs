@@ -1,7 +1,8 @@
 //! The loop as a pure state machine: inputs in, effects out.
 //!
 //! Owns every rule about when a loop runs turns, sleeps, pauses and stops. It has no clock, I/O, randomness or async:
-//! the time comes with each input, so that tests simulate years in microseconds. Imports only `api` from this crate.
+//! the time comes with each input, so that tests simulate years in microseconds. Imports only `api`, and the pure
+//! functions of `support`.
 //!
 //! Contract with the driver (`worker`): feed one [`EngineInput`] to [`machine::Engine::handle`]; commit all
 //! [`EngineEffect::Record`]s of that call together with [`machine::Engine::snapshot`] in **one** transaction **before**
@@ -71,7 +72,6 @@ pub use pauses::budget;
 pub use purpose::CallPurpose;
 pub use tools::admission::check_schema;
 
-/// An input of the engine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineInput {
     /// The worker has started, for the first time or again.
@@ -202,7 +202,7 @@ pub enum EngineEffect {
     Stopped,
 }
 
-/// One line of the journal. Its `kind` and ids are safe to log; the messages are not.
+/// One line of the journal. Its [`Self::kind`] and ids are safe to log; the messages are not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JournalRecord {
     pub kind: RecordKind,
@@ -212,8 +212,8 @@ pub struct JournalRecord {
     pub turn: i64,
     /// The call it belongs to.
     pub call: Option<CallId>,
-    /// A short note without text of a prompt or an answer: `Running -> Sleeping`, a failure kind. For people: code reads
-    /// `detail`.
+    /// A short note without text of a prompt or an answer: `Running -> Sleeping`, a failure kind. For people: code
+    /// reads [`Self::detail`].
     pub note: String,
     /// What code reads from the record besides its kind. Not written to the journal.
     pub detail: RecordDetail,
@@ -223,8 +223,8 @@ pub struct JournalRecord {
     pub used: Option<RecordedUsage>,
     /// Messages that join the transcript.
     pub messages: Vec<Arc<Message>>,
-    /// How many of the newest messages leave the live transcript before `messages` join it, because their turn failed.
-    /// They stay in the journal's history.
+    /// How many of the newest messages leave the live transcript before [`Self::messages`] join it, because their turn
+    /// failed. They stay in the journal's history.
     pub retract: usize,
     /// Which messages then leave the live transcript, counted from the oldest (they stay in the journal's history).
     pub forget: Range<usize>,

@@ -9,7 +9,6 @@
 use std::collections::VecDeque;
 
 use jiff::{SignedDuration, Timestamp};
-use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -18,10 +17,11 @@ use super::context::prompt_size;
 use super::hot_state::format_age;
 use super::runtime_mark::without_marks;
 use super::settings::EngineSettings;
+use agentloop_support::hash::sha256_u64;
 
-/// Most waiting notifications.
+/// Most [`WaitingNotification`]s.
 pub const MOST_WAITING: usize = 256;
-/// Most bytes of all waiting notifications: they are written with each step of the loop.
+/// Most bytes of all [`WaitingNotification`]s: they are written with each step of the loop.
 pub const MOST_BYTES: usize = 128 * 1024;
 /// Most bytes of one text; longer ones are truncated.
 pub const MOST_TEXT_BYTES: usize = 2 * 1024;
@@ -68,7 +68,7 @@ pub struct Notification {
     pub at: Timestamp,
 }
 
-/// The waiting notifications, and the keys of earlier ones.
+/// The [`WaitingNotification`]s, and the keys of earlier ones.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
 pub struct NotificationInbox {
@@ -339,9 +339,7 @@ impl WaitingNotification {
 
 /// A key of fixed size for an id of any length.
 fn key(id: &str) -> u64 {
-    let hash = digest(&SHA256, id.as_bytes());
-    let first = hash.as_ref().first_chunk().copied();
-    u64::from_be_bytes(first.unwrap_or_default())
+    sha256_u64(id)
 }
 
 /// Bytes of notifications in one prompt: they must not fill a small context window. The part of the window that is

@@ -100,8 +100,8 @@ impl Engine {
             .sleep
             .take()
             .filter(|_| self.state.inbox.is_empty());
-        let said = answer.text.as_deref();
-        match self.ask_mode(out.now, |mode, context| mode.pre_check_answered(sleep, said, context)) {
+        let text = answer.text.as_deref();
+        match self.ask_mode(out.now, |mode, context| mode.pre_check_answered(sleep, text, context)) {
             PreCheckDecision::Extended(length) => self.sleep_extended(length, out),
             PreCheckDecision::Begin => {}
             PreCheckDecision::Unreadable => {

@@ -1,7 +1,7 @@
 //! What follows a failed attempt at a call: another attempt and after how long, or none.
 //!
-//! Trouble outside the turn (a server that is down, a rate limit, a rejected key) never ends it: the work of the turn
-//! so far was paid for, and is still valid when the trouble is over.
+//! A failure outside the turn (a server that is down, a rate limit, a rejected key) never ends it: the work of the turn
+//! so far was paid for, and is still valid when the failure is over.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

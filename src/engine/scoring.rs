@@ -81,8 +81,8 @@ impl ScoringState {
 
     /// Estimated tokens of the largest possible call for it.
     pub(super) fn largest_use(&self, settings: &EngineSettings) -> u64 {
-        let said = self.asked.as_ref().map_or(0, |asked| asked.question.tokens());
-        said.saturating_add(settings.light_output_tokens.unwrap_or_default().into())
+        let tokens = self.asked.as_ref().map_or(0, |asked| asked.question.tokens());
+        tokens.saturating_add(settings.light_output_tokens.unwrap_or_default().into())
     }
 
     /// The clock was set back.

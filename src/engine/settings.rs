@@ -1,7 +1,6 @@
 //! The engine's settings, taken from a spec.
 
 use jiff::SignedDuration;
-use ring::digest::{SHA256, digest};
 
 use super::guardrails::active_hours::{ActiveHours, ActiveHoursError};
 use super::hot_state::FieldSchema;
@@ -10,6 +9,7 @@ use super::precheck;
 use super::resources::ResourceLimit;
 use agentloop_api::AgentSpec;
 use agentloop_api::agent::{AgentMode, ExhaustionPolicy, LoopDetection, ModelSpec};
+use agentloop_support::hash::sha256_u64;
 
 /// The mode of a loop, and the settings that only it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,9 +166,7 @@ fn hash(spec: &AgentSpec) -> u64 {
         suspend: false,
         ..spec.clone()
     };
-    let text = serde_json::to_string(&spec).unwrap_or_default();
-    let hash = digest(&SHA256, text.as_bytes());
-    u64::from_be_bytes(hash.as_ref().first_chunk().copied().unwrap_or_default())
+    sha256_u64(serde_json::to_string(&spec).unwrap_or_default())
 }
 
 /// Only with a light model and at least one hot state field.

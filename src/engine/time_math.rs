@@ -18,11 +18,6 @@ pub fn doubled(base: SignedDuration, times: u32, cap: SignedDuration) -> SignedD
         .map_or(cap, |duration| duration.min(cap))
 }
 
-/// A time as people and models read it: RFC 3339, whole seconds.
-pub fn format_moment(moment: Timestamp) -> String {
-    moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

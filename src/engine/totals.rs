@@ -26,7 +26,6 @@ impl Totals {
         self.turns_begun
     }
 
-    /// The number of the next turn.
     pub fn next_turn(&self) -> i64 {
         self.turns_begun.saturating_add(1)
     }

@@ -8,12 +8,12 @@ use super::lifecycle::{LifecyclePhase, PublicState};
 use super::machine::Engine;
 use super::resources::ResourceWait;
 use super::snapshot::ChosenSleep;
-use super::time_math;
 use super::{EngineEffect, RecordKind};
 use agentloop_api::condition::LoopSign;
 use agentloop_api::failure::CallFailure;
 use agentloop_api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason, WakeCondition, WakeType};
 use agentloop_api::usage_counts::{GuardrailTrip, LoopCounts};
+use agentloop_support::clock::rfc3339_seconds;
 
 /// A loop as seen from outside; the worker turns it into a report.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -157,7 +157,7 @@ impl Engine {
         let sleep = self.mode().sleep().filter(|_| state == LoopState::Sleeping)?;
         let names = &sleep.wake_early_if;
         let (r#type, value) = if names.is_empty() {
-            (WakeType::Time, time_math::format_moment(sleep.until))
+            (WakeType::Time, rfc3339_seconds(sleep.until))
         } else if names.iter().all(|name| ResourceWait::read(name).is_some()) {
             (WakeType::Resource, names.join(","))
         } else {

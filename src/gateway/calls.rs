@@ -43,7 +43,7 @@ pub struct ModelCalls {
     contact: Arc<LinkState>,
     upstreams: ModelUpstreams,
     flights: Mutex<HashMap<CallId, Arc<InFlightCall>>>,
-    /// Number of calls that ended, and what the last one says about the model.
+    /// Number of calls that ended, and what the last one shows about the model.
     ended: watch::Sender<(u64, Option<ModelReport>)>,
     end: watch::Sender<ShutdownStage>,
 }
@@ -161,7 +161,7 @@ impl ModelCalls {
         self.upstreams.of(call.purpose)?.run(request, flight).await
     }
 
-    /// Sends the call and settles it. Returns the failure if there is no answer.
+    /// Sends the call and settles it. Returns the [`CallFailure`] if there is no answer.
     async fn send_and_settle(
         &self,
         call: ModelCall,
@@ -302,7 +302,7 @@ impl ModelCalls {
         }
     }
 
-    /// Publishes the end of a call. Ends that say nothing about `spec.model` leave its state unchanged.
+    /// Publishes the end of a call. Ends that show nothing about `spec.model` leave its state unchanged.
     fn note_end(&self, call: ModelCall, failure: Option<&CallFailure>) {
         // An answer that was billed above its bound does not count as a success.
         let violated = self.store.violation();

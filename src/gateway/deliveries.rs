@@ -36,7 +36,7 @@ impl DeliveryQueue {
         }
     }
 
-    /// Queues a delivery for the worker.
+    /// Queues a [`Delivery`] for the worker.
     pub fn put(&self, delivery: Delivery) {
         if !delivery.receiver.is_empty() && delivery.receiver != self.agent {
             // For a later Agent of the same name, whose own gateway will get it.
@@ -51,7 +51,7 @@ impl DeliveryQueue {
         }
     }
 
-    /// The next delivery for the worker; waits up to `limit`.
+    /// The next [`Delivery`] for the worker; waits up to `limit`.
     pub async fn next(&self, limit: Duration) -> Option<Delivery> {
         timeout(limit, async {
             loop {

@@ -101,7 +101,7 @@ pub fn failure_from_error(field: ModelField, error: &ReportedError) -> CallFailu
     )
 }
 
-/// The kind of a failure, and what to do about it.
+/// The kind of a [`CallFailure`], and what to do about it.
 fn classify(field: ModelField, status: u16, error: &ReportedError) -> (FailureKind, String) {
     let too_long = || {
         let advice = format!(

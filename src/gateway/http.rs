@@ -11,7 +11,7 @@ use crate::support::text::{first_chars, root_cause};
 
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Idle time of a connection after which TCP keepalive probes it: an open stream may be silent for hours.
+/// Idle time of a connection after which TCP keepalive probes it: an open stream may carry no data for hours.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// A client for the server at `url`, or why there is none.

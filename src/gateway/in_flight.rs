@@ -91,7 +91,7 @@ impl InFlightCall {
         self.lock().sent = sent;
     }
 
-    /// Records the bill as parsed and as reported; `None`: no credible one.
+    /// Records the [`CallBill`] as parsed and as reported; `None`: no credible one.
     pub fn note_bill(&self, bill: Option<(CallBill, String)>) {
         self.lock().bill = bill;
     }
@@ -164,11 +164,11 @@ impl InFlightCall {
             (SendStatus::No, _) => CallUsage::NotSent,
             (SendStatus::Refused, _) => CallUsage::Free,
             (SendStatus::Yes, None) => CallUsage::Unknown,
-            (SendStatus::Yes, Some((bill, said))) => CallUsage::Billed(*bill, said.clone()),
+            (SendStatus::Yes, Some((bill, usage))) => CallUsage::Billed(*bill, usage.clone()),
         }
     }
 
-    /// The content type, once the first bytes are there; the failure if there are none; `None`: ask again.
+    /// The content type, once the first bytes are there; the [`CallFailure`] if there are none; `None`: ask again.
     pub async fn head(&self) -> Option<Result<String, CallFailure>> {
         let mut changed = self.changed.subscribe();
         loop {

@@ -97,7 +97,7 @@ impl LinkState {
         });
     }
 
-    /// New directives. A push does not count as contact.
+    /// New [`Directives`]. A push does not count as contact.
     pub fn directed(&self, directives: Directives) {
         self.view.send_if_modified(|view| {
             let new = view.directives != directives;
@@ -144,7 +144,7 @@ impl LinkState {
         SocketEvent {
             directives: view.directives.clone(),
             link_age_milliseconds: u64::try_from(self.age(now).as_millis()).unwrap_or(u64::MAX),
-            said_at: Some(now.wall),
+            sent_at: Some(now.wall),
             fenced: view.fenced,
         }
     }
@@ -239,7 +239,7 @@ mod tests {
         // An older contact does not replace a newer one.
         contact.note_answer(start, thaw);
         assert_eq!(contact.socket_event(thaw).link_age_milliseconds, 58_000);
-        assert_eq!(contact.socket_event(thaw).said_at, Some(thaw.wall));
+        assert_eq!(contact.socket_event(thaw).sent_at, Some(thaw.wall));
     }
 
     #[test]

@@ -30,7 +30,7 @@ const MAX_HEADER_BYTES: usize = 16 * 1024;
 const PROTOCOL_PREFIX: &str = "mcp-";
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// The tool servers of one Agent.
+/// The [`ToolServer`]s of one Agent.
 pub struct McpProxy {
     servers: BTreeMap<String, ProxiedServer>,
     /// Files with provider keys, which may exist.

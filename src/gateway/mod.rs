@@ -54,7 +54,6 @@ const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// Time for returning leases and sending the last report, concurrently: the rest of the pod's 5 s.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-/// The options of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
     pub config: PodConfig,
@@ -118,7 +117,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         &options.config.uid,
         options.config.epoch,
     ));
-    let said = watch::Sender::new(None);
+    let loop_report = watch::Sender::new(None);
     let link = (Arc::clone(&client), options.config.epoch);
     let uplink = GatewayUplink {
         epoch: options.config.epoch,
@@ -128,9 +127,9 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         calls: Arc::clone(&calls),
         budget: Arc::clone(&budget),
         deliveries: Arc::clone(&deliveries),
-        said: said.subscribe(),
+        loop_report: loop_report.subscribe(),
     };
-    let keep = Arc::clone(&budget).maintain_leases(said.subscribe());
+    let keep = Arc::clone(&budget).maintain_leases(loop_report.subscribe());
     let socket_error = |source| GatewayError::Socket {
         path: options.socket.clone(),
         source,
@@ -150,7 +149,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         mcp: Arc::new(mcp),
         link,
         deliveries,
-        said,
+        loop_report,
     });
     let serve = async { axum::serve(listener, router).await };
     // The socket is served even when fenced: the worker has to learn about it.

@@ -13,7 +13,7 @@ pub enum ModelField {
 }
 
 impl ModelField {
-    /// The field with the model that serves calls of this purpose.
+    /// The field with the model that serves calls of this [`CallPurpose`].
     pub fn of(purpose: CallPurpose) -> Self {
         if purpose.uses_light_model() {
             Self::Light

@@ -186,7 +186,7 @@ mod tests {
         let bearer = format!("Bearer {TOKEN}");
         let quoted = r#"pass"word\1"#;
         let masks = masks(&[&bearer, quoted]);
-        for (said, passed) in [
+        for (text, passed) in [
             (format!("it was {TOKEN}, so"), "it was [masked], so".to_owned()),
             (
                 format!(r#"{{"authorization":"{bearer}"}}"#),
@@ -197,15 +197,15 @@ mod tests {
             ("czNjcjN0LXQwa2VuL2ErYg==".to_owned(), "[masked]==".to_owned()),
             (format!("{TOKEN}{TOKEN}"), "[masked][masked]".to_owned()),
         ] {
-            assert_eq!(through(&masks, &[said.as_bytes()]), passed);
+            assert_eq!(through(&masks, &[text.as_bytes()]), passed);
         }
     }
 
     #[test]
     fn what_only_looks_like_a_value_passes() {
         let masks = masks(&[TOKEN, "Bearer"]);
-        for said in ["s3cr3t-t0ken/a+c", "s3cr3t-t0ken", "Bearer of news", "s3cr3t-", ""] {
-            assert_eq!(through(&masks, &[said.as_bytes()]), said);
+        for text in ["s3cr3t-t0ken/a+c", "s3cr3t-t0ken", "Bearer of news", "s3cr3t-", ""] {
+            assert_eq!(through(&masks, &[text.as_bytes()]), text);
         }
     }
 

@@ -50,8 +50,8 @@ pub struct GatewayState {
     /// The connection to the controller and the pod's epoch, for event subscriptions.
     pub link: (Arc<LinkClient>, i64),
     pub deliveries: Arc<DeliveryQueue>,
-    /// The last report of the worker.
-    pub said: watch::Sender<Option<LoopReport>>,
+    /// The last [`LoopReport`] of the worker.
+    pub loop_report: watch::Sender<Option<LoopReport>>,
 }
 
 /// Listens on the socket, replacing one left behind by a previous gateway.
@@ -230,9 +230,9 @@ async fn mcp(
 }
 
 async fn report(State(gateway): State<GatewayState>, Json(report): Json<LoopReport>) -> StatusCode {
-    gateway.said.send_if_modified(|said| {
-        let new = said.as_ref() != Some(&report);
-        *said = Some(report);
+    gateway.loop_report.send_if_modified(|latest| {
+        let new = latest.as_ref() != Some(&report);
+        *latest = Some(report);
         new
     });
     StatusCode::NO_CONTENT

@@ -16,7 +16,7 @@ pub(super) async fn retry_within<T, F: Future<Output = Result<T, LinkError>>>(
     (failed, late): (&str, &str),
     attempt: impl Fn() -> F,
 ) {
-    let said = async {
+    let attempts = async {
         while let Err(error) = attempt().await {
             tracing::warn!(%error, "{failed}");
             if error.is_fence() {
@@ -25,7 +25,7 @@ pub(super) async fn retry_within<T, F: Future<Output = Result<T, LinkError>>>(
             sleep(PAUSE).await;
         }
     };
-    if timeout(limit, said).await.is_err() {
+    if timeout(limit, attempts).await.is_err() {
         tracing::warn!("{late}");
     }
 }

@@ -44,8 +44,8 @@ pub struct GatewayUplink {
     pub budget: Arc<GatewayBudget>,
     /// Receives the events of Sensors.
     pub deliveries: Arc<DeliveryQueue>,
-    /// The reports of the worker.
-    pub said: watch::Receiver<Option<LoopReport>>,
+    /// The [`LoopReport`]s of the worker.
+    pub loop_report: watch::Receiver<Option<LoopReport>>,
 }
 
 /// A newer pod has taken over.
@@ -165,13 +165,13 @@ impl GatewayUplink {
             // The sender is in `contact`, so it cannot be dropped.
             let _ = view.changed().await;
         }
-        let mut said = self.said.clone();
+        let mut loop_report = self.loop_report.clone();
         let mut ended = self.calls.subscribe();
         let mut backoff = BACKOFF;
         // Answers to reports renew the run lease: four of them fit into it.
         let period = Duration::from_secs(REPORT_SECONDS).min(self.contact.lease() / 4);
         loop {
-            said.mark_unchanged();
+            loop_report.mark_unchanged();
             ended.mark_unchanged();
             let sent = ClockReading::now();
             match self.client.report(&self.build_report()).await {
@@ -186,7 +186,7 @@ impl GatewayUplink {
             backoff.reset();
             sleep(COALESCE).await;
             tokio::select! {
-                _ = said.changed() => {}
+                _ = loop_report.changed() => {}
                 _ = ended.changed() => {}
                 () = sleep(period) => {}
             }
@@ -194,7 +194,7 @@ impl GatewayUplink {
     }
 
     fn build_report(&self) -> PodReport {
-        let loop_ = self.said.borrow().clone();
+        let loop_ = self.loop_report.borrow().clone();
         let mut usage = self.calls.store().usage();
         let known = self.contact.subscribe();
         let known = known

@@ -83,7 +83,7 @@ fn micro(text: &str) -> Result<i64, MoneyProblem> {
         .map_err(|_| MoneyProblem::TooLarge)
 }
 
-/// The prices of each kind of token, in quarters of a micro-dollar per million.
+/// The [`ModelPrice`]s of each kind of token, in quarters of a micro-dollar per million.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PriceTier {
     input: i128,
@@ -117,7 +117,7 @@ impl PriceTier {
     }
 }
 
-/// Parsed prices of one model.
+/// Parsed [`ModelPrice`]s of one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelRates {
     base: PriceTier,

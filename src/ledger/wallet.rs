@@ -15,7 +15,6 @@ use agentloop_api::amount::{Amount, AmountKind, LimitAmounts};
 /// Id of an account: the uid of a budget, or the uid of an Agent with the name of its own limit.
 pub type AccountId = String;
 
-/// The leases of one account.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct AccountLeases {
     /// Epoch of the newest ledger record seen; an answer with an older one is from a deposed leader.
@@ -30,8 +29,8 @@ struct HeldLease {
     spent: Amount,
     returned: Amount,
     open: Amount,
-    /// The part of `spent` billed above reservations while calls are open on the lease. It is reported once none is
-    /// open; before that, the leader would deduct it from what those calls still hold.
+    /// The part of [`Self::spent`] billed above reservations while calls are open on the lease. It is reported once
+    /// none is open; before that, the leader would deduct it from what those calls still hold.
     over: Amount,
     /// Number of calls open on the lease.
     calls: u32,
@@ -76,7 +75,7 @@ impl HeldLease {
     }
 }
 
-/// One lease on disk.
+/// One [`HeldLease`] on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRow {
     /// Id of its account.
@@ -100,7 +99,7 @@ pub struct GrantUpdate {
     pub lost: Vec<LeaseId>,
 }
 
-/// What one call holds until it is settled: the same amount of every lease.
+/// What one call holds until it is settled: the same amount of every [`HeldLease`].
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservation {
     /// The amount.
@@ -125,7 +124,7 @@ pub struct Wallet {
 }
 
 impl Wallet {
-    /// Restores the wallet from disk. Nothing can be spent until the leader has confirmed the grants.
+    /// Restores the wallet from disk. Nothing can be spent until the leader has confirmed the [`DurableGrant`]s.
     #[must_use]
     pub fn restore(
         epochs: impl IntoIterator<Item = (AccountId, i64)>,
@@ -152,7 +151,7 @@ impl Wallet {
         wallet
     }
 
-    /// The leases to be written to disk.
+    /// The [`HeldLease`]s to be written to disk.
     pub fn rows(&self) -> impl Iterator<Item = LeaseRow> {
         self.purses.iter().flat_map(|(account, purse)| {
             purse.leases.iter().map(|(lease, held)| LeaseRow {
@@ -274,21 +273,21 @@ impl Wallet {
         changed
     }
 
-    /// Closes every lease without open calls, because the loop sleeps or the pod ends. Returns whether anything
+    /// Closes every [`HeldLease`] without open calls, because the loop sleeps or the pod ends. Returns whether anything
     /// changed.
     pub fn close_all(&mut self) -> bool {
         self.close_idle(&[], 0)
     }
 
-    /// The statements about all leases.
+    /// The [`LeaseStatement`]s about all leases.
     pub fn statements(&self) -> impl Iterator<Item = (&str, LeaseStatement)> {
         self.purses.iter().flat_map(|(account, purse)| {
-            let said = |(lease, held): (&LeaseId, &HeldLease)| (account.as_str(), held.statement(*lease));
-            purse.leases.iter().map(said)
+            let statement = |(lease, held): (&LeaseId, &HeldLease)| (account.as_str(), held.statement(*lease));
+            purse.leases.iter().map(statement)
         })
     }
 
-    /// The request for one more call to an account.
+    /// The [`GrantRequest`] for one more call to an account.
     #[must_use]
     pub fn grant_request(&self, account: &str, least: Amount, full: Amount, now: u64) -> GrantRequest {
         let current = self
@@ -303,8 +302,9 @@ impl Wallet {
         }
     }
 
-    /// Applies the leader's answer for one account from its record `epoch`: the grants, and the leases it does not know
-    /// (any more) because they are completely accounted for. Each grant comes with its end on the lease clock.
+    /// Applies the leader's answer for one account from its record `epoch`: the [`DurableGrant`]s, and the leases it
+    /// does not know (any more) because they are completely accounted for. Each grant comes with its end on the lease
+    /// clock.
     ///
     /// If the leader knows more than the disk, the disk was restored to an earlier state, for example from a snapshot,
     /// and what was spent since is unknown: the lease is closed, and everything not returned counts as spent.

@@ -136,14 +136,19 @@ fn a_bill_above_its_reservation_is_spent_as_it_is() {
 #[test]
 fn a_bill_above_its_reservation_takes_nothing_from_what_another_call_holds() {
     let mut wallet = holding(&[("a", 10)]);
-    let said = |wallet: &Wallet| wallet.statements().map(|(_, said)| said.spent.tokens).sum::<i64>();
+    let statement = |wallet: &Wallet| {
+        wallet
+            .statements()
+            .map(|(_, statement)| statement.spent.tokens)
+            .sum::<i64>()
+    };
     let first = reserve(&mut wallet, "a", 8);
     let second = reserve(&mut wallet, "a", 1);
     wallet.settle(&second, &tokens(8));
     // 8 of the 10 are still held for the first call: only 1 of the bill can have come out of this lease.
-    assert_eq!((said(&wallet), wallet.available("a", 0)), (1, Amount::ZERO));
+    assert_eq!((statement(&wallet), wallet.available("a", 0)), (1, Amount::ZERO));
     wallet.settle(&first, &tokens(5));
-    assert_eq!(said(&wallet), 13, "everything is reported once nothing is open");
+    assert_eq!(statement(&wallet), 13, "everything is reported once nothing is open");
     assert_eq!(
         wallet.reserve(&[draw("a")], &tokens(1), 0),
         short(&["a"]),
@@ -227,9 +232,12 @@ fn a_lease_with_an_open_call_gives_the_rest_back_and_is_closed_after_it() {
     wallet.settle(&reservation, &tokens(3));
     assert!(wallet.close_all());
     assert!(is_closed(&wallet, "a", 1));
-    let (_, said) = wallet.statements().next().unwrap();
+    let (_, statement) = wallet.statements().next().unwrap();
     // The unbilled 1 needs no return: a closed lease holds nothing.
-    assert_eq!((said.spent, said.returned, said.closed), (tokens(3), tokens(6), true));
+    assert_eq!(
+        (statement.spent, statement.returned, statement.closed),
+        (tokens(3), tokens(6), true)
+    );
 }
 
 #[test]
@@ -259,7 +267,13 @@ fn a_forgotten_lease_leaves_and_one_with_a_call_open_is_only_closed() {
     let reservation = reserve(&mut wallet, "a", 4);
     assert_eq!(reservation.leases, [("a".to_owned(), 2)]);
     assert!(wallet.apply_grants("a", 1, &[], &[1, 2]).changed);
-    assert_eq!(wallet.statements().map(|(_, said)| said.lease).collect::<Vec<_>>(), [2]);
+    assert_eq!(
+        wallet
+            .statements()
+            .map(|(_, statement)| statement.lease)
+            .collect::<Vec<_>>(),
+        [2]
+    );
     assert!(is_closed(&wallet, "a", 2));
     wallet.settle(&reservation, &tokens(4));
     assert!(wallet.apply_grants("a", 1, &[], &[2]).changed);
@@ -340,15 +354,18 @@ fn a_disk_that_went_back_gives_nothing_to_spend_again() {
     let news = wallet.apply_grants("a", 9, &[known(7, 1_000, 900, 0)], &[]);
     assert_eq!((news.changed, news.lost), (true, vec![7]));
     assert_eq!(wallet.available("a", 0), Amount::ZERO);
-    let said = |wallet: &Wallet| wallet.statements().next().unwrap().1;
-    assert_eq!((said(&wallet).spent, said(&wallet).closed), (tokens(1_000), true));
+    let statement = |wallet: &Wallet| wallet.statements().next().unwrap().1;
+    assert_eq!(
+        (statement(&wallet).spent, statement(&wallet).closed),
+        (tokens(1_000), true)
+    );
     let again = wallet.apply_grants("a", 9, &[known(7, 1_000, 1_000, 0)], &[]);
     assert_eq!(again, GrantUpdate::default(), "the loss is known now");
     // What was returned is not spent.
     let mut wallet = Wallet::restore([], [row(100, 0)]);
     assert_eq!(wallet.apply_grants("a", 9, &[known(7, 1_000, 100, 600)], &[]).lost, [7]);
     assert_eq!(
-        (said(&wallet).spent, said(&wallet).returned),
+        (statement(&wallet).spent, statement(&wallet).returned),
         (tokens(400), tokens(600))
     );
     // A lease with spending that the disk has never seen is lost, too.

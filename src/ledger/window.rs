@@ -10,7 +10,7 @@ use super::sum::{self, AmountSum};
 use agentloop_api::amount::Amount;
 use agentloop_api::budget::{BudgetWindow, CalendarPeriod, CalendarWindow, LifetimeWindow, RollingWindow, UsageBucket};
 
-/// Number of buckets of a rolling window; a bucket expires only as a whole.
+/// Number of buckets of a [`RollingWindow`]; a bucket expires only as a whole.
 pub const PIECES: i32 = 60;
 /// The same for the usage of each single Agent.
 pub const SHARE_PIECES: i32 = 4;
@@ -96,7 +96,7 @@ impl WindowRule {
         }
     }
 
-    /// End of the calendar window at `now`, which is the beginning of the next.
+    /// End of the [`CalendarWindow`] at `now`, which is the beginning of the next.
     #[must_use]
     pub fn end(&self, now: Timestamp) -> Option<Timestamp> {
         match self {
@@ -122,7 +122,7 @@ impl WindowRule {
         }
     }
 
-    /// When a bucket that starts at `start` expires; `None`: never.
+    /// When a [`UsageBucket`] that starts at `start` expires; `None`: never.
     #[must_use]
     fn expires(&self, start: Timestamp, pieces: i32) -> Option<Timestamp> {
         match self {
@@ -163,7 +163,7 @@ fn piece_length(window: SignedDuration, pieces: i32) -> SignedDuration {
     SignedDuration::from_millis(i64::try_from(millis).unwrap_or(i64::MAX)).max(SHORTEST_PIECE)
 }
 
-/// Beginning and end of the calendar window at `now`. A window begins at the first instant of a civil day and ends
+/// Beginning and end of the [`CalendarWindow`] at `now`. A window begins at the first instant of a civil day and ends
 /// where the next begins, so every instant is in exactly one window, even if midnight does not exist (the day then
 /// begins when the clocks jump), occurs twice, or clocks set back after midnight return to the previous day.
 fn bounds(period: CalendarPeriod, zone: &TimeZone, now: Timestamp) -> (Timestamp, Option<Timestamp>) {
@@ -195,7 +195,7 @@ fn bounds(period: CalendarPeriod, zone: &TimeZone, now: Timestamp) -> (Timestamp
     }
 }
 
-/// The usage settled in the current window, in buckets.
+/// The usage settled in the current window, in [`UsageBucket`]s.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SettledUsage {
     pieces: i32,
@@ -215,7 +215,7 @@ impl SettledUsage {
         }
     }
 
-    /// Restores written buckets.
+    /// Restores written [`UsageBucket`]s.
     #[must_use]
     pub fn restore(pieces: i32, buckets: &[UsageBucket]) -> Self {
         let mut settled = Self::new(pieces);
@@ -225,13 +225,13 @@ impl SettledUsage {
         settled
     }
 
-    /// The buckets to be written.
+    /// The [`UsageBucket`]s to be written.
     #[must_use]
     pub fn buckets(&self) -> Vec<UsageBucket> {
         self.buckets.iter().cloned().collect()
     }
 
-    /// The amount of each bucket.
+    /// The amount of each [`UsageBucket`].
     pub fn amounts(&self) -> impl Iterator<Item = &Amount> {
         self.buckets.iter().map(|bucket| &bucket.amount)
     }
@@ -266,7 +266,7 @@ impl SettledUsage {
         }
     }
 
-    /// The sum of all buckets.
+    /// The sum of all [`UsageBucket`]s.
     #[must_use]
     pub fn total(&self) -> Amount {
         self.sum.amount()
@@ -284,14 +284,14 @@ impl SettledUsage {
         sums
     }
 
-    /// The times at which buckets expire, in order.
+    /// The times at which [`UsageBucket`]s expire, in order.
     pub fn expiries<'a>(&'a self, rule: &'a WindowRule) -> impl Iterator<Item = Timestamp> + 'a {
         self.buckets
             .iter()
             .map_while(|bucket| rule.expires(bucket.start, self.pieces))
     }
 
-    /// Converts to another rule: each bucket counts as if it had been settled at the last possible moment.
+    /// Converts to another rule: each [`UsageBucket`] counts as if it had been settled at the last possible moment.
     pub fn translate(&mut self, old: &WindowRule, new: &WindowRule, now: Timestamp) {
         self.advance(old, now);
         let before = std::mem::replace(self, Self::new(self.pieces));

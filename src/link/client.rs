@@ -58,7 +58,7 @@ impl LinkError {
     }
 }
 
-/// An item of the stream of directives.
+/// An item of the stream of [`Directives`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum DirectiveEvent {
     /// What the pod has to do.
@@ -112,7 +112,7 @@ impl LinkClient {
         read_json(response).await
     }
 
-    /// Follows the directives of a pod. The stream ends with the connection.
+    /// Follows the [`Directives`] of a pod. The stream ends with the connection.
     pub async fn directives(
         &self,
         epoch: i64,
@@ -134,7 +134,7 @@ impl LinkClient {
         self.post("/v1/delivered", delivered).await.map(drop)
     }
 
-    /// Follows the directives of a sensor pod; `None` is a heartbeat. The stream ends with the connection.
+    /// Follows the [`Directives`] of a sensor pod; `None` is a heartbeat. The stream ends with the connection.
     pub async fn sensor(
         &self,
     ) -> Result<impl Stream<Item = Result<Option<SensorDirectives>, LinkError>> + Send + use<>, LinkError> {

@@ -28,9 +28,9 @@ pub const MOST_NOTIFICATIONS: i64 = 10_000;
 /// Most events that an outbox keeps. Older ones have already lost their values and notifications, or have none before
 /// they are scored.
 pub const MOST_EVENTS: i64 = 10_000;
-/// Seconds that the controller waits for a receiver's acknowledgement.
+/// Seconds that the controller waits for a receiver's [`DeliveryAck`].
 pub const DELIVERY_SECONDS: u64 = 5;
-/// Seconds of a worker's long poll for a delivery at its gateway.
+/// Seconds of a worker's long poll for a [`Delivery`] at its gateway.
 pub const POLL_SECONDS: u64 = 20;
 
 /// What a sensor pod has to do. The complete desired state, so repeats have no effect.

@@ -14,7 +14,7 @@
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
-/// Most lines of a page.
+/// Most lines of an [`EventsPage`].
 pub const PAGE_LINES: usize = 200;
 /// Most messages in [`EventLine::messages`].
 pub const RECENT_MESSAGES: usize = 12;
@@ -59,7 +59,7 @@ pub struct EventLine {
     /// The outcome of the tool run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
-    /// What the journal says about it, in a few words.
+    /// A short text about it, from the journal.
     pub note: String,
     /// Only for subscriptions with messages. For `autonomy:loop_detected`: the last messages of the model and results of its
     /// tools, newest last, each as JSON and cut after [`MOST_MESSAGE_BYTES`] bytes. For `gate:opened`: the call that waits
@@ -124,7 +124,7 @@ pub struct ReadRequest {
     pub namespace: String,
     /// Name of the Agent.
     pub name: String,
-    /// The cursor: begin after this line.
+    /// The cursor: begin after this [`EventLine`].
     pub after: i64,
     /// Whether the subscriber also wants the messages of detected loops.
     pub messages: bool,
@@ -153,7 +153,7 @@ pub struct ReadRefusal {
     pub message: String,
 }
 
-/// Kinds of refusals of a subscription.
+/// Kinds of [`ReadRefusal`]s of a subscription.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 pub enum ReadRefusalCode {
     /// 400: the request is malformed.

@@ -25,7 +25,8 @@ use agentloop_ledger::account::{GrantRefusal, GrantRequest, LeaseStatement};
 
 use super::events::EventSubscription;
 
-/// Version of this protocol. `docs/development/link-protocol.md` says when it is raised and what each version changed.
+/// Version of this protocol. `docs/development/link-protocol.md` defines when it is raised and what each version
+/// changed.
 pub const PROTOCOL: u32 = 2;
 /// The oldest version that a controller serves: the previous one, so that running pods survive an upgrade.
 pub const OLDEST_PROTOCOL: u32 = PROTOCOL - 1;
@@ -33,17 +34,17 @@ pub const OLDEST_PROTOCOL: u32 = PROTOCOL - 1;
 /// every other version. Becomes [`OLDEST_PROTOCOL`] with version 3.
 pub const OLDEST_CONTROLLER_PROTOCOL: u32 = 2;
 
-/// The newest version that both ends speak, each from its oldest to its newest; `None`: there is none.
+/// The newest version that both ends support, each from its oldest to its newest; `None`: there is none.
 #[must_use]
 pub fn common_protocol(ours: RangeInclusive<u32>, theirs: RangeInclusive<u32>) -> Option<u32> {
     let newest = *ours.end().min(theirs.end());
     (ours.contains(&newest) && theirs.contains(&newest)).then_some(newest)
 }
-/// Seconds between heartbeats of the directives stream.
+/// Seconds between heartbeats of the [`Directives`] stream.
 pub const HEARTBEAT_SECONDS: u64 = 10;
 /// Seconds without contact after which a pod must stop acting: the run lease.
 pub const RUN_LEASE_SECONDS: u64 = 60;
-/// Seconds between two reports of an unchanged loop.
+/// Seconds between two [`PodReport`]s of an unchanged loop.
 pub const REPORT_SECONDS: u64 = 15;
 
 /// Attaches a gateway. Its identity comes from its token, never from this body.
@@ -91,7 +92,7 @@ pub struct AttachResponse {
     pub directives: Directives,
 }
 
-/// The version of a controller that does not say so.
+/// The version of a controller that does not state its version.
 fn first_protocol() -> u32 {
     1
 }

@@ -1,6 +1,6 @@
 //! The protocol between controller, gateway and worker: its messages, and both ends of the link.
 //!
-//! Two hops. Pod ⇄ controller ([`messages`]): HTTPS with an audience-bound token; the gateway speaks for its pod.
+//! Two hops. Pod ⇄ controller ([`messages`]): HTTPS with an audience-bound token; the gateway represents its pod.
 //! Worker ⇄ gateway ([`socket`]): HTTP over a Unix socket in a volume that only those two mount.
 //! Messages carry totals and complete states, never deltas, so repeats are harmless; unknown fields are ignored.
 //! Must not decide anything about loops: that is up to the engine and the controller.

@@ -86,7 +86,8 @@ pub trait LinkHandler: Send + Sync + 'static {
         pod: &PodIdentity,
         request: LeaseRequest,
     ) -> impl Future<Output = Result<LeaseResponse, PodRefusal>> + Send;
-    /// The directives of a pod, now and on each change. The sender is dropped when the pod may no longer use the link.
+    /// The [`Directives`] of a pod, now and on each change. The sender is dropped when the pod may no longer use the
+    /// link.
     fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, PodRefusal>;
     /// A pod sends events to a subscriber; answered once the subscriber has room for them, or has had none for too
     /// long.
@@ -106,7 +107,7 @@ pub trait LinkHandler: Send + Sync + 'static {
     fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, PodRefusal>;
     /// The Agent of this pod has events on disk.
     fn delivered(&self, pod: &PodIdentity, delivered: RelayedDeliveryAck) -> Result<(), PodRefusal>;
-    /// The directives of a sensor pod, now and on each change.
+    /// The [`Directives`] of a sensor pod, now and on each change.
     fn sensor(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, PodRefusal>;
     /// A sensor pod reports.
     fn sensor_report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), PodRefusal>;
@@ -125,12 +126,12 @@ pub trait LinkHandler: Send + Sync + 'static {
 pub struct LinkLimits {
     /// Connections. A peer is a stranger until a token of it was accepted.
     pub connections: ConnectionBounds,
-    /// Time between two heartbeats of a directives stream.
+    /// Time between two heartbeats of a [`Directives`] stream.
     pub heartbeat: Duration,
     /// Longest time for the body of a request.
     pub read_timeout: Duration,
-    /// How long a connection may wait for a request, its head included. Longer than the pause between two reports, so that
-    /// a pod does not need a handshake for each.
+    /// How long a connection may wait for a request, its head included. Longer than the pause between two reports, so
+    /// that a pod does not need a handshake for each.
     pub idle: Duration,
 }
 
@@ -506,7 +507,7 @@ pub(super) fn closing(answer: impl IntoResponse) -> Response {
     ([(header::CONNECTION, "close")], answer).into_response()
 }
 
-/// The status code of a refusal.
+/// The status code of a [`ReadRefusal`].
 #[must_use]
 pub fn status(code: RefusalCode) -> StatusCode {
     match code {

@@ -18,8 +18,8 @@
 //!
 //! A call is idempotent by its id: a repeated request joins the call in flight or gets the recorded answer byte for
 //! byte, and never reaches the provider a second time. A failed call is answered with a status of 500 or above, the
-//! header [`FAILURE_HEADER`] and a [`CallFailure`](agentloop_api::failure::CallFailure) as JSON; a stream that fails after
-//! its start ends with an event named [`FAILURE_EVENT`] that contains the same JSON.
+//! header [`FAILURE_HEADER`] and a [`CallFailure`](agentloop_api::failure::CallFailure) as JSON; a stream that fails
+//! after its start ends with an event named [`FAILURE_EVENT`] that contains the same JSON.
 //!
 //! The cost of an answer, if its price is known, is given in whole micro-dollars: in the header [`COST_HEADER`] of a
 //! whole answer, or in an event named [`COST_EVENT`] at the end of a stream. The server's own bytes are unchanged.
@@ -45,7 +45,7 @@ pub const NO_ANSWER: &str = "NoAnswer";
 pub const FAILURE_EVENT: &str = "agentloop.failure";
 /// Response header of a whole answer: its cost in micro-dollars. Absent: unknown.
 pub const COST_HEADER: &str = "x-agentloop-cost-micro-usd";
-/// Name of the last event of a stream: its cost in micro-dollars.
+/// Name of the last [`SocketEvent`] of a stream: its cost in micro-dollars.
 pub const COST_EVENT: &str = "agentloop.cost-micro-usd";
 
 /// What a worker must know before it starts its loop.
@@ -67,8 +67,8 @@ pub struct SocketEvent {
     /// Milliseconds since the last contact with the controller.
     pub link_age_milliseconds: u64,
     /// Time of this event by the wall clock, which worker and gateway share.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub said_at: Option<jiff::Timestamp>,
+    #[serde(rename = "saidAt", skip_serializing_if = "Option::is_none")]
+    pub sent_at: Option<jiff::Timestamp>,
     /// A newer pod has taken over; this one stops permanently.
     pub fenced: bool,
 }

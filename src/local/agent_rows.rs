@@ -51,9 +51,9 @@ pub enum LoopActivity {
     Refused,
 }
 
-/// The row of an Agent. `said`: the last report of its gateway.
+/// The row of an Agent. `report`: the last report of its gateway.
 #[must_use]
-pub fn row(agent: &Agent, said: Option<&PodReport>) -> AgentRow {
+pub fn row(agent: &Agent, report: Option<&PodReport>) -> AgentRow {
     let meta = &agent.metadata;
     let empty = AgentRow {
         namespace: meta.namespace.clone().unwrap_or_default(),
@@ -61,8 +61,8 @@ pub fn row(agent: &Agent, said: Option<&PodReport>) -> AgentRow {
         ..AgentRow::default()
     };
     let written = of_status(agent, empty);
-    let said = said.and_then(|report| Some((report, report.loop_.as_ref()?)));
-    let mut row = match said {
+    let report = report.and_then(|report| Some((report, report.loop_.as_ref()?)));
+    let mut row = match report {
         // An end that is persisted is final: the pod is terminating.
         Some((report, loop_)) if written.at_rest != LoopActivity::Refused && written.outcome.is_none() => {
             of_report(report, loop_, written)
@@ -279,7 +279,7 @@ mod tests {
             resumes_at: Some("2026-11-22T12:00:05Z".parse().unwrap()),
             ..AgentRow::default()
         };
-        let said = row.waits_for(&TimeZone::UTC);
-        assert_eq!(said, "ConsecutiveErrors, Timeout (5 in a row) until 12:00:05");
+        let text = row.waits_for(&TimeZone::UTC);
+        assert_eq!(text, "ConsecutiveErrors, Timeout (5 in a row) until 12:00:05");
     }
 }

@@ -17,7 +17,6 @@ use crate::link::server::{PodIdentity, PodKind};
 /// The lifetime that a token states: longer than any run. It ends with its pod.
 const TOKEN_SECONDS: i64 = 10 * 366 * 86_400;
 
-/// The tokens of the pods.
 #[derive(Default)]
 pub struct PodTokens(Mutex<HashMap<String, PodIdentity>>);
 

@@ -4,7 +4,6 @@
 //! them in the order of a real pod: the worker first. Decides nothing about pods; the controller does.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,9 +20,10 @@ use super::pod_tokens::PodTokens;
 use super::roles::{self, AgentRoles, PodRoles, WebhookAddresses};
 use super::volumes::{PodVolumes, VolumeError, VolumeFolders, make_folder};
 use crate::api_server::object_key::PODS;
-use crate::api_server::object_store::second;
 use crate::api_server::{ApiError, ObjectKey, ObjectPatch, ObjectStore, PatchRequest, PatchScope};
 use crate::link::server::PodIdentity;
+use crate::support::clock::rfc3339_seconds;
+use crate::support::hash::hex;
 use crate::worker::startup;
 use crate::{gateway, sensor};
 
@@ -185,10 +185,7 @@ impl PodRunner {
 pub(super) fn random() -> Result<String, PodError> {
     let mut bytes = [0_u8; 32];
     SystemRandom::new().fill(&mut bytes).map_err(|_| PodError::Random)?;
-    Ok(bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    }))
+    Ok(hex(&bytes))
 }
 
 /// Runs both roles until `terminate`: then the worker drains, and the gateway stops after it.
@@ -273,7 +270,6 @@ where
     }
 }
 
-/// The status of a pod.
 #[derive(Clone)]
 struct PodStatusWriter {
     store: Arc<ObjectStore>,
@@ -283,7 +279,7 @@ struct PodStatusWriter {
 
 impl PodStatusWriter {
     fn runs(&self, restarts: u32) {
-        let now = second(Timestamp::now());
+        let now = rfc3339_seconds(Timestamp::now());
         let container = |name: &&str| {
             json!({
                 "name": name, "image": "agentloop", "imageID": "", "ready": true, "restartCount": restarts,

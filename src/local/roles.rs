@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::pods::PodError;
 use super::volumes::{PodVolumes, make_folder};
+use crate::api::NamespacedName;
 use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE,
@@ -20,8 +21,8 @@ use crate::link::pod::{
 use crate::link::server::PodKind;
 use crate::{gateway, sensor};
 
-/// Where the webhook of a Sensor listens, by namespace and name.
-pub type WebhookAddresses = BTreeMap<(String, String), SocketAddr>;
+/// Where the webhook of each Sensor listens.
+pub type WebhookAddresses = BTreeMap<NamespacedName, SocketAddr>;
 
 /// The settings that the roles of a pod are started with.
 pub(super) enum PodRoles {
@@ -119,7 +120,7 @@ fn sensor(pod: &Pod, volumes: &PodVolumes, webhooks: &WebhookAddresses) -> Resul
         .first()
         .ok_or_else(|| unreadable("it has no container"))?;
     let config: SensorPodConfig = config(container)?;
-    let whose = (config.namespace.clone(), config.terms.name.clone());
+    let whose = NamespacedName::new(&config.namespace, &config.terms.name);
     let file = |path: &str| volumes.resolve(container, path);
     Ok(sensor::SensorPodOptions {
         // Nothing probes it here; the uid makes the name unique.

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
-use kube::ResourceExt;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -23,12 +22,12 @@ use super::pods::PodRunner;
 use super::roles::WebhookAddresses;
 use super::sensor_rows::{self, SensorRow};
 use super::stateful_set;
-use crate::api::{Agent, Sensor, WORKSPACE_LABEL};
+use crate::api::{Agent, NamespacedName, Sensor, WORKSPACE_LABEL};
 use crate::api_server::object_key::{AGENTS, CLAIMS, PODS, SENSORS};
 use crate::api_server::{ApiServer, ObjectKey, ObjectStore};
 use crate::controller::agent::ReconcilerSettings;
 use crate::controller::embedded::{self, EmbeddedOptions};
-use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::controller::pod_sessions::PodSessions;
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::sensor::pod::SensorPodSettings;
 use crate::link::pod::AgentEgress;
@@ -57,7 +56,6 @@ const OPEN: [&str; 7] = [
 /// Namespace of the controller: AgentBudgets there may select other namespaces, as in a cluster.
 const SYSTEM_NAMESPACE: &str = "agentloop-system";
 
-/// The options of a run.
 pub struct RunOptions {
     pub files: Vec<PathBuf>,
     /// Keys of Secrets from the environment.
@@ -104,11 +102,11 @@ pub enum RunError {
     Mistakes(#[from] ManifestError),
     /// Any other error.
     #[error("{0}")]
-    Trouble(String),
+    Other(String),
 }
 
-fn trouble(error: impl std::fmt::Display) -> RunError {
-    RunError::Trouble(error.to_string())
+fn failure(error: impl std::fmt::Display) -> RunError {
+    RunError::Other(error.to_string())
 }
 
 /// A run whose manifests were checked.
@@ -134,12 +132,11 @@ fn put_claim(store: &ObjectStore, agent: &ObjectKey, object: &serde_json::Value)
         let claim = json!({ "apiVersion": "v1", "kind": kind, "metadata": metadata });
         store
             .add(ObjectKey::new(CLAIMS, namespace, name), claim)
-            .map_err(trouble)?;
+            .map_err(failure)?;
     }
     Ok(())
 }
 
-/// The tasks of a run.
 struct RunTasks {
     loops: Arc<PodSessions>,
     pods: JoinHandle<()>,
@@ -151,12 +148,12 @@ struct RunTasks {
 impl LocalRun {
     /// Checks everything that can be checked before anything is started.
     pub fn prepare(options: RunOptions) -> Result<Self, RunError> {
-        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(trouble)?;
-        listener.set_nonblocking(true).map_err(trouble)?;
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(failure)?;
+        listener.set_nonblocking(true).map_err(failure)?;
         let settings = ReconcilerSettings {
             image: "agentloop".into(),
             image_pull_policy: None,
-            link_url: format!("https://{}", listener.local_addr().map_err(trouble)?),
+            link_url: format!("https://{}", listener.local_addr().map_err(failure)?),
             egress: AgentEgress::default(),
             controller_namespace: SYSTEM_NAMESPACE.into(),
             watch_namespaces: Vec::new(),
@@ -179,8 +176,8 @@ impl LocalRun {
         if !options.state.exists() {
             read(&|_| None)?;
         }
-        let state = StateFolder::open(&options.state).map_err(RunError::Trouble)?;
-        let store = ObjectStore::open(&state.folder.join("objects.sqlite")).map_err(trouble)?;
+        let state = StateFolder::open(&options.state).map_err(RunError::Other)?;
+        let store = ObjectStore::open(&state.folder.join("objects.sqlite")).map_err(failure)?;
         let manifests = read(&|key| store.kept(key).ok().flatten())?;
         let objects = manifests.iter().map(|manifest| (&manifest.key, &manifest.object));
         let webhooks =
@@ -196,14 +193,14 @@ impl LocalRun {
             if manifest.key.resource == AGENTS {
                 put_claim(&store, &manifest.key, &manifest.object)?;
             }
-            store.add(manifest.key, manifest.object).map_err(trouble)?;
+            store.add(manifest.key, manifest.object).map_err(failure)?;
         }
         Ok(Self {
             store: Arc::new(store),
             agents,
             sensors,
             webhooks,
-            private: PrivateFolder::make(&state.folder).map_err(RunError::Trouble)?,
+            private: PrivateFolder::make(&state.folder).map_err(RunError::Other)?,
             state,
             workspace: options.workspace,
             settings,
@@ -257,16 +254,16 @@ impl LocalRun {
         output
             .show(out, (&rows, &self.sensor_rows()), Timestamp::now())
             .and_then(|()| output.end(out, cause.as_ref(), cause.words(), Timestamp::now()))
-            .map_err(trouble)?;
+            .map_err(failure)?;
         Ok(rows)
     }
 
     fn start(&self) -> Result<RunTasks, RunError> {
         let tokens = Arc::new(PodTokens::default());
-        let (loops, changed): (PodSessions, mpsc::UnboundedReceiver<AgentKey>) = PodSessions::new();
+        let (loops, changed): (PodSessions, mpsc::UnboundedReceiver<NamespacedName>) = PodSessions::new();
         let loops = Arc::new(loops);
         let (end_pods, end_controller) = (CancellationToken::new(), CancellationToken::new());
-        let listener = self.listener.try_clone().map_err(trouble)?;
+        let listener = self.listener.try_clone().map_err(failure)?;
         let alone = EmbeddedOptions {
             client: ApiServer::new(self.store.clone(), tokens.clone()).client(),
             settings: self.settings.clone(),
@@ -276,7 +273,7 @@ impl LocalRun {
                 allowed_ranges: OPEN.map(str::to_owned).to_vec(),
                 ..SensorPodSettings::default()
             },
-            listener: tokio::net::TcpListener::from_std(listener).map_err(trouble)?,
+            listener: tokio::net::TcpListener::from_std(listener).map_err(failure)?,
             loops: (loops.clone(), changed),
         };
         let pods = PodRunner {
@@ -315,7 +312,7 @@ impl LocalRun {
             let rows = self.rows(&parts.loops);
             output
                 .show(out, (&rows, &self.sensor_rows()), Timestamp::now())
-                .map_err(trouble)?;
+                .map_err(failure)?;
             if rows.iter().any(|row| row.at_rest == LoopActivity::Alive) {
                 resting_since = None;
             } else if resting_since.get_or_insert_with(Instant::now).elapsed() >= QUIET {
@@ -331,8 +328,8 @@ impl LocalRun {
                 () = interrupted.cancelled() => return Ok(RunEndCause::Interrupted),
                 () = over => return Ok(RunEndCause::Duration),
                 ended = &mut parts.controller => return Err(match ended {
-                    Ok(Err(error)) => trouble(error),
-                    Ok(Ok(())) | Err(_) => trouble("the controller ended unexpectedly"),
+                    Ok(Err(error)) => failure(error),
+                    Ok(Ok(())) | Err(_) => failure("the controller ended unexpectedly"),
                 }),
                 () = tokio::time::sleep(LOOK) => {}
             }
@@ -343,7 +340,7 @@ impl LocalRun {
         let sensors = self.sensors.iter().filter_map(|key| Some((key, self.store.get(key)?)));
         let read = sensors.filter_map(|(key, object)| {
             let sensor: Sensor = serde_json::from_value(object).ok()?;
-            let whose = (key.namespace.clone(), key.name.clone());
+            let whose = NamespacedName::new(&key.namespace, &key.name);
             Some(sensor_rows::row(&sensor, self.webhooks.get(&whose)))
         });
         read.collect()
@@ -354,14 +351,11 @@ impl LocalRun {
         let agents = agents.filter_map(|object| serde_json::from_value::<Agent>(object).ok());
         agents
             .map(|agent| {
-                let key = AgentKey {
-                    namespace: agent.namespace().unwrap_or_default(),
-                    name: agent.name_any(),
-                };
+                let key = NamespacedName::of(&agent);
                 let pod = self.store.get(&ObjectKey::new(PODS, &key.namespace, &key.name));
                 let uid = pod.as_ref().and_then(|pod| pod["metadata"]["uid"].as_str());
-                let heard = uid.and_then(|uid| loops.last_report(&key, uid));
-                row(&agent, heard.as_ref().map(|heard| &heard.report))
+                let received = uid.and_then(|uid| loops.last_report(&key, uid));
+                row(&agent, received.as_ref().map(|received| &received.report))
             })
             .collect()
     }

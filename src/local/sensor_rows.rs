@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use serde_json::{Value, json};
 
 use super::roles::WebhookAddresses;
-use crate::api::Sensor;
+use crate::api::{NamespacedName, Sensor};
 use crate::api_server::ObjectKey;
 use crate::api_server::object_key::SENSORS;
 
@@ -108,14 +108,14 @@ pub fn webhooks<'a>(
 ) -> Result<WebhookAddresses, String> {
     let mut keys: Vec<_> = objects
         .filter(|(key, object)| key.resource == SENSORS && !object["spec"]["source"]["webhook"].is_null())
-        .map(|(key, _)| (key.namespace.clone(), key.name.clone()))
+        .map(|(key, _)| NamespacedName::new(&key.namespace, &key.name))
         .collect();
     keys.sort();
     let mut webhooks = WebhookAddresses::new();
     for (key, port) in keys.into_iter().zip(u32::from(first)..) {
         let place = format!(
             "--webhook-port: Sensor {} would listen on 127.0.0.1:{port}, which",
-            key.1
+            key.name
         );
         let port =
             u16::try_from(port).map_err(|_| format!("{place} is not a valid port; use a lower --webhook-port"))?;
@@ -162,7 +162,7 @@ mod tests {
         let given = webhooks(objects.iter().map(|(key, object)| (key, object)), first).unwrap();
         let ports: Vec<_> = given
             .iter()
-            .map(|((_, name), address)| (name.as_str(), address.port()))
+            .map(|(sensor, address)| (sensor.name.as_str(), address.port()))
             .collect();
         assert_eq!(ports, [("b", first), ("c", first + 1)]);
     }

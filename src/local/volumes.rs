@@ -37,7 +37,6 @@ pub struct VolumeFolders<'a> {
     pub token: &'a str,
 }
 
-/// The volumes of one pod.
 #[derive(Debug)]
 pub struct PodVolumes(Vec<(String, PathBuf)>);
 

@@ -6,7 +6,7 @@ use rmcp::transport::streamable_http_client::StreamableHttpError;
 
 use super::http::McpTransportError;
 
-/// Why a request failed. The text is the runtime's own, except for `Said`.
+/// Why a request failed. The text is the runtime's own, except for [`Self::Said`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum McpRequestError {
     /// The server certainly did not receive it.

@@ -79,11 +79,11 @@ impl<W: McpTransport> McpHttpClient<W> {
         }
         let response = request.send().await;
         let response = response.map_err(|error| StreamableHttpError::Client(self.way.unanswered(&error)))?;
-        let response = self.way.judge(response).await.map_err(|trouble| {
-            if matches!(trouble, McpTransportError::NotSent(_)) {
+        let response = self.way.judge(response).await.map_err(|error| {
+            if matches!(error, McpTransportError::NotSent(_)) {
                 self.lost.cancel();
             }
-            StreamableHttpError::Client(trouble)
+            StreamableHttpError::Client(error)
         })?;
         if response.status() == StatusCode::NOT_FOUND && session.is_some() {
             self.lost.cancel();

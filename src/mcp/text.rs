@@ -20,7 +20,7 @@ pub fn value(result: &CallToolResult) -> String {
 pub fn of(result: &CallToolResult) -> String {
     let mut parts: Vec<String> = result.content.iter().map(block).collect();
     if let Some(structured) = &result.structured_content
-        && !is_said(&parts, structured)
+        && !is_in_parts(&parts, structured)
     {
         parts.push(structured.to_string());
     }
@@ -29,12 +29,12 @@ pub fn of(result: &CallToolResult) -> String {
 
 /// Whether the texts repeat the structured content, as servers do for clients that know only text. A single value is
 /// wrapped as `{"result": …}`, and a list as one text for each of its items.
-fn is_said(parts: &[String], structured: &Value) -> bool {
+fn is_in_parts(parts: &[String], structured: &Value) -> bool {
     let read = |text: &String| serde_json::from_str::<Value>(text).unwrap_or_else(|_| Value::String(text.clone()));
-    let said: Vec<Value> = parts.iter().map(read).collect();
+    let values: Vec<Value> = parts.iter().map(read).collect();
     let inner = structured.as_object().filter(|object| object.len() == 1);
     let inner = inner.and_then(|object| object.get("result"));
-    let is_same = |value: &Value| said == [value.clone()] || value.as_array() == Some(&said);
+    let is_same = |value: &Value| values == [value.clone()] || value.as_array() == Some(&values);
     is_same(structured) || inner.is_some_and(is_same)
 }
 

@@ -8,7 +8,7 @@ use agentloop_api::agent::ModelApi;
 use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_engine::message::{FinishReason, MessagePart, ModelAnswer, ReasoningContent, ToolCall};
 
-/// Maximum number of tool calls taken from one answer; further calls are dropped.
+/// Maximum number of [`ToolCall`]s taken from one answer; further calls are dropped.
 pub const MAX_TOOL_CALLS: usize = 128;
 /// Maximum bytes of events taken from one stream.
 pub const MAX_STREAM_BYTES: usize = 32 * 1024 * 1024;
@@ -18,11 +18,11 @@ pub trait AnswerAggregate: Send {
     /// Adds the data of one event. Returns true if it marks the end of the stream.
     fn push(&mut self, data: &str) -> Result<bool, CallFailure>;
 
-    /// Completes the answer. Fails if the stream ended without an end mark or a finish reason.
+    /// Completes the answer. Fails if the stream ended without an end mark or a [`FinishReason`].
     fn finish(self: Box<Self>, done: bool) -> Result<ModelAnswer, CallFailure>;
 }
 
-/// The failure of a stream that ended without an end mark or a finish reason.
+/// The failure of a stream that ended without an end mark or a [`FinishReason`].
 pub(super) fn cut_stream() -> CallFailure {
     CallFailure::new(FailureKind::Unreachable, "the stream ended in the middle of the answer")
 }

@@ -13,7 +13,7 @@ const MAX_NAME: usize = 256;
 /// Why bytes are not an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnswerError {
-    /// Not in this wire format.
+    /// Not in this [`WireFormat`].
     Garbage,
     /// The server reported an error within its answer.
     ServerError(ReportedError),

@@ -25,7 +25,6 @@ pub struct RequestSchema {
     pub part: fn(kind: &str, in_entry: bool) -> Option<PartSchema>,
     /// The `type` of a tool that the client runs; servers run all others.
     pub tool_type: &'static str,
-    /// The fields of a tool.
     pub tool_fields: &'static [&'static str],
     /// What the gateway sets in each request: fields and JSON values.
     pub forced: &'static [ForcedField],

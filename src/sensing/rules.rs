@@ -178,19 +178,19 @@ impl SensorRules {
         if is_deep(&payload, MOST_DEPTH) {
             return too_deep(state);
         }
-        let heard = HeldEvent {
+        let arrival = HeldEvent {
             id: id.map_or_else(|| content_id(&payload), str::to_owned),
             own_id: id.is_some() && !is_news,
             is_news,
             payload,
         };
-        if is_known(state, &heard) {
+        if is_known(state, &arrival) {
             state.totals.filtered += 1;
             return RulesOutcome::Filtered;
         }
         // At most one event is held: a newer one replaces it, and the replaced one counts as dropped.
         if self.free_from(state).is_some_and(|free| now < free) {
-            if state.held.replace(heard).is_some() {
+            if state.held.replace(arrival).is_some() {
                 state.totals.dropped += 1;
             }
             return RulesOutcome::Held;
@@ -198,7 +198,7 @@ impl SensorRules {
         if state.held.take().is_some() {
             state.totals.dropped += 1;
         }
-        self.accept(state, now, heard)
+        self.accept(state, now, arrival)
     }
 
     /// When the held event is due for [`SensorRules::release_held`].
@@ -208,7 +208,7 @@ impl SensorRules {
         Some(self.free_from(state).unwrap_or(Timestamp::MIN))
     }
 
-    /// Processes the held event once it is due.
+    /// Processes the [`HeldEvent`] once it is due.
     pub fn release_held(&self, state: &mut RulesState, now: Timestamp) -> Option<RulesOutcome> {
         self.apply_clock(state, now);
         if self.waits_until(state)? > now {
@@ -246,13 +246,13 @@ impl SensorRules {
         Some(last.at.checked_add(self.min_interval).unwrap_or(Timestamp::MAX))
     }
 
-    fn accept(&self, state: &mut RulesState, now: Timestamp, heard: HeldEvent) -> RulesOutcome {
+    fn accept(&self, state: &mut RulesState, now: Timestamp, arrival: HeldEvent) -> RulesOutcome {
         if state.recent(now) >= self.per_minute {
             return dropped(state);
         }
-        match self.event(state, now, &heard) {
+        match self.event(state, now, &arrival) {
             Ok(event) => {
-                self.record_event(state, now, &event, heard);
+                self.record_event(state, now, &event, arrival);
                 RulesOutcome::Accepted(Box::new(event))
             }
             Err(invalid) => failed(state, invalid.to_string()),
@@ -260,14 +260,14 @@ impl SensorRules {
     }
 
     /// The event with its effects.
-    fn event(&self, state: &RulesState, now: Timestamp, heard: &HeldEvent) -> Result<SensorEvent, FieldError> {
-        let variables = ExpressionVariables::new(&heard.payload, state.previous.as_ref(), now);
+    fn event(&self, state: &RulesState, now: Timestamp, arrival: &HeldEvent) -> Result<SensorEvent, FieldError> {
+        let variables = ExpressionVariables::new(&arrival.payload, state.previous.as_ref(), now);
         let seen = self
             .signals
             .iter()
             .map(|signal| signal.evaluate_signal(state, &variables));
         let seen = seen.collect::<Result<Vec<_>, _>>()?;
-        let (questions, mut notifications) = self.notices(&seen, &variables, &heard.payload)?;
+        let (questions, mut notifications) = self.notices(&seen, &variables, &arrival.payload)?;
         if self.is_task {
             notifications = most_urgent(notifications).into_iter().collect();
         }
@@ -283,7 +283,7 @@ impl SensorRules {
         let trial = (!questions.is_empty()).then(|| {
             let gated = questions.iter().any(|question| question.gate != SignalGate::Notify);
             ScoredEffects {
-                data: ScoredEffects::data(&heard.payload),
+                data: ScoredEffects::data(&arrival.payload),
                 updates: if gated {
                     std::mem::take(&mut updates)
                 } else {
@@ -297,7 +297,7 @@ impl SensorRules {
         let held = held.map(|seen| seen.signal.event(&self.name));
         Ok(SensorEvent {
             seq: state.seq + 1,
-            id: heard.id.clone(),
+            id: arrival.id.clone(),
             outbox: String::new(),
             at: now,
             updates,
@@ -362,7 +362,7 @@ impl SensorRules {
     }
 
     /// Updates the state after an accepted event.
-    fn record_event(&self, state: &mut RulesState, now: Timestamp, event: &SensorEvent, heard: HeldEvent) {
+    fn record_event(&self, state: &mut RulesState, now: Timestamp, event: &SensorEvent, arrival: HeldEvent) {
         state.seq = event.seq;
         state.totals.events += 1;
         state.totals.updates += i64::try_from(event.updates.len()).unwrap_or(i64::MAX);
@@ -376,11 +376,14 @@ impl SensorRules {
                 state.cooldowns.insert(signal.name.clone(), until);
             }
         }
-        if heard.own_id {
-            state.remember(key(&heard.id));
+        if arrival.own_id {
+            state.remember(key(&arrival.id));
         }
-        state.previous = self.keeps_previous.then_some(heard.payload);
-        state.last = Some(LastAccepted { at: now, id: heard.id });
+        state.previous = self.keeps_previous.then_some(arrival.payload);
+        state.last = Some(LastAccepted {
+            at: now,
+            id: arrival.id,
+        });
     }
 }
 
@@ -441,17 +444,17 @@ fn failed(state: &mut RulesState, failure: String) -> RulesOutcome {
 }
 
 /// Whether it is a repeat: by the sender's id, or by the content of the newest arrival.
-fn is_known(state: &RulesState, heard: &HeldEvent) -> bool {
-    if heard.is_news {
+fn is_known(state: &RulesState, arrival: &HeldEvent) -> bool {
+    if arrival.is_news {
         return false;
     }
-    let waits = state.held.as_ref().is_some_and(|held| held.id == heard.id);
-    if heard.own_id {
-        return waits || state.remembered.contains(&key(&heard.id));
+    let waits = state.held.as_ref().is_some_and(|held| held.id == arrival.id);
+    if arrival.own_id {
+        return waits || state.remembered.contains(&key(&arrival.id));
     }
     match &state.held {
         Some(_) => waits,
-        None => state.last.as_ref().is_some_and(|last| last.id == heard.id),
+        None => state.last.as_ref().is_some_and(|last| last.id == arrival.id),
     }
 }
 

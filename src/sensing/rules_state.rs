@@ -21,7 +21,6 @@ pub struct RulesState {
     pub totals: SensorTotals,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<LastAccepted>,
-    /// Consecutive failures.
     pub consecutive_failures: i64,
     /// Why the last event could not be processed; never text of a payload.
     #[serde(skip_serializing_if = "Option::is_none")]

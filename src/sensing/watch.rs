@@ -126,7 +126,6 @@ impl FileFingerprint {
     }
 }
 
-/// A change of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileChange {
     pub path: String,

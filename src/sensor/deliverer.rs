@@ -21,10 +21,11 @@ use crate::support::backoff::{Backoff, jitter};
 
 /// Pause after a write failed because the volume is full.
 const FULL: Duration = Duration::from_secs(1);
-/// Pauses between two attempts, spread so that the sensor pods do not all call a controller that comes back at once.
+/// Pauses between two attempts, spread so that the sensor pods do not all call a controller at the moment it is
+/// available again.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
 
-/// How events reach their receivers.
+/// How events reach their [`EventReceiver`]s.
 pub trait DeliveryTransport: Send + Sync + 'static {
     /// Sends events. Returns the outbox and the number through which the receiver has them on disk, or why that is
     /// unknown.
@@ -37,17 +38,17 @@ impl DeliveryTransport for LinkClient {
     }
 }
 
-/// The outbox, and the number of its last event, which wakes the tasks that wait for more.
+/// The [`Outbox`], and the number of its last event, which wakes the tasks that wait for more.
 pub struct WatchedOutbox {
     inner: Mutex<Outbox>,
     last: watch::Sender<i64>,
 }
 
-/// The outbox, shared by all parts of the pod.
+/// The [`Outbox`], shared by all parts of the pod.
 pub type SharedOutbox = Arc<WatchedOutbox>;
 
 impl WatchedOutbox {
-    /// Shares an outbox whose last event has this number.
+    /// Shares an [`Outbox`] whose last event has this number.
     #[must_use]
     pub fn share(outbox: Outbox, last: i64) -> SharedOutbox {
         Arc::new(Self {
@@ -56,7 +57,7 @@ impl WatchedOutbox {
         })
     }
 
-    /// The outbox. The guard must not be held across an await.
+    /// The [`Outbox`]. The guard must not be held across an await.
     pub fn lock(&self) -> MutexGuard<'_, Outbox> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,7 +87,7 @@ impl<R> Clone for EventDeliverer<R> {
 }
 
 impl<R: DeliveryTransport> EventDeliverer<R> {
-    /// Delivers to the receivers of the latest terms until the outbox fails.
+    /// Delivers to the receivers of the latest terms until the [`Outbox`] fails.
     pub async fn run(self, mut terms: watch::Receiver<Option<Vec<ReceiverTerms>>>) -> OutboxError {
         let mut tasks = JoinSet::new();
         let mut running = HashMap::new();
@@ -195,7 +196,7 @@ impl<R: DeliveryTransport> EventDeliverer<R> {
 }
 
 impl<R> EventDeliverer<R> {
-    /// The next events for a receiver, and the id of the outbox that goes with them.
+    /// The next events for a receiver, and the id of the [`Outbox`] that goes with them.
     fn offer(&self, uid: &str) -> Result<(String, Vec<SensorEvent>), OutboxError> {
         let outbox = self.outbox.lock();
         Ok((outbox.id_for(uid)?, outbox.next(uid, MOST_DELIVERY_BYTES)?))

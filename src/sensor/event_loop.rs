@@ -31,7 +31,7 @@ pub struct SensorEventLoop {
     pub report: watch::Sender<Option<SensorPodReport>>,
 }
 
-/// A running source and its channels.
+/// A [`RunningSource`] and its channels.
 struct ActiveSource {
     _running: Option<RunningSource>,
     arrivals: mpsc::Receiver<SourceArrival>,
@@ -79,14 +79,14 @@ impl SensorEventLoop {
             let _ = arrival.answer.send(ArrivalOutcome::NotNow);
             return Ok(());
         }
-        let result = self.keeper.ingest(&arrival.heard, arrival.at);
+        let result = self.keeper.ingest(&arrival.message, arrival.at);
         let taken = result.as_ref().copied().unwrap_or(ArrivalOutcome::NotNow);
         // The sender may be gone.
         let _ = arrival.answer.send(taken);
         result.map(drop)
     }
 
-    /// Applies the latest directives.
+    /// Applies the latest [`SensorDirectives`].
     fn apply_directives(&mut self, ear: &mut ActiveSource) -> Result<(), OutboxError> {
         let directives = self.directives.borrow_and_update().clone();
         if let Some(receivers) = directives.receivers {
@@ -164,7 +164,7 @@ impl SensorEventLoop {
         ear.counted = (failures, refused);
     }
 
-    /// Updates the report; sends it only if it changed.
+    /// Updates the [`SensorPodReport`]; sends it only if it changed.
     fn send_report(&mut self, ear: &mut ActiveSource) -> Result<(), OutboxError> {
         self.count(ear);
         let pending = self.outbox.lock().pending()?;
@@ -198,7 +198,7 @@ impl SensorEventLoop {
     }
 }
 
-/// Whether an arrival would be lost because its receivers are unknown or absent. The sender of a webhook is told to
+/// Whether an arrival would be lost because its receivers are unknown or absent. The response to a webhook requests a
 /// retry. What a page or a stream delivers while there are no receivers is dropped.
 fn is_lost(spec: &SensorSpec, receivers: Option<&[ReceiverTerms]>) -> bool {
     receivers.is_none_or(|receivers| spec.source.webhook.is_some() && receivers.is_empty())

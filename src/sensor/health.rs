@@ -22,7 +22,7 @@ const QUESTION: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct LoopLiveness {
     begun: Instant,
-    /// Milliseconds from `begun`.
+    /// Milliseconds from [`Self::begun`].
     beat: Arc<AtomicU64>,
 }
 

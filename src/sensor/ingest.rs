@@ -7,7 +7,7 @@ use super::outbox::{ArrivalRecord, OutboxError, RepeatKey, RestoredOutbox};
 use crate::sensing::rules::{RulesOutcome, RulesState, SensorRules};
 use crate::sensing::source::{ArrivalOutcome, RepeatRule, SourceCursor, SourceMessage};
 
-/// Applies the rules to arrivals and stores the results.
+/// Applies the rules to [`SourceMessage`]s and stores the results.
 pub struct EventIngester {
     outbox: SharedOutbox,
     rules: SensorRules,
@@ -16,7 +16,7 @@ pub struct EventIngester {
 }
 
 impl EventIngester {
-    /// Continues from the restored outbox.
+    /// Continues from the [`RestoredOutbox`].
     #[must_use]
     pub fn new(outbox: SharedOutbox, restored: RestoredOutbox<RulesState>, rules: SensorRules) -> Self {
         let mut state = restored.state.unwrap_or_default();
@@ -39,13 +39,13 @@ impl EventIngester {
         &self.cursor
     }
 
-    /// The rules' state as last stored, with counters that are newer.
+    /// The [`RulesState`] as last stored, with counters that are newer.
     #[must_use]
     pub fn state(&self) -> &RulesState {
         &self.state
     }
 
-    /// Sets the identity of the source. If it changed, the cursor is reset.
+    /// Sets the identity of the source. If it changed, the [`SourceCursor`] is reset.
     pub fn set_source(&mut self, source: &str) -> Result<(), OutboxError> {
         if self.outbox.lock().set_source(source)? {
             self.cursor = SourceCursor::default();
@@ -53,10 +53,10 @@ impl EventIngester {
         Ok(())
     }
 
-    pub fn ingest(&mut self, heard: &SourceMessage, at: Timestamp) -> Result<ArrivalOutcome, OutboxError> {
+    pub fn ingest(&mut self, message: &SourceMessage, at: Timestamp) -> Result<ArrivalOutcome, OutboxError> {
         // First release a held event that is due, before this arrival replaces it.
         self.release_held(at)?;
-        let keys = RepeatKeys::of(heard);
+        let keys = RepeatKeys::of(message);
         let mut state = self.state.clone();
         let known = keys.look_up(&self.outbox)?;
         let outcome = match known {
@@ -66,8 +66,8 @@ impl EventIngester {
             }
             Some(refused) => return Ok(refused),
             None => {
-                let (id, payload) = (heard.id.as_deref(), &heard.payload);
-                if heard.repeat == RepeatRule::SameAsLast {
+                let (id, payload) = (message.id.as_deref(), &message.payload);
+                if message.repeat == RepeatRule::SameAsLast {
                     self.rules.process(&mut state, at, id, payload)
                 } else {
                     self.rules.process_new(&mut state, at, id, payload)
@@ -82,7 +82,7 @@ impl EventIngester {
             RulesOutcome::TooDeep => ArrivalOutcome::TooDeep,
         };
         let moves = !matches!(taken, ArrivalOutcome::Dropped | ArrivalOutcome::TooDeep);
-        let cursor = (moves && heard.cursor != self.cursor).then(|| heard.cursor.clone());
+        let cursor = (moves && message.cursor != self.cursor).then(|| message.cursor.clone());
         if !matches!(taken, ArrivalOutcome::OnDisk) && cursor.is_none() {
             // Only totals changed: they are stored with the next event, so that an unchanged page costs no write.
             self.state = state;
@@ -168,16 +168,16 @@ impl EventIngester {
 struct RepeatKeys {
     /// The key of the arrival itself.
     own: Option<RepeatKey>,
-    /// The key of its text, where the same text must not come under another id.
+    /// The key of its text, where the same text under another id is a repeat too.
     text: Option<RepeatKey>,
 }
 
 impl RepeatKeys {
-    fn of(heard: &SourceMessage) -> Self {
-        let text = || RepeatKey::of(b't', &[&heard.payload]);
-        let own = |id: &String| RepeatKey::of(b'b', &[id.as_bytes(), &heard.payload]);
-        let id = heard.id.as_ref();
-        match heard.repeat {
+    fn of(message: &SourceMessage) -> Self {
+        let text = || RepeatKey::of(b't', &[&message.payload]);
+        let own = |id: &String| RepeatKey::of(b'b', &[id.as_bytes(), &message.payload]);
+        let id = message.id.as_ref();
+        match message.repeat {
             RepeatRule::SameAsLast | RepeatRule::Never => Self::default(),
             RepeatRule::Id => Self {
                 own: Some(id.map_or_else(text, |id| RepeatKey::of(b'i', &[id.as_bytes()]))),
@@ -194,7 +194,7 @@ impl RepeatKeys {
         }
     }
 
-    /// The outcome if the arrival is a repeat; `None`: it is new.
+    /// The [`ArrivalOutcome`] if the arrival is a repeat; `None`: it is new.
     fn look_up(&self, outbox: &SharedOutbox) -> Result<Option<ArrivalOutcome>, OutboxError> {
         let outbox = outbox.lock();
         let knows = |key: &Option<RepeatKey>| key.as_ref().map_or(Ok(false), |key| outbox.knows(key));

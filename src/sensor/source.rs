@@ -55,7 +55,7 @@ pub fn bytes(quantity: &str) -> i64 {
         .map_or(LEAST, |whole| whole.saturating_mul(factor).max(LEAST))
 }
 
-/// Fields that say how a source is accessed, and not which source it is.
+/// Fields that define how a source is accessed, and not which source it is.
 const MEANS: [&str; 6] = [
     "intervalSeconds",
     "timeoutSeconds",
@@ -65,8 +65,8 @@ const MEANS: [&str; 6] = [
     "tls",
 ];
 
-/// Identifies a source: a hash of its address and its request. A cursor or a sender's event id of one source is
-/// meaningless for another.
+/// Identifies a [`SensorSource`]: a hash of its address and its request. A cursor or a sender's event id of one source
+/// is meaningless for another.
 #[must_use]
 pub fn identity(source: &SensorSource) -> String {
     let mut source = serde_json::json!(source);
@@ -87,7 +87,7 @@ pub fn identity(source: &SensorSource) -> String {
     sha256_hex(source.to_string(), 16)
 }
 
-/// What sources need from the pod.
+/// What [`SensorSource`]s need from the pod.
 pub struct SourceContext {
     /// Directory with one file per header of the Secret.
     pub headers_dir: PathBuf,
@@ -103,7 +103,7 @@ pub struct SourceContext {
     pub policy: Arc<AddressPolicy>,
 }
 
-/// A source that runs until it is dropped.
+/// A [`SensorSource`] that runs until it is dropped.
 pub struct RunningSource(JoinHandle<()>);
 
 impl Drop for RunningSource {

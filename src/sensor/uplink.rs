@@ -17,7 +17,7 @@ use crate::support::backoff::{Backoff, jitter};
 /// Longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), LONGEST_PAUSE);
-/// Shortest time between two reports.
+/// Shortest time between two [`SensorPodReport`]s.
 const COALESCE: Duration = Duration::from_millis(250);
 /// Without data for two heartbeats and a little more, the stream is dead.
 const SILENCE: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
@@ -41,7 +41,7 @@ impl SensorUplink {
         self.directives.subscribe()
     }
 
-    /// Where the pod puts its report.
+    /// Where the pod puts its [`SensorPodReport`].
     pub fn report(&self) -> watch::Sender<Option<SensorPodReport>> {
         self.report.clone()
     }

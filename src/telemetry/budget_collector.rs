@@ -151,7 +151,7 @@ struct BurnHistory {
 }
 
 impl BurnHistory {
-    /// Records the current ledger record of the budget as a sample.
+    /// Records the current [`LedgerRecord`] of the budget as a sample.
     fn record(&mut self, budget: &AgentBudget, now: Instant) {
         let record = budget.status.as_ref().and_then(|status| status.ledger.as_ref());
         let window = Some(&budget.spec.window);

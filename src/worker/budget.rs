@@ -1,6 +1,5 @@
 //! Derives the engine's view of an Agent's budgets from the directives. Pure.
 
-use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use strum::IntoEnumIterator;
 
@@ -10,9 +9,10 @@ use crate::engine::BudgetHealth;
 use crate::engine::budget::BudgetState;
 use crate::link::messages::{AccountTerms, BudgetTerms, Directives};
 use crate::support::clock::rfc3339_seconds;
+use crate::support::hash::sha256_u64;
 
-/// Builds the budget state from the directives. Without budget terms it is the default state, under which every call is
-/// refused.
+/// Builds the budget state from the directives. Without [`BudgetTerms`] it is the default state, under which every call
+/// is refused.
 #[must_use]
 pub fn from_directives(directives: &Directives) -> BudgetState {
     let Some(terms) = &directives.budget else {
@@ -27,8 +27,8 @@ pub fn from_directives(directives: &Directives) -> BudgetState {
     }
 }
 
-/// Hashes everything that can make a refused call possible. Excludes `recall`, which other Agents' calls set and clear, and
-/// the messages of refusals. The journal keeps the hash, so it is the same in every version.
+/// Hashes everything that can make a refused call possible. Excludes `recall`, which other Agents' calls set and clear,
+/// and the messages of refusals. The journal keeps the hash, so it is the same in every version.
 fn revision(terms: &BudgetTerms) -> u64 {
     let refusal = |refusal: &Option<CallFailure>| {
         let refusal = refusal.as_ref();
@@ -48,9 +48,7 @@ fn revision(terms: &BudgetTerms) -> u64 {
         .map(|(model, price)| json!([model, price.input_per_million, price.output_per_million]))
         .collect();
     let all = json!([accounts, refusal(&terms.blocked), prices, terms.min_output_tokens]);
-    let hash = digest(&SHA256, all.to_string().as_bytes());
-    let first = hash.as_ref().first_chunk().copied();
-    u64::from_be_bytes(first.unwrap_or_default())
+    sha256_u64(all.to_string())
 }
 
 fn kinds(limits: &LimitAmounts) -> [Option<i64>; 5] {
@@ -137,8 +135,8 @@ fn health(account: &AccountTerms) -> Vec<BudgetHealth> {
 
 /// Returns the message of the exhausted budget that stops the loop.
 fn why_stopped(terms: &BudgetTerms) -> String {
-    let said = terms.accounts.iter().filter_map(|account| account.held.as_ref());
-    said.filter(|held| held.kind == FailureKind::BudgetExhausted)
+    let held = terms.accounts.iter().filter_map(|account| account.held.as_ref());
+    held.filter(|held| held.kind == FailureKind::BudgetExhausted)
         .map(|held| held.message.clone())
         .next()
         .unwrap_or_else(|| {

@@ -48,7 +48,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 pub struct DriverInputs {
     /// Updates from the gateway's event stream.
-    pub heard: watch::Receiver<Option<GatewayUpdate>>,
+    pub gateway_updates: watch::Receiver<Option<GatewayUpdate>>,
     /// SIGTERM.
     pub terminate: CancellationToken,
 }
@@ -118,9 +118,9 @@ pub struct DriverParts<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum LinkFreshness {
     Fresh,
-    /// No contact for half of the run lease.
+    /// No contact for half of the [`RunLease`].
     Silent,
-    /// No contact for the whole run lease.
+    /// No contact for the whole [`RunLease`].
     Lost,
 }
 
@@ -128,7 +128,7 @@ enum DriverEvent {
     Called(CallId, Result<ModelAnswer, CallFailure>),
     Ran(ToolRunId, ToolOutcome),
     Offered,
-    Heard,
+    GatewayUpdated,
     Asked(PageRequest),
     Delivered(Delivery),
     Saw(WatchReport),
@@ -171,8 +171,8 @@ impl<'a> LoopDriver<'a> {
         }
     }
 
-    /// Drives until the loop has stopped. Fails only with errors of the journal: then calls and tool runs in flight are
-    /// cancelled, and the last report names the error.
+    /// Drives until the loop has stopped. Fails only with errors of the [`Journal`]: then calls and tool runs in flight
+    /// are cancelled, and the last report names the error.
     pub async fn run(mut self, session: &WorkerSession, mut world: DriverInputs) -> Result<DriveOutcome, JournalError> {
         let result = self.drive(session, &mut world).await;
         if let Err(error) = &result {
@@ -190,7 +190,12 @@ impl<'a> LoopDriver<'a> {
         if !tool_source::wait_for_tools(self.tools.clone(), patience, &world.terminate).await {
             return Ok(DriveOutcome::Exit);
         }
-        if world.heard.borrow().as_ref().is_some_and(GatewayUpdate::suspends) {
+        if world
+            .gateway_updates
+            .borrow()
+            .as_ref()
+            .is_some_and(GatewayUpdate::suspends)
+        {
             // Stop before `Started`: an engine that was never started begins no turn.
             self.stop(StopCause::Suspend)?;
         } else {
@@ -218,7 +223,7 @@ impl<'a> LoopDriver<'a> {
     }
 
     fn begin(&mut self, session: &WorkerSession, world: &mut DriverInputs) -> Result<(), JournalError> {
-        let budget = world.heard.borrow().as_ref().map(GatewayUpdate::budget);
+        let budget = world.gateway_updates.borrow().as_ref().map(GatewayUpdate::budget);
         if self.contact.is_silent(ClockReading::now()) {
             self.link = LinkFreshness::Silent;
         }
@@ -233,7 +238,7 @@ impl<'a> LoopDriver<'a> {
             budget: budget.unwrap_or_default(),
             link_silent: self.link == LinkFreshness::Silent,
         })?;
-        self.apply_gateway_update(&mut world.heard)?;
+        self.apply_gateway_update(&mut world.gateway_updates)?;
         // Events that the previous process left waiting for a score.
         self.check_scores()
     }
@@ -243,7 +248,7 @@ impl<'a> LoopDriver<'a> {
             DriverEvent::Called(call, result) => self.call_ended(call, result),
             DriverEvent::Ran(run, outcome) => self.feed(EngineInput::ToolFinished { run, outcome }),
             DriverEvent::Offered => self.update_tools(),
-            DriverEvent::Heard => self.apply_gateway_update(&mut world.heard),
+            DriverEvent::GatewayUpdated => self.apply_gateway_update(&mut world.gateway_updates),
             DriverEvent::Terminated => {
                 self.terminated = true;
                 self.stop(StopCause::Drain)
@@ -261,7 +266,7 @@ impl<'a> LoopDriver<'a> {
         tokio::select! {
             biased;
             () = world.terminate.cancelled(), if !self.terminated => DriverEvent::Terminated,
-            Ok(()) = world.heard.changed() => DriverEvent::Heard,
+            Ok(()) = world.gateway_updates.changed() => DriverEvent::GatewayUpdated,
             Some(ended) = self.runs.join_next_with_id() => run_ended(ended, &mut self.running),
             true = offered(&mut self.offered) => DriverEvent::Offered,
             Some(called) = self.calls.join_next() => match (called, self.in_flight) {
@@ -308,7 +313,7 @@ impl<'a> LoopDriver<'a> {
         self.check_sensors(now.wall)
     }
 
-    /// Reports to the engine each threshold of the run lease that has passed.
+    /// Reports to the engine each threshold of the [`RunLease`] that has passed.
     fn check_link(&mut self, now: ClockReading) -> Result<(), JournalError> {
         if self.link < LinkFreshness::Silent && self.contact.is_silent(now) {
             self.link = LinkFreshness::Silent;
@@ -321,19 +326,22 @@ impl<'a> LoopDriver<'a> {
         Ok(())
     }
 
-    fn apply_gateway_update(&mut self, heard: &mut watch::Receiver<Option<GatewayUpdate>>) -> Result<(), JournalError> {
-        let Some(heard) = heard.borrow_and_update().clone() else {
+    fn apply_gateway_update(
+        &mut self,
+        updates: &mut watch::Receiver<Option<GatewayUpdate>>,
+    ) -> Result<(), JournalError> {
+        let Some(update) = updates.borrow_and_update().clone() else {
             return Ok(());
         };
-        if heard.event.fenced {
+        if update.event.fenced {
             return self.stop(StopCause::Fenced);
         }
-        let directives = heard.event.directives.clone();
+        let directives = update.event.directives.clone();
         self.readings.set(&directives.readings);
-        if heard.suspends() {
+        if update.suspends() {
             self.stop(StopCause::Suspend)?;
         }
-        self.contact = heard.contact();
+        self.contact = update.contact();
         if self.link > LinkFreshness::Fresh && !self.contact.is_silent(ClockReading::now()) {
             self.link = LinkFreshness::Fresh;
             self.feed(EngineInput::LinkBack)?;
@@ -341,7 +349,9 @@ impl<'a> LoopDriver<'a> {
         // Directives are levels and are repeated: feed only what differs from the previous ones.
         let before = std::mem::replace(&mut self.directives, directives.clone());
         if before.budget != directives.budget {
-            self.feed(EngineInput::BudgetChanged { budget: heard.budget() })?;
+            self.feed(EngineInput::BudgetChanged {
+                budget: update.budget(),
+            })?;
         }
         if let Some(token) = directives.wake.filter(|token| before.wake.as_ref() != Some(token)) {
             self.feed(EngineInput::WakeRequested { token })?;
@@ -438,7 +448,7 @@ impl<'a> LoopDriver<'a> {
     }
 }
 
-/// Identifies the run that ended, and its outcome. A cancelled run is no longer in `running` and is ignored.
+/// Identifies the run that ended, and its [`DriveOutcome`]. A cancelled run is no longer in `running` and is ignored.
 fn run_ended(
     ended: Result<(tokio::task::Id, ToolOutcome), JoinError>,
     running: &mut BTreeMap<ToolRunId, AbortHandle>,
@@ -473,7 +483,7 @@ async fn offered(offered: &mut Option<watch::Receiver<ToolOffer>>) -> bool {
     }
 }
 
-/// The failure of a call whose task panicked.
+/// The [`CallFailure`] of a call whose task panicked.
 fn broken() -> CallFailure {
     CallFailure::new(
         FailureKind::BadResponse,

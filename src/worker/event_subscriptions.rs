@@ -22,23 +22,23 @@ use super::journaled_engine::JournaledEngine;
 
 /// Most concurrent subscriptions; the controller allows fewer.
 const MOST_READINGS: usize = 16;
-/// Approximate bound of a page in bytes; the link accepts twice as many.
+/// Approximate bound of an [`EventsPage`] in bytes; the link accepts twice as many.
 const PAGE_BYTES: usize = 128 * 1024;
 /// Approximate size of a line's names and numbers, in bytes.
 const LINE_BYTES: usize = 300;
-/// Pause before a page is resent to a reader whose buffer was full.
+/// Pause before an [`EventsPage`] is resent to a reader whose buffer was full.
 const NO_ROOM: Duration = Duration::from_millis(200);
 /// How long a loop that has ended continues to send its last events.
 const LAST_PAGES: Duration = Duration::from_millis(500);
 
-/// The request of a subscription for its next page.
+/// The request of a subscription for its next [`EventsPage`].
 pub struct PageRequest {
     reading: EventSubscription,
     after: i64,
     reply: oneshot::Sender<EventsPage>,
 }
 
-/// The event subscriptions of one loop.
+/// The [`EventSubscription`]s of one loop.
 pub struct EventPublisher {
     gateway: GatewayClient,
     newest: watch::Sender<i64>,
@@ -83,7 +83,7 @@ impl EventPublisher {
         }
     }
 
-    /// Wakes the subscriptions: these lines are on disk.
+    /// Wakes the subscriptions: these [`JournalLine`]s are on disk.
     pub fn announce_lines(&self, lines: &[JournalLine]) {
         if let Some(last) = lines.last() {
             self.newest.send_replace(last.seq);
@@ -98,7 +98,7 @@ impl EventPublisher {
         }
     }
 
-    /// Reads the requested page from the journal.
+    /// Reads the requested [`EventsPage`] from the journal.
     pub fn answer(&self, ask: PageRequest, steps: &JournaledEngine<'_>) -> Result<(), JournalError> {
         let found = steps.lines_after(ask.after, PAGE_LINES)?;
         let mut page = EventsPage {
@@ -127,9 +127,9 @@ impl EventPublisher {
         Ok(())
     }
 
-    /// Sends the last events to the readers, for at most `LAST_PAGES`.
+    /// Sends the last events to the readers, for at most [`LAST_PAGES`].
     pub async fn finish(&mut self, steps: &mut JournaledEngine<'_>) -> Result<(), JournalError> {
-        // Closes the channel: a task that has sent everything sees that no more lines will come, and ends.
+        // Closes the channel: a task that has sent everything then ends, since no more lines will follow.
         self.newest = watch::Sender::new(0);
         let deadline = Instant::now() + LAST_PAGES;
         while !self.tasks.is_empty() {

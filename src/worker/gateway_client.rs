@@ -33,7 +33,7 @@ use super::run_lease::RunLease;
 
 /// First and longest wait before a request is retried.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
-/// Attempts at one call notice: about a minute.
+/// Attempts at one [`CallNotice`]: about a minute.
 const ERRAND_TRIES: u32 = 60;
 /// Silence after which the event stream is reopened; the gateway sends an event every 5 s.
 const EVENT_SILENCE: Duration = Duration::from_secs(15);
@@ -66,8 +66,8 @@ impl GatewayUpdate {
         // The event may have been queued in the socket while this process was suspended: add that delay to the age of
         // the contact. Worker and gateway share the clock of one machine; a negative delay (clock set back) counts as
         // 0.
-        let said = self.event.said_at.map(|said| self.at.wall.duration_since(said));
-        let late = said.and_then(|late| Duration::try_from(late).ok()).unwrap_or_default();
+        let late = self.event.sent_at.map(|sent| self.at.wall.duration_since(sent));
+        let late = late.and_then(|late| Duration::try_from(late).ok()).unwrap_or_default();
         let age = Duration::from_millis(self.event.link_age_milliseconds);
         RunLease::new(self.at, age.saturating_add(late))
     }
@@ -218,7 +218,7 @@ impl GatewayClient {
         }
     }
 
-    /// Sends call notices, each until the gateway accepts it or its retries are exhausted. Ends when the sender is
+    /// Sends [`CallNotice`]s, each until the gateway accepts it or its retries are exhausted. Ends when the sender is
     /// dropped and all are sent.
     pub async fn run_notices(self, mut errands: mpsc::UnboundedReceiver<CallNotice>) {
         let mut running = JoinSet::new();
@@ -251,8 +251,8 @@ impl GatewayClient {
         response.json().await.map_err(describe_error)
     }
 
-    /// Sends each newest report, and sends it again after each new connection of the event stream, because a restarted
-    /// gateway has no report. Ends when the sender is dropped and the last report was accepted.
+    /// Sends each newest [`LoopReport`], and sends it again after each new connection of the event stream, because a
+    /// restarted gateway has no report. Ends when the sender is dropped and the last report was accepted.
     pub async fn run_reports(
         self,
         mut newest: watch::Receiver<Option<LoopReport>>,
@@ -280,14 +280,14 @@ impl GatewayClient {
     }
 
     /// Follows the gateway's event stream forever. `connections` counts the connections made.
-    pub async fn run_events(self, heard: watch::Sender<Option<GatewayUpdate>>, connections: watch::Sender<u64>) {
+    pub async fn run_events(self, updates: watch::Sender<Option<GatewayUpdate>>, connections: watch::Sender<u64>) {
         let mut retry = RetryDelay::default();
         loop {
             let detail = match self.http.get(url("/v1/events")).send().await {
                 Ok(response) if response.status() == StatusCode::OK => {
                     connections.send_modify(|count| *count += 1);
                     let opened = ClockReading::now();
-                    let detail = follow(response, &heard).await;
+                    let detail = follow(response, &updates).await;
                     if opened.instant.elapsed() > EVENT_SILENCE {
                         retry = RetryDelay::default();
                     }
@@ -309,8 +309,8 @@ impl CallError {
     }
 }
 
-/// Reads events until the stream ends or is silent for [`EVENT_SILENCE`]; returns the reason.
-async fn follow(response: Response, heard: &watch::Sender<Option<GatewayUpdate>>) -> String {
+/// Reads events until the stream ends or delivers nothing for [`EVENT_SILENCE`]; returns the reason.
+async fn follow(response: Response, updates: &watch::Sender<Option<GatewayUpdate>>) -> String {
     let mut events = SseStream::from_bytes_stream(response.bytes_stream());
     loop {
         let event = match tokio::time::timeout(EVENT_SILENCE, events.next()).await {
@@ -321,7 +321,7 @@ async fn follow(response: Response, heard: &watch::Sender<Option<GatewayUpdate>>
         };
         // Ignore events of a later version.
         if let Some(event) = event.data.and_then(|data| serde_json::from_str(&data).ok()) {
-            heard.send_replace(Some(GatewayUpdate {
+            updates.send_replace(Some(GatewayUpdate {
                 at: ClockReading::now(),
                 event,
             }));
@@ -338,7 +338,7 @@ async fn streamed(response: Response, format: WireFormat) -> Result<ModelAnswer,
         // After the end mark only the cost follows; the answer is complete without it.
         let Ok(Some(event)) = next.await else { break };
         let event = event.map_err(|error| {
-            // A broken socket says nothing about the call: a repeat with the same id gets its recorded outcome.
+            // A broken socket shows nothing about the call: a repeat with the same id gets its recorded outcome.
             if let sse_stream::Error::Body(error) = error {
                 CallError::Socket(error.to_string())
             } else {
@@ -407,21 +407,21 @@ fn url(path: &str) -> String {
 /// Exponential backoff between retries; logs the first one only.
 pub(super) struct RetryDelay {
     backoff: Backoff,
-    said: bool,
+    is_logged: bool,
 }
 
 impl Default for RetryDelay {
     fn default() -> Self {
         Self {
             backoff: RETRY,
-            said: false,
+            is_logged: false,
         }
     }
 }
 
 impl RetryDelay {
     pub(super) async fn wait_after(&mut self, what: &str, detail: &str) {
-        if !std::mem::replace(&mut self.said, true) {
+        if !std::mem::replace(&mut self.is_logged, true) {
             tracing::warn!(detail, "{what}");
         }
         sleep(self.backoff.next_wait()).await;
@@ -437,10 +437,10 @@ mod tests {
     #[test]
     fn an_event_that_lay_in_the_socket_says_how_old_it_is() {
         let at = ClockReading::now();
-        let age = |said_at| {
+        let age = |sent_at| {
             let event = SocketEvent {
                 link_age_milliseconds: 8_000,
-                said_at,
+                sent_at,
                 ..SocketEvent::default()
             };
             GatewayUpdate { at, event }.contact().age(at)

@@ -14,7 +14,7 @@ pub struct InstructionSource {
     file: Option<PathBuf>,
     last: String,
     complaint: LoggedProblem,
-    /// Names of the skills, in the order of the prompt; each is also a file name in `dir`.
+    /// Names of the skills, in the order of the prompt; each is also a file name in [`Self::dir`].
     names: Vec<String>,
     dir: PathBuf,
     skills: Arc<[Skill]>,

@@ -19,9 +19,9 @@ pub struct JournaledEngine<'a> {
 
 #[must_use]
 pub struct StepOutcome {
-    /// Effects to carry out now, in order. Every record that they depend on is on disk.
+    /// Effects to carry out now, in order. Every [`JournalRecord`] that they depend on is on disk.
     pub actions: Vec<EngineEffect>,
-    /// The committed lines, to be logged before any action is carried out.
+    /// The committed [`JournalLine`]s, to be logged before any action is carried out.
     pub lines: Vec<JournalLine>,
     /// An error is the journal's. The actions are still valid and are carried out, but no further step is possible.
     pub result: Result<(), JournalError>,
@@ -38,7 +38,7 @@ impl<'a> JournaledEngine<'a> {
         self.engine.view()
     }
 
-    /// Returns at most `most` lines of the journal after line `seq`.
+    /// Returns at most `most` lines of the [`Journal`] after line `seq`.
     pub fn lines_after(&self, seq: i64, most: usize) -> Result<JournalPage, JournalError> {
         self.journal.lines_after(seq, most)
     }
@@ -72,7 +72,7 @@ impl<'a> JournaledEngine<'a> {
 
     /// Whether an input would have an effect now.
     #[must_use]
-    pub fn hears(&self) -> bool {
+    pub fn accepts_sensor_events(&self) -> bool {
         self.engine.accepts_input()
     }
 
@@ -88,13 +88,13 @@ impl<'a> JournaledEngine<'a> {
         self.engine.is_scoring()
     }
 
-    /// Handles one input and commits its records.
+    /// Handles one input and commits its [`JournalRecord`]s.
     pub fn take(&mut self, now: Timestamp, input: EngineInput) -> StepOutcome {
         self.take_with(now, Some(input), None)
     }
 
     /// Handles the effect of a Sensor event, if any, and commits the Sensor's record in the same transaction. Call it
-    /// only while [`Self::hears`] is true.
+    /// only while [`Self::accepts_sensor_events`] is true.
     pub fn sense(&mut self, now: Timestamp, input: Option<EngineInput>, kept: &SensorRecord) -> StepOutcome {
         self.take_with(now, input, Some(kept))
     }

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use crate::api::agent::{ModelSpec, PromptCache};
 use crate::provider::prompt::CacheLifetime;
 
-/// Number of past calls that `Auto` considers.
+/// Number of [`PastCall`]s that `Auto` considers.
 const CALLS: usize = 32;
 /// Share by which another lifetime must have been cheaper before `Auto` switches: each switch costs a cache write.
 const GAIN: f64 = 0.1;
 
-/// How long a cached prompt can be relied on: slightly shorter than the provider's promise, because a request takes time
-/// to arrive.
+/// How long a cached prompt can be relied on: slightly shorter than the provider's promise, because a request takes
+/// time to arrive.
 fn lasts(lifetime: CacheLifetime) -> Duration {
     match lifetime {
         CacheLifetime::FiveMinutes => Duration::from_secs(290),
@@ -110,7 +110,7 @@ impl CachePolicy {
         }
     }
 
-    /// Computes what the past calls would have cost with this lifetime, in bytes of plain input.
+    /// Computes what the [`PastCall`]s would have cost with this lifetime, in bytes of plain input.
     fn cost(&self, lifetime: Option<CacheLifetime>) -> f64 {
         let cost = |call: &PastCall| {
             let Some(lifetime) = lifetime else {
@@ -139,8 +139,8 @@ impl CachePrices {
         let input = price
             .and_then(|price| decimal(&price.input_per_million))
             .filter(|input| *input > 0.0);
-        let ratio = |said: Option<&String>, usual: f64| match (said.and_then(decimal), input) {
-            (Some(said), Some(input)) => said / input,
+        let ratio = |price: Option<&String>, usual: f64| match (price.and_then(decimal), input) {
+            (Some(price), Some(input)) => price / input,
             _ => usual,
         };
         Self {
@@ -172,15 +172,15 @@ mod tests {
     /// Returns the lifetime of the last wake, after this many calls in each, which start the given seconds apart.
     fn settles(model: &ModelSpec, every: Duration, calls: u32) -> Option<CacheLifetime> {
         let mut policy = CachePolicy::new(model);
-        let (mut now, mut bytes, mut said) = (Instant::now(), 100_000, None);
+        let (mut now, mut bytes, mut price) = (Instant::now(), 100_000, None);
         for _ in 0..40 {
             for call in 0..calls {
                 bytes += 2_000;
-                said = policy.next(now + Duration::from_secs(5) * call, bytes);
+                price = policy.next(now + Duration::from_secs(5) * call, bytes);
             }
             now += every;
         }
-        said
+        price
     }
 
     #[rstest]
@@ -218,12 +218,12 @@ mod tests {
             CachePolicy::new(&model(&json!({}))).next(now, 10),
             Some(CacheLifetime::FiveMinutes)
         );
-        for (said, expected) in [
+        for (price, expected) in [
             ("Disabled", None),
             ("FiveMinutes", Some(CacheLifetime::FiveMinutes)),
             ("OneHour", Some(CacheLifetime::OneHour)),
         ] {
-            let model = model(&json!({"promptCache": said}));
+            let model = model(&json!({"promptCache": price}));
             assert_eq!(settles(&model, Duration::from_mins(1), 2), expected);
             assert_eq!(CachePolicy::of_single_calls(&model), expected);
         }

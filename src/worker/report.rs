@@ -62,7 +62,7 @@ fn gate(open: OpenGate) -> Gate {
     }
 }
 
-/// Builds the error for the status, with its message truncated to `MAX_MESSAGE` bytes.
+/// Builds the error for the status, with its message truncated to [`MAX_MESSAGE`] bytes.
 #[must_use]
 pub fn error(at: Timestamp, kind: &str, mut message: String) -> LastError {
     truncate_bytes(&mut message, MAX_MESSAGE);

@@ -30,7 +30,7 @@ impl GatewayReporter {
         Self { errands, report, tasks }
     }
 
-    /// Queues this report. Replaces an earlier one that is still unsent.
+    /// Queues this [`LoopReport`]. Replaces an earlier one that is still unsent.
     pub fn report(&self, report: LoopReport) {
         self.report.send_replace(Some(report));
     }
@@ -40,7 +40,7 @@ impl GatewayReporter {
         let _ = self.errands.send(errand);
     }
 
-    /// Waits until the gateway has accepted everything, for at most `LAST_WORDS`.
+    /// Waits until the gateway has accepted everything, for at most [`LAST_WORDS`].
     pub async fn finish(self) {
         let Self {
             errands,

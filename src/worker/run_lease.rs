@@ -18,21 +18,21 @@ pub const SILENCE: Duration = Duration::from_secs(RUN_LEASE_SECONDS / 2);
 /// The last contact, as reported by the gateway.
 #[derive(Clone, Copy, Debug)]
 pub struct RunLease {
-    heard: ClockReading,
+    received: ClockReading,
     age: Duration,
 }
 
 impl RunLease {
-    /// The gateway reported at `heard` that the last contact was `age` ago.
+    /// The gateway reported at `received` that the last contact was `age` ago.
     #[must_use]
-    pub fn new(heard: ClockReading, age: Duration) -> Self {
-        Self { heard, age }
+    pub fn new(received: ClockReading, age: Duration) -> Self {
+        Self { received, age }
     }
 
     /// Returns the time since the last contact.
     #[must_use]
     pub fn age(&self, now: ClockReading) -> Duration {
-        self.age.saturating_add(now.since(self.heard))
+        self.age.saturating_add(now.since(self.received))
     }
 
     /// Whether the run lease has expired.

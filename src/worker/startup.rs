@@ -72,15 +72,15 @@ impl WorkerError {
 pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result<(), WorkerError> {
     let gateway = GatewayClient::new(&options.socket)?;
     let connections = watch::Sender::new(0);
-    let heard = watch::Sender::new(None);
+    let updates = watch::Sender::new(None);
     let outbox = GatewayReporter::start(&gateway, connections.subscribe());
-    let listener = heard.subscribe();
-    let events = tokio::spawn(gateway.clone().run_events(heard, connections));
+    let gateway_updates = updates.subscribe();
+    let events = tokio::spawn(gateway.clone().run_events(updates, connections));
     let worker = WorkerProcess {
         options,
         gateway,
         outbox,
-        heard: listener,
+        gateway_updates,
         terminate,
     };
     let result = worker.run().await;
@@ -101,7 +101,7 @@ struct WorkerProcess {
     options: WorkerOptions,
     gateway: GatewayClient,
     outbox: GatewayReporter,
-    heard: watch::Receiver<Option<GatewayUpdate>>,
+    gateway_updates: watch::Receiver<Option<GatewayUpdate>>,
     terminate: CancellationToken,
 }
 
@@ -138,7 +138,7 @@ impl WorkerProcess {
         Ok((journal, restored, instructions))
     }
 
-    /// Drives the loop, closes the journal, and then idles if the outcome calls for it.
+    /// Drives the loop, closes the [`Journal`], and then idles if the outcome calls for it.
     async fn run_loop(
         &mut self,
         mut journal: Journal,
@@ -174,7 +174,7 @@ impl WorkerProcess {
                     drain: self.options.drain,
                 };
                 let world = DriverInputs {
-                    heard: self.heard.clone(),
+                    gateway_updates: self.gateway_updates.clone(),
                     terminate: self.terminate.clone(),
                 };
                 // Boxed because the future holds the whole loop.
@@ -189,14 +189,17 @@ impl WorkerProcess {
         Ok(())
     }
 
-    /// Waits for the session and the first update with fresh contact: a loop that is to be suspended, or has no run
-    /// lease, must not make a call first. `None`: fenced or terminated, so the loop is not driven.
+    /// Waits for the session and the first [`GatewayUpdate`] with fresh contact: a loop that is to be suspended, or has
+    /// no run lease, must not make a call first. `None`: fenced or terminated, so the loop is not driven.
     async fn wait_for_gateway(&mut self) -> Option<(WorkerSession, GatewayUpdate)> {
         let meeting = async {
             let session = self.gateway.session().await;
-            let clear = |heard: &GatewayUpdate| heard.event.fenced || !heard.contact().is_lost(heard.at);
-            let first = self.heard.wait_for(|heard| heard.as_ref().is_some_and(clear)).await;
-            let first = first.ok()?.clone().filter(|heard| !heard.event.fenced)?;
+            let clear = |update: &GatewayUpdate| update.event.fenced || !update.contact().is_lost(update.at);
+            let first = self
+                .gateway_updates
+                .wait_for(|update| update.as_ref().is_some_and(clear))
+                .await;
+            let first = first.ok()?.clone().filter(|update| !update.event.fenced)?;
             Some((session, first))
         };
         tokio::select! {
@@ -210,13 +213,13 @@ impl WorkerProcess {
         if ended == DriveOutcome::Exit {
             return;
         }
-        let no_longer = |heard: &Option<GatewayUpdate>| {
-            heard.as_ref().is_some_and(|heard| {
-                heard.event.fenced || (ended == DriveOutcome::Suspended && !heard.event.directives.suspend)
+        let no_longer = |update: &Option<GatewayUpdate>| {
+            update.as_ref().is_some_and(|update| {
+                update.event.fenced || (ended == DriveOutcome::Suspended && !update.event.directives.suspend)
             })
         };
         tokio::select! {
-            _ = self.heard.wait_for(no_longer) => {}
+            _ = self.gateway_updates.wait_for(no_longer) => {}
             () = self.terminate.cancelled() => {}
         }
     }

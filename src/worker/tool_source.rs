@@ -13,7 +13,8 @@ use crate::engine::tool::{ToolOutcome, ToolRun, ToolSpec};
 /// Longest wait for the tools before a loop's first turn. A starting node brings up tool servers and agents together,
 /// and a model without tools concludes that it has nothing to do.
 const FIRST_PATIENCE: Duration = Duration::from_mins(1);
-/// The same for a loop that resumes. It knows its earlier tools, and its prompt names the servers that have not answered.
+/// The same for a loop that resumes. It knows its earlier tools, and its prompt names the servers that have not
+/// answered.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Longest wait for the sources of tools of a loop that has begun so many turns.
@@ -33,7 +34,7 @@ pub struct ToolOffer {
 pub trait ToolSource: Send + Sync {
     fn offered(&self) -> watch::Receiver<ToolOffer>;
 
-    /// Completes once every part of the source has reported its tools; never, while one is silent.
+    /// Completes once every part of the source has reported its tools; never, while one has not.
     fn complete(&self) -> BoxFuture<'static, ()>;
 
     /// Runs a tool, within `limit`. Dropping the future cancels the run.

@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use agentloop::api::amount::Amount;
-use agentloop::api::{Agent, AgentBudget, crd};
+use agentloop::api::{Agent, AgentBudget, NamespacedName, crd};
 use agentloop::controller::budget::presenter::BudgetPresenter;
 use agentloop::controller::budget::record_writer::RecordConflictError;
 use agentloop::controller::budget::{BudgetLedger, LedgerSetup};
-use agentloop::controller::pod_sessions::{AgentKey, PodSessions};
+use agentloop::controller::pod_sessions::PodSessions;
 use agentloop::controller::policy::PlatformPolicy;
 use agentloop::controller::runtime::EventSink;
-use agentloop::ledger::account::{AgentName, GrantRequest, LeaseHolder, LeaseStatement};
+use agentloop::ledger::account::{GrantRequest, LeaseHolder, LeaseStatement};
 use agentloop::link::messages::{AccountRequest, AccountResponse, LeaseRequest, LimitName, PodRefusal};
 use agentloop::telemetry::metrics::Metrics;
 use futures::StreamExt;
@@ -145,11 +145,11 @@ impl World {
             namespace: "agentloop-system".into(),
             watch_namespaces: vec![self.namespace.clone()],
             loops: loops.clone(),
-            face: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
+            presentation: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
             metrics: metrics.clone(),
             wall: Timestamp::now(),
         }));
-        let present: BTreeSet<AgentKey> = agents.iter().map(|agent| self.key(&agent.name_any())).collect();
+        let present: BTreeSet<NamespacedName> = agents.iter().map(|agent| self.key(&agent.name_any())).collect();
         for agent in agents {
             budgets.agent_seen(agent);
         }
@@ -171,20 +171,14 @@ impl World {
         leader
     }
 
-    fn key(&self, agent: &str) -> AgentKey {
-        AgentKey {
-            namespace: self.namespace.clone(),
-            name: agent.into(),
-        }
+    fn key(&self, agent: &str) -> NamespacedName {
+        NamespacedName::new(&self.namespace, agent)
     }
 
     fn who(&self, agent: &str) -> LeaseHolder {
         LeaseHolder {
             record: format!("{:0<32}", agent.len()),
-            agent: AgentName {
-                namespace: self.namespace.clone(),
-                name: agent.into(),
-            },
+            agent: NamespacedName::new(&self.namespace, agent),
             pod_uid: format!("pod-of-{agent}"),
             epoch: 1,
         }
@@ -236,12 +230,12 @@ impl Leader {
         timeout(SOON, self.task).await.unwrap().unwrap().unwrap();
     }
 
-    fn limit_names(&self, agent: &AgentKey) -> Vec<LimitName> {
+    fn limit_names(&self, agent: &NamespacedName) -> Vec<LimitName> {
         let terms = self.budgets.terms(agent).unwrap();
         terms.accounts.into_iter().map(|account| account.limit).collect()
     }
 
-    fn obstacle(&self, agent: &AgentKey) -> String {
+    fn obstacle(&self, agent: &NamespacedName) -> String {
         let obstacle = self.budgets.decision(agent).unwrap().obstacle;
         obstacle.map_or_else(String::new, |obstacle| obstacle.reason.as_ref().to_owned())
     }

@@ -16,13 +16,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use agentloop::api::NamespacedName;
 use agentloop::controller::access::ReadAuthorizer;
 use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
-use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::runtime::{EventSink, KubeEvent};
 use agentloop::link::messages::{
     AttachRequest, AttachResponse, Directives, LoopTotals, PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode,
@@ -112,11 +113,8 @@ impl Drop for Rig {
     }
 }
 
-fn x() -> AgentKey {
-    AgentKey {
-        namespace: "a".into(),
-        name: "x".into(),
-    }
+fn x() -> NamespacedName {
+    NamespacedName::new("a", "x")
 }
 
 /// The pod that the reconciler expects.

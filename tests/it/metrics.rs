@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use agentloop::api::Sensor;
 use agentloop::api::budget::AgentBudget;
+use agentloop::api::{NamespacedName, Sensor};
 use agentloop::controller::agent::{AgentsView, ReconcileObserver};
 use agentloop::controller::election::LEASE_NAME;
 use agentloop::controller::link_service::initialize_refusal_metrics;
-use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::reconcile_metrics::MetricsObserver;
 use agentloop::controller::runtime::{ReconcileErrorKind, ReconcileResult};
 use agentloop::link::messages::{Directives, LoopTotals, PodReport};
@@ -81,10 +81,7 @@ async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
 /// What the gateway of the Agent x said.
 fn heard() -> Arc<PodSessions> {
     let (loops, _) = PodSessions::new();
-    let agent = AgentKey {
-        namespace: "team-a".into(),
-        name: "x".into(),
-    };
+    let agent = NamespacedName::new("team-a", "x");
     let pod = LivePod {
         uid: "p".into(),
         epoch: 1,

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("support", &[]),
     ("api", &[]),
-    ("engine", &["api"]),
+    ("engine", &["api", "support"]),
     ("ledger", &["api"]),
     ("provider", &["api", "engine", "ledger"]),
     ("mcp", &[]),
     ("sensing", &["api", "mcp", "support"]),
     ("link", &["api", "ledger", "sensing", "support"]),
-    ("api_server", &["api"]),
+    ("api_server", &["api", "support"]),
     ("telemetry", &["api", "support"]),
     (
         "worker",
@@ -56,6 +56,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "api_server",
             "link",
             "sensing",
+            "support",
             "telemetry",
             "worker",
             "sensor",

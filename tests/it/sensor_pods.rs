@@ -5,9 +5,8 @@
 
 use std::sync::Arc;
 
-use agentloop::api::Sensor;
 use agentloop::api::sensor::{SensorStatus, SensorTotals};
-use agentloop::controller::delivery_relay::SensorKey;
+use agentloop::api::{NamespacedName, Sensor};
 use agentloop::controller::pod_sessions::PodSessions;
 use agentloop::link::deliveries::{SensorDirectives, SensorPodReport};
 use agentloop::link::messages::RefusalCode;
@@ -696,10 +695,7 @@ async fn what_its_pod_says_reaches_the_status_and_what_keeps_the_pod_down_too() 
     assert_eq!(says(&rig, "page", "Ready"), is("True", "Listening"));
     rig.pass(6).await;
     assert_eq!(rig.condition("coast", "SensorsHealthy"), Some(is("True", "Healthy")));
-    let name = SensorKey {
-        namespace: NAMESPACE.into(),
-        name: "page".into(),
-    };
+    let name = NamespacedName::new(NAMESPACE, "page");
     assert!(rig.running().relay.session(&name).unwrap().last_report.is_some());
 }
 

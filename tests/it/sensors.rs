@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use agentloop::api::sensor::{SensorStatus, SensorTotals};
 use agentloop::api::status::{LoopState, LoopUsage};
-use agentloop::api::{Agent, Sensor, crd};
+use agentloop::api::{Agent, NamespacedName, Sensor, crd};
 use agentloop::controller::delivery_relay::DeliveryRelay;
-use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::runtime::{EventSink, ReconcileMetrics};
 use agentloop::controller::sensor::pod::SensorPodSettings;
 use agentloop::controller::sensor::{SensorRegistry, SensorSetup};
@@ -32,7 +32,7 @@ use crate::support::rig::{NAMESPACE, Rig, agent_key, in_state};
 
 const SENSORS: &str = "agentloop.dev/sensors";
 /// The other end of a relay.
-type Said = tokio::sync::mpsc::UnboundedReceiver<agentloop::controller::delivery_relay::SensorKey>;
+type Said = tokio::sync::mpsc::UnboundedReceiver<agentloop::api::NamespacedName>;
 const WRITE: &str = "patch agentloop.dev/sensors/status";
 
 fn clock(name: &str, spec: &Value) -> Value {
@@ -336,10 +336,7 @@ async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
         "spec": {"model": {"api": "Scripted", "name": "m"}, "storage": {"ephemeral": true}},
     }))
     .unwrap();
-    let key = AgentKey {
-        namespace: namespace.into(),
-        name: "coast".into(),
-    };
+    let key = NamespacedName::new(namespace, "coast");
     let pod = LivePod {
         uid: "p".into(),
         epoch: 1,

@@ -42,7 +42,7 @@ fn place(url: &str) -> SourceTarget {
 async fn next(arrivals: &mut mpsc::Receiver<SourceArrival>) -> SourceMessage {
     let arrival = timeout(SOON, arrivals.recv()).await.unwrap().unwrap();
     arrival.answer.send(ArrivalOutcome::OnDisk).unwrap();
-    arrival.heard
+    arrival.message
 }
 
 /// A Prometheus that scrapes nothing.

@@ -23,6 +23,7 @@ use crate::controller::plain_http::plain_http_warning;
 use crate::controller::runtime::condition_list::ConditionList;
 use crate::controller::runtime::pod_state::PodReason;
 use crate::link::messages::LoopReport;
+use crate::support::clock::rfc3339_seconds;
 
 /// Reason of `ModelAvailable=Unknown`.
 const NOT_CALLED: &str = "NotCalledYet";
@@ -230,7 +231,7 @@ impl AgentConditions<'_> {
                     } else {
                         "resumes at"
                     };
-                    let until = held.until.map(|until| format!("; {ends} {}", seconds(until)));
+                    let until = held.until.map(|until| format!("; {ends} {}", rfc3339_seconds(until)));
                     let answer = self.how_to_answer(report, type_);
                     let message = format!("{}{}{answer}", held.message, until.unwrap_or_default());
                     self.list.set(type_, true, held.reason.as_ref(), message);
@@ -549,10 +550,6 @@ impl AgentConditions<'_> {
 /// Whether the model cannot be used after such a failure.
 fn concerns_model(kind: FailureKind) -> bool {
     kind.facts().model == ModelEvidence::Unusable
-}
-
-fn seconds(moment: jiff::Timestamp) -> String {
-    moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 #[cfg(test)]

@@ -6,8 +6,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, ResourceRequirements};
 use kube::Resource as _;
 use kube::runtime::reflector::{ObjectRef, Store};
 
-use crate::api::Agent;
-use crate::controller::pod_sessions::AgentKey;
+use crate::api::{Agent, NamespacedName};
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::ReconcileResult;
 use crate::controller::runtime::guarded::GuardedObject;
@@ -24,7 +23,6 @@ pub struct ReconcilerSettings {
     pub link_url: String,
     /// The destinations that gateways may connect to.
     pub egress: AgentEgress,
-    /// The namespace of the controller.
     pub controller_namespace: String,
     /// Namespaces whose Agents are reconciled; empty: all.
     pub watch_namespaces: Vec<String>,
@@ -60,14 +58,14 @@ impl AgentsView {
 
     /// Whether this Agent exists, parseable or not.
     #[must_use]
-    pub fn contains(&self, agent: &AgentKey) -> bool {
+    pub fn contains(&self, agent: &NamespacedName) -> bool {
         let reference = ObjectRef::new(&agent.name).within(&agent.namespace);
         self.stores.iter().any(|store| store.get(&reference).is_some())
     }
 
     /// The reference of Events to this Agent, parseable or not.
     #[must_use]
-    pub fn reference(&self, agent: &AgentKey) -> Option<ObjectReference> {
+    pub fn reference(&self, agent: &NamespacedName) -> Option<ObjectReference> {
         let reference = ObjectRef::new(&agent.name).within(&agent.namespace);
         let found = self.stores.iter().find_map(|store| store.get(&reference))?;
         Some(found.object_ref(&()))

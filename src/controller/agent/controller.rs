@@ -23,13 +23,13 @@ use super::namespace_cleanup;
 use super::objects::{network_policy, service_account};
 use super::reconcile::{ReconcileContext, SharedContext};
 use super::reconcile_state::ReconcileStates;
-use super::scopes::{AgentScope, AgentScopes, key, pod_priority};
+use super::scopes::{AgentScope, AgentScopes, pod_priority};
 use super::scripts::ScriptChecker;
 use super::triggers::ReconcileTriggers;
-use crate::api::{AGENT_LABEL, Agent};
+use crate::api::{AGENT_LABEL, Agent, NamespacedName};
 use crate::controller::budget::BudgetLedger;
 use crate::controller::connection::watching;
-use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::controller::pod_sessions::PodSessions;
 use crate::controller::runtime::guarded::GuardedObject;
 use crate::controller::runtime::namespace_objects::{NamespaceObjects, SharedObjects};
 use crate::controller::runtime::queue::Priority;
@@ -55,7 +55,7 @@ pub struct ReconcilerParts {
     /// The Sensors; they are notified of Agents and of the reports of their pods.
     pub sensors: Arc<SensorRegistry>,
     /// Agents whose pods have sent a new report; the receiver of [`PodSessions::new`].
-    pub changed: mpsc::UnboundedReceiver<AgentKey>,
+    pub changed: mpsc::UnboundedReceiver<NamespacedName>,
     /// The CA bundle (PEM) that pods must trust; published in every namespace with Agents.
     pub ca_bundle: watch::Receiver<String>,
     /// Receives each bundle once it is published in every namespace with Agents.
@@ -117,7 +117,7 @@ pub async fn run(parts: ReconcilerParts) {
 }
 
 /// The tasks shared by all scopes; they end only with the run.
-async fn shared_work(context: &ReconcileContext, changed: mpsc::UnboundedReceiver<AgentKey>) {
+async fn shared_work(context: &ReconcileContext, changed: mpsc::UnboundedReceiver<NamespacedName>) {
     let scopes = &context.scopes;
     let view = AgentsView::new(scopes.all().map(|scope| scope.agents.clone()).collect());
     let pods: Vec<Store<WatchedPod>> = scopes.all().map(|scope| scope.pods.clone()).collect();
@@ -142,7 +142,7 @@ async fn show(shared: &SharedContext, view: &AgentsView, pods: &[Store<WatchedPo
 }
 
 /// Enqueues the Agents whose pods have sent a new report.
-async fn route(mut changed: mpsc::UnboundedReceiver<AgentKey>, scopes: &AgentScopes) {
+async fn route(mut changed: mpsc::UnboundedReceiver<NamespacedName>, scopes: &AgentScopes) {
     while let Some(agent) = changed.recv().await {
         scopes.request(agent, Priority::Low);
     }
@@ -196,7 +196,7 @@ async fn watch_agents(
             Event::Init => listed.clear(),
             Event::InitApply(agent) => {
                 agent_seen(shared, agent);
-                listed.insert(key(agent));
+                listed.insert(NamespacedName::of(agent));
             }
             Event::InitDone => {
                 shared.budgets.agents_listed(namespace, &listed);
@@ -207,10 +207,12 @@ async fn watch_agents(
         }
         writer.apply_watcher_event(&event);
         match event {
-            Event::Apply(agent) if seen.is_new(&agent) => context.scopes.request(key(&agent), Priority::High),
+            Event::Apply(agent) if seen.is_new(&agent) => {
+                context.scopes.request(NamespacedName::of(&agent), Priority::High);
+            }
             Event::Delete(agent) => {
                 seen.forget(&agent);
-                forget(shared, &key(&agent));
+                forget(shared, &NamespacedName::of(&agent));
             }
             Event::InitDone => {
                 for gone in shared.memory.retain(namespace, &listed) {
@@ -240,7 +242,7 @@ fn agent_seen(shared: &SharedContext, agent: &GuardedObject<Agent>) {
     }
 }
 
-fn forget(shared: &SharedContext, agent: &AgentKey) {
+fn forget(shared: &SharedContext, agent: &NamespacedName) {
     shared.budgets.agent_gone(agent);
     shared.sensors.agent_gone(agent);
     shared.loops.forget(agent);
@@ -257,12 +259,12 @@ async fn watch_pods(context: Arc<ReconcileContext>, scope: Arc<AgentScope>, writ
     let mut listed = BTreeSet::new();
     let handle = |event: Event<WatchedPod>| match event {
         Event::Apply(pod) => {
-            let agent = key(&pod);
+            let agent = NamespacedName::of(&pod);
             pod_seen(shared, &agent, &pod);
             context.scopes.request(agent, pod_priority(&pod));
         }
         Event::Delete(pod) => {
-            let agent = key(&pod);
+            let agent = NamespacedName::of(&pod);
             shared.budgets.pod_gone(&agent);
             shared.sensors.note_left();
             shared.memory.pod_seen(&agent, pod.metadata.uid.as_ref());
@@ -270,7 +272,7 @@ async fn watch_pods(context: Arc<ReconcileContext>, scope: Arc<AgentScope>, writ
         }
         Event::Init => listed.clear(),
         Event::InitApply(pod) => {
-            let agent = key(&pod);
+            let agent = NamespacedName::of(&pod);
             pod_seen(shared, &agent, &pod);
             listed.insert(agent);
         }
@@ -286,7 +288,7 @@ async fn watch_pods(context: Arc<ReconcileContext>, scope: Arc<AgentScope>, writ
     follow(stream, "pods", handle).await;
 }
 
-fn pod_seen(shared: &SharedContext, agent: &AgentKey, pod: &WatchedPod) {
+fn pod_seen(shared: &SharedContext, agent: &NamespacedName, pod: &WatchedPod) {
     shared.budgets.pod_seen(agent, pod);
     shared.memory.pod_seen(agent, pod.metadata.uid.as_ref());
 }

@@ -1,6 +1,7 @@
 //! Decides everything that a reconcile changes, from what was observed. Pure.
 //!
-//! The plan names all effects, also the changes of the reconciler's memory. What only the answers of the API server can tell,
+//! The plan names all effects, also the changes of the reconciler's memory. What only the answers of the API server can
+//! tell,
 //! `apply` returns as data; [`ReconcilePlan::recheck_after`] and the status follow from both.
 
 use std::time::Duration;
@@ -47,7 +48,7 @@ pub(super) enum PodStep {
     },
 }
 
-/// The pod that may attach to the link, with its directives.
+/// The pod that may attach to the link, with its [`Directives`].
 #[derive(Debug, PartialEq)]
 pub(super) struct LinkGrant {
     pub(super) pod: LivePod,
@@ -56,7 +57,6 @@ pub(super) struct LinkGrant {
     pub(super) directives: Directives,
 }
 
-/// The plan of a reconcile.
 #[derive(Debug)]
 pub(super) struct ReconcilePlan<'a> {
     pub(super) intent: Intent,
@@ -171,8 +171,8 @@ fn verdict(agent: &Agent, observed: &ObservedAgent, settings: &ReconcilerSetting
     }
 }
 
-/// The totals with the last report of the pod, or with the final report of a pod that is gone. The report and the deletion
-/// may both have arrived since the previous reconcile.
+/// The totals with the last report of the pod, or with the final report of a pod that is gone. The report and the
+/// deletion may both have arrived since the previous reconcile.
 fn known_totals(snapshot: &AgentSnapshot) -> LoopTotals {
     // A pod of an earlier Agent with the same name was never monitored by this one: its report does not count.
     let listening = snapshot.memory.listening.as_ref();
@@ -182,7 +182,8 @@ fn known_totals(snapshot: &AgentSnapshot) -> LoopTotals {
     totals::known(snapshot.status(), snapshot.memory.known.as_ref(), report)
 }
 
-/// Whether the running pod has been silent for the whole run lease. The silence of a new pod is measured from its grant.
+/// Whether the running pod has been silent for the whole run lease. The silence of a new pod is measured from its
+/// grant.
 fn is_silent(snapshot: &AgentSnapshot) -> bool {
     let running = snapshot.pod.as_ref().filter(|pod| pod.reason == PodReason::Running);
     let listening = snapshot.memory.listening.as_ref();
@@ -358,7 +359,7 @@ impl ReconcilePlan<'_> {
     }
 }
 
-/// The directives for a pod of this Agent that follow from its spec and annotations.
+/// The [`Directives`] for a pod of this Agent that follow from its spec and annotations.
 pub(super) fn directives(agent: &Agent, status: &AgentStatus) -> Directives {
     let open = requests::open(agent, status);
     Directives {

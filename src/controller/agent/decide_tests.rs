@@ -17,12 +17,12 @@ use super::reconcile_state::ReconcileStates;
 use super::snapshot::{AgentSnapshot, ObservedLimits, ObservedSensors};
 use super::status_tests::{now, pod, reported};
 use super::validate::InvalidReason;
-use crate::api::Agent;
 use crate::api::condition::{ConditionType, condition};
 use crate::api::status::LoopState;
+use crate::api::{Agent, NamespacedName};
 use crate::controller::budget::assignment::{CallObstacle, CallObstacleReason};
 use crate::controller::budget::shares::LimitShares;
-use crate::controller::pod_sessions::{AgentKey, LivePod};
+use crate::controller::pod_sessions::LivePod;
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::pod_state::PodReason;
@@ -65,10 +65,7 @@ struct Situation {
 
 impl Situation {
     fn new() -> Self {
-        let key = AgentKey {
-            namespace: "team-a".into(),
-            name: "coast".into(),
-        };
+        let key = NamespacedName::new("team-a", "coast");
         let snapshot = AgentSnapshot {
             now: now(),
             memory: ReconcileStates::default().load(&key, "u", now()),

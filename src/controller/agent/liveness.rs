@@ -6,7 +6,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::reconcile_state::ReconcileStates;
-use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::api::NamespacedName;
+use crate::controller::pod_sessions::PodSessions;
 use crate::link::messages::RUN_LEASE_SECONDS;
 
 /// Interval between two sweeps.
@@ -37,7 +38,7 @@ fn run_lease() -> SignedDuration {
 }
 
 /// Agents whose silence began or ended since the last reconcile noticed it.
-pub(super) fn changed_agents(memory: &ReconcileStates, loops: &PodSessions, now: Timestamp) -> Vec<AgentKey> {
+pub(super) fn changed_agents(memory: &ReconcileStates, loops: &PodSessions, now: Timestamp) -> Vec<NamespacedName> {
     let listening = memory.listening();
     listening
         .into_iter()

@@ -26,6 +26,7 @@ use crate::link::pod::{
     SCRIPT_FILE, SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_DIR, TOOL_HEADERS_DIR, WORKER_UID, WORKSPACE_DIR,
     WORKSPACE_VOLUME,
 };
+use crate::support::hash::sha256_hex;
 
 /// Path of the binary in the image.
 const BINARY: &str = "/agentloop";
@@ -61,15 +62,13 @@ pub(super) fn pod(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> P
     }
 }
 
-/// Hash of all fields of a spec that determine the pod; `suspend` and the update strategy do not.
+/// Hash of all fields of a spec that determine the pod; `suspend` and the [`UpdateStrategy`] do not.
 pub(super) fn spec_hash(spec: &AgentSpec) -> String {
     let mut spec = spec.clone();
     spec.suspend = false;
     spec.pod.update_strategy = UpdateStrategy::default();
     let text = serde_json::to_vec(&spec).unwrap_or_default();
-    let digest = ring::digest::digest(&ring::digest::SHA256, &text);
-    let prefix = digest.as_ref().iter().take(8);
-    format!("{:016x}", prefix.fold(0_u64, |hash, byte| hash << 8 | u64::from(*byte)))
+    sha256_hex(text, 8)
 }
 
 /// The configuration of a container, as JSON in an environment variable. The gateway's does not contain the

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
 use kube::api::Api;
-use kube::{Client, Resource, ResourceExt};
+use kube::{Client, Resource};
 
 use super::apply::apply;
 use super::context::{ReconcileObserver, ReconcilerSettings};
@@ -19,9 +19,9 @@ use super::scopes::AgentScopes;
 use super::scripts::ScriptChecker;
 use super::snapshot::AgentSnapshot;
 use super::unreadable::report_unreadable;
-use crate::api::Agent;
+use crate::api::{Agent, NamespacedName};
 use crate::controller::budget::BudgetLedger;
-use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::controller::pod_sessions::PodSessions;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::guarded::{GuardedObject, InvalidObject};
 use crate::controller::runtime::namespace_objects::NamespaceObjects;
@@ -44,7 +44,6 @@ pub(super) struct SharedContext {
     pub(super) clock: WallClock,
 }
 
-/// The context of all reconciles.
 pub(super) struct ReconcileContext {
     pub(super) shared: Arc<SharedContext>,
     pub(super) scopes: AgentScopes,
@@ -53,7 +52,7 @@ pub(super) struct ReconcileContext {
 /// The Agent being reconciled.
 pub(super) struct ReconciledAgent<'a> {
     pub(super) agent: &'a Agent,
-    pub(super) key: AgentKey,
+    pub(super) key: NamespacedName,
     pub(super) uid: &'a str,
 }
 
@@ -74,9 +73,9 @@ impl ReconciledAgent<'_> {
 
 impl Reconciler for ReconcileContext {
     type Object = Agent;
-    type Key = AgentKey;
+    type Key = NamespacedName;
 
-    fn find(&self, key: &AgentKey) -> Option<Arc<GuardedObject<Agent>>> {
+    fn find(&self, key: &NamespacedName) -> Option<Arc<GuardedObject<Agent>>> {
         self.scopes.agent(key)
     }
 
@@ -88,7 +87,7 @@ impl Reconciler for ReconcileContext {
         report_unreadable(self, object).await
     }
 
-    fn count_failure(&self, key: &AgentKey) -> u32 {
+    fn count_failure(&self, key: &NamespacedName) -> u32 {
         self.shared.memory.count_failure(key)
     }
 
@@ -104,10 +103,7 @@ impl Reconciler for ReconcileContext {
 async fn steps(ctx: &ReconcileContext, agent: &Agent) -> Result<Requeue, ReconcileError> {
     let subject = ReconciledAgent {
         agent,
-        key: AgentKey {
-            namespace: agent.namespace().unwrap_or_default(),
-            name: agent.name_any(),
-        },
+        key: NamespacedName::of(agent),
         uid: agent.metadata.uid.as_deref().unwrap_or_default(),
     };
     if agent.metadata.deletion_timestamp.is_some() {

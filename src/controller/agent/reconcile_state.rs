@@ -8,8 +8,7 @@ use jiff::Timestamp;
 use super::apply::{AppliedPlan, PodObstacle};
 use super::decide::ReconcilePlan;
 use super::publish::Published;
-use crate::api::AgentStatus;
-use crate::controller::pod_sessions::AgentKey;
+use crate::api::{AgentStatus, NamespacedName};
 use crate::controller::runtime::backoff;
 use crate::controller::runtime::pod_state::PodReason;
 use crate::controller::runtime::status_throttle::StatusThrottle;
@@ -180,12 +179,12 @@ impl AgentReconcileState {
 /// entry.
 #[derive(Default)]
 pub(super) struct ReconcileStates {
-    agents: Mutex<HashMap<AgentKey, AgentReconcileState>>,
+    agents: Mutex<HashMap<NamespacedName, AgentReconcileState>>,
 }
 
 impl ReconcileStates {
     /// A copy of this Agent's entry; created if absent, and replaced if the UID differs.
-    pub(super) fn load(&self, agent: &AgentKey, uid: &str, now: Timestamp) -> AgentReconcileState {
+    pub(super) fn load(&self, agent: &NamespacedName, uid: &str, now: Timestamp) -> AgentReconcileState {
         let mut agents = self.lock();
         let known = agents
             .entry(agent.clone())
@@ -197,7 +196,7 @@ impl ReconcileStates {
     }
 
     /// Changes the entry of this Agent; no effect if the entry belongs to another UID by now.
-    pub(super) fn update(&self, agent: &AgentKey, uid: &str, change: impl FnOnce(&mut AgentReconcileState)) {
+    pub(super) fn update(&self, agent: &NamespacedName, uid: &str, change: impl FnOnce(&mut AgentReconcileState)) {
         if let Some(known) = self.lock().get_mut(agent)
             && known.uid == uid
         {
@@ -206,7 +205,7 @@ impl ReconcileStates {
     }
 
     /// Counts a failed reconcile and returns the number of consecutive failures.
-    pub(super) fn count_failure(&self, agent: &AgentKey) -> u32 {
+    pub(super) fn count_failure(&self, agent: &NamespacedName) -> u32 {
         self.lock().get_mut(agent).map_or(1, |known| {
             known.errors = known.errors.saturating_add(1);
             known.errors
@@ -214,7 +213,7 @@ impl ReconcileStates {
     }
 
     /// The watch delivered a change of the pod: the copy of the created pod is obsolete.
-    pub(super) fn pod_seen(&self, agent: &AgentKey, uid: Option<&String>) {
+    pub(super) fn pod_seen(&self, agent: &NamespacedName, uid: Option<&String>) {
         if let Some(known) = self.lock().get_mut(agent) {
             known.created = None;
             known.seen_pod = uid.cloned();
@@ -230,14 +229,14 @@ impl ReconcileStates {
         }
     }
 
-    pub(super) fn forget(&self, agent: &AgentKey) {
+    pub(super) fn forget(&self, agent: &NamespacedName) {
         self.lock().remove(agent);
     }
 
     /// Removes the Agents of a scope that are not in `present`, and returns them.
-    pub(super) fn retain(&self, namespace: Option<&str>, present: &BTreeSet<AgentKey>) -> Vec<AgentKey> {
+    pub(super) fn retain(&self, namespace: Option<&str>, present: &BTreeSet<NamespacedName>) -> Vec<NamespacedName> {
         let mut agents = self.lock();
-        let gone: Vec<AgentKey> = agents
+        let gone: Vec<NamespacedName> = agents
             .keys()
             .filter(|agent| namespace.is_none_or(|namespace| namespace == agent.namespace))
             .filter(|agent| !present.contains(agent))
@@ -250,7 +249,7 @@ impl ReconcileStates {
     }
 
     /// Agents with a monitored pod: key, pod UID, start of monitoring, and whether its silence was noticed.
-    pub(super) fn listening(&self) -> Vec<(AgentKey, String, Timestamp, bool)> {
+    pub(super) fn listening(&self) -> Vec<(NamespacedName, String, Timestamp, bool)> {
         let agents = self.lock();
         agents
             .iter()
@@ -261,7 +260,7 @@ impl ReconcileStates {
             .collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<AgentKey, AgentReconcileState>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NamespacedName, AgentReconcileState>> {
         self.agents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

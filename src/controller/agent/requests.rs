@@ -8,6 +8,7 @@ use crate::api::{Agent, AgentStatus};
 use crate::controller::gate_annotations::{self, AnnotatedAnswer};
 use crate::controller::runtime::names;
 use crate::link::messages::GateAnswer;
+use crate::support::text::first_chars;
 
 /// Requests that are not handled yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,8 +46,8 @@ pub(super) fn gate_answers(agent: &Agent, status: &AgentStatus) -> Vec<GateAnswe
     status.gates.iter().filter_map(answer).collect()
 }
 
-/// The handled requests to record. While a handled value is still in the annotation it stays recorded, so that an older
-/// report cannot make it open again. `all` records every current value: the loop has just restarted.
+/// The [`HandledRequests`] to record. While a handled value is still in the annotation it stays recorded, so that an
+/// older report cannot make it open again. `all` records every current value: the loop has just restarted.
 pub(super) fn remember(
     agent: &Agent,
     old: Option<&HandledRequests>,
@@ -73,7 +74,7 @@ pub(super) fn remember(
 fn requested(agent: &Agent) -> OpenRequests {
     let value = |key| {
         let value = agent.annotations().get(key).filter(|value| !value.is_empty());
-        value.map(|value| value.chars().take(256).collect())
+        value.map(|value| first_chars(value, 256).to_owned())
     };
     OpenRequests {
         wake: value(names::WAKE),

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kube::ResourceExt;
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use tokio::sync::watch;
 
-use crate::api::Agent;
-use crate::controller::pod_sessions::AgentKey;
+use crate::api::{Agent, NamespacedName};
 use crate::controller::runtime::guarded::GuardedObject;
 use crate::controller::runtime::queue::{Priority, WorkQueue};
 use crate::controller::runtime::watched_pod::WatchedPod;
@@ -74,7 +72,7 @@ impl AgentScope {
 /// All scopes, and the queue that they share.
 pub(super) struct AgentScopes {
     scopes: Vec<Arc<AgentScope>>,
-    pub(super) queue: Arc<WorkQueue<AgentKey>>,
+    pub(super) queue: Arc<WorkQueue<NamespacedName>>,
 }
 
 impl AgentScopes {
@@ -89,19 +87,19 @@ impl AgentScopes {
         self.scopes.iter()
     }
 
-    pub(super) fn agent(&self, key: &AgentKey) -> Option<Arc<GuardedObject<Agent>>> {
+    pub(super) fn agent(&self, key: &NamespacedName) -> Option<Arc<GuardedObject<Agent>>> {
         let reference = ObjectRef::new(&key.name).within(&key.namespace);
         self.of(key)?.agents.get(&reference)
     }
 
     /// The pod of an Agent. It has the same name.
-    pub(super) fn pod(&self, key: &AgentKey) -> Option<Arc<WatchedPod>> {
+    pub(super) fn pod(&self, key: &NamespacedName) -> Option<Arc<WatchedPod>> {
         let reference = ObjectRef::new(&key.name).within(&key.namespace);
         self.of(key)?.pods.get(&reference)
     }
 
     /// Asks for a reconcile.
-    pub(super) fn request(&self, agent: AgentKey, priority: Priority) {
+    pub(super) fn request(&self, agent: NamespacedName, priority: Priority) {
         // A watch changes the store first: a request that finds the scope closed is among those that `open` makes.
         if self.of(&agent).is_some_and(|scope| scope.open.load(Ordering::SeqCst)) {
             self.queue.add(agent, priority);
@@ -111,7 +109,7 @@ impl AgentScopes {
     /// Asks for a reconcile of every Agent of a scope.
     pub(super) fn request_all(&self, scope: &AgentScope) {
         for agent in scope.agents.state() {
-            let key = key(agent.as_ref());
+            let key = NamespacedName::of(agent.as_ref());
             let priority = listed_priority(&agent, self.pod(&key).is_some());
             self.request(key, priority);
         }
@@ -123,17 +121,9 @@ impl AgentScopes {
         self.request_all(scope);
     }
 
-    fn of(&self, agent: &AgentKey) -> Option<&AgentScope> {
+    fn of(&self, agent: &NamespacedName) -> Option<&AgentScope> {
         let serves = |scope: &&Arc<AgentScope>| scope.namespace.as_ref().is_none_or(|one| *one == agent.namespace);
         self.scopes.iter().find(serves).map(AsRef::as_ref)
-    }
-}
-
-/// The name of an Agent, or of the Agent that a pod belongs to.
-pub(super) fn key(object: &impl ResourceExt) -> AgentKey {
-    AgentKey {
-        namespace: object.namespace().unwrap_or_default(),
-        name: object.name_any(),
     }
 }
 

@@ -5,11 +5,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use super::validate::script;
+use crate::support::hash::sha256;
 
 /// Limit of cached verdicts. When it is reached, all are dropped; scripts still in use are then checked again once.
 const MAX_VERDICTS: usize = 1024;
@@ -34,8 +34,7 @@ impl ScriptChecker {
 
     /// Parses the script, or returns the cached verdict.
     pub(super) async fn check(&self, text: String) -> ScriptVerdict {
-        let mut key = [0; 32];
-        key.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
+        let key = sha256(&text);
         if let Some(known) = self.known(&key) {
             return known;
         }

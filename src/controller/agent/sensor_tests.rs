@@ -40,13 +40,13 @@ fn sensors_are_healthy_until_one_fails_and_again_once_it_hears() {
             .unwrap()
             .sensors = reports;
     };
-    let said = case.last_report.take();
+    let last_report = case.last_report.take();
     assert_eq!(
         find(&case.status().conditions, ConditionType::SensorsHealthy),
         None,
         "before the first report"
     );
-    case.last_report = said;
+    case.last_report = last_report;
     case.sensor_problems = None;
     assert_eq!(
         find(&case.status().conditions, ConditionType::SensorsHealthy),

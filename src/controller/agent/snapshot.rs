@@ -24,7 +24,7 @@ pub(super) struct AgentSnapshot {
     pub(super) memory: AgentReconcileState,
     pub(super) last: LastStatus<AgentStatus>,
     pub(super) pod: Option<PodState>,
-    /// The object that `pod` was read from.
+    /// The object that [`Self::pod`] was read from.
     pub(super) watched: Option<Arc<WatchedPod>>,
     /// The last report of the pod.
     pub(super) report: Option<ReceivedReport>,

@@ -238,9 +238,9 @@ fn summary(facts: &AgentStatusInput<'_>, status: &LoopStatus, usage: Option<&Loo
     } else if let Err(invalid) = facts.verdict {
         Some(invalid.reason.as_ref().to_owned())
     } else {
-        let trouble = facts.pod.map(|pod| pod.reason);
+        let pod_reason = facts.pod.map(|pod| pod.reason);
         let calm = [PodReason::Starting, PodReason::Running, PodReason::Absent];
-        trouble
+        pod_reason
             .filter(|reason| !calm.contains(reason))
             .map(|reason| reason.as_ref().to_owned())
     };

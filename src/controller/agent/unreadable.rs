@@ -1,8 +1,7 @@
 //! Reports Agents that this version cannot parse.
 
 use super::reconcile::ReconcileContext;
-use crate::api::Agent;
-use crate::controller::pod_sessions::AgentKey;
+use crate::api::{Agent, NamespacedName};
 use crate::controller::runtime::Requeue;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::guarded::InvalidObject;
@@ -15,10 +14,7 @@ pub(super) async fn report_unreadable(
     object: &InvalidObject,
 ) -> Result<Requeue, ReconcileError> {
     let meta = &object.metadata;
-    let key = AgentKey {
-        namespace: meta.namespace.clone().unwrap_or_default(),
-        name: meta.name.clone().unwrap_or_default(),
-    };
+    let key = NamespacedName::of_metadata(meta);
     let now = (ctx.shared.clock)();
     let uid = meta.uid.as_deref().unwrap_or_default();
     let memory = ctx.shared.memory.load(&key, uid, now);

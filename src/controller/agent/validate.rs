@@ -112,11 +112,14 @@ pub(super) fn reported_budget_problem(status: &AgentStatus) -> Option<InvalidAge
         InvalidReason::PriceUnknown,
         InvalidReason::BudgetUnavailable,
     ];
-    let said = condition::find(&status.conditions, ConditionType::Accepted).filter(|said| said.status == "False")?;
-    let reason = of_budgets.into_iter().find(|reason| reason.as_ref() == said.reason)?;
+    let accepted =
+        condition::find(&status.conditions, ConditionType::Accepted).filter(|accepted| accepted.status == "False")?;
+    let reason = of_budgets
+        .into_iter()
+        .find(|reason| reason.as_ref() == accepted.reason)?;
     Some(InvalidAgent {
         reason,
-        message: said.message.clone(),
+        message: accepted.message.clone(),
     })
 }
 

@@ -10,23 +10,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 
 use super::entry::AccountEntry;
+use crate::api::NamespacedName;
 use crate::api::amount::{Amount, LimitAmounts};
 use crate::api::budget::LedgerRecord;
-use crate::ledger::account::{Account, AgentName, GrantRefusal, LeaseHolder, LedgerTerms};
+use crate::ledger::account::{Account, GrantRefusal, LeaseHolder, LedgerTerms};
 use crate::ledger::wallet::AccountId;
 use crate::ledger::window::WindowRule;
 use crate::link::messages::{AccountRequest, AccountResponse, LeaseGrant, LeaseRequest, LeaseResponse};
 
-/// Interval between writes of a document for which nothing waits.
+/// Interval between [`RecordWrite`]s of a document for which nothing waits.
 pub const WRITE_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
 /// How long an account must be missing before it counts as deleted, since watches may lag behind.
-const LAG: SignedDuration = SignedDuration::from_mins(1);
+const DELETION_DELAY: SignedDuration = SignedDuration::from_mins(1);
 /// Maximum number of missing accounts tracked at one time.
-const MOST_MISSED: usize = 10_000;
+const MAX_MISSING: usize = 10_000;
 /// The epoch of answers about a deleted account: no later answer contradicts it.
-const LAST_WORD: i64 = i64::MAX;
+const DELETED_EPOCH: i64 = i64::MAX;
 
-/// The kind of an object that contains records.
+/// The kind of an object that contains [`LedgerRecord`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DocumentKind {
     /// An AgentBudget: `status.ledger`.
@@ -35,20 +36,19 @@ pub enum DocumentKind {
     Agent,
 }
 
-/// Identifies an object with records.
+/// Identifies an object with [`LedgerRecord`]s.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocumentId {
     pub kind: DocumentKind,
-    pub namespace: String,
-    pub name: String,
+    pub object: NamespacedName,
     /// A recreated object has another uid, so it is another document.
     pub uid: String,
 }
 
-/// Identifies an account within its document.
+/// Identifies an [`AccountEntry`] within its document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DocumentPart {
-    /// The only account of an AgentBudget.
+    /// The only [`AccountEntry`] of an AgentBudget.
     Budget,
     /// `guardrails.tokensPerHour`.
     TokensPerHour,
@@ -68,7 +68,7 @@ impl DocumentId {
     }
 }
 
-/// An object with records, and its accounts.
+/// An object with [`LedgerRecord`]s, and its accounts.
 #[derive(Clone, Debug)]
 pub struct LedgerDocument {
     accounts: BTreeMap<DocumentPart, AccountEntry>,
@@ -100,24 +100,23 @@ impl LedgerDocument {
     }
 }
 
-/// A record to be written over exactly its predecessor.
+/// A [`LedgerRecord`] to be written over exactly its predecessor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordWrite {
     pub part: DocumentPart,
-    /// Epoch of the record that must be there; 0: no record.
+    /// Epoch of the [`LedgerRecord`] that must be there; 0: no record.
     pub over: i64,
-    /// The new record.
+    /// The new [`LedgerRecord`].
     pub record: LedgerRecord,
 }
 
-/// The result of a request, until it is answered.
+/// The result of a [`LeaseRequest`], until it is answered.
 #[derive(Clone, Debug, Default)]
 pub struct PendingLeaseResponse {
     refused: BTreeMap<AccountId, GrantRefusal>,
     forgotten: BTreeMap<AccountId, Vec<i64>>,
 }
 
-/// All accounts.
 #[derive(Clone, Debug, Default)]
 pub struct AccountBook {
     documents: BTreeMap<DocumentId, LedgerDocument>,
@@ -126,14 +125,14 @@ pub struct AccountBook {
     gone: BTreeSet<AccountId>,
     /// Accounts with changes that gateways must learn about: limits, recall or revision.
     changed: BTreeSet<AccountId>,
-    /// Unknown accounts in gateways' statements, and since when they are unknown.
-    missed: BTreeMap<AccountId, Timestamp>,
+    /// Unknown [`AccountEntry`]s in gateways' statements, and since when they are unknown.
+    missing: BTreeMap<AccountId, Timestamp>,
     /// Accounts in which each gateway's record has leases, or had some.
     holdings: BTreeMap<String, BTreeSet<AccountId>>,
 }
 
 impl AccountBook {
-    /// Loads an account. One that is already loaded keeps its state and gets the new terms.
+    /// Loads an [`AccountEntry`]. One that is already loaded keeps its state and gets the new terms.
     pub fn load(
         &mut self,
         document: &DocumentId,
@@ -149,20 +148,20 @@ impl AccountBook {
         }
         let empty = LedgerRecord::default();
         let restored = Account::restore(terms, record.unwrap_or(&empty), now);
-        for who in restored.holders() {
-            let held = self.holdings.entry(who.record.clone()).or_default();
+        for holder in restored.holders() {
+            let held = self.holdings.entry(holder.record.clone()).or_default();
             held.insert(account.clone());
         }
         let entry = AccountEntry {
-            begun: restored.time(),
+            loaded_at: restored.time(),
             account: restored,
             blocked: BTreeMap::new(),
-            asks: BTreeMap::new(),
-            looked: None,
+            smallest_requests: BTreeMap::new(),
+            checked_room: None,
             released: false,
             revision: 0,
         };
-        let home = self
+        let owner = self
             .documents
             .entry(document.clone())
             .or_insert_with(|| LedgerDocument {
@@ -171,7 +170,7 @@ impl AccountBook {
                 urgent: false,
                 writing: false,
             });
-        home.accounts.insert(part, entry);
+        owner.accounts.insert(part, entry);
         self.index.insert(account.clone(), (document.clone(), part));
         self.changed.insert(account);
     }
@@ -182,7 +181,7 @@ impl AccountBook {
     }
 
     /// Ensures that at least `used` is counted in all: what is neither settled nor held counts now.
-    pub fn raise_used(&mut self, account: &str, agent: &AgentName, used: &Amount, now: Timestamp) {
+    pub fn raise_used(&mut self, account: &str, agent: &NamespacedName, used: &Amount, now: Timestamp) {
         self.update_entry(account, now, |entry| entry.account.charge_at_least(agent, used, now));
     }
 
@@ -213,16 +212,16 @@ impl AccountBook {
         for part in request.accounts.iter().filter(|part| !part.statements.is_empty()) {
             let account = &part.account;
             if self.index.contains_key(account) || self.gone.contains(account) || is_there(account) {
-                self.missed.remove(account);
+                self.missing.remove(account);
                 continue;
             }
-            match self.missed.get(account) {
-                Some(since) if now.duration_since(*since) >= LAG => {
-                    self.missed.remove(account);
+            match self.missing.get(account) {
+                Some(since) if now.duration_since(*since) >= DELETION_DELAY => {
+                    self.missing.remove(account);
                     self.gone.insert(account.clone());
                 }
-                None if self.missed.len() < MOST_MISSED => {
-                    self.missed.insert(account.clone(), now);
+                None if self.missing.len() < MAX_MISSING => {
+                    self.missing.insert(account.clone(), now);
                 }
                 Some(_) | None => {}
             }
@@ -244,18 +243,18 @@ impl AccountBook {
         }
     }
 
-    /// Applies a gateway's statements, and its requests for the accounts that apply to its Agent.
+    /// Applies a gateway's statements, and its requests for the [`AccountEntry`]s that apply to its Agent.
     pub fn apply_request(
         &mut self,
-        who: &LeaseHolder,
+        holder: &LeaseHolder,
         applies: impl Fn(&str) -> bool,
         request: &LeaseRequest,
         now: Timestamp,
     ) -> PendingLeaseResponse {
-        let mut heard = PendingLeaseResponse::default();
+        let mut pending = PendingLeaseResponse::default();
         // The answer covers everything the gateway holds, with the remaining validity of each lease, so these accounts
         // must be current.
-        let held = self.holdings.get(&who.record).cloned().unwrap_or_default();
+        let held = self.holdings.get(&holder.record).cloned().unwrap_or_default();
         for account in &held {
             self.update_entry(account, now, |_| ());
         }
@@ -265,46 +264,46 @@ impl AccountBook {
                 let unknown = part
                     .statements
                     .iter()
-                    .filter(|statement| !entry.account.apply_statement(who, statement, now));
+                    .filter(|statement| !entry.account.apply_statement(holder, statement, now));
                 unknown.map(|statement| statement.lease).collect::<Vec<_>>()
             });
             let forgotten = known.or_else(|| {
                 let gone = self.gone.contains(&part.account);
                 gone.then(|| part.statements.iter().map(|statement| statement.lease).collect())
             });
-            heard
+            pending
                 .forgotten
                 .insert(part.account.clone(), forgotten.unwrap_or_default());
         }
         for part in request.accounts.iter().filter(|part| applies(&part.account)) {
-            let Some(ask) = &part.ask else { continue };
+            let Some(grant) = &part.ask else { continue };
             let refused = self.update_entry(&part.account, now, |entry| {
-                let refused = entry.account.request_grant(who, ask, now).err();
-                entry.asked(who, ask, refused.as_ref());
-                (refused, entry.account.must_wait(&who.record, ask))
+                let refused = entry.account.request_grant(holder, grant, now).err();
+                entry.record_request(holder, grant, refused.as_ref());
+                (refused, entry.account.must_wait(&holder.record, grant))
             });
             let Some((refused, waits)) = refused else { continue };
             if let Some(refused) = refused {
-                heard.refused.insert(part.account.clone(), refused);
+                pending.refused.insert(part.account.clone(), refused);
                 continue;
             }
             if waits {
                 self.mark_urgent(&part.account);
             }
-            let held = self.holdings.entry(who.record.clone()).or_default();
+            let held = self.holdings.entry(holder.record.clone()).or_default();
             held.insert(part.account.clone());
         }
-        self.forget_holdings(&who.record);
-        heard
+        self.forget_holdings(&holder.record);
+        pending
     }
 
     /// The statements of a request about leases that this very pod was the last to hold; `None`: there are none. A
-    /// lease that another pod of the same record holds by now must not be closed by this one.
+    /// lease that another pod of the same [`LedgerRecord`] holds by now must not be closed by this one.
     #[must_use]
-    pub fn final_statements(&self, who: &LeaseHolder, request: &LeaseRequest) -> Option<LeaseRequest> {
+    pub fn final_statements(&self, holder: &LeaseHolder, request: &LeaseRequest) -> Option<LeaseRequest> {
         let holds = |account: &str, lease: i64| {
             self.entry(account)
-                .is_some_and(|(_, entry)| entry.account.is_held_by(lease, who))
+                .is_some_and(|(_, entry)| entry.account.is_held_by(lease, holder))
         };
         let accounts = request.accounts.iter().map(|part| {
             let statements = part.statements.iter();
@@ -335,22 +334,22 @@ impl AccountBook {
         }
     }
 
-    /// The documents that must be written before this request is answered; empty: it may be answered now.
+    /// The documents that must be written before this [`LeaseRequest`] is answered; empty: it may be answered now.
     #[must_use]
     pub fn must_wait(
         &self,
-        who: &LeaseHolder,
+        holder: &LeaseHolder,
         request: &LeaseRequest,
-        heard: &PendingLeaseResponse,
+        pending: &PendingLeaseResponse,
     ) -> BTreeSet<DocumentId> {
         let asked = request
             .accounts
             .iter()
-            .filter(|part| !heard.refused.contains_key(&part.account));
+            .filter(|part| !pending.refused.contains_key(&part.account));
         asked
             .filter_map(|part| {
                 let (document, entry) = self.entry(&part.account)?;
-                let waits = entry.account.must_wait(&who.record, part.ask.as_ref()?);
+                let waits = entry.account.must_wait(&holder.record, part.ask.as_ref()?);
                 waits.then(|| document.clone())
             })
             .collect()
@@ -358,26 +357,31 @@ impl AccountBook {
 
     /// Whether the gateway's record belongs to another Agent.
     #[must_use]
-    pub fn names_foreign_record(&self, who: &LeaseHolder, request: &LeaseRequest) -> bool {
-        let held = self.holdings.get(&who.record).into_iter().flatten();
+    pub fn names_foreign_record(&self, holder: &LeaseHolder, request: &LeaseRequest) -> bool {
+        let held = self.holdings.get(&holder.record).into_iter().flatten();
         let accounts = request.accounts.iter().map(|part| &part.account).chain(held);
         let mut entries = accounts.filter_map(|account| self.entry(account));
-        entries.any(|(_, entry)| entry.account.is_of_another(who))
+        entries.any(|(_, entry)| entry.account.is_of_another(holder))
     }
 
-    /// Builds the answer from durable state only. Includes accounts that the request omitted if the gateway has leases
-    /// there: it may not know of them, and only it can return them.
+    /// Builds the [`LeaseResponse`] from durable state only. Includes accounts that the request omitted if the gateway
+    /// has leases there: it may not know of them, and only it can return them.
     #[must_use]
-    pub fn response(&self, who: &LeaseHolder, request: &LeaseRequest, heard: &PendingLeaseResponse) -> LeaseResponse {
-        let spoken_of = |account: &&AccountId| request.accounts.iter().any(|part| part.account == **account);
-        let held = self.holdings.get(&who.record).into_iter().flatten();
-        let unspoken = held.filter(|account| !spoken_of(account)).cloned();
+    pub fn response(
+        &self,
+        holder: &LeaseHolder,
+        request: &LeaseRequest,
+        pending: &PendingLeaseResponse,
+    ) -> LeaseResponse {
+        let is_named = |account: &&AccountId| request.accounts.iter().any(|part| part.account == **account);
+        let held = self.holdings.get(&holder.record).into_iter().flatten();
+        let unnamed = held.filter(|account| !is_named(account)).cloned();
         let asked = request.accounts.iter().map(|part| part.account.clone());
-        let accounts = asked.chain(unspoken).map(|account| {
-            let forgotten = heard.forgotten.get(&account).cloned().unwrap_or_default();
-            let refused = heard.refused.get(&account).cloned();
+        let accounts = asked.chain(unnamed).map(|account| {
+            let forgotten = pending.forgotten.get(&account).cloned().unwrap_or_default();
+            let refused = pending.refused.get(&account).cloned();
             let Some((_, entry)) = self.entry(&account) else {
-                let epoch = if self.gone.contains(&account) { LAST_WORD } else { 0 };
+                let epoch = if self.gone.contains(&account) { DELETED_EPOCH } else { 0 };
                 return AccountResponse {
                     account,
                     epoch,
@@ -386,7 +390,7 @@ impl AccountBook {
                 };
             };
             let time = entry.account.time();
-            let leases = entry.account.durable_grants(&who.record);
+            let leases = entry.account.durable_grants(&holder.record);
             AccountResponse {
                 account,
                 epoch: entry.account.epoch(),
@@ -423,10 +427,10 @@ impl AccountBook {
     /// The records to write. Nothing else is written to this document until [`AccountBook::written`] or
     /// [`AccountBook::not_written`].
     pub fn compose(&mut self, document: &DocumentId, now: Timestamp) -> Vec<RecordWrite> {
-        let Some(home) = self.documents.get_mut(document) else {
+        let Some(owner) = self.documents.get_mut(document) else {
             return Vec::new();
         };
-        (home.writing, home.urgent) = (true, false);
+        (owner.writing, owner.urgent) = (true, false);
         let write = |(part, entry): (&DocumentPart, &mut AccountEntry)| {
             entry.account.advance(now);
             RecordWrite {
@@ -435,28 +439,28 @@ impl AccountBook {
                 record: entry.account.compose(),
             }
         };
-        home.accounts.iter_mut().map(write).collect()
+        owner.accounts.iter_mut().map(write).collect()
     }
 
-    /// The records are written: their grants may be sent to gateways.
+    /// The [`LedgerRecord`]s are written: their grants may be sent to gateways.
     pub fn written(&mut self, document: &DocumentId, writes: &[RecordWrite], now: Timestamp) {
-        let Some(home) = self.documents.get_mut(document) else {
+        let Some(owner) = self.documents.get_mut(document) else {
             return;
         };
         for write in writes {
-            if let Some(entry) = home.accounts.get_mut(&write.part) {
+            if let Some(entry) = owner.accounts.get_mut(&write.part) {
                 entry.account.confirm_record(&write.record);
             }
         }
-        (home.writing, home.wrote) = (false, now);
-        home.urgent &= home.is_changed();
+        (owner.writing, owner.wrote) = (false, now);
+        owner.urgent &= owner.is_changed();
     }
 
-    /// The records are certainly not written, and will not be.
+    /// The [`LedgerRecord`]s are certainly not written, and will not be.
     pub fn not_written(&mut self, document: &DocumentId) {
-        if let Some(home) = self.documents.get_mut(document) {
-            (home.writing, home.urgent) = (false, true);
-            for entry in home.accounts.values_mut() {
+        if let Some(owner) = self.documents.get_mut(document) {
+            (owner.writing, owner.urgent) = (false, true);
+            for entry in owner.accounts.values_mut() {
                 entry.account.discard_record();
             }
         }
@@ -469,13 +473,14 @@ impl AccountBook {
     }
 
     /// The Agent no longer draws on this account, so it no longer waits there.
-    pub fn withdraw(&mut self, account: &str, agent: &AgentName, now: Timestamp) {
+    pub fn withdraw(&mut self, account: &str, agent: &NamespacedName, now: Timestamp) {
         self.update_entry(account, now, |entry| entry.withdraw(agent));
     }
 
-    /// Advances the time of accounts that have waiters, that recall leases, or that count usage that may expire.
+    /// Advances the time of [`AccountEntry`]s that have waiters, that recall leases, or that count usage that may
+    /// expire.
     pub fn tick(&mut self, now: Timestamp) {
-        let restless = |entry: &AccountEntry| {
+        let changes_with_time = |entry: &AccountEntry| {
             let account = &entry.account;
             let moves = !matches!(account.terms().window, WindowRule::Lifetime) && !account.used().is_zero();
             moves || !entry.blocked.is_empty() || account.recalls()
@@ -484,8 +489,10 @@ impl AccountBook {
             .index
             .iter()
             .filter(|(_, (document, part))| {
-                let home = self.documents.get(document);
-                home.and_then(|home| home.accounts.get(part)).is_some_and(restless)
+                let owner = self.documents.get(document);
+                owner
+                    .and_then(|owner| owner.accounts.get(part))
+                    .is_some_and(changes_with_time)
             })
             .map(|(account, _)| account.clone())
             .collect();
@@ -494,12 +501,12 @@ impl AccountBook {
         }
     }
 
-    /// The accounts with changes for gateways since the last call.
+    /// The [`AccountEntry`]s with changes for gateways since the last call.
     pub fn take_changed(&mut self) -> BTreeSet<AccountId> {
         std::mem::take(&mut self.changed)
     }
 
-    /// An account and its document.
+    /// An [`AccountEntry`] and its document.
     #[must_use]
     pub fn entry(&self, account: &str) -> Option<(&DocumentId, &AccountEntry)> {
         let (document, part) = self.index.get(account)?;
@@ -519,13 +526,13 @@ impl AccountBook {
     /// Marks a document for an immediate write, because a person or a call waits for it.
     fn mark_urgent(&mut self, account: &str) {
         if let Some((document, _)) = self.index.get(account)
-            && let Some(home) = self.documents.get_mut(document)
+            && let Some(owner) = self.documents.get_mut(document)
         {
-            home.urgent = true;
+            owner.urgent = true;
         }
     }
 
-    /// Changes an account, and notes whether gateways must learn about it.
+    /// Changes an [`AccountEntry`], and notes whether gateways must learn about it.
     fn update_entry<T>(
         &mut self,
         account: &str,
@@ -534,20 +541,20 @@ impl AccountBook {
     ) -> Option<T> {
         let (document, part) = self.index.get(account)?;
         let entry = self.documents.get_mut(document)?.accounts.get_mut(part)?;
-        let said = |entry: &AccountEntry| {
+        let shown = |entry: &AccountEntry| {
             (
                 entry.account.limits(),
                 entry.account.per_agent(),
                 entry.account.recalls(),
             )
         };
-        let before = (said(entry), entry.revision);
+        let before = (shown(entry), entry.revision);
         // Time first, so that the change is made in the current window; then waiters are released, which changes the
         // revision and makes their gateways retry.
         entry.account.advance(now);
         let result = change(entry);
         entry.release_blocked();
-        if before != (said(entry), entry.revision) {
+        if before != (shown(entry), entry.revision) {
             self.changed.insert(account.to_owned());
         }
         Some(result)
@@ -595,19 +602,15 @@ mod tests {
     fn budget(uid: &str) -> DocumentId {
         DocumentId {
             kind: DocumentKind::Budget,
-            namespace: "ns".into(),
-            name: "team".into(),
+            object: NamespacedName::new("ns", "team"),
             uid: uid.into(),
         }
     }
 
-    fn who(agent: &str) -> LeaseHolder {
+    fn holder(agent: &str) -> LeaseHolder {
         LeaseHolder {
             record: format!("record-of-{agent}"),
-            agent: AgentName {
-                namespace: "ns".into(),
-                name: agent.into(),
-            },
+            agent: NamespacedName::new("ns", agent),
             pod_uid: format!("pod-of-{agent}"),
             epoch: 1,
         }
@@ -662,17 +665,20 @@ mod tests {
     #[test]
     fn a_grant_is_told_only_once_it_is_written() {
         let mut book = book(1000);
-        let (who, request) = (who("a"), asking("b", 100, vec![]));
-        let heard = book.apply_request(&who, |_| true, &request, at(1));
-        assert_eq!(book.must_wait(&who, &request, &heard), BTreeSet::from([budget("b")]));
-        let granted = |book: &AccountBook| book.response(&who, &request, &heard).accounts[0].clone();
+        let (holder, request) = (holder("a"), asking("b", 100, vec![]));
+        let pending = book.apply_request(&holder, |_| true, &request, at(1));
+        assert_eq!(
+            book.must_wait(&holder, &request, &pending),
+            BTreeSet::from([budget("b")])
+        );
+        let granted = |book: &AccountBook| book.response(&holder, &request, &pending).accounts[0].clone();
         assert_eq!(granted(&book).leases, [], "nothing is granted before the write");
         assert_eq!(book.due(at(1)), [budget("b")], "a call waits");
         let writes = book.compose(&budget("b"), at(1));
         assert_eq!(book.due(at(1)), [], "one write at a time");
         assert_eq!((writes[0].over, writes[0].record.epoch), (0, 1));
         book.written(&budget("b"), &writes, at(1));
-        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        assert!(book.must_wait(&holder, &request, &pending).is_empty());
         let told = granted(&book);
         assert!(told.leases[0].granted.covers(&tokens(100)), "{told:?}");
         assert_eq!((told.epoch, told.leases[0].valid_milliseconds), (1, None));
@@ -687,11 +693,11 @@ mod tests {
             ..terms(1000)
         };
         book.load(&budget("b"), DocumentPart::Budget, daily, None, START);
-        let (who, nothing) = (who("a"), LeaseRequest::default());
-        book.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        let (holder, nothing) = (holder("a"), LeaseRequest::default());
+        book.apply_request(&holder, |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
-        let heard = book.apply_request(&who, |_| true, &nothing, at(100));
-        let lease = &book.response(&who, &nothing, &heard).accounts[0].leases[0];
+        let pending = book.apply_request(&holder, |_| true, &nothing, at(100));
+        let lease = &book.response(&holder, &nothing, &pending).accounts[0].leases[0];
         // It is eight in the morning.
         assert_eq!(lease.valid_milliseconds, Some((16 * 3600 - 100) * 1000));
     }
@@ -699,9 +705,9 @@ mod tests {
     #[test]
     fn what_nobody_waits_for_is_written_every_fifteen_seconds_and_at_rest_nothing_is() {
         let mut book = book(1000);
-        book.apply_request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        book.apply_request(&holder("a"), |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
-        book.apply_request(&who("a"), |_| true, &saying("b", 1, 50, 0), at(2));
+        book.apply_request(&holder("a"), |_| true, &saying("b", 1, 50, 0), at(2));
         assert_eq!(book.due(at(15)), []);
         assert_eq!(book.due(at(16)), [budget("b")]);
         write(&mut book, 16);
@@ -711,19 +717,19 @@ mod tests {
     #[test]
     fn who_asks_ahead_does_not_wait_and_makes_no_write_of_its_own() {
         let mut book = book(1000);
-        let (who, request) = (who("a"), asking("b", 0, vec![]));
-        let heard = book.apply_request(&who, |_| true, &request, at(1));
-        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        let (holder, request) = (holder("a"), asking("b", 0, vec![]));
+        let pending = book.apply_request(&holder, |_| true, &request, at(1));
+        assert!(book.must_wait(&holder, &request, &pending).is_empty());
         assert_eq!((book.due(at(14)).len(), book.due(at(15)).len()), (0, 1));
         write(&mut book, 15);
-        let lease = &book.response(&who, &request, &heard).accounts[0].leases[0];
+        let lease = &book.response(&holder, &request, &pending).accounts[0].leases[0];
         assert!(lease.granted.covers(&tokens(100)));
     }
 
     #[test]
     fn a_write_that_certainly_failed_is_made_again_at_once() {
         let mut book = book(1000);
-        book.apply_request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        book.apply_request(&holder("a"), |_| true, &asking("b", 100, vec![]), at(1));
         book.compose(&budget("b"), at(1));
         book.not_written(&budget("b"));
         assert_eq!(book.due(at(1)), [budget("b")]);
@@ -733,12 +739,15 @@ mod tests {
     #[test]
     fn what_is_given_back_calls_who_was_refused() {
         let mut book = book(150);
-        let (a, b) = (who("a"), who("b"));
+        let (a, b) = (holder("a"), holder("b"));
         book.apply_request(&a, |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
         let request = asking("b", 100, vec![]);
-        let heard = book.apply_request(&b, |_| true, &request, at(2));
-        let refused = book.response(&b, &request, &heard).accounts[0].refused.clone().unwrap();
+        let pending = book.apply_request(&b, |_| true, &request, at(2));
+        let refused = book.response(&b, &request, &pending).accounts[0]
+            .refused
+            .clone()
+            .unwrap();
         assert!(refused.contended);
         let entry = |book: &AccountBook| book.entry("b").unwrap().1.clone();
         assert!(entry(&book).account().recalls(), "a must return what it does not need");
@@ -764,10 +773,10 @@ mod tests {
     #[test]
     fn a_spent_account_says_who_was_refused_and_when_it_has_room() {
         let mut book = book(100);
-        book.apply_request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        book.apply_request(&holder("a"), |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
-        book.apply_request(&who("a"), |_| true, &saying("b", 1, 100, 0), at(2));
-        book.apply_request(&who("b"), |_| true, &asking("b", 10, vec![]), at(3));
+        book.apply_request(&holder("a"), |_| true, &saying("b", 1, 100, 0), at(2));
+        book.apply_request(&holder("b"), |_| true, &asking("b", 10, vec![]), at(3));
         let entry = book.entry("b").unwrap().1.clone();
         let (agent, blocked) = entry.exhausted(2).unwrap();
         assert_eq!((agent.name.as_str(), blocked.refused.kind), ("b", AmountKind::Tokens));
@@ -782,14 +791,14 @@ mod tests {
     #[test]
     fn one_large_call_does_not_show_that_a_budget_is_spent() {
         let mut book = book(1000);
-        book.apply_request(&who("a"), |_| true, &asking("b", 600, vec![]), at(1));
+        book.apply_request(&holder("a"), |_| true, &asking("b", 600, vec![]), at(1));
         write(&mut book, 1);
-        book.apply_request(&who("a"), |_| true, &saying("b", 1, 600, 400), at(2));
+        book.apply_request(&holder("a"), |_| true, &saying("b", 1, 600, 400), at(2));
         write(&mut book, 2);
         let refused = |book: &mut AccountBook, name: &str, least: i64, seconds: i64| {
             let request = asking("b", least, vec![]);
-            let heard = book.apply_request(&who(name), |_| true, &request, at(seconds));
-            book.response(&who(name), &request, &heard).accounts[0]
+            let pending = book.apply_request(&holder(name), |_| true, &request, at(seconds));
+            book.response(&holder(name), &request, &pending).accounts[0]
                 .refused
                 .is_some()
         };
@@ -806,24 +815,24 @@ mod tests {
         // The small one spends until its own calls no longer fit: less than a quarter is left, and less than any call
         // needs.
         write(&mut book, 4);
-        book.apply_request(&who("small"), |_| true, &saying("b", 2, 310, 1000), at(35));
+        book.apply_request(&holder("small"), |_| true, &saying("b", 2, 310, 1000), at(35));
         assert!(
             exhausted(&book, 50),
             "90 are left, and every request was for at least 100"
         );
-        book.withdraw("b", &who("small").agent, at(37));
-        book.withdraw("b", &who("large").agent, at(37));
+        book.withdraw("b", &holder("small").agent, at(37));
+        book.withdraw("b", &holder("large").agent, at(37));
         assert!(!exhausted(&book, 50));
     }
 
     /// A budget of which 10 % are left, with a request for `least` refused at this time.
     fn nearly_spent(least: i64, seconds: i64) -> AccountBook {
         let mut book = book(1000);
-        book.apply_request(&who("a"), |_| true, &asking("b", 900, vec![]), at(1));
+        book.apply_request(&holder("a"), |_| true, &asking("b", 900, vec![]), at(1));
         write(&mut book, 1);
-        book.apply_request(&who("a"), |_| true, &saying("b", 1, 900, 100), at(2));
+        book.apply_request(&holder("a"), |_| true, &saying("b", 1, 900, 100), at(2));
         write(&mut book, 2);
-        book.apply_request(&who("large"), |_| true, &asking("b", least, vec![]), at(seconds));
+        book.apply_request(&holder("large"), |_| true, &asking("b", least, vec![]), at(seconds));
         book
     }
 
@@ -840,24 +849,24 @@ mod tests {
     #[test]
     fn an_agent_that_asked_for_little_and_sleeps_does_not_hide_that_a_budget_is_spent() {
         let mut book = nearly_spent(150, 40);
-        book.apply_request(&who("small"), |_| true, &asking("b", 30, vec![]), at(41));
+        book.apply_request(&holder("small"), |_| true, &asking("b", 30, vec![]), at(41));
         write(&mut book, 41);
         let exhausted = |book: &AccountBook| book.entry("b").unwrap().1.exhausted(50).is_some();
         assert!(!exhausted(&book), "the small one holds a lease and continues");
-        book.apply_request(&who("small"), |_| true, &saying("b", 2, 10, 20), at(42));
+        book.apply_request(&holder("small"), |_| true, &saying("b", 2, 10, 20), at(42));
         assert!(exhausted(&book), "no Agent that is awake has room");
     }
 
     #[test]
     fn accounts_that_apply_no_more_hear_but_grant_nothing() {
         let mut book = book(1000);
-        let who = who("a");
-        book.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        let holder = holder("a");
+        book.apply_request(&holder, |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
         let mut request = saying("b", 1, 40, 60);
         request.accounts[0].ask = asking("b", 100, vec![]).accounts[0].ask.clone();
-        let heard = book.apply_request(&who, |_| false, &request, at(2));
-        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        let pending = book.apply_request(&holder, |_| false, &request, at(2));
+        assert!(book.must_wait(&holder, &request, &pending).is_empty());
         let account = book.entry("b").unwrap().1.account().clone();
         assert_eq!((account.used(), account.reserved()), (tokens(40), Amount::ZERO));
     }
@@ -865,11 +874,11 @@ mod tests {
     #[test]
     fn another_agents_gateway_cannot_speak_for_a_lease() {
         let mut book = book(1000);
-        book.apply_request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        book.apply_request(&holder("a"), |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
         let thief = LeaseHolder {
             record: "record-of-a".into(),
-            ..who("thief")
+            ..holder("thief")
         };
         book.apply_request(&thief, |_| true, &saying("b", 1, 0, 1000), at(2));
         let account = book.entry("b").unwrap().1.account().clone();
@@ -879,15 +888,15 @@ mod tests {
     #[test]
     fn a_deleted_budget_has_the_last_word_and_an_unknown_account_none() {
         let mut book = book(1000);
-        let who = who("a");
-        book.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        let holder = holder("a");
+        book.apply_request(&holder, |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
         book.remove(&budget("b"));
         assert_eq!(book.take_changed(), BTreeSet::from(["b".to_owned()]));
-        for (account, word, forgotten) in [("b", LAST_WORD, vec![1]), ("never heard of", 0, vec![])] {
+        for (account, word, forgotten) in [("b", DELETED_EPOCH, vec![1]), ("unknown", 0, vec![])] {
             let request = saying(account, 1, 40, 0);
-            let heard = book.apply_request(&who, |_| false, &request, at(2));
-            let answer = book.response(&who, &request, &heard).accounts[0].clone();
+            let pending = book.apply_request(&holder, |_| false, &request, at(2));
+            let answer = book.response(&holder, &request, &pending).accounts[0].clone();
             assert_eq!((answer.epoch, answer.forgotten), (word, forgotten), "{account}");
         }
         book.load(&budget("b2"), DocumentPart::Budget, terms(1000), None, at(3));
@@ -898,17 +907,17 @@ mod tests {
     fn a_gateway_hears_of_every_lease_that_it_has_whatever_it_speaks_of() {
         let mut book = book(1000);
         let other = DocumentId {
-            name: "other".into(),
+            object: NamespacedName::new("ns", "other"),
             ..budget("o")
         };
         book.load(&other, DocumentPart::Budget, terms(1000), None, START);
-        let who = who("a");
+        let holder = holder("a");
         // The answer is lost, and the Agent no longer draws on the account.
-        book.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        book.apply_request(&holder, |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
         let next = |book: &mut AccountBook, request: &LeaseRequest| {
-            let heard = book.apply_request(&who, |account| account == "o", request, at(2));
-            book.response(&who, request, &heard)
+            let pending = book.apply_request(&holder, |account| account == "o", request, at(2));
+            book.response(&holder, request, &pending)
         };
         for request in [LeaseRequest::default(), saying("o", 7, 0, 0)] {
             let answer = next(&mut book, &request);
@@ -923,40 +932,46 @@ mod tests {
     #[test]
     fn the_next_leader_tells_a_gateway_of_what_it_never_heard_of() {
         let mut old = book(1000);
-        old.apply_request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        old.apply_request(&holder("a"), |_| true, &asking("b", 100, vec![]), at(1));
         let record = write(&mut old, 1).remove(0).record;
         let mut new = AccountBook::default();
         new.load(&budget("b"), DocumentPart::Budget, terms(1000), Some(&record), at(5));
         let request = LeaseRequest::default();
-        let heard = new.apply_request(&who("a"), |_| false, &request, at(6));
-        assert_eq!(new.response(&who("a"), &request, &heard).accounts[0].leases[0].lease, 1);
-        let heard = new.apply_request(&who("b"), |_| false, &request, at(6));
-        assert_eq!(new.response(&who("b"), &request, &heard).accounts, []);
+        let pending = new.apply_request(&holder("a"), |_| false, &request, at(6));
+        assert_eq!(
+            new.response(&holder("a"), &request, &pending).accounts[0].leases[0].lease,
+            1
+        );
+        let pending = new.apply_request(&holder("b"), |_| false, &request, at(6));
+        assert_eq!(new.response(&holder("b"), &request, &pending).accounts, []);
     }
 
     #[test]
     fn a_budget_deleted_while_nobody_led_is_gone_once_it_was_missed_for_a_minute() {
         let mut book = AccountBook::default();
-        let (who, request) = (who("a"), saying("b", 1, 40, 0));
+        let (holder, request) = (holder("a"), saying("b", 1, 40, 0));
         let mut speak = |there: bool, seconds: i64| {
             book.track_missing(&request, |_| there, at(seconds));
-            let heard = book.apply_request(&who, |_| false, &request, at(seconds));
-            book.response(&who, &request, &heard).accounts[0].forgotten.len()
+            let pending = book.apply_request(&holder, |_| false, &request, at(seconds));
+            book.response(&holder, &request, &pending).accounts[0].forgotten.len()
         };
         assert_eq!((speak(false, 0), speak(false, 59)), (0, 0));
         // Seen meanwhile: the wait starts over from then on.
         assert_eq!((speak(true, 60), speak(false, 61), speak(false, 120)), (0, 0, 0));
         assert_eq!((speak(false, 121), speak(false, 122)), (1, 1));
-        let told =
-            |book: &AccountBook| book.response(&who, &request, &PendingLeaseResponse::default()).accounts[0].epoch;
-        assert_eq!(told(&book), LAST_WORD);
+        let told = |book: &AccountBook| {
+            book.response(&holder, &request, &PendingLeaseResponse::default())
+                .accounts[0]
+                .epoch
+        };
+        assert_eq!(told(&book), DELETED_EPOCH);
     }
 
     #[test]
     fn the_next_leader_counts_every_holder_until_its_gateway_speaks() {
         let mut old = book(1000);
-        let who = who("a");
-        old.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        let holder = holder("a");
+        old.apply_request(&holder, |_| true, &asking("b", 100, vec![]), at(1));
         let record = write(&mut old, 1).remove(0).record;
         let held = old.entry("b").unwrap().1.account().reserved();
         let mut new = AccountBook::default();
@@ -965,7 +980,7 @@ mod tests {
         let entry = |book: &AccountBook| book.entry("b").unwrap().1.clone();
         assert_eq!(entry(&new).account().reserved(), held);
         assert_eq!(entry(&new).remaining().tokens, Some(1000 - held.tokens));
-        new.apply_request(&who, |_| true, &saying("b", 1, 30, 0), at(6));
+        new.apply_request(&holder, |_| true, &saying("b", 1, 30, 0), at(6));
         assert_eq!(
             (entry(&new).account().used(), entry(&new).account().reserved()),
             (tokens(30), Amount::ZERO)
@@ -982,7 +997,7 @@ mod tests {
         let mut book = AccountBook::default();
         book.load(&agent, DocumentPart::TokensPerHour, terms(1000), None, START);
         book.load(&agent, DocumentPart::Total, terms(1000), None, START);
-        book.apply_request(&who("a"), |_| true, &asking("agent/total", 100, vec![]), at(1));
+        book.apply_request(&holder("a"), |_| true, &asking("agent/total", 100, vec![]), at(1));
         assert_eq!(book.due(at(1)), std::slice::from_ref(&agent));
         let parts: Vec<DocumentPart> = book.compose(&agent, at(1)).iter().map(|write| write.part).collect();
         assert_eq!(parts, [DocumentPart::TokensPerHour, DocumentPart::Total]);

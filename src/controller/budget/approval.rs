@@ -4,8 +4,6 @@
 //! annotation left on the object cannot answer a later gate. An approval is the top-up `gate/<id>`, counted once like
 //! any other.
 
-use std::fmt::Write as _;
-
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -18,14 +16,15 @@ use crate::controller::gate_annotations::{self, AnnotatedAnswer};
 pub use crate::controller::gate_annotations::{APPROVE, APPROVED_BY, DENY};
 use crate::ledger::account::GATE_TOP_UP;
 use crate::ledger::limits::{added_amount, limit_amounts};
+use crate::support::hash::sha256_hex;
 
-/// Value of `kind` of the gate.
+/// Value of `kind` of the [`BudgetGate`].
 pub const KIND: &str = "BudgetAsk";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GateAnswer {
     Approved {
-        /// Id of the gate.
+        /// Id of the [`BudgetGate`].
         id: String,
         /// Name of the approver.
         by: String,
@@ -38,7 +37,7 @@ pub enum GateAnswer {
     },
 }
 
-/// The amount that an approval adds: `ask.topUp`, or by default a quarter of each limit.
+/// The [`Amount`] that an approval adds: `ask.topUp`, or by default a quarter of each limit.
 #[must_use]
 pub fn offer(budget: &AgentBudget) -> Amount {
     let asked = budget.spec.ask.as_ref().and_then(|ask| added_amount(&ask.top_up).ok());
@@ -46,7 +45,7 @@ pub fn offer(budget: &AgentBudget) -> Amount {
     asked.unwrap_or_else(|| quarter().unwrap_or_default())
 }
 
-/// The gate to open with the record of this epoch; `None` unless `onExhausted` is `Ask`.
+/// The [`BudgetGate`] to open with the record of this epoch; `None` unless `onExhausted` is `Ask`.
 #[must_use]
 pub fn open(budget: &AgentBudget, epoch: i64, now: Timestamp) -> Option<BudgetGate> {
     let asks = budget.spec.on_exhausted == OnExhausted::Ask;
@@ -66,15 +65,11 @@ pub fn open(budget: &AgentBudget, epoch: i64, now: Timestamp) -> Option<BudgetGa
 pub fn hash(budget: &AgentBudget, id: &str) -> String {
     let uid = budget.metadata.uid.as_deref().unwrap_or_default();
     let question = format!("{uid}\n{id}\n{}", format::fields(&offer(budget)));
-    let digest = ring::digest::digest(&ring::digest::SHA256, question.as_bytes());
-    digest.as_ref().iter().take(16).fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    sha256_hex(question, 16)
 }
 
-/// The answer to the open gate in `status`. Editing the offered amount changes the hash, so an approval of the earlier
-/// amount is void.
+/// The answer to the open [`BudgetGate`] in `status`. Editing the offered amount changes the hash, so an approval of
+/// the earlier amount is void.
 #[must_use]
 pub fn answer(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<GateAnswer> {
     let gate = status.gates.first()?;
@@ -100,7 +95,7 @@ pub fn approved(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<(Str
     }
 }
 
-/// The `kubectl` command that answers the gate.
+/// The `kubectl` command that answers the [`BudgetGate`].
 #[must_use]
 pub fn how_to_answer(budget: &AgentBudget, gate: &BudgetGate) -> String {
     let (namespace, name) = (budget.namespace().unwrap_or_default(), budget.name_any());

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::{Selector, SelectorExt};
 
-use super::accounts::DocumentPart;
+use super::accounts::{DocumentId, DocumentPart};
 use super::facts::{AgentFacts, BudgetFacts, ModelFacts};
+use crate::api::NamespacedName;
 use crate::api::price::ModelPrice;
-use crate::controller::pod_sessions::AgentKey;
 use crate::controller::policy::{AgentPrices, PlatformPolicy};
 use crate::ledger::price::ModelRates;
 use crate::ledger::wallet::AccountId;
@@ -21,7 +21,7 @@ pub enum CallObstacleReason {
     BudgetNotFound,
     /// The platform requires a budget, and none applies.
     BudgetRequired,
-    /// A cost limit applies, and the price of a model is unknown.
+    /// A cost limit applies, and the [`ModelPrice`] of a model is unknown.
     PriceUnknown,
     /// A budget that applies is invalid or cannot be parsed.
     BudgetUnavailable,
@@ -59,8 +59,7 @@ pub struct LimitDecision {
 /// A budget whose selector is unknown because it cannot be parsed.
 #[derive(Clone, Debug)]
 struct UnreadableBudget {
-    namespace: String,
-    name: String,
+    object: NamespacedName,
     problem: String,
 }
 
@@ -69,17 +68,17 @@ struct UnreadableBudget {
 pub struct AccountAssignments {
     policy: PlatformPolicy,
     own_namespace: String,
-    agents: BTreeMap<AgentKey, AgentFacts>,
+    agents: BTreeMap<NamespacedName, AgentFacts>,
     /// The models that pods call, as stated when they attached.
-    running: BTreeMap<AgentKey, Vec<PricedModel>>,
+    running: BTreeMap<NamespacedName, Vec<PricedModel>>,
     budgets: BTreeMap<String, BudgetFacts>,
-    /// Uids of budgets by namespace and name.
-    names: BTreeMap<(String, String), String>,
+    /// Uids of budgets.
+    names: BTreeMap<NamespacedName, String>,
     unreadable: BTreeMap<String, UnreadableBudget>,
     /// Labels of namespaces; `None`: they may not be read.
     namespaces: Option<BTreeMap<String, BTreeMap<String, String>>>,
-    decisions: BTreeMap<AgentKey, LimitDecision>,
-    members: BTreeMap<AccountId, BTreeSet<AgentKey>>,
+    decisions: BTreeMap<NamespacedName, LimitDecision>,
+    members: BTreeMap<AccountId, BTreeSet<NamespacedName>>,
 }
 
 impl AccountAssignments {
@@ -99,19 +98,19 @@ impl AccountAssignments {
 
     /// The limits of this Agent.
     #[must_use]
-    pub fn decision(&self, agent: &AgentKey) -> Option<&LimitDecision> {
+    pub fn decision(&self, agent: &NamespacedName) -> Option<&LimitDecision> {
         self.decisions.get(agent)
     }
 
     #[must_use]
-    pub fn agent(&self, agent: &AgentKey) -> Option<&AgentFacts> {
+    pub fn agent(&self, agent: &NamespacedName) -> Option<&AgentFacts> {
         self.agents.get(agent)
     }
 
     /// All Agents of a namespace, or of all namespaces.
     #[must_use]
-    pub fn agents(&self, namespace: Option<&str>) -> Vec<AgentKey> {
-        let of = |agent: &&AgentKey| namespace.is_none_or(|namespace| agent.namespace == namespace);
+    pub fn agents(&self, namespace: Option<&str>) -> Vec<NamespacedName> {
+        let of = |agent: &&NamespacedName| namespace.is_none_or(|namespace| agent.namespace == namespace);
         self.agents.keys().filter(of).cloned().collect()
     }
 
@@ -126,7 +125,7 @@ impl AccountAssignments {
     }
 
     /// The Agents that draw on an account.
-    pub fn members(&self, account: &str) -> impl Iterator<Item = &AgentKey> {
+    pub fn members(&self, account: &str) -> impl Iterator<Item = &NamespacedName> {
         self.members.get(account).into_iter().flatten()
     }
 
@@ -137,18 +136,18 @@ impl AccountAssignments {
     }
 
     /// An Agent was created or changed. Returns whether its limits changed.
-    pub fn put_agent(&mut self, agent: &AgentKey, facts: AgentFacts) -> bool {
+    pub fn put_agent(&mut self, agent: &NamespacedName, facts: AgentFacts) -> bool {
         self.agents.insert(agent.clone(), facts);
         self.redecide(agent)
     }
 
     /// The pod of an Agent calls these models. Returns whether the Agent's limits changed.
-    pub fn put_running(&mut self, agent: &AgentKey, models: &[PricedModel]) -> bool {
+    pub fn put_running(&mut self, agent: &NamespacedName, models: &[PricedModel]) -> bool {
         self.running.insert(agent.clone(), models.to_vec());
         self.redecide(agent)
     }
 
-    pub fn remove_agent(&mut self, agent: &AgentKey) -> Option<AgentFacts> {
+    pub fn remove_agent(&mut self, agent: &NamespacedName) -> Option<AgentFacts> {
         self.running.remove(agent);
         let old = self.decisions.remove(agent).unwrap_or_default();
         self.leave(agent, &old);
@@ -156,7 +155,7 @@ impl AccountAssignments {
     }
 
     /// A budget was created or changed. Returns the Agents whose limits changed.
-    pub fn put_budget(&mut self, facts: BudgetFacts) -> Vec<AgentKey> {
+    pub fn put_budget(&mut self, facts: BudgetFacts) -> Vec<NamespacedName> {
         let uid = facts.document.uid.clone();
         if let Some(known) = self.budgets.get_mut(&uid)
             && known.object.spec == facts.object.spec
@@ -166,37 +165,35 @@ impl AccountAssignments {
             return Vec::new();
         }
         let mut touched = self.touched_by(&uid);
-        let place = (facts.document.namespace.clone(), facts.document.name.clone());
         self.unreadable.remove(&uid);
-        self.names.insert(place, uid.clone());
+        self.names.insert(facts.document.object.clone(), uid.clone());
         self.budgets.insert(uid.clone(), facts);
         touched.extend(self.touched_by(&uid));
         self.decide_all(&touched)
     }
 
     /// A budget cannot be parsed. If it could be before, its last valid version stays in force.
-    pub fn put_unreadable(&mut self, uid: &str, namespace: &str, name: &str, problem: &str) -> Vec<AgentKey> {
-        if self.budgets.contains_key(uid) {
+    pub fn put_unreadable(&mut self, budget: &DocumentId, problem: &str) -> Vec<NamespacedName> {
+        if self.budgets.contains_key(&budget.uid) {
             return Vec::new();
         }
         let unreadable = UnreadableBudget {
-            namespace: namespace.into(),
-            name: name.into(),
+            object: budget.object.clone(),
             problem: problem.into(),
         };
-        self.unreadable.insert(uid.into(), unreadable);
-        let touched = self.touched_by(uid);
+        self.unreadable.insert(budget.uid.clone(), unreadable);
+        let touched = self.touched_by(&budget.uid);
         self.decide_all(&touched)
     }
 
     /// A budget was deleted. Returns the Agents whose limits changed.
-    pub fn remove_budget(&mut self, uid: &str) -> Vec<AgentKey> {
+    pub fn remove_budget(&mut self, uid: &str) -> Vec<NamespacedName> {
         let touched = self.touched_by(uid);
         self.unreadable.remove(uid);
         if let Some(facts) = self.budgets.remove(uid) {
-            let place = (facts.document.namespace, facts.document.name);
-            if self.names.get(&place).is_some_and(|now| now == uid) {
-                self.names.remove(&place);
+            let name = &facts.document.object;
+            if self.names.get(name).is_some_and(|now| now == uid) {
+                self.names.remove(name);
             }
         }
         self.decide_all(&touched)
@@ -212,7 +209,7 @@ impl AccountAssignments {
     }
 
     /// A namespace was created or relabelled; `None`: it was deleted. Returns the Agents whose limits changed.
-    pub fn put_namespace(&mut self, name: &str, labels: Option<BTreeMap<String, String>>) -> Vec<AgentKey> {
+    pub fn put_namespace(&mut self, name: &str, labels: Option<BTreeMap<String, String>>) -> Vec<NamespacedName> {
         let all = self.namespaces.get_or_insert_default();
         let before = all.get(name).cloned();
         if before == labels {
@@ -227,31 +224,33 @@ impl AccountAssignments {
     }
 
     /// Replaces all namespaces. Returns the Agents whose limits changed.
-    pub fn put_namespaces(&mut self, namespaces: BTreeMap<String, BTreeMap<String, String>>) -> Vec<AgentKey> {
+    pub fn put_namespaces(&mut self, namespaces: BTreeMap<String, BTreeMap<String, String>>) -> Vec<NamespacedName> {
         self.namespaces = Some(namespaces);
         let agents = self.agents(None).into_iter().collect();
         self.decide_all(&agents)
     }
 
     /// The Agents that a budget limits or may limit.
-    fn touched_by(&self, uid: &str) -> BTreeSet<AgentKey> {
-        let of = |namespace: &str, far: bool| {
-            let far = far && namespace == self.own_namespace;
-            self.agents((!far).then_some(namespace)).into_iter().collect()
+    fn touched_by(&self, uid: &str) -> BTreeSet<NamespacedName> {
+        let of = |namespace: &str, cross_namespace: bool| {
+            let cross_namespace = cross_namespace && namespace == self.own_namespace;
+            self.agents((!cross_namespace).then_some(namespace))
+                .into_iter()
+                .collect()
         };
         if let Some(facts) = self.budgets.get(uid) {
-            return of(&facts.document.namespace, facts.is_far());
+            return of(&facts.document.object.namespace, facts.is_cross_namespace());
         }
         let unreadable = self.unreadable.get(uid);
-        unreadable.map_or_else(BTreeSet::new, |unreadable| of(&unreadable.namespace, true))
+        unreadable.map_or_else(BTreeSet::new, |unreadable| of(&unreadable.object.namespace, true))
     }
 
-    fn decide_all(&mut self, agents: &BTreeSet<AgentKey>) -> Vec<AgentKey> {
+    fn decide_all(&mut self, agents: &BTreeSet<NamespacedName>) -> Vec<NamespacedName> {
         let changed = agents.iter().filter(|agent| self.redecide(agent));
         changed.cloned().collect()
     }
 
-    fn redecide(&mut self, agent: &AgentKey) -> bool {
+    fn redecide(&mut self, agent: &NamespacedName) -> bool {
         let Some(facts) = self.agents.get(agent) else {
             return false;
         };
@@ -268,7 +267,7 @@ impl AccountAssignments {
         true
     }
 
-    fn leave(&mut self, agent: &AgentKey, decision: &LimitDecision) {
+    fn leave(&mut self, agent: &NamespacedName, decision: &LimitDecision) {
         for (account, _) in &decision.accounts {
             if let Some(members) = self.members.get_mut(account) {
                 members.remove(agent);
@@ -279,16 +278,16 @@ impl AccountAssignments {
         }
     }
 
-    fn decide(&self, agent: &AgentKey, facts: &AgentFacts) -> LimitDecision {
+    fn decide(&self, agent: &NamespacedName, facts: &AgentFacts) -> LimitDecision {
         // Fails closed: whatever is unknown about a budget that may apply is an obstacle, and an Agent with an obstacle
         // makes no calls.
         let mut decision = LimitDecision::default();
         let mut obstacles = FirstObstacle::default();
         let mut costly = None;
         // The first cost limit of the platform itself: prices written by tenants do not count for it.
-        let mut wary = None;
+        let mut platform_limit = None;
         let named = facts.refs.iter().filter_map(|name| {
-            let uid = self.names.get(&(agent.namespace.clone(), name.clone()));
+            let uid = self.names.get(&NamespacedName::new(&agent.namespace, name));
             if uid.is_none() && !self.unreadable_named(agent, name) {
                 obstacles.add(
                     CallObstacleReason::BudgetNotFound,
@@ -319,8 +318,8 @@ impl AccountAssignments {
                     decision.accounts.push((account, LimitName::Budget(name.clone())));
                     if budget.limits_cost() {
                         costly.get_or_insert(format!("AgentBudget {name}"));
-                        if budget.is_far() {
-                            wary.get_or_insert(format!("AgentBudget {name}"));
+                        if budget.is_cross_namespace() {
+                            platform_limit.get_or_insert(format!("AgentBudget {name}"));
                         }
                     }
                 }
@@ -334,8 +333,8 @@ impl AccountAssignments {
             obstacles.add(
                 CallObstacleReason::BudgetUnavailable,
                 format!(
-                    "AgentBudget {}/{} cannot be parsed, so its selector is unknown: {}",
-                    unreadable.namespace, unreadable.name, unreadable.problem
+                    "AgentBudget {} cannot be parsed, so its selector is unknown: {}",
+                    unreadable.object, unreadable.problem
                 ),
             );
         }
@@ -362,7 +361,7 @@ impl AccountAssignments {
             }
             Err(problem) => obstacles.add(CallObstacleReason::BudgetUnavailable, problem.clone()),
         }
-        let trust = match wary {
+        let trust = match platform_limit {
             _ if self.policy.agent_prices == AgentPrices::Deny => PriceTrust::Nobody("the platform"),
             Some(ref budget) => PriceTrust::Nobody(budget),
             None => PriceTrust::Agents,
@@ -384,8 +383,13 @@ impl AccountAssignments {
         decision
     }
 
-    /// The known prices of all models that the Agent's spec names or its pod calls.
-    fn prices(&self, agent: &AgentKey, facts: &AgentFacts, trust: PriceTrust<'_>) -> BTreeMap<String, ModelPrice> {
+    /// The known [`ModelPrice`]s of all models that the Agent's spec names or its pod calls.
+    fn prices(
+        &self,
+        agent: &NamespacedName,
+        facts: &AgentFacts,
+        trust: PriceTrust<'_>,
+    ) -> BTreeMap<String, ModelPrice> {
         let named: Vec<&PricedModel> = facts.models.iter().map(|model| &model.model).collect();
         let called: Vec<&PricedModel> = self.running.get(agent).into_iter().flatten().collect();
         let own = |name: &str| match trust {
@@ -401,15 +405,15 @@ impl AccountAssignments {
     }
 
     /// Whether a budget selects an Agent. `Err`: unknown.
-    fn selects(&self, budget: &BudgetFacts, agent: &AgentKey, facts: &AgentFacts) -> Result<bool, String> {
-        let near = budget.document.namespace == agent.namespace;
-        if budget.is_far() && budget.document.namespace != self.own_namespace {
+    fn selects(&self, budget: &BudgetFacts, agent: &NamespacedName, facts: &AgentFacts) -> Result<bool, String> {
+        let same_namespace = budget.document.object.namespace == agent.namespace;
+        if budget.is_cross_namespace() && budget.document.object.namespace != self.own_namespace {
             // Rejected; its own conditions report it.
             return Ok(false);
         }
         let selects = match &budget.selects {
             Ok(selects) => selects,
-            Err(problem) if near || budget.is_far() => {
+            Err(problem) if same_namespace || budget.is_cross_namespace() => {
                 let name = limit_name(budget, agent);
                 return Err(format!("AgentBudget {name} is invalid: {problem}"));
             }
@@ -420,7 +424,7 @@ impl AccountAssignments {
             return Ok(false);
         }
         let Some(namespaces) = &selects.namespaces else {
-            return Ok(near);
+            return Ok(same_namespace);
         };
         if namespaces.selects_all() {
             return Ok(true);
@@ -429,24 +433,24 @@ impl AccountAssignments {
         match labels {
             Some(labels) => Ok(namespaces.matches(labels)),
             None => Err(format!(
-                "AgentBudget {}/{} selects namespaces by label, but the labels of namespace {} are unknown: allow the \
+                "AgentBudget {} selects namespaces by label, but the labels of namespace {} are unknown: allow the \
                  controller to list namespaces",
-                budget.document.namespace, budget.document.name, agent.namespace
+                budget.document.object, agent.namespace
             )),
         }
     }
 
-    fn unreadable_named(&self, agent: &AgentKey, name: &str) -> bool {
-        let named = |budget: &UnreadableBudget| budget.namespace == agent.namespace && budget.name == name;
+    fn unreadable_named(&self, agent: &NamespacedName, name: &str) -> bool {
+        let named = |budget: &UnreadableBudget| budget.object == NamespacedName::new(&agent.namespace, name);
         self.unreadable.values().any(named)
     }
 
-    fn may_limit(&self, budget: &UnreadableBudget, agent: &AgentKey) -> bool {
-        budget.namespace == agent.namespace || budget.namespace == self.own_namespace
+    fn may_limit(&self, budget: &UnreadableBudget, agent: &NamespacedName) -> bool {
+        [&agent.namespace, &self.own_namespace].contains(&&budget.object.namespace)
     }
 }
 
-/// Whose prices count in addition to the platform's table.
+/// Whose [`ModelPrice`]s count in addition to the platform's table.
 #[derive(Clone, Copy)]
 enum PriceTrust<'a> {
     /// Those in the specs of Agents.
@@ -455,7 +459,7 @@ enum PriceTrust<'a> {
     Nobody(&'a str),
 }
 
-/// The price of a model, unless different prices are given for the same name.
+/// The [`ModelPrice`] of a model, unless different prices are given for the same name.
 fn only_price<'a>(models: &[&'a PricedModel], name: &str) -> Option<&'a ModelPrice> {
     let mut given = models
         .iter()
@@ -479,8 +483,8 @@ fn check_price(
             "the price of model {name} is unknown: set {field}.price (the same for each model of that name), or \
              prices.{name} in the chart"
         ),
-        (None, PriceTrust::Nobody(who)) => format!(
-            "the price of model {name} is unknown: add prices.{name} to the chart's values; {who} ignores \
+        (None, PriceTrust::Nobody(holder)) => format!(
+            "the price of model {name} is unknown: add prices.{name} to the chart's values; {holder} ignores \
              {field}.price"
         ),
     };
@@ -490,7 +494,7 @@ fn check_price(
     );
 }
 
-/// The first obstacle, which is the one reported; missing references are checked first.
+/// The first [`CallObstacle`], which is the one reported; missing references are checked first.
 #[derive(Default)]
 struct FirstObstacle {
     first: Option<CallObstacle>,
@@ -503,12 +507,12 @@ impl FirstObstacle {
 }
 
 /// The name of a budget in messages to its Agents.
-fn limit_name(budget: &BudgetFacts, agent: &AgentKey) -> String {
+fn limit_name(budget: &BudgetFacts, agent: &NamespacedName) -> String {
     let document = &budget.document;
-    if document.namespace == agent.namespace {
-        document.name.clone()
+    if document.object.namespace == agent.namespace {
+        document.object.name.clone()
     } else {
-        format!("{}/{}", document.namespace, document.name)
+        document.object.to_string()
     }
 }
 
@@ -520,12 +524,10 @@ mod tests {
 
     use super::*;
     use crate::api::{Agent, AgentBudget};
+    use crate::controller::budget::accounts::DocumentKind;
 
-    fn key() -> AgentKey {
-        AgentKey {
-            namespace: "shop".into(),
-            name: "a".into(),
-        }
+    fn key() -> NamespacedName {
+        NamespacedName::new("shop", "a")
     }
 
     fn agent(labels: &Value, spec: &Value) -> AgentFacts {
@@ -551,6 +553,15 @@ mod tests {
             object["spec"][field] = value.clone();
         }
         BudgetFacts::of(&Arc::new(serde_json::from_value::<AgentBudget>(object).unwrap()))
+    }
+
+    fn document(uid: &str, place: &str) -> DocumentId {
+        let (namespace, name) = place.split_once('/').unwrap();
+        DocumentId {
+            kind: DocumentKind::Budget,
+            object: NamespacedName::new(namespace, name),
+            uid: uid.into(),
+        }
     }
 
     fn scope(policy: PlatformPolicy, facts: AgentFacts, budgets: Vec<BudgetFacts>) -> AccountAssignments {
@@ -629,9 +640,9 @@ mod tests {
             let mut scope = scope(PlatformPolicy::default(), agent(&json!({}), &json!({})), vec![]);
             let told = scope.put_budget(budget(place, &spec));
             assert_eq!(told.len(), usize::from(blocks), "{place} {spec}");
-            let said = obstacle(&scope).map(|(_, message)| message);
-            assert_eq!(said.is_some(), blocks, "{place} {spec}");
-            assert!(said.is_none_or(|said| said.contains("In and NotIn need values")));
+            let message = obstacle(&scope).map(|(_, message)| message);
+            assert_eq!(message.is_some(), blocks, "{place} {spec}");
+            assert!(message.is_none_or(|message| message.contains("In and NotIn need values")));
             assert_eq!(scope.put_budget(budget(place, &json!({}))).len(), usize::from(blocks));
             assert_eq!(obstacle(&scope), None, "corrected");
         }
@@ -834,12 +845,12 @@ mod tests {
         assert!(message.contains("mars") && message.contains("Mars/Base"), "{message}");
 
         let mut scope = scope(PlatformPolicy::default(), agent(&json!({}), &json!({})), vec![]);
-        assert_eq!(scope.put_unreadable("u", "elsewhere", "b", "broken"), []);
-        assert_eq!(scope.put_unreadable("v", "shop", "b", "broken"), [key()]);
+        assert_eq!(scope.put_unreadable(&document("u", "elsewhere/b"), "broken"), []);
+        assert_eq!(scope.put_unreadable(&document("v", "shop/b"), "broken"), [key()]);
         assert_eq!(obstacle(&scope).unwrap().0, CallObstacleReason::BudgetUnavailable);
         assert_eq!(scope.remove_budget("v"), [key()]);
         scope.put_budget(budget("shop/all", &json!({"selector": {}})));
-        assert_eq!(scope.put_unreadable("shop/all", "shop", "all", "broken"), []);
+        assert_eq!(scope.put_unreadable(&document("shop/all", "shop/all"), "broken"), []);
         assert_eq!((names(&scope), obstacle(&scope)), (vec!["all".to_owned()], None));
     }
 

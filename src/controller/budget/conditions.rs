@@ -16,6 +16,7 @@ use crate::api::budget::{BudgetGate, OnExhausted, TopUp};
 use crate::api::condition::ConditionType;
 use crate::controller::runtime::condition_list::ConditionList;
 use crate::ledger::limits::limit_amounts;
+use crate::support::clock::rfc3339_seconds;
 
 /// Why `Accepted` is `False`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,8 +65,8 @@ pub(super) fn compute(
             .list
             .set(ConditionType::Accepted, false, refusal.reason, refusal.message.clone());
     } else {
-        let of_no_use = useless_top_up(input).map_or_else(String::new, |what| format!(". {what}"));
-        let message = format!("the spec is valid{of_no_use}");
+        let ineffective = ineffective_top_up(input).map_or_else(String::new, |what| format!(". {what}"));
+        let message = format!("the spec is valid{ineffective}");
         conditions.list.set(ConditionType::Accepted, true, "Accepted", message);
     }
     conditions.near_limit();
@@ -148,7 +149,7 @@ impl BudgetConditions<'_> {
         }
         parts.push(match (spent.held, spent.resets_at) {
             (true, _) => "spec.onExhausted is Stop: the loops stay stopped until room is added".into(),
-            (false, Some(at)) => format!("Room is available again at {}", format::moment(at)),
+            (false, Some(at)) => format!("Room is available again at {}", rfc3339_seconds(at)),
             (false, None) => "The budget does not reset".into(),
         });
         parts.push(match gate {
@@ -203,7 +204,7 @@ impl BudgetConditions<'_> {
 
 /// The first top-up of a kind that has no limit: admission allows one in a new budget, and the limit may be removed
 /// later.
-fn useless_top_up(input: &BudgetStatusInput<'_>) -> Option<String> {
+fn ineffective_top_up(input: &BudgetStatusInput<'_>) -> Option<String> {
     let spec = &input.budget.spec;
     let limits = limit_amounts(&spec.limits).ok()?;
     let unlimited = |top_up: &TopUp| {

@@ -7,23 +7,24 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
+use crate::api::NamespacedName;
 use crate::api::amount::{Amount, AmountKind, LimitAmounts};
-use crate::ledger::account::{Account, AccountRoom, AgentName, GrantRefusal, GrantRequest, LeaseHolder};
+use crate::ledger::account::{Account, AccountRoom, GrantRefusal, GrantRequest, LeaseHolder};
 
 /// If at most this fraction (1/4) of a limit is left, the requests of Agents that are awake can show exhaustion; if
 /// more is left, all Agents that draw on the account must have requested.
-const LAST_PART: i64 = 4;
+const LAST_FRACTION: i64 = 4;
 /// Initial part of a leader's term in which the requests of awake Agents do not suffice, because the
 /// smallest calls are not known yet.
-const FIRST_ASKS: SignedDuration = SignedDuration::from_secs(30);
+const INITIAL_PERIOD: SignedDuration = SignedDuration::from_secs(30);
 
 /// An Agent whose last request was refused and that has no room yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedAgent {
     /// Its gateway.
-    pub who: LeaseHolder,
+    pub holder: LeaseHolder,
     /// Its request.
-    pub ask: GrantRequest,
+    pub request: GrantRequest,
     /// Why it was refused.
     pub refused: GrantRefusal,
     /// When it was refused, by the ledger's time.
@@ -34,12 +35,12 @@ pub struct BlockedAgent {
 pub struct AccountEntry {
     pub(super) account: Account,
     /// When this leader loaded the account, by the ledger's time.
-    pub(super) begun: Timestamp,
-    pub(super) blocked: BTreeMap<AgentName, BlockedAgent>,
+    pub(super) loaded_at: Timestamp,
+    pub(super) blocked: BTreeMap<NamespacedName, BlockedAgent>,
     /// The smallest amount that each Agent last requested for a call.
-    pub(super) asks: BTreeMap<AgentName, Amount>,
-    /// The room with which `blocked` was last checked.
-    pub(super) looked: Option<AccountRoom>,
+    pub(super) smallest_requests: BTreeMap<NamespacedName, Amount>,
+    /// The room with which [`Self::blocked`] was last checked.
+    pub(super) checked_room: Option<AccountRoom>,
     /// An Agent was blocked in this term and no longer is.
     pub(super) released: bool,
     pub(super) revision: i64,
@@ -53,7 +54,7 @@ impl AccountEntry {
 
     /// Agents that were refused and have no room yet.
     #[must_use]
-    pub fn blocked(&self) -> &BTreeMap<AgentName, BlockedAgent> {
+    pub fn blocked(&self) -> &BTreeMap<NamespacedName, BlockedAgent> {
         &self.blocked
     }
 
@@ -70,7 +71,7 @@ impl AccountEntry {
         self.revision
     }
 
-    /// Limits minus settled and reserved amounts, at least zero.
+    /// Limits minus settled and reserved [`Amount`]s, at least zero.
     #[must_use]
     pub fn remaining(&self) -> LimitAmounts {
         let account = &self.account;
@@ -80,7 +81,7 @@ impl AccountEntry {
             .left_after(&account.reserved())
     }
 
-    /// The refusal that shows that the account as a whole is exhausted, given that `agents` draw on it. Refusals
+    /// The refusal that shows that the [`Account`] as a whole is exhausted, given that `agents` draw on it. Refusals
     /// because of a limit per Agent, of calls that can never fit, or while others hold enough unspent do not count. Of
     /// several, the one that has room last.
     ///
@@ -88,14 +89,17 @@ impl AccountEntry {
     /// last requested. While more than a quarter of the limit is left, all Agents must have requested; with less left,
     /// sleeping Agents are ignored, since it is unknown when they will request again.
     #[must_use]
-    pub fn exhausted(&self, agents: usize) -> Option<(&AgentName, &BlockedAgent)> {
+    pub fn exhausted(&self, agents: usize) -> Option<(&NamespacedName, &BlockedAgent)> {
         if self.blocked.is_empty() {
             return None;
         }
-        let awake = self.account.holders().map(|who| &who.agent);
-        let awake: BTreeSet<&AgentName> = awake.chain(self.blocked.keys()).collect();
+        let awake = self.account.holders().map(|holder| &holder.agent);
+        let awake: BTreeSet<&NamespacedName> = awake.chain(self.blocked.keys()).collect();
         let shows = |refused: &GrantRefusal| {
-            !refused.per_agent && !refused.never && !refused.contended && self.fits_nobody(refused.kind, agents, &awake)
+            !refused.per_agent
+                && !refused.never
+                && !refused.contended
+                && self.fits_no_call(refused.kind, agents, &awake)
         };
         let spent = self.blocked.iter().filter(|(_, blocked)| shows(&blocked.refused));
         spent.max_by_key(|(_, blocked)| {
@@ -105,46 +109,51 @@ impl AccountEntry {
     }
 
     /// Whether less of a kind is left than the smallest call that was last requested.
-    fn fits_nobody(&self, kind: AmountKind, agents: usize, awake: &BTreeSet<&AgentName>) -> bool {
+    fn fits_no_call(&self, kind: AmountKind, agents: usize, awake: &BTreeSet<&NamespacedName>) -> bool {
         let limits = self.account.limits();
         let left = limits.left_after(&self.account.used());
         let (Some(limit), Some(left)) = (limits.get(kind), left.get(kind)) else {
             return false;
         };
-        let fits_none = |who: &dyn Fn(&AgentName) -> bool| {
-            let asks = self.asks.iter().filter(|(agent, _)| who(agent));
-            let smallest = asks.map(|(_, least)| least.get(kind)).min();
+        let fits_none = |holder: &dyn Fn(&NamespacedName) -> bool| {
+            let requests = self.smallest_requests.iter().filter(|(agent, _)| holder(agent));
+            let smallest = requests.map(|(_, least)| least.get(kind)).min();
             smallest.is_some_and(|smallest| left < smallest)
         };
-        let all_asked = self.asks.len() >= agents;
-        let all_known = self.account.time().duration_since(self.begun) >= FIRST_ASKS;
-        (all_asked && fits_none(&|_| true))
-            || (all_known && left <= limit / LAST_PART && fits_none(&|agent| awake.contains(agent)))
+        let all_requested = self.smallest_requests.len() >= agents;
+        let all_known = self.account.time().duration_since(self.loaded_at) >= INITIAL_PERIOD;
+        (all_requested && fits_none(&|_| true))
+            || (all_known && left <= limit / LAST_FRACTION && fits_none(&|agent| awake.contains(agent)))
     }
 
     /// Records a request of an Agent and its result.
-    pub(super) fn asked(&mut self, who: &LeaseHolder, ask: &GrantRequest, refused: Option<&GrantRefusal>) {
+    pub(super) fn record_request(
+        &mut self,
+        holder: &LeaseHolder,
+        request: &GrantRequest,
+        refused: Option<&GrantRefusal>,
+    ) {
         // A prefetch is not for a call yet.
-        if !ask.least.is_zero() {
-            self.asks.insert(who.agent.clone(), ask.least);
+        if !request.least.is_zero() {
+            self.smallest_requests.insert(holder.agent.clone(), request.least);
         }
         match refused {
             Some(refused) => {
                 let blocked = BlockedAgent {
-                    who: who.clone(),
-                    ask: ask.clone(),
+                    holder: holder.clone(),
+                    request: request.clone(),
                     refused: refused.clone(),
                     at: self.account.time(),
                 };
-                self.blocked.insert(who.agent.clone(), blocked);
+                self.blocked.insert(holder.agent.clone(), blocked);
             }
-            None => self.released |= self.blocked.remove(&who.agent).is_some(),
+            None => self.released |= self.blocked.remove(&holder.agent).is_some(),
         }
     }
 
-    /// The Agent no longer draws on the account, or no longer waits for a call.
-    pub(super) fn withdraw(&mut self, agent: &AgentName) {
-        self.asks.remove(agent);
+    /// The Agent no longer draws on the [`Account`], or no longer waits for a call.
+    pub(super) fn withdraw(&mut self, agent: &NamespacedName) {
+        self.smallest_requests.remove(agent);
         self.account.withdraw(agent);
         self.released |= self.blocked.remove(agent).is_some();
     }
@@ -152,17 +161,17 @@ impl AccountEntry {
     /// Releases Agents that have room now, and updates when the others will have some.
     pub(super) fn release_blocked(&mut self) {
         let room = self.account.room();
-        if self.looked.as_ref() == Some(&room) {
+        if self.checked_room.as_ref() == Some(&room) {
             return;
         }
         let (before, account) = (self.blocked.len(), &self.account);
         self.blocked.retain(|_, blocked| {
-            blocked.refused.resets_at = account.resets_at(&blocked.who, &blocked.ask);
-            !account.has_room(&blocked.who, &blocked.ask)
+            blocked.refused.resets_at = account.resets_at(&blocked.holder, &blocked.request);
+            !account.has_room(&blocked.holder, &blocked.request)
         });
         if self.blocked.len() < before {
             (self.released, self.revision) = (true, self.revision + 1);
         }
-        self.looked = Some(room);
+        self.checked_room = Some(room);
     }
 }

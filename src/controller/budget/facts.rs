@@ -14,9 +14,8 @@ use crate::api::agent::ModelSpec;
 use crate::api::amount::{Amount, LimitAmounts};
 use crate::api::budget::{BudgetLimits, LedgerRecord};
 use crate::api::status::LoopUsage;
-use crate::api::{Agent, AgentBudget};
-use crate::controller::pod_sessions::AgentKey;
-use crate::ledger::account::{AgentName, LedgerTerms};
+use crate::api::{Agent, AgentBudget, NamespacedName};
+use crate::ledger::account::LedgerTerms;
 use crate::ledger::limits::{added_amount, limit_amounts};
 use crate::ledger::price::micro_usd;
 use crate::ledger::window::WindowRule;
@@ -59,7 +58,7 @@ pub struct OwnLimit {
     pub part: DocumentPart,
     /// Its terms; without limits if only its record is left.
     pub terms: LedgerTerms,
-    /// The record as last written.
+    /// The [`LedgerRecord`] as last written.
     pub record: Option<LedgerRecord>,
     /// The Agent's usage since its creation, by its status; zero for windows that end.
     pub used: Amount,
@@ -194,11 +193,10 @@ pub struct BudgetFacts {
     pub object: Arc<AgentBudget>,
     /// Its selectors, or why they are invalid.
     pub selects: Result<BudgetSelector, String>,
-    /// Its terms and its top-ups by id, or what is wrong with them.
+    /// Its [`LedgerTerms`] and its top-ups by id, or what is wrong with them.
     pub terms: Result<(LedgerTerms, Vec<(String, Amount)>), String>,
 }
 
-/// The selectors of a budget.
 #[derive(Clone, Debug)]
 pub struct BudgetSelector {
     /// Selects Agents; `None`: none.
@@ -233,7 +231,7 @@ impl BudgetFacts {
 
     /// Whether it selects Agents of other namespaces.
     #[must_use]
-    pub fn is_far(&self) -> bool {
+    pub fn is_cross_namespace(&self) -> bool {
         self.object.spec.namespace_selector.is_some()
     }
 
@@ -286,26 +284,7 @@ fn selector(field: &str, selector: Option<&LabelSelector>) -> Result<Option<Sele
 pub fn document(kind: DocumentKind, object: &impl ResourceExt) -> DocumentId {
     DocumentId {
         kind,
-        namespace: object.namespace().unwrap_or_default(),
-        name: object.name_any(),
+        object: NamespacedName::of(object),
         uid: object.uid().unwrap_or_default(),
-    }
-}
-
-/// Converts to a name in the ledger.
-#[must_use]
-pub fn ledger_name(agent: &AgentKey) -> AgentName {
-    AgentName {
-        namespace: agent.namespace.clone(),
-        name: agent.name.clone(),
-    }
-}
-
-/// Converts from a name in the ledger.
-#[must_use]
-pub fn agent_key(agent: &AgentName) -> AgentKey {
-    AgentKey {
-        namespace: agent.namespace.clone(),
-        name: agent.name.clone(),
     }
 }

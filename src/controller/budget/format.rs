@@ -74,7 +74,7 @@ fn noun(kind: AmountKind) -> Option<&'static str> {
     }
 }
 
-/// The field of `spec.limits` for this kind.
+/// The field of `spec.limits` for this [`AmountKind`].
 #[must_use]
 pub fn field(kind: AmountKind) -> String {
     match kind {
@@ -83,7 +83,7 @@ pub fn field(kind: AmountKind) -> String {
     }
 }
 
-/// The kinds that are not zero: `500 tokens and $2.00`.
+/// The [`AmountKind`]s that are not zero: `500 tokens and $2.00`.
 #[must_use]
 pub fn amount(amount: &Amount) -> String {
     let parts: Vec<String> = AmountKind::iter()
@@ -112,13 +112,13 @@ pub fn fields(amount: &Amount) -> String {
     parts.join(",")
 }
 
-/// A quarter of each limit, rounded up: the default amount of a top-up.
+/// A quarter of each limit, rounded up: the default [`Amount`] of a top-up.
 #[must_use]
 pub fn quarter(limits: &LimitAmounts) -> Amount {
     Amount::from_fn(|kind| limits.get(kind).map_or(0, |limit| limit / 4 + i64::from(limit % 4 > 0)))
 }
 
-/// A window for a column: `1h`, `daily Europe/Berlin`, `lifetime`.
+/// A [`BudgetWindow`] for a column: `1h`, `daily Europe/Berlin`, `lifetime`.
 #[must_use]
 pub fn window(window: &BudgetWindow) -> String {
     if let Some(rolling) = &window.rolling {
@@ -157,10 +157,14 @@ pub fn clock(moment: Timestamp, of: &BudgetWindow) -> String {
     moment.strftime(format).to_string()
 }
 
-/// RFC 3339 in UTC, with whole seconds.
+/// The part of a limit that is used, in whole percent, rounded down, so that 100 means all of it. All of a limit of 0
+/// is used.
 #[must_use]
-pub fn moment(moment: Timestamp) -> String {
-    moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+pub fn percent(used: i64, limit: i64) -> i128 {
+    if limit == 0 {
+        return 100;
+    }
+    i128::from(used) * 100 / i128::from(limit)
 }
 
 #[cfg(test)]
@@ -193,6 +197,13 @@ mod tests {
         assert_eq!(amount(&Amount::ZERO), "nothing");
         assert_eq!(short(AmountKind::InputTokens, 1_250_000), "1.2M input tokens");
         assert_eq!(number(AmountKind::Cost, 10_000), "$0.01");
+    }
+
+    #[test]
+    fn percent_is_rounded_down_and_all_of_nothing() {
+        assert_eq!((percent(999, 1000), percent(1000, 1000)), (99, 100));
+        assert_eq!((percent(0, 0), percent(0, 5)), (100, 0));
+        assert_eq!(percent(i64::MAX, 1), i128::from(i64::MAX) * 100);
     }
 
     #[test]

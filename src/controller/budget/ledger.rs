@@ -18,14 +18,14 @@ use super::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
 use super::assignment::{AccountAssignments, LimitDecision, WindowedLimit};
 use super::clock::LeaderClock;
 use super::entry::AccountEntry;
-use super::facts::{AgentFacts, BudgetFacts, agent_key, document, ledger_name};
-use super::forfeit::{HolderLiveness, PodFacts};
+use super::facts::{AgentFacts, BudgetFacts, document};
+use super::forfeit::{CurrentRecord, HolderLiveness, PodFacts};
 use super::record_writer::StatusDocument;
 use super::refusals::{foreign_record, try_later};
 use super::view::{BudgetHold, BudgetPresentation, BudgetView};
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::api::{Agent, AgentBudget};
-use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::api::{Agent, AgentBudget, NamespacedName};
+use crate::controller::pod_sessions::PodSessions;
 use crate::controller::policy::PlatformPolicy;
 use crate::ledger::account::LeaseHolder;
 use crate::link::messages::{
@@ -33,8 +33,8 @@ use crate::link::messages::{
 };
 use crate::telemetry::metrics::Metrics;
 
-/// How long a lease request waits for its record to be written.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a [`LeaseRequest`] waits for its record to be written.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub struct LedgerSetup {
     /// Client of the API server.
@@ -48,7 +48,7 @@ pub struct LedgerSetup {
     /// Passes directives to gateways.
     pub loops: Arc<PodSessions>,
     /// Computes the status of budgets.
-    pub face: Arc<dyn BudgetPresentation>,
+    pub presentation: Arc<dyn BudgetPresentation>,
     pub metrics: Arc<Metrics>,
     /// The wall clock at the start of the term.
     pub wall: Timestamp,
@@ -60,12 +60,12 @@ pub struct BudgetLedger {
     pub(super) watch_namespaces: Vec<String>,
     pub(super) namespace: String,
     pub(super) clock: LeaderClock,
-    pub(super) face: Arc<dyn BudgetPresentation>,
+    pub(super) presentation: Arc<dyn BudgetPresentation>,
     /// Wakes the record writer.
-    pub(super) kick: Notify,
+    pub(super) wake_writer: Notify,
     loops: Arc<PodSessions>,
     pub(super) metrics: Arc<Metrics>,
-    wrote: watch::Sender<u64>,
+    writes: watch::Sender<u64>,
     decided: watch::Sender<bool>,
     state: Mutex<LedgerState>,
 }
@@ -73,12 +73,12 @@ pub struct BudgetLedger {
 #[derive(Default)]
 pub struct LedgerState {
     pub book: AccountBook,
-    pub scope: AccountAssignments,
+    pub assignments: AccountAssignments,
     pub(super) status_documents: BTreeMap<DocumentId, StatusDocument>,
-    pub(super) witness: HolderLiveness,
+    pub(super) holders: HolderLiveness,
     pub(super) listed: ListedWatches,
     /// Agents whose calls the controller blocks, for example because of a detected loop.
-    blocks: BTreeMap<AgentKey, CallFailure>,
+    blocks: BTreeMap<NamespacedName, CallFailure>,
 }
 
 /// The scopes of each watch that have been listed completely.
@@ -94,7 +94,7 @@ impl BudgetLedger {
     #[must_use]
     pub fn new(setup: LedgerSetup) -> Self {
         let state = LedgerState {
-            scope: AccountAssignments::new(setup.policy, &setup.namespace),
+            assignments: AccountAssignments::new(setup.policy, &setup.namespace),
             ..LedgerState::default()
         };
         Self {
@@ -102,11 +102,11 @@ impl BudgetLedger {
             watch_namespaces: setup.watch_namespaces,
             namespace: setup.namespace,
             clock: LeaderClock::new(setup.wall),
-            face: setup.face,
-            kick: Notify::new(),
+            presentation: setup.presentation,
+            wake_writer: Notify::new(),
             loops: setup.loops,
             metrics: setup.metrics,
-            wrote: watch::Sender::new(0),
+            writes: watch::Sender::new(0),
             decided: watch::Sender::new(false),
             state: Mutex::new(state),
         }
@@ -125,9 +125,10 @@ impl BudgetLedger {
     /// The limits of an Agent; `None` until budgets and namespaces are listed, since partial lists give no valid
     /// decision.
     #[must_use]
-    pub fn decision(&self, agent: &AgentKey) -> Option<LimitDecision> {
+    pub fn decision(&self, agent: &NamespacedName) -> Option<LimitDecision> {
         let state = self.lock();
-        self.can_decide(&state).then(|| state.scope.decision(agent).cloned())?
+        self.can_decide(&state)
+            .then(|| state.assignments.decision(agent).cloned())?
     }
 
     /// Waits until budgets and namespaces are listed, so that assignments are known. An Agent reconciled earlier would
@@ -139,16 +140,16 @@ impl BudgetLedger {
 
     /// The terms of the Agent's gateway.
     #[must_use]
-    pub fn terms(&self, agent: &AgentKey) -> Option<BudgetTerms> {
+    pub fn terms(&self, agent: &NamespacedName) -> Option<BudgetTerms> {
         self.terms_in(&self.lock(), agent)
     }
 
     /// The token limits of an Agent that are fully available again after a window.
     #[must_use]
-    pub fn windows(&self, agent: &AgentKey) -> Vec<WindowedLimit> {
+    pub fn windows(&self, agent: &NamespacedName) -> Vec<WindowedLimit> {
         let state = self.lock();
         let accounts = state
-            .scope
+            .assignments
             .decision(agent)
             .map_or(&[][..], |decision| &decision.accounts);
         let entries = accounts.iter().filter_map(|(account, _)| state.book.entry(account));
@@ -166,7 +167,7 @@ impl BudgetLedger {
     }
 
     /// Blocks the calls of an Agent, or releases them with `None`.
-    pub fn block(&self, agent: &AgentKey, why: Option<CallFailure>) {
+    pub fn block(&self, agent: &NamespacedName, why: Option<CallFailure>) {
         let mut state = self.lock();
         if state.blocks.get(agent) == why.as_ref() {
             return;
@@ -189,13 +190,10 @@ impl BudgetLedger {
     /// An Agent was created or changed.
     pub fn agent_seen(&self, agent: &Agent) {
         let facts = AgentFacts::of(agent);
-        let key = AgentKey {
-            namespace: facts.document.namespace.clone(),
-            name: facts.document.name.clone(),
-        };
+        let key = facts.document.object.clone();
         let mut guard = self.lock();
         let state = &mut *guard;
-        if let Some(old) = state.scope.agent(&key)
+        if let Some(old) = state.assignments.agent(&key)
             && old.document != facts.document
         {
             let old = old.document.clone();
@@ -214,16 +212,16 @@ impl BudgetLedger {
             state.book.load(&facts.document, own.part, terms, record, now);
             // Usage before the limit was set counts too: the limit is for the Agent's whole life.
             if !limited && !own.terms.limits.is_empty() {
-                state.book.raise_used(&account, &ledger_name(&key), &own.used, now);
+                state.book.raise_used(&account, &key, &own.used, now);
             }
         }
-        state.witness.calls.insert(key.clone(), facts.longest_call);
+        state.holders.calls.insert(key.clone(), facts.longest_call);
         // Own limits that are no longer set limit nothing; their records stay.
         for account in facts.unset() {
             state.book.unlimit(&account, now);
         }
-        let known = state.scope.agent(&key).is_some();
-        let changed = state.scope.put_agent(&key, facts);
+        let known = state.assignments.agent(&key).is_some();
+        let changed = state.assignments.put_agent(&key, facts);
         self.send_terms(state, changed.then_some(key.clone()));
         // A new Agent is reconciled anyway.
         if changed && known {
@@ -232,39 +230,42 @@ impl BudgetLedger {
     }
 
     /// The pod of an Agent calls these models, whatever its spec now names.
-    pub fn models_seen(&self, agent: &AgentKey, models: &[PricedModel]) {
+    pub fn models_seen(&self, agent: &NamespacedName, models: &[PricedModel]) {
         let mut state = self.lock();
-        if state.scope.put_running(agent, models) {
+        if state.assignments.put_running(agent, models) {
             self.send_terms(&mut state, [agent.clone()]);
         }
     }
 
-    pub fn agent_gone(&self, agent: &AgentKey) {
+    pub fn agent_gone(&self, agent: &NamespacedName) {
         let mut state = self.lock();
-        let document = state.scope.agent(agent).map(|facts| facts.document.clone());
+        let document = state.assignments.agent(agent).map(|facts| facts.document.clone());
         if let Some(document) = document {
             self.drop_agent(&mut state, agent, &document);
             self.send_terms(&mut state, []);
         }
     }
 
-    fn drop_agent(&self, state: &mut LedgerState, agent: &AgentKey, document: &DocumentId) {
-        let accounts = state.scope.decision(agent).map(|decision| decision.accounts.clone());
+    fn drop_agent(&self, state: &mut LedgerState, agent: &NamespacedName, document: &DocumentId) {
+        let accounts = state
+            .assignments
+            .decision(agent)
+            .map(|decision| decision.accounts.clone());
         for (account, _) in accounts.unwrap_or_default() {
-            state.book.withdraw(&account, &ledger_name(agent), self.now());
+            state.book.withdraw(&account, agent, self.now());
         }
         state.book.remove(document);
         state.status_documents.remove(document);
-        state.scope.remove_agent(agent);
+        state.assignments.remove_agent(agent);
         state.blocks.remove(agent);
-        state.witness.speakers.remove(agent);
+        state.holders.current_records.remove(agent);
         self.loops.set_budget_terms(agent, None);
     }
 
     /// These are all Agents of a scope.
-    pub fn agents_listed(&self, namespace: Option<&str>, present: &BTreeSet<AgentKey>) {
-        let gone: Vec<AgentKey> = self.inspect(|state| {
-            let known = state.scope.agents(namespace);
+    pub fn agents_listed(&self, namespace: Option<&str>, present: &BTreeSet<NamespacedName>) {
+        let gone: Vec<NamespacedName> = self.inspect(|state| {
+            let known = state.assignments.agents(namespace);
             known.into_iter().filter(|agent| !present.contains(agent)).collect()
         });
         for agent in &gone {
@@ -274,25 +275,25 @@ impl BudgetLedger {
     }
 
     /// The pod of an Agent was created or changed.
-    pub fn pod_seen(&self, agent: &AgentKey, pod: &Pod) {
+    pub fn pod_seen(&self, agent: &NamespacedName, pod: &Pod) {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let fact = PodFacts {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
             ended: matches!(phase, Some("Failed" | "Succeeded")),
         };
-        self.lock().witness.pod_seen(agent, fact);
+        self.lock().holders.pod_seen(agent, fact);
     }
 
-    pub fn pod_gone(&self, agent: &AgentKey) {
-        self.lock().witness.pods.remove(agent);
+    pub fn pod_gone(&self, agent: &NamespacedName) {
+        self.lock().holders.pods.remove(agent);
     }
 
     /// These are all pods of a scope.
-    pub fn pods_listed(&self, namespace: Option<&str>, present: &BTreeSet<AgentKey>) {
+    pub fn pods_listed(&self, namespace: Option<&str>, present: &BTreeSet<NamespacedName>) {
         let mut state = self.lock();
-        let elsewhere = |agent: &AgentKey| namespace.is_some_and(|namespace| namespace != agent.namespace);
+        let elsewhere = |agent: &NamespacedName| namespace.is_some_and(|namespace| namespace != agent.namespace);
         state
-            .witness
+            .holders
             .pods
             .retain(|agent, _| elsewhere(agent) || present.contains(agent));
         state.listed.pods.insert(namespace.map(Into::into));
@@ -306,7 +307,7 @@ impl BudgetLedger {
         let mut guard = self.lock();
         let state = &mut *guard;
         let now = self.now();
-        let known = state.scope.budget(&id.uid);
+        let known = state.assignments.budget(&id.uid);
         let edited = known.is_some_and(|known| known.object.metadata.generation != budget.metadata.generation);
         let document = state.status_documents.entry(id.clone());
         let document = document.or_insert_with(|| StatusDocument::of_budget(budget.status.as_ref()));
@@ -318,17 +319,17 @@ impl BudgetLedger {
                 state.book.top_up(&id.uid, top_up, *amount, now);
             }
         }
-        let changed = state.scope.put_budget(facts);
+        let changed = state.assignments.put_budget(facts);
         self.answer_gate(state, &id);
         self.send_changed_terms(state, changed);
     }
 
     /// Adds the top-up of an approved gate; counted once, since the account remembers the gate.
     fn answer_gate(&self, state: &mut LedgerState, id: &DocumentId) {
-        let Some(facts) = state.scope.budget(&id.uid) else {
+        let Some(facts) = state.assignments.budget(&id.uid) else {
             return;
         };
-        if let Some((top_up, amount)) = self.face.approved(&self.view(state, facts)) {
+        if let Some((top_up, amount)) = self.presentation.approved(&self.view(state, facts)) {
             state.book.top_up(&id.uid, &top_up, amount, self.now());
         }
     }
@@ -336,13 +337,13 @@ impl BudgetLedger {
     /// A budget cannot be parsed.
     pub(super) fn budget_unreadable(&self, id: &DocumentId, problem: &str) {
         tracing::error!(
-            namespace = id.namespace,
-            budget = id.name,
+            namespace = id.object.namespace,
+            budget = id.object.name,
             problem,
             "failed to parse an AgentBudget"
         );
         let mut state = self.lock();
-        let changed = state.scope.put_unreadable(&id.uid, &id.namespace, &id.name, problem);
+        let changed = state.assignments.put_unreadable(id, problem);
         self.send_changed_terms(&mut state, changed);
     }
 
@@ -350,15 +351,15 @@ impl BudgetLedger {
         let mut state = self.lock();
         state.book.remove(id);
         state.status_documents.remove(id);
-        let changed = state.scope.remove_budget(&id.uid);
+        let changed = state.assignments.remove_budget(&id.uid);
         self.send_changed_terms(&mut state, changed);
     }
 
     /// These are all budgets of a scope.
     pub(super) fn budgets_listed(&self, namespace: Option<&str>, present: &BTreeSet<String>) {
         let gone: Vec<DocumentId> = self.inspect(|state| {
-            let of = |id: &&DocumentId| namespace.is_none_or(|namespace| id.namespace == namespace);
-            let known = state.scope.budgets().values().map(|facts| &facts.document);
+            let of = |id: &&DocumentId| namespace.is_none_or(|namespace| id.object.namespace == namespace);
+            let known = state.assignments.budgets().values().map(|facts| &facts.document);
             known
                 .filter(of)
                 .filter(|id| !present.contains(&id.uid))
@@ -377,7 +378,7 @@ impl BudgetLedger {
     pub(super) fn namespaces_listed(&self, all: Option<BTreeMap<String, BTreeMap<String, String>>>) {
         if let Some(all) = all {
             let mut state = self.lock();
-            let changed = state.scope.put_namespaces(all);
+            let changed = state.assignments.put_namespaces(all);
             self.send_changed_terms(&mut state, changed);
         }
         self.note_listed(|listed| listed.namespaces = true);
@@ -386,7 +387,7 @@ impl BudgetLedger {
     /// A namespace has these labels; `None`: it was deleted.
     pub(super) fn namespace_seen(&self, name: &str, labels: Option<BTreeMap<String, String>>) {
         let mut state = self.lock();
-        let changed = state.scope.put_namespace(name, labels);
+        let changed = state.assignments.put_namespace(name, labels);
         self.send_changed_terms(&mut state, changed);
     }
 
@@ -397,7 +398,7 @@ impl BudgetLedger {
         note(&mut state.listed);
         if !before && self.can_decide(&state) {
             self.decided.send_replace(true);
-            let all = state.scope.agents(None);
+            let all = state.assignments.agents(None);
             self.send_changed_terms(&mut state, all);
         }
     }
@@ -408,7 +409,7 @@ impl BudgetLedger {
     }
 
     /// Whether everything is listed that determines which holders are lost.
-    pub(super) fn can_judge_holders(&self, state: &LedgerState) -> bool {
+    pub(super) fn can_assess_holders(&self, state: &LedgerState) -> bool {
         let scopes = self.watch_namespaces.len().max(1);
         self.can_decide(state) && state.listed.agents.len() >= scopes && state.listed.pods.len() >= scopes
     }
@@ -423,44 +424,47 @@ impl BudgetLedger {
         all.into_iter().map(Some).collect()
     }
 
-    /// A gateway's statements and requests. Answered once everything that it grants is written.
-    pub async fn lease(&self, who: &LeaseHolder, request: &LeaseRequest) -> Result<LeaseResponse, PodRefusal> {
-        let agent = agent_key(&who.agent);
+    /// A gateway's statements and [`LeaseRequest`]s. Answered once everything that it grants is written.
+    pub async fn lease(&self, holder: &LeaseHolder, request: &LeaseRequest) -> Result<LeaseResponse, PodRefusal> {
+        let agent = holder.agent.clone();
         // Subscribed before the request is applied, so that a write in between is not missed.
-        let mut wrote = self.wrote.subscribe();
-        let deadline = Instant::now() + PATIENCE;
-        let heard = {
+        let mut writes = self.writes.subscribe();
+        let deadline = Instant::now() + WRITE_TIMEOUT;
+        let pending = {
             let mut guard = self.lock();
             let state = &mut *guard;
-            if !self.can_decide(state) || state.scope.decision(&agent).is_none() {
+            if !self.can_decide(state) || state.assignments.decision(&agent).is_none() {
                 return Err(try_later(
                     "the controller has not evaluated this Agent's budgets yet; retry later",
                 ));
             }
-            if state.book.names_foreign_record(who, request) {
+            if state.book.names_foreign_record(holder, request) {
                 return Err(foreign_record());
             }
             let applies = self.drawn_on(state, &agent);
-            let is_there = |account: &str| state.scope.knows(account);
+            let is_there = |account: &str| state.assignments.knows(account);
             state.book.track_missing(request, is_there, self.now());
-            let speaker = (who.record.clone(), who.pod_uid.clone());
-            state.witness.speakers.insert(agent.clone(), speaker);
-            let heard = state
+            let current = CurrentRecord {
+                record: holder.record.clone(),
+                pod_uid: holder.pod_uid.clone(),
+            };
+            state.holders.current_records.insert(agent.clone(), current);
+            let pending = state
                 .book
-                .apply_request(who, |account| applies.contains(account), request, self.now());
+                .apply_request(holder, |account| applies.contains(account), request, self.now());
             // What is left for the Agent has changed.
             self.send_terms(state, [agent.clone()]);
-            heard
+            pending
         };
         loop {
             {
                 let state = self.lock();
-                if state.book.must_wait(who, request, &heard).is_empty() {
-                    return Ok(state.book.response(who, request, &heard));
+                if state.book.must_wait(holder, request, &pending).is_empty() {
+                    return Ok(state.book.response(holder, request, &pending));
                 }
             }
-            self.kick.notify_one();
-            if timeout_at(deadline, wrote.changed()).await.is_err() {
+            self.wake_writer.notify_one();
+            if timeout_at(deadline, writes.changed()).await.is_err() {
                 return Err(try_later("the ledger record could not be written in time; retry later"));
             }
         }
@@ -469,21 +473,21 @@ impl BudgetLedger {
     /// Final statements of a pod that may no longer request leases, because its Agent was deleted or has another pod,
     /// about the leases that it was the last to hold: its token proves the pod, and the record confirms the rest.
     /// `None`: it holds nothing, or requests leases.
-    pub fn accept_returns(&self, who: &LeaseHolder, request: &LeaseRequest) -> Option<LeaseResponse> {
+    pub fn accept_returns(&self, holder: &LeaseHolder, request: &LeaseRequest) -> Option<LeaseResponse> {
         let mut guard = self.lock();
         let state = &mut *guard;
         if !self.can_decide(state) || request.accounts.iter().any(|part| part.ask.is_some()) {
             return None;
         }
-        let request = state.book.final_statements(who, request)?;
-        let heard = state.book.apply_request(who, |_| false, &request, self.now());
+        let request = state.book.final_statements(holder, request)?;
+        let pending = state.book.apply_request(holder, |_| false, &request, self.now());
         self.send_terms(state, []);
-        Some(state.book.response(who, &request, &heard))
+        Some(state.book.response(holder, &request, &pending))
     }
 
     /// Accounts of which the Agent may be granted more now.
-    fn drawn_on(&self, state: &LedgerState, agent: &AgentKey) -> BTreeSet<String> {
-        let Some(decision) = state.scope.decision(agent) else {
+    fn drawn_on(&self, state: &LedgerState, agent: &NamespacedName) -> BTreeSet<String> {
+        let Some(decision) = state.assignments.decision(agent) else {
             return BTreeSet::new();
         };
         if decision.obstacle.is_some() || state.blocks.contains_key(agent) {
@@ -494,51 +498,46 @@ impl BudgetLedger {
         free.map(|(account, _)| account.clone()).collect()
     }
 
-    /// Wakes the requests that wait for a record.
+    /// Wakes the [`LeaseRequest`]s that wait for a record.
     pub(super) fn note_written(&self) {
-        self.wrote.send_modify(|count| *count = count.wrapping_add(1));
+        self.writes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    fn send_changed_terms(&self, state: &mut LedgerState, agents: Vec<AgentKey>) {
+    fn send_changed_terms(&self, state: &mut LedgerState, agents: Vec<NamespacedName>) {
         for agent in &agents {
             self.loops.request_reconcile(agent);
         }
         self.send_terms(state, agents);
     }
 
-    /// Updates the gateways of these Agents and of all with changed accounts, and wakes the record writer.
-    pub(super) fn send_terms(&self, state: &mut LedgerState, agents: impl IntoIterator<Item = AgentKey>) {
-        let mut agents: BTreeSet<AgentKey> = agents.into_iter().collect();
+    /// Updates the gateways of these Agents and of all with changed [`AccountEntry`]s, and wakes the record writer.
+    pub(super) fn send_terms(&self, state: &mut LedgerState, agents: impl IntoIterator<Item = NamespacedName>) {
+        let mut agents: BTreeSet<NamespacedName> = agents.into_iter().collect();
         for account in state.book.take_changed() {
-            agents.extend(state.scope.members(&account).cloned());
+            agents.extend(state.assignments.members(&account).cloned());
         }
         for agent in agents {
             self.loops.set_budget_terms(&agent, self.terms_in(state, &agent));
         }
-        self.kick.notify_one();
+        self.wake_writer.notify_one();
     }
 
-    fn terms_in(&self, state: &LedgerState, agent: &AgentKey) -> Option<BudgetTerms> {
+    fn terms_in(&self, state: &LedgerState, agent: &NamespacedName) -> Option<BudgetTerms> {
         if !self.can_decide(state) {
             return None;
         }
-        let decision = state.scope.decision(agent)?;
+        let decision = state.assignments.decision(agent)?;
         let [price, light_price] = decision.unnamed_prices.clone();
         let mut terms = BudgetTerms {
             prices: decision.prices.clone(),
             price,
             light_price,
-            min_output_tokens: state.scope.policy().min_output_tokens,
+            min_output_tokens: state.assignments.policy().min_output_tokens,
             blocked: state.blocks.get(agent).cloned(),
             ..BudgetTerms::default()
         };
         if let Some(obstacle) = &decision.obstacle {
-            terms.blocked = Some(CallFailure {
-                kind: FailureKind::BudgetUnavailable,
-                message: obstacle.message.clone(),
-                retry_after_milliseconds: None,
-                resumes_at: None,
-            });
+            terms.blocked = Some(CallFailure::new(FailureKind::BudgetUnavailable, &obstacle.message));
         }
         for (account, limit) in &decision.accounts {
             let (_, entry) = state.book.entry(account)?;
@@ -552,15 +551,15 @@ impl BudgetLedger {
                 recall: entry.account().recalls(),
                 held: held.map(|held| held.failure),
                 revision: entry.revision(),
-                left: super::shares::left(entry, &ledger_name(agent)),
+                left: super::shares::left(entry, agent),
             });
         }
         Some(terms)
     }
 
     fn budget_hold(&self, state: &LedgerState, account: &str, name: &LimitName) -> Option<BudgetHold> {
-        let facts = state.scope.budget(account)?;
-        self.face.hold(&self.view(state, facts), name)
+        let facts = state.assignments.budget(account)?;
+        self.presentation.hold(&self.view(state, facts), name)
     }
 
     pub(super) fn view<'a>(&self, state: &'a LedgerState, facts: &'a BudgetFacts) -> BudgetView<'a> {
@@ -577,7 +576,7 @@ impl BudgetLedger {
                 (None, Some(entry)) => Ok(entry),
                 (None, None) => Err("its account is not loaded yet"),
             },
-            agents: state.scope.members_of(&account),
+            agents: state.assignments.members_of(&account),
             problem: None,
             now: self.now(),
         }

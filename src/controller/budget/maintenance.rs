@@ -7,26 +7,26 @@ use jiff::SignedDuration;
 
 use super::assignment::LimitDecision;
 use super::entry::BlockedAgent;
-use super::facts::agent_key;
-use super::forfeit::{HolderFate, RecordPersistence};
+use super::forfeit::{HolderState, RecordPersistence};
 use super::ledger::{BudgetLedger, LedgerState};
+use crate::api::NamespacedName;
 use crate::api::budget::OnExhausted;
-use crate::ledger::account::{AgentName, LeaseHolder};
+use crate::ledger::account::LeaseHolder;
 
 /// A refused Agent that would retry without being woken, and has not done so for this long, no longer waits: twice the
 /// interval between the attempts of a loop.
-const SILENCE: SignedDuration = SignedDuration::from_secs(30);
+const RETRY_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
 
 impl LedgerState {
     /// Whether an Agent may make calls that this account limits.
-    fn draws(&self, account: &str, agent: &AgentName) -> bool {
-        let key = agent_key(agent);
+    fn draws(&self, account: &str, agent: &NamespacedName) -> bool {
         let draws = |decision: &LimitDecision| decision.accounts.iter().any(|(drawn, _)| drawn == account);
-        self.scope.decision(&key).is_some_and(draws) && self.scope.agent(&key).is_some_and(|facts| !facts.suspended)
+        self.assignments.decision(agent).is_some_and(draws)
+            && self.assignments.agent(agent).is_some_and(|facts| !facts.suspended)
     }
 
-    fn is_in_pod(&self, agent: &AgentName, uid: &str) -> bool {
-        let pod = self.witness.pods.get(&agent_key(agent));
+    fn is_in_pod(&self, agent: &NamespacedName, uid: &str) -> bool {
+        let pod = self.holders.pods.get(agent);
         pod.is_some_and(|pod| pod.uid == uid && !pod.ended)
     }
 }
@@ -37,7 +37,7 @@ impl BudgetLedger {
         let mut guard = self.lock();
         let state = &mut *guard;
         state.book.tick(self.now());
-        if self.can_judge_holders(state) {
+        if self.can_assess_holders(state) {
             self.forfeit_lost(state);
             self.withdraw_absent(state);
         }
@@ -45,7 +45,7 @@ impl BudgetLedger {
     }
 
     /// A refusal keeps a budget exhausted only while its Agent waits: not if the Agent no longer draws on the budget,
-    /// is suspended, runs in another pod, or went silent although it would have retried.
+    /// is suspended, runs in another pod, or did not retry in time.
     fn withdraw_absent(&self, state: &mut LedgerState) {
         let mut absent = Vec::new();
         for (id, document) in state.book.documents() {
@@ -56,19 +56,19 @@ impl BudgetLedger {
             for (part, entry) in waited_for {
                 let account = id.account(*part);
                 let pauses = state
-                    .scope
+                    .assignments
                     .budget(&id.uid)
                     .is_some_and(|facts| facts.object.spec.on_exhausted == OnExhausted::Pause);
                 let silent = |blocked: &BlockedAgent| {
                     let refused = &blocked.refused;
                     let probes = pauses && !refused.never && refused.resets_at.is_none();
-                    probes && entry.account().time().duration_since(blocked.at) >= SILENCE
+                    probes && entry.account().time().duration_since(blocked.at) >= RETRY_TIMEOUT
                 };
-                let waits = |name: &AgentName| match entry.blocked().get(name) {
-                    Some(blocked) => !silent(blocked) && state.is_in_pod(name, &blocked.who.pod_uid),
+                let waits = |name: &NamespacedName| match entry.blocked().get(name) {
+                    Some(blocked) => !silent(blocked) && state.is_in_pod(name, &blocked.holder.pod_uid),
                     None => true,
                 };
-                let names = entry.asks.keys().chain(entry.blocked().keys());
+                let names = entry.smallest_requests.keys().chain(entry.blocked().keys());
                 let gone = names.filter(|name| !state.draws(&account, name) || !waits(name));
                 absent.extend(gone.map(|name| (account.clone(), name.clone())));
             }
@@ -80,41 +80,43 @@ impl BudgetLedger {
 
     fn forfeit_lost(&self, state: &mut LedgerState) {
         let now = self.now();
-        let mut dead: Vec<(String, LeaseHolder)> = Vec::new();
-        let mut live = BTreeMap::new();
+        let mut lost_holders: Vec<(String, LeaseHolder)> = Vec::new();
+        let mut open_records = BTreeMap::new();
         for (id, document) in state.book.documents() {
             for (part, entry) in document.accounts() {
-                for who in entry.account().holders() {
-                    let agent = agent_key(&who.agent);
-                    let hope = match state.scope.agent(&agent) {
+                for holder in entry.account().holders() {
+                    let agent = &holder.agent;
+                    let persistence = match state.assignments.agent(agent) {
                         None => RecordPersistence::Gone,
                         Some(facts) if facts.ephemeral => RecordPersistence::Ephemeral,
                         Some(_) => RecordPersistence::Volume,
                     };
-                    let buries = match state.witness.holder_fate(who, &agent, hope, now) {
-                        HolderFate::Lives => false,
-                        HolderFate::Silent(missing) => {
-                            let wait = entry.account().forfeit_after(&who.record);
+                    let is_lost = match state.holders.holder_state(holder, agent, persistence, now) {
+                        HolderState::MayCall => false,
+                        HolderState::Missing(missing) => {
+                            let wait = entry.account().forfeit_after(&holder.record);
                             wait.is_some_and(|wait| missing >= wait)
                         }
-                        HolderFate::Lost => true,
+                        HolderState::Lost => true,
                     };
-                    if buries {
-                        dead.push((id.account(*part), who.clone()));
+                    if is_lost {
+                        lost_holders.push((id.account(*part), holder.clone()));
                     }
-                    live.insert(who.record.clone(), (agent, who.pod_uid.clone()));
+                    open_records.insert(holder.record.clone(), (agent.clone(), holder.pod_uid.clone()));
                 }
             }
         }
-        let scope = &state.scope;
-        state.witness.retain(&live, |agent| scope.agent(agent).is_some());
-        for (account, who) in dead {
-            let lost = state.book.forfeit(&account, &who.record, now);
+        let assignments = &state.assignments;
+        state
+            .holders
+            .retain(&open_records, |agent| assignments.agent(agent).is_some());
+        for (account, holder) in lost_holders {
+            let lost = state.book.forfeit(&account, &holder.record, now);
             self.metrics.forfeit(&lost);
             tracing::warn!(
                 account,
-                namespace = who.agent.namespace,
-                agent = who.agent.name,
+                namespace = holder.agent.namespace,
+                agent = holder.agent.name,
                 tokens = lost.tokens,
                 cost_micro_usd = lost.cost,
                 "a gateway is gone for good: what it held counts as spent"

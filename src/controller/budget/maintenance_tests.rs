@@ -14,12 +14,13 @@ use serde_json::{Value, json};
 use super::accounts::{DocumentId, DocumentKind};
 use super::presenter::BudgetPresenter;
 use super::{BudgetLedger, LedgerSetup};
+use crate::api::NamespacedName;
 use crate::api::amount::Amount;
 use crate::api::price::ModelPrice;
-use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::controller::pod_sessions::PodSessions;
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::EventSink;
-use crate::ledger::account::{AgentName, GrantRequest, LeaseHolder, LeaseStatement};
+use crate::ledger::account::{GrantRequest, LeaseHolder, LeaseStatement};
 use crate::link::messages::{AccountRequest, LeaseRequest, PricedModel};
 use crate::telemetry::metrics::Metrics;
 
@@ -34,20 +35,14 @@ struct World {
     ephemeral: bool,
 }
 
-fn key() -> AgentKey {
-    AgentKey {
-        namespace: "ns".into(),
-        name: "a".into(),
-    }
+fn key() -> NamespacedName {
+    NamespacedName::new("ns", "a")
 }
 
-fn who(record: &str, pod_uid: &str) -> LeaseHolder {
+fn holder(record: &str, pod_uid: &str) -> LeaseHolder {
     LeaseHolder {
         record: record.into(),
-        agent: AgentName {
-            namespace: "ns".into(),
-            name: "a".into(),
-        },
+        agent: NamespacedName::new("ns", "a"),
         pod_uid: pod_uid.into(),
         epoch: 1,
     }
@@ -78,7 +73,7 @@ impl World {
         if listed {
             world.budgets.pods_listed(None, &BTreeSet::from([key()]));
         }
-        world.hold(&who("record", "pod-1"));
+        world.hold(&holder("record", "pod-1"));
         world
     }
 
@@ -95,7 +90,7 @@ impl World {
             namespace: "system".into(),
             watch_namespaces: Vec::new(),
             loops: Arc::new(loops),
-            face: Arc::new(BudgetPresenter::new("system", EventSink::new().0)),
+            presentation: Arc::new(BudgetPresenter::new("system", EventSink::new().0)),
             metrics: metrics.clone(),
             wall: Timestamp::constant(1_800_000_000, 0),
         });
@@ -147,12 +142,12 @@ impl World {
     }
 
     /// A gateway requests this amount. Returns whether it is refused.
-    fn asks(&self, who: &LeaseHolder, tokens: i64) -> bool {
+    fn asks(&self, holder: &LeaseHolder, tokens: i64) -> bool {
         let amount = Amount { tokens, ..Amount::ZERO };
         let request = asking_for(amount);
         self.budgets.update_accounts(|book, now| {
-            let heard = book.apply_request(who, |_| true, &request, now);
-            book.response(who, &request, &heard).accounts[0].refused.is_some()
+            let pending = book.apply_request(holder, |_| true, &request, now);
+            book.response(holder, &request, &pending).accounts[0].refused.is_some()
         })
     }
 
@@ -167,10 +162,10 @@ impl World {
     }
 
     /// This gateway requests everything, and that is written.
-    fn hold(&self, who: &LeaseHolder) {
+    fn hold(&self, holder: &LeaseHolder) {
         let request = asking_for(HELD);
         self.budgets
-            .update_accounts(|book, now| book.apply_request(who, |_| true, &request, now));
+            .update_accounts(|book, now| book.apply_request(holder, |_| true, &request, now));
         self.write();
         assert_eq!(self.figures(), (0, 100));
     }
@@ -179,8 +174,7 @@ impl World {
     fn write(&self) {
         let document = DocumentId {
             kind: DocumentKind::Budget,
-            namespace: "ns".into(),
-            name: "b".into(),
+            object: NamespacedName::new("ns", "b"),
             uid: "b".into(),
         };
         self.budgets.update_accounts(|book, now| {
@@ -190,7 +184,7 @@ impl World {
     }
 
     /// This gateway reports what it spent. Returns the leases that the leader no longer knows.
-    async fn says(&self, who: &LeaseHolder, spent: i64) -> Vec<i64> {
+    async fn says(&self, holder: &LeaseHolder, spent: i64) -> Vec<i64> {
         let statement = LeaseStatement {
             lease: 1,
             spent: Amount {
@@ -208,7 +202,7 @@ impl World {
             }],
             ..LeaseRequest::default()
         };
-        let answer = self.budgets.lease(who, &request).await.unwrap();
+        let answer = self.budgets.lease(holder, &request).await.unwrap();
         answer.accounts[0].forgotten.clone()
     }
 
@@ -273,7 +267,7 @@ async fn a_gateway_of_version_1_gets_the_prices_of_the_models_of_the_spec_withou
 async fn what_a_pod_held_that_ended_counts_as_spent_and_is_the_gateways_no_more() {
     for phase in ["Failed", "Succeeded"] {
         let world = World::new(true, true);
-        world.says(&who("record", "pod-1"), 30).await;
+        world.says(&holder("record", "pod-1"), 30).await;
         world.pod("pod-1", phase);
         world.budgets.tick();
         world.wait(9).await;
@@ -283,10 +277,10 @@ async fn what_a_pod_held_that_ended_counts_as_spent_and_is_the_gateways_no_more(
         let counted = "agentloop_ledger_forfeited_total{kind=\"tokens\"} 70";
         let text = world.metrics.text().unwrap();
         assert!(text.lines().any(|line| line == counted), "{text}");
-        let late = world.says(&who("record", "pod-1"), 40).await;
+        let late = world.says(&holder("record", "pod-1"), 40).await;
         assert_eq!(late, [0; 0], "it is forgotten once its end is written");
         world.write();
-        assert_eq!(world.says(&who("record", "pod-1"), 40).await, [1]);
+        assert_eq!(world.says(&holder("record", "pod-1"), 40).await, [1]);
         assert_eq!(world.figures(), (100, 0));
     }
 }
@@ -295,7 +289,7 @@ async fn what_a_pod_held_that_ended_counts_as_spent_and_is_the_gateways_no_more(
 fn rolling(seconds: u64) -> World {
     let world = World::with(false, &json!({"window": {"rolling": {"seconds": seconds}}}));
     world.budgets.pods_listed(None, &BTreeSet::from([key()]));
-    world.hold(&who("record", "pod-1"));
+    world.hold(&holder("record", "pod-1"));
     world
 }
 
@@ -331,7 +325,7 @@ async fn a_volume_that_returns_within_the_wait_reports_the_exact_amount() {
     world.budgets.tick();
     world.wait(3_599).await;
     world.pod("pod-2", "Running");
-    world.says(&who("record", "pod-2"), 20).await;
+    world.says(&holder("record", "pod-2"), 20).await;
     world.wait(3_500).await;
     assert_eq!(world.figures(), (20, 80), "the next pod found the record");
 }
@@ -343,7 +337,7 @@ async fn of_a_window_that_lasts_the_exact_numbers_are_waited_for_as_long_as_the_
     world.wait(100_000).await;
     assert_eq!(world.figures(), (0, 100), "spent or not, there is no room");
     world.pod("pod-2", "Running");
-    world.says(&who("record", "pod-2"), 20).await;
+    world.says(&holder("record", "pod-2"), 20).await;
     assert_eq!(world.figures(), (20, 80));
 }
 
@@ -386,7 +380,7 @@ async fn a_pod_of_another_uid_is_another_pod() {
     world.pod("pod-2", "Running");
     world.wait(100).await;
     assert_eq!(world.figures(), (0, 100));
-    world.says(&who("another", "pod-2"), 0).await;
+    world.says(&holder("another", "pod-2"), 0).await;
     world.wait(PARTITIONED).await;
     assert_eq!(world.figures(), (100, 0));
 }
@@ -425,15 +419,15 @@ fn closing(spent: i64) -> LeaseRequest {
 async fn a_pod_whose_agent_was_deleted_gives_back_what_it_held() {
     let world = World::new(false, true);
     world.budgets.agent_gone(&key());
-    let holder = who("record", "pod-1");
-    let answer = world.budgets.accept_returns(&holder, &closing(30)).unwrap();
+    let first = holder("record", "pod-1");
+    let answer = world.budgets.accept_returns(&first, &closing(30)).unwrap();
     assert_eq!(answer.accounts[0].leases, [], "the lease is closed");
     assert_eq!(world.figures(), (30, 0));
     world.budgets.pod_gone(&key());
     world.wait(10_000).await;
     assert_eq!(world.figures(), (30, 0), "nothing is left to forfeit");
     world.write();
-    let answer = world.budgets.accept_returns(&holder, &closing(30));
+    let answer = world.budgets.accept_returns(&first, &closing(30));
     assert_eq!(answer, None, "it is completely accounted for");
 }
 
@@ -441,7 +435,7 @@ async fn a_pod_whose_agent_was_deleted_gives_back_what_it_held() {
 async fn nobody_but_the_pod_that_held_a_lease_gives_it_back() {
     let world = World::new(false, true);
     world.budgets.agent_gone(&key());
-    for stranger in [who("record", "pod-2"), who("another", "pod-1")] {
+    for stranger in [holder("record", "pod-2"), holder("another", "pod-1")] {
         assert_eq!(world.budgets.accept_returns(&stranger, &closing(0)), None);
     }
     let mut asks = closing(0);
@@ -451,9 +445,9 @@ async fn nobody_but_the_pod_that_held_a_lease_gives_it_back() {
         least: HELD,
         full: HELD,
     });
-    let holder = who("record", "pod-1");
+    let first = holder("record", "pod-1");
     assert_eq!(
-        world.budgets.accept_returns(&holder, &asks),
+        world.budgets.accept_returns(&first, &asks),
         None,
         "nothing is granted to it"
     );
@@ -461,8 +455,8 @@ async fn nobody_but_the_pod_that_held_a_lease_gives_it_back() {
     // The Agent's next pod holds the lease by now: its volume knows more than statements of the previous pod.
     let world = World::new(false, true);
     world.pod("pod-2", "Running");
-    world.says(&who("record", "pod-2"), 20).await;
-    assert_eq!(world.budgets.accept_returns(&holder, &closing(0)), None);
+    world.says(&holder("record", "pod-2"), 20).await;
+    assert_eq!(world.budgets.accept_returns(&first, &closing(0)), None);
     assert_eq!(world.figures(), (20, 80));
 }
 
@@ -470,7 +464,7 @@ async fn nobody_but_the_pod_that_held_a_lease_gives_it_back() {
 fn refused(on_exhausted: &str) -> World {
     let world = World::with(false, &json!({"onExhausted": on_exhausted}));
     world.budgets.pods_listed(None, &BTreeSet::from([key()]));
-    let record = who("record", "pod-1");
+    let record = holder("record", "pod-1");
     assert!(!world.asks(&record, 90));
     world.write();
     world
@@ -520,7 +514,7 @@ async fn who_would_try_again_and_does_not_waits_no_more_after_twice_its_pause() 
     let world = refused("Pause");
     world.wait(29).await;
     assert!(exhausted(&world));
-    world.asks(&who("record", "pod-1"), 20);
+    world.asks(&holder("record", "pod-1"), 20);
     world.wait(29).await;
     assert!(exhausted(&world), "it requested again");
     world.wait(1).await;

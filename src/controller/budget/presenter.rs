@@ -58,9 +58,9 @@ impl BudgetPresentation for BudgetPresenter {
         }
     }
 
-    fn is_news(&self, view: &BudgetView<'_>) -> bool {
+    fn is_urgent(&self, view: &BudgetView<'_>) -> bool {
         let old = read(view.shown);
-        status::is_news(&old, &status::compute(&self.input(view, &old)))
+        status::is_urgent(&old, &status::compute(&self.input(view, &old)))
     }
 
     fn approved(&self, view: &BudgetView<'_>) -> Option<(String, Amount)> {
@@ -79,19 +79,13 @@ impl BudgetPresentation for BudgetPresenter {
             LimitName::Budget(name) => name.as_str(),
             LimitName::TokensPerHour | LimitName::Total => return None,
         };
-        let failure = |kind, message, resumes_at| CallFailure {
-            kind,
-            message,
-            retry_after_milliseconds: None,
-            resumes_at,
-        };
         if spent.held {
             let message = format!(
                 "AgentBudget {name} is exhausted and its onExhausted is Stop: raise its spec.limits or append to its \
                  spec.topUps"
             );
             return Some(BudgetHold {
-                failure: failure(FailureKind::BudgetExhausted, message, None),
+                failure: CallFailure::new(FailureKind::BudgetExhausted, message),
                 cut: true,
             });
         }
@@ -102,7 +96,10 @@ impl BudgetPresentation for BudgetPresenter {
             gate.id
         );
         Some(BudgetHold {
-            failure: failure(FailureKind::BudgetAsk, message, spent.resets_at),
+            failure: CallFailure {
+                resumes_at: spent.resets_at,
+                ..CallFailure::new(FailureKind::BudgetAsk, message)
+            },
             cut: false,
         })
     }
@@ -132,6 +129,7 @@ mod tests {
     use tokio::sync::mpsc::Receiver;
 
     use super::*;
+    use crate::api::NamespacedName;
     use crate::api::amount::LimitAmounts;
     use crate::controller::budget::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
     use crate::controller::budget::maintenance_tests::asking_for;
@@ -142,7 +140,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
 
     struct World {
-        face: BudgetPresenter,
+        presenter: BudgetPresenter,
         events: Receiver<(KubeEvent, k8s_openapi::api::core::v1::ObjectReference)>,
         budget: AgentBudget,
         book: AccountBook,
@@ -158,7 +156,7 @@ mod tests {
             budget.metadata.namespace = Some("ns".into());
             budget.metadata.uid = Some("b".into());
             let mut world = Self {
-                face: BudgetPresenter::new("system", sink),
+                presenter: BudgetPresenter::new("system", sink),
                 events,
                 budget,
                 book: AccountBook::default(),
@@ -166,8 +164,7 @@ mod tests {
             };
             let document = DocumentId {
                 kind: DocumentKind::Budget,
-                namespace: "ns".into(),
-                name: "team".into(),
+                object: NamespacedName::new("ns", "team"),
                 uid: "b".into(),
             };
             let limits = |tokens| LimitAmounts {
@@ -190,11 +187,11 @@ mod tests {
 
         fn ask(&mut self, record: &str, tokens: i64) {
             let request = asking_for(Amount { tokens, ..Amount::ZERO });
-            let who = LeaseHolder {
+            let holder = LeaseHolder {
                 record: record.into(),
                 ..LeaseHolder::default()
             };
-            self.book.apply_request(&who, |_| true, &request, NOW);
+            self.book.apply_request(&holder, |_| true, &request, NOW);
         }
 
         fn view(&self) -> BudgetView<'_> {
@@ -209,12 +206,12 @@ mod tests {
         }
 
         fn write(&mut self) -> Map<String, Value> {
-            let after = self.face.status(&self.view());
+            let after = self.presenter.status(&self.view());
             std::mem::replace(&mut self.shown, after)
         }
 
         fn held(&self, name: &LimitName) -> Option<BudgetHold> {
-            self.face.hold(&self.view(), name)
+            self.presenter.hold(&self.view(), name)
         }
     }
 
@@ -264,45 +261,52 @@ mod tests {
         assert_eq!((held.cut, held.failure.kind), (false, FailureKind::BudgetAsk));
         let gate = read(&world.shown).gates[0].clone();
         assert!(held.failure.message.contains(&format!("answer its gate {}", gate.id)));
-        assert_eq!(world.face.approved(&world.view()), None);
+        assert_eq!(world.presenter.approved(&world.view()), None);
         let value = format!("{}:{}", gate.id, gate.arguments_hash);
         let annotations = [(approval::APPROVE, value.as_str()), (approval::APPROVED_BY, "ann")];
         let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
         world.budget.metadata.annotations = Some(annotations.into());
-        let (id, amount) = world.face.approved(&world.view()).unwrap();
+        let (id, amount) = world.presenter.approved(&world.view()).unwrap();
         assert_eq!((id, amount.tokens), (format!("gate/{}", gate.id), 3), "a quarter of 10");
         world.budget.spec.on_exhausted = OnExhausted::Pause;
-        assert_eq!(world.face.approved(&world.view()), None, "the budget no longer asks");
+        assert_eq!(
+            world.presenter.approved(&world.view()),
+            None,
+            "the budget no longer asks"
+        );
     }
 
     #[test]
     fn what_is_shown_is_news_only_when_it_says_something_else() {
         let mut world = World::new("Pause", false);
-        assert!(world.face.is_news(&world.view()), "no status was written yet");
+        assert!(world.presenter.is_urgent(&world.view()), "no status was written yet");
         world.write();
-        assert!(!world.face.is_news(&world.view()));
+        assert!(!world.presenter.is_urgent(&world.view()));
         world.ask("one", 9);
-        assert_eq!(world.face.status(&world.view())["reserved"], json!({"tokens": 9}));
-        assert!(!world.face.is_news(&world.view()), "counters alone are not urgent");
+        assert_eq!(world.presenter.status(&world.view())["reserved"], json!({"tokens": 9}));
+        assert!(
+            !world.presenter.is_urgent(&world.view()),
+            "counters alone are not urgent"
+        );
         world.ask("two", 11);
         world.book.forfeit("b", "one", NOW);
         world.ask("two", 5);
-        assert!(world.face.is_news(&world.view()), "exhaustion is urgent");
+        assert!(world.presenter.is_urgent(&world.view()), "exhaustion is urgent");
     }
 
     #[test]
     fn a_status_that_cannot_be_read_is_written_anew() {
         let mut world = World::new("Pause", false);
-        let fresh = world.face.status(&world.view());
+        let fresh = world.presenter.status(&world.view());
         world.shown.insert("conditions".into(), json!("of another version"));
-        assert_eq!(world.face.status(&world.view()), fresh);
+        assert_eq!(world.presenter.status(&world.view()), fresh);
     }
 
     #[test]
     fn what_was_written_is_told_by_events_about_the_budget() {
         let mut world = World::new("Pause", true);
         let before = world.write();
-        world.face.written(&world.budget, &before, &world.shown);
+        world.presenter.written(&world.budget, &before, &world.shown);
         let mut told = Vec::new();
         while let Ok((notice, about)) = world.events.try_recv() {
             assert_eq!(
@@ -312,7 +316,7 @@ mod tests {
             told.push(notice.reason);
         }
         assert_eq!(told, ["NearLimit", "Exhausted"]);
-        world.face.written(&world.budget, &world.shown, &world.shown);
+        world.presenter.written(&world.budget, &world.shown, &world.shown);
         assert!(world.events.try_recv().is_err());
     }
 }

@@ -20,15 +20,14 @@ use super::view::BudgetView;
 use crate::api::budget::{AgentBudgetStatus, LedgerRecord};
 use crate::api::status::AgentStatus;
 
-/// Timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of concurrent writes.
+/// Maximum number of concurrent [`RecordWrite`]s.
 const WRITERS: usize = 32;
 /// Interval of the ledger's maintenance.
 const TICK: Duration = Duration::from_secs(1);
 /// Shortest interval after the last write at which urgent changes of the status are written.
 const NEWS_INTERVAL: SignedDuration = SignedDuration::from_secs(5);
-/// First and longest delay between attempts at one write.
+/// First and longest delay between attempts at one [`RecordWrite`].
 const PAUSE: Duration = Duration::from_millis(250);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Longest delay before a rejected record is composed again, and the number of rejections before the budget reports it:
@@ -55,7 +54,7 @@ pub(super) struct StatusDocument {
 }
 
 impl StatusDocument {
-    /// Why its records cannot be written, once that is worth reporting.
+    /// Why its [`LedgerRecord`]s cannot be written, once that is worth reporting.
     pub(super) fn problem(&self) -> Option<&str> {
         (self.refusals >= MIN_REPORTED_REFUSALS).then_some(self.problem.as_str())
     }
@@ -104,7 +103,7 @@ impl StatusDocument {
     }
 }
 
-/// Another leader wrote a record, so this one must stop.
+/// Another leader wrote a [`LedgerRecord`], so this one must stop.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 #[error(
     "the ledger record of {kind} {namespace}/{name} has epoch {found}, but this leader wrote {expected}: another \
@@ -137,7 +136,7 @@ enum WriteOutcome {
 }
 
 impl BudgetLedger {
-    /// Writes due records until a record of another leader is found.
+    /// Writes due [`LedgerRecord`]s until a record of another leader is found.
     pub(super) async fn write(self: Arc<Self>) -> RecordConflictError {
         let mut jobs = JoinSet::new();
         let mut tick = tokio::time::interval(TICK);
@@ -157,7 +156,7 @@ impl BudgetLedger {
                         return conflict;
                     }
                 }
-                () = self.kick.notified() => {}
+                () = self.wake_writer.notified() => {}
                 _ = tick.tick() => {
                     self.tick();
                     look = true;
@@ -193,7 +192,7 @@ impl BudgetLedger {
             !document.writing
                 && (document.urgent && differs()
                     || look && age(document) >= WRITE_INTERVAL && differs()
-                    || look && age(document) >= NEWS_INTERVAL && self.is_news(state, id))
+                    || look && age(document) >= NEWS_INTERVAL && self.is_urgent(state, id))
         };
         // Documents with due records come first; their writes include the visible status anyway.
         let show: Vec<DocumentId> = state
@@ -238,14 +237,14 @@ impl BudgetLedger {
         if id.kind != DocumentKind::Budget {
             return None;
         }
-        let facts = state.scope.budget(&id.uid)?;
+        let facts = state.assignments.budget(&id.uid)?;
         let view = self.view(state, facts);
-        Some(self.face.status(&BudgetView { problem, ..view }))
+        Some(self.presentation.status(&BudgetView { problem, ..view }))
     }
 
-    fn is_news(&self, state: &LedgerState, id: &DocumentId) -> bool {
-        let facts = state.scope.budget(&id.uid);
-        facts.is_some_and(|facts| self.face.is_news(&self.view(state, facts)))
+    fn is_urgent(&self, state: &LedgerState, id: &DocumentId) -> bool {
+        let facts = state.assignments.budget(&id.uid);
+        facts.is_some_and(|facts| self.presentation.is_urgent(&self.view(state, facts)))
     }
 
     fn finish_write(&self, job: WriteJob, ended: WriteOutcome) -> Option<RecordConflictError> {
@@ -270,8 +269,8 @@ impl BudgetLedger {
                 let read = before.refused(&status, message, now);
                 tracing::warn!(
                     kind = kind(&job.id),
-                    namespace = job.id.namespace,
-                    name = job.id.name,
+                    namespace = job.id.object.namespace,
+                    name = job.id.object.name,
                     message = read.problem,
                     refusals = read.refusals,
                     "the API server rejected a ledger record; retrying with a new one, no leases are granted until then"
@@ -294,13 +293,18 @@ impl BudgetLedger {
                         None => Map::new(),
                     }
                 });
-                let facts = state.scope.budget(&job.id.uid);
+                let facts = state.assignments.budget(&job.id.uid);
                 if let (Some(before), Some(after), Some(facts)) = (before, &job.display, facts)
                     && before != *after
                 {
-                    self.face.written(&facts.object, &before, after);
+                    self.presentation.written(&facts.object, &before, after);
                     // What holds the calls may have changed: a gate, a stop.
-                    affected.extend(state.scope.members(&job.id.account(DocumentPart::Budget)).cloned());
+                    affected.extend(
+                        state
+                            .assignments
+                            .members(&job.id.account(DocumentPart::Budget))
+                            .cloned(),
+                    );
                 }
             }
         }
@@ -310,7 +314,7 @@ impl BudgetLedger {
         None
     }
 
-    /// Repeats one write until its outcome is known.
+    /// Repeats one [`RecordWrite`] until its outcome is known.
     async fn execute(&self, job: &WriteJob) -> WriteOutcome {
         let mut pause = PAUSE;
         loop {
@@ -329,8 +333,8 @@ impl BudgetLedger {
             };
             tracing::warn!(
                 kind = kind(&job.id),
-                namespace = job.id.namespace,
-                name = job.id.name,
+                namespace = job.id.object.namespace,
+                name = job.id.object.name,
                 %problem,
                 "failed to write a ledger record; retrying in {:.1} s, no leases are granted until then",
                 pause.as_secs_f64()
@@ -347,7 +351,7 @@ impl BudgetLedger {
         };
         let path = format!(
             "/apis/agentloop.dev/v1alpha1/namespaces/{}/{plural}/{}/status?fieldManager=agentloop-ledger",
-            id.namespace, id.name
+            id.object.namespace, id.object.name
         );
         let bytes = if body.is_null() {
             Vec::new()
@@ -415,8 +419,8 @@ fn judge_refusal(job: &WriteJob, object: &Value, message: String) -> WriteOutcom
         if epoch != write.over {
             return WriteOutcome::Conflict(RecordConflictError {
                 kind: kind(&job.id),
-                namespace: job.id.namespace.clone(),
-                name: job.id.name.clone(),
+                namespace: job.id.object.namespace.clone(),
+                name: job.id.object.name.clone(),
                 expected: write.over,
                 found: epoch,
             });

@@ -3,12 +3,11 @@
 use strum::IntoEnumIterator;
 
 use super::entry::AccountEntry;
-use super::facts::ledger_name;
+use super::format;
 use super::ledger::BudgetLedger;
+use crate::api::NamespacedName;
 use crate::api::amount::{AmountKind, LimitAmounts};
 use crate::api::status::BudgetShare;
-use crate::controller::pod_sessions::AgentKey;
-use crate::ledger::account::AgentName;
 use crate::link::messages::{AccountRemaining, LimitName};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,17 +27,17 @@ impl BudgetLedger {
     }
 
     #[must_use]
-    pub fn shares(&self, agent: &AgentKey) -> LimitShares {
+    pub fn shares(&self, agent: &NamespacedName) -> LimitShares {
         self.inspect(|state| {
             let mut shares = LimitShares::default();
-            let decision = state.scope.decision(agent);
+            let decision = state.assignments.decision(agent);
             let accounts = decision.into_iter().flat_map(|decision| &decision.accounts);
             for (account, limit) in accounts {
                 let Some((_, entry)) = state.book.entry(account) else {
                     continue;
                 };
-                let agents = state.scope.members_of(account);
-                shares.add(limit, (entry, agents), &ledger_name(agent));
+                let agents = state.assignments.members_of(account);
+                shares.add(limit, (entry, agents), agent);
             }
             shares
         })
@@ -46,12 +45,13 @@ impl BudgetLedger {
 }
 
 impl LimitShares {
-    fn add(&mut self, limit: &LimitName, (entry, agents): (&AccountEntry, usize), agent: &AgentName) {
+    fn add(&mut self, limit: &LimitName, (entry, agents): (&AccountEntry, usize), agent: &NamespacedName) {
         let account = entry.account();
         let own = account.share_of(agent);
         let (all, used, part) = (account.limits(), account.used(), account.per_agent());
         for (limits, used) in [(&all, &used), (&part, &own)] {
-            let percents = AmountKind::iter().filter_map(|kind| percent(used.get(kind), limits.get(kind)?));
+            let percents = AmountKind::iter()
+                .filter_map(|kind| i64::try_from(format::percent(used.get(kind), limits.get(kind)?)).ok());
             self.used_percent = self.used_percent.max(percents.max());
         }
         if let LimitName::Budget(name) = limit {
@@ -68,7 +68,7 @@ impl LimitShares {
 }
 
 /// What is left of a limit for one Agent, counting settled amounts only: leases held by gateways count as left.
-pub(super) fn left(entry: &AccountEntry, agent: &AgentName) -> AccountRemaining {
+pub(super) fn left(entry: &AccountEntry, agent: &NamespacedName) -> AccountRemaining {
     let account = entry.account();
     let tenths = |limits: LimitAmounts, left: LimitAmounts| {
         LimitAmounts::from_fn(|kind| {
@@ -94,14 +94,6 @@ fn least(a: Option<i64>, b: Option<i64>) -> Option<i64> {
     }
 }
 
-/// Whole percent, rounded down; 100 for a limit of 0.
-fn percent(used: i64, limit: i64) -> Option<i64> {
-    if limit == 0 {
-        return Some(100);
-    }
-    i64::try_from(i128::from(used) * 100 / i128::from(limit)).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
@@ -111,26 +103,15 @@ mod tests {
     use crate::ledger::account::LedgerTerms;
     use crate::ledger::window::WindowRule;
 
-    #[test]
-    fn percent_is_rounded_down_and_all_of_nothing() {
-        assert_eq!((percent(999, 1000), percent(1000, 1000)), (Some(99), Some(100)));
-        assert_eq!((percent(0, 0), percent(0, 5)), (Some(100), Some(0)));
-        assert_eq!(percent(i64::MAX, 1), None);
-    }
-
     /// What is left of a budget of 1000 tokens, 100 of them per Agent.
     fn left_of(window: &serde_json::Value, used: i64, own: i64) -> AccountRemaining {
         let start = jiff::Timestamp::constant(1_800_000_000, 0);
         let document = DocumentId {
             kind: DocumentKind::Budget,
-            namespace: "ns".into(),
-            name: "team".into(),
+            object: NamespacedName::new("ns", "team"),
             uid: "b".into(),
         };
-        let agent = AgentName {
-            namespace: "ns".into(),
-            name: "coast".into(),
-        };
+        let agent = NamespacedName::new("ns", "coast");
         let tokens = |tokens| LimitAmounts {
             tokens: Some(tokens),
             ..LimitAmounts::default()

@@ -9,13 +9,13 @@ use super::approval::{self, GateAnswer};
 use super::conditions;
 use super::entry::AccountEntry;
 use super::format;
-use crate::api::AgentBudget;
 use crate::api::amount::{Amount, AmountKind};
 use crate::api::budget::{
     AgentBudgetStatus, BudgetGate, BudgetSummary, HandledAnswers, OnExhausted, TopAgent, WindowStatus,
 };
 use crate::api::condition::{self, ConditionType};
-use crate::ledger::account::{AgentName, GrantRequest, LeaseHolder};
+use crate::api::{AgentBudget, NamespacedName};
+use crate::ledger::account::{GrantRequest, LeaseHolder};
 use crate::ledger::window::WindowRule;
 
 /// Reason of the conditions while a limit is 0.
@@ -25,9 +25,9 @@ const MOST_AGENTS: usize = 10;
 
 pub struct BudgetStatusInput<'a> {
     pub budget: &'a AgentBudget,
-    /// The status as last written.
+    /// The [`AgentBudgetStatus`] as last written.
     pub old: &'a AgentBudgetStatus,
-    /// The account, or what is wrong with the spec.
+    /// The [`AccountEntry`], or what is wrong with the spec.
     pub entry: Result<&'a AccountEntry, &'a str>,
     /// Number of Agents that draw on the budget.
     pub agents: usize,
@@ -40,15 +40,15 @@ pub struct BudgetStatusInput<'a> {
 /// A budget that has no room for the next call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BudgetExhaustion {
-    /// The kind that is exhausted.
+    /// The [`AmountKind`] that is exhausted.
     pub kind: AmountKind,
     /// When there is room without user action; `None`: never, or unknown.
     pub resets_at: Option<Timestamp>,
     pub on_exhausted: OnExhausted,
     /// Held by `onExhausted: Stop` until a person adds room.
     pub held: bool,
-    /// The field whose limit of 0 blocks every call: `spec.limits` or `spec.perAgent`. No gate is opened and no call in
-    /// flight is cut then, since the limit itself blocks.
+    /// The field whose limit of 0 blocks every call: `spec.limits` or `spec.perAgent`. No [`BudgetGate`] is opened and
+    /// no call in flight is cut then, since the limit itself blocks.
     pub zero: Option<&'static str>,
 }
 
@@ -126,7 +126,7 @@ fn remembered_refusal(input: &BudgetStatusInput<'_>, entry: &AccountEntry) -> Op
     (!due && !freed && !entry.released()).then_some((kind, resets_at))
 }
 
-/// The limit with the highest share used: its kind, the limit, and the used amount.
+/// The limit with the highest share used: its [`AmountKind`], the limit, and the used amount.
 fn tightest(input: &BudgetStatusInput<'_>) -> Option<(AmountKind, i64, i64)> {
     let account = input.entry.ok()?.account();
     let (limits, used) = (account.limits(), account.used());
@@ -140,7 +140,7 @@ fn tightest(input: &BudgetStatusInput<'_>) -> Option<(AmountKind, i64, i64)> {
     })
 }
 
-/// The whole status without `ledger`.
+/// The whole [`AgentBudgetStatus`] without `ledger`.
 #[must_use]
 pub fn compute(input: &BudgetStatusInput<'_>) -> AgentBudgetStatus {
     let refusal = conditions::refusal(input);
@@ -168,7 +168,7 @@ pub fn compute(input: &BudgetStatusInput<'_>) -> AgentBudgetStatus {
     status
 }
 
-/// The open gate, and the answers handled so far.
+/// The open [`BudgetGate`], and the answers handled so far.
 fn gates(
     input: &BudgetStatusInput<'_>,
     spent: Option<&BudgetExhaustion>,
@@ -228,7 +228,7 @@ fn window(input: &BudgetStatusInput<'_>, entry: &AccountEntry, spent: Option<&Bu
     }
 }
 
-fn top_agent((agent, used): (AgentName, Amount)) -> TopAgent {
+fn top_agent((agent, used): (NamespacedName, Amount)) -> TopAgent {
     TopAgent {
         namespace: agent.namespace,
         name: agent.name,
@@ -249,23 +249,16 @@ fn summary(input: &BudgetStatusInput<'_>, entry: &AccountEntry, window: &WindowS
     if let Some((kind, limit, used)) = tightest(input) {
         summary.limit = format::short(kind, limit);
         summary.used = format::number(kind, used);
-        summary.used_percent = percent(used, limit);
+        summary.used_percent = format!("{}%", format::percent(used, limit));
         summary.reserved = format::number(kind, entry.account().reserved().get(kind));
     }
     summary
 }
 
-/// Whole percent, rounded down, so that 100 % means all of it.
-fn percent(used: i64, limit: i64) -> String {
-    if limit == 0 {
-        return "100%".into();
-    }
-    format!("{}%", i128::from(used) * 100 / i128::from(limit))
-}
-
-/// Whether `new` has a change that should be written at once: a condition, a gate, a handled answer or a generation.
+/// Whether `new` has a change that should be written at once: a condition, a [`BudgetGate`], a handled answer or a
+/// generation.
 #[must_use]
-pub fn is_news(old: &AgentBudgetStatus, new: &AgentBudgetStatus) -> bool {
+pub fn is_urgent(old: &AgentBudgetStatus, new: &AgentBudgetStatus) -> bool {
     let states = |status: &AgentBudgetStatus| {
         let states = status.conditions.iter();
         let mut states: Vec<_> = states

@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use super::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
 use super::approval;
 use super::facts::BudgetFacts;
-use super::status::{BudgetStatusInput, compute, exhaustion, is_news};
-use crate::api::AgentBudget;
+use super::status::{BudgetStatusInput, compute, exhaustion, is_urgent};
 use crate::api::amount::Amount;
 use crate::api::budget::AgentBudgetStatus;
 use crate::api::condition::{ConditionType, find};
-use crate::ledger::account::{AgentName, GrantRequest, LeaseHolder, LeaseStatement, LedgerTerms};
+use crate::api::{AgentBudget, NamespacedName};
+use crate::ledger::account::{GrantRequest, LeaseHolder, LeaseStatement, LedgerTerms};
 use crate::ledger::limits::limit_amounts;
 use crate::ledger::window::WindowRule;
 use crate::link::messages::{AccountRequest, LeaseRequest};
@@ -62,8 +62,7 @@ impl World {
     fn document() -> DocumentId {
         DocumentId {
             kind: DocumentKind::Budget,
-            namespace: "ns".into(),
-            name: "team".into(),
+            object: NamespacedName::new("ns", "team"),
             uid: "b".into(),
         }
     }
@@ -111,12 +110,9 @@ impl World {
     }
 
     fn request(&mut self, agent: &str, part: AccountRequest, seconds: i64) -> bool {
-        let who = LeaseHolder {
+        let holder = LeaseHolder {
             record: format!("record-of-{agent}"),
-            agent: AgentName {
-                namespace: "ns".into(),
-                name: agent.into(),
-            },
+            agent: NamespacedName::new("ns", agent),
             pod_uid: agent.into(),
             epoch: 1,
         };
@@ -124,8 +120,10 @@ impl World {
             accounts: vec![part],
             ..LeaseRequest::default()
         };
-        let heard = self.book.apply_request(&who, |_| true, &request, at(seconds));
-        self.book.response(&who, &request, &heard).accounts[0].refused.is_none()
+        let pending = self.book.apply_request(&holder, |_| true, &request, at(seconds));
+        self.book.response(&holder, &request, &pending).accounts[0]
+            .refused
+            .is_none()
     }
 
     /// Requests room for a call. Returns whether there is room.
@@ -284,7 +282,7 @@ fn a_refused_call_exhausts_what_is_left_until_there_is_room_for_it() {
     assert!(!world.ask("b", 100, 2));
     let status = world.write(2).clone();
     assert_eq!(says(&status, ConditionType::Exhausted).0, "True");
-    assert!(is_news(&AgentBudgetStatus::default(), &status));
+    assert!(is_urgent(&AgentBudgetStatus::default(), &status));
     world.edit(&json!({"limits": {"tokens": 1049}}), 3);
     assert_eq!(
         says(&world.look(3), ConditionType::Exhausted).0,
@@ -304,7 +302,7 @@ fn a_condition_keeps_its_moment_until_it_turns() {
         .clone();
     let later = world.look(100);
     assert_eq!(condition(&later, ConditionType::Exhausted).last_transition_time, since);
-    assert!(!is_news(&world.status, &later));
+    assert!(!is_urgent(&world.status, &later));
 }
 
 #[test]

@@ -11,11 +11,11 @@ use crate::link::messages::LimitName;
 
 /// The current state of a budget.
 pub struct BudgetView<'a> {
-    /// The object as last seen. Its status may lag behind `shown`.
+    /// The object as last seen. Its status may lag behind [`Self::shown`].
     pub budget: &'a AgentBudget,
     /// The status as last written, without `ledger`.
     pub shown: &'a Map<String, Value>,
-    /// The account, or what is wrong with the spec.
+    /// The [`AccountEntry`], or what is wrong with the spec.
     pub entry: Result<&'a AccountEntry, &'a str>,
     /// Number of Agents that draw on the budget.
     pub agents: usize,
@@ -25,7 +25,7 @@ pub struct BudgetView<'a> {
     pub now: Timestamp,
 }
 
-/// Blocks calls that need this budget for a reason other than a refusal of its account.
+/// Blocks calls that need this budget for a reason other than a refusal of its [`AccountEntry`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BudgetHold {
     /// Kind `BudgetAsk` or `BudgetExhausted`.
@@ -40,7 +40,7 @@ pub trait BudgetPresentation: Send + Sync {
     fn status(&self, view: &BudgetView<'_>) -> Map<String, Value>;
 
     /// Whether the status has a change that people wait for, and that is therefore written within seconds.
-    fn is_news(&self, view: &BudgetView<'_>) -> bool;
+    fn is_urgent(&self, view: &BudgetView<'_>) -> bool;
 
     /// The top-up of an approved gate, with its id; counted once.
     fn approved(&self, view: &BudgetView<'_>) -> Option<(String, Amount)>;

@@ -16,8 +16,8 @@ use super::accounts::DocumentKind;
 use super::facts::document;
 use super::ledger::BudgetLedger;
 use super::record_writer::RecordConflictError;
-use crate::api::AgentBudget;
 use crate::api::unreadable::describe;
+use crate::api::{AgentBudget, NamespacedName};
 use crate::controller::connection::watching;
 use crate::controller::runtime::guarded::GuardedObject;
 use crate::controller::runtime::watch::{follow, scoped_api};
@@ -60,8 +60,7 @@ impl BudgetLedger {
             Err(invalid) => {
                 let id = super::accounts::DocumentId {
                     kind: DocumentKind::Budget,
-                    namespace: invalid.metadata.namespace.clone().unwrap_or_default(),
-                    name: invalid.metadata.name.clone().unwrap_or_default(),
+                    object: NamespacedName::of_metadata(&invalid.metadata),
                     uid: invalid.metadata.uid.clone().unwrap_or_default(),
                 };
                 self.budget_unreadable(&id, &describe(&invalid.error));

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::support::backoff::doubled;
+
 #[derive(Clone, Copy, Debug)]
 pub(in crate::controller) struct ReconcileBackoff {
     /// Delay before the second attempt.
@@ -38,11 +40,11 @@ pub(in crate::controller) fn until(moment: Timestamp, now: Timestamp) -> Duratio
 impl ReconcileBackoff {
     /// The delay after `attempts` failed attempts (1 or more): 80 to 100 % of the doubled value.
     pub(in crate::controller) fn delay(self, attempts: u32, object: &str) -> Duration {
-        let doubled = self.first.saturating_mul(1 << attempts.saturating_sub(1).min(16));
+        let doubled = doubled(self.first, attempts.saturating_sub(1), self.most);
         let mut hasher = DefaultHasher::new();
         (object, attempts).hash(&mut hasher);
         let percent = u32::try_from(hasher.finish() % 21).unwrap_or(0);
-        doubled.min(self.most) * (100 - percent) / 100
+        doubled * (100 - percent) / 100
     }
 }
 

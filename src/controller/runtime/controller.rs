@@ -43,7 +43,6 @@ impl Requeue {
     }
 }
 
-/// The result of one reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReconcileResult {
     /// Done until something changes.
@@ -89,8 +88,8 @@ pub(in crate::controller) trait Reconciler: Send + Sync + 'static {
     fn finished(&self, how: ReconcileResult, took: Duration);
 }
 
-/// Serves the queue with `workers` tasks until `shutdown`, then waits for running reconciles. None outlives this future,
-/// unless it is dropped.
+/// Serves the queue with `workers` tasks until `shutdown`, then waits for running reconciles. None outlives this
+/// future, unless it is dropped.
 pub(in crate::controller) async fn run<R: Reconciler>(
     reconciler: Arc<R>,
     queue: Arc<WorkQueue<R::Key>>,

@@ -7,7 +7,7 @@ use kube::core::Status;
 /// Limit for one request to the API server, including the client's own retries.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Kinds of reconcile errors. A closed set, because it is a metric label and a log field.
+/// Kinds of [`ReconcileError`]s. A closed set, because it is a metric label and a log field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::AsRefStr, strum::IntoStaticStr, strum::EnumIter)]
 pub enum ReconcileErrorKind {
     /// The API server did not respond in time, or the whole reconcile took too long.

@@ -218,8 +218,8 @@ mod tests {
     fn an_object_that_cannot_be_parsed_keeps_its_metadata_and_says_why(#[case] spec: Value, #[case] why: &str) {
         let mut object = agent(&spec);
         let invalid = decode(&object).0.unwrap_err();
-        let said = describe(&invalid.error);
-        assert!(said.starts_with(why) && !said.contains("canary"), "{said}");
+        let message = describe(&invalid.error);
+        assert!(message.starts_with(why) && !message.contains("canary"), "{message}");
         let expected: DeserializeGuard<Agent> = serde_json::from_value(object.clone()).unwrap();
         let mut expected = expected.0.unwrap_err().metadata;
         expected.managed_fields = None;

@@ -1,9 +1,10 @@
-//! The objects that all pods of one kind share in a namespace: their service account, the CA bundle of the link and, for
-//! Agents, the NetworkPolicy that admits no connection to them.
+//! The objects that all pods of one kind share in a namespace: their service account, the CA bundle of the link and,
+//! for Agents, the NetworkPolicy that admits no connection to them.
 //!
-//! They are created before the first pod of a namespace, and the bundle is published again when it changes. An object of the
-//! same name that the controller did not create is neither changed nor deleted: a service account is used as it is, because
-//! pods mount no token of it; a NetworkPolicy is the user's decision; with another CA bundle no pod is created.
+//! They are created before the first pod of a namespace, and the bundle is published again when it changes. An object
+//! of the same name that the controller did not create is neither changed nor deleted: a service account is used as it
+//! is, because pods mount no token of it; a NetworkPolicy is the user's decision; with another CA bundle no pod is
+//! created.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -37,7 +38,7 @@ pub(in crate::controller) struct SharedObjects {
     pub(in crate::controller) network_policy: Option<fn(&str) -> NetworkPolicy>,
 }
 
-/// The namespaces with pods of one kind, and what is known of the shared objects there.
+/// The namespaces with pods of one kind, and what is known of the [`SharedObjects`] there.
 pub(in crate::controller) struct NamespaceObjects {
     client: Client,
     shared: SharedObjects,
@@ -75,7 +76,8 @@ impl NamespaceObjects {
         }
     }
 
-    /// Ensures that a namespace has all of them; sends no request when that is known. Returns what prevents it, in words.
+    /// Ensures that a namespace has all of them; sends no request when that is known. Returns what prevents it, in
+    /// words.
     pub(in crate::controller) async fn ensure(&self, namespace: &str) -> Result<Option<String>, ReconcileError> {
         if self.lock().ready.contains(namespace) {
             return Ok(None);

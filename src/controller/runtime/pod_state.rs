@@ -170,8 +170,8 @@ fn readiness(status: &KubePodStatus) -> (PodReason, String) {
         let message = scheduled.message.clone().unwrap_or_default();
         return (PodReason::Unschedulable, message);
     }
-    if let Some(trouble) = containers(status).find_map(waiting_trouble) {
-        return trouble;
+    if let Some(problem) = containers(status).find_map(waiting_problem) {
+        return problem;
     }
     if condition("Ready").is_some_and(|ready| ready.status == "True") {
         return (PodReason::Running, "the pod's containers are running".into());
@@ -181,7 +181,7 @@ fn readiness(status: &KubePodStatus) -> (PodReason, String) {
 
 /// Uses its own messages because the kubelet's text changes with every attempt, and each change would be a status
 /// write.
-fn waiting_trouble(container: &ContainerStatus) -> Option<(PodReason, String)> {
+fn waiting_problem(container: &ContainerStatus) -> Option<(PodReason, String)> {
     let waiting = container.state.as_ref()?.waiting.as_ref()?.reason.as_deref()?;
     let name = &container.name;
     if IMAGE_TROUBLE.contains(&waiting) {

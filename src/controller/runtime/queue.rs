@@ -1,9 +1,9 @@
 //! The queue of objects to reconcile, after client-go's work queue.
 //!
-//! A key waits at most once, however often it is added, and is never handed to two workers at a time: a key that is added
-//! while it is processed waits until that worker is done. Keys wait in two classes, first in, first out in each. Low
-//! priority is served when no key of high priority waits, and, so that it does not starve, when its first key has waited
-//! for [`AGE`]. [`QueueState`] holds these rules and reads no clock; [`WorkQueue`] lets workers wait for it.
+//! A key waits at most once, however often it is added, and is never handed to two workers at a time: a key that is
+//! added while it is processed waits until that worker is done. Keys wait in two classes, first in, first out in each.
+//! Low priority is served when no key of high priority waits, and, so that it does not starve, when its first key has
+//! waited for [`AGE`]. [`QueueState`] holds these rules and reads no clock; [`WorkQueue`] lets workers wait for it.
 //!
 //! ADR 0055 explains why this is not the scheduler of kube.
 
@@ -65,7 +65,6 @@ pub(super) enum NextWork<K> {
     ShutDown,
 }
 
-/// The state of the queue.
 #[derive(Debug)]
 pub(super) struct QueueState<K> {
     /// The keys to process: what client-go calls the dirty set.

@@ -42,7 +42,6 @@ impl StatusThrottle {
         }
     }
 
-    /// Records a write.
     pub(in crate::controller) fn record_write(&mut self, now: Timestamp) {
         self.last = now;
         self.whole_at = self.whole_at.max(now) + DISTANCE;

@@ -16,9 +16,9 @@ use serde::de::DeserializeOwned;
 use super::children::{AppliedChild, ChildKind, ObservedChild};
 use super::conditions::{NAME_TAKEN, REFUSED};
 use super::decide::{RelayStep, SensorObstacle, SensorPlan};
-use super::index::SensorKey;
 use super::objects::{ObjectDeletion, ObjectOwner, ObjectStep, ObjectSteps};
 use super::registry::SensorRegistry;
+use crate::api::NamespacedName;
 use crate::controller::runtime::error::{ReconcileError, call, find};
 use crate::controller::runtime::names::MANAGER;
 
@@ -41,7 +41,7 @@ pub(super) struct AppliedObject {
     pub(super) corrects: bool,
 }
 
-pub(super) async fn apply(sensors: &SensorRegistry, key: &SensorKey, plan: &SensorPlan) -> AppliedSteps {
+pub(super) async fn apply(sensors: &SensorRegistry, key: &NamespacedName, plan: &SensorPlan) -> AppliedSteps {
     let relay = &sensors.setup.relay;
     if plan.relay == RelayStep::Forget {
         relay.forget(key);
@@ -67,7 +67,7 @@ pub(super) async fn apply(sensors: &SensorRegistry, key: &SensorKey, plan: &Sens
 
 struct ObjectApplier<'a> {
     sensors: &'a SensorRegistry,
-    key: &'a SensorKey,
+    key: &'a NamespacedName,
     applied: &'a mut AppliedSteps,
 }
 

@@ -8,9 +8,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use super::drift::FieldOwnership;
-use super::index::SensorKey;
 use super::pod::{self, EDIT, HASH, SpecEdit};
-use crate::api::Sensor;
+use crate::api::{NamespacedName, Sensor};
 use crate::controller::runtime::owner::controlling;
 use crate::controller::runtime::pod_state::PodState;
 
@@ -83,7 +82,7 @@ impl ObservedChild {
 }
 
 /// The Sensor that an object of this kind was created for.
-pub(super) fn key(object: &impl ResourceExt, kind: ChildKind) -> Option<SensorKey> {
+pub(super) fn key(object: &impl ResourceExt, kind: ChildKind) -> Option<NamespacedName> {
     let sensor = pod::sensor_of(object)?;
     let name = match kind {
         ChildKind::Set => pod::set_name(&sensor),
@@ -91,10 +90,7 @@ pub(super) fn key(object: &impl ResourceExt, kind: ChildKind) -> Option<SensorKe
         ChildKind::Policy => pod::policy_name(&sensor),
         ChildKind::Pod => pod::pod_name(&sensor),
     };
-    (object.name_any() == name).then(|| SensorKey {
-        namespace: object.namespace().unwrap_or_default(),
-        name: sensor,
-    })
+    (object.name_any() == name).then(|| NamespacedName::new(object.namespace().unwrap_or_default(), sensor))
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -139,24 +135,21 @@ impl SensorChildren {
 
 #[derive(Default)]
 pub(super) struct ChildIndex {
-    all: BTreeMap<SensorKey, SensorChildren>,
+    all: BTreeMap<NamespacedName, SensorChildren>,
     /// Kinds and scopes (`None`: all namespaces) that have been listed at least once.
     listed: BTreeSet<(ChildKind, Option<String>)>,
 }
 
 impl ChildIndex {
     /// The objects of a Sensor; `None` until all kinds have been listed.
-    pub(super) fn of(&self, key: &SensorKey) -> Option<SensorChildren> {
+    pub(super) fn of(&self, key: &NamespacedName) -> Option<SensorChildren> {
         self.is_whole(&key.namespace)
             .then(|| self.all.get(key).cloned().unwrap_or_default())
     }
 
     /// Whether a namespace certainly contains no object of a Sensor.
     pub(super) fn is_empty(&self, namespace: &str) -> bool {
-        let first = SensorKey {
-            namespace: namespace.to_owned(),
-            name: String::new(),
-        };
+        let first = NamespacedName::first_in(namespace);
         let next = self.all.range(first..).next();
         self.is_whole(namespace) && next.is_none_or(|(key, _)| key.namespace != namespace)
     }
@@ -168,11 +161,11 @@ impl ChildIndex {
     }
 
     /// Records an object; returns whether it changed.
-    pub(super) fn seen(&mut self, key: &SensorKey, seen: ObservedChild) -> bool {
+    pub(super) fn seen(&mut self, key: &NamespacedName, seen: ObservedChild) -> bool {
         self.all.entry(key.clone()).or_default().put(seen)
     }
 
-    pub(super) fn gone(&mut self, key: &SensorKey, kind: ChildKind) {
+    pub(super) fn gone(&mut self, key: &NamespacedName, kind: ChildKind) {
         if let Some(children) = self.all.get_mut(key) {
             children.remove(kind);
             if *children == SensorChildren::default() {
@@ -185,14 +178,14 @@ impl ChildIndex {
     pub(super) fn listed(
         &mut self,
         (kind, scope): (ChildKind, Option<&str>),
-        present: BTreeMap<SensorKey, ObservedChild>,
-    ) -> BTreeSet<SensorKey> {
-        let within = |key: &SensorKey| scope.is_none_or(|scope| scope == key.namespace);
+        present: BTreeMap<NamespacedName, ObservedChild>,
+    ) -> BTreeSet<NamespacedName> {
+        let within = |key: &NamespacedName| scope.is_none_or(|scope| scope == key.namespace);
         let here = self
             .all
             .iter()
             .filter(|(key, children)| within(key) && children.has(kind));
-        let gone: BTreeSet<SensorKey> = here
+        let gone: BTreeSet<NamespacedName> = here
             .map(|(key, _)| key.clone())
             .filter(|key| !present.contains_key(key))
             .collect();
@@ -217,11 +210,8 @@ mod tests {
 
     use super::*;
 
-    fn of(namespace: &str) -> SensorKey {
-        SensorKey {
-            namespace: namespace.into(),
-            name: "s".into(),
-        }
+    fn of(namespace: &str) -> NamespacedName {
+        NamespacedName::new(namespace, "s")
     }
 
     fn set(name: &str, owner: &str) -> StatefulSet {

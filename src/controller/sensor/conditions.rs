@@ -149,8 +149,8 @@ impl SensorConditions<'_> {
         if let Some(obstacle) = own.obstacle {
             return self.list.set(type_, false, obstacle.reason, obstacle.message.clone());
         }
-        let trouble = own.pod.filter(|pod| is_trouble(pod.reason.as_ref()));
-        if let Some(pod) = trouble {
+        let problem = own.pod.filter(|pod| is_problem(pod.reason.as_ref()));
+        if let Some(pod) = problem {
             let message = if pod.reason == PodReason::ImagePullFailed {
                 format!(
                     "the image of the sensor pod cannot be pulled; see the pod's Events. For a private registry, add \
@@ -317,18 +317,18 @@ impl SensorConditions<'_> {
 /// Whether the source is down for a reason that is retried or needs attention. A streak of these is reported as one
 /// Event.
 pub(super) fn is_failing(reason: &str) -> bool {
-    [SENSOR_FAILING, NAME_TAKEN, REFUSED, SILENT].contains(&reason) || is_trouble(reason)
+    [SENSOR_FAILING, NAME_TAKEN, REFUSED, SILENT].contains(&reason) || is_problem(reason)
 }
 
 /// Whether a pod with this reason does not recover without a change from outside.
-fn is_trouble(reason: &str) -> bool {
-    let trouble = [
+fn is_problem(reason: &str) -> bool {
+    let problem = [
         PodReason::ImagePullFailed,
         PodReason::CrashLooping,
         PodReason::Evicted,
         PodReason::NodeLost,
     ];
-    trouble.iter().any(|trouble| trouble.as_ref() == reason)
+    problem.iter().any(|problem| problem.as_ref() == reason)
 }
 
 fn names(all: &[String]) -> String {

@@ -8,20 +8,19 @@ use futures::{Stream, future};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Resource, ResourceExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::children::{self, ChildKind, ObservedChild};
-use super::index::SensorKey;
 use super::reconcile;
 use super::registry::SensorRegistry;
-use crate::api::{SENSOR_LABEL, Sensor};
+use crate::api::{NamespacedName, SENSOR_LABEL, Sensor};
 use crate::controller::connection::watching;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::guarded::{GuardedObject, InvalidObject};
@@ -42,22 +41,22 @@ struct SensorReconciler {
 
 impl Reconciler for SensorReconciler {
     type Object = Sensor;
-    type Key = SensorKey;
+    type Key = NamespacedName;
 
-    fn find(&self, key: &SensorKey) -> Option<Arc<GuardedObject<Sensor>>> {
+    fn find(&self, key: &NamespacedName) -> Option<Arc<GuardedObject<Sensor>>> {
         let reference = ObjectRef::new(&key.name).within(&key.namespace);
         self.stores.iter().find_map(|store| store.get(&reference))
     }
 
     async fn reconcile(&self, sensor: &Sensor) -> Result<Requeue, ReconcileError> {
-        reconcile::reconcile(&self.registry, &SensorKey::of(sensor)).await
+        reconcile::reconcile(&self.registry, &NamespacedName::of(sensor)).await
     }
 
     async fn report_unreadable(&self, object: &InvalidObject) -> Result<Requeue, ReconcileError> {
         reconcile::report_unreadable(&self.registry, object).await
     }
 
-    fn count_failure(&self, key: &SensorKey) -> u32 {
+    fn count_failure(&self, key: &NamespacedName) -> u32 {
         self.registry.failed(key)
     }
 
@@ -72,7 +71,7 @@ impl Reconciler for SensorReconciler {
 
 impl SensorRegistry {
     /// Watches and reconciles until `stop`. `reported`: Sensors with new reports. Only the leader may run this, once.
-    pub async fn run(self: Arc<Self>, reported: mpsc::UnboundedReceiver<SensorKey>, stop: CancellationToken) {
+    pub async fn run(self: Arc<Self>, reported: mpsc::UnboundedReceiver<NamespacedName>, stop: CancellationToken) {
         let (mut stores, mut watches) = (Vec::new(), JoinSet::new());
         for scope in scopes(&self.setup.watch_namespaces) {
             let (store, writer) = reflector::store();
@@ -95,7 +94,7 @@ impl SensorRegistry {
     }
 
     /// Reports of sensor pods trigger a reconcile of their Sensor.
-    async fn route_reports(&self, mut reported: mpsc::UnboundedReceiver<SensorKey>) {
+    async fn route_reports(&self, mut reported: mpsc::UnboundedReceiver<NamespacedName>) {
         while let Some(sensor) = reported.recv().await {
             self.queue.add(sensor, Priority::Low);
         }
@@ -171,13 +170,14 @@ impl SensorRegistry {
             .reflect(writer);
         let handle = |event: Event<GuardedObject<Sensor>>| match event {
             Event::Apply(sensor) => self.sensor_applied(&sensor),
-            Event::Delete(sensor) => self.gone(&key(&sensor)),
+            Event::Delete(sensor) => self.gone(&NamespacedName::of(&sensor)),
             Event::InitDone => {
                 let all = store.state();
                 for sensor in &all {
                     self.sensor_applied(sensor);
                 }
-                let present: BTreeSet<SensorKey> = all.iter().map(|sensor| key(sensor)).collect();
+                let present: BTreeSet<NamespacedName> =
+                    all.iter().map(|sensor| NamespacedName::of(sensor.as_ref())).collect();
                 self.listed(scope.as_deref(), &present);
             }
             Event::Init | Event::InitApply(_) => {}
@@ -189,15 +189,7 @@ impl SensorRegistry {
     fn sensor_applied(&self, sensor: &GuardedObject<Sensor>) {
         match &sensor.0 {
             Ok(sensor) => self.seen(sensor.clone()),
-            Err(_) => self.request_reconcile(key(sensor)),
+            Err(_) => self.request_reconcile(NamespacedName::of(sensor)),
         }
-    }
-}
-
-fn key(sensor: &GuardedObject<Sensor>) -> SensorKey {
-    let meta = sensor.meta();
-    SensorKey {
-        namespace: meta.namespace.clone().unwrap_or_default(),
-        name: meta.name.clone().unwrap_or_default(),
     }
 }

@@ -15,7 +15,7 @@ use super::apply::AppliedSteps;
 use super::children::{AppliedChild, SensorChildren};
 use super::conditions::{SECRET_NOT_FOUND, SECRET_UNUSABLE, SILENT};
 use super::decide::{RelayStep, SensorPlan, decide};
-use super::index::{CheckedSensor, IndexedSensor, SensorKey};
+use super::index::{CheckedSensor, IndexedSensor};
 use super::objects;
 use super::observe::ObservedSensor;
 use super::pod::{self, EDIT, HASH, SensorPodSettings, SpecEdit};
@@ -24,7 +24,7 @@ use super::reconcile_state::{PodHealth, SensorReconcileState};
 use super::rollout::ReplacementQueue;
 use super::secrets::SecretLookup;
 use super::snapshot::SensorSnapshot;
-use crate::api::Sensor;
+use crate::api::{NamespacedName, Sensor};
 use crate::controller::delivery_relay::{SILENCE, SensorSession};
 use crate::controller::runtime::pod_state::PodState;
 use crate::controller::runtime::status_writer::LastStatus;
@@ -76,10 +76,7 @@ fn snapshot() -> SensorSnapshot {
     let mut known = IndexedSensor::new(Arc::clone(&object), None);
     known.checked = Some(CheckedSensor { object, problem: None });
     SensorSnapshot {
-        key: SensorKey {
-            namespace: "n".into(),
-            name: "s".into(),
-        },
+        key: NamespacedName::new("n", "s"),
         now: now(),
         at,
         known,

@@ -11,19 +11,8 @@ use kube::core::{Selector, SelectorExt};
 
 use super::pod;
 use super::validate::{is_checked_alike, selector};
-use crate::api::{Agent, Sensor};
-pub(super) use crate::controller::delivery_relay::SensorKey;
-use crate::controller::pod_sessions::AgentKey;
+use crate::api::{Agent, NamespacedName, Sensor};
 use crate::link::sensor_messages::{SensorReport, SensorTerms};
-
-impl SensorKey {
-    pub(super) fn of(object: &impl ResourceExt) -> Self {
-        Self {
-            namespace: object.namespace().unwrap_or_default(),
-            name: object.name_any(),
-        }
-    }
-}
 
 /// The properties of an Agent that matter to its Sensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -97,7 +86,7 @@ impl IndexedSensor {
         self.checked.as_ref()?.problem.as_deref()
     }
 
-    fn receives(&self, agent: &AgentKey, facts: &ReceiverFacts) -> bool {
+    fn receives(&self, agent: &NamespacedName, facts: &ReceiverFacts) -> bool {
         self.object.namespace().as_deref() == Some(&agent.namespace)
             && (self.names(agent)
                 || self
@@ -106,7 +95,7 @@ impl IndexedSensor {
                     .is_some_and(|selector| selector.matches(&facts.labels)))
     }
 
-    fn names(&self, agent: &AgentKey) -> bool {
+    fn names(&self, agent: &NamespacedName) -> bool {
         self.object.spec.agent_names.contains(&agent.name)
     }
 
@@ -130,9 +119,9 @@ impl IndexedSensor {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct IndexChange {
     /// Agents whose Sensors changed.
-    pub(super) agents: BTreeSet<AgentKey>,
+    pub(super) agents: BTreeSet<NamespacedName>,
     /// Sensors whose status may have changed.
-    pub(super) sensors: BTreeSet<SensorKey>,
+    pub(super) sensors: BTreeSet<NamespacedName>,
 }
 
 #[derive(Clone, Debug)]
@@ -146,16 +135,16 @@ pub(super) struct SensorReceiver {
 /// All Agents, Sensors and reports.
 #[derive(Default)]
 pub(super) struct ReceiverIndex {
-    agents: BTreeMap<AgentKey, ReceiverFacts>,
-    sensors: BTreeMap<SensorKey, IndexedSensor>,
-    reports: BTreeMap<AgentKey, Vec<SensorReport>>,
+    agents: BTreeMap<NamespacedName, ReceiverFacts>,
+    sensors: BTreeMap<NamespacedName, IndexedSensor>,
+    reports: BTreeMap<NamespacedName, Vec<SensorReport>>,
     /// Scopes (`None`: all namespaces) that have been listed at least once.
     agents_listed: BTreeSet<Option<String>>,
     sensors_listed: BTreeSet<Option<String>>,
 }
 
 impl ReceiverIndex {
-    pub(super) fn sensor(&self, key: &SensorKey) -> Option<&IndexedSensor> {
+    pub(super) fn sensor(&self, key: &NamespacedName) -> Option<&IndexedSensor> {
         self.sensors.get(key)
     }
 
@@ -176,13 +165,13 @@ impl ReceiverIndex {
 
     /// The Sensors that an Agent's pod is to run: not those with a pod of their own. `None` while not all are known, or one
     /// has never been checked: the pod keeps those that it runs, which a former leader may have checked.
-    pub(super) fn terms(&self, agent: &AgentKey) -> Option<Vec<SensorTerms>> {
+    pub(super) fn terms(&self, agent: &NamespacedName) -> Option<Vec<SensorTerms>> {
         let here = self.received(agent)?.filter(|(_, known)| !known.has_pod());
         here.map(|(_, known)| known.terms()).collect()
     }
 
     /// Names of the events that can wake an Agent's loop, in order. `None` until all Sensors have been listed.
-    pub(super) fn wake_events(&self, agent: &AgentKey) -> Option<Vec<String>> {
+    pub(super) fn wake_events(&self, agent: &NamespacedName) -> Option<Vec<String>> {
         let names = self.received(agent)?.flat_map(|(key, known)| {
             let signals = known.object.spec.signals.iter();
             let signals = signals.map(|signal| format!("signal/{}/{}", key.name, signal.name));
@@ -192,7 +181,10 @@ impl ReceiverIndex {
     }
 
     /// The Sensors that an Agent receives from, except those being deleted. `None` until all Sensors have been listed.
-    fn received<'a>(&'a self, agent: &'a AgentKey) -> Option<impl Iterator<Item = (&'a SensorKey, &'a IndexedSensor)>> {
+    fn received<'a>(
+        &'a self,
+        agent: &'a NamespacedName,
+    ) -> Option<impl Iterator<Item = (&'a NamespacedName, &'a IndexedSensor)>> {
         if !listed(&self.sensors_listed, &agent.namespace) {
             return None;
         }
@@ -203,7 +195,7 @@ impl ReceiverIndex {
     }
 
     /// Names of an Agent's Sensors, by uid.
-    pub(super) fn names(&self, agent: &AgentKey) -> BTreeMap<String, String> {
+    pub(super) fn names(&self, agent: &NamespacedName) -> BTreeMap<String, String> {
         let facts = self.agents.get(agent);
         let received = self
             .of_namespace(&agent.namespace)
@@ -214,7 +206,7 @@ impl ReceiverIndex {
     }
 
     /// The Sensors with their own pods that an Agent receives from.
-    pub(super) fn with_pod(&self, agent: &AgentKey) -> impl Iterator<Item = &SensorKey> {
+    pub(super) fn with_pod(&self, agent: &NamespacedName) -> impl Iterator<Item = &NamespacedName> {
         let facts = self.agents.get(agent);
         let received = self.of_namespace(&agent.namespace).filter(move |(_, known)| {
             pod::has_pod(&known.object.spec.source) && facts.is_some_and(|facts| known.receives(agent, facts))
@@ -225,7 +217,7 @@ impl ReceiverIndex {
     /// The receivers of a Sensor, sorted by name.
     pub(super) fn receivers(&self, known: &IndexedSensor) -> Vec<SensorReceiver> {
         let uid = known.object.uid().unwrap_or_default();
-        let report = |agent: &AgentKey| {
+        let report = |agent: &NamespacedName| {
             let reports = self.reports.get(agent)?;
             reports.iter().find(|report| report.uid == uid).cloned()
         };
@@ -242,10 +234,7 @@ impl ReceiverIndex {
     pub(super) fn absent(&self, known: &IndexedSensor) -> Vec<String> {
         let namespace = known.object.namespace().unwrap_or_default();
         let there = |name: &&String| {
-            let agent = AgentKey {
-                namespace: namespace.clone(),
-                name: (*name).clone(),
-            };
+            let agent = NamespacedName::new(&namespace, *name);
             !self.agents.contains_key(&agent)
         };
         known.object.spec.agent_names.iter().filter(there).cloned().collect()
@@ -258,7 +247,7 @@ impl ReceiverIndex {
     }
 
     pub(super) fn sensor_seen(&mut self, known: IndexedSensor) -> IndexChange {
-        let key = SensorKey::of(known.object.as_ref());
+        let key = NamespacedName::of(known.object.as_ref());
         let mut change = IndexChange::default();
         if let Some(before) = self.sensors.get(&key) {
             let same = (known.object.uid(), known.object.metadata.generation)
@@ -283,7 +272,7 @@ impl ReceiverIndex {
 
     /// The check of a Sensor has ended. A verdict on another generation than the one last seen is dropped.
     pub(super) fn sensor_checked(&mut self, object: &Arc<Sensor>, problem: Option<String>) -> IndexChange {
-        let (key, mut change) = (SensorKey::of(object.as_ref()), IndexChange::default());
+        let (key, mut change) = (NamespacedName::of(object.as_ref()), IndexChange::default());
         let of = |sensor: &Sensor| (sensor.metadata.uid.clone(), sensor.metadata.generation);
         let Some(known) = self
             .sensors
@@ -303,7 +292,7 @@ impl ReceiverIndex {
         change
     }
 
-    pub(super) fn sensor_gone(&mut self, key: &SensorKey) -> IndexChange {
+    pub(super) fn sensor_gone(&mut self, key: &NamespacedName) -> IndexChange {
         let mut change = IndexChange::default();
         if let Some(known) = self.sensors.remove(key) {
             change
@@ -314,8 +303,8 @@ impl ReceiverIndex {
     }
 
     /// Removes the Sensors of a scope that are not in `present`. After the first list it is known who receives what.
-    pub(super) fn sensors_listed(&mut self, scope: Option<&str>, present: &BTreeSet<SensorKey>) -> IndexChange {
-        let gone: Vec<SensorKey> = self
+    pub(super) fn sensors_listed(&mut self, scope: Option<&str>, present: &BTreeSet<NamespacedName>) -> IndexChange {
+        let gone: Vec<NamespacedName> = self
             .sensors
             .keys()
             .filter(|key| scope.is_none_or(|scope| scope == key.namespace) && !present.contains(*key))
@@ -332,7 +321,7 @@ impl ReceiverIndex {
         change
     }
 
-    pub(super) fn agent_seen(&mut self, agent: &AgentKey, facts: ReceiverFacts) -> IndexChange {
+    pub(super) fn agent_seen(&mut self, agent: &NamespacedName, facts: ReceiverFacts) -> IndexChange {
         let mut change = IndexChange::default();
         let before = self.agents.get(agent);
         if before == Some(&facts) {
@@ -353,7 +342,7 @@ impl ReceiverIndex {
 
     /// Records an Agent that cannot be parsed: its metadata is current, and the rest is as last read, if the uid is the
     /// same.
-    pub(super) fn agent_unreadable(&mut self, agent: &AgentKey, meta: &ObjectMeta) -> IndexChange {
+    pub(super) fn agent_unreadable(&mut self, agent: &NamespacedName, meta: &ObjectMeta) -> IndexChange {
         let uid = meta.uid.clone().unwrap_or_default();
         let before = self.agents.get(agent).filter(|before| before.uid == uid);
         let facts = before.cloned().unwrap_or_else(|| ReceiverFacts {
@@ -365,7 +354,7 @@ impl ReceiverIndex {
         self.agent_seen(agent, ReceiverFacts { uid, labels, ..facts })
     }
 
-    pub(super) fn agent_gone(&mut self, agent: &AgentKey) -> IndexChange {
+    pub(super) fn agent_gone(&mut self, agent: &NamespacedName) -> IndexChange {
         self.reports.remove(agent);
         let mut change = IndexChange::default();
         if let Some(facts) = self.agents.remove(agent) {
@@ -378,8 +367,8 @@ impl ReceiverIndex {
     }
 
     /// Removes the Agents of a scope that are not in `present`.
-    pub(super) fn agents_listed(&mut self, scope: Option<&str>, present: &BTreeSet<AgentKey>) -> IndexChange {
-        let gone: Vec<AgentKey> = self
+    pub(super) fn agents_listed(&mut self, scope: Option<&str>, present: &BTreeSet<NamespacedName>) -> IndexChange {
+        let gone: Vec<NamespacedName> = self
             .agents_within(scope)
             .filter(|agent| !present.contains(agent))
             .collect();
@@ -390,14 +379,14 @@ impl ReceiverIndex {
             change.sensors.extend(gone.sensors);
         }
         if self.agents_listed.insert(scope.map(str::to_owned)) {
-            let within = |key: &&SensorKey| scope.is_none_or(|scope| scope == key.namespace);
+            let within = |key: &&NamespacedName| scope.is_none_or(|scope| scope == key.namespace);
             change.sensors.extend(self.sensors.keys().filter(within).cloned());
         }
         change
     }
 
     /// Records the reports of an Agent's pod; affects the Sensors whose report changed.
-    pub(super) fn report_received(&mut self, agent: &AgentKey, reports: &[SensorReport]) -> IndexChange {
+    pub(super) fn report_received(&mut self, agent: &NamespacedName, reports: &[SensorReport]) -> IndexChange {
         let mut change = IndexChange::default();
         let before = self.reports.get(agent).map_or(&[] as &[SensorReport], Vec::as_slice);
         if before == reports {
@@ -422,7 +411,7 @@ impl ReceiverIndex {
         change
     }
 
-    fn receiving_agents(&self, known: &IndexedSensor) -> impl Iterator<Item = (&AgentKey, &ReceiverFacts)> {
+    fn receiving_agents(&self, known: &IndexedSensor) -> impl Iterator<Item = (&NamespacedName, &ReceiverFacts)> {
         let namespace = known.object.namespace().unwrap_or_default();
         let agents = self.agents_of(&namespace);
         agents
@@ -431,18 +420,15 @@ impl ReceiverIndex {
             .into_iter()
     }
 
-    fn agents_of(&self, namespace: &str) -> impl Iterator<Item = (&AgentKey, &ReceiverFacts)> {
-        let first = AgentKey {
-            namespace: namespace.to_owned(),
-            name: String::new(),
-        };
+    fn agents_of(&self, namespace: &str) -> impl Iterator<Item = (&NamespacedName, &ReceiverFacts)> {
+        let first = NamespacedName::first_in(namespace);
         let namespace = namespace.to_owned();
         let agents = self.agents.range(first..);
         agents.take_while(move |(agent, _)| agent.namespace == namespace)
     }
 
-    fn agents_within(&self, scope: Option<&str>) -> impl Iterator<Item = AgentKey> {
-        let within = |agent: &&AgentKey| scope.is_none_or(|scope| scope == agent.namespace);
+    fn agents_within(&self, scope: Option<&str>) -> impl Iterator<Item = NamespacedName> {
+        let within = |agent: &&NamespacedName| scope.is_none_or(|scope| scope == agent.namespace);
         self.agents
             .keys()
             .filter(within)
@@ -451,11 +437,8 @@ impl ReceiverIndex {
             .into_iter()
     }
 
-    fn of_namespace(&self, namespace: &str) -> impl Iterator<Item = (&SensorKey, &IndexedSensor)> {
-        let first = SensorKey {
-            namespace: namespace.to_owned(),
-            name: String::new(),
-        };
+    fn of_namespace(&self, namespace: &str) -> impl Iterator<Item = (&NamespacedName, &IndexedSensor)> {
+        let first = NamespacedName::first_in(namespace);
         let namespace = namespace.to_owned();
         let sensors = self.sensors.range(first..);
         sensors.take_while(move |(key, _)| key.namespace == namespace)
@@ -474,11 +457,8 @@ mod tests {
     use super::*;
     use crate::api::sensor::SensorTotals;
 
-    fn agent(name: &str) -> AgentKey {
-        AgentKey {
-            namespace: "n".into(),
-            name: name.into(),
-        }
+    fn agent(name: &str) -> NamespacedName {
+        NamespacedName::new("n", name)
     }
 
     fn facts(team: &str) -> ReceiverFacts {
@@ -544,10 +524,7 @@ mod tests {
             &json!({"agentSelector": {"matchLabels": {"team": "red"}}}),
         ));
         let names = |index: &ReceiverIndex, sensor: &str| {
-            let key = SensorKey {
-                namespace: "n".into(),
-                name: sensor.into(),
-            };
+            let key = NamespacedName::new("n", sensor);
             let receivers = index.receivers(index.sensor(&key).unwrap());
             receivers.into_iter().map(|receiver| receiver.name).collect::<Vec<_>>()
         };
@@ -577,13 +554,7 @@ mod tests {
             (json!({"agentNames": ["gone"]}), [false, false]),
         ] {
             index.sensor_seen(sensor("s", 1, &receivers));
-            let known = index
-                .sensor(&SensorKey {
-                    namespace: "n".into(),
-                    name: "s".into(),
-                })
-                .unwrap()
-                .clone();
+            let known = index.sensor(&NamespacedName::new("n", "s")).unwrap().clone();
             let found: Vec<_> = index
                 .receivers(&known)
                 .into_iter()
@@ -594,7 +565,7 @@ mod tests {
                 expected,
                 "{receivers}"
             );
-            index.sensor_gone(&SensorKey::of(known.object.as_ref()));
+            index.sensor_gone(&NamespacedName::of(known.object.as_ref()));
         }
         index.sensor_seen(sensor_in("elsewhere", "s", 1, &json!({"agentSelector": {}})));
         assert_eq!(run_by(&index, "a"), [""; 0]);
@@ -618,10 +589,7 @@ mod tests {
             (run_by(&index, "a"), run_by(&index, "b")),
             (vec![], vec!["s".to_owned()])
         );
-        let gone = SensorKey {
-            namespace: "n".into(),
-            name: "s".into(),
-        };
+        let gone = NamespacedName::new("n", "s");
         assert_eq!(names(&index.sensor_gone(&gone)), (vec!["b"], vec![]));
         assert_eq!(run_by(&index, "b"), [""; 0]);
     }
@@ -658,11 +626,7 @@ mod tests {
         index.agent_seen(&agent("a"), facts("red"));
         index.sensor_seen(sensor("s", 1, &json!({"agentNames": ["a"]})));
         assert_eq!(index.terms(&agent("a")), None, "there may be more Sensors");
-        let present = [SensorKey {
-            namespace: "n".into(),
-            name: "s".into(),
-        }]
-        .into();
+        let present = [NamespacedName::new("n", "s")].into();
         assert_eq!(names(&index.sensors_listed(Some("n"), &present)).0, ["a"]);
         assert_eq!(run_by(&index, "a"), ["s"]);
         assert!(!index.is_whole("n"), "an unlisted Agent is not reported as missing");
@@ -717,12 +681,7 @@ mod tests {
         assert_eq!(names(&index.report_received(&agent("a"), &first)).1, [""; 0]);
         let second = [report("uid-of-s", 1), report("uid-of-t", 2)];
         assert_eq!(names(&index.report_received(&agent("a"), &second)).1, ["t"]);
-        let known = index
-            .sensor(&SensorKey {
-                namespace: "n".into(),
-                name: "t".into(),
-            })
-            .unwrap();
+        let known = index.sensor(&NamespacedName::new("n", "t")).unwrap();
         assert_eq!(index.receivers(known)[0].report, Some(report("uid-of-t", 2)));
     }
 }

@@ -33,7 +33,6 @@ pub(super) struct ObjectStep<K> {
 pub(super) enum ObjectOwner {
     /// The watch knows no such object. One without our label may exist.
     Unknown,
-    /// The Sensor.
     Sensor,
     /// Another object, or none.
     Other,
@@ -54,7 +53,8 @@ pub(super) struct ObjectSteps {
     pub(super) policy: Option<ObjectStep<NetworkPolicy>>,
     pub(super) service: Option<ObjectStep<Service>>,
     pub(super) set: Option<ObjectStep<StatefulSet>>,
-    /// `set` takes a turn in the [`ReplacementQueue`](super::rollout::ReplacementQueue), which replaces a running pod.
+    /// [`Self::set`] takes a turn in the [`ReplacementQueue`](super::rollout::ReplacementQueue), which replaces a
+    /// running pod.
     pub(super) takes_turn: bool,
     /// A running pod waits for its turn and gets a place in the queue.
     pub(super) reserves_turn: bool,
@@ -90,8 +90,8 @@ impl ObjectSteps {
     }
 }
 
-/// Decides the steps. Objects change only once the spec is checked and their listing is complete; with an invalid spec the
-/// existing pod stays, so that it delivers the events in its outbox.
+/// Decides the steps. Objects change only once the spec is checked and their listing is complete; with an invalid spec
+/// the existing pod stays, so that it delivers the events in its outbox.
 pub(super) fn steps(snapshot: &SensorSnapshot, settings: &SensorPodSettings) -> ObjectSteps {
     let known = &snapshot.known;
     let steps = ObjectSteps::nothing(snapshot);

@@ -30,6 +30,7 @@ use crate::link::pod::{
     SENSOR_SERVICE_ACCOUNT, SensorPodConfig, WEBHOOK_PORT, WORKER_UID,
 };
 use crate::link::sensor_messages::SensorTerms;
+use crate::support::hash::sha256_hex;
 
 /// Annotation: hash of the object that was applied.
 pub(super) const HASH: &str = "agentloop.dev/spec-hash";
@@ -105,9 +106,7 @@ pub(super) fn hashed<K: ResourceExt + Serialize>(mut object: K) -> (K, String) {
 /// The first 64 bits of the SHA-256 of a value's JSON, in hex.
 pub(super) fn hash(value: &impl Serialize) -> String {
     let text = serde_json::to_vec(value).unwrap_or_default();
-    let digest = ring::digest::digest(&ring::digest::SHA256, &text);
-    let prefix = digest.as_ref().iter().take(8);
-    format!("{:016x}", prefix.fold(0_u64, |hash, byte| hash << 8 | u64::from(*byte)))
+    sha256_hex(text, 8)
 }
 
 /// Identifies an edit of a Sensor by its user, as far as it concerns the pod.

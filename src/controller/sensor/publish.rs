@@ -17,11 +17,10 @@ use super::reconcile_state::PodHealth;
 use super::registry::SensorRegistry;
 use super::snapshot::SensorSnapshot;
 use super::status::{self, ComputedStatus, OwnPod, SensorStatusInput, compute, urgent};
-use crate::api::Sensor;
 use crate::api::condition::{self, ConditionType};
 use crate::api::sensor::SensorStatus;
+use crate::api::{NamespacedName, Sensor};
 use crate::controller::delivery_relay::{SILENCE, SensorSession};
-use crate::controller::pod_sessions::AgentKey;
 use crate::controller::runtime::backoff::{REFERENCES, until};
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::status_throttle::StatusStep;
@@ -168,10 +167,10 @@ pub(super) async fn publish(
     let (snapshot, key) = (&observed.snapshot, &observed.snapshot.key);
     if publication.requests_receivers {
         for receiver in &snapshot.receivers {
-            sensors.setup.loops.request_reconcile(&AgentKey {
-                namespace: key.namespace.clone(),
-                name: receiver.name.clone(),
-            });
+            sensors
+                .setup
+                .loops
+                .request_reconcile(&NamespacedName::new(&key.namespace, &receiver.name));
         }
     }
     let silence_check = publication.silence_check;

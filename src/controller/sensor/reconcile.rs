@@ -4,12 +4,11 @@ use jiff::Timestamp;
 
 use super::apply::apply;
 use super::decide::decide;
-use super::index::SensorKey;
 use super::objects;
 use super::observe::observe;
 use super::publish::{Publication, publish};
 use super::registry::SensorRegistry;
-use crate::api::Sensor;
+use crate::api::{NamespacedName, Sensor};
 use crate::controller::runtime::Requeue;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::guarded::InvalidObject;
@@ -17,11 +16,11 @@ use crate::controller::runtime::queue::Priority;
 use crate::controller::runtime::status_writer::{CONFLICT_RETRY, write_unreadable};
 
 /// Applies the Sensor's objects and updates its status.
-pub(super) async fn reconcile(sensors: &SensorRegistry, key: &SensorKey) -> Result<Requeue, ReconcileError> {
+pub(super) async fn reconcile(sensors: &SensorRegistry, key: &NamespacedName) -> Result<Requeue, ReconcileError> {
     Box::pin(steps(sensors, key)).await
 }
 
-async fn steps(sensors: &SensorRegistry, key: &SensorKey) -> Result<Requeue, ReconcileError> {
+async fn steps(sensors: &SensorRegistry, key: &NamespacedName) -> Result<Requeue, ReconcileError> {
     let Some(snapshot) = sensors.snapshot(key) else {
         return Ok(Requeue::AwaitChange);
     };

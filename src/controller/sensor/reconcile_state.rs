@@ -30,7 +30,7 @@ pub(super) struct SensorReconcileState {
     pub(super) obstructed: u32,
     /// Its place in the [`ReplacementQueue`](super::rollout::ReplacementQueue).
     pub(super) place: Option<Instant>,
-    /// The drift baselines of its child objects.
+    /// The [`DriftBaselines`] of its child objects.
     pub(super) baselines: DriftBaselines,
 }
 
@@ -76,7 +76,7 @@ impl SensorReconcileState {
         }
     }
 
-    /// Before the receivers are requested: their reconciles read `pod_health`.
+    /// Before the receivers are requested: their reconciles read [`Self::pod_health`].
     pub(super) fn record_status(&mut self, publication: &Publication) {
         self.obstructed = publication.obstructed;
         self.pod_health.clone_from(&publication.pod_health);

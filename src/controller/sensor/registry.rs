@@ -13,14 +13,14 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::children::{ChildIndex, ChildKind, ObservedChild};
-use super::index::{IndexChange, IndexedSensor, ReceiverFacts, ReceiverIndex, SensorKey};
+use super::index::{IndexChange, IndexedSensor, ReceiverFacts, ReceiverIndex};
 use super::pod::{self, SensorPodSettings};
 use super::reconcile_state::{PodHealth, SensorReconcileState};
 use super::rollout::ReplacementQueue;
 use super::spec_checks::SpecCheckQueue;
-use crate::api::{Agent, Sensor};
+use crate::api::{Agent, NamespacedName, Sensor};
 use crate::controller::delivery_relay::DeliveryRelay;
-use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::controller::pod_sessions::PodSessions;
 use crate::controller::runtime::namespace_objects::{NamespaceObjects, SharedObjects};
 use crate::controller::runtime::queue::{Priority, WorkQueue};
 use crate::controller::runtime::{EventSink, ReconcileMetrics, WallClock};
@@ -53,14 +53,14 @@ pub struct SensorRegistry {
     state: Mutex<RegistryState>,
     /// A spec waits for its check.
     pub(super) unchecked: Notify,
-    pub(super) queue: Arc<WorkQueue<SensorKey>>,
+    pub(super) queue: Arc<WorkQueue<NamespacedName>>,
 }
 
 #[derive(Default)]
 pub(super) struct RegistryState {
     pub(super) index: ReceiverIndex,
     pub(super) children: ChildIndex,
-    pub(super) memory: HashMap<SensorKey, SensorReconcileState>,
+    pub(super) memory: HashMap<NamespacedName, SensorReconcileState>,
     pub(super) turns: ReplacementQueue,
     /// Sensors whose specs wait for their check.
     pub(super) checks: SpecCheckQueue,
@@ -88,48 +88,42 @@ impl SensorRegistry {
     }
 
     pub fn agent_seen(&self, agent: &Agent) {
-        let key = AgentKey {
-            namespace: agent.namespace().unwrap_or_default(),
-            name: agent.name_any(),
-        };
+        let key = NamespacedName::of(agent);
         self.change(|index| index.agent_seen(&key, ReceiverFacts::of(agent)));
     }
 
     /// Records an Agent that this version cannot parse: it still receives events by its name and labels.
     pub fn agent_unreadable(&self, agent: &ObjectMeta) {
-        let key = AgentKey {
-            namespace: agent.namespace.clone().unwrap_or_default(),
-            name: agent.name.clone().unwrap_or_default(),
-        };
+        let key = NamespacedName::of_metadata(agent);
         self.change(|index| index.agent_unreadable(&key, agent));
     }
 
-    pub fn agent_gone(&self, agent: &AgentKey) {
+    pub fn agent_gone(&self, agent: &NamespacedName) {
         self.change(|index| index.agent_gone(agent));
         self.note_left();
     }
 
     /// Removes the Agents of a scope that are not in `present`.
-    pub fn agents_listed(&self, scope: Option<&str>, present: &BTreeSet<AgentKey>) {
+    pub fn agents_listed(&self, scope: Option<&str>, present: &BTreeSet<NamespacedName>) {
         self.change(|index| index.agents_listed(scope, present));
         self.note_left();
     }
 
     /// Records the reports of an Agent's pod on its Sensors.
-    pub fn report_received(&self, agent: &AgentKey, reports: &[SensorReport]) {
+    pub fn report_received(&self, agent: &NamespacedName, reports: &[SensorReport]) {
         self.change(|index| index.report_received(agent, reports));
     }
 
     /// Names of an Agent's Sensors, by uid.
     #[must_use]
-    pub fn names(&self, agent: &AgentKey) -> BTreeMap<String, String> {
+    pub fn names(&self, agent: &NamespacedName) -> BTreeMap<String, String> {
         self.lock().index.names(agent)
     }
 
     /// The Sensors with their own pods that an Agent receives from and whose pods fail, with the failure; `None` until
     /// all of them have been checked.
     #[must_use]
-    pub fn pod_problems(&self, agent: &AgentKey) -> Option<Vec<(String, String)>> {
+    pub fn pod_problems(&self, agent: &NamespacedName) -> Option<Vec<(String, String)>> {
         let state = self.lock();
         if !state.index.is_whole(&agent.namespace) {
             return None;
@@ -153,7 +147,7 @@ impl SensorRegistry {
 
     /// A Sensor is there, or has changed. Its spec is checked later, see [`spec_checks`](super::spec_checks).
     pub(super) fn seen(&self, sensor: Sensor) {
-        let (key, sensor) = (SensorKey::of(&sensor), Arc::new(sensor));
+        let (key, sensor) = (NamespacedName::of(&sensor), Arc::new(sensor));
         let mut state = self.lock();
         let known = IndexedSensor::new(sensor, state.index.sensor(&key));
         let pending = known.is_pending();
@@ -168,17 +162,17 @@ impl SensorRegistry {
         }
     }
 
-    pub(super) fn gone(&self, key: &SensorKey) {
+    pub(super) fn gone(&self, key: &NamespacedName) {
         self.lock().memory.remove(key);
         self.setup.relay.forget(key);
         self.change(|index| index.sensor_gone(key));
         self.note_left();
     }
 
-    pub(super) fn listed(&self, scope: Option<&str>, present: &BTreeSet<SensorKey>) {
+    pub(super) fn listed(&self, scope: Option<&str>, present: &BTreeSet<NamespacedName>) {
         self.change(|index| index.sensors_listed(scope, present));
         self.note_left();
-        let gone = |key: &SensorKey| scope.is_none_or(|scope| scope == key.namespace) && !present.contains(key);
+        let gone = |key: &NamespacedName| scope.is_none_or(|scope| scope == key.namespace) && !present.contains(key);
         let mut state = self.lock();
         for key in state.memory.keys().filter(|key| gone(key)) {
             self.setup.relay.forget(key);
@@ -186,13 +180,13 @@ impl SensorRegistry {
         state.memory.retain(|key, _| !gone(key));
     }
 
-    pub(super) fn child_seen(&self, key: &SensorKey, seen: ObservedChild) {
+    pub(super) fn child_seen(&self, key: &NamespacedName, seen: ObservedChild) {
         if self.lock().children.seen(key, seen) {
             self.request_reconcile(key.clone());
         }
     }
 
-    pub(super) fn child_gone(&self, key: &SensorKey, kind: ChildKind) {
+    pub(super) fn child_gone(&self, key: &NamespacedName, kind: ChildKind) {
         self.lock().children.gone(key, kind);
         self.note_left();
         self.request_reconcile(key.clone());
@@ -203,14 +197,14 @@ impl SensorRegistry {
         &self,
         kind: ChildKind,
         scope: Option<&str>,
-        present: BTreeMap<SensorKey, ObservedChild>,
+        present: BTreeMap<NamespacedName, ObservedChild>,
     ) {
         let changed = {
             let mut state = self.lock();
             let mut changed = state.children.listed((kind, scope), present);
             // Sensors with a pod wait for the first complete list.
             let with_pod = state.index.all().filter(|sensor| pod::has_pod(&sensor.spec.source));
-            changed.extend(with_pod.map(|sensor| SensorKey::of(sensor.as_ref())));
+            changed.extend(with_pod.map(|sensor| NamespacedName::of(sensor.as_ref())));
             changed
         };
         self.note_left();
@@ -251,12 +245,17 @@ impl SensorRegistry {
         whole.then(|| with_pod.filter_map(|sensor| sensor.namespace()).collect())
     }
 
-    pub(super) fn request_reconcile(&self, key: SensorKey) {
+    pub(super) fn request_reconcile(&self, key: NamespacedName) {
         self.queue.add(key, Priority::High);
     }
 
     /// Changes the memory of a Sensor, unless it was replaced by one with another uid.
-    pub(super) fn update_memory(&self, key: &SensorKey, uid: &str, change: impl FnOnce(&mut SensorReconcileState)) {
+    pub(super) fn update_memory(
+        &self,
+        key: &NamespacedName,
+        uid: &str,
+        change: impl FnOnce(&mut SensorReconcileState),
+    ) {
         if let Some(memory) = self.lock().memory.get_mut(key)
             && memory.uid == uid
         {
@@ -265,7 +264,7 @@ impl SensorRegistry {
     }
 
     /// Gives the running pod of a Sensor a place in the [`ReplacementQueue`].
-    pub(super) fn reserve_turn(&self, key: &SensorKey) {
+    pub(super) fn reserve_turn(&self, key: &NamespacedName) {
         let mut state = self.lock();
         let RegistryState { turns, memory, .. } = &mut *state;
         if let Some(memory) = memory.get_mut(key) {
@@ -274,7 +273,7 @@ impl SensorRegistry {
     }
 
     /// Takes the turn of the running pod of a Sensor in the [`ReplacementQueue`], or returns how long it waits.
-    pub(super) fn take_turn(&self, key: &SensorKey) -> Result<(), Duration> {
+    pub(super) fn take_turn(&self, key: &NamespacedName) -> Result<(), Duration> {
         let mut state = self.lock();
         let RegistryState { turns, memory, .. } = &mut *state;
         memory
@@ -283,7 +282,7 @@ impl SensorRegistry {
     }
 
     /// Counts a failed reconcile; returns the number of consecutive failures.
-    pub(super) fn failed(&self, key: &SensorKey) -> u32 {
+    pub(super) fn failed(&self, key: &NamespacedName) -> u32 {
         self.lock().memory.get_mut(key).map_or(1, |memory| {
             memory.errors = memory.errors.saturating_add(1);
             memory.errors

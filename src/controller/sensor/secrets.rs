@@ -225,11 +225,11 @@ mod tests {
             Vec::<String>::new()
         );
         let webhook = json!({"webhook": {"scheme": "GitHub", "secretKeyRef": {"name": "hooks", "key": "main"}}});
-        let said = "spec.source.webhook.secretKeyRef: Secret hooks has no key main: add it, or correct the key";
-        assert_eq!(missing(webhook.clone(), Some(&[])), [said]);
+        let expected = "spec.source.webhook.secretKeyRef: Secret hooks has no key main: add it, or correct the key";
+        assert_eq!(missing(webhook.clone(), Some(&[])), [expected]);
         assert_eq!(missing(webhook, Some(&["main"])), Vec::<String>::new());
         let page = json!({"poll": {"http": {"url": "https://a", "headersSecretRef": {"name": "keys"}}}});
-        let said = "spec.source.poll.http.headersSecretRef: Secret keys has no key: add one for each header, such as Authorization";
-        assert_eq!(missing(page, Some(&[])), [said]);
+        let expected = "spec.source.poll.http.headersSecretRef: Secret keys has no key: add one for each header, such as Authorization";
+        assert_eq!(missing(page, Some(&[])), [expected]);
     }
 }

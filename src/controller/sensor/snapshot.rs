@@ -8,17 +8,18 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::children::SensorChildren;
-use super::index::{IndexedSensor, SensorKey, SensorReceiver};
+use super::index::{IndexedSensor, SensorReceiver};
 use super::reconcile_state::SensorReconcileState;
 use super::registry::SensorRegistry;
 use super::rollout::ReplacementQueue;
+use crate::api::NamespacedName;
 use crate::api::sensor::SensorStatus;
 use crate::controller::delivery_relay::SensorSession;
 use crate::controller::runtime::status_writer::{LastStatus, last_status};
 
 /// The first half of an observation.
 pub(super) struct SensorSnapshot {
-    pub(super) key: SensorKey,
+    pub(super) key: NamespacedName,
     pub(super) now: Timestamp,
     /// `now` on the monotonic clock.
     pub(super) at: Instant,
@@ -38,7 +39,7 @@ pub(super) struct SensorSnapshot {
 
 impl SensorRegistry {
     /// `None` if the Sensor is gone or its namespace has not been listed completely.
-    pub(super) fn snapshot(&self, key: &SensorKey) -> Option<SensorSnapshot> {
+    pub(super) fn snapshot(&self, key: &NamespacedName) -> Option<SensorSnapshot> {
         let (now, at) = ((self.setup.clock)(), Instant::now());
         let session = self.setup.relay.session(key);
         let mut state = self.lock();

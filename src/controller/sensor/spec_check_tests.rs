@@ -17,14 +17,13 @@ use strum::IntoEnumIterator;
 use tokio::sync::watch;
 
 use super::children::{ChildKind, ObservedChild};
-use super::index::SensorKey;
 use super::pod::SensorPodSettings;
 use super::reconcile::reconcile;
 use super::registry::{SensorRegistry, SensorSetup};
 use super::spec_checks::SpecCheckQueue;
-use crate::api::{Agent, Sensor};
+use crate::api::{Agent, NamespacedName, Sensor};
 use crate::controller::delivery_relay::DeliveryRelay;
-use crate::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use crate::controller::pod_sessions::{LivePod, PodSessions};
 use crate::controller::runtime::{EventSink, ReconcileMetrics, Requeue};
 use crate::link::messages::{Directives, LoopTotals};
 use crate::link::sensor_messages::SensorTerms;
@@ -84,7 +83,7 @@ impl Leader {
         }
         leader
             .sensors
-            .listed(None, &sensors.iter().map(SensorKey::of).collect());
+            .listed(None, &sensors.iter().map(NamespacedName::of).collect());
         leader
     }
 
@@ -102,7 +101,7 @@ impl Leader {
     fn step(&self) -> Option<(String, String)> {
         let sensor = self.sensors.next_unchecked()?;
         self.sensors.spec_checked(&sensor, None);
-        let key = SensorKey::of(sensor.as_ref());
+        let key = NamespacedName::of(sensor.as_ref());
         Some((key.namespace, key.name))
     }
 
@@ -113,7 +112,7 @@ impl Leader {
     }
 
     /// The next Sensor whose reconcile is asked for.
-    async fn next_request(&self) -> SensorKey {
+    async fn next_request(&self) -> NamespacedName {
         let key = self.sensors.queue.next().await.unwrap();
         self.sensors.queue.finish(key.clone(), Requeue::AwaitChange);
         key
@@ -132,18 +131,12 @@ fn pod() -> LivePod {
     }
 }
 
-fn agent_of(namespace: &str) -> AgentKey {
-    AgentKey {
-        namespace: namespace.into(),
-        name: "a".into(),
-    }
+fn agent_of(namespace: &str) -> NamespacedName {
+    NamespacedName::new(namespace, "a")
 }
 
-fn key(namespace: &str, name: &str) -> SensorKey {
-    SensorKey {
-        namespace: namespace.into(),
-        name: name.into(),
-    }
+fn key(namespace: &str, name: &str) -> NamespacedName {
+    NamespacedName::new(namespace, name)
 }
 
 fn sensor(namespace: &str, name: &str, generation: i64, spec: &Value) -> Sensor {

@@ -1,30 +1,29 @@
 //! Checks the specs of Sensors beside the watches: one at a time, and one of each namespace in turn.
 //!
-//! A check takes up to a second of CPU time, and whoever may write Sensors decides how many there are. They delay further
-//! Sensors of the same namespace; a Sensor of another namespace waits for one check of each namespace that has some waiting.
-//! Neither the watches nor the readiness of a new leader wait for checks.
+//! A check takes up to a second of CPU time, and whoever may write Sensors decides how many there are. They delay
+//! further Sensors of the same namespace; a Sensor of another namespace waits for one check of each namespace that has
+//! some waiting. Neither the watches nor the readiness of a new leader wait for checks.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use super::index::SensorKey;
 use super::registry::SensorRegistry;
 use super::validate::validate;
-use crate::api::Sensor;
+use crate::api::{NamespacedName, Sensor};
 
 /// Sensors that wait for a check. Pure.
 #[derive(Debug, Default)]
 pub(super) struct SpecCheckQueue {
-    waiting: HashMap<String, VecDeque<SensorKey>>,
-    /// Those in `waiting`: each waits once.
-    known: HashSet<SensorKey>,
+    waiting: HashMap<String, VecDeque<NamespacedName>>,
+    /// Those in [`Self::waiting`]: each waits once.
+    known: HashSet<NamespacedName>,
     /// Namespaces with waiting Sensors, in the order of their turns.
     turns: VecDeque<String>,
 }
 
 impl SpecCheckQueue {
     /// Adds a Sensor at the end of its namespace's queue, unless it is in it.
-    pub(super) fn push(&mut self, key: SensorKey) {
+    pub(super) fn push(&mut self, key: NamespacedName) {
         if !self.known.insert(key.clone()) {
             return;
         }
@@ -36,7 +35,7 @@ impl SpecCheckQueue {
     }
 
     /// The first Sensor of the namespace whose turn it is.
-    pub(super) fn pop(&mut self) -> Option<SensorKey> {
+    pub(super) fn pop(&mut self) -> Option<NamespacedName> {
         let namespace = self.turns.pop_front()?;
         let of_namespace = self.waiting.get_mut(&namespace)?;
         let next = of_namespace.pop_front();

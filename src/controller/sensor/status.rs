@@ -17,6 +17,7 @@ use crate::api::sensor::{ReceiverStatus, SensorSource, SensorStatus, SensorTotal
 use crate::controller::runtime::pod_state::PodState;
 use crate::link::deliveries::SensorPodReport;
 use crate::link::sensor_messages::SensorReport;
+use crate::support::text::first_bytes;
 
 /// Receivers whose totals are kept in status, so that a restart of the controller counts nothing twice.
 pub(super) const MOST_RECEIVERS: usize = 100;
@@ -312,9 +313,5 @@ fn add(totals: SensorTotals, more: SensorTotals) -> SensorTotals {
 }
 
 fn truncate_id(id: &str) -> String {
-    let mut end = id.len().min(ID_BYTES);
-    while !id.is_char_boundary(end) {
-        end -= 1;
-    }
-    id[..end].to_owned()
+    first_bytes(id, ID_BYTES).to_owned()
 }

@@ -480,10 +480,10 @@ fn receivers_beyond_the_room_in_status_count_from_a_restart_on() {
 
 proptest! {
     #[test]
-    fn whatever_pods_say_totals_only_grow(said in prop::collection::vec((0_usize..3, -3_i64..20, any::<bool>()), 1..40)) {
+    fn whatever_pods_say_totals_only_grow(reports in prop::collection::vec((0_usize..3, -3_i64..20, any::<bool>()), 1..40)) {
         let mut case = Case { receivers: Vec::new(), ..Case::default() };
         let mut before = 0;
-        for (agent, events, there) in said {
+        for (agent, events, there) in reports {
             let name = ["a", "b", "c"][agent];
             case.receivers.retain(|receiver| receiver.name != name);
             if there {

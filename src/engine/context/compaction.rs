@@ -176,14 +176,14 @@ impl Engine {
         let asked = Message::User {
             text: request(compaction),
         };
-        let said = Message::Assistant {
+        let summary = Message::Assistant {
             text: Some(text.clone()),
             tool_calls: Vec::new(),
             reasoning: None,
         };
         let note = format!("{:?}", answer.finish);
         // Recorded in the history, but retracted from the live transcript at once: the snapshot holds the summary.
-        let messages = vec![Arc::new(asked), Arc::new(said)];
+        let messages = vec![Arc::new(asked), Arc::new(summary)];
         out.record(answer_line((call, CallPurpose::Compaction), answer, note, messages));
         out.record(JournalRecord {
             call: Some(call),

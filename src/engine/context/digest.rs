@@ -1,5 +1,5 @@
-//! The text in a prompt about messages that left it without a summary, so that the model does not repeat actions that it has
-//! forgotten.
+//! The text in a prompt about messages that left it without a summary, so that the model does not repeat actions that
+//! it has forgotten.
 //!
 //! Built without the model. It is shown beside the model's own summary until the next summary, which includes it.
 
@@ -23,7 +23,7 @@ const MOST_OPENING_BYTES: usize = 4096;
 const NO_ARGUMENTS: &str = "[arguments left out]";
 const NO_RESULT: &str = "[result left out]";
 
-/// How much the line of a tool call quotes.
+/// How much the line of a [`ToolCall`] quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DigestDetail {
     /// The beginning of its arguments and of its result.
@@ -40,7 +40,7 @@ pub enum DigestDetail {
 pub struct HistoryDigest {
     /// How many messages left.
     messages: u64,
-    /// A line for each tool call among them that may have had side effects, oldest first.
+    /// A line for each [`ToolCall`] among them that may have had side effects, oldest first.
     calls: VecDeque<String>,
     /// How many such calls came before those.
     more: u64,

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 
-use crate::{snapshot::TurnBriefing, time_math};
+use crate::snapshot::TurnBriefing;
+use agentloop_support::clock::rfc3339_seconds;
 
 /// The cause of a turn that follows another.
 pub const GOES_ON: &str = "the loop continues";
@@ -78,7 +79,7 @@ pub fn head(summary: Option<String>, digest: Option<String>) -> Option<String> {
 
 /// The message that begins a turn. `hot_state`: one line about the hot state.
 pub fn turn_opening(turn: i64, now: Timestamp, briefing: &TurnBriefing, hot_state: Option<String>) -> String {
-    let mut text = format!("Turn {turn}, {}: {}.", time_math::format_moment(now), briefing.cause());
+    let mut text = format!("Turn {turn}, {}: {}.", rfc3339_seconds(now), briefing.cause());
     for note in briefing.notes() {
         text.push_str("\nNote: ");
         text.push_str(note);

@@ -9,12 +9,12 @@
 use std::collections::VecDeque;
 
 use jiff::{SignedDuration, Timestamp};
-use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
 use super::{EndedToolRun, Guardrail, TrippedGuardrail};
 use crate::{counters::StreakCounters, settings::EngineSettings};
 use agentloop_api::status::LoopOutcome;
+use agentloop_support::hash::sha256_u64;
 
 /// Tool results that are remembered: a loop that cycles among this many gets nothing done.
 const SEEN: usize = 32;
@@ -55,9 +55,7 @@ pub struct IdleClock {
 
 /// Must stay the same in every version, since it is persisted.
 fn hash(tool: &str, text: &str) -> u64 {
-    let digest = digest(&SHA256, format!("{tool}\n{text}").as_bytes());
-    let first = digest.as_ref().iter().take(8);
-    first.fold(0, |hash, byte| hash << 8 | u64::from(*byte))
+    sha256_u64(format!("{tool}\n{text}"))
 }
 
 impl IdleClock {

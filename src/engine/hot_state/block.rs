@@ -21,8 +21,8 @@ impl HotState {
         let value = value.map_or("(no value yet)".into(), |entry| without_marks(&entry.text));
         let stale = if self.is_stale(field, now) { "stale: " } else { "" };
         let age = self.age(name, now).map(|age| format!("{stale}{} ago", format_age(age)));
-        let trouble = self.troubles.get(name).cloned();
-        let marks: Vec<String> = age.into_iter().chain(trouble).collect();
+        let problem = self.problems.get(name).cloned();
+        let marks: Vec<String> = age.into_iter().chain(problem).collect();
         if marks.is_empty() {
             format!("{name}: {value}")
         } else {

@@ -75,7 +75,7 @@ pub struct HotState {
     fields: Vec<FieldSchema>,
     entries: BTreeMap<String, DatedValue>,
     /// Why the last write of a field failed, as text for the model.
-    troubles: BTreeMap<String, String>,
+    problems: BTreeMap<String, String>,
     version: u64,
     seen: diff::ShownValues,
     /// Whether the refresh before the next turn has been planned.
@@ -111,7 +111,7 @@ impl HotState {
             return Err(FieldWriteError::Full(all));
         }
         self.entries.insert(name.to_owned(), DatedValue { text, at: now });
-        self.troubles.remove(name);
+        self.problems.remove(name);
         self.version = self.version.saturating_add(1);
         Ok(())
     }

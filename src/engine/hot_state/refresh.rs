@@ -95,7 +95,7 @@ impl Engine {
                 self.state.refresh.planned = index;
                 self.state.refresh.runs.insert(index, FieldRun { field, plan });
             }
-            Err(why) => self.field_trouble(&field.name, why, out),
+            Err(why) => self.field_problem(&field.name, why, out),
         }
     }
 
@@ -172,7 +172,7 @@ impl Engine {
         let Some(FieldRun { field, plan }) = self.state.refresh.runs.remove(&id.index) else {
             return;
         };
-        let (kind, trouble) = match outcome {
+        let (kind, problem) = match outcome {
             ToolOutcome::Done { text } => {
                 if let Some(known) = self.hot.field(&field) {
                     let value = read(known, text);
@@ -184,8 +184,8 @@ impl Engine {
             ToolOutcome::Unavailable { .. } => (OutcomeKind::Unavailable, Some("its refreshTool could not be reached")),
             ToolOutcome::Unknown { .. } => (OutcomeKind::Unknown, Some("its refreshTool gave no answer")),
         };
-        if let Some(trouble) = trouble {
-            self.field_trouble(&field, trouble, out);
+        if let Some(problem) = problem {
+            self.field_problem(&field, problem, out);
         }
         out.record(tool_line(RecordKind::ToolOutcome, id, &plan, "", Some(kind)));
         self.send_refreshes(out);
@@ -195,18 +195,18 @@ impl Engine {
     /// succeeds.
     pub(crate) fn write_field(&mut self, name: &str, value: Value, at: Timestamp, out: &mut EffectBuffer) {
         if let Err(refused) = self.hot.write(name, value, at) {
-            self.field_trouble(name, &format!("the last value was refused: {refused}"), out);
+            self.field_problem(name, &format!("the last value was refused: {refused}"), out);
         }
     }
 
-    fn field_trouble(&mut self, name: &str, trouble: &str, out: &mut EffectBuffer) {
+    fn field_problem(&mut self, name: &str, problem: &str, out: &mut EffectBuffer) {
         // A name that is not in the schema is foreign text.
         if self.hot.field(name).is_none() {
             return;
         }
-        let before = self.hot.troubles.insert(name.to_owned(), trouble.to_owned());
+        let before = self.hot.problems.insert(name.to_owned(), problem.to_owned());
         if before.is_none() {
-            let note = format!("{name}: {trouble}");
+            let note = format!("{name}: {problem}");
             out.record(journal_line(RecordKind::HotStateRefused, self.turn_number(), note));
         }
     }

@@ -30,7 +30,7 @@ use agentloop_api::condition::LoopSign;
 use agentloop_api::status::PauseReason;
 use agentloop_api::usage_counts::GuardrailTrip;
 
-/// Turns in a row without a tool call that say the same, which are a loop.
+/// Turns in a row without a [`ToolCall`] that say the same, which are a loop.
 pub const EQUAL_TEXTS: u32 = 3;
 /// Sleeps that add up to this much count as waiting.
 const LEAST_WAIT: SignedDuration = SignedDuration::from_secs(10);
@@ -42,16 +42,17 @@ const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 #[serde(default)]
 pub struct LoopDetector {
     recent: RecentCalls,
-    /// What the last turn without a tool call said, and how often in a row.
-    said: (ShortHash, u32),
+    /// Text of the last turn without a [`ToolCall`], and how often in a row.
+    #[serde(rename = "said")]
+    last_text: (ShortHash, u32),
     episode: Option<LoopEpisode>,
     /// Pauses in a row.
     pauses: u32,
     /// The current turn made progress.
     progress: bool,
-    /// The current turn led to an escalation step.
+    /// The current turn led to an [`EscalationStep`].
     stepped: bool,
-    /// A tool call of the current turn has its result.
+    /// A [`ToolCall`] of the current turn has its result.
     called: bool,
     /// Naps since the last sleep.
     napped: SignedDuration,
@@ -98,27 +99,27 @@ impl LoopDetector {
             self.pauses = 0;
         }
         self.recent.reset_after_sleep();
-        self.said = (0, 0);
+        self.last_text = (0, 0);
         self.episode = None;
     }
 
-    /// Records the text of a turn without a tool call. Returns the signal that it gives, if any.
-    fn observe_text(&mut self, said: ShortHash) -> Option<LoopSignal> {
-        let (before, times) = self.said;
-        self.said = if before == said {
-            (said, times.saturating_add(1))
+    /// Records the text of a turn without a [`ToolCall`]. Returns the signal that it gives, if any.
+    fn observe_text(&mut self, text: ShortHash) -> Option<LoopSignal> {
+        let (before, times) = self.last_text;
+        self.last_text = if before == text {
+            (text, times.saturating_add(1))
         } else {
-            (said, 1)
+            (text, 1)
         };
         let of_words = |episode: &LoopEpisode| episode.tool.is_none();
-        if before != said && self.episode.as_ref().is_some_and(of_words) {
+        if before != text && self.episode.as_ref().is_some_and(of_words) {
             self.episode = None;
         }
-        let (_, times) = self.said;
+        let (_, times) = self.last_text;
         (times >= EQUAL_TEXTS).then(|| LoopSignal {
             sign: LoopSign::NoProgress,
             words: format!("the same answer without a tool call {times} turns in a row"),
-            calls: vec![said],
+            calls: vec![text],
             patience: 1,
         })
     }
@@ -137,7 +138,7 @@ impl Engine {
         }
     }
 
-    /// Inspects a tool call that has its result. Returns a note for the model.
+    /// Inspects a [`ToolCall`] that has its result. Returns a note for the model.
     pub(super) fn inspect_call(
         &mut self,
         wanted: &ToolCall,
@@ -176,12 +177,12 @@ impl Engine {
         } else if news {
             // Repeated news may well get the same answer.
             self.state.watch.recent.reset_after_sleep();
-            self.state.watch.said = (0, 0);
+            self.state.watch.last_text = (0, 0);
         } else if self.state.watch.called {
-            self.state.watch.said = (0, 0);
+            self.state.watch.last_text = (0, 0);
         } else {
-            let said = signature::text(self.last_words());
-            if let Some(signal) = self.state.watch.observe_text(said)
+            let text = signature::text(self.last_words());
+            if let Some(signal) = self.state.watch.observe_text(text)
                 && let Some(told) = self.escalate(signal, None, out)
             {
                 self.add_note(&told);
@@ -214,8 +215,8 @@ impl Engine {
         }
     }
 
-    /// Takes the next escalation step for a signal, if it is due. `tool`: of the call that gave it. Returns a note for
-    /// the model.
+    /// Takes the next [`EscalationStep`] for a signal, if it is due. `tool`: of the call that gave it. Returns a note
+    /// for the model.
     fn escalate(&mut self, signal: LoopSignal, tool: Option<String>, out: &mut EffectBuffer) -> Option<String> {
         let rules = self.rules();
         let step = match &mut self.state.watch.episode {

@@ -1,10 +1,9 @@
 //! Signatures of tool calls, results and texts: short hashes that show whether two are the same, or differ only in
 //! values that change by nature. Pure; keeps no text.
 
-use ring::digest::{SHA256, digest};
-
 use crate::message;
 use crate::tools::admission;
+use agentloop_support::hash::sha256;
 
 /// A hash of 32 bits: among the few that are compared, two different texts collide once in a hundred million.
 pub type ShortHash = u32;
@@ -34,8 +33,7 @@ pub struct ResultSignature {
 
 /// Must stay the same in every version, since it is persisted.
 fn short_hash(of: &[&str]) -> ShortHash {
-    let digest = digest(&SHA256, of.join("\n").as_bytes());
-    ShortHash::from_be_bytes(digest.as_ref().first_chunk().copied().unwrap_or_default())
+    ShortHash::from_be_bytes(sha256(of.join("\n")).first_chunk().copied().unwrap_or_default())
 }
 
 /// The signature of a call. The reasoning is not part of it, since the model words it differently each time.
@@ -61,8 +59,8 @@ pub fn result(tool: &str, text: &str) -> ResultSignature {
 }
 
 /// The signature of a model's text.
-pub fn text(said: &str) -> ShortHash {
-    let words: Vec<&str> = said.split_whitespace().collect();
+pub fn text(answer: &str) -> ShortHash {
+    let words: Vec<&str> = answer.split_whitespace().collect();
     short_hash(&["text", &masked(&words.join(" ").to_lowercase())])
 }
 
@@ -221,9 +219,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_can_be_masked_and_no_number_is_left(said in "[0-9a-f:TZ. \\-ä]{0,60}|\\PC{0,60}") {
-            proptest::prop_assert!(masked(&said).bytes().all(|byte| !byte.is_ascii_digit()));
-            let _ = (steady(&said), call("t", &said), text(&said));
+        fn any_text_can_be_masked_and_no_number_is_left(answer in "[0-9a-f:TZ. \\-ä]{0,60}|\\PC{0,60}") {
+            proptest::prop_assert!(masked(&answer).bytes().all(|byte| !byte.is_ascii_digit()));
+            let _ = (steady(&answer), call("t", &answer), text(&answer));
         }
     }
 }

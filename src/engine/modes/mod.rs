@@ -1,9 +1,10 @@
 //! The modes of a loop: when a turn begins, of which kind it is, which tools of the runtime it offers, and what follows
 //! its end.
 //!
-//! Owns the interface between the engine and its modes. A mode is pure and has no effects: it keeps its own state, which
-//! is part of the snapshot, and answers the engine's questions. Everything else is shared by all modes and does not
-//! depend on them: tool admission and tool runs, pauses, guardrails, loop detection, the context window, the journal.
+//! Owns the interface between the engine and its modes. A mode is pure and has no effects: it keeps its own state,
+//! which is part of the snapshot, and answers the engine's questions. Everything else is shared by all modes and does
+//! not depend on them: tool admission and tool runs, pauses, guardrails, loop detection, the context window, the
+//! journal.
 
 pub mod continuous;
 #[cfg(test)]
@@ -60,12 +61,11 @@ pub struct TurnOpening<'a> {
 /// How a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TurnEnd<'a> {
-    /// It completed.
     Completed {
         /// What its model requested with a tool of the mode; an answer without tool calls requests `Continue`.
         pace: &'a LoopPace,
         /// The text of its last answer, if the turn has its own conversation.
-        said: &'a str,
+        last_text: &'a str,
     },
     /// It was given up. `acted`: a tool with side effects had run in it.
     Failed { acted: bool },
@@ -154,7 +154,8 @@ pub trait LoopMode {
     /// A turn has ended. Returns what follows it. `Stop` ends the loop at once, whatever holds it.
     fn turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep;
 
-    /// The tools of the mode, which come before all others in a prompt. `events`: those that can wake the loop, if known.
+    /// The tools of the mode, which come before all others in a prompt. `events`: those that can wake the loop, if
+    /// known.
     fn tools(&self, settings: &EngineSettings, events: Option<&[String]>) -> Vec<ToolDefinition>;
 
     /// Decides on a call in a turn of this kind. `None`: it is not a call of a tool of the mode.
@@ -264,8 +265,8 @@ impl ModeState {
         }
     }
 
-    /// This state if it is of the mode in the settings, otherwise a new one: an Agent can be recreated with another mode
-    /// on the volume of the previous one.
+    /// This state if it is of the mode in the settings, otherwise a new one: an Agent can be recreated with another
+    /// mode on the volume of the previous one.
     pub(super) fn in_mode(self, settings: &ModeSettings) -> Self {
         let new = Self::new(settings);
         if std::mem::discriminant(&new) == std::mem::discriminant(&self) {

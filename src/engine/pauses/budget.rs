@@ -56,10 +56,5 @@ pub(super) fn is_worth_probing(reason: PauseReason) -> bool {
 
 /// The refusal of a budget that stops its loops.
 pub(crate) fn budget_stop_failure(message: String) -> CallFailure {
-    CallFailure {
-        kind: FailureKind::BudgetExhausted,
-        message,
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
+    CallFailure::new(FailureKind::BudgetExhausted, message)
 }

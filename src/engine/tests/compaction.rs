@@ -442,9 +442,11 @@ fn turns() -> impl Strategy<Value = Vec<Arc<Message>>> {
     let calls = prop::collection::vec((0..600_usize, results), 1..4);
     prop::collection::vec((0..400_usize, calls), 1..12).prop_map(|turns| {
         let mut all = Vec::new();
-        for (turn, (said, calls)) in turns.into_iter().enumerate() {
-            all.push(Message::User { text: "u".repeat(said) });
-            for (call, (said, results)) in calls.into_iter().enumerate() {
+        for (turn, (length, calls)) in turns.into_iter().enumerate() {
+            all.push(Message::User {
+                text: "u".repeat(length),
+            });
+            for (call, (length, results)) in calls.into_iter().enumerate() {
                 let id = |place: usize| format!("{turn}-{call}-{place}");
                 let tool_calls = (0..results.len()).map(|place| ToolCall {
                     id: id(place),
@@ -453,7 +455,7 @@ fn turns() -> impl Strategy<Value = Vec<Arc<Message>>> {
                 });
                 all.push(Message::Assistant {
                     reasoning: None,
-                    text: Some("a".repeat(said)),
+                    text: Some("a".repeat(length)),
                     tool_calls: tool_calls.collect(),
                 });
                 all.extend(results.iter().enumerate().map(|(place, length)| Message::Tool {

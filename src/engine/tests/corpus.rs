@@ -135,7 +135,7 @@ impl<'a> Player<'a> {
             .collect();
         tool_calls.extend(step.r#yield.iter().map(|pace| call("y".into(), "yield", pace)));
         ModelAnswer {
-            text: step.say.as_ref().map(|said| self.filled(round, said)),
+            text: step.say.as_ref().map(|text| self.filled(round, text)),
             finish: if tool_calls.is_empty() {
                 FinishReason::Stop
             } else {

@@ -23,9 +23,9 @@ fn with_history(texts: &[&str]) -> Driver {
 }
 
 fn shows(driver: &Driver, text: &str) -> bool {
-    let said =
-        |message: &Arc<Message>| matches!(&**message, Message::Assistant { text: Some(said), .. } if said == text);
-    driver.prompt.iter().any(said)
+    let matches =
+        |message: &Arc<Message>| matches!(&**message, Message::Assistant { text: Some(found), .. } if found == text);
+    driver.prompt.iter().any(matches)
 }
 
 /// What the server says to the call in flight; it rejects each prompt with the poison. False: it did.
@@ -189,11 +189,11 @@ fn a_server_that_refuses_everything_costs_no_memory_and_each_part_is_tried_once_
         for turn in 1..12 {
             refuse(&mut driver);
             assert_eq!(doubted(&driver), (turn - 1).min(3), "{turn}");
-            let said = last_error(&driver);
+            let error = last_error(&driver);
             assert_eq!(
-                said.contains("did not help, so the history was restored: check spec.model and the instructions"),
+                error.contains("did not help, so the history was restored: check spec.model and the instructions"),
                 turn >= 5,
-                "{said}"
+                "{error}"
             );
             while driver.in_flight.is_none() {
                 driver.next_timer();

@@ -211,13 +211,13 @@ fn a_tool_may_be_named_as_its_server_has_it_where_only_one_does() {
 #[case(FieldType::Boolean, "true", "true")]
 fn what_a_tool_says_becomes_a_value_of_the_fields_type(
     #[case] kind: FieldType,
-    #[case] said: &str,
+    #[case] answer: &str,
     #[case] value: &str,
 ) {
     let mut driver = Driver::fresh(with(vec![field("n", kind, Some("n"))]));
     driver.offer(vec![tool("s__n", ToolEffect::Read)]);
     driver.start(1);
-    driver.end(1, done(said));
+    driver.end(1, done(answer));
     assert!(
         block(&driver).ends_with(&format!("\nn: {value} (0s ago)")),
         "{}",

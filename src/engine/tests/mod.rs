@@ -138,12 +138,7 @@ fn says(text: &str) -> ModelAnswer {
 }
 
 fn failure(kind: FailureKind) -> CallFailure {
-    CallFailure {
-        kind,
-        message: "what to do".into(),
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
+    CallFailure::new(kind, "what to do")
 }
 
 fn resume(driver: &mut Driver, token: &str) {
@@ -284,12 +279,12 @@ impl Driver {
             self.running.remove(run);
         }
         let before = self.engine.clone();
-        let heard = input.clone();
+        let given = input.clone();
         if let EngineInput::BudgetChanged { budget } = &input {
             self.budget = budget.clone();
         }
         let effects = self.engine.handle(self.now, input);
-        self.check_reasons(&before, &heard);
+        self.check_reasons(&before, &given);
         let before = before.view();
         let mut acted = false;
         for effect in &effects {

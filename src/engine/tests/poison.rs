@@ -99,7 +99,7 @@ fn those_shown_beside_it_are_seen() {
 }
 
 #[test]
-fn trouble_of_the_server_or_on_the_way_drops_nothing() {
+fn failures_of_the_server_or_of_the_connection_drop_nothing() {
     let kinds = [
         FailureKind::AuthenticationFailed,
         FailureKind::QuotaExceeded,

@@ -433,6 +433,6 @@ fn what_a_pre_check_tells_is_cut_to_the_window_of_the_light_model() {
     write(&mut driver, "rsi", &json!("x".repeat(3000)));
     driver.pass(seconds(100));
     assert_eq!(driver.purpose, CallPurpose::Precheck);
-    let said: usize = driver.prompt.iter().map(|message| format!("{message:?}").len()).sum();
-    assert!((400..1000).contains(&said), "{said}");
+    let size: usize = driver.prompt.iter().map(|message| format!("{message:?}").len()).sum();
+    assert!((400..1000).contains(&size), "{size}");
 }

@@ -47,11 +47,11 @@ fn shown(driver: &Driver) -> Vec<&str> {
         .prompt
         .iter()
         .filter(|message| text(message))
-        .map(|message| said(message))
+        .map(|message| text_of(message))
         .collect()
 }
 
-fn said(message: &Message) -> &str {
+fn text_of(message: &Message) -> &str {
     match message {
         Message::System { text } | Message::User { text } | Message::Tool { text, .. } => text,
         Message::Assistant { text, .. } => text.as_deref().unwrap_or_default(),
@@ -62,7 +62,7 @@ fn all(driver: &Driver) -> String {
     driver
         .prompt
         .iter()
-        .map(|message| said(message))
+        .map(|message| text_of(message))
         .collect::<Vec<_>>()
         .join("\n")
 }

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jsonschema::{PatternOptions, Validator};
-use ring::digest::{SHA256, digest};
 use serde_json::{Map, Value, json};
 use strum::AsRefStr;
 
@@ -17,6 +16,7 @@ use crate::ids;
 use crate::message::{self, ToolCall, ToolDefinition};
 use crate::tool::{ToolEffect, ToolRunId, ToolSpec};
 use agentloop_api::status::GateKind;
+use agentloop_support::hash::sha256_hex;
 
 /// Denials of one tool in one turn after which all its calls are denied until the turn ends.
 pub const MOST_DENIALS: u32 = 3;
@@ -308,9 +308,7 @@ pub(crate) fn sorted(arguments: &Map<String, Value>) -> Value {
 }
 
 fn hash(value: &Value) -> String {
-    let digest = digest(&SHA256, value.to_string().as_bytes());
-    let first = digest.as_ref().first_chunk().copied().unwrap_or_default();
-    format!("{:032x}", u128::from_be_bytes(first))
+    sha256_hex(value.to_string(), 16)
 }
 
 fn names(tools: &[ToolDefinition]) -> BTreeSet<String> {

@@ -1,9 +1,9 @@
 //! The tool calls of one answer: the state of each, which may be sent next, and in which order their results join the
 //! transcript. Pure; the engine sends and journals.
 //!
-//! Up to four read-only runs are concurrent; a run with side effects is alone, after all before it. Results join strictly in
-//! the order of the calls. Example: of `read, read, write, read` the first two run together, then the write alone, then the
-//! last read; the result of the second read waits for that of the first.
+//! Up to four read-only runs are concurrent; a run with side effects is alone, after all before it. Results join
+//! strictly in the order of the calls. Example: of `read, read, write, read` the first two run together, then the write
+//! alone, then the last read; the result of the second read waits for that of the first.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,11 +19,11 @@ use agentloop_api::status::GateKind;
 
 /// Concurrent read-only runs.
 pub const MOST_READS: usize = 4;
-/// How many calls after the first one without a result may run meanwhile. Their results wait for it in the snapshot, which is
-/// written with each step: without a bound, one slow read before 127 quick ones would cost 25 MB.
+/// How many calls after the first one without a result may run meanwhile. Their results wait for it in the snapshot,
+/// which is written with each step: without a bound, one slow read before 127 quick ones would cost 25 MB.
 pub const MOST_AHEAD: usize = 8;
 
-/// The tool calls of the turn's last answer.
+/// The [`ToolCall`]s of the turn's last answer.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct ToolBatch {
     /// How many calls, from the first, have their results in the transcript.
@@ -191,8 +191,8 @@ impl ToolBatch {
         }
     }
 
-    /// The call at this position repeats a loop and is not run. It is no call whose ending could be part of a loop again,
-    /// but a call that ends the turn waits until the model has seen this.
+    /// The call at this position repeats a loop and is not run. It is no call whose ending could be part of a loop
+    /// again, but a call that ends the turn waits until the model has seen this.
     pub fn deny_repetition(&mut self, place: usize, text: String) {
         if let Some(slot) = self.slots.get_mut(place) {
             *slot = ToolSlot::Result(text);
@@ -334,8 +334,8 @@ impl ToolBatch {
         self.fresh_at.map_or(SignedDuration::ZERO, |at| now.duration_since(at))
     }
 
-    /// Whether the next result can join the transcript. A call that ends the turn waits for all others, since a failed one
-    /// rejects it.
+    /// Whether the next result can join the transcript. A call that ends the turn waits for all others, since a failed
+    /// one rejects it.
     pub fn can_join(&self) -> bool {
         match self.slots.front() {
             Some(ToolSlot::Result(_)) => true,

@@ -37,7 +37,7 @@ pub const MAX_TRIES: u32 = 3;
 const MAX_REASONING: usize = 1_000;
 
 impl Engine {
-    /// Admits or denies the tool calls of an answer, and starts them.
+    /// Admits or denies the [`ToolCall`]s of an answer, and starts them.
     pub(crate) fn begin_tool_batch(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
         let mut work = ToolBatch::begun(out.now);
         let mut decisions = Vec::new();
@@ -101,7 +101,7 @@ impl Engine {
         denied.text
     }
 
-    /// Advances the tool calls as far as possible now.
+    /// Advances the [`ToolCall`]s as far as possible now.
     pub(crate) fn advance_tools(&mut self, out: &mut EffectBuffer) {
         // Join first: what has just ended may be part of a loop, which denies what waits.
         self.join_results(out);
@@ -350,8 +350,8 @@ impl Engine {
         self.state.turn.as_mut()?.batch_mut()
     }
 
-    /// The decision of the mode on a call; `None`: it is not of one of its tools. The mode decides as soon as the answer is
-    /// there: such a call is not a run, and its result joins the transcript with those of the other calls.
+    /// The decision of the mode on a call; `None`: it is not of one of its tools. The mode decides as soon as the
+    /// answer is there: such a call is not a run, and its result joins the transcript with those of the other calls.
     fn mode_decision(&self, wanted: &ToolCall, now: Timestamp) -> Option<ModeCallDecision> {
         let kind = self.state.turn.as_ref()?.kind();
         self.mode().decide_call(kind, wanted, &self.mode_context(now))
@@ -376,8 +376,8 @@ impl Engine {
     fn reasoning(&self, wanted: &ToolCall) -> Option<String> {
         let own = message::arguments(&wanted.arguments)
             .and_then(|arguments| Some(arguments.get("reasoning")?.as_str()?.to_owned()));
-        let said = own.or_else(|| Some(self.last_answer()?.1?.to_owned()))?;
-        Some(said.chars().take(MAX_REASONING).collect())
+        let reasoning = own.or_else(|| Some(self.last_answer()?.1?.to_owned()))?;
+        Some(reasoning.chars().take(MAX_REASONING).collect())
     }
 
     pub(crate) fn run_id(&self, place: usize) -> Option<ToolRunId> {
@@ -402,7 +402,7 @@ impl Engine {
         Some(&self.tool_batch()?.open(self.place_of(id)?)?.tool)
     }
 
-    /// At the start of a process: why an answer, or its tool calls, may be out of date.
+    /// At the start of a process: why an answer, or its [`ToolCall`]s, may be out of date.
     pub(crate) fn outdated_since_start(&mut self, before: Option<Timestamp>, now: Timestamp) -> Option<String> {
         let spec = self.settings.spec;
         let edited = self.state.life.set_spec(spec);

@@ -1,6 +1,6 @@
 //! Failed calls and unusable answers: what they do to the turn.
 //!
-//! A turn is given up only for an answer that no retry can improve. Trouble outside the turn leaves it open, see
+//! A turn is given up only for an answer that no retry can improve. A failure outside the turn leaves it open, see
 //! [`crate::retry`]. The messages of answered calls stay in the conversation, since they were paid for. Messages that
 //! no later call has confirmed may themselves be the cause, and leave if the next turn fails as well.
 
@@ -250,10 +250,5 @@ impl Engine {
 
 /// A failure that a retry of the same call would not fix.
 pub(crate) fn bad_response(message: String) -> CallFailure {
-    CallFailure {
-        kind: FailureKind::BadResponse,
-        message,
-        retry_after_milliseconds: None,
-        resumes_at: None,
-    }
+    CallFailure::new(FailureKind::BadResponse, message)
 }

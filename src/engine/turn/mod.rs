@@ -275,7 +275,7 @@ impl Engine {
         self.state.doubt = HistoryDoubt::default();
         self.state.next_turn = Some(time_math::after(out.now, self.delay()));
         self.state.briefing.set_cause(CauseKind::Loop, prompt::GOES_ON);
-        let end = TurnEnd::Completed { pace, said: "" };
+        let end = TurnEnd::Completed { pace, last_text: "" };
         let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, &end, context));
         self.follow_turn(next, rest, &unseen, out);
     }
@@ -337,7 +337,7 @@ impl Engine {
 
     /// The current turn, which has its own conversation, is complete.
     pub(crate) fn complete_own_session(&mut self, pace: &LoopPace, out: &mut EffectBuffer) {
-        let said = self.session().iter().rev().find_map(|message| match &**message {
+        let last_text = self.session().iter().rev().find_map(|message| match &**message {
             Message::Assistant { text, .. } => text.clone(),
             Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
         });
@@ -345,9 +345,16 @@ impl Engine {
             return;
         };
         self.state.totals.complete_turn();
-        let said = said.unwrap_or_default();
+        let last_text = last_text.unwrap_or_default();
         self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
-        self.mode_turn_ended(turn.kind(), &TurnEnd::Completed { pace, said: &said }, out);
+        self.mode_turn_ended(
+            turn.kind(),
+            &TurnEnd::Completed {
+                pace,
+                last_text: &last_text,
+            },
+            out,
+        );
     }
 
     /// The current turn, which has its own conversation, failed. This does not count as a failure of the loop.

@@ -22,7 +22,6 @@ const TOO_MUCH: Amount = Amount {
     cost: i64::MAX,
 };
 
-/// The bound of a call.
 pub(super) struct CallBound {
     field: ModelField,
     pub(super) rates: Option<ModelRates>,
@@ -36,7 +35,7 @@ pub(super) struct CallBound {
     afresh: i64,
 }
 
-/// A model and its price.
+/// A model and its [`ModelPrice`].
 pub(super) struct PricedField<'a> {
     pub(super) field: ModelField,
     pub(super) name: &'a str,
@@ -132,7 +131,7 @@ pub(super) fn draws(terms: &BudgetTerms) -> Vec<AccountDraw<'_>> {
         .collect()
 }
 
-/// The parts of a request, as the bound compares them.
+/// The [`RequestPart`]s of a request, as the bound compares them.
 pub(super) fn parts(request: &PreparedRequest) -> Vec<RequestPart> {
     let part = |found: PromptPart<'_>| {
         // Templates re-render the arguments of tools, so these count twice, as tools do.
@@ -147,7 +146,6 @@ pub(super) fn parts(request: &PreparedRequest) -> Vec<RequestPart> {
     request.parts().into_iter().map(part).collect()
 }
 
-/// One hash of all messages.
 pub(super) fn messages_hash(parts: &[RequestPart]) -> [u8; 32] {
     let messages = parts.iter().filter(|part| part.is_message);
     sha256(messages.flat_map(|part| part.hash).collect::<Vec<u8>>())

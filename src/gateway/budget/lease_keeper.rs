@@ -33,11 +33,12 @@ const AHEAD: Duration = Duration::from_secs(5);
 /// First and longest delay before a closed lease is reported again or a failed request is retried.
 const REPEAT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 
-/// How often per minute a worker's report that it is idle closes leases at once. Each time costs the leader a write.
+/// How often per minute a worker's [`LoopReport`] that it is idle closes leases at once. Each time costs the leader a
+/// write.
 const CLOSES_BY_WORD: u32 = 6;
 const MINUTE: Duration = Duration::from_mins(1);
 
-/// What the next call needs: at least `least`, at best `full`.
+/// What the next call needs: at least [`Self::least`], at best [`Self::full`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LeaseDemand {
     pub(super) least: Amount,
@@ -56,22 +57,22 @@ pub(super) struct LeaseActivity {
     early: bool,
     /// Time of the last prefetch.
     asked_ahead: Option<Instant>,
-    said: BTreeMap<(String, i64), LeaseStatement>,
-    said_at: Option<Instant>,
-    /// Number of the attach under which `said` was reported.
+    reported: BTreeMap<(String, i64), LeaseStatement>,
+    reported_at: Option<Instant>,
+    /// Number of the attach under which [`Self::reported`] was sent.
     attach: u64,
-    /// The last grants may not have been received.
+    /// The last [`DurableGrant`]s may not have been received.
     unheard: bool,
-    /// Consecutive reports without news.
+    /// Consecutive reports without a change.
     repeats: u32,
     /// Consecutive failed requests.
     failures: u32,
-    /// How often idle reports of the worker closed leases, and since when that is counted.
+    /// How often idle [`LoopReport`]s of the worker closed leases, and since when that is counted.
     closes: (u32, Instant),
 }
 
 impl LeaseActivity {
-    /// `restored`: a previous gateway may have requested grants whose answer it never received.
+    /// `restored`: a previous gateway may have requested [`DurableGrant`]s whose answer it never received.
     pub(super) fn new(restored: bool) -> Self {
         Self {
             calls: 0,
@@ -80,8 +81,8 @@ impl LeaseActivity {
             last: Amount::ZERO,
             early: false,
             asked_ahead: None,
-            said: BTreeMap::new(),
-            said_at: None,
+            reported: BTreeMap::new(),
+            reported_at: None,
             attach: 0,
             unheard: restored,
             repeats: 0,
@@ -90,8 +91,8 @@ impl LeaseActivity {
         }
     }
 
-    /// Whether an idle report of the worker may close leases again. Rate-limited, because the worker is not trusted and
-    /// can report as often as it likes.
+    /// Whether an idle [`LoopReport`] of the worker may close leases again. Rate-limited, because the worker is not
+    /// trusted and can report as often as it likes.
     fn may_close(&mut self) -> bool {
         if self.closes.1.elapsed() >= MINUTE {
             self.closes = (0, Instant::now());
@@ -127,22 +128,22 @@ impl LeaseActivity {
 
     fn pause(&self, times: u32) -> Instant {
         let pause = doubled(REPEAT.0, times, REPEAT.1);
-        self.said_at.unwrap_or_else(Instant::now) + pause
+        self.reported_at.unwrap_or_else(Instant::now) + pause
     }
 }
 
 impl GatewayBudget {
-    /// Runs the maintenance; never returns while `said`, the reports of the worker, is open.
-    pub async fn maintain_leases(self: Arc<Self>, mut said: watch::Receiver<Option<LoopReport>>) {
+    /// Runs the maintenance; never returns while `loop_report`, the [`LoopReport`]s of the worker, is open.
+    pub async fn maintain_leases(self: Arc<Self>, mut loop_report: watch::Receiver<Option<LoopReport>>) {
         let mut view = self.contact.subscribe();
         let mut stirred = self.stirred.subscribe();
         loop {
             stirred.mark_unchanged();
             let now = view.borrow_and_update().clone();
-            let rests = said
+            let rests = loop_report
                 .borrow_and_update()
                 .as_ref()
-                .is_some_and(|said| is_at_rest(said, Timestamp::now()));
+                .is_some_and(|report| is_at_rest(report, Timestamp::now()));
             if now.session.is_some() && !now.fenced {
                 self.close_unused_leases(now.directives.budget.as_ref(), rests);
             }
@@ -155,7 +156,7 @@ impl GatewayBudget {
             tokio::select! {
                 _ = view.changed() => {}
                 _ = stirred.changed() => {}
-                changed = said.changed() => if changed.is_err() { return },
+                changed = loop_report.changed() => if changed.is_err() { return },
                 () = sleep_until(at) => {}
             }
         }
@@ -183,7 +184,7 @@ impl GatewayBudget {
         let Some(terms) = terms else {
             return;
         };
-        let holds = self.statements().values().any(|said| !said.closed);
+        let holds = self.statements().values().any(|statement| !statement.closed);
         let (waiting, closes) = {
             let mut pace = self.lease_activity();
             let idle = pace.rested.elapsed() >= IDLE;
@@ -229,17 +230,17 @@ impl GatewayBudget {
             at(now);
         }
         for (key, statement) in &statements {
-            let before = pace.said.get(key);
+            let before = pace.reported.get(key);
             let over = before.is_none_or(|before| before.closed != statement.closed);
             let back = before.map_or(Amount::ZERO, |before| before.returned) != statement.returned;
             // At once: returned amounts and closed leases are room for others, and after an attach a new leader may
-            // know only what its record says. Spending frees nothing, so it is reported at intervals.
+            // know only what is in its record. Spending frees nothing, so it is reported at intervals.
             if back || (over && statement.closed) || pace.attach != view.attaches {
                 at(now);
             } else if statement.closed {
                 at(pace.pause(pace.repeats));
             } else if before != Some(statement) {
-                at(pace.said_at.map_or(now, |said| said + STATE));
+                at(pace.reported_at.map_or(now, |reported| reported + STATE));
             }
         }
         // Wakes up when unused leases become idle, to close them.
@@ -251,7 +252,7 @@ impl GatewayBudget {
         due.map(|due| soonest.map_or(due, |soonest| due.max(soonest)))
     }
 
-    /// Whether to prefetch more leases for calls like the last one, as soon as `AHEAD` allows.
+    /// Whether to prefetch more leases for calls like the last one, as soon as [`AHEAD`] allows.
     fn should_prefetch(&self, view: &LinkView, rests: bool) -> bool {
         let (early, last) = {
             let pace = self.lease_activity();
@@ -269,7 +270,7 @@ impl GatewayBudget {
         !recalled
             && self.store.with_wallet(|wallet| {
                 // Without any lease the next call requests one anyway.
-                wallet.statements().any(|(_, said)| !said.closed)
+                wallet.statements().any(|(_, statement)| !statement.closed)
                     && draws(terms)
                         .iter()
                         .any(|draw| wallet.lacking(draw, &enough, now).is_some())
@@ -290,18 +291,18 @@ impl GatewayBudget {
             }
             asks.then_some(wish)
         };
-        let before = self.lease_activity().said.clone();
+        let before = self.lease_activity().reported.clone();
         let result = self.exchange_leases(early).await;
         let mut pace = self.lease_activity();
         match result {
             Ok(_) => {
                 (pace.attach, pace.failures) = (view.attaches, 0);
-                pace.repeats = if pace.said == before { pace.repeats + 1 } else { 0 };
+                pace.repeats = if pace.reported == before { pace.repeats + 1 } else { 0 };
             }
             Err(error) => {
                 tracing::info!(%error, "failed to report leases to the leader; retrying");
                 pace.failures += 1;
-                pace.said_at = Some(Instant::now());
+                pace.reported_at = Some(Instant::now());
             }
         }
     }
@@ -309,7 +310,7 @@ impl GatewayBudget {
     fn statements(&self) -> BTreeMap<(String, i64), LeaseStatement> {
         self.store.with_wallet(|wallet| {
             let all = wallet.statements();
-            all.map(|(account, said)| ((account.to_owned(), said.lease), said))
+            all.map(|(account, statement)| ((account.to_owned(), statement.lease), statement))
                 .collect()
         })
     }
@@ -321,7 +322,7 @@ impl GatewayBudget {
         let terms = self.contact.subscribe().borrow().directives.budget.clone();
         let sent = self.clock.now();
         let request = self.build_request(terms.as_ref(), wish, sent);
-        let said = stated_leases(&request);
+        let reported = stated_leases(&request);
         // Set before sending: if the answer is lost, or this future is dropped, the next exchange recovers the grants.
         if request.accounts.iter().any(|account| account.ask.is_some()) {
             self.lease_activity().unheard = true;
@@ -345,8 +346,8 @@ impl GatewayBudget {
             .map_err(|error| LinkError::Unreadable(format!("its grants could not be recorded: {error}")))?;
         self.note_lost(lost);
         let mut pace = self.lease_activity();
-        (pace.said, pace.unheard) = (said, false);
-        pace.said_at = Some(Instant::now());
+        (pace.reported, pace.unheard) = (reported, false);
+        pace.reported_at = Some(Instant::now());
         drop(pace);
         self.stirred.send_replace(());
         Ok(answer)
@@ -409,8 +410,8 @@ impl GatewayBudget {
 fn stated_leases(request: &LeaseRequest) -> BTreeMap<(String, i64), LeaseStatement> {
     let accounts = request.accounts.iter();
     accounts
-        .flat_map(|part| part.statements.iter().map(|said| (&part.account, said)))
-        .map(|(account, said)| ((account.clone(), said.lease), said.clone()))
+        .flat_map(|part| part.statements.iter().map(|statement| (&part.account, statement)))
+        .map(|(account, statement)| ((account.clone(), statement.lease), statement.clone()))
         .collect()
 }
 
@@ -419,7 +420,7 @@ fn prefetch_amount(call: &Amount) -> Amount {
     Amount::from_fn(|kind| call.get(kind).saturating_mul(PREFETCH_CALLS / 2))
 }
 
-/// Applies the grants of an answer. Returns the number of leases about which the leader knew more.
+/// Applies the [`DurableGrant`]s of an answer. Returns the number of leases about which the leader knew more.
 fn apply_answer(wallet: &mut Wallet, answer: &AccountResponse, sent: u64) -> usize {
     let granted: Vec<(DurableGrant, Option<u64>)> = answer
         .leases
@@ -447,9 +448,9 @@ fn apply_answer(wallet: &mut Wallet, answer: &AccountResponse, sent: u64) -> usi
 }
 
 /// Whether the loop is idle for so long that its leases should be returned, although getting new ones costs a write.
-fn is_at_rest(said: &LoopReport, now: Timestamp) -> bool {
-    match said.state {
-        LoopState::Sleeping => said
+fn is_at_rest(report: &LoopReport, now: Timestamp) -> bool {
+    match report.state {
+        LoopState::Sleeping => report
             .resumes_at
             .is_none_or(|resumes| resumes.duration_since(now).unsigned_abs() >= IDLE && resumes > now),
         LoopState::Paused | LoopState::Stopped => true,

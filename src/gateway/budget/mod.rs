@@ -60,10 +60,10 @@ pub struct GatewayBudget {
 
 /// What a call holds until it is settled.
 pub struct CallReservation {
-    /// The reservation in the wallet.
+    /// The reservation in the [`Wallet`].
     pub reservation: Reservation,
     rates: Option<ModelRates>,
-    /// The bound of the call by its bytes alone; `None` if the reservation already rests on bytes alone.
+    /// The bound of the call by its bytes alone; `None` if the reservation is already based on bytes alone.
     afresh: Option<Amount>,
     parts: Vec<RequestPart>,
     exact: bool,
@@ -76,7 +76,7 @@ struct LeaseWait {
     /// The leader was asked at least once.
     asked: bool,
     /// Why the last request brought nothing.
-    trouble: Option<String>,
+    failure: Option<String>,
 }
 
 /// The result of charging a call.
@@ -85,7 +85,7 @@ pub struct CallCharge {
     pub amount: Amount,
     /// Cost of the server's bill in micro-dollars; `None`: no bill, or no price.
     pub cost: Option<i64>,
-    /// Set if the bill exceeds the bound.
+    /// Set if the bill exceeds the [`CallBound`].
     pub violation: Option<BoundViolation>,
     /// The new basis of the next bound; `None`: unchanged.
     pub basis: Option<BoundBasis>,
@@ -158,13 +158,13 @@ impl GatewayBudget {
         let mut wait = LeaseWait {
             deadline: Instant::now() + PATIENCE,
             asked: false,
-            trouble: None,
+            failure: None,
         };
         let parts = call_bound::parts(request);
         loop {
             let terms = self.terms(wait.deadline).await?;
             self.check(&terms)?;
-            // Requests to the light model do not continue each other, so their bound rests on bytes alone.
+            // Requests to the light model do not continue each other, so their bound is based on bytes alone.
             let is_light = call.purpose.uses_light_model();
             let previous = self.store.basis().previous.filter(|_| !is_light);
             let name = self.models.of(call.purpose);
@@ -211,10 +211,10 @@ impl GatewayBudget {
         wait: &mut LeaseWait,
     ) -> Result<(), CallFailure> {
         let late = Instant::now() >= wait.deadline;
-        if let Some(trouble) = wait.trouble.as_ref().filter(|_| late) {
+        if let Some(failure) = wait.failure.as_ref().filter(|_| late) {
             return Err(CallFailure {
                 resumes_at: Timestamp::now().checked_add(TRY_AGAIN).ok(),
-                ..refusals::no_answer(trouble)
+                ..refusals::no_answer(failure)
             });
         }
         let mut news = self.contact.subscribe();
@@ -233,13 +233,13 @@ impl GatewayBudget {
                 Some(_) => true,
                 // Granted, and again too little: a recall or another call came first.
                 None => {
-                    wait.trouble = again.then(|| "its grants did not cover the call".into());
+                    wait.failure = again.then(|| "its grants did not cover the call".into());
                     again
                 }
             },
             Err(error) => {
                 tracing::info!(%error, "failed to request leases from the leader; retrying");
-                wait.trouble = Some(error.to_string());
+                wait.failure = Some(error.to_string());
                 again
             }
         };
@@ -255,7 +255,7 @@ impl GatewayBudget {
         let refused = answer
             .accounts
             .iter()
-            .filter_map(|said| Some((&said.account, said.refused.as_ref()?)));
+            .filter_map(|account| Some((&account.account, account.refused.as_ref()?)));
         let mut all: Vec<(CallFailure, bool)> = refused
             .filter_map(|(id, refused)| {
                 let account = terms.accounts.iter().find(|account| account.account == *id)?;
@@ -269,7 +269,7 @@ impl GatewayBudget {
         all.into_iter().next()
     }
 
-    /// The terms of the calls; waits up to `deadline` for the controller to send them.
+    /// The [`BudgetTerms`] of the calls; waits up to `deadline` for the controller to send them.
     async fn terms(&self, deadline: Instant) -> Result<BudgetTerms, CallFailure> {
         let mut view = self.contact.subscribe();
         let known = view.wait_for(|view| view.directives.budget.is_some());

@@ -14,7 +14,8 @@ pub(super) struct CallNeeds {
     pub(super) amount: Amount,
 }
 
-/// The failure of a call that needs `needed`, of which the gateway holds `held` and the leader refused the rest.
+/// The [`CallFailure`] of a call that needs `needed`, of which the gateway holds `held` and the leader refused the
+/// rest.
 pub(super) fn refused(
     account: &AccountTerms,
     refused: &GrantRefusal,

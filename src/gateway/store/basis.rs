@@ -17,7 +17,7 @@ pub struct BoundBasis {
     pub answered: String,
     /// A bill exceeded the bound that rested on the previous one: bills of this server are not used any more.
     pub loose: bool,
-    /// The request and its bill; `None`: the next bound rests on bytes alone.
+    /// The request and its bill; `None`: the next bound is based on bytes alone.
     pub previous: Option<Arc<PreviousRequest>>,
 }
 

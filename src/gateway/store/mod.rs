@@ -122,7 +122,7 @@ pub enum CallUsage {
 /// The server billed a call above its bound.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct BoundViolation {
-    /// The failure of every later call.
+    /// The [`CallFailure`] of every later call.
     pub failure: CallFailure,
     /// The value of `agentloop.dev/resume` at that time: another value ends the violation.
     pub resume: Option<String>,
@@ -137,7 +137,7 @@ pub struct CallSettlement {
     pub reservation: Reservation,
     /// What the call is charged in the limits.
     pub charge: Amount,
-    /// Set if the bill exceeds the bound.
+    /// Set if the [`CallBill`] exceeds the bound.
     pub violation: Option<BoundViolation>,
     /// The new basis of the next bound; `None`: unchanged.
     pub basis: Option<BoundBasis>,
@@ -301,7 +301,7 @@ impl CallStore {
         at(&self.lock().counts.wallet)
     }
 
-    /// Changes the wallet, on disk first.
+    /// Changes the [`Wallet`], on disk first.
     pub fn change_wallet<T>(&self, act: impl FnOnce(&mut Wallet) -> T) -> Result<T, CallStoreError> {
         let mut inner = self.lock();
         inner.settle_rest()?;

@@ -27,7 +27,7 @@ impl ModelNames {
         &self.server
     }
 
-    /// The model for calls of this purpose.
+    /// The model for calls of this [`CallPurpose`].
     pub fn of(&self, purpose: CallPurpose) -> &str {
         let light = self.light.as_deref().filter(|_| purpose.uses_light_model());
         light.unwrap_or(&self.main)

@@ -56,7 +56,7 @@ CREATE TABLE leases (
 ) WITHOUT ROWID;
 CREATE TABLE accounts (
     account TEXT PRIMARY KEY,
-    epoch INTEGER NOT NULL      -- of the newest ledger record heard of
+    epoch INTEGER NOT NULL      -- of the newest known ledger record
 ) WITHOUT ROWID;
 CREATE TABLE previous (         -- the last request that was billed
     model TEXT PRIMARY KEY,
@@ -76,7 +76,7 @@ ALTER TABLE calls ADD COLUMN cost INTEGER;
 ";
 
 /// Added by version 5: the last request per server, and whether its bill can be trusted. The earlier basis is dropped,
-/// so the next bound rests on bytes.
+/// so the next bound is based on bytes.
 const TABLES_5: &str = "
 DROP TABLE previous;
 CREATE TABLE previous (         -- the last request

@@ -415,11 +415,11 @@ fn grant(store: &CallStore, amount: i64) {
         .unwrap();
 }
 
-fn said(store: &CallStore) -> (i64, i64, bool) {
+fn statement(store: &CallStore) -> (i64, i64, bool) {
     store.with_wallet(|wallet| {
         let all: Vec<_> = wallet.statements().collect();
-        let [(_, said)] = all.as_slice() else { panic!("{all:?}") };
-        (said.spent.tokens, said.returned.tokens, said.closed)
+        let [(_, one)] = all.as_slice() else { panic!("{all:?}") };
+        (one.spent.tokens, one.returned.tokens, one.closed)
     })
 }
 
@@ -467,10 +467,10 @@ fn what_is_spent_and_given_back_survives_a_restart_and_what_is_granted_is_said_a
     };
     store.settle(settlement).unwrap();
     store.change_wallet(|wallet| wallet.give_back(None)).unwrap();
-    assert_eq!(said(&store), (25, 75, false));
+    assert_eq!(statement(&store), (25, 75, false));
     drop(store);
     let store = open(&directory);
-    assert_eq!(said(&store), (25, 75, false));
+    assert_eq!(statement(&store), (25, 75, false));
     assert_eq!(
         store.with_wallet(|wallet| wallet.epochs().next().map(|(_, epoch)| epoch)),
         Some(7)
@@ -490,7 +490,7 @@ fn a_call_open_at_a_restart_counts_as_reserved_once_and_is_estimated() {
     drop(store);
     for _ in 0..2 {
         let store = open(&directory);
-        assert_eq!(said(&store), (60, 0, false));
+        assert_eq!(statement(&store), (60, 0, false));
         let usage = store.usage();
         assert_eq!((usage.calls, usage.unknown_calls, usage.estimated_calls), (1, 1, 1));
         assert_eq!(usage.input_tokens + usage.output_tokens, 0);

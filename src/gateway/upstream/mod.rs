@@ -24,7 +24,7 @@ use crate::sensing::address::AddressPolicy;
 pub const JSON: &str = "application/json";
 pub const EVENT_STREAM: &str = "text/event-stream";
 
-/// The upstreams by the purpose of a call.
+/// The upstreams by the [`CallPurpose`] of a call.
 pub struct ModelUpstreams {
     /// `spec.model`.
     pub main: ModelUpstream,
@@ -33,7 +33,7 @@ pub struct ModelUpstreams {
 }
 
 impl ModelUpstreams {
-    /// The upstream for calls of this purpose.
+    /// The upstream for calls of this [`CallPurpose`].
     pub fn of(&self, purpose: CallPurpose) -> Result<&ModelUpstream, CallFailure> {
         if !purpose.uses_light_model() {
             return Ok(&self.main);
@@ -78,7 +78,7 @@ impl PreparedRequest {
         }
     }
 
-    /// The exact bill, where it is known in advance.
+    /// The exact [`CallBill`], where it is known in advance.
     pub fn exact_bill(&self) -> Option<CallBill> {
         match self {
             Self::Server(_) => None,
@@ -86,7 +86,7 @@ impl PreparedRequest {
         }
     }
 
-    /// What a server renders in addition to the request. Nothing for the script, whose bill is known.
+    /// What a server renders in addition to the request. Nothing for the [`ModelScript`], whose bill is known.
     pub fn overhead(&self) -> RequestOverhead {
         match self {
             Self::Server(request) => request.format.endpoint().overhead,
@@ -102,7 +102,7 @@ impl PreparedRequest {
         }
     }
 
-    /// Lowers the output limit; never raises it. Has no effect on the script.
+    /// Lowers the output limit; never raises it. Has no effect on the [`ModelScript`].
     pub fn limit_output(&mut self, tokens: u32) {
         match self {
             Self::Server(request) => request.checked.limit_output(tokens),
@@ -148,7 +148,7 @@ impl ModelUpstream {
         }
     }
 
-    /// Checks and rewrites a request without sending it. `taken`: turns of the script used so far.
+    /// Checks and rewrites a request without sending it. `taken`: turns of the [`ModelScript`] used so far.
     pub fn prepare(&self, id: CallId, body: &[u8], taken: u64) -> Result<PreparedRequest, CallFailure> {
         match &self.source {
             UpstreamKind::Server(server) => server.prepare(id, body).map(PreparedRequest::Server),

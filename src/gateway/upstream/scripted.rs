@@ -22,7 +22,7 @@ use crate::provider::meter::StreamReader;
 use crate::provider::scripted::wire::{self, ScriptedCompletion};
 use crate::provider::scripted::{ModelScript, ScriptedFailure, ScriptedReply};
 
-/// The format of a script.
+/// The format of a [`ModelScript`].
 const FORMAT: WireFormat = WireFormat::OpenAiChat;
 
 pub(super) fn read(field: ModelField, path: &Path) -> Result<ModelScript, String> {
@@ -31,13 +31,13 @@ pub(super) fn read(field: ModelField, path: &Path) -> Result<ModelScript, String
     ModelScript::parse(&text).map_err(|error| format!("{field}.scripted: {error}"))
 }
 
-/// A request to the script.
+/// A request to the [`ModelScript`].
 pub struct ScriptedRequest {
     messages: Value,
     /// The messages as the worker wrote them.
     raw: Vec<Box<RawValue>>,
     stream: bool,
-    /// Turns of the script used before this one.
+    /// Turns of the [`ModelScript`] used before this one.
     taken: u64,
     bill: CallBill,
 }
@@ -54,7 +54,7 @@ impl ScriptedRequest {
             .collect()
     }
 
-    /// The usage that the answer will report, as the script defines it.
+    /// The usage that the answer will report, as the [`ModelScript`] defines it.
     pub(super) fn bill(&self) -> CallBill {
         self.bill
     }
@@ -126,8 +126,8 @@ pub(super) async fn run(
     let unreadable = |_| CallFailure::new(FailureKind::BadResponse, "the script's answer cannot be parsed");
     if !request.stream {
         let body = completion.body();
-        let said = FORMAT.read_body(body.as_bytes()).map_err(unreadable)?;
-        flight.note_bill(bill(said.usage.as_ref()));
+        let parsed = FORMAT.read_body(body.as_bytes()).map_err(unreadable)?;
+        flight.note_bill(bill(parsed.usage.as_ref()));
         return Ok(AnswerTail {
             content_type: JSON,
             rest: body.into(),
@@ -151,12 +151,12 @@ pub(super) async fn run(
     ))
 }
 
-/// The usage of an answer. A script may report none at all.
+/// The usage of an answer. A [`ModelScript`] may report none at all.
 fn bill(usage: Option<&Value>) -> Option<(CallBill, String)> {
     Some((FORMAT.bill(usage?)?, usage?.to_string()))
 }
 
-/// The failure for which an answer of a server with this status would be taken.
+/// The [`CallFailure`] for which an answer of a server with this status would be taken.
 fn failed(field: ModelField, fail: ScriptedFailure, now: Timestamp) -> CallFailure {
     let mut headers = HeaderMap::new();
     if let Some(seconds) = fail.retry_after_seconds {

@@ -192,10 +192,10 @@ impl ProviderServer {
                 return Err(too_long());
             }
         }
-        let said = self.format.read_body(&body);
-        let said = said.map_err(|error| self.answer_failure(&error, false, flight))?;
-        flight.note_bill(self.bill(said.usage.as_ref(), said.content));
-        flight.note_answered(&said.model);
+        let parsed = self.format.read_body(&body);
+        let parsed = parsed.map_err(|error| self.answer_failure(&error, false, flight))?;
+        flight.note_bill(self.bill(parsed.usage.as_ref(), parsed.content));
+        flight.note_answered(&parsed.model);
         Ok(AnswerTail {
             content_type: JSON,
             rest: body.into(),
@@ -207,7 +207,8 @@ impl ProviderServer {
         Some((bill, usage?.to_string()))
     }
 
-    /// The failure of an answer with a good status that is not an answer. `processed`: a part of one came before.
+    /// The [`CallFailure`] of an answer with a good status that is not an answer. `processed`: a part of one came
+    /// before.
     fn answer_failure(&self, error: &AnswerError, processed: bool, flight: &InFlightCall) -> CallFailure {
         match error {
             AnswerError::Garbage => {

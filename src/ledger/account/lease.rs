@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::{AgentName, LeaseHolder, LeaseId, MAX_LEASES, record_size};
+use super::{LeaseHolder, LeaseId, MAX_LEASES, record_size};
 use crate::sum::{AmountSum, saturating_sum};
+use agentloop_api::NamespacedName;
 use agentloop_api::amount::Amount;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -14,9 +15,9 @@ pub(super) struct Lease {
     /// Beginning of the window it was granted in; 1970: it counts in whatever window it is spent.
     pub(super) window: Timestamp,
     pub(super) granted: Amount,
-    /// The part of `granted` that is written.
+    /// The part of [`Self::granted`] that is written.
     pub(super) durable: Amount,
-    /// The part of `granted` in a record that may be written at any moment.
+    /// The part of [`Self::granted`] in a record that may be written at any moment.
     pub(super) composed: Amount,
     pub(super) spent: Amount,
     pub(super) returned: Amount,
@@ -62,7 +63,7 @@ impl Lease {
 pub(super) struct LeaseTable {
     all: BTreeMap<LeaseId, Lease>,
     of_record: BTreeMap<String, BTreeSet<LeaseId>>,
-    of_agent: BTreeMap<AgentName, AmountSum>,
+    of_agent: BTreeMap<NamespacedName, AmountSum>,
     outstanding: AmountSum,
     /// Approximate length of all leases in a record, in bytes.
     length: usize,
@@ -169,7 +170,7 @@ impl LeaseTable {
         }
     }
 
-    fn count(&mut self, agent: &AgentName, before: &Amount, after: &Amount) {
+    fn count(&mut self, agent: &NamespacedName, before: &Amount, after: &Amount) {
         self.outstanding.take(before);
         self.outstanding.add(after);
         if !self.of_agent.contains_key(agent) {
@@ -195,12 +196,12 @@ impl LeaseTable {
     }
 
     /// The same, including this Agent.
-    pub(super) fn agents_with(&self, agent: &AgentName) -> usize {
+    pub(super) fn agents_with(&self, agent: &NamespacedName) -> usize {
         self.of_agent.len() + usize::from(!self.of_agent.contains_key(agent))
     }
 
     /// Outstanding of one Agent.
-    pub(super) fn outstanding_of(&self, agent: &AgentName) -> Amount {
+    pub(super) fn outstanding_of(&self, agent: &NamespacedName) -> Amount {
         self.of_agent.get(agent).map_or(Amount::ZERO, AmountSum::amount)
     }
 

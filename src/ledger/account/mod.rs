@@ -36,6 +36,7 @@ use self::shares::AgentShares;
 pub use self::shares::MAX_SHARES;
 use super::sum::saturating_sum;
 use super::window::{SettledUsage, WindowRule};
+use agentloop_api::NamespacedName;
 use agentloop_api::amount::{Amount, AmountKind, LimitAmounts};
 use agentloop_api::budget::CountedTopUp;
 
@@ -72,22 +73,13 @@ pub struct LedgerTerms {
     pub window: WindowRule,
 }
 
-/// Namespace and name of an Agent.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AgentName {
-    /// Namespace of the Agent.
-    pub namespace: String,
-    /// Name of the Agent.
-    pub name: String,
-}
-
 /// The holder of a lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseHolder {
     /// Name of the gateway's record, which stores its counts. Two gateways with one record run one after the other.
     pub record: String,
     /// The Agent.
-    pub agent: AgentName,
+    pub agent: NamespacedName,
     /// Uid of its pod.
     pub pod_uid: String,
     /// Epoch of its pod.
@@ -181,7 +173,7 @@ pub struct Account {
     time: Timestamp,
     /// Set while the last leader's time is ahead of this leader's clock.
     slow: Option<CatchUpClock>,
-    /// Beginning and end of the current window, by `time`.
+    /// Beginning and end of the current window, by [`Self::time`].
     window: (Timestamp, Option<Timestamp>),
     /// Time alone changes nothing before this moment.
     due: Timestamp,
@@ -337,7 +329,7 @@ impl Account {
 
     /// Ensures that at least `used` is counted in all, in a window that never ends: what is neither settled nor held
     /// counts now.
-    pub fn charge_at_least(&mut self, agent: &AgentName, used: &Amount, now: Timestamp) {
+    pub fn charge_at_least(&mut self, agent: &NamespacedName, used: &Amount, now: Timestamp) {
         self.advance(now);
         let more = used.saturating_sub(&self.taken());
         if !more.is_zero() {
@@ -346,11 +338,11 @@ impl Account {
         }
     }
 
-    /// How long the record of a gateway that has stopped is waited for before what it holds is forfeited. `None`: for as
-    /// long as its volume exists, since nothing is gained: spent or reserved, there is no room.
+    /// How long the record of a gateway that has stopped is waited for before what it holds is forfeited. `None`: for
+    /// as long as its volume exists, since nothing is gained: spent or reserved, there is no room.
     ///
-    /// In a rolling window a forfeited amount counts for one more window. Waiting for one window first costs at most as much
-    /// again, and usually the volume returns with the exact amount.
+    /// In a rolling window a forfeited amount counts for one more window. Waiting for one window first costs at most as
+    /// much again, and usually the volume returns with the exact amount.
     #[must_use]
     pub fn forfeit_after(&self, record: &str) -> Option<SignedDuration> {
         match self.terms.window {
@@ -389,11 +381,11 @@ impl Account {
     }
 
     /// Drops the place of an Agent that no longer waits for room here.
-    pub fn withdraw(&mut self, agent: &AgentName) {
+    pub fn withdraw(&mut self, agent: &NamespacedName) {
         self.waiting.retain(|waiter| waiter.agent != *agent);
     }
 
-    fn charge(&mut self, agent: &AgentName, window: Timestamp, amount: &Amount) {
+    fn charge(&mut self, agent: &NamespacedName, window: Timestamp, amount: &Amount) {
         // Usage of a calendar window that has ended counts there, not here.
         let over = window != Timestamp::UNIX_EPOCH && window < self.window.0;
         if over || amount.is_zero() {
@@ -472,13 +464,13 @@ impl Account {
 
     /// Usage of each Agent, in descending order by tokens, then by cost.
     #[must_use]
-    pub fn shares(&self) -> Vec<(AgentName, Amount)> {
+    pub fn shares(&self) -> Vec<(NamespacedName, Amount)> {
         self.shares.sorted()
     }
 
     /// Usage of this Agent.
     #[must_use]
-    pub fn share_of(&self, agent: &AgentName) -> Amount {
+    pub fn share_of(&self, agent: &NamespacedName) -> Amount {
         self.shares.of(agent).total()
     }
 

@@ -6,9 +6,10 @@ use jiff::Timestamp;
 
 use super::lease::{Lease, LeaseTable};
 use super::shares::AgentShares;
-use super::{Account, AgentName, CatchUpClock, DurableGrant, LeaseHolder, LeaseId, LedgerTerms};
+use super::{Account, CatchUpClock, DurableGrant, LeaseHolder, LeaseId, LedgerTerms};
 use crate::sum::saturating_sum;
 use crate::window::{PIECES, SettledUsage, WindowRule};
+use agentloop_api::NamespacedName;
 use agentloop_api::amount::Amount;
 use agentloop_api::budget::{LeaseRecord, LedgerRecord};
 
@@ -88,7 +89,7 @@ impl Account {
         }
     }
 
-    /// The record is written: its grants may be sent to gateways.
+    /// The record is written: its [`DurableGrant`]s may be sent to gateways.
     pub fn confirm_record(&mut self, record: &LedgerRecord) {
         self.epoch = record.epoch;
         let written: BTreeMap<LeaseId, Amount> = record
@@ -137,7 +138,7 @@ impl Account {
     }
 }
 
-/// The total granted to a holder.
+/// The total granted to a [`LeaseHolder`].
 fn granted(holder: &LeaseRecord) -> Amount {
     saturating_sum(&holder.amount, &saturating_sum(&holder.spent, &holder.returned))
 }
@@ -145,10 +146,7 @@ fn granted(holder: &LeaseRecord) -> Amount {
 fn held(holder: &LeaseRecord) -> Lease {
     let who = LeaseHolder {
         record: holder.record.clone(),
-        agent: AgentName {
-            namespace: holder.namespace.clone(),
-            name: holder.name.clone(),
-        },
+        agent: NamespacedName::new(&holder.namespace, &holder.name),
         pod_uid: holder.pod_uid.clone(),
         epoch: holder.epoch,
     };

@@ -2,14 +2,14 @@
 
 use strum::IntoEnumIterator;
 
-use super::AgentName;
 use super::lease::Lease;
 use crate::window::SettledUsage;
+use agentloop_api::NamespacedName;
 use agentloop_api::amount::{Amount, AmountKind};
 
 /// Bytes of all leases from which on no more are created.
 pub(super) const LEASES: usize = 420_000;
-/// Bytes of all Agents' lines from which on the Agents with the least usage share one line.
+/// Bytes of all Agents' lines from which on the Agents with the least [`SettledUsage`] share one line.
 pub(super) const SHARES: usize = 230_000;
 /// Field names, punctuation and a timestamp around the variable parts.
 const LEASE: usize = 180;
@@ -27,12 +27,12 @@ pub(super) fn of_lease(lease: &Lease) -> usize {
 }
 
 /// Length of an Agent's line.
-pub(super) fn of_share(agent: &AgentName, settled: &SettledUsage) -> usize {
+pub(super) fn of_share(agent: &NamespacedName, settled: &SettledUsage) -> usize {
     let buckets = settled.amounts().map(|amount| BUCKET + of_amount(amount));
     SHARE + of_agent(agent) + buckets.sum::<usize>()
 }
 
-fn of_agent(agent: &AgentName) -> usize {
+fn of_agent(agent: &NamespacedName) -> usize {
     agent.namespace.len() + agent.name.len()
 }
 

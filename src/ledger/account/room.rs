@@ -4,10 +4,11 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::lease::Lease;
 use super::{
-    Account, AgentName, BACKOFF_FACTOR, CONTENTION_WAIT, GrantRefusal, GrantRequest, LeaseHolder, LeaseId,
-    PREFETCH_CALLS, WAITER_TIMEOUT,
+    Account, BACKOFF_FACTOR, CONTENTION_WAIT, GrantRefusal, GrantRequest, LeaseHolder, LeaseId, PREFETCH_CALLS,
+    WAITER_TIMEOUT,
 };
 use crate::sum::saturating_sum;
+use agentloop_api::NamespacedName;
 use agentloop_api::amount::{Amount, AmountKind, LimitAmounts};
 
 /// A gateway whose request others hold enough for. What it lacks is kept for it as long as something is returned. If
@@ -16,7 +17,7 @@ use agentloop_api::amount::{Amount, AmountKind, LimitAmounts};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct WaitingGateway {
     pub(super) record: String,
-    pub(super) agent: AgentName,
+    pub(super) agent: NamespacedName,
     missing: Amount,
     since: Timestamp,
     asked: Timestamp,
@@ -68,7 +69,7 @@ impl LargeGrant {
     }
 }
 
-/// Everything that determines who has room, and when: while it is unchanged, the same requests are refused.
+/// Everything that determines who has room, and when: while it is unchanged, the same [`GrantRequest`]s are refused.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AccountRoom {
     limits: LimitAmounts,
@@ -88,8 +89,8 @@ fn later(time: Timestamp, span: SignedDuration) -> Timestamp {
 /// Ends waits that are due: a waiter that got nothing steps back, and may wait again once it has stepped back for long
 /// enough.
 ///
-/// A wait ends when it is due, not when the account is next advanced: otherwise a gateway that asks once, and then again
-/// an hour later, would step back for five hours.
+/// A wait ends when it is due, not when the account is next advanced: otherwise a gateway that asks once, and then
+/// again an hour later, would step back for five hours.
 pub(super) fn expire_waiters(waiting: &mut Vec<WaitingGateway>, now: Timestamp) {
     waiting.retain_mut(|waiter| {
         let due = waiter.due();
@@ -106,13 +107,13 @@ pub(super) fn expire_waiters(waiting: &mut Vec<WaitingGateway>, now: Timestamp) 
     });
 }
 
-/// What a request needs beyond what its gateway holds.
+/// What a [`GrantRequest`] needs beyond what its gateway holds.
 struct GrantNeed {
     current: Option<LeaseId>,
     /// The usable part of what was granted: of a kind that was not limited before nothing was granted, whatever was
     /// spent of it.
     held: Amount,
-    /// Settled and returned of the current lease; `open`: reserved on it.
+    /// Settled and returned of the current lease; [`Self::open`]: reserved on it.
     base: Amount,
     open: Amount,
     least: Amount,
@@ -200,7 +201,7 @@ impl Account {
         }
     }
 
-    /// Whether a refused request would get its least amount now.
+    /// Whether a refused [`GrantRequest`] would get its least amount now.
     #[must_use]
     pub fn has_room(&self, who: &LeaseHolder, ask: &GrantRequest) -> bool {
         let need = self.need(&who.record, ask);
@@ -229,8 +230,8 @@ impl Account {
         (self.changed, self.urgent) = (true, true);
     }
 
-    /// Whether the answer to a granted request must wait for a write: more is planned than written, and what is written
-    /// is not enough. A prefetch (`least` is zero) never waits.
+    /// Whether the answer to a granted [`GrantRequest`] must wait for a write: more is planned than written, and what
+    /// is written is not enough. A prefetch (`least` is zero) never waits.
     #[must_use]
     pub fn must_wait(&self, record: &str, ask: &GrantRequest) -> bool {
         let Some((id, lease)) = self.current(record) else {
@@ -384,7 +385,7 @@ impl Account {
         }
     }
 
-    /// Ends the large grant of a gateway once it holds at most a fair share.
+    /// Ends the [`LargeGrant`] of a gateway once it holds at most a fair share.
     pub(super) fn end_large_turn(&mut self, record: &str) {
         let held = self.leases.outstanding_at(record);
         let (time, part) = (self.time, self.fair_part(self.leases.agents().max(2)));
@@ -396,8 +397,8 @@ impl Account {
         }
     }
 
-    /// The first time from now on at which a request fits without user action, if nobody else takes the room and the
-    /// gateway closes its leases of past windows. `None`: never.
+    /// The first time from now on at which a [`GrantRequest`] fits without user action, if nobody else takes the room
+    /// and the gateway closes its leases of past windows. `None`: never.
     #[must_use]
     pub fn resets_at(&self, who: &LeaseHolder, ask: &GrantRequest) -> Option<Timestamp> {
         let rule = &self.terms.window;

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::{AgentName, record_size};
+use super::record_size;
 use crate::window::{SHARE_PIECES, SettledUsage, WindowRule};
+use agentloop_api::NamespacedName;
 use agentloop_api::amount::Amount;
 use agentloop_api::budget::ShareRecord;
 
@@ -16,7 +17,7 @@ pub const MAX_SHARES: usize = 1_000;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AgentShares {
-    of: BTreeMap<AgentName, SettledUsage>,
+    of: BTreeMap<NamespacedName, SettledUsage>,
     /// Usage for Agents without their own line: at least that of any of them.
     others: SettledUsage,
     /// Approximate length of all lines in a record, in bytes.
@@ -31,12 +32,9 @@ impl AgentShares {
             length: 0,
         };
         for share in shares {
-            let agent = AgentName {
-                namespace: share.namespace.clone(),
-                name: share.name.clone(),
-            };
+            let agent = NamespacedName::new(&share.namespace, &share.name);
             let settled = SettledUsage::restore(SHARE_PIECES, &share.buckets);
-            if agent == AgentName::default() {
+            if agent == NamespacedName::default() {
                 restored.others = settled;
             } else {
                 restored.of.insert(agent, settled);
@@ -56,7 +54,7 @@ impl AgentShares {
 
     /// The lines to be written; that of the others has no name.
     pub(super) fn record(&self) -> Vec<ShareRecord> {
-        let others = (AgentName::default(), &self.others);
+        let others = (NamespacedName::default(), &self.others);
         let lines = self.of.iter().map(|(agent, settled)| (agent.clone(), settled));
         std::iter::once(others)
             .filter(|(_, settled)| !settled.total().is_zero())
@@ -69,11 +67,11 @@ impl AgentShares {
             .collect()
     }
 
-    pub(super) fn of(&self, agent: &AgentName) -> &SettledUsage {
+    pub(super) fn of(&self, agent: &NamespacedName) -> &SettledUsage {
         self.of.get(agent).unwrap_or(&self.others)
     }
 
-    pub(super) fn add(&mut self, rule: &WindowRule, now: Timestamp, agent: &AgentName, amount: &Amount) {
+    pub(super) fn add(&mut self, rule: &WindowRule, now: Timestamp, agent: &NamespacedName, amount: &Amount) {
         let known = self.of.remove(agent);
         let before = known.as_ref().map_or(0, |share| record_size::of_share(agent, share));
         let mut share = known.unwrap_or_else(|| self.others.clone());
@@ -95,7 +93,7 @@ impl AgentShares {
         }
     }
 
-    /// Drops what has expired. Returns when the next usage expires.
+    /// Drops what has expired. Returns when the next [`SettledUsage`] expires.
     pub(super) fn advance(&mut self, rule: &WindowRule, now: Timestamp) -> Option<Timestamp> {
         self.others.advance(rule, now);
         let mut next = self.others.expiries(rule).next();
@@ -117,7 +115,7 @@ impl AgentShares {
     }
 
     /// In descending order by tokens, then by cost.
-    pub(super) fn sorted(&self) -> Vec<(AgentName, Amount)> {
+    pub(super) fn sorted(&self) -> Vec<(NamespacedName, Amount)> {
         let lines = self.of.iter();
         let mut shares: Vec<_> = lines.map(|(agent, share)| (agent.clone(), share.total())).collect();
         shares.sort_by(|(a, x), (b, y)| (y.tokens, y.cost).cmp(&(x.tokens, x.cost)).then_with(|| a.cmp(b)));

@@ -87,7 +87,7 @@ fn thinking(
     fields
 }
 
-/// Whether thinking with a budget may be enabled. If the current turn began with tool calls without thinking, for
+/// Whether thinking with a budget may be enabled. If the current turn began with [`ToolCall`]s without thinking, for
 /// example before an edit of the spec, the API refuses it until the turn is over.
 fn may_think(model: &ModelSpec, messages: &[impl Borrow<Message>]) -> bool {
     let turn = messages

@@ -87,8 +87,8 @@ impl AnswerAggregate for MessageAggregate {
 impl MessageAggregate {
     /// Merges usage counts: later ones replace earlier ones.
     fn usage(&mut self, usage: Option<Map<String, Value>>) {
-        let said = usage.into_iter().flatten().filter(|(_, count)| !count.is_null());
-        self.usage.extend(said);
+        let reported = usage.into_iter().flatten().filter(|(_, count)| !count.is_null());
+        self.usage.extend(reported);
     }
 
     fn start(&mut self, index: u64, raw: Option<Map<String, Value>>) -> Result<(), CallFailure> {
@@ -140,7 +140,7 @@ impl MessageAggregate {
     }
 }
 
-/// Starts a tool call. An empty object stands for arguments that arrive as deltas.
+/// Starts a [`ToolCall`]. An empty object stands for arguments that arrive as deltas.
 fn begun(block: MessageBlock) -> ToolCall {
     let given = block
         .input

@@ -103,7 +103,7 @@ fn conversation(messages: &[impl Borrow<Message>], tools: &[ToolDefinition]) -> 
             Message::User { text } => Message::User { text: text.clone() },
             Message::Assistant { text, tool_calls, .. } => {
                 names.extend(tool_calls.iter().map(|call| (call.id.as_str(), call.name.as_str())));
-                said(text.as_deref().unwrap_or_default(), tool_calls)
+                assistant(text.as_deref().unwrap_or_default(), tool_calls)
             }
             Message::Tool { id, text, .. } => {
                 let name = names.get(id.as_str()).copied().unwrap_or_default();
@@ -136,7 +136,7 @@ fn form(tools: &[ToolDefinition]) -> String {
 }
 
 /// Writes a past answer in the form in which the model gave it.
-fn said(text: &str, calls: &[ToolCall]) -> Message {
+fn assistant(text: &str, calls: &[ToolCall]) -> Message {
     let calls: Vec<Value> = calls
         .iter()
         .map(|call| {
@@ -220,9 +220,9 @@ mod tests {
             system.starts_with("be\n\n") && system.ends_with("\n- look: Looks. {\"type\":\"object\"}"),
             "{system}"
         );
-        let said: Value = serde_json::from_str(sent[2]["content"].as_str().unwrap()).unwrap();
+        let assistant: Value = serde_json::from_str(sent[2]["content"].as_str().unwrap()).unwrap();
         assert_eq!(
-            said,
+            assistant,
             json!({"text": "I look.", "tool_calls": [
                 {"name": "look", "arguments": {"at": 1}},
                 {"name": "look", "arguments": {"malformed": "{\"at\""}}]})

@@ -8,7 +8,7 @@ use crate::openai_chat::stream::CompletionAggregate;
 use agentloop_api::failure::CallFailure;
 use agentloop_engine::message::{FinishReason, ModelAnswer, ToolCall};
 
-/// A chat completion with tool calls in its text.
+/// A chat completion with [`ToolCall`]s in its text.
 #[derive(Default)]
 pub(crate) struct ObjectAggregate(CompletionAggregate);
 
@@ -27,10 +27,10 @@ impl AnswerAggregate for ObjectAggregate {
 #[must_use]
 pub fn read(answer: ModelAnswer) -> ModelAnswer {
     let object = answer.text.as_deref().and_then(object);
-    let (Some(said), FinishReason::Stop) = (object, answer.finish) else {
+    let (Some(parsed), FinishReason::Stop) = (object, answer.finish) else {
         return answer;
     };
-    let calls: Vec<ToolCall> = said
+    let calls: Vec<ToolCall> = parsed
         .tool_calls
         .into_iter()
         .take(MAX_TOOL_CALLS)
@@ -42,7 +42,7 @@ pub fn read(answer: ModelAnswer) -> ModelAnswer {
         })
         .collect();
     ModelAnswer {
-        text: Some(said.text.unwrap_or_default()).filter(|text| !text.is_empty()),
+        text: Some(parsed.text.unwrap_or_default()).filter(|text| !text.is_empty()),
         finish: if calls.is_empty() {
             FinishReason::Stop
         } else {

@@ -51,7 +51,7 @@ pub fn answer(body: &[u8]) -> Result<ModelAnswer, CallFailure> {
     })
 }
 
-/// Builds the reasoning from these fields of an answer and the extras of its tool calls. Empty fields are also sent
+/// Builds the reasoning from these fields of an answer and the extras of its [`ToolCall`]s. Empty fields are also sent
 /// back: servers with reasoning require the field in each answer with tool calls.
 pub(super) fn reasoning(fields: Map<String, Value>, extras: Vec<Value>) -> Option<ReasoningContent> {
     let fields: Map<String, Value> = fields.into_iter().filter(|(_, value)| !value.is_null()).collect();

@@ -89,7 +89,8 @@ impl CompletionAggregate {
         }
     }
 
-    /// Adds a piece of a tool call. Servers that omit the index either send each call whole, or continue the last one.
+    /// Adds a piece of a [`ToolCall`]. Servers that omit the index either send each call whole, or continue the last
+    /// one.
     fn call(&mut self, piece: CallDelta) {
         let last = self
             .calls

@@ -93,20 +93,20 @@ fn answer_items(text: &str, calls: Vec<Value>, reasoning: Option<&ReasoningConte
             MessagePart::Opaque(item) => items.push(item.clone()),
             MessagePart::Text(bytes) => {
                 let (piece, rest) = text.split_at_checked(*bytes).unwrap_or((text, ""));
-                items.extend(said(piece));
+                items.extend(assistant(piece));
                 text = rest;
             }
             MessagePart::Call => items.extend(calls.next()),
         }
     }
-    items.extend(said(text));
+    items.extend(assistant(text));
     items.extend(calls);
     items
 }
 
 /// Builds a message of the model, unless its text is blank. The text is a string, not an `output_text` part: servers
 /// accept such a part only with the id and the status of the original message, which are not kept.
-fn said(text: &str) -> Option<Value> {
+fn assistant(text: &str) -> Option<Value> {
     let message = || json!({"type": "message", "role": "assistant", "content": text});
     (!text.trim().is_empty()).then(message)
 }
@@ -298,9 +298,9 @@ mod tests {
             let items = items.as_array().unwrap().clone();
             (items.len(), items.last().unwrap().clone())
         };
-        let said = |text: &str| super::user(text);
-        assert_eq!(last(&[user("a"), user("b")]), (1, said("a\n\nb\n\nnow")));
-        assert_eq!(last(&[]), (1, said("now")));
+        let item = |text: &str| super::user(text);
+        assert_eq!(last(&[user("a"), user("b")]), (1, item("a\n\nb\n\nnow")));
+        assert_eq!(last(&[]), (1, item("now")));
         let thought = thought("m");
         assert_eq!(last(&thought), (8, super::output("b", "ok\n\nnow")));
         let answered = Message::Assistant {
@@ -308,7 +308,7 @@ mod tests {
             tool_calls: vec![],
             reasoning: None,
         };
-        assert_eq!(last(&[user("a"), answered]), (3, said("now")));
+        assert_eq!(last(&[user("a"), answered]), (3, item("now")));
     }
 
     #[test]

@@ -202,8 +202,8 @@ mod tests {
             "arguments": {"a": 1}, "encrypted_content": true});
         let part = json!({"type": "of_a_later_version", "text": {"a": 1}, "refusal": 7});
         let call = json!({"type": "function_call", "call_id": "a", "name": "look", "arguments": {"at": 1}});
-        let said = json!({"type": "message", "content": [part, {"type": "output_text", "text": "hi"}]});
-        let read = read(&json!({"output": [unknown, "no object", said, call]}));
+        let message = json!({"type": "message", "content": [part, {"type": "output_text", "text": "hi"}]});
+        let read = read(&json!({"output": [unknown, "no object", message, call]}));
         assert_eq!(read.text.as_deref(), Some("hi"));
         assert_eq!(read.tool_calls[0].arguments, r#"{"at":1}"#);
     }
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn each_way_to_finish_is_told_apart() {
-        let said = json!({"type": "output_text", "text": "x"});
+        let message = json!({"type": "output_text", "text": "x"});
         let finish = |status: &str, reason: Value, part: &Value| {
             read(&json!({"status": status, "incomplete_details": {"reason": reason}, "output": [text(part)]})).finish
         };
@@ -227,7 +227,7 @@ mod tests {
             ("incomplete", json!("of_a_later_version"), FinishReason::Length),
             ("incomplete", Value::Null, FinishReason::Length),
         ] {
-            assert_eq!(finish(status, reason.clone(), &said), expected, "{status} {reason}");
+            assert_eq!(finish(status, reason.clone(), &message), expected, "{status} {reason}");
         }
         let refusal = json!({"type": "refusal", "refusal": "no"});
         assert_eq!(finish("completed", Value::Null, &refusal), FinishReason::Refused);

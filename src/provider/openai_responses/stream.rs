@@ -197,7 +197,7 @@ mod tests {
     fn text_reasoning_and_tool_calls_come_together_by_index() {
         let thought = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"});
         let call = |arguments: &str| json!({"type": "function_call", "id": "fc_1", "call_id": "a", "name": "yield", "arguments": arguments});
-        let said = |text: &str| json!({"type": "message", "content": [{"type": "output_text", "text": text}]});
+        let message = |text: &str| json!({"type": "message", "content": [{"type": "output_text", "text": text}]});
         let answer = read(&[
             json!({"type": "response.created", "response": {"status": "in_progress", "output": [], "error": null}}),
             added(0, &json!({"type": "reasoning", "id": "rs_1", "summary": []})),
@@ -211,7 +211,7 @@ mod tests {
             json!({"type": "response.of_a_later_version", "output_index": 2, "delta": {"x": 1}}),
             delta("function_call_arguments", 2, "eep\":1}"),
             json!({"type": "response.function_call_arguments.done", "output_index": 2, "arguments": "{\"sleep\":1}"}),
-            done(1, &said("hello")),
+            done(1, &message("hello")),
             done(2, &call("{\"sleep\":1}")),
             completed(),
         ])

@@ -35,13 +35,13 @@ impl Sensor {
         Self(rules(more), RulesState::default())
     }
 
-    fn hears(&mut self, milliseconds: i64, payload: &Value) -> RulesOutcome {
+    fn process(&mut self, milliseconds: i64, payload: &Value) -> RulesOutcome {
         self.0
             .process(&mut self.1, at(milliseconds), None, payload.to_string().as_bytes())
     }
 
     fn accepts(&mut self, milliseconds: i64, payload: &Value) -> SensorEvent {
-        match self.hears(milliseconds, payload) {
+        match self.process(milliseconds, payload) {
             RulesOutcome::Accepted(event) => *event,
             other => panic!("{other:?} at {milliseconds}: {:?}", self.1.failure),
         }
@@ -49,13 +49,13 @@ impl Sensor {
 }
 
 #[test]
-fn a_payload_that_would_fill_the_memory_is_a_failure_and_the_next_one_is_heard() {
+fn a_payload_that_would_fill_the_memory_is_a_failure_and_the_next_one_is_accepted() {
     let mut sensor = Sensor::new(json!({
         "limits": {"maxPayloadBytes": 1_048_576},
         "notification": {"text": "'was ' + json(previous).slice(0, 9)"},
     }));
     let list = |items: usize| json!(vec![0; items]);
-    assert_eq!(sensor.hears(0, &list(500_000)), RulesOutcome::Failed);
+    assert_eq!(sensor.process(0, &list(500_000)), RulesOutcome::Failed);
     let failure = sensor.1.failure.clone().expect("a failure");
     assert!(failure.contains("more than 12 MiB of memory"), "{failure}");
     assert_eq!((sensor.1.totals.errors, sensor.1.previous.is_none()), (1, true));
@@ -123,7 +123,7 @@ fn a_text_may_have_2048_bytes_and_of_a_longer_one_the_beginning_is_kept() {
 fn what_says_the_same_as_the_event_before_is_no_news() {
     let mut sensor = Sensor::new(json!({}));
     let first = sensor.accepts(0, &json!({"a": 1}));
-    assert_eq!(sensor.hears(1, &json!({"a": 1})), RulesOutcome::Filtered);
+    assert_eq!(sensor.process(1, &json!({"a": 1})), RulesOutcome::Filtered);
     let second = sensor.accepts(2, &json!({"a": 2}));
     // The same content after something else is a new event.
     let third = sensor.accepts(3, &json!({"a": 1}));
@@ -149,20 +149,20 @@ fn an_id_of_the_senders_own_is_taken_once_while_256_are_remembered() {
 fn a_payload_may_be_as_large_and_as_deep_as_its_bounds_and_no_more() {
     let mut sensor = Sensor::new(json!({"limits": {"maxPayloadBytes": 100}}));
     assert!(matches!(
-        sensor.hears(0, &json!("x".repeat(98))),
+        sensor.process(0, &json!("x".repeat(98))),
         RulesOutcome::Accepted(_)
     ));
-    assert_eq!(sensor.hears(1, &json!("x".repeat(99))), RulesOutcome::Dropped);
+    assert_eq!(sensor.process(1, &json!("x".repeat(99))), RulesOutcome::Dropped);
     assert!(matches!(
-        sensor.hears(2, &json!("y".repeat(98))),
+        sensor.process(2, &json!("y".repeat(98))),
         RulesOutcome::Accepted(_)
     ));
     let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
     assert!(matches!(
-        sensor.hears(3, &nested(MOST_DEPTH)),
+        sensor.process(3, &nested(MOST_DEPTH)),
         RulesOutcome::Accepted(_)
     ));
-    assert_eq!(sensor.hears(4, &nested(MOST_DEPTH + 1)), RulesOutcome::TooDeep);
+    assert_eq!(sensor.process(4, &nested(MOST_DEPTH + 1)), RulesOutcome::TooDeep);
     assert_eq!(sensor.1.totals.dropped, 2);
 }
 
@@ -171,7 +171,7 @@ fn what_is_too_deep_to_be_read_is_no_text() {
     let mut sensor = Sensor::new(json!({}));
     let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
     for levels in [126, 127, 128, 1_000] {
-        assert_eq!(sensor.hears(levels, &nested(levels)), RulesOutcome::TooDeep);
+        assert_eq!(sensor.process(levels, &nested(levels)), RulesOutcome::TooDeep);
     }
     assert_eq!(sensor.1.totals.dropped, 4);
 }
@@ -180,8 +180,8 @@ fn what_is_too_deep_to_be_read_is_no_text() {
 fn of_events_within_the_interval_the_newest_comes_at_its_end() {
     let mut sensor = Sensor::new(json!({"limits": {"minIntervalMilliseconds": 1000}}));
     sensor.accepts(0, &json!(1));
-    assert_eq!(sensor.hears(100, &json!(2)), RulesOutcome::Held);
-    assert_eq!(sensor.hears(999, &json!(3)), RulesOutcome::Held);
+    assert_eq!(sensor.process(100, &json!(2)), RulesOutcome::Held);
+    assert_eq!(sensor.process(999, &json!(3)), RulesOutcome::Held);
     assert_eq!(sensor.0.waits_until(&sensor.1), Some(at(1000)));
     assert_eq!(sensor.0.release_held(&mut sensor.1, at(999)), None);
     let Some(RulesOutcome::Accepted(event)) = sensor.0.release_held(&mut sensor.1, at(1000)) else {
@@ -190,7 +190,7 @@ fn of_events_within_the_interval_the_newest_comes_at_its_end() {
     assert_eq!((event.seq, event.at, &*event.notifications[0].text), (2, at(1000), "3"));
     assert_eq!(sensor.0.waits_until(&sensor.1), None);
     // The interval starts over, and is over at its end.
-    assert_eq!(sensor.hears(1999, &json!(4)), RulesOutcome::Held);
+    assert_eq!(sensor.process(1999, &json!(4)), RulesOutcome::Held);
     let event = sensor.accepts(2000, &json!(5));
     assert_eq!(event.seq, 3);
     assert_eq!(
@@ -208,9 +208,9 @@ fn of_events_within_the_interval_the_newest_comes_at_its_end() {
 fn an_event_that_waits_is_no_news_once_it_says_what_was_said_before() {
     let mut sensor = Sensor::new(json!({"limits": {"minIntervalMilliseconds": 1000}}));
     sensor.accepts(0, &json!(1));
-    assert_eq!(sensor.hears(100, &json!(2)), RulesOutcome::Held);
-    assert_eq!(sensor.hears(101, &json!(2)), RulesOutcome::Filtered);
-    assert_eq!(sensor.hears(200, &json!(1)), RulesOutcome::Held);
+    assert_eq!(sensor.process(100, &json!(2)), RulesOutcome::Held);
+    assert_eq!(sensor.process(101, &json!(2)), RulesOutcome::Filtered);
+    assert_eq!(sensor.process(200, &json!(1)), RulesOutcome::Held);
     assert_eq!(
         sensor.0.release_held(&mut sensor.1, at(1000)),
         Some(RulesOutcome::Filtered)
@@ -223,10 +223,10 @@ fn in_any_minute_as_many_events_are_accepted_as_the_limit_says_and_no_more() {
     let mut sensor = Sensor::new(json!({"limits": {"perMinute": 2}}));
     sensor.accepts(0, &json!(1));
     sensor.accepts(30_000, &json!(2));
-    assert_eq!(sensor.hears(30_001, &json!(3)), RulesOutcome::Dropped);
-    assert_eq!(sensor.hears(60_000, &json!(3)), RulesOutcome::Dropped);
+    assert_eq!(sensor.process(30_001, &json!(3)), RulesOutcome::Dropped);
+    assert_eq!(sensor.process(60_000, &json!(3)), RulesOutcome::Dropped);
     sensor.accepts(61_000, &json!(3));
-    assert_eq!(sensor.hears(61_001, &json!(4)), RulesOutcome::Dropped);
+    assert_eq!(sensor.process(61_001, &json!(4)), RulesOutcome::Dropped);
     assert_eq!(sensor.1.totals.dropped, 3);
 }
 
@@ -313,7 +313,7 @@ fn an_event_that_is_not_understood_changes_nothing_and_names_the_field() {
         "updates": [{"field": "ok", "value": "1"}, {"field": "x", "value": "payload.price"}],
     }));
     for streak in 1..=2 {
-        assert_eq!(sensor.hears(0, &json!({"secret": "hunter2"})), RulesOutcome::Failed);
+        assert_eq!(sensor.process(0, &json!({"secret": "hunter2"})), RulesOutcome::Failed);
         assert_eq!(sensor.1.consecutive_failures, streak);
     }
     let failure = sensor.1.failure.clone().expect("a failure");
@@ -326,13 +326,13 @@ fn an_event_that_is_not_understood_changes_nothing_and_names_the_field() {
     sensor.accepts(1, &json!({"price": 1}));
     assert_eq!((sensor.1.consecutive_failures, &sensor.1.failure), (0, &None));
     let mut sensor = Sensor::new(json!({"signals": [{"name": "a", "when": "payload"}]}));
-    assert_eq!(sensor.hears(0, &json!(1)), RulesOutcome::Failed);
+    assert_eq!(sensor.process(0, &json!(1)), RulesOutcome::Failed);
     assert_eq!(
         sensor.1.failure.as_deref(),
         Some("spec.signals[0].when: must be true or false")
     );
     let mut sensor = Sensor::new(json!({"notification": {"text": "payload"}}));
-    assert_eq!(sensor.hears(0, &json!(1)), RulesOutcome::Failed);
+    assert_eq!(sensor.process(0, &json!(1)), RulesOutcome::Failed);
     assert_eq!(
         sensor.0.process(&mut sensor.1, at(1), None, b"\xff"),
         RulesOutcome::Failed
@@ -343,11 +343,11 @@ fn an_event_that_is_not_understood_changes_nothing_and_names_the_field() {
 fn a_value_may_have_8_kib_and_not_one_byte_more() {
     let mut sensor = Sensor::new(json!({"updates": [{"field": "x", "value": "payload"}]}));
     assert!(matches!(
-        sensor.hears(0, &json!("x".repeat(MOST_VALUE_BYTES - 2))),
+        sensor.process(0, &json!("x".repeat(MOST_VALUE_BYTES - 2))),
         RulesOutcome::Accepted(_)
     ));
     assert_eq!(
-        sensor.hears(1, &json!("x".repeat(MOST_VALUE_BYTES - 1))),
+        sensor.process(1, &json!("x".repeat(MOST_VALUE_BYTES - 1))),
         RulesOutcome::Failed
     );
     let failure = sensor.1.failure.clone().expect("a failure");
@@ -383,7 +383,7 @@ fn a_clock_that_was_set_back_holds_nothing_for_longer_than_its_own_limit() {
     }));
     let year = 365 * 86_400_000;
     sensor.accepts(year, &json!(1));
-    assert_eq!(sensor.hears(0, &json!(2)), RulesOutcome::Held);
+    assert_eq!(sensor.process(0, &json!(2)), RulesOutcome::Held);
     assert_eq!(sensor.0.waits_until(&sensor.1), Some(at(1000)));
     let Some(RulesOutcome::Accepted(event)) = sensor.0.release_held(&mut sensor.1, at(1000)) else {
         panic!("it does not come");
@@ -409,7 +409,7 @@ proptest! {
             "updates": [{"field": "x", "value": "10 / payload"}],
             "signals": [{"name": "a", "when": "payload > 2", "cooldownSeconds": 2}],
         }));
-        let (mut now, mut heard, mut seq) = (at(0), 0, 0);
+        let (mut now, mut arrived, mut seq) = (at(0), 0, 0);
         let mut accepted: Vec<Timestamp> = Vec::new();
         for (after, payload, id) in steps {
             now = now.checked_add(SignedDuration::from_millis(after)).expect("a moment");
@@ -418,7 +418,7 @@ proptest! {
             let body = if payload == 5 { json!("too large") } else { json!(payload) };
             let id = id.map(|id| id.to_string());
             seen.push(sensor.0.process(&mut sensor.1, now, id.as_deref(), body.to_string().as_bytes()));
-            heard += 1;
+            arrived += 1;
             for outcome in seen {
                 if let RulesOutcome::Accepted(event) = outcome {
                     seq += 1;
@@ -431,7 +431,7 @@ proptest! {
             sensor.1 = serde_json::from_str(&kept).expect("a state");
             let totals = sensor.1.totals;
             let waiting = i64::from(sensor.1.held.is_some());
-            prop_assert_eq!(totals.events + totals.filtered + totals.dropped + totals.errors + waiting, heard);
+            prop_assert_eq!(totals.events + totals.filtered + totals.dropped + totals.errors + waiting, arrived);
             prop_assert_eq!(totals.events, seq);
             let minute = accepted.iter().filter(|then| now.duration_since(**then) < SECOND * 60);
             prop_assert!(minute.count() <= usize::try_from(per_minute).expect("small"));

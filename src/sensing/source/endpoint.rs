@@ -104,7 +104,7 @@ mod tests {
             super::check(&serde_json::from_value(spec).unwrap())
         };
         assert_eq!(check(16 * 1024), Ok(()));
-        let said = "spec.source.poll.tool.arguments: must be at most 16384 bytes as JSON, and has 16385";
-        assert_eq!(check(16 * 1024 + 1).unwrap_err().to_string(), said);
+        let expected = "spec.source.poll.tool.arguments: must be at most 16384 bytes as JSON, and has 16385";
+        assert_eq!(check(16 * 1024 + 1).unwrap_err().to_string(), expected);
     }
 }

@@ -43,7 +43,6 @@ pub struct SourceCursor {
     pub last_event_id: Option<String>,
 }
 
-/// A message of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceMessage {
     /// The sender's id.
@@ -75,12 +74,11 @@ pub enum RepeatRule {
 /// A message whose source waits for the outcome.
 #[derive(Debug)]
 pub struct SourceArrival {
-    pub heard: SourceMessage,
+    pub message: SourceMessage,
     pub at: Timestamp,
     pub answer: oneshot::Sender<ArrivalOutcome>,
 }
 
-/// The outcome of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrivalOutcome {
     /// It is on disk, with all its effects.
@@ -97,7 +95,6 @@ pub enum ArrivalOutcome {
     NotNow,
 }
 
-/// The condition of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceCondition {
     /// It has connected since it last failed.
@@ -131,10 +128,10 @@ impl SourceFeed {
     }
 
     /// Submits a message and waits for the outcome.
-    pub async fn submit(&self, heard: SourceMessage) -> ArrivalOutcome {
+    pub async fn submit(&self, message: SourceMessage) -> ArrivalOutcome {
         let (answer, answered) = oneshot::channel();
         let arrival = SourceArrival {
-            heard,
+            message,
             at: Timestamp::now(),
             answer,
         };

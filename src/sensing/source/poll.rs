@@ -23,10 +23,14 @@ const MOST_VALIDATOR: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PollQuery {
-    /// A page.
-    Page { method: HttpMethod, body: Option<String> },
+    Page {
+        method: HttpMethod,
+        body: Option<String>,
+    },
     /// An instant query; the target is the Prometheus server.
-    Prometheus { query: String },
+    Prometheus {
+        query: String,
+    },
     /// A tool; the target is the MCP server.
     Tool(PolledTool),
 }
@@ -82,11 +86,11 @@ impl SourcePoller {
                 self.timeout.as_secs()
             ))
         })??;
-        let Some(heard) = answer else {
+        let Some(message) = answer else {
             return Ok(());
         };
-        let next = heard.cursor.clone();
-        match feed.submit(heard).await {
+        let next = message.cursor.clone();
+        match feed.submit(message).await {
             ArrivalOutcome::OnDisk | ArrivalOutcome::Known => *cursor = next,
             // Without its validator the page comes again, when the limits allow it.
             ArrivalOutcome::Dropped | ArrivalOutcome::TooDeep | ArrivalOutcome::Replayed => {}

@@ -90,7 +90,7 @@ impl SseListener {
             last_event_id: event.last_id,
             ..SourceCursor::default()
         };
-        let heard = SourceMessage {
+        let message = SourceMessage {
             // A server may number from 1 again after a restart, so an id alone does not identify an event; and without
             // ids two equal messages are two events.
             repeat: if event.id.is_some() {
@@ -102,7 +102,7 @@ impl SseListener {
             payload: event.data,
             cursor: next.clone(),
         };
-        feed.store(heard).await?;
+        feed.store(message).await?;
         *cursor = next;
         Ok(())
     }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::http::SourceTarget;
 use super::tls::TlsFiles;
-use super::{ArrivalOutcome, SourceArrival, SourceMessage};
+use super::{ArrivalOutcome, SourceArrival, SourceFeed, SourceMessage};
 use crate::address::AddressPolicy;
 
 /// A server that passes on its connections, each with the head of its request.
@@ -46,8 +47,38 @@ pub fn target(url: &str) -> SourceTarget {
 
 /// Answers the next arrival.
 pub async fn next(arrivals: &mut mpsc::Receiver<SourceArrival>, answer: ArrivalOutcome) -> SourceMessage {
-    let arrival = tokio::time::timeout(Duration::from_secs(20), arrivals.recv());
-    let SourceArrival { heard, answer: to, .. } = arrival.await.unwrap().unwrap();
+    let arrival = timeout(Duration::from_secs(20), arrivals.recv());
+    let SourceArrival {
+        message, answer: to, ..
+    } = arrival.await.unwrap().unwrap();
     to.send(answer).unwrap();
-    heard
+    message
+}
+
+/// Checks that a stream with an idle timeout stays open while it receives `data`, and that silence ends it. `head` is that
+/// of its response; `run` runs it for a URL and the timeout.
+pub async fn check_idle_timeout<Run>(head: &str, data: &str, run: impl FnOnce(&str, Duration, SourceFeed) -> Run)
+where
+    Run: Future<Output = ()> + Send + 'static,
+{
+    let (url, mut connections) = server().await;
+    let (feed, _arrivals) = SourceFeed::new();
+    let mut condition = feed.condition();
+    let idle = Duration::from_millis(400);
+    let task = tokio::spawn(run(&url, idle, feed));
+    let (mut stream, _) = connections.recv().await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    condition.wait_for(|condition| condition.connected).await.unwrap();
+    let begun = Instant::now();
+    // Longer than the timeout in total, but never without data for that long.
+    while begun.elapsed() < idle * 2 {
+        sleep(idle / 8).await;
+        stream.write_all(data.as_bytes()).await.unwrap();
+        assert_eq!(condition.borrow().failures, 0);
+    }
+    let failed = condition.wait_for(|condition| condition.failures == 1);
+    let failed = timeout(Duration::from_secs(20), failed).await.unwrap().unwrap();
+    assert_eq!(failed.failure.as_deref(), Some("silent for 0 s (idleTimeoutSeconds)"));
+    drop(failed);
+    task.abort();
 }

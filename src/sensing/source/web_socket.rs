@@ -133,14 +133,14 @@ impl WebSocketListener {
         }
         let most = self.place.most_bytes;
         // Only its length matters: the rules drop it for that.
-        let _ = feed.submit(heard(vec![0; most + 1])).await;
+        let _ = feed.submit(source_message(vec![0; most + 1])).await;
         Err(SourceError(format!(
             "a message is longer than {most} bytes (spec.limits.maxPayloadBytes) and was dropped"
         )))
     }
 }
 
-fn heard(payload: Vec<u8>) -> SourceMessage {
+fn source_message(payload: Vec<u8>) -> SourceMessage {
     SourceMessage {
         id: None,
         payload,
@@ -153,7 +153,7 @@ fn heard(payload: Vec<u8>) -> SourceMessage {
 /// Submits a message until it is stored: the server does not send it again.
 async fn give(message: &[u8], feed: &SourceFeed) {
     let mut waited = false;
-    while feed.submit(heard(message.to_vec())).await == ArrivalOutcome::NotNow {
+    while feed.submit(source_message(message.to_vec())).await == ArrivalOutcome::NotNow {
         if !std::mem::replace(&mut waited, true) {
             feed.failed(
                 "cannot store incoming events; check the sensor pod's storage",

@@ -21,7 +21,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 #[derive(Clone, Debug, Default)]
 struct Journal {
     through: HashMap<String, i64>,
-    heard: Vec<String>,
+    received: Vec<String>,
 }
 
 impl Journal {
@@ -31,7 +31,7 @@ impl Journal {
             if event.seq > *through {
                 *through = event.seq;
                 let texts = event.notifications.iter().map(|notice| notice.text.clone());
-                self.heard.extend(texts);
+                self.received.extend(texts);
             }
         }
         DeliveryAck {
@@ -189,7 +189,7 @@ impl Pod {
     }
 }
 
-fn heard(n: i64) -> SourceMessage {
+fn source_message(n: i64) -> SourceMessage {
     SourceMessage {
         id: Some(n.to_string()),
         payload: n.to_string().into_bytes(),
@@ -205,7 +205,10 @@ async fn run(seed: u64, events: i64) -> Arc<World> {
     let mut kills = 0;
     for n in 1..=events {
         let at = Timestamp::from_millisecond(1_000_000 + n * 10).unwrap();
-        assert_eq!(pod.keeper.ingest(&heard(n), at).unwrap(), ArrivalOutcome::OnDisk);
+        assert_eq!(
+            pod.keeper.ingest(&source_message(n), at).unwrap(),
+            ArrivalOutcome::OnDisk
+        );
         if world.below(50) == 0 {
             sleep(Duration::from_millis(world.below(2_000))).await;
         }
@@ -213,7 +216,10 @@ async fn run(seed: u64, events: i64) -> Arc<World> {
             (pod, dir) = pod.kill(dir, &world).await;
             kills += 1;
             // The sender did not get the answer, and sends again.
-            assert_eq!(pod.keeper.ingest(&heard(n), at).unwrap(), ArrivalOutcome::Known);
+            assert_eq!(
+                pod.keeper.ingest(&source_message(n), at).unwrap(),
+                ArrivalOutcome::Known
+            );
         }
     }
     let all = async {
@@ -237,7 +243,7 @@ fn assert_each_once(world: &World, events: i64, seed: u64) {
     let expected: Vec<_> = (1..=events).map(|n| n.to_string()).collect();
     let journals = world.journals.lock().unwrap();
     for name in NAMES {
-        assert_eq!(journals[name].heard, expected, "receiver {name}, seed {seed}");
+        assert_eq!(journals[name].received, expected, "receiver {name}, seed {seed}");
     }
 }
 
@@ -285,7 +291,7 @@ async fn one_that_is_away_is_tried_ever_less_and_at_once_when_it_may_be_back() {
     let (dir, road) = (dir(), Arc::new(Away::default()));
     let mut pod = Pod::start(dir.path(), &["a"], &road);
     pod.keeper
-        .ingest(&heard(1), Timestamp::from_second(1_000).unwrap())
+        .ingest(&source_message(1), Timestamp::from_second(1_000).unwrap())
         .unwrap();
     sleep(Duration::from_hours(1)).await;
     let tries = *road.tries.lock().unwrap();
@@ -322,7 +328,7 @@ async fn a_receiver_that_says_what_cannot_be_is_no_hot_loop() {
     let (dir, road) = (dir(), Arc::new(Liar::default()));
     let mut pod = Pod::start(dir.path(), &["a"], &road);
     pod.keeper
-        .ingest(&heard(1), Timestamp::from_second(1_000).unwrap())
+        .ingest(&source_message(1), Timestamp::from_second(1_000).unwrap())
         .unwrap();
     sleep(Duration::from_hours(1)).await;
     let ids = road.0.lock().unwrap().clone();

@@ -29,7 +29,7 @@ fn keeper(dir: &TempDir, limits: &serde_json::Value) -> EventIngester {
     EventIngester::new(WatchedOutbox::share(outbox, last), restored, rules(limits))
 }
 
-fn heard(n: i64, cursor: &str) -> SourceMessage {
+fn source_message(n: i64, cursor: &str) -> SourceMessage {
     SourceMessage {
         id: None,
         payload: json!({"n": n}).to_string().into_bytes(),
@@ -56,15 +56,21 @@ fn what_is_taken_is_on_disk_and_the_same_again_is_known_after_a_restart_too() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper_before = keeper(&dir, &json!({}));
     assert_eq!(
-        keeper_before.ingest(&heard(1, "a"), at(1)).unwrap(),
+        keeper_before.ingest(&source_message(1, "a"), at(1)).unwrap(),
         ArrivalOutcome::OnDisk
     );
     assert_eq!(texts(&keeper_before), ["1"]);
     drop(keeper_before);
     let mut keeper = keeper(&dir, &json!({}));
     assert_eq!(keeper.cursor().etag.as_deref(), Some("a"));
-    assert_eq!(keeper.ingest(&heard(1, "a"), at(2)).unwrap(), ArrivalOutcome::Known);
-    assert_eq!(keeper.ingest(&heard(2, "b"), at(3)).unwrap(), ArrivalOutcome::OnDisk);
+    assert_eq!(
+        keeper.ingest(&source_message(1, "a"), at(2)).unwrap(),
+        ArrivalOutcome::Known
+    );
+    assert_eq!(
+        keeper.ingest(&source_message(2, "b"), at(3)).unwrap(),
+        ArrivalOutcome::OnDisk
+    );
     assert_eq!(texts(&keeper), ["1", "2"]);
     let totals = keeper.state().totals;
     assert_eq!((totals.events, totals.filtered), (2, 1));
@@ -74,7 +80,7 @@ fn what_is_taken_is_on_disk_and_the_same_again_is_known_after_a_restart_too() {
 fn numbers_go_on_above_those_of_an_outbox_that_was_lost() {
     let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut keeper_before = keeper(&first, &json!({}));
-    keeper_before.ingest(&heard(1, "a"), at(1)).unwrap();
+    keeper_before.ingest(&source_message(1, "a"), at(1)).unwrap();
     let (mut outbox, restored) = Outbox::open(second.path(), "uid", at(1_001)).unwrap();
     outbox.set_receivers(&[], at(0)).unwrap();
     let keeper_after = EventIngester::new(WatchedOutbox::share(outbox, restored.last), restored, rules(&json!({})));
@@ -85,10 +91,19 @@ fn numbers_go_on_above_those_of_an_outbox_that_was_lost() {
 fn what_is_dropped_does_not_move_the_cursor_and_is_taken_when_there_is_room_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper = keeper(&dir, &json!({"perMinute": 1}));
-    assert_eq!(keeper.ingest(&heard(1, "a"), at(0)).unwrap(), ArrivalOutcome::OnDisk);
-    assert_eq!(keeper.ingest(&heard(2, "b"), at(30)).unwrap(), ArrivalOutcome::Dropped);
+    assert_eq!(
+        keeper.ingest(&source_message(1, "a"), at(0)).unwrap(),
+        ArrivalOutcome::OnDisk
+    );
+    assert_eq!(
+        keeper.ingest(&source_message(2, "b"), at(30)).unwrap(),
+        ArrivalOutcome::Dropped
+    );
     assert_eq!(keeper.cursor().etag.as_deref(), Some("a"));
-    assert_eq!(keeper.ingest(&heard(2, "b"), at(90)).unwrap(), ArrivalOutcome::OnDisk);
+    assert_eq!(
+        keeper.ingest(&source_message(2, "b"), at(90)).unwrap(),
+        ArrivalOutcome::OnDisk
+    );
     assert_eq!(keeper.cursor().etag.as_deref(), Some("b"));
     assert_eq!(texts(&keeper), ["1", "2"]);
 }
@@ -100,7 +115,7 @@ fn what_waits_for_the_end_of_an_interval_survives_a_restart_and_comes_then() {
     let mut keeper_before = keeper(&dir, &limits());
     for (n, second) in [(1, 0), (2, 1), (3, 2)] {
         assert_eq!(
-            keeper_before.ingest(&heard(n, "a"), at(second)).unwrap(),
+            keeper_before.ingest(&source_message(n, "a"), at(second)).unwrap(),
             ArrivalOutcome::OnDisk
         );
     }
@@ -120,7 +135,7 @@ fn what_is_not_understood_is_counted_and_not_heard_again() {
     let mut keeper = keeper(&dir, &json!({}));
     let odd = SourceMessage {
         payload: b"no json".to_vec(),
-        ..heard(0, "a")
+        ..source_message(0, "a")
     };
     assert_eq!(keeper.ingest(&odd, at(0)).unwrap(), ArrivalOutcome::OnDisk);
     assert_eq!(keeper.state().totals.errors, 1);
@@ -133,7 +148,7 @@ fn sent(repeat: RepeatRule, id: Option<&str>, n: i64) -> SourceMessage {
     SourceMessage {
         id: id.map(str::to_owned),
         repeat,
-        ..heard(n, "a")
+        ..source_message(n, "a")
     }
 }
 
@@ -207,7 +222,7 @@ fn of_another_source_it_knows_no_place_to_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper_before = keeper(&dir, &json!({}));
     keeper_before.set_source("page-a").unwrap();
-    keeper_before.ingest(&heard(1, "etag"), at(0)).unwrap();
+    keeper_before.ingest(&source_message(1, "etag"), at(0)).unwrap();
     drop(keeper_before);
     let mut keeper_after = keeper(&dir, &json!({}));
     keeper_after.set_source("page-a").unwrap();

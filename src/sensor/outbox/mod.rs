@@ -46,20 +46,20 @@ pub struct Outbox {
     most_events: i64,
     most_bytes: i64,
     ballast: Option<BallastFile>,
-    /// Arrivals until the repeat keys are counted again.
+    /// Arrivals until the [`RepeatKey`]s are counted again.
     uncounted: u32,
-    /// The lock; the kernel releases it when the process dies.
+    /// The lock; the kernel releases it when the process ends.
     _lock: File,
 }
 
-/// The state of an outbox when it was opened.
+/// The state of an [`Outbox`] when it was opened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RestoredOutbox<S> {
-    /// The rules' state; `None`: a new outbox.
+    /// The rules' state; `None`: a new [`Outbox`].
     pub state: Option<S>,
     /// Where the source resumes.
     pub cursor: SourceCursor,
-    /// The next event gets a number above this one.
+    /// The next [`SensorEvent`] gets a number above this one.
     pub last: i64,
 }
 
@@ -70,9 +70,9 @@ pub struct ArrivalRecord<'a, S> {
     pub state: &'a S,
     /// Where the source resumes after it; `None`: unchanged.
     pub cursor: Option<&'a SourceCursor>,
-    /// The event that it became.
+    /// The [`SensorEvent`] that it became.
     pub event: Option<&'a SensorEvent>,
-    /// The keys by which a repeat of it is recognized, and when it arrived.
+    /// The [`RepeatKey`]s by which a repeat of it is recognized, and when it arrived.
     pub ids: (&'a [RepeatKey], Timestamp),
 }
 
@@ -146,7 +146,7 @@ impl Outbox {
         self.most_bytes = (volume_bytes / 2).clamp(STEP * 1024, MOST_BYTES);
     }
 
-    /// Sets the identity of the source. If it changed, its cursor and its repeat keys are meaningless and deleted.
+    /// Sets the identity of the source. If it changed, its cursor and its [`RepeatKey`]s are meaningless and deleted.
     /// Returns whether it changed.
     pub fn set_source(&mut self, source: &str) -> Result<bool, OutboxError> {
         let before = self.text("source")?;
@@ -259,7 +259,7 @@ impl Outbox {
         written.map_err(|error: rusqlite::Error| OutboxError::from_sqlite(&self.file, &error))
     }
 
-    /// Like `transact`, for work that makes room: on a full volume it releases the ballast.
+    /// Like [`Self::transact`], for work that makes room: on a full volume it releases the ballast.
     fn transact_on_ballast<T>(
         &mut self,
         work: impl Fn(&Transaction<'_>) -> rusqlite::Result<T>,
@@ -347,7 +347,7 @@ fn lock(dir: &Path, network: Option<String>) -> Result<File, OutboxError> {
     lock.ok_or_else(|| OutboxError::Locked { dir: dir.into() })
 }
 
-/// Bounds of the outbox.
+/// Bounds of the [`Outbox`].
 #[derive(Clone, Copy)]
 struct OutboxBounds {
     notifications: i64,
@@ -409,7 +409,7 @@ fn drop_events(transaction: &Transaction<'_>, most: i64) -> rusqlite::Result<i64
     Ok(untried)
 }
 
-/// Deletes what every receiver has acknowledged.
+/// Deletes what every [`EventReceiver`] has acknowledged.
 fn drop_delivered(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     for table in ["events", "updates", "notices"] {
         transaction

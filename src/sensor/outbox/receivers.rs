@@ -7,8 +7,8 @@ use rusqlite::params;
 
 use super::{Outbox, OutboxError, drop_delivered};
 
-/// How long the pending events of a former receiver are kept: a flapping label, or an Agent that the controller cannot
-/// parse for a while, loses nothing.
+/// How long the pending events of a former [`EventReceiver`] are kept: a flapping label, or an Agent that the
+/// controller cannot parse for a while, loses nothing.
 pub const GRACE: SignedDuration = SignedDuration::from_mins(10);
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,10 +22,10 @@ pub struct EventReceiver {
 pub enum AckOutcome {
     /// It acknowledged more than before.
     More,
-    /// Nothing new, or about another outbox.
+    /// Nothing new, or about another [`Outbox`].
     Nothing,
-    /// It acknowledged numbers that were never sent. From now on it gets events under another outbox id, which it does
-    /// not know.
+    /// It acknowledged numbers that were never sent. From now on it gets events under another [`Outbox`] id, which it
+    /// does not know.
     Ahead,
 }
 
@@ -91,7 +91,7 @@ impl Outbox {
         })
     }
 
-    /// The receivers, sorted by uid, each with the number through which it has acknowledged events.
+    /// The [`EventReceiver`]s, sorted by uid, each with the number through which it has acknowledged events.
     pub fn receivers(&self) -> Result<Vec<(EventReceiver, i64)>, OutboxError> {
         let read = || {
             let mut statement = self
@@ -122,8 +122,8 @@ impl Outbox {
         }
     }
 
-    /// Records that a receiver has all events of the outbox with this id through this number, and deletes the events
-    /// that all receivers have. An empty id, from a receiver that knows no ids, means this outbox.
+    /// Records that an [`EventReceiver`] has all events of the outbox with this id through this number, and deletes the
+    /// events that all receivers have. An empty id, from a receiver that knows no ids, means this outbox.
     pub fn acknowledge(&mut self, receiver: &str, outbox: &str, through: i64) -> Result<AckOutcome, OutboxError> {
         if !outbox.is_empty() && outbox != self.id_for(receiver)? {
             return Ok(AckOutcome::Nothing);
@@ -160,7 +160,7 @@ impl Outbox {
         })
     }
 
-    /// How many events each receiver has not acknowledged, by uid.
+    /// How many events each [`EventReceiver`] has not acknowledged, by uid.
     pub fn pending(&self) -> Result<BTreeMap<String, i64>, OutboxError> {
         let read = || {
             let mut statement = self.connection.prepare_cached(

@@ -8,15 +8,15 @@ use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::{Outbox, OutboxError};
 
-/// How long keys are kept: senders of webhooks retry for hours.
+/// How long [`RepeatKey`]s are kept: senders of webhooks retry for hours.
 pub const KEPT: SignedDuration = SignedDuration::from_hours(24);
-/// Most keys that are kept, in at most a quarter of the room. At the default limit of 60 events a minute a day has
-/// 86,400.
+/// Most [`RepeatKey`]s that are kept, in at most a quarter of the room. At the default limit of 60 events a minute a
+/// day has 86,400.
 pub const MOST_IDS: i64 = 250_000;
 /// The keys are counted once in this many arrivals. A surplus of that many, or twice that for a source with two keys,
 /// is harmless.
 pub(super) const COUNTED_EVERY: u32 = 64;
-/// Approximate size of one key on disk, including its index entry.
+/// Approximate size of one [`RepeatKey`] on disk, including its index entry.
 const ID_BYTES: i64 = 80;
 
 /// Identifies a repeated arrival.
@@ -39,7 +39,7 @@ impl RepeatKey {
 }
 
 impl Outbox {
-    /// Whether an arrival with this key was accepted.
+    /// Whether an arrival with this [`RepeatKey`] was accepted.
     pub fn knows(&self, key: &RepeatKey) -> Result<bool, OutboxError> {
         let found = self
             .connection
@@ -49,8 +49,8 @@ impl Outbox {
     }
 }
 
-/// Stores keys and deletes expired ones. With `counted`, also deletes the oldest beyond a quarter of the room: counting
-/// scans all keys, so it is not done each time.
+/// Stores [`RepeatKey`]s and deletes expired ones. With `counted`, also deletes the oldest beyond a quarter of the
+/// room: counting scans all keys, so it is not done each time.
 pub(super) fn remember(
     transaction: &Transaction<'_>,
     (keys, at): (&[RepeatKey], Timestamp),
@@ -84,7 +84,7 @@ pub(super) fn remember(
     Ok(())
 }
 
-/// A random id for an outbox.
+/// A random id for an [`Outbox`].
 pub(super) fn random() -> String {
     let half = || RandomState::new().hash_one(0_u8);
     format!("{:016x}{:016x}", half(), half())

@@ -1,6 +1,6 @@
 //! Copies the journal's file while a worker writes to it. The copy is a plain SQLite file.
 //!
-//! The worker holds an exclusive lock for as long as it lives, so a second SQLite connection cannot read the file. This
+//! The worker holds an exclusive lock for as long as it runs, so a second SQLite connection cannot read the file. This
 //! module reads the database and its write-ahead log as bytes; it changes nothing, does not block, and takes no space
 //! on the volume.
 

@@ -221,7 +221,7 @@ impl HistoryWriter<'_> {
         } else {
             self.execution(turn)?
         };
-        let (text, calls) = said(record);
+        let (text, calls) = answer_of(record);
         let most = MOST_TEXT.min(MOST_STEP / (2 * calls.len() + 1));
         let step = ExecutionStep {
             // At most one attempt of a call is answered, so the id needs no attempt number.
@@ -277,7 +277,7 @@ impl HistoryWriter<'_> {
         Ok(())
     }
 
-    /// Records the outcome of a tool run, or of a tool call that was denied.
+    /// Records the outcome of a tool run, or of a [`ToolCall`] that was denied.
     fn outcome(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
         let Some(tool) = record.tool.as_ref().filter(|tool| !tool.run.is_refresh()) else {
             return Ok(());
@@ -488,8 +488,8 @@ impl StepResults {
     }
 }
 
-/// Returns the text and the tool calls of an answer.
-fn said(record: &JournalRecord) -> (Option<&str>, &[ToolCall]) {
+/// Returns the text and the [`ToolCall`]s of an answer.
+fn answer_of(record: &JournalRecord) -> (Option<&str>, &[ToolCall]) {
     let mut answers = record.messages.iter().filter_map(|message| match &**message {
         Message::Assistant { text, tool_calls, .. } => Some((text.as_deref(), tool_calls.as_slice())),
         Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,

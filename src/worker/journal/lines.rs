@@ -73,7 +73,7 @@ impl JournalLine {
     }
 }
 
-/// Reads at most `most` lines after line `seq`, in order. Skips lines that this version does not know.
+/// Reads at most `most` [`JournalLine`]s after line `seq`, in order. Skips lines that this version does not know.
 pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite::Result<JournalPage> {
     let newest = connection.query_row("SELECT coalesce(max(seq), 0) FROM journal", [], |row| row.get(0))?;
     let mut found = JournalPage {
@@ -145,15 +145,16 @@ pub(super) fn requested_call(
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JournalPage {
-    /// Number of the last line that was examined, whether it could be read or not. The next page continues after it.
+    /// Number of the last [`JournalLine`] that was examined, whether it could be read or not. The next page continues
+    /// after it.
     pub next: i64,
-    /// Number of the newest line in the journal.
+    /// Number of the newest [`JournalLine`] in the journal.
     pub newest: i64,
     pub lines: Vec<JournalLine>,
 }
 
-/// Returns the lines of the newest batch, and of batches right before it that were committed at the same time. Stops
-/// there, because the journal may be long.
+/// Returns the [`JournalLine`]s of the newest batch, and of batches right before it that were committed at the same
+/// time. Stops there, because the journal may be long.
 pub(super) fn of_last_batch(connection: &Connection) -> rusqlite::Result<Vec<JournalLine>> {
     let mut select = connection.prepare(NEWEST_FIRST)?;
     let mut rows = select.query([])?;

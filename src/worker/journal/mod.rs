@@ -38,7 +38,7 @@ pub const HISTORY_BYTES: i64 = 64 * 1024 * 1024;
 /// Bytes of texts in the history's steps above which the older half of the history is dropped, however few turns it
 /// spans.
 pub const STEP_BYTES: i64 = 32 * 1024 * 1024;
-/// Lines of the journal that are kept.
+/// Lines of the [`Journal`] that are kept.
 pub const JOURNAL_LINES: i64 = 50_000;
 const PRUNE_EVERY_TURNS: i64 = 100;
 /// Largest file that is checked completely after an unclean shutdown. Larger files are checked only as they are read.
@@ -55,7 +55,7 @@ const FORMAT: i64 = 2;
 /// The live transcript of the main member.
 const TRANSCRIPT: &str = "SELECT json FROM messages WHERE live = 1 AND member = 0 ORDER BY id";
 
-/// The writer of a journal.
+/// The writer of a [`Journal`].
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct JournalOwner {
     /// Uid of the Agent. Epochs are compared within one Agent only: an Agent that was deleted and recreated under the
@@ -65,14 +65,14 @@ pub struct JournalOwner {
     pub epoch: i64,
 }
 
-/// The contents of a journal when it was opened.
+/// The contents of a [`Journal`] when it was opened.
 #[derive(Debug, Default, PartialEq)]
 pub struct RestoredJournal {
     /// The engine's state; `None` if it has never run.
     pub snapshot: Option<EngineSnapshot>,
     /// The live transcript, oldest first.
     pub transcript: Vec<Message>,
-    /// The last batch of a process that did not shut down cleanly: it may not have logged these lines.
+    /// The last batch of a process that did not shut down cleanly: it may not have logged these [`JournalLine`]s.
     pub untold: Vec<JournalLine>,
     /// One record per Sensor.
     pub kept: Vec<SensorRecord>,
@@ -94,7 +94,7 @@ pub struct Journal {
     file: PathBuf,
     /// The version of agentloop that wrote the state, if its format is newer than [`FORMAT`].
     newer: Option<String>,
-    /// Held until the journal is dropped; the kernel releases it when the process dies.
+    /// Held until the journal is dropped; the kernel releases it when the process ends.
     _lock: File,
 }
 
@@ -102,7 +102,7 @@ pub struct Journal {
 struct JournalOwnerRow {
     #[serde(flatten)]
     owner: JournalOwner,
-    /// Whether the owner closed the journal cleanly.
+    /// Whether the owner closed the [`Journal`] cleanly.
     closed: bool,
     /// The version of agentloop that wrote the state, and its [`FORMAT`].
     #[serde(default)]
@@ -229,7 +229,7 @@ impl Journal {
         }
     }
 
-    /// Returns at most `most` lines after line `seq`.
+    /// Returns at most `most` [`JournalLine`]s after line `seq`.
     pub fn lines_after(&self, seq: i64, most: usize) -> Result<JournalPage, JournalError> {
         lines::after(&self.connection, seq, most).map_err(|error| self.sqlite(&error))
     }

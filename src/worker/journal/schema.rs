@@ -102,8 +102,8 @@ CREATE TABLE watched_files (
 ) WITHOUT ROWID;
 ";
 
-/// Version 6: the member of the Agent that a row belongs to, so that the rows of several can be told apart. 0 is the agent
-/// itself, to which all earlier rows belong.
+/// Version 6: the member of the Agent that a row belongs to, so that the rows of several can be distinguished. 0 is the
+/// agent itself, to which all earlier rows belong.
 const VERSION_6: &str = "
 ALTER TABLE journal ADD COLUMN member INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE messages ADD COLUMN member INTEGER NOT NULL DEFAULT 0;

@@ -33,7 +33,7 @@ pub(super) struct JournalBatch<'a> {
     pub(super) kept: Option<&'a SensorRecord>,
 }
 
-/// Writes one batch, completely or not at all. Returns its lines.
+/// Writes one batch, completely or not at all. Returns its [`JournalLine`]s.
 pub(super) fn write_batch(
     connection: &mut Connection,
     batch: JournalBatch<'_>,
@@ -153,8 +153,8 @@ pub(super) fn prune_now(connection: &mut Connection, agent: &str) -> Result<(), 
     Ok(())
 }
 
-/// Makes room within a file that cannot grow: drops the older half of the history and of the lines. Returns whether
-/// anything was dropped.
+/// Makes room within a file that cannot grow: drops the older half of the history and of the [`JournalLine`]s. Returns
+/// whether anything was dropped.
 pub(super) fn make_room(connection: &mut Connection, agent: &str) -> Result<bool, JournalWriteError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let messages = transaction.execute(

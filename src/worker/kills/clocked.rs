@@ -54,7 +54,7 @@ fn compare_ticks(plain: &Run, found: &Run, deaths: &[Death]) {
         assert!(committed <= 1, "{tick} was shown in {turns:?}");
         assert!(committed == 1 || found.view.is_none(), "{tick} was lost: {turns:?}");
     }
-    let heard = lines(found, "SensorUpdated", None).len();
+    let updates = lines(found, "SensorUpdated", None).len();
     if found.view.is_none() {
         return;
     }
@@ -67,7 +67,7 @@ fn compare_ticks(plain: &Run, found: &Run, deaths: &[Death]) {
         assert!(at_the_start, "{lost:?} were never shown");
     } else {
         assert_eq!(ticks, expected);
-        assert_eq!(heard, expected.len(), "each tick was heard once");
+        assert_eq!(updates, expected.len(), "each tick took effect once");
     }
 }
 

@@ -201,7 +201,7 @@ impl Life<'_> {
 
     /// Does what the driver does.
     fn sense(&mut self, happened: SensorTransition) -> Result<(), Stop> {
-        if !self.steps.hears() {
+        if !self.steps.accepts_sensor_events() {
             return Ok(());
         }
         if let Some(EngineInput::Sensed(event)) = happened.input() {

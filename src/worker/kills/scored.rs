@@ -49,8 +49,8 @@ fn compare_scores(plain: &Run, found: &Run, deaths: &[Death]) {
     let shown = |run: &Run| run.shown.keys().cloned().collect::<Vec<_>>();
     assert_eq!(shown(found), shown(plain));
     assert_eq!(found.scores, plain.scores);
-    let heard = |run: &Run| lines(run, "SensorUpdated", None).len();
-    assert_eq!(heard(found), heard(plain), "each tick took effect once");
+    let updates = |run: &Run| lines(run, "SensorUpdated", None).len();
+    assert_eq!(updates(found), updates(plain), "each tick took effect once");
 }
 
 #[test]

@@ -72,11 +72,11 @@ fn two_days() -> Script {
 
 /// What the model and the tools returned in the Agent's own turns.
 fn own(run: &Run) -> Vec<String> {
-    let said = run
+    let reports = run
         .messages
         .iter()
         .filter(|(turn, _, message)| !run.heartbeats.contains(turn) && !matches!(message, Message::User { .. }));
-    said.map(|(_, _, message)| without_ids(&timeless(message))).collect()
+    reports.map(|(_, _, message)| without_ids(&timeless(message))).collect()
 }
 
 /// Call ids contain the number of their turn, which may differ.

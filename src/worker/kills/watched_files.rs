@@ -58,8 +58,8 @@ fn texts_told(run: &Run) -> Vec<&str> {
 }
 
 fn compare_files(plain: &Run, found: &Run, deaths: &[Death]) {
-    let heard = |run: &Run| i64::try_from(lines(run, "SensorUpdated", None).len()).expect("few");
-    assert_eq!(heard(found), found.counted, "each event that is counted took effect");
+    let updates = |run: &Run| i64::try_from(lines(run, "SensorUpdated", None).len()).expect("few");
+    assert_eq!(updates(found), found.counted, "each event that is counted took effect");
     compare_shown(found);
     if found.view.is_none() {
         return;

@@ -1,16 +1,16 @@
 //! Limits the events that a sensor pod can make take effect: `limits.perMinute` is enforced in that pod, and an
 //! attacker who took over the pod would not enforce it.
 //!
-//! A token bucket. Many events arrive late and at once after the receiver was away, so a burst of a full outbox is
-//! always accepted, and in the long run no more than the limit. An honest pod never reaches the quota, whatever its
-//! clock says: only the receiver's own clock counts.
+//! A token bucket. Many events arrive late and at once after the receiver was unavailable, so a burst of a full outbox
+//! is always accepted, and in the long run no more than the limit. An honest pod never reaches the quota, whatever its
+//! clock shows: only the receiver's own clock counts.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::link::deliveries::{MOST_EVENTS, MOST_NOTIFICATIONS};
 
-/// Events that an outbox holds for a receiver that is away: the size of the bucket.
+/// Events that an outbox holds for a receiver that is unavailable: the size of the bucket.
 pub(super) const BACKLOG: i64 = MOST_EVENTS + MOST_NOTIFICATIONS;
 /// One event in the bucket's units: a limit of one event per minute refills one unit per millisecond.
 const EVENT: i64 = 60_000;

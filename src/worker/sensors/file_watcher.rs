@@ -48,10 +48,10 @@ pub struct WatchReport {
 
 #[derive(Debug)]
 pub(super) enum WatchUpdate {
-    /// A file has changed. The permit is dropped when the change is on disk, or no longer of interest.
+    /// A file has changed. The permit is dropped when the [`FileChange`] is on disk, or no longer of interest.
     Change(FileChange, WatchPermit),
     /// Why files cannot be read; `None` once they can.
-    Trouble(Option<String>),
+    Problem(Option<String>),
 }
 
 /// Blocks further changes of the same Sensor until it is dropped.
@@ -117,8 +117,8 @@ impl FileWatchers {
             watching: watching.clone(),
             watcher: ChangeDetector::new(files),
             bell: InotifyWatcher::new(workspace),
-            trouble: None,
-            has_said: false,
+            problem: None,
+            has_reported: false,
             seen: self.seen.0.clone(),
             gate: Arc::new(Semaphore::new(1)),
             began: Instant::now(),
@@ -154,9 +154,9 @@ struct FileWatcher {
     watching: WatchTerms,
     watcher: ChangeDetector,
     bell: InotifyWatcher,
-    /// The last reported trouble.
-    trouble: Option<WatchError>,
-    has_said: bool,
+    /// The last reported problem.
+    problem: Option<WatchError>,
+    has_reported: bool,
     seen: mpsc::Sender<WatchReport>,
     gate: Arc<Semaphore>,
     /// Origin of the watcher's clock.
@@ -203,13 +203,13 @@ impl FileWatcher {
         };
         let mut survey = match surveyed {
             Ok(survey) => survey,
-            Err(trouble) => {
-                self.report_trouble(Some(trouble)).await?;
+            Err(problem) => {
+                self.report_problem(Some(problem)).await?;
                 return Ok(looked);
             }
         };
         self.bell.watch_folders(survey.folders);
-        let mut trouble = survey.trouble;
+        let mut problem = survey.problem;
         // Files in folders that were skipped count as unchanged, not as removed.
         for folder in &survey.passed {
             survey.files.extend(self.watcher.below(folder));
@@ -222,12 +222,12 @@ impl FileWatcher {
                 break;
             }
             if let Err(why) = self.run_task(task).await? {
-                trouble = Some(why);
+                problem = Some(why);
             }
         }
-        // A partial scan cannot clear a trouble: its cause may be among the files that were not visited.
-        if trouble.is_some() || !looked.more {
-            self.report_trouble(trouble).await?;
+        // A partial scan cannot clear a problem: its cause may be among the files that were not visited.
+        if problem.is_some() || !looked.more {
+            self.report_problem(problem).await?;
         }
         Ok(looked)
     }
@@ -241,7 +241,7 @@ impl FileWatcher {
                 match blocking(move || files::read(&workspace, &file, look, most)).await {
                     Ok(Some(content)) => (path, Some(content.print), content.text),
                     Ok(None) => return Ok(Ok(())),
-                    Err(trouble) => return Ok(Err(trouble)),
+                    Err(problem) => return Ok(Err(problem)),
                 }
             }
         };
@@ -256,21 +256,21 @@ impl FileWatcher {
             };
             let hold = self.gate.clone().acquire_owned().await.map_err(|_| ReportsClosed)?;
             self.send(WatchUpdate::Change(change, WatchPermit(Some(hold)))).await?;
-            // The permit comes back when the change is on disk (or dropped): only then may the next one be sent.
+            // The permit is returned when the change is on disk (or dropped): only then may the next one be sent.
             drop(self.gate.acquire().await.map_err(|_| ReportsClosed)?);
         }
         self.watcher.learn(&path, print);
         Ok(Ok(()))
     }
 
-    /// Reports a change of the trouble, each once.
-    async fn report_trouble(&mut self, trouble: Option<WatchError>) -> Result<(), ReportsClosed> {
-        if self.has_said && self.trouble == trouble {
+    /// Reports a change of the problem, each once.
+    async fn report_problem(&mut self, problem: Option<WatchError>) -> Result<(), ReportsClosed> {
+        if self.has_reported && self.problem == problem {
             return Ok(());
         }
-        let words = trouble.as_ref().map(ToString::to_string);
-        (self.trouble, self.has_said) = (trouble, true);
-        self.send(WatchUpdate::Trouble(words)).await
+        let words = problem.as_ref().map(ToString::to_string);
+        (self.problem, self.has_reported) = (problem, true);
+        self.send(WatchUpdate::Problem(words)).await
     }
 
     async fn send(&self, what: WatchUpdate) -> Result<(), ReportsClosed> {

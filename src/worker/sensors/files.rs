@@ -28,7 +28,7 @@ pub(super) struct FileSurvey {
     /// Folders that were skipped: what was known about their files stays valid.
     pub(super) passed: Vec<String>,
     /// Why something was skipped.
-    pub(super) trouble: Option<WatchError>,
+    pub(super) problem: Option<WatchError>,
 }
 
 /// Why files cannot be read. Shown to users, so it never contains a file name.
@@ -176,7 +176,7 @@ impl FolderWalk<'_> {
             match inner {
                 Ok(()) => {}
                 Err(WatchError::Denied) => self.pass(below, WatchError::Denied),
-                Err(trouble) => return Err(trouble),
+                Err(problem) => return Err(problem),
             }
         }
         Ok(())
@@ -185,7 +185,7 @@ impl FolderWalk<'_> {
     /// Skips a folder that cannot be read, so that changes elsewhere are still reported.
     fn pass(&mut self, folder: String, why: WatchError) {
         self.survey.passed.push(folder);
-        self.survey.trouble = Some(why);
+        self.survey.problem = Some(why);
     }
 
     /// Adds an entry to the survey. Returns the name if it is a folder to descend into.
@@ -200,7 +200,7 @@ impl FolderWalk<'_> {
             return Ok(None);
         }
         let Ok(name) = name.to_str() else {
-            self.survey.trouble = Some(WatchError::Nameless);
+            self.survey.problem = Some(WatchError::Nameless);
             return Ok(None);
         };
         if kind == FileType::Directory {
@@ -232,7 +232,7 @@ pub(super) fn read(
         Ok(content) => Ok(content),
         // Removed, or replaced by something else: the next survey finds out.
         Err(WatchError::Absent | WatchError::Link) => Ok(None),
-        Err(trouble) => Err(trouble),
+        Err(problem) => Err(problem),
     }
 }
 
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_files_as_are_allowed_are_found_and_one_more_is_said() {
+    fn as_many_files_as_are_allowed_are_found_and_one_more_is_reported() {
         let dir = tempfile::tempdir().expect("a folder");
         create_dir(dir.path().join("inbox")).expect("a folder");
         let file = |number: usize| dir.path().join(format!("inbox/{number}"));
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_folders_inside_each_other_as_are_allowed_are_gone_into_and_one_more_is_said() {
+    fn as_many_folders_inside_each_other_as_are_allowed_are_gone_into_and_one_more_is_reported() {
         let dir = tempfile::tempdir().expect("a folder");
         let mut path = dir.path().to_owned();
         path.extend(vec!["f"; MOST_LEVELS]);
@@ -425,7 +425,7 @@ mod tests {
         create_dir(path.join("f")).expect("a folder");
         write(path.join("f/b"), "").expect("a file");
         let found = survey(dir.path(), &scope("", true)).expect("files");
-        assert_eq!((found.files.len(), found.trouble), (1, Some(WatchError::TooDeep)));
+        assert_eq!((found.files.len(), found.problem), (1, Some(WatchError::TooDeep)));
         let passed = ["f"; MOST_LEVELS + 1].join("/");
         assert_eq!(found.passed, [passed], "and what is beside it is found");
         assert_eq!(files(dir.path(), &scope("", false)), Ok(Vec::new()));

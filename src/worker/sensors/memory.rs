@@ -20,7 +20,7 @@ const MOST_FIELDS: usize = 64;
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct SensorMemory {
-    /// Number of the last event that was taken: it took effect, or is in `waiting`.
+    /// Number of the last event that was taken: it took effect, or is in [`Self::waiting`].
     pub(super) through: i64,
     /// The outbox of that event; empty if this process produced it, or if the outbox has no id.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -31,8 +31,8 @@ pub(super) struct SensorMemory {
     pub(super) rules: RulesState,
     pub(super) ticks: Option<TickHistory>,
     /// Why files cannot be read.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) trouble: Option<String>,
+    #[serde(rename = "trouble", skip_serializing_if = "Option::is_none")]
+    pub(super) watch_problem: Option<String>,
     /// The newest value of each field that it sets.
     pub(super) values: BTreeMap<String, GivenValue>,
     /// Events that wait for a score.

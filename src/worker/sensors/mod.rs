@@ -39,7 +39,7 @@ use ticks::TickHistory;
 #[derive(Debug, Default)]
 pub struct LoopSensors {
     running: BTreeMap<String, RunningSensor>,
-    /// By uid, including Sensors that no longer run: one that comes back continues.
+    /// By uid, including Sensors that no longer run: one that returns continues.
     memories: BTreeMap<String, SensorMemory>,
     /// Fingerprints of the files that each Sensor has reported, by uid.
     files: BTreeMap<String, BTreeMap<String, FileFingerprint>>,
@@ -54,7 +54,7 @@ struct RunningSensor {
     compiled: Option<Result<CompiledTerms, String>>,
     /// When the Sensor started to run here. Older ticks were missed.
     since: Timestamp,
-    /// A change of a file that the limits do not admit yet.
+    /// A [`FileChange`] of a file that the limits do not admit yet.
     waiting: Option<(FileChange, WatchPermit)>,
 }
 
@@ -77,13 +77,13 @@ pub struct SensorTransition {
 }
 
 impl SensorTransition {
-    /// The input for the engine, if the step affects the loop.
+    /// The [`EngineInput`] for the engine, if the step affects the loop.
     #[must_use]
     pub fn input(&self) -> Option<&EngineInput> {
         self.input.as_ref()
     }
 
-    /// The record to write in the same transaction as the input.
+    /// The record to write in the same transaction as the [`EngineInput`].
     #[must_use]
     pub fn kept(&self) -> SensorRecord {
         SensorRecord {
@@ -199,9 +199,9 @@ impl LoopSensors {
                 running.waiting = Some((change, hold));
                 None
             }
-            WatchUpdate::Trouble(trouble) => {
+            WatchUpdate::Problem(problem) => {
                 let memory = self.memories.get(&sighting.sensor);
-                running.trouble_changed(trouble, memory.cloned().unwrap_or_default())
+                running.watch_problem_changed(problem, memory.cloned().unwrap_or_default())
             }
         }
     }
@@ -354,13 +354,13 @@ impl RunningSensor {
     }
 
     /// Records that files became unreadable, or readable again. Counts an error only when they become unreadable.
-    fn trouble_changed(&self, trouble: Option<String>, mut memory: SensorMemory) -> Option<SensorTransition> {
-        if memory.trouble == trouble {
+    fn watch_problem_changed(&self, problem: Option<String>, mut memory: SensorMemory) -> Option<SensorTransition> {
+        if memory.watch_problem == problem {
             return None;
         }
-        let begins = memory.trouble.is_none();
-        memory.trouble = trouble;
-        let input = memory.trouble.is_some() && begins;
+        let begins = memory.watch_problem.is_none();
+        memory.watch_problem = problem;
+        let input = memory.watch_problem.is_some() && begins;
         memory.rules.totals.errors += i64::from(input);
         let input = input.then(|| EngineInput::SensorFailed {
             sensor: self.terms.name.clone(),
@@ -385,7 +385,7 @@ impl RunningSensor {
         let compiled = self.listens().filter(|_| !memory.waiting.is_full())?;
         let mut memory = memory.clone();
         if let Some(outcome) = compiled.rules.release_held(&mut memory.rules, now) {
-            return Some(self.heard(memory, outcome));
+            return Some(self.transition(memory, outcome));
         }
         if let Some((change, _)) = &self.waiting {
             return self.due_file(compiled, memory, change, now);
@@ -407,7 +407,7 @@ impl RunningSensor {
                 let outcome = compiled
                     .rules
                     .process(&mut memory.rules, now, Some(&id), body.as_bytes());
-                Some(self.heard(memory, outcome))
+                Some(self.transition(memory, outcome))
             }
         }
     }
@@ -427,12 +427,12 @@ impl RunningSensor {
         let id = change.delivery_id(&self.terms.uid, state.seq + 1);
         let payload = change.payload(compiled.watching.as_ref()?.most_text);
         let outcome = rules.process(state, now, Some(&id), payload.as_bytes());
-        let mut happened = self.heard(memory, outcome);
+        let mut happened = self.transition(memory, outcome);
         happened.files.push((change.path.clone(), change.print.clone()));
         Some(happened)
     }
 
-    fn heard(&self, mut memory: SensorMemory, outcome: RulesOutcome) -> SensorTransition {
+    fn transition(&self, mut memory: SensorMemory, outcome: RulesOutcome) -> SensorTransition {
         let input = match outcome {
             RulesOutcome::Accepted(event) => {
                 let event = memory.take(&self.terms.name, *event);
@@ -471,9 +471,11 @@ impl RunningSensor {
                 at: last.at,
                 id: last.id.clone(),
             }),
-            consecutive_failures: state.consecutive_failures.max(i64::from(memory.trouble.is_some())),
+            consecutive_failures: state
+                .consecutive_failures
+                .max(i64::from(memory.watch_problem.is_some())),
             failure: invalid
-                .or(memory.trouble.as_ref())
+                .or(memory.watch_problem.as_ref())
                 .or(state.failure.as_ref())
                 .cloned()
                 .or_else(|| memory.waiting.failure()),

@@ -42,9 +42,9 @@ pub(super) struct ScoreQueue {
 /// The next action for scoring.
 #[derive(Debug)]
 pub enum ScoringStep {
-    /// Apply the transition: its input and record are committed together.
+    /// Apply the transition: its [`EngineInput`] and record are committed together.
     Happened(Box<SensorTransition>),
-    /// Feed this input to the engine.
+    /// Feed this [`EngineInput`] to the engine.
     Hear(EngineInput),
 }
 

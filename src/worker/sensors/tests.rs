@@ -56,13 +56,13 @@ impl Worker {
     }
 
     /// Returns the inputs of the loop until this time.
-    fn hears(&mut self, now: &str) -> Vec<EngineInput> {
-        let mut heard = Vec::new();
+    fn inputs_until(&mut self, now: &str) -> Vec<EngineInput> {
+        let mut inputs = Vec::new();
         while let Some(happened) = self.sensors.due(at(now)) {
-            heard.extend(happened.input().cloned());
+            inputs.extend(happened.input().cloned());
             self.keep(happened);
         }
-        heard
+        inputs
     }
 
     /// Returns the ids and texts of the events until this time.
@@ -73,7 +73,7 @@ impl Worker {
             };
             (event.id, event.notices[0].text.clone())
         };
-        self.hears(now).into_iter().map(tick).collect()
+        self.inputs_until(now).into_iter().map(tick).collect()
     }
 }
 
@@ -215,8 +215,8 @@ fn a_sensor_that_fails_is_said_once_until_it_succeeds() {
     let failing = |generation, text: &str| clock(generation, json!({"notification": {"text": text}}));
     worker.direct("2026-01-05T07:30:00Z", &[failing(1, "payload.missing")]);
     let failed = [EngineInput::SensorFailed { sensor: "clock".into() }];
-    assert_eq!(worker.hears("2026-01-05T08:00:00Z"), failed);
-    assert_eq!(worker.hears("2026-01-05T09:00:00Z"), []);
+    assert_eq!(worker.inputs_until("2026-01-05T08:00:00Z"), failed);
+    assert_eq!(worker.inputs_until("2026-01-05T09:00:00Z"), []);
     let report = &worker.sensors.reports()[0];
     assert_eq!((report.consecutive_failures, report.totals.errors), (2, 2));
     assert!(
@@ -226,10 +226,10 @@ fn a_sensor_that_fails_is_said_once_until_it_succeeds() {
             .is_some_and(|why| why.starts_with("spec.notification.text: "))
     );
     worker.direct("2026-01-05T09:30:00Z", &[failing(2, "'well'")]);
-    assert_eq!(worker.hears("2026-01-05T10:00:00Z").len(), 1);
+    assert_eq!(worker.inputs_until("2026-01-05T10:00:00Z").len(), 1);
     assert_eq!(worker.sensors.reports()[0].failure, None);
     worker.direct("2026-01-05T10:30:00Z", &[failing(3, "payload.missing")]);
-    assert_eq!(worker.hears("2026-01-05T11:00:00Z"), failed);
+    assert_eq!(worker.inputs_until("2026-01-05T11:00:00Z"), failed);
 }
 
 #[test]
@@ -252,9 +252,9 @@ fn values_come_back_after_a_restart_with_their_moments() {
     let mut worker = Worker::new();
     let spec = json!({"updates": [{"field": "last", "value": "payload.scheduledTime"}]});
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, spec)]);
-    let heard = worker.hears("2026-01-05T08:00:00Z");
+    let inputs = worker.inputs_until("2026-01-05T08:00:00Z");
     assert!(
-        matches!(&heard[..], [EngineInput::Sensed(event)] if event.updates[0].0 == "last" && event.notices.is_empty())
+        matches!(&inputs[..], [EngineInput::Sensed(event)] if event.updates[0].0 == "last" && event.notices.is_empty())
     );
     worker.restart();
     let moment = at("2026-01-05T08:00:00Z");

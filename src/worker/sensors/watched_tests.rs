@@ -105,8 +105,8 @@ impl Worker {
         assert!(self.sensors.apply_watch_report(sighting).is_none(), "it is due first");
     }
 
-    fn trouble(&mut self, why: Option<&str>) -> Option<EngineInput> {
-        let sighting = WatchReport::of("uid", WatchUpdate::Trouble(why.map(Into::into)));
+    fn watch_failed(&mut self, why: Option<&str>) -> Option<EngineInput> {
+        let sighting = WatchReport::of("uid", WatchUpdate::Problem(why.map(Into::into)));
         let happened = self.sensors.apply_watch_report(sighting)?;
         let input = happened.input().cloned();
         self.keep(happened);
@@ -119,9 +119,9 @@ impl Worker {
     }
 
     /// Returns the events of real files, until there are none for two seconds.
-    async fn hears(&mut self, lookouts: &mut FileWatchers, count: usize) -> Vec<(String, String)> {
-        let mut heard = Vec::new();
-        while heard.len() < count {
+    async fn events(&mut self, lookouts: &mut FileWatchers, count: usize) -> Vec<(String, String)> {
+        let mut events = Vec::new();
+        while events.len() < count {
             let sighting = timeout(Duration::from_secs(20), lookouts.next())
                 .await
                 .expect("a change");
@@ -130,16 +130,16 @@ impl Worker {
             }
             if let Some(told) = self.due() {
                 let field = |name: &str| told.payload[name].as_str().expect("a text").to_owned();
-                heard.push((field("kind"), field("path")));
+                events.push((field("kind"), field("path")));
             }
         }
-        heard
+        events
     }
 
-    async fn hears_nothing(&mut self, lookouts: &mut FileWatchers) {
+    async fn expect_no_event(&mut self, lookouts: &mut FileWatchers) {
         let quiet = Duration::from_millis(2500);
         while let Ok(sighting) = timeout(quiet, lookouts.next()).await {
-            let WatchUpdate::Trouble(None) = sighting.what else {
+            let WatchUpdate::Problem(None) = sighting.what else {
                 panic!("{sighting:?}");
             };
         }
@@ -260,17 +260,17 @@ fn what_is_in_the_way_of_looking_is_one_failure_until_it_is_gone() {
         let report = worker.sensors.reports().remove(0);
         (report.failure, report.consecutive_failures, report.totals.errors)
     };
-    assert_eq!(worker.trouble(None), None);
+    assert_eq!(worker.watch_failed(None), None);
     assert_eq!(report(&worker), (None, 0, 0));
-    assert_eq!(worker.trouble(Some("why")), failed);
-    assert_eq!(worker.trouble(Some("another")), None);
+    assert_eq!(worker.watch_failed(Some("why")), failed);
+    assert_eq!(worker.watch_failed(Some("another")), None);
     worker.restart();
     worker.direct(&[watch(1, json!({}))]);
-    assert_eq!(worker.trouble(Some("another")), None);
+    assert_eq!(worker.watch_failed(Some("another")), None);
     assert_eq!(report(&worker), (Some("another".into()), 1, 1));
-    assert_eq!(worker.trouble(None), None);
+    assert_eq!(worker.watch_failed(None), None);
     assert_eq!(report(&worker), (None, 0, 1));
-    assert_eq!(worker.trouble(Some("why")), failed);
+    assert_eq!(worker.watch_failed(Some("why")), failed);
 }
 
 #[test]
@@ -304,26 +304,26 @@ async fn real_files_are_told_of_once_over_restarts_whatever_happened_meanwhile()
     let mut lookouts = FileWatchers::new(Some(dir.path().into()));
     lookouts.set(&worker.sensors);
     let absent = timeout(Duration::from_secs(20), lookouts.next()).await.expect("a word");
-    let WatchUpdate::Trouble(Some(why)) = absent.what else {
+    let WatchUpdate::Problem(Some(why)) = absent.what else {
         panic!("{absent:?}");
     };
     assert!(why.contains("is not in the workspace"), "{why}");
     put(dir.path(), "first", "1");
     assert_eq!(
-        worker.hears(&mut lookouts, 1).await,
+        worker.events(&mut lookouts, 1).await,
         pairs(&[("Created", "inbox/first")])
     );
     put(dir.path(), "deep/second", "2");
     put(dir.path(), "first", "one");
-    let mut heard = worker.hears(&mut lookouts, 2).await;
-    heard.sort();
+    let mut events = worker.events(&mut lookouts, 2).await;
+    events.sort();
     assert_eq!(
-        heard,
+        events,
         pairs(&[("Created", "inbox/deep/second"), ("Modified", "inbox/first")])
     );
     // The same content with another modification time is not a change.
     put(dir.path(), "first", "one");
-    worker.hears_nothing(&mut lookouts).await;
+    worker.expect_no_event(&mut lookouts).await;
     drop(lookouts);
 
     std::fs::remove_file(dir.path().join("inbox/first")).expect("removed");
@@ -333,8 +333,8 @@ async fn real_files_are_told_of_once_over_restarts_whatever_happened_meanwhile()
     let mut lookouts = FileWatchers::new(Some(dir.path().into()));
     lookouts.set(&worker.sensors);
     let expected = pairs(&[("Removed", "inbox/first"), ("Created", "inbox/third")]);
-    assert_eq!(worker.hears(&mut lookouts, 2).await, expected);
-    worker.hears_nothing(&mut lookouts).await;
+    assert_eq!(worker.events(&mut lookouts, 2).await, expected);
+    worker.expect_no_event(&mut lookouts).await;
     assert_eq!(worker.paths(), ["inbox/deep/second", "inbox/third"]);
 }
 
@@ -363,6 +363,6 @@ async fn no_second_change_is_seen_before_the_first_is_on_disk_and_none_of_a_look
     tokio::time::sleep(Duration::from_millis(300)).await;
     worker.direct(&[watch(2, json!({"limits": {"maxPayloadBytes": 4096}}))]);
     lookouts.set(&worker.sensors);
-    assert_eq!(worker.hears(&mut lookouts, 1).await.len(), 1);
-    worker.hears_nothing(&mut lookouts).await;
+    assert_eq!(worker.events(&mut lookouts, 1).await.len(), 1);
+    worker.expect_no_event(&mut lookouts).await;
 }

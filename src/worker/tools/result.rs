@@ -58,8 +58,8 @@ mod tests {
     #[test]
     fn structured_content_is_json_unless_the_text_says_it_already() {
         let structured = json!({"b": 1, "a": [2]});
-        let said = json!({"content": [text("{\"a\":[2],\"b\": 1}")], "structuredContent": structured});
-        assert_eq!(of(said), done("{\"a\":[2],\"b\": 1}"));
+        let value = json!({"content": [text("{\"a\":[2],\"b\": 1}")], "structuredContent": structured});
+        assert_eq!(of(value), done("{\"a\":[2],\"b\": 1}"));
         let alone = json!({"content": [], "structuredContent": structured});
         assert_eq!(of(alone), done("{\"b\":1,\"a\":[2]}"));
         let more = json!({"content": [text("two things")], "structuredContent": structured});

@@ -52,7 +52,7 @@ impl ListPace {
         }
     }
 
-    /// The server says at `now` that its list has changed. Returns when to read it; a moment in the past: at once.
+    /// The server reported at `now` that its list has changed. Returns when to read it; a moment in the past: at once.
     fn due(&mut self, now: Instant) -> Instant {
         if now.duration_since(self.listed) > DEBOUNCE.1 {
             self.pauses.reset();
@@ -119,12 +119,12 @@ impl ToolServerClient {
     /// Keeps the server connected, forever. Logs an error once, until the server answers again.
     pub(super) async fn stay_connected(&self) {
         let mut backoff = Backoff::new(RETRY.0, RETRY.1);
-        let mut is_said = false;
+        let mut is_logged = false;
         for number in 1.. {
             let why = match self.connect(number).await {
                 Ok(session) => {
                     let began = Instant::now();
-                    is_said = false;
+                    is_logged = false;
                     let why = self.follow(&session).await;
                     self.session.send_replace(None);
                     if began.elapsed() > RETRY.1 {
@@ -134,7 +134,7 @@ impl ToolServerClient {
                 }
                 Err(miss) => miss.for_log(),
             };
-            if !std::mem::replace(&mut is_said, true) {
+            if !std::mem::replace(&mut is_logged, true) {
                 tracing::warn!(
                     server = self.spec.name,
                     why,
@@ -219,7 +219,7 @@ impl ToolServerClient {
             tokio::select! {
                 () = session.lost.cancelled() => return "the server closed the connection or lost the session".into(),
                 () = session.changed.notified() => {}
-                heard = wait_for_change(&mut subscription) => if !heard {
+                is_open = wait_for_change(&mut subscription) => if !is_open {
                     return "the stream of notifications ended".into();
                 },
                 () = sleep(REFRESH) => {}
@@ -238,8 +238,8 @@ impl ToolServerClient {
     }
 
     /// Runs a tool until `deadline`. Tries once more, after a reconnect, if the server certainly did not receive the
-    /// call. A call that the server may have received is never repeated here: its outcome is unknown, and the tool's
-    /// rules decide.
+    /// call. A call that the server may have received is never repeated here: its [`ToolOutcome`] is unknown, and the
+    /// tool's rules decide.
     pub(super) async fn run(&self, run: ToolRun, deadline: Instant) -> ToolOutcome {
         let mut seen = 0;
         let mut why = "it does not respond".to_owned();

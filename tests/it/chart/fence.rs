@@ -1,17 +1,15 @@
 //! The admission policies and rights of the controller's own account, on a real API server: what it does is allowed, and
 //! what somebody with its token might try is not.
 
-use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
 
 use serde_json::{Value, json};
 
+use super::policies::{InstalledPolicies, expect_refusal as refused, wait_until};
 use super::render::{Rendered, render};
 use crate::support::clusters;
 use crate::support::kubectl::Kubectl;
 
-const SOON: Duration = Duration::from_mins(1);
 const ACCOUNT: &str = "system:serviceaccount:agentloop-system:agentloop";
 const HOME: &str = "agentloop-system";
 /// One fence at a time: they have the same names.
@@ -19,19 +17,12 @@ static ONE: Mutex<()> = Mutex::new(());
 const MANAGED: &str = "app.kubernetes.io/managed-by";
 
 /// The chart's rights and policies of the controller, installed.
-struct Fence {
-    cluster: Kubectl,
-    objects: Vec<Value>,
-    /// A namespace with Agents.
-    tenant: String,
-    _one: MutexGuard<'static, ()>,
-}
+struct Fence(InstalledPolicies);
 
 impl Fence {
     fn install() -> Option<Self> {
         let Rendered(mut objects) = render(&[])?.unwrap();
         let cluster = Kubectl::new(&clusters::control_plane()?, "");
-        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let tenant = format!("fence-{}", jiff::Timestamp::now().as_millisecond());
         objects.retain(|object| {
             let (kind, name) = (
@@ -42,55 +33,35 @@ impl Fence {
                 ["Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"].contains(&kind) && name == "agentloop";
             role || kind.starts_with("ValidatingAdmissionPolicy") && name.starts_with("agentloop-controller")
         });
-        for name in [HOME, &tenant] {
-            cluster.apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}).to_string());
-        }
-        for object in &objects {
-            cluster.apply(&object.to_string());
-        }
-        let account = object("ServiceAccount", "agentloop-agent", &tenant, "agentloop-controller");
-        cluster.apply(&account.to_string());
-        Some(Self {
+        let needs = [
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HOME}}),
+            object("ServiceAccount", "agentloop-agent", &tenant, "agentloop-controller"),
+        ];
+        Some(Self(InstalledPolicies::install(
+            &ONE,
             cluster,
-            objects,
             tenant,
-            _one: one,
-        })
+            (&needs, objects),
+        )))
     }
 
-    /// What the API server says to the controller's account: empty when it is allowed.
-    fn says(&self, args: &[&str], input: &Value) -> String {
-        let mut command: Command = self.cluster.command(args);
-        command.args([
-            "--as",
-            ACCOUNT,
-            "--as-group",
-            "system:serviceaccounts",
-            "--dry-run=server",
-        ]);
-        let directory = tempfile::tempdir().unwrap();
-        if !input.is_null() {
-            let file = directory.path().join("object.json");
-            std::fs::write(&file, input.to_string()).unwrap();
-            command.arg("-f").arg(file);
-        }
-        let ended = command.output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert!(ended.status.success() || said.contains("orbidden"), "{args:?}: {said}");
-        if ended.status.success() { String::new() } else { said }
+    /// What the API server answers to the controller's account; empty if it allows the request.
+    fn answer(&self, args: &[&str], input: Option<&Value>) -> String {
+        let user = ["--as", ACCOUNT, "--as-group", "system:serviceaccounts"];
+        self.0.answer(&user, args, input)
     }
 
     fn applies(&self, object: &Value) -> String {
-        self.says(&["apply", "--server-side", "--force-conflicts"], object)
+        self.answer(&["apply", "--server-side", "--force-conflicts"], Some(object))
     }
 
     fn creates(&self, object: &Value) -> String {
-        self.says(&["create"], object)
+        self.answer(&["create"], Some(object))
     }
 
     /// An object in the namespace with Agents, labelled as the controller's.
     fn ours(&self, kind: &str, name: &str) -> Value {
-        object(kind, name, &self.tenant, "agentloop-controller")
+        object(kind, name, &self.0.tenant, "agentloop-controller")
     }
 
     fn pod(&self, spec: Value) -> Value {
@@ -109,22 +80,6 @@ impl Fence {
             "template": {"metadata": {"labels": labels}, "spec": spec},
         });
         set
-    }
-}
-
-impl Drop for Fence {
-    fn drop(&mut self) {
-        for object in &self.objects {
-            let (kind, name) = (
-                object["kind"].as_str().unwrap(),
-                object["metadata"]["name"].as_str().unwrap(),
-            );
-            let cluster = self
-                .cluster
-                .in_namespace(object["metadata"]["namespace"].as_str().unwrap_or(""));
-            cluster.run(&["delete", kind, name, "--wait=false"]);
-        }
-        self.cluster.run(&["delete", "namespace", &self.tenant, "--wait=false"]);
     }
 }
 
@@ -195,17 +150,12 @@ fn with(mut spec: Value, path: &str, value: Value) -> Value {
 #[test]
 fn the_controllers_account_writes_its_own_objects_and_restricted_pods_only() {
     let Some(fence) = Fence::install() else { return };
-    // The server takes a moment to know policies and roles; nothing says when it does.
-    let start = Instant::now();
-    while !fence
-        .creates(&fence.pod(with(pod_spec(), "/hostPID", json!(true))))
-        .contains("share nothing")
-        || !fence.applies(&fence.ours("ConfigMap", "agentloop-link-ca")).is_empty()
-    {
-        assert!(start.elapsed() < SOON, "the policies never hold");
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    let refused = |said: String, words: &str| assert!(said.contains(words), "«{words}»: {said}");
+    wait_until(|| {
+        fence
+            .creates(&fence.pod(with(pod_spec(), "/hostPID", json!(true))))
+            .contains("share nothing")
+            && fence.applies(&fence.ours("ConfigMap", "agentloop-link-ca")).is_empty()
+    });
 
     assert_eq!(fence.creates(&fence.pod(pod_spec())), "");
     assert_eq!(fence.creates(&fence.set(pod_spec())), "");
@@ -251,15 +201,15 @@ fn the_controllers_account_writes_its_own_objects_and_restricted_pods_only() {
         fence.creates(&unlabelled),
         "has the label app.kubernetes.io/managed-by=agentloop-controller",
     );
-    fence.cluster.apply(&unlabelled.to_string());
+    fence.0.cluster.apply(&unlabelled.to_string());
     let words = "changes and deletes only what has the label";
     refused(
-        fence.says(&["delete", "service", "web", "-n", &fence.tenant], &Value::Null),
+        fence.answer(&["delete", "service", "web", "-n", &fence.0.tenant], None),
         words,
     );
     let take = format!("{MANAGED}=agentloop-controller");
-    let label = ["label", "--overwrite", "service", "web", "-n", &fence.tenant, &take];
-    refused(fence.says(&label, &Value::Null), words);
+    let label = ["label", "--overwrite", "service", "web", "-n", &fence.0.tenant, &take];
+    refused(fence.answer(&label, None), words);
 }
 
 #[test]
@@ -279,34 +229,28 @@ fn the_leader_labels_its_own_pod_and_changes_nothing_else_of_it() {
     other["metadata"]["name"] = json!("fence-other");
     other["metadata"]["labels"] = json!({});
     for object in [&account, &own, &other] {
-        fence.cluster.apply(&object.to_string());
+        fence.0.cluster.apply(&object.to_string());
     }
-    let start = Instant::now();
-    let label = |pod: &str| {
-        fence.says(
-            &["label", "pod", pod, "-n", HOME, "agentloop.dev/leader=true"],
-            &Value::Null,
-        )
-    };
-    while !label("fence-other").contains("has the label app.kubernetes.io/managed-by") || !label("fence-own").is_empty()
-    {
-        assert!(start.elapsed() < SOON, "{}{}", label("fence-other"), label("fence-own"));
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    let label = |pod: &str| fence.answer(&["label", "pod", pod, "-n", HOME, "agentloop.dev/leader=true"], None);
+    wait_until(|| {
+        label("fence-other").contains("has the label app.kubernetes.io/managed-by") && label("fence-own").is_empty()
+    });
     let image = r#"{"spec":{"containers":[{"name":"worker","image":"docker.io/other:1"}]}}"#;
-    let said = fence.says(&["patch", "pod", "fence-own", "-n", HOME, "-p", image], &Value::Null);
+    let said = fence.answer(&["patch", "pod", "fence-own", "-n", HOME, "-p", image], None);
     assert!(
         said.contains("run its own image") || said.contains("service account"),
         "{said}"
     );
-    let said = fence.says(&["delete", "pod", "fence-own", "-n", HOME], &Value::Null);
+    let said = fence.answer(&["delete", "pod", "fence-own", "-n", HOME], None);
     assert!(said.contains("changes and deletes only what has the label"), "{said}");
     for pod in ["fence-own", "fence-other"] {
         fence
+            .0
             .cluster
             .run(&["delete", "pod", pod, "-n", HOME, "--grace-period=0", "--force"]);
     }
     fence
+        .0
         .cluster
         .run(&["delete", "serviceaccount", "fence-own", "-n", HOME]);
 }
@@ -316,13 +260,7 @@ fn the_api_server_finds_nothing_wrong_with_the_expressions() {
     let Some(fence) = Fence::install() else { return };
     for kind in ["objects", "pods", "statefulsets"] {
         let name = format!("agentloop-controller-{kind}");
-        let warnings = fence
-            .cluster
-            .until("checked", 60, "validatingadmissionpolicy", &name, |policy| {
-                let checked = policy["status"].get("typeChecking")?;
-                Some(checked["expressionWarnings"].clone())
-            });
-        assert_eq!(warnings, Value::Null, "{name}");
+        assert_eq!(fence.0.expression_warnings(&name), Value::Null, "{name}");
     }
 }
 

@@ -1,17 +1,15 @@
 //! The admission policies of the pods' identity, on a real API server: only the controller creates pods that network
 //! policies and the controller itself take for those of Agents and Sensors.
 
-use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
 
 use serde_json::{Value, json};
 
+use super::policies::{InstalledPolicies, expect_refusal as refused, wait_until};
 use super::render::{Rendered, render};
 use crate::support::clusters;
 use crate::support::kubectl::Kubectl;
 
-const SOON: Duration = Duration::from_mins(1);
 const CONTROLLER: &str = "system:serviceaccount:agentloop-system:agentloop";
 const STATEFULSET_CONTROLLER: &str = "system:serviceaccount:kube-system:statefulset-controller";
 /// One test at a time: the policies have the same names.
@@ -20,18 +18,13 @@ static ONE: Mutex<()> = Mutex::new(());
 const TENANT: &str = "identity-tenant";
 
 /// The chart's policies of the identity of pods, installed for one namespace.
-struct Installed {
-    cluster: Kubectl,
-    objects: Vec<Value>,
-    _one: MutexGuard<'static, ()>,
-}
+struct Installed(InstalledPolicies);
 
 impl Installed {
     fn new() -> Option<Self> {
         let tenant = format!("identity-{}", jiff::Timestamp::now().as_millisecond());
         let Rendered(mut objects) = render(&[&format!("watchNamespaces={{{tenant}}}")])?.unwrap();
         let cluster = Kubectl::new(&clusters::control_plane()?, &tenant);
-        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         objects.retain(|object| {
             let name = object["metadata"]["name"].as_str().unwrap();
             object["kind"]
@@ -41,7 +34,6 @@ impl Installed {
                 && name.contains("-identity-")
         });
         assert_eq!(objects.len(), 4, "a policy and a binding for pods and for StatefulSets");
-        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": tenant}});
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
         let role = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "pods"},
@@ -56,57 +48,21 @@ impl Installed {
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "pods"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "pods"}, "subjects": subjects,
         });
-        for object in [&namespace, &account, &role, &binding].into_iter().chain(&objects) {
-            cluster.apply(&object.to_string());
-        }
-        Some(Self {
+        let needs = [account, role, binding];
+        Some(Self(InstalledPolicies::install(
+            &ONE,
             cluster,
-            objects,
-            _one: one,
-        })
+            tenant,
+            (&needs, objects),
+        )))
     }
 
-    /// What the API server answers to a user; empty when it allows the request.
     fn answer(&self, user: &str, args: &[&str], input: Option<&Value>) -> String {
-        let mut command: Command = self.cluster.command(args);
-        command.args(["--as", user, "--dry-run=server"]);
-        let directory = tempfile::tempdir().unwrap();
-        if let Some(input) = input {
-            let file = directory.path().join("object.json");
-            std::fs::write(&file, input.to_string()).unwrap();
-            command.arg("-f").arg(file);
-        }
-        let ended = command.output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert!(ended.status.success() || said.contains("orbidden"), "{args:?}: {said}");
-        if ended.status.success() { String::new() } else { said }
+        self.0.answer(&["--as", user], args, input)
     }
 
     fn create(&self, user: &str, object: &Value) -> String {
         self.answer(user, &["create"], Some(object))
-    }
-
-    /// Waits until policies and roles hold. The server takes a moment to know them; nothing says when it does.
-    fn until(mut hold: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !hold() {
-            assert!(start.elapsed() < SOON, "the policies never hold");
-            std::thread::sleep(Duration::from_millis(200));
-        }
-    }
-}
-
-impl Drop for Installed {
-    fn drop(&mut self) {
-        for object in &self.objects {
-            let (kind, name) = (
-                object["kind"].as_str().unwrap(),
-                object["metadata"]["name"].as_str().unwrap(),
-            );
-            self.cluster.run(&["delete", kind, name, "--wait=false"]);
-        }
-        let namespace = self.cluster.namespace();
-        self.cluster.run(&["delete", "namespace", namespace, "--wait=false"]);
     }
 }
 
@@ -142,12 +98,11 @@ fn only_the_controller_gives_a_pod_the_identity_of_an_agent_or_a_sensor() {
     let sensor = json!({"agentloop.dev/sensor": "page"});
     let of_agent = owned_by("agentloop.dev/v1alpha1", "Agent");
     let words = "is set, changed and removed";
-    Installed::until(|| {
+    wait_until(|| {
         installed.create(TENANT, &pod("x", &agent, &free)).contains(words)
             && installed.create(TENANT, &set(&sensor, &free)).contains(words)
             && installed.create(TENANT, &pod("x", &plain, &free)).is_empty()
     });
-    let refused = |said: String, words: &str| assert!(said.contains(words), "«{words}»: {said}");
 
     refused(
         installed.create(TENANT, &pod("x", &sensor, &free)),
@@ -207,23 +162,16 @@ fn the_identity_of_an_existing_pod_is_neither_taken_nor_removed() {
     let Some(installed) = Installed::new() else { return };
     let (plain, free) = (json!({"app": "web"}), json!([]));
     let agent = json!({"agentloop.dev/agent": "coast"});
-    installed.cluster.apply(&pod("web", &plain, &free).to_string());
+    installed.0.cluster.apply(&pod("web", &plain, &free).to_string());
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), pod("coast", &agent, &free).to_string()).unwrap();
-    let start = Instant::now();
-    loop {
-        let mut create = installed.cluster.command(&["create", "--as", CONTROLLER, "-f"]);
-        let ended = create.arg(file.path()).output().unwrap();
-        if ended.status.success() {
-            break;
-        }
-        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert!(start.elapsed() < SOON, "the role never holds: {said}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    wait_until(|| {
+        let mut create = installed.0.cluster.command(&["create", "--as", CONTROLLER, "-f"]);
+        create.arg(file.path()).output().unwrap().status.success()
+    });
     let label = |pod: &str, label: &str| installed.answer(TENANT, &["label", "--overwrite", "pod", pod, label], None);
     let words = "is set, changed and removed";
-    Installed::until(|| label("web", "agentloop.dev/agent=coast").contains(words) && label("web", "tier=a").is_empty());
+    wait_until(|| label("web", "agentloop.dev/agent=coast").contains(words) && label("web", "tier=a").is_empty());
     for (pod, change) in [
         ("coast", "agentloop.dev/agent=other"),
         ("coast", "agentloop.dev/agent="),
@@ -255,13 +203,13 @@ fn the_identity_of_an_existing_pod_is_neither_taken_nor_removed() {
 fn an_existing_stateful_set_takes_the_identity_of_no_sensor() {
     let Some(installed) = Installed::new() else { return };
     let (plain, free) = (json!({"app": "web"}), json!([]));
-    installed.cluster.apply(&set(&plain, &free).to_string());
+    installed.0.cluster.apply(&set(&plain, &free).to_string());
     let patch = |label: &str, value: &str| {
         let patch = json!({"spec": {"template": {"metadata": {"labels": {label: value}}}}}).to_string();
         installed.answer(TENANT, &["patch", "statefulset", "x", "-p", &patch], None)
     };
     let words = "is set, changed and removed";
-    Installed::until(|| patch("agentloop.dev/sensor", "page").contains(words) && patch("tier", "a").is_empty());
+    wait_until(|| patch("agentloop.dev/sensor", "page").contains(words) && patch("tier", "a").is_empty());
     for label in ["agentloop.dev/agent", "agentloop.dev/sensor"] {
         let said = patch(label, "");
         assert!(said.contains(words), "{label}: {said}");
@@ -273,11 +221,11 @@ fn an_existing_object_is_given_to_no_agent_and_no_sensor() {
     let Some(installed) = Installed::new() else { return };
     let plain = json!({"app": "web"});
     // An owner that exists, or the garbage collector would delete the pod.
-    let account = installed.cluster.get("serviceaccount", "default").unwrap();
+    let account = installed.0.cluster.get("serviceaccount", "default").unwrap();
     let uid = &account["metadata"]["uid"];
     let owners = json!([{"apiVersion": "v1", "kind": "ServiceAccount", "name": "default", "uid": uid}]);
-    installed.cluster.apply(&pod("owned", &plain, &owners).to_string());
-    installed.cluster.apply(&set(&plain, &owners).to_string());
+    installed.0.cluster.apply(&pod("owned", &plain, &owners).to_string());
+    installed.0.cluster.apply(&set(&plain, &owners).to_string());
     let give = |object: [&str; 2], owners: Value, further: &[&str]| {
         let patch = json!({"metadata": {"ownerReferences": owners}}).to_string();
         let mut args = vec!["patch", object[0], object[1], "-p", &patch];
@@ -286,7 +234,7 @@ fn an_existing_object_is_given_to_no_agent_and_no_sensor() {
     };
     let owned = ["pod", "owned"];
     let words = "belong to an Agent or a Sensor";
-    Installed::until(|| {
+    wait_until(|| {
         give(owned, owned_by("agentloop.dev/v1alpha1", "Agent"), &[]).contains(words)
             && give(owned, owned_by("batch/v1", "Job"), &[]).is_empty()
     });
@@ -333,17 +281,12 @@ fn the_policies_of_identity_are_for_the_namespaces_that_are_served_and_can_be_le
 fn the_api_server_finds_nothing_wrong_with_the_expressions_of_identity() {
     let Some(installed) = Installed::new() else { return };
     for object in installed
+        .0
         .objects
         .iter()
         .filter(|object| object["kind"] == "ValidatingAdmissionPolicy")
     {
         let name = object["metadata"]["name"].as_str().unwrap();
-        let warnings = installed
-            .cluster
-            .until("checked", 60, "validatingadmissionpolicy", name, |policy| {
-                let checked = policy["status"].get("typeChecking")?;
-                Some(checked["expressionWarnings"].clone())
-            });
-        assert_eq!(warnings, Value::Null, "{name}");
+        assert_eq!(installed.0.expression_warnings(name), Value::Null, "{name}");
     }
 }

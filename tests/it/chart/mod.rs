@@ -5,6 +5,7 @@
 mod approval;
 mod fence;
 mod identity;
+mod policies;
 mod render;
 mod rights;
 mod values;

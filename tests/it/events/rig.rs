@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use agentloop::api::NamespacedName;
 use agentloop::controller::access::ReadAuthorizer;
 use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
-use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::runtime::EventSink;
 use agentloop::link::client::LinkClient;
 use agentloop::link::messages::{BudgetTerms, Directives, LoopTotals};
@@ -65,11 +66,8 @@ impl Drop for Rig {
     }
 }
 
-pub fn agent_key(name: &str) -> AgentKey {
-    AgentKey {
-        namespace: "a".into(),
-        name: name.into(),
-    }
+pub fn agent_key(name: &str) -> NamespacedName {
+    NamespacedName::new("a", name)
 }
 
 pub fn pod_of(name: &str) -> LivePod {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use agentloop::api::NamespacedName;
 use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::api::budget::LedgerRecord;
-use agentloop::ledger::account::{Account, AgentName, GrantRequest, LeaseHolder, LedgerTerms};
+use agentloop::ledger::account::{Account, GrantRequest, LeaseHolder, LedgerTerms};
 use agentloop::ledger::window::WindowRule;
 use agentloop::link::messages::{
     AccountRemaining, AccountRequest, AccountResponse, AccountTerms, BudgetTerms, LeaseGrant, LeaseRequest,
@@ -117,10 +118,7 @@ impl Ledger {
 fn who(record: &str) -> LeaseHolder {
     LeaseHolder {
         record: record.into(),
-        agent: AgentName {
-            namespace: "ns".into(),
-            name: record.into(),
-        },
+        agent: NamespacedName::new("ns", record),
         pod_uid: "pod".into(),
         epoch: 3,
     }

@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use agentloop::api::NamespacedName;
 use agentloop::api::amount::{Amount, LimitAmounts};
-use agentloop::ledger::account::{AgentName, DurableGrant, LeaseHolder};
+use agentloop::ledger::account::{DurableGrant, LeaseHolder};
 use agentloop::ledger::wallet::{AccountDraw, AccountId, LeaseRow, Reservation, Wallet};
 
 use super::leader::Answer;
@@ -119,10 +120,7 @@ impl Gateway {
     pub fn who(&self) -> LeaseHolder {
         LeaseHolder {
             record: self.disk.record.clone(),
-            agent: AgentName {
-                namespace: "n".into(),
-                name: ["x", "y", "z"][self.agent].into(),
-            },
+            agent: NamespacedName::new("n", ["x", "y", "z"][self.agent]),
             pod_uid: ["p0", "p1", "p2", "p3"][usize::try_from(self.pod).unwrap() % 4].into(),
             epoch: self.pod,
         }

@@ -10,12 +10,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use agentloop::api::NamespacedName;
 use agentloop::api::amount::{Amount, AmountKind, LimitAmounts};
 use agentloop::api::budget::LedgerRecord;
 use agentloop::controller::budget::accounts::{
     AccountBook, DocumentId, DocumentKind, DocumentPart, PendingLeaseResponse, RecordWrite,
 };
-use agentloop::ledger::account::{Account, AgentName, LeaseHolder, LedgerTerms};
+use agentloop::ledger::account::{Account, LeaseHolder, LedgerTerms};
 use agentloop::link::messages::{LeaseRequest, LeaseResponse};
 use jiff::Timestamp;
 
@@ -86,8 +87,7 @@ impl Leader {
     pub fn add(&mut self, account: usize, terms: LedgerTerms, record: Option<&LedgerRecord>, now: Timestamp) {
         let document = DocumentId {
             kind: DocumentKind::Budget,
-            namespace: "n".into(),
-            name: "b".into(),
+            object: NamespacedName::new("n", "b"),
             uid: account_id(account).into(),
         };
         self.book.load(&document, DocumentPart::Budget, terms, record, now);
@@ -118,7 +118,7 @@ impl Leader {
     }
 
     /// The kind that a budget that so many Agents draw on is exhausted of, and the Agents that hold leases or wait.
-    pub fn exhausted(&self, account: usize, agents: usize) -> Option<(AmountKind, BTreeSet<AgentName>)> {
+    pub fn exhausted(&self, account: usize, agents: usize) -> Option<(AmountKind, BTreeSet<NamespacedName>)> {
         let (_, entry) = self.book.entry(account_id(account)).unwrap();
         let shown = if self.mutation == Mutation::OneRefusalExhausts {
             let mut blocked = entry.blocked().iter();

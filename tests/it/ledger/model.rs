@@ -7,10 +7,11 @@ use std::fmt::{Debug, Write};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use agentloop::api::NamespacedName;
 use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::api::budget::LedgerRecord;
 use agentloop::ledger::account::{
-    Account, AgentName, DurableGrant, GrantRequest, LeaseHolder, LeaseId, LeaseStatement, LedgerTerms,
+    Account, DurableGrant, GrantRequest, LeaseHolder, LeaseId, LeaseStatement, LedgerTerms,
 };
 use agentloop::ledger::wallet::{AccountDraw, Reservation, Wallet};
 use agentloop::ledger::window::WindowRule;
@@ -143,10 +144,7 @@ fn terms() -> LedgerTerms {
 fn who(gateway: usize) -> LeaseHolder {
     LeaseHolder {
         record: ["r0", "r1"][gateway].into(),
-        agent: AgentName {
-            namespace: "n".into(),
-            name: ["a0", "a1"][gateway].into(),
-        },
+        agent: NamespacedName::new("n", ["a0", "a1"][gateway]),
         pod_uid: String::new(),
         epoch: 1,
     }

@@ -4,9 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use agentloop::api::NamespacedName;
 use agentloop::api::amount::{Amount, AmountKind, LimitAmounts};
 use agentloop::api::budget::{CalendarPeriod, LedgerRecord};
-use agentloop::ledger::account::{AgentName, CONTENTION_WAIT, GATE_TOP_UP, LedgerTerms};
+use agentloop::ledger::account::{CONTENTION_WAIT, GATE_TOP_UP, LedgerTerms};
 use agentloop::ledger::wallet::{AccountId, LeaseRow, Reservation};
 use agentloop::ledger::window::WindowRule;
 use agentloop::link::messages::{AccountRequest, LeaseRequest};
@@ -126,7 +127,7 @@ struct Term {
     /// Number of the write under way.
     write: Vec<u64>,
     /// The least of the last call that each Agent asked this leader for, by account.
-    asks: BTreeMap<(usize, AgentName), Amount>,
+    asks: BTreeMap<(usize, NamespacedName), Amount>,
 }
 
 impl Term {

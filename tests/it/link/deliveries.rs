@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use agentloop::controller::delivery_relay::SensorKey;
+use agentloop::api::NamespacedName;
 use agentloop::link::client::{DirectiveEvent, LinkClient};
 use agentloop::link::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, ReceiverTerms, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
@@ -22,11 +22,8 @@ use super::*;
 pub(super) const SENSOR_TOKEN: &str = "agentloop.dev/link a agentloop-sensor s-sensor-0 p1";
 const KEY: &str = "a key";
 
-pub(super) fn sensor() -> SensorKey {
-    SensorKey {
-        namespace: "a".into(),
-        name: "s".into(),
-    }
+pub(super) fn sensor() -> NamespacedName {
+    NamespacedName::new("a", "s")
 }
 
 pub(super) fn directives(source: &Value) -> SensorDirectives {

@@ -26,7 +26,7 @@ pub fn idle_ledger(client: Client, loops: &Arc<PodSessions>) -> Arc<BudgetLedger
         namespace: "agentloop-system".into(),
         watch_namespaces: Vec::new(),
         loops: loops.clone(),
-        face: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
+        presentation: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
         metrics: Arc::new(Metrics::new().unwrap()),
         wall: Timestamp::now(),
     }))

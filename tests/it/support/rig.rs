@@ -4,11 +4,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use agentloop::api::Agent;
 use agentloop::api::status::{LoopState, LoopUsage};
+use agentloop::api::{Agent, NamespacedName};
 use agentloop::controller::agent::{AgentsView, ReconcileObserver, ReconcilerParts, ReconcilerSettings, run};
-use agentloop::controller::delivery_relay::{DeliveryRelay, SensorKey};
-use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::runtime::{ReconcileResult, WallClock};
 use agentloop::controller::sensor::SensorRegistry;
 use agentloop::link::messages::{LoopReport, PodReport};
@@ -55,7 +55,7 @@ pub struct Controller {
     pub loops: Arc<PodSessions>,
     pub sensors: Arc<SensorRegistry>,
     pub relay: Arc<DeliveryRelay>,
-    said: Mutex<Option<mpsc::UnboundedReceiver<SensorKey>>>,
+    said: Mutex<Option<mpsc::UnboundedReceiver<NamespacedName>>>,
     pub observer: Arc<Counting>,
     pub bundle: watch::Sender<String>,
     pub published: watch::Sender<String>,
@@ -320,11 +320,8 @@ impl Rig {
     }
 }
 
-pub fn agent_key(name: &str) -> AgentKey {
-    AgentKey {
-        namespace: NAMESPACE.into(),
-        name: name.into(),
-    }
+pub fn agent_key(name: &str) -> NamespacedName {
+    NamespacedName::new(NAMESPACE, name)
 }
 
 pub fn in_state(state: LoopState) -> LoopReport {

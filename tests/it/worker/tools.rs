@@ -226,7 +226,7 @@ impl Worker {
                 drain,
             };
             let world = DriverInputs {
-                heard: listener,
+                gateway_updates: listener,
                 terminate: token,
             };
             let ended = LoopDriver::new(parts, &first).run(&session, world).await.unwrap();

@@ -217,9 +217,9 @@ fn observed() -> Vec<Case> {
         ..Case::default()
     });
     for sensor_problems in [vec!["prices"], vec!["prices", "mail"]] {
-        let trouble = |name: &str| (name.to_owned(), "<message of the Sensor>".to_owned());
+        let problem = |name: &str| (name.to_owned(), "<message of the Sensor>".to_owned());
         cases.push(Case {
-            sensor_problems: Some(sensor_problems.into_iter().map(trouble).collect()),
+            sensor_problems: Some(sensor_problems.into_iter().map(problem).collect()),
             ..Case::default()
         });
     }

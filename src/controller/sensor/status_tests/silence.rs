@@ -5,12 +5,12 @@ use pretty_assertions::assert_eq;
 use super::*;
 
 fn listening() -> Case {
-    let said = SensorPodReport {
+    let report = SensorPodReport {
         report: report(3),
         pending_deliveries: 0,
     };
     let own = Owned {
-        last_report: Some(said),
+        last_report: Some(report),
         ..Owned::default()
     };
     let mut case = Case {

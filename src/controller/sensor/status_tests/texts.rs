@@ -22,7 +22,7 @@ fn with_own(own: Owned) -> Case {
     }
 }
 
-fn said(failure: Option<&str>) -> SensorPodReport {
+fn pod_report(failure: Option<&str>) -> SensorPodReport {
     let report = SensorReport {
         failure: failure.map(Into::into),
         ..report(1)
@@ -98,7 +98,7 @@ fn in_own_pod() -> Vec<Case> {
     let running = json!({"conditions": [{"type": "Ready", "status": "True"}]});
     let silent = |pod: Option<PodState>| Owned {
         pod,
-        last_report: Some(said(None)),
+        last_report: Some(pod_report(None)),
         silent: true,
         ..Owned::default()
     };
@@ -136,7 +136,7 @@ fn in_own_pod() -> Vec<Case> {
         },
         Owned {
             pod: Some(pod(&running)),
-            last_report: Some(said(Some("<message of the source>"))),
+            last_report: Some(pod_report(Some("<message of the source>"))),
             ..Owned::default()
         },
         silent(Some(pod(&running))),
@@ -150,7 +150,7 @@ fn in_own_pod() -> Vec<Case> {
     cases.push(Case {
         receivers: Vec::new(),
         ..with_own(Owned {
-            last_report: Some(said(None)),
+            last_report: Some(pod_report(None)),
             ..Owned::default()
         })
     });

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::modes::{ModeContext, TurnEnd};
 use crate::time_math;
 use agentloop_api::agent;
+use agentloop_support::clock::rfc3339_seconds;
 
 /// Most bytes of an answer that the next heartbeat repeats.
 pub const MOST_LAST_BYTES: usize = 2 * 1024;
@@ -71,8 +72,8 @@ impl HeartbeatState {
     /// A heartbeat ended. A failed one does not count as a failure of the loop: the next one runs on schedule.
     pub fn ended(&mut self, end: &TurnEnd<'_>, now: Timestamp) {
         match end {
-            TurnEnd::Completed { said, .. } => {
-                said[..said.floor_char_boundary(MOST_LAST_BYTES)].clone_into(&mut self.last);
+            TurnEnd::Completed { last_text, .. } => {
+                last_text[..last_text.floor_char_boundary(MOST_LAST_BYTES)].clone_into(&mut self.last);
             }
             TurnEnd::Failed { acted: true } => FAILED.clone_into(&mut self.last),
             TurnEnd::Failed { acted: false } => {}
@@ -88,7 +89,7 @@ fn opening(turn: i64, now: Timestamp, prompt: &str, last: &str) -> String {
     let mut text = format!(
         "Turn {turn}, {}: your heartbeat, a separate turn beside your other work. It ends with your first answer that \
          calls no tool.",
-        time_math::format_moment(now)
+        rfc3339_seconds(now)
     );
     if !last.is_empty() {
         text.push_str("\nYour answer at the previous heartbeat:\n");

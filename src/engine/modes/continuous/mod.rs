@@ -43,7 +43,7 @@ it.
 - Memory: old tool results and old turns leave your context; turns are summed up first. Write into your text what you \
 must keep: ids, numbers, decisions, promises, what did not work.";
 
-/// The note for the model after the first of the slow turns in a row without a tool call.
+/// The note for the model after the first of the slow turns in a row without a [`ToolCall`].
 const SLOWER: &str = "your last turn called no tool. Nobody reads your text; after each further turn without a tool call the \
                       next one comes later, up to 60 s. Call `yield` to set your own pace";
 

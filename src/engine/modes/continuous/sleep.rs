@@ -7,6 +7,7 @@ use crate::modes::{ModeContext, WakeTrigger};
 use crate::resources::ResourceWait;
 use crate::snapshot::ChosenSleep;
 use crate::time_math;
+use agentloop_support::clock::rfc3339_seconds;
 
 /// If the room that it waits for is available already, the sleep has the shortest length.
 pub fn begin(
@@ -38,10 +39,7 @@ pub fn cause(why: &str, sleep: &ChosenSleep) -> String {
     } else {
         format!(", you slept because: {}", sleep.reason)
     };
-    format!(
-        "{why} (it was to last until {}{reason})",
-        time_math::format_moment(sleep.until)
-    )
+    format!("{why} (it was to last until {}{reason})", rfc3339_seconds(sleep.until))
 }
 
 /// Whether this ends the sleep early.

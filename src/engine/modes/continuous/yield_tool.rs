@@ -10,6 +10,7 @@ use crate::message::{self, ToolDefinition};
 use crate::modes::{LoopPace, ModeContext};
 use crate::resources::{ResourceLimit, ResourceWait};
 use crate::time_math;
+use agentloop_support::clock::rfc3339_seconds;
 
 pub const NAME: &str = "yield";
 /// Its result in a turn that cannot set the pace.
@@ -145,7 +146,7 @@ fn parse(arguments: &str, around: &ModeContext<'_>) -> Result<(LoopPace, String)
     } else {
         String::new()
     };
-    let until = time_math::format_moment(time_math::after(now, wait));
+    let until = rfc3339_seconds(time_math::after(now, wait));
     Ok((pace, format!("Sleeping until {until}.{shortened}")))
 }
 

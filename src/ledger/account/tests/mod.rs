@@ -7,6 +7,7 @@ mod room;
 use jiff::{SignedDuration, Timestamp};
 
 use super::*;
+use agentloop_api::NamespacedName;
 use agentloop_api::budget::LedgerRecord;
 
 pub(super) const START: i64 = 1_700_000_000;
@@ -43,10 +44,7 @@ pub(super) fn terms(limits: LimitAmounts, window: WindowRule) -> LedgerTerms {
 pub(super) fn who(name: &str) -> LeaseHolder {
     LeaseHolder {
         record: format!("record of {name}"),
-        agent: AgentName {
-            namespace: "n".into(),
-            name: name.into(),
-        },
+        agent: NamespacedName::new("n", name),
         pod_uid: "p".into(),
         epoch: 1,
     }

@@ -44,7 +44,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 struct Gateway {
     made: u32,
     leases: std::collections::BTreeMap<LeaseId, (i64, i64, i64, bool)>,
-    said: Vec<LeaseStatement>,
+    statements: Vec<LeaseStatement>,
 }
 
 struct World {
@@ -79,7 +79,7 @@ impl World {
         let leases = self.gateways[gateway].leases.clone();
         for (lease, (_, spent, returned, closed)) in leases {
             let statement = says(lease, spent, returned, closed);
-            self.gateways[gateway].said.push(statement.clone());
+            self.gateways[gateway].statements.push(statement.clone());
             if !self.account.apply_statement(&who, &statement, at(self.now)) {
                 self.gateways[gateway].leases.remove(&lease);
             }
@@ -127,7 +127,7 @@ impl World {
             }
             Event::Repeat(gateway) => {
                 let who = self.who(*gateway);
-                for statement in self.gateways[*gateway].said.clone() {
+                for statement in self.gateways[*gateway].statements.clone() {
                     self.account.apply_statement(&who, &statement, at(self.now));
                 }
             }

@@ -4,6 +4,7 @@ use jiff::tz::TimeZone;
 use proptest::prelude::*;
 
 use super::*;
+use agentloop_api::NamespacedName;
 use agentloop_api::budget::CalendarPeriod;
 
 #[test]
@@ -334,10 +335,7 @@ fn the_longest_record_is_far_below_what_the_api_server_takes() {
     });
     let long = |number: usize| LeaseHolder {
         record: format!("{number:032x}"),
-        agent: AgentName {
-            namespace: "n".repeat(63),
-            name: format!("{number:0>253}"),
-        },
+        agent: NamespacedName::new("n".repeat(63), format!("{number:0>253}")),
         pod_uid: "u".repeat(36),
         epoch: 1_000_000,
     };

@@ -6,7 +6,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::*;
 use crate::source::ArrivalOutcome;
-use crate::source::test_server::{next, server, target};
+use crate::source::test_server::{check_idle_timeout, next, server, target};
 
 const SOON: Duration = Duration::from_secs(20);
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\nconnection: close\r\n\r\n";
@@ -82,26 +82,11 @@ async fn equal_lines_are_two_events_and_a_line_that_cannot_be_stored_ends_the_co
 
 #[tokio::test]
 async fn an_empty_line_resets_the_idle_timeout_and_silence_ends_the_connection() {
-    let (url, mut connections) = server().await;
-    let (feed, _arrivals) = SourceFeed::new();
-    let mut condition = feed.condition();
-    let idle = Duration::from_millis(400);
-    let place = target(&url);
-    let task = tokio::spawn(NdjsonListener { place, idle }.run(feed));
-    let (mut stream, _) = connections.recv().await.unwrap();
-    stream.write_all(HEAD.as_bytes()).await.unwrap();
-    condition.wait_for(|condition| condition.connected).await.unwrap();
-    let begun = Instant::now();
-    // Longer than the timeout in total, but never without data for that long.
-    while begun.elapsed() < idle * 2 {
-        tokio::time::sleep(idle / 8).await;
-        stream.write_all(b"\n").await.unwrap();
-        assert_eq!(condition.borrow().failures, 0);
-    }
-    let failed = condition.wait_for(|condition| condition.failures == 1);
-    let failed = timeout(SOON, failed).await.unwrap().unwrap().failure.clone();
-    assert_eq!(failed.as_deref(), Some("silent for 0 s (idleTimeoutSeconds)"));
-    task.abort();
+    check_idle_timeout(HEAD, "\n", |url, idle, feed| {
+        let place = target(url);
+        NdjsonListener { place, idle }.run(feed)
+    })
+    .await;
 }
 
 #[rstest]

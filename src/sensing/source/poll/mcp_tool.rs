@@ -90,7 +90,7 @@ impl ToolConnection {
     ) -> Result<SourceMessage, SourceError> {
         let response = called.map_err(|miss| failure(&miss))?;
         self.0 = Some(session);
-        heard(&response, most)
+        source_message(&response, most)
     }
 }
 
@@ -126,12 +126,12 @@ impl ToolSession {
     }
 }
 
-fn heard(response: &CallToolResponse, most: usize) -> Result<SourceMessage, SourceError> {
-    let said = |words: &str| SourceError(format!("the tool {words}; check spec.source.poll.tool"));
+fn source_message(response: &CallToolResponse, most: usize) -> Result<SourceMessage, SourceError> {
+    let tool_failure = |words: &str| SourceError(format!("the tool {words}; check spec.source.poll.tool"));
     match response {
         CallToolResponse::Complete(CallToolResult {
             is_error: Some(true), ..
-        }) => Err(said("returned an error")),
+        }) => Err(tool_failure("returned an error")),
         CallToolResponse::Complete(result) => {
             let mut payload = text::value(result).into_bytes();
             // One byte more than allowed marks it as too long.
@@ -143,8 +143,8 @@ fn heard(response: &CallToolResponse, most: usize) -> Result<SourceMessage, Sour
                 repeat: RepeatRule::SameAsLast,
             })
         }
-        CallToolResponse::InputRequired(_) => Err(said("asks for user input, which is not available")),
-        CallToolResponse::Task(_) | _ => Err(said("runs as a task, which is not supported")),
+        CallToolResponse::InputRequired(_) => Err(tool_failure("asks for user input, which is not available")),
+        CallToolResponse::Task(_) | _ => Err(tool_failure("runs as a task, which is not supported")),
     }
 }
 

@@ -79,7 +79,7 @@ fn page() -> PollQuery {
 const LOOPBACK: &str = "127.0.0.0/8";
 
 /// Runs a poller until `take`, which decides the outcome of each arrival, has seen enough; returns the arrivals.
-async fn heard(
+async fn messages(
     poller: SourcePoller,
     cursor: SourceCursor,
     answers: &[ArrivalOutcome],
@@ -88,13 +88,15 @@ async fn heard(
     let condition = feed.condition();
     let task = tokio::spawn(poller.run(cursor, feed));
     let mut changes = condition.clone();
-    let mut heard = Vec::new();
+    let mut messages = Vec::new();
     for answer in answers {
         let arrival = tokio::time::timeout(Duration::from_secs(10), arrivals.recv());
         let SourceArrival {
-            heard: new, answer: to, ..
+            message: new,
+            answer: to,
+            ..
         } = arrival.await.unwrap().unwrap();
-        heard.push(new);
+        messages.push(new);
         changes.mark_unchanged();
         to.send(*answer).unwrap();
     }
@@ -102,7 +104,7 @@ async fn heard(
     let _ = tokio::time::timeout(Duration::from_secs(1), changes.changed()).await;
     task.abort();
     let condition = condition.borrow().clone();
-    (heard, condition)
+    (messages, condition)
 }
 
 async fn failure(poller: SourcePoller) -> SourceCondition {
@@ -140,13 +142,13 @@ async fn a_page_is_asked_for_again_with_the_validator_of_what_is_on_disk() {
         ArrivalOutcome::Known,
         ArrivalOutcome::OnDisk,
     ];
-    let (heard, _) = heard(poller(&server.url, LOOPBACK, page()), start, &answers).await;
-    let texts: Vec<_> = heard
+    let (messages, _) = messages(poller(&server.url, LOOPBACK, page()), start, &answers).await;
+    let texts: Vec<_> = messages
         .iter()
-        .map(|heard| String::from_utf8_lossy(&heard.payload).into_owned())
+        .map(|message| String::from_utf8_lossy(&message.payload).into_owned())
         .collect();
     assert_eq!(texts, ["one", "two", "three", "four"]);
-    assert_eq!(heard[0].cursor.etag.as_deref(), Some("\"1\""));
+    assert_eq!(messages[0].cursor.etag.as_deref(), Some("\"1\""));
     let seen = server.seen.lock().unwrap();
     let asked: Vec<_> = seen
         .iter()
@@ -166,9 +168,10 @@ async fn of_an_endless_page_one_byte_more_than_allowed_is_read() {
     ])
     .await;
     let answers = [ArrivalOutcome::OnDisk, ArrivalOutcome::Dropped];
-    let (heard, condition) = heard(poller(&server.url, LOOPBACK, page()), SourceCursor::default(), &answers).await;
-    assert_eq!(heard[0].payload, exact.as_bytes());
-    assert_eq!(heard[1].payload.len(), 101);
+    let (messages, condition) =
+        messages(poller(&server.url, LOOPBACK, page()), SourceCursor::default(), &answers).await;
+    assert_eq!(messages[0].payload, exact.as_bytes());
+    assert_eq!(messages[1].payload.len(), 101);
     assert!(condition.connected);
 }
 
@@ -177,10 +180,10 @@ async fn of_an_endless_page_one_byte_more_than_allowed_is_read() {
 #[case::no_right(StatusCode::FORBIDDEN, "the server answers with status 403; check headersSecretRef")]
 #[case::broken(StatusCode::BAD_GATEWAY, "the server answers with status 502")]
 #[tokio::test]
-async fn a_status_is_a_failure_without_the_text_of_the_answer(#[case] status: StatusCode, #[case] said: &str) {
+async fn a_status_is_a_failure_without_the_text_of_the_answer(#[case] status: StatusCode, #[case] expected: &str) {
     let server = server(vec![(status, "SECRET").into_response()]).await;
     let condition = failure(poller(&server.url, LOOPBACK, page())).await;
-    assert_eq!(condition.failure.as_deref(), Some(said));
+    assert_eq!(condition.failure.as_deref(), Some(expected));
     assert_eq!((condition.failures, condition.consecutive_failures), (1, 1));
     assert!(condition.next_attempt_at.is_some());
 }
@@ -189,7 +192,7 @@ async fn a_status_is_a_failure_without_the_text_of_the_answer(#[case] status: St
 async fn a_streak_ends_with_the_first_success_and_its_failures_stay_counted() {
     let bad = || StatusCode::BAD_GATEWAY.into_response();
     let server = server(vec![bad(), bad(), "fine".into_response()]).await;
-    let (_, condition) = heard(
+    let (_, condition) = messages(
         poller(&server.url, LOOPBACK, page()),
         SourceCursor::default(),
         &[ArrivalOutcome::OnDisk],
@@ -207,27 +210,31 @@ async fn an_answer_that_does_not_come_is_a_failure_after_the_timeout() {
         timeout: Duration::from_millis(50),
         ..poller(&server.url, LOOPBACK, page())
     };
-    let said = failure(poller).await.failure.unwrap();
-    assert_eq!(said, "no complete response within 0 s (timeoutSeconds)");
+    let message = failure(poller).await.failure.unwrap();
+    assert_eq!(message, "no complete response within 0 s (timeoutSeconds)");
 }
 
 #[tokio::test]
 async fn what_cannot_be_kept_is_a_failure_and_comes_again() {
     let server = server(vec!["a".into_response(), "a".into_response()]).await;
     let answers = [ArrivalOutcome::NotNow, ArrivalOutcome::OnDisk];
-    let (heard, condition) = heard(poller(&server.url, LOOPBACK, page()), SourceCursor::default(), &answers).await;
-    assert_eq!(heard[0], heard[1]);
+    let (messages, condition) =
+        messages(poller(&server.url, LOOPBACK, page()), SourceCursor::default(), &answers).await;
+    assert_eq!(messages[0], messages[1]);
     assert_eq!(condition.failures, 1);
 }
 
 #[tokio::test]
 async fn an_address_that_is_not_allowed_is_not_asked() {
     let server = server(vec!["a".into_response()]).await;
-    let said = failure(poller(&server.url, "10.0.0.0/8", page()))
+    let message = failure(poller(&server.url, "10.0.0.0/8", page()))
         .await
         .failure
         .unwrap();
-    assert!(said.starts_with("Sensors may not connect to 127.0.0.1:"), "{said}");
+    assert!(
+        message.starts_with("Sensors may not connect to 127.0.0.1:"),
+        "{message}"
+    );
     assert!(server.seen.lock().unwrap().is_empty());
 }
 
@@ -235,10 +242,10 @@ async fn an_address_that_is_not_allowed_is_not_asked() {
 async fn a_name_that_leads_to_such_an_address_is_not_asked() {
     let server = server(vec!["a".into_response()]).await;
     let url = server.url.replace("127.0.0.1", "localhost");
-    let said = failure(poller(&url, "10.0.0.0/8", page())).await.failure.unwrap();
+    let message = failure(poller(&url, "10.0.0.0/8", page())).await.failure.unwrap();
     assert!(
-        said.contains("Sensors may not connect to any address of the host"),
-        "{said}"
+        message.contains("Sensors may not connect to any address of the host"),
+        "{message}"
     );
     assert!(server.seen.lock().unwrap().is_empty());
 }
@@ -251,11 +258,11 @@ async fn a_redirect_to_such_an_address_is_not_followed() {
         "http://169.254.169.254/latest",
     ] {
         let server = server(vec![Redirect::temporary(target).into_response()]).await;
-        let said = failure(poller(&server.url, "127.0.0.1/32", page()))
+        let message = failure(poller(&server.url, "127.0.0.1/32", page()))
             .await
             .failure
             .unwrap();
-        assert!(said.contains("Sensors may not connect to "), "{said}");
+        assert!(message.contains("Sensors may not connect to "), "{message}");
     }
 }
 
@@ -270,27 +277,27 @@ async fn redirects_are_followed_five_times_and_not_six() {
     };
     let server_of_five = server(redirects(5)).await;
     let answers = [ArrivalOutcome::OnDisk];
-    let (heard, _) = heard(
+    let (messages, _) = messages(
         poller(&server_of_five.url, LOOPBACK, page()),
         SourceCursor::default(),
         &answers,
     )
     .await;
-    assert_eq!(heard[0].payload, b"there");
+    assert_eq!(messages[0].payload, b"there");
     let server_of_six = server(redirects(6)).await;
-    let said = failure(poller(&server_of_six.url, LOOPBACK, page()))
+    let message = failure(poller(&server_of_six.url, LOOPBACK, page()))
         .await
         .failure
         .unwrap();
-    assert_eq!(said, "no answer: more than 5 redirects in a row");
+    assert_eq!(message, "no answer: more than 5 redirects in a row");
 }
 
 #[tokio::test]
 async fn a_redirect_to_tls_names_the_url_that_is_to_be_mended() {
     let server = server(vec![Redirect::temporary("https://127.0.0.1:9/").into_response()]).await;
     let failed = failure(poller(&server.url, LOOPBACK, page())).await;
-    let said = "no answer: the server redirects to https: set url to that address";
-    assert_eq!(failed.failure.as_deref(), Some(said));
+    let expected = "no answer: the server redirects to https: set url to that address";
+    assert_eq!(failed.failure.as_deref(), Some(expected));
 }
 
 #[tokio::test]
@@ -307,7 +314,7 @@ async fn the_headers_of_a_secret_go_to_its_host_only() {
     std::fs::create_dir(secret.path().join("..data")).unwrap();
     let mut poller = poller(&server.url, LOOPBACK, page());
     poller.place.headers_dir = Some(secret.path().into());
-    let (_, condition) = heard(poller, SourceCursor::default(), &[ArrivalOutcome::OnDisk]).await;
+    let (_, condition) = messages(poller, SourceCursor::default(), &[ArrivalOutcome::OnDisk]).await;
     let seen = server.seen.lock().unwrap();
     assert!(seen.iter().all(|(_, headers)| headers["x-api-key"] == "k3y"));
     assert!(other.seen.lock().unwrap().is_empty());
@@ -325,9 +332,9 @@ async fn a_key_that_is_no_header_is_named(#[case] key: &str, #[case] value: &str
     std::fs::write(secret.path().join(key), value).unwrap();
     let mut poller = poller(&server.url, LOOPBACK, page());
     poller.place.headers_dir = Some(secret.path().into());
-    let said = failure(poller).await.failure.unwrap();
+    let message = failure(poller).await.failure.unwrap();
     assert_eq!(
-        said,
+        message,
         format!("the Secret of headersSecretRef has a key '{key}' that cannot be sent as a header")
     );
 }
@@ -339,7 +346,7 @@ async fn a_page_can_be_asked_for_with_a_body() {
         method: HttpMethod::Post,
         body: Some("{}".into()),
     };
-    heard(
+    messages(
         poller(&server.url, LOOPBACK, question),
         SourceCursor::default(),
         &[ArrivalOutcome::OnDisk],
@@ -363,10 +370,10 @@ async fn a_query_gives_numbers_without_times() {
     let server = server(vec![vector.into_response()]).await;
     let mut poller = poller(&format!("{}/api/v1/query", server.url), LOOPBACK, prometheus());
     poller.place.most_bytes = 1000;
-    let (heard, _) = heard(poller, SourceCursor::default(), &[ArrivalOutcome::OnDisk]).await;
+    let (messages, _) = messages(poller, SourceCursor::default(), &[ArrivalOutcome::OnDisk]).await;
     let expected =
         r#"{"resultType":"vector","result":[{"metric":{"job":"a"},"value":1.5},{"metric":{},"value":"NaN"}]}"#;
-    assert_eq!(String::from_utf8_lossy(&heard[0].payload), expected);
+    assert_eq!(String::from_utf8_lossy(&messages[0].payload), expected);
     assert_eq!(
         server.seen.lock().unwrap()[0].0,
         "GET /api/v1/query?query=sum%28up%29+%3E+1"
@@ -393,8 +400,8 @@ fn every_kind_of_result_loses_its_times() {
 #[case::another_server("<html>".into_response(), "the response is not from the Prometheus API; check url")]
 #[case::away(StatusCode::SERVICE_UNAVAILABLE.into_response(), "the server answers with status 503")]
 #[tokio::test]
-async fn a_query_that_fails_says_what_to_look_at(#[case] answer: Response, #[case] said: &str) {
+async fn a_query_that_fails_says_what_to_look_at(#[case] answer: Response, #[case] expected: &str) {
     let server = server(vec![answer]).await;
     let condition = failure(poller(&server.url, LOOPBACK, prometheus())).await;
-    assert_eq!(condition.failure.as_deref(), Some(said));
+    assert_eq!(condition.failure.as_deref(), Some(expected));
 }

@@ -6,7 +6,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::*;
 use crate::source::ArrivalOutcome;
-use crate::source::test_server::{next, server, target};
+use crate::source::test_server::{check_idle_timeout, next, server, target};
 
 fn event(data: &str, id: Option<&str>, last_id: Option<&str>) -> SseEvent {
     SseEvent {
@@ -127,29 +127,10 @@ async fn a_stream_goes_on_after_the_last_event_that_is_on_disk() {
 
 #[tokio::test]
 async fn silence_ends_a_connection_and_a_comment_is_no_silence() {
-    let (url, mut connections) = server().await;
-    let (feed, _arrivals) = SourceFeed::new();
-    let mut condition = feed.condition();
-    let idle = Duration::from_millis(400);
-    let task = tokio::spawn(listener(&url, idle).run(SourceCursor::default(), feed));
-    let (mut stream, _) = connections.recv().await.unwrap();
-    stream.write_all(HEAD.as_bytes()).await.unwrap();
-    condition.wait_for(|condition| condition.connected).await.unwrap();
-    let begun = Instant::now();
-    // Longer than the timeout in total, but never without data for that long.
-    while begun.elapsed() < idle * 2 {
-        tokio::time::sleep(idle / 8).await;
-        stream.write_all(b":\n\n").await.unwrap();
-        assert_eq!(condition.borrow().failures, 0);
-    }
-    let failed = condition.wait_for(|condition| condition.failures == 1);
-    let failed = tokio::time::timeout(Duration::from_secs(10), failed)
-        .await
-        .unwrap()
-        .unwrap();
-    assert_eq!(failed.failure.as_deref(), Some("silent for 0 s (idleTimeoutSeconds)"));
-    drop(failed);
-    task.abort();
+    check_idle_timeout(HEAD, ":\n\n", |url, idle, feed| {
+        listener(url, idle).run(SourceCursor::default(), feed)
+    })
+    .await;
 }
 
 #[rstest]
@@ -162,7 +143,7 @@ async fn silence_ends_a_connection_and_a_comment_is_no_silence() {
     "the server answers with status 404; check url"
 )]
 #[tokio::test]
-async fn what_is_no_stream_is_a_failure(#[case] answer: &str, #[case] said: &str) {
+async fn what_is_no_stream_is_a_failure(#[case] answer: &str, #[case] expected: &str) {
     let (url, mut connections) = server().await;
     let (feed, _arrivals) = SourceFeed::new();
     let mut condition = feed.condition();
@@ -170,7 +151,7 @@ async fn what_is_no_stream_is_a_failure(#[case] answer: &str, #[case] said: &str
     let (mut stream, _) = connections.recv().await.unwrap();
     stream.write_all(answer.as_bytes()).await.unwrap();
     let failed = condition.wait_for(|condition| condition.failures == 1).await.unwrap();
-    assert_eq!(failed.failure.as_deref(), Some(said));
+    assert_eq!(failed.failure.as_deref(), Some(expected));
     drop(failed);
     task.abort();
 }

@@ -134,9 +134,9 @@ async fn only_a_server_of_the_named_authority_is_trusted_and_a_new_secret_is_use
     let place = place(&server, Some(&dir), None);
     for mut clients in [place.clients(), place.clients_to_upgrade()] {
         std::fs::write(dir.path().join("ca.crt"), &wrong.pem).unwrap();
-        let said = failure(&mut clients, &server).await.unwrap();
-        assert!(said.starts_with("no answer: invalid peer certificate: "), "{said}");
-        assert!(said.ends_with("; check tls.caSecretRef"), "{said}");
+        let failed = failure(&mut clients, &server).await.unwrap();
+        assert!(failed.starts_with("no answer: invalid peer certificate: "), "{failed}");
+        assert!(failed.ends_with("; check tls.caSecretRef"), "{failed}");
         // Both, as while an authority is rotated.
         std::fs::write(dir.path().join("ca.crt"), format!("{}\n{}", wrong.pem, right.pem)).unwrap();
         assert_eq!(failure(&mut clients, &server).await, None);
@@ -161,8 +161,8 @@ async fn a_server_that_asks_for_a_certificate_gets_that_of_the_secret() {
     let with = |certificate| place(&server, Some(&ca), certificate);
     for (certificate, answers) in [(None, false), (Some(&wrong), false), (Some(&right), true)] {
         let place = with(certificate);
-        let said = failure(&mut place.clients(), &server).await;
-        assert_eq!(said.is_none(), answers, "{said:?}");
+        let failed = failure(&mut place.clients(), &server).await;
+        assert_eq!(failed.is_none(), answers, "{failed:?}");
     }
 }
 
@@ -194,8 +194,8 @@ async fn a_client_certificate_is_not_offered_where_a_redirect_leads_to_another_s
             .map(|error| unreachable(&error).0)
     };
     assert_eq!(ask(Some(&certificate), "/").await, None, "it leads to the same server");
-    let said = ask(Some(&certificate), "/away").await.unwrap();
-    assert!(said.contains("redirects to another host"), "{said}");
+    let failed = ask(Some(&certificate), "/away").await.unwrap();
+    assert!(failed.contains("redirects to another host"), "{failed}");
     assert_eq!(asked.load(Ordering::SeqCst), 0);
     assert_eq!(ask(None, "/away").await, None, "there is nothing to give away");
     assert_eq!(asked.load(Ordering::SeqCst), 1);
@@ -242,8 +242,8 @@ async fn what_is_wrong_with_a_secret_is_said_with_its_field_and_heals() {
         assert_eq!(failure(&mut clients, &server).await, None);
     }
     std::fs::write(certificate.path().join("tls.key"), key_of_another).unwrap();
-    let said = failure(&mut clients, &server).await.unwrap();
-    assert!(said.ends_with("; check tls.clientCertificateSecretRef"), "{said}");
+    let failed = failure(&mut clients, &server).await.unwrap();
+    assert!(failed.ends_with("; check tls.clientCertificateSecretRef"), "{failed}");
 }
 
 #[test]

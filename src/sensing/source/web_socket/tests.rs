@@ -91,7 +91,7 @@ impl Running {
     async fn next(&mut self, answer: ArrivalOutcome) -> Vec<u8> {
         let arrival = timeout(SOON, self.arrivals.recv()).await.unwrap().unwrap();
         arrival.answer.send(answer).unwrap();
-        arrival.heard.payload
+        arrival.message.payload
     }
 
     async fn failure(&mut self) -> String {
@@ -154,8 +154,8 @@ async fn a_message_of_the_allowed_length_is_taken_and_a_longer_one_is_dropped_wi
             socket.send(message).await.unwrap();
         }
         assert_eq!(running.next(ArrivalOutcome::Dropped).await.len(), MOST + 1);
-        let said = "a message is longer than 20 bytes (spec.limits.maxPayloadBytes) and was dropped";
-        assert_eq!(running.failure().await, said);
+        let expected = "a message is longer than 20 bytes (spec.limits.maxPayloadBytes) and was dropped";
+        assert_eq!(running.failure().await, expected);
         let mut socket = running.connection().await;
         socket.send(Message::text("again")).await.unwrap();
         assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"again");
@@ -228,9 +228,9 @@ fn a_close_is_said_in_words_without_those_of_the_server(#[case] code: u16, #[cas
         code: code.into(),
         reason: "the key is hunter2".into(),
     };
-    let said = closed(Some(&close)).err().map(|failure| failure.0);
+    let failure = closed(Some(&close)).err().map(|failure| failure.0);
     let expected = meaning.map(|meaning| format!("the server closed the WebSocket with code {code}: {meaning}"));
-    assert_eq!(said, expected);
+    assert_eq!(failure, expected);
     assert_eq!(closed(None), Ok(()));
 }
 
@@ -261,13 +261,13 @@ const PLAIN: &str = "the server did not accept the WebSocket upgrade; check url"
     PLAIN
 )]
 #[tokio::test]
-async fn an_answer_that_is_none_of_a_web_socket_is_said(#[case] answer: &str, #[case] said: &str) {
+async fn an_answer_that_is_none_of_a_web_socket_is_reported(#[case] answer: &str, #[case] expected: &str) {
     let mut running = Running::new(SOON, |_| {}).await;
     let mut stream = running.connections.recv().await.unwrap();
     let mut head = vec![0; 4096];
     let _ = stream.read(&mut head).await.unwrap();
     stream.write_all(answer.as_bytes()).await.unwrap();
-    assert_eq!(running.failure().await, said);
+    assert_eq!(running.failure().await, expected);
 }
 
 #[rstest]
@@ -277,12 +277,12 @@ async fn an_answer_that_is_none_of_a_web_socket_is_said(#[case] answer: &str, #[
 #[case::no_beginning(&[0x80, 1, b'x'], "the server violated the WebSocket protocol: Continue frame but nothing to continue")]
 #[case::broken_off(&[0x81, 20, b'x'], "the connection was interrupted")]
 #[tokio::test]
-async fn frames_that_are_wrong_end_the_connection_and_nothing_else(#[case] frames: &[u8], #[case] said: &str) {
+async fn frames_that_are_wrong_end_the_connection_and_nothing_else(#[case] frames: &[u8], #[case] expected: &str) {
     let mut running = Running::new(SOON, |_| {}).await;
     let mut socket = running.connection().await;
     socket.get_mut().write_all(frames).await.unwrap();
     socket.get_mut().shutdown().await.unwrap();
-    assert_eq!(running.failure().await, said);
+    assert_eq!(running.failure().await, expected);
     let mut socket = running.connection().await;
     socket.send(Message::text("fine")).await.unwrap();
     assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"fine");

@@ -184,14 +184,14 @@ async fn hear(server: &WebhookState, headers: &HeaderMap, request: Request) -> R
         let why = "the Content-Type is JSON, but the body is not".to_owned();
         return Err(WebhookRefusal::For(StatusCode::BAD_REQUEST, why));
     }
-    let heard = SourceMessage {
+    let message = SourceMessage {
         id,
         payload: body,
         cursor: SourceCursor::default(),
         repeat: receiver.rule.repeat(),
     };
     // It may still be stored after the timeout: then the retry is recognized as a repeat.
-    let taken = timeout(READ_TIMEOUT, feed.submit(heard))
+    let taken = timeout(READ_TIMEOUT, feed.submit(message))
         .await
         .unwrap_or(ArrivalOutcome::NotNow);
     match taken {

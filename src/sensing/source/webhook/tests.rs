@@ -76,18 +76,18 @@ impl Hook {
             request = request.header(*name, value);
         }
         let answer = tokio::spawn(request.send());
-        let mut heard = None;
+        let mut message = None;
         tokio::pin!(answer);
         let answer = loop {
             tokio::select! {
                 answer = &mut answer => break answer.unwrap().unwrap(),
                 Some(arrival) = self.arrivals.recv() => {
-                    heard = Some(arrival.heard);
+                    message = Some(arrival.message);
                     arrival.answer.send(taken).unwrap();
                 }
             }
         };
-        (answer.status().as_u16(), heard)
+        (answer.status().as_u16(), message)
     }
 
     /// The same, where the connection may be refused.
@@ -166,11 +166,11 @@ fn standard(body: &str, at: i64) -> Vec<(&'static str, String)> {
 async fn the_answer_says_what_became_of_it(#[case] taken: ArrivalOutcome, #[case] status: u16) {
     let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     let body = r#"{"action":"opened"}"#;
-    let (answer, heard) = hook.send(&github(body), body.into(), taken).await;
+    let (answer, message) = hook.send(&github(body), body.into(), taken).await;
     assert_eq!(answer, status);
-    let heard = heard.unwrap();
+    let message = message.unwrap();
     assert_eq!(
-        (heard.id.as_deref(), heard.payload.as_slice()),
+        (message.id.as_deref(), message.payload.as_slice()),
         (Some("d-1"), body.as_bytes())
     );
     hook.end().await;
@@ -181,14 +181,14 @@ async fn standard_webhooks_are_taken_once_their_signature_and_time_are_right() {
     let key = String::from_utf8(openssl(&["base64", "-A"], KEY.as_bytes())).unwrap();
     let mut hook = Hook::new(SignatureScheme::StandardWebhooks, &format!("whsec_{key}\n")).await;
     let now = Timestamp::now().as_second();
-    let (answer, heard) = hook
+    let (answer, message) = hook
         .send(&standard("{}", now), "{}".into(), ArrivalOutcome::OnDisk)
         .await;
-    assert_eq!((answer, heard.unwrap().id.as_deref()), (202, Some("m-1")));
-    let (answer, heard) = hook
+    assert_eq!((answer, message.unwrap().id.as_deref()), (202, Some("m-1")));
+    let (answer, message) = hook
         .send(&standard("{}", now - 400), "{}".into(), ArrivalOutcome::OnDisk)
         .await;
-    assert_eq!((answer, heard), (401, None));
+    assert_eq!((answer, message), (401, None));
     hook.end().await;
 }
 

@@ -383,10 +383,10 @@ fn a_journal_of_version_2_gets_the_tables_and_its_open_turn_an_execution() {
 fn a_useless_answer_is_a_step_without_success() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    let said = |number| answered(call(7, number), CallPurpose::Turn, Some(1), vec![says("no", &[])]);
+    let line = |number| answered(call(7, number), CallPurpose::Turn, Some(1), vec![says("no", &[])]);
     write(
         &mut journal,
-        &[plain(RecordKind::TurnStarted, 7, ""), said(1), useless(said(2))],
+        &[plain(RecordKind::TurnStarted, 7, ""), line(1), useless(line(2))],
     );
     let success = rows(
         &journal,
@@ -426,8 +426,8 @@ fn the_turns_of_two_members_are_executions_of_their_own() {
         write(&mut journal, &[of(member, plain(RecordKind::TurnStarted, 7, ""))]);
     }
     for (member, text) in [(3, "third"), (0, "main")] {
-        let said = answered(call(7, 1), CallPurpose::Turn, Some(1), vec![says(text, &[])]);
-        write(&mut journal, &[of(member, said)]);
+        let line = answered(call(7, 1), CallPurpose::Turn, Some(1), vec![says(text, &[])]);
+        write(&mut journal, &[of(member, line)]);
     }
     write(&mut journal, &[of(3, plain(RecordKind::TurnFailed, 7, "Timeout"))]);
     let steps = "SELECT h.member, s.member, s.call, s.reasoning, h.final_status FROM agent_execution_steps s

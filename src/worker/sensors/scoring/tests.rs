@@ -261,13 +261,13 @@ fn what_scores_did_for_a_sensor_in_a_pod_of_its_own_is_reported_and_of_64_such_s
     for seq in 3..=65 {
         assert!(worker.takes(&format!("uid-{seq}"), event(seq, vec![question("a", 0)])));
     }
-    let said = |worker: &Worker| {
+    let state = |worker: &Worker| {
         let reports = worker.sensors().reports();
         (reports.len(), reports.iter().any(|report| report.uid == "uid"))
     };
-    assert_eq!(said(&worker), (64, true));
+    assert_eq!(state(&worker), (64, true));
     assert!(worker.takes("uid-66", event(66, vec![question("a", 0)])));
-    assert_eq!(said(&worker), (64, false), "the oldest");
+    assert_eq!(state(&worker), (64, false), "the oldest");
 }
 
 #[test]
