@@ -16,6 +16,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sensing", &["api", "mcp", "support"]),
     ("link", &["api", "ledger", "sensing", "support"]),
     ("api_server", &["api"]),
+    ("toolbox", &["sensing", "support"]),
     ("telemetry", &["api", "support"]),
     (
         "worker",
@@ -78,6 +79,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "gateway",
             "controller",
             "local",
+            "toolbox",
         ],
     ),
 ];
