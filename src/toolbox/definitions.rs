@@ -126,6 +126,7 @@ fn path(description: &str) -> Value {
 }
 
 #[derive(Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "they are the protocol's hints")]
 struct Hints {
     read_only: bool,
     destructive: bool,

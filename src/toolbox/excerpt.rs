@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn however_an_output_is_cut_into_pieces_the_excerpt_is_the_same() {
-        let text: String = (0..200).map(|number| format!("{number}\n")).collect();
+        let text = "abc\ndef ".repeat(100);
         let whole = of(64, &[&text]);
         for size in 1..40 {
             let pieces: Vec<_> = text

@@ -13,7 +13,7 @@ use crate::listen::ListenAddress;
 /// Flags of `agentloop toolbox`.
 #[derive(Args, Clone, Debug)]
 pub struct ToolboxFlags {
-    /// Where to listen: unix:/path, or a loopback address with a port.
+    /// Where to listen: `unix:/path`, or a loopback address with a port.
     #[arg(
         long,
         env = "AGENTLOOP_TOOLBOX_LISTEN",
@@ -51,7 +51,7 @@ pub struct ShellFlags {
     #[arg(long, env = "AGENTLOOP_TOOLBOX_SHELL_TIMEOUT_SECONDS", default_value_t = 50,
           value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub shell_timeout_seconds: u32,
-    /// Variables that commands inherit in addition to PATH, HOME, USER, LOGNAME, LANG, LC_ALL, TZ and TMPDIR.
+    /// Variables that commands inherit in addition to PATH, HOME, USER, LOGNAME, LANG, `LC_ALL`, TZ and TMPDIR.
     #[arg(long, env = "AGENTLOOP_TOOLBOX_SHELL_VARIABLES", value_delimiter = ',')]
     pub shell_variable: Vec<String>,
     /// Most CPU time of each process, in seconds.
@@ -93,7 +93,7 @@ pub struct HttpFlags {
 /// Flags of `agentloop mcp-bridge`.
 #[derive(Args, Clone, Debug)]
 pub struct BridgeFlags {
-    /// Where to listen: unix:/path, or a loopback address with a port.
+    /// Where to listen: `unix:/path`, or a loopback address with a port.
     #[arg(long, env = "AGENTLOOP_MCP_BRIDGE_LISTEN")]
     pub listen: ListenAddress,
     /// The MCP server, with its arguments.

@@ -4,6 +4,7 @@
 //! connections. The list is no fence around a shell in the same container: that one has the pod's network.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -302,7 +303,8 @@ async fn read(mut response: Response, limit: usize) -> Result<String, String> {
     for name in SHOWN {
         if let Some(value) = response.headers().get(&name) {
             let value = String::from_utf8_lossy(value.as_bytes());
-            text.push_str(&format!("{name}: {}\n", first_chars(&value, 1000)));
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{name}: {}", first_chars(&value, 1000));
         }
     }
     let (mut body, mut is_binary) = (Excerpt::new(limit), false);

@@ -39,7 +39,7 @@ pub use self::flags::{BridgeFlags, HttpFlags, ShellFlags, ToolboxFlags};
 pub use self::http::{AllowedHost, AllowedHostError};
 use self::http::{Egress, HttpTool};
 pub use self::listen::{ListenAddress, ListenAddressError, MCP_PATH};
-use self::server::Toolbox;
+use self::server::BuiltinTools;
 pub use self::shell::{LAUNCH, ProcessLimits, SUPERVISE, launch, supervise};
 use self::shell::{Shell, ShellSettings};
 use self::workspace::Workspace;
@@ -74,7 +74,7 @@ pub async fn run_bridge(flags: BridgeFlags, end: CancellationToken) -> Result<()
     Ok(bridge::run(flags, end).await?)
 }
 
-fn toolbox(flags: &ToolboxFlags, broken: CancellationToken) -> Result<Toolbox, ToolboxError> {
+fn toolbox(flags: &ToolboxFlags, broken: CancellationToken) -> Result<BuiltinTools, ToolboxError> {
     let workspace = Workspace::open(&flags.root).map_err(|cause| ToolboxError::Workspace {
         path: flags.root.display().to_string(),
         cause,
@@ -100,7 +100,7 @@ fn toolbox(flags: &ToolboxFlags, broken: CancellationToken) -> Result<Toolbox, T
     };
     let http = HttpTool::new(flags.http.http_allowed_host.clone(), egress);
     let limit = usize::try_from(flags.max_result_bytes).unwrap_or(usize::MAX);
-    Ok(Toolbox::new(Shell::new(settings, broken), workspace, http).offering(&flags.tools, timeout.into(), limit))
+    Ok(BuiltinTools::new(Shell::new(settings, broken), workspace, http).offering(&flags.tools, timeout.into(), limit))
 }
 
 /// Makes this process the parent of what loses its own, and its memory unreadable for commands, which have its user.
@@ -112,11 +112,11 @@ fn protect() -> io::Result<()> {
 }
 
 /// Reaps processes that end without a parent, as the first process of a container must.
-fn reap_orphans(toolbox: Arc<Toolbox>) -> io::Result<impl Future<Output = ()>> {
+fn reap_orphans(toolbox: Arc<BuiltinTools>) -> io::Result<impl Future<Output = ()>> {
     let mut ended = signal(SignalKind::child())?;
     Ok(async move {
         while ended.recv().await.is_some() {
-            toolbox.shell.reap_orphans().await;
+            toolbox.shell.reap_orphans();
         }
     })
 }

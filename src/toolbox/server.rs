@@ -28,7 +28,7 @@ use crate::workspace::{EditFile, FileError, ListDirectory, ReadFile, SearchFiles
 const MAX_FILE_CALLS: usize = 4;
 
 /// The tools, and the limits that they share.
-pub(crate) struct Toolbox {
+pub(crate) struct BuiltinTools {
     pub(crate) tools: Vec<Tool>,
     pub(crate) shell: Shell,
     pub(crate) workspace: Arc<Workspace>,
@@ -40,7 +40,7 @@ pub(crate) struct Toolbox {
     pub(crate) changes: Semaphore,
 }
 
-impl Toolbox {
+impl BuiltinTools {
     pub(crate) fn new(shell: Shell, workspace: Workspace, http: HttpTool) -> Self {
         Self {
             tools: Vec::new(),
@@ -64,28 +64,28 @@ impl Toolbox {
     }
 
     /// Runs a tool. Cancelling the token ends it, with everything that it started.
-    async fn call(&self, call: ToolCall, cancelled: CancellationToken) -> ToolAnswer {
+    async fn call(&self, call: BuiltinCall, cancelled: CancellationToken) -> ToolAnswer {
         let limit = self.limit;
         match call {
-            ToolCall::Shell(wanted) => self.shell.run(&wanted, limit, &cancelled).await,
-            ToolCall::Http(wanted) => self.http.run(&wanted, limit, &cancelled).await,
-            ToolCall::Read(wanted) => {
+            BuiltinCall::Shell(wanted) => self.shell.run(&wanted, limit, &cancelled).await,
+            BuiltinCall::Http(wanted) => self.http.run(&wanted, limit, &cancelled).await,
+            BuiltinCall::Read(wanted) => {
                 self.file(cancelled, move |files, token| files.read(&wanted, limit, token))
                     .await
             }
-            ToolCall::List(wanted) => {
+            BuiltinCall::List(wanted) => {
                 self.file(cancelled, move |files, token| files.list(&wanted, token))
                     .await
             }
-            ToolCall::Search(wanted) => {
+            BuiltinCall::Search(wanted) => {
                 self.file(cancelled, move |files, token| files.search(&wanted, limit, token))
                     .await
             }
-            ToolCall::Write(wanted) => {
+            BuiltinCall::Write(wanted) => {
                 self.change(cancelled, move |files, token| files.write(&wanted, token))
                     .await
             }
-            ToolCall::Edit(wanted) => {
+            BuiltinCall::Edit(wanted) => {
                 self.change(cancelled, move |files, token| files.edit(&wanted, token))
                     .await
             }
@@ -118,7 +118,7 @@ impl Toolbox {
 }
 
 /// A call with its arguments.
-enum ToolCall {
+enum BuiltinCall {
     Shell(RunCommand),
     Read(ReadFile),
     Write(WriteFile),
@@ -128,7 +128,7 @@ enum ToolCall {
     Http(HttpRequest),
 }
 
-impl ToolCall {
+impl BuiltinCall {
     fn parse(name: &str, arguments: JsonObject) -> Result<Self, ToolCallError> {
         Ok(match name {
             "shell" => Self::Shell(parsed(arguments)?),
@@ -158,12 +158,12 @@ fn parsed<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, serde_json::E
 
 #[cfg(test)]
 pub(crate) fn parses(name: &str, arguments: JsonObject) -> Result<(), ToolCallError> {
-    ToolCall::parse(name, arguments).map(|_| ())
+    BuiltinCall::parse(name, arguments).map(|_| ())
 }
 
 /// Handles the requests of one connection.
 #[derive(Clone)]
-struct ToolboxHandler(Arc<Toolbox>);
+struct ToolboxHandler(Arc<BuiltinTools>);
 
 impl ServerHandler for ToolboxHandler {
     fn get_info(&self) -> ServerConfig {
@@ -188,7 +188,7 @@ impl ServerHandler for ToolboxHandler {
         if !self.0.tools.iter().any(|tool| tool.name == request.name) {
             return Err(unknown());
         }
-        let answer = match ToolCall::parse(&request.name, request.arguments.unwrap_or_default()) {
+        let answer = match BuiltinCall::parse(&request.name, request.arguments.unwrap_or_default()) {
             Ok(call) => self.0.call(call, context.ct).await,
             Err(ToolCallError::UnknownTool) => return Err(unknown()),
             // A result, not an error of the protocol: the model can correct it.
@@ -203,7 +203,7 @@ impl ServerHandler for ToolboxHandler {
 }
 
 /// Serves the tools until `end`.
-pub(crate) async fn serve(toolbox: Arc<Toolbox>, address: &ListenAddress, end: CancellationToken) -> io::Result<()> {
+pub(crate) async fn serve(tools: Arc<BuiltinTools>, address: &ListenAddress, end: CancellationToken) -> io::Result<()> {
     let mut config = StreamableHttpServerConfig::default().with_cancellation_token(end.child_token());
     // A result in one piece; notifications are not sent.
     config.json_response = true;
@@ -211,7 +211,7 @@ pub(crate) async fn serve(toolbox: Arc<Toolbox>, address: &ListenAddress, end: C
         // The name in requests over a socket means nothing.
         config = config.disable_allowed_hosts();
     }
-    let handler = ToolboxHandler(toolbox);
+    let handler = ToolboxHandler(tools);
     let sessions = Arc::new(LocalSessionManager::default());
     let service = StreamableHttpService::new(move || Ok(handler.clone()), sessions, config);
     let router = Router::new().route_service(MCP_PATH, service);

@@ -16,8 +16,8 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::lines::{Line, LineReader};
-use super::message::Message;
-use super::{Bridge, Running};
+use super::message::RpcMessage;
+use super::{Bridge, RunningServer};
 use crate::shell::{LAUNCH, sweep_descendants};
 
 /// First and longest wait before the server is started again, and how long it must have run to count as healthy.
@@ -74,7 +74,7 @@ async fn run(bridge: &Bridge, mut child: Child, end: &CancellationToken) -> Stri
         return "no pipes".into();
     };
     let (input, lines) = mpsc::channel(MAX_QUEUED);
-    bridge.started(Running { input });
+    bridge.started(RunningServer { input });
     let logged = match stderr.into_owned_fd() {
         Ok(log) => log_in_background(log.into()),
         Err(error) => return error.kind().to_string(),
@@ -129,7 +129,7 @@ async fn read(bridge: &Bridge, output: ChildStdout) {
     let mut lines = LineReader::new(BufReader::new(output));
     while let Some(line) = lines.next().await {
         match line {
-            Line::Whole(line) => match Message::parse(&line) {
+            Line::Whole(line) => match RpcMessage::parse(&line) {
                 Some(message) => bridge.received(message),
                 None if line.trim_ascii().is_empty() => {}
                 None => tracing::debug!(

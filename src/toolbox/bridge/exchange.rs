@@ -9,7 +9,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
-use super::message::{self, Message};
+use super::message::{self, RpcMessage};
 
 /// Most requests without an answer.
 pub(super) const MAX_PENDING: usize = 256;
@@ -23,7 +23,7 @@ const LISTEN: &str = "subscriptions/listen";
 
 /// What a client receives for its request.
 #[derive(Debug)]
-pub(super) enum Reply {
+pub(super) enum ServerReply {
     /// Something before the answer.
     Notice(Vec<u8>),
     Answer(Vec<u8>),
@@ -34,12 +34,12 @@ struct PendingRequest {
     client_id: Box<RawValue>,
     method: String,
     progress_token: Option<Value>,
-    replies: mpsc::Sender<Reply>,
+    replies: mpsc::Sender<ServerReply>,
 }
 
 /// The conversation with one process of the server.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct ServerExchange {
     /// Names the process for clients of the older revision.
     pub(super) session: String,
     next: u64,
@@ -55,13 +55,13 @@ pub(super) struct Exchange {
 }
 
 /// A request that was accepted.
-pub(super) struct Accepted {
+pub(super) struct AcceptedRequest {
     pub(super) number: u64,
     pub(super) line: Vec<u8>,
-    pub(super) replies: mpsc::Receiver<Reply>,
+    pub(super) replies: mpsc::Receiver<ServerReply>,
 }
 
-impl Exchange {
+impl ServerExchange {
     pub(super) fn new(session: String) -> Self {
         Self {
             session,
@@ -91,7 +91,7 @@ impl Exchange {
     }
 
     /// Accepts a request; `None` if too many have no answer.
-    pub(super) fn request(&mut self, mut request: Message) -> Option<Accepted> {
+    pub(super) fn request(&mut self, mut request: RpcMessage) -> Option<AcceptedRequest> {
         let (Some(client_id), Some(method)) = (request.id.take(), request.method.clone()) else {
             return None;
         };
@@ -110,7 +110,7 @@ impl Exchange {
         self.pending.insert(number, pending);
         request.id = message::number(number);
         let line = request.to_line();
-        Some(Accepted { number, line, replies })
+        Some(AcceptedRequest { number, line, replies })
     }
 
     /// A client no longer waits. Returns the line that cancels the request at the server.
@@ -125,7 +125,7 @@ impl Exchange {
     }
 
     /// A notification or answer of a client. Returns the line for the server, if there is any.
-    pub(super) fn notify(&mut self, mut message: Message) -> Option<Vec<u8>> {
+    pub(super) fn notify(&mut self, mut message: RpcMessage) -> Option<Vec<u8>> {
         if message.is("notifications/initialized") && std::mem::replace(&mut self.is_confirmed, true) {
             return None;
         }
@@ -155,7 +155,7 @@ impl Exchange {
     }
 
     /// Takes a message of the server. Returns the line that answers it, if the bridge answers it itself.
-    pub(super) fn receive(&mut self, message: Message) -> Option<Vec<u8>> {
+    pub(super) fn receive(&mut self, message: RpcMessage) -> Option<Vec<u8>> {
         if message.is_request() {
             return self.server_request(message);
         }
@@ -167,41 +167,41 @@ impl Exchange {
         None
     }
 
-    fn answer(&mut self, mut message: Message) {
+    fn answer(&mut self, mut message: RpcMessage) {
         let number = message.id.as_ref().and_then(|id| id.get().parse().ok());
         let Some(pending) = number.and_then(|number: u64| self.pending.remove(&number)) else {
             return;
         };
         self.has_answered = true;
         if pending.method == "initialize" {
-            self.initialized = message.result.clone();
+            self.initialized.clone_from(&message.result);
         }
         if pending.method == LISTEN {
             message.set_subscription(&pending.client_id);
         }
         message.id = Some(pending.client_id);
         let bytes = message.to_bytes();
-        if let Err(mpsc::error::TrySendError::Full(reply)) = pending.replies.try_send(Reply::Answer(bytes)) {
+        if let Err(mpsc::error::TrySendError::Full(reply)) = pending.replies.try_send(ServerReply::Answer(bytes)) {
             // The client is slow. The answer waits for it as long as the request is open.
             let replies = pending.replies;
             tokio::spawn(async move { replies.send(reply).await });
         }
     }
 
-    fn server_notification(&mut self, mut message: Message) {
+    fn server_notification(&mut self, mut message: RpcMessage) {
         let routing = message.routing();
         if let Some(id) = routing.meta.subscription_id {
             let number = id.as_u64().or_else(|| id.as_str()?.parse().ok());
             if let Some(pending) = number.and_then(|number| self.pending.get(&number)) {
                 message.set_subscription(&pending.client_id);
-                let _ = pending.replies.try_send(Reply::Notice(message.to_bytes()));
+                let _ = pending.replies.try_send(ServerReply::Notice(message.to_bytes()));
             }
             return;
         }
         if let Some(token) = routing.progress_token {
             let is_its = |request: &&PendingRequest| request.progress_token.as_ref() == Some(&token);
             if let Some(pending) = self.pending.values().find(is_its) {
-                let _ = pending.replies.try_send(Reply::Notice(message.to_bytes()));
+                let _ = pending.replies.try_send(ServerReply::Notice(message.to_bytes()));
             }
             return;
         }
@@ -225,15 +225,15 @@ impl Exchange {
     }
 
     /// A request of the server goes to the client, which answers it with the server's id.
-    fn server_request(&mut self, message: Message) -> Option<Vec<u8>> {
+    fn server_request(&mut self, message: RpcMessage) -> Option<Vec<u8>> {
         if message.is("ping") {
             let result = serde_json::value::to_raw_value(&serde_json::json!({})).ok();
             let id = message.id;
             return Some(
-                Message {
+                RpcMessage {
                     id,
                     result,
-                    ..Message::new()
+                    ..RpcMessage::new()
                 }
                 .to_line(),
             );
@@ -255,11 +255,11 @@ impl Exchange {
     }
 }
 
-fn notification(method: &str, params: &Value) -> Message {
-    Message {
+fn notification(method: &str, params: &Value) -> RpcMessage {
+    RpcMessage {
         method: Some(method.to_owned()),
         params: serde_json::value::to_raw_value(params).ok(),
-        ..Message::new()
+        ..RpcMessage::new()
     }
 }
 
@@ -271,25 +271,25 @@ mod tests {
     use super::*;
 
     #[expect(clippy::needless_pass_by_value, reason = "it is written in place")]
-    fn message(value: Value) -> Message {
-        Message::parse(value.to_string().as_bytes()).unwrap()
+    fn message(value: Value) -> RpcMessage {
+        RpcMessage::parse(value.to_string().as_bytes()).unwrap()
     }
 
     fn read(line: &[u8]) -> Value {
         serde_json::from_slice(line).unwrap()
     }
 
-    fn exchange() -> Exchange {
-        Exchange::new("s".into())
+    fn exchange() -> ServerExchange {
+        ServerExchange::new("s".into())
     }
 
-    fn ask(exchange: &mut Exchange, value: Value) -> Accepted {
+    fn ask(exchange: &mut ServerExchange, value: Value) -> AcceptedRequest {
         exchange.request(message(value)).unwrap()
     }
 
-    fn next(accepted: &mut Accepted) -> Option<Value> {
+    fn next(accepted: &mut AcceptedRequest) -> Option<Value> {
         match accepted.replies.try_recv().ok()? {
-            Reply::Notice(bytes) | Reply::Answer(bytes) => Some(read(&bytes)),
+            ServerReply::Notice(bytes) | ServerReply::Answer(bytes) => Some(read(&bytes)),
         }
     }
 
@@ -349,14 +349,16 @@ mod tests {
         let mut exchange = exchange();
         let params = r#"{"name":"t", "_meta":{"k":1.0},"n":12345678901234567890123,"e":1e400}"#;
         let request = format!(r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{params}}}"#);
-        let mut accepted = exchange.request(Message::parse(request.as_bytes()).unwrap()).unwrap();
+        let mut accepted = exchange
+            .request(RpcMessage::parse(request.as_bytes()).unwrap())
+            .unwrap();
         assert_eq!(
             accepted.line,
             format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\",\"params\":{params}}}\n").as_bytes()
         );
         let answer = format!(r#"{{"result":{params},"jsonrpc":"2.0","id":1}}"#);
-        exchange.receive(Message::parse(answer.as_bytes()).unwrap());
-        let Ok(Reply::Answer(bytes)) = accepted.replies.try_recv() else {
+        exchange.receive(RpcMessage::parse(answer.as_bytes()).unwrap());
+        let Ok(ServerReply::Answer(bytes)) = accepted.replies.try_recv() else {
             panic!()
         };
         assert_eq!(
@@ -467,7 +469,7 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":1,"id":2}"#,
             r#"{"jsonrpc":"2.0"}"#,
         ] {
-            assert!(Message::parse(text.as_bytes()).is_none(), "{text}");
+            assert!(RpcMessage::parse(text.as_bytes()).is_none(), "{text}");
         }
     }
 }

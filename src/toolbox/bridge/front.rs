@@ -16,9 +16,9 @@ use futures::{Stream, StreamExt, stream};
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
-use super::exchange::{Accepted, Reply};
-use super::message::{self, MAX_MESSAGE_BYTES, Message};
-use super::{Bridge, Refusal};
+use super::exchange::{AcceptedRequest, ServerReply};
+use super::message::{self, MAX_MESSAGE_BYTES, RpcMessage};
+use super::{Bridge, BridgeRefusal};
 use crate::listen::MCP_PATH;
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -45,7 +45,7 @@ async fn listen(State(bridge): State<Arc<Bridge>>, headers: HeaderMap) -> Respon
             });
             event_stream(events)
         }
-        Err(refusal) => refused(refusal),
+        Err(refusal) => refused(&refusal),
     }
 }
 
@@ -54,7 +54,7 @@ async fn receive(State(bridge): State<Arc<Bridge>>, headers: HeaderMap, body: By
     if headers.contains_key(ORIGIN) {
         return StatusCode::FORBIDDEN.into_response();
     }
-    let Some(message) = Message::parse(&body) else {
+    let Some(message) = RpcMessage::parse(&body) else {
         let error = message::error(
             RawValue::from_string("null".into()).ok(),
             -32700,
@@ -67,41 +67,41 @@ async fn receive(State(bridge): State<Arc<Bridge>>, headers: HeaderMap, body: By
     if !message.is_request() {
         return match bridge.notify(message, session).await {
             Ok(()) => StatusCode::ACCEPTED.into_response(),
-            Err(refusal) => refused(refusal),
+            Err(refusal) => refused(&refusal),
         };
     }
     let id = message.id.clone();
     let is_initialize = message.is("initialize");
     match bridge.request(message, session).await {
         Ok(accepted) => answered(&bridge, accepted, is_initialize).await,
-        Err(Refusal::Known(result)) => {
-            let answer = Message {
+        Err(BridgeRefusal::Known(result)) => {
+            let answer = RpcMessage {
                 id,
                 result: Some(result),
-                ..Message::new()
+                ..RpcMessage::new()
             };
             with_session(&bridge, json(answer.to_bytes()))
         }
-        Err(Refusal::NoDiscovery) => {
+        Err(BridgeRefusal::NoDiscovery) => {
             let text = "the server does not support discovery";
             json(message::error(id, METHOD_NOT_FOUND, text).to_bytes())
         }
-        Err(refusal) => refused(refusal),
+        Err(refusal) => refused(&refusal),
     }
 }
 
 /// Waits for what the server replies: the answer alone, or a stream if something precedes it. The request is cancelled
 /// at the server if the client goes away.
-async fn answered(bridge: &Arc<Bridge>, accepted: Accepted, is_initialize: bool) -> Response {
+async fn answered(bridge: &Arc<Bridge>, accepted: AcceptedRequest, is_initialize: bool) -> Response {
     let mut request = OpenRequest {
         bridge: Arc::clone(bridge),
         number: accepted.number,
         replies: accepted.replies,
     };
     match request.replies.recv().await {
-        Some(Reply::Answer(answer)) if is_initialize => with_session(bridge, json(answer)),
-        Some(Reply::Answer(answer)) => json(answer),
-        Some(Reply::Notice(first)) => {
+        Some(ServerReply::Answer(answer)) if is_initialize => with_session(bridge, json(answer)),
+        Some(ServerReply::Answer(answer)) => json(answer),
+        Some(ServerReply::Notice(first)) => {
             let first = stream::once(async move { Ok(event(&first)) });
             event_stream(first.chain(request.into_events()))
         }
@@ -114,7 +114,7 @@ async fn answered(bridge: &Arc<Bridge>, accepted: Accepted, is_initialize: bool)
 struct OpenRequest {
     bridge: Arc<Bridge>,
     number: u64,
-    replies: mpsc::Receiver<Reply>,
+    replies: mpsc::Receiver<ServerReply>,
 }
 
 impl Drop for OpenRequest {
@@ -133,8 +133,8 @@ impl OpenRequest {
         stream::unfold(Some(self), |request| async {
             let mut request = request?;
             match request.replies.recv().await {
-                Some(Reply::Notice(message)) => Some((Ok(event(&message)), Some(request))),
-                Some(Reply::Answer(message)) => Some((Ok(event(&message)), None)),
+                Some(ServerReply::Notice(message)) => Some((Ok(event(&message)), Some(request))),
+                Some(ServerReply::Answer(message)) => Some((Ok(event(&message)), None)),
                 None => Some((Err(ServerEnded), None)),
             }
         })
@@ -171,13 +171,13 @@ fn with_session(bridge: &Bridge, response: Response) -> Response {
     }
 }
 
-fn refused(refusal: Refusal) -> Response {
+fn refused(refusal: &BridgeRefusal) -> Response {
     match refusal {
         // Clients of the protocol then begin a new session.
-        Refusal::UnknownSession => StatusCode::NOT_FOUND.into_response(),
-        Refusal::NoSession => (StatusCode::BAD_REQUEST, "Mcp-Session-Id is missing").into_response(),
-        Refusal::TooMany => (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")]).into_response(),
-        Refusal::Down | Refusal::Known(_) | Refusal::NoDiscovery => {
+        BridgeRefusal::UnknownSession => StatusCode::NOT_FOUND.into_response(),
+        BridgeRefusal::NoSession => (StatusCode::BAD_REQUEST, "Mcp-Session-Id is missing").into_response(),
+        BridgeRefusal::TooMany => (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")]).into_response(),
+        BridgeRefusal::Down | BridgeRefusal::Known(_) | BridgeRefusal::NoDiscovery => {
             (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")]).into_response()
         }
     }

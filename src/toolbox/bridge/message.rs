@@ -10,7 +10,7 @@ const SUBSCRIPTION_META: &str = "io.modelcontextprotocol/subscriptionId";
 
 /// One message. A field that occurs twice is rejected: two parsers could disagree on which one counts.
 #[derive(Debug, Default, Deserialize, Serialize)]
-pub(super) struct Message {
+pub(super) struct RpcMessage {
     pub(super) jsonrpc: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) id: Option<Box<RawValue>>,
@@ -27,22 +27,22 @@ pub(super) struct Message {
 /// The fields of parameters that decide where a message goes.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Routing {
+pub(super) struct MessageRoute {
     pub(super) request_id: Option<Box<RawValue>>,
     pub(super) progress_token: Option<Value>,
     #[serde(rename = "_meta")]
-    pub(super) meta: RoutingMeta,
+    pub(super) meta: MessageRouteMeta,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct RoutingMeta {
+pub(super) struct MessageRouteMeta {
     pub(super) progress_token: Option<Value>,
     #[serde(rename = "io.modelcontextprotocol/subscriptionId")]
     pub(super) subscription_id: Option<Value>,
 }
 
-impl Message {
+impl RpcMessage {
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let message: Self = serde_json::from_slice(bytes).ok()?;
         let is_whole = message.method.is_some() || message.id.is_some();
@@ -69,7 +69,7 @@ impl Message {
         self.method.as_deref() == Some(method)
     }
 
-    pub(super) fn routing(&self) -> Routing {
+    pub(super) fn routing(&self) -> MessageRoute {
         let params = self.params.as_deref().map_or("{}", RawValue::get);
         // Parameters of another form decide nothing.
         serde_json::from_str(params).unwrap_or_default()
@@ -120,11 +120,11 @@ pub(super) fn number(id: u64) -> Option<Box<RawValue>> {
 }
 
 /// An error that this process reports itself.
-pub(super) fn error(id: Option<Box<RawValue>>, code: i32, text: &str) -> Message {
+pub(super) fn error(id: Option<Box<RawValue>>, code: i32, text: &str) -> RpcMessage {
     let error = serde_json::json!({"code": code, "message": text});
-    Message {
+    RpcMessage {
         id,
         error: serde_json::value::to_raw_value(&error).ok(),
-        ..Message::new()
+        ..RpcMessage::new()
     }
 }

@@ -20,8 +20,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use self::exchange::{Accepted, Exchange};
-use self::message::Message;
+use self::exchange::{AcceptedRequest, ServerExchange};
+use self::message::RpcMessage;
 use crate::flags::BridgeFlags;
 
 /// How long a request waits for a server that is being started.
@@ -29,13 +29,13 @@ const START_TIME: Duration = Duration::from_secs(10);
 
 /// The running process of the server.
 #[derive(Clone)]
-struct Running {
+struct RunningServer {
     /// Lines for its standard input.
     input: mpsc::Sender<Vec<u8>>,
 }
 
 /// Why a request is not passed on.
-enum Refusal {
+enum BridgeRefusal {
     /// The server is not running.
     Down,
     /// The session is not that of the running server.
@@ -52,8 +52,8 @@ enum Refusal {
 
 /// What the HTTP side and the process of the server share.
 struct Bridge {
-    running: watch::Sender<Option<Running>>,
-    exchange: Mutex<Exchange>,
+    running: watch::Sender<Option<RunningServer>>,
+    exchange: Mutex<ServerExchange>,
     /// The server ended when it was asked for discovery: it is not asked again.
     has_no_discovery: AtomicBool,
 }
@@ -62,16 +62,16 @@ impl Bridge {
     fn new() -> io::Result<Self> {
         Ok(Self {
             running: watch::Sender::new(None),
-            exchange: Mutex::new(Exchange::new(new_session()?)),
+            exchange: Mutex::new(ServerExchange::new(new_session()?)),
             has_no_discovery: AtomicBool::new(false),
         })
     }
 
-    fn exchange(&self) -> MutexGuard<'_, Exchange> {
+    fn exchange(&self) -> MutexGuard<'_, ServerExchange> {
         self.exchange.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn started(&self, running: Running) {
+    fn started(&self, running: RunningServer) {
         self.running.send_replace(Some(running));
     }
 
@@ -79,7 +79,7 @@ impl Bridge {
     fn ended(&self) {
         self.running.send_replace(None);
         // Without randomness, sessions of the old process would be taken for the new one's: keep refusing them.
-        let fresh = Exchange::new(new_session().unwrap_or_default());
+        let fresh = ServerExchange::new(new_session().unwrap_or_default());
         let before = std::mem::replace(&mut *self.exchange(), fresh);
         if before.ended_by_discovery() {
             self.has_no_discovery.store(true, Ordering::Relaxed);
@@ -91,53 +91,58 @@ impl Bridge {
         (!session.is_empty()).then_some(session)
     }
 
-    async fn running(&self) -> Result<Running, Refusal> {
+    async fn running(&self) -> Result<RunningServer, BridgeRefusal> {
         let mut running = self.running.subscribe();
         let found = timeout(START_TIME, running.wait_for(Option::is_some)).await;
         let found = found.ok().and_then(Result::ok).and_then(|running| running.clone());
-        found.ok_or(Refusal::Down)
+        found.ok_or(BridgeRefusal::Down)
     }
 
     /// Passes a request on.
-    async fn request(&self, message: Message, session: Option<&str>) -> Result<Accepted, Refusal> {
+    async fn request(&self, message: RpcMessage, session: Option<&str>) -> Result<AcceptedRequest, BridgeRefusal> {
         let running = self.running().await?;
         let accepted = {
             let mut exchange = self.exchange();
             self.check(&exchange, &message, session)?;
-            exchange.request(message).ok_or(Refusal::TooMany)?
+            exchange.request(message).ok_or(BridgeRefusal::TooMany)?
         };
         let line = accepted.line.clone();
         if running.input.send(line).await.is_err() {
             self.abandon(accepted.number);
-            return Err(Refusal::Down);
+            return Err(BridgeRefusal::Down);
         }
         Ok(accepted)
     }
 
-    fn check(&self, exchange: &Exchange, message: &Message, session: Option<&str>) -> Result<(), Refusal> {
+    fn check(
+        &self,
+        exchange: &ServerExchange,
+        message: &RpcMessage,
+        session: Option<&str>,
+    ) -> Result<(), BridgeRefusal> {
         match session {
             Some(session) if session == exchange.session && !session.is_empty() => return Ok(()),
-            Some(_) => return Err(Refusal::UnknownSession),
+            Some(_) => return Err(BridgeRefusal::UnknownSession),
             None => {}
         }
         if message.is("server/discover") && self.has_no_discovery.load(Ordering::Relaxed) {
-            return Err(Refusal::NoDiscovery);
+            return Err(BridgeRefusal::NoDiscovery);
         }
         if message.is("initialize") {
             return match exchange.initialized() {
-                Some(result) => Err(Refusal::Known(result.to_owned())),
-                None if exchange.is_initializing() => Err(Refusal::TooMany),
+                Some(result) => Err(BridgeRefusal::Known(result.to_owned())),
+                None if exchange.is_initializing() => Err(BridgeRefusal::TooMany),
                 None => Ok(()),
             };
         }
         match exchange.initialized() {
-            Some(_) if !message.is("server/discover") => Err(Refusal::NoSession),
+            Some(_) if !message.is("server/discover") => Err(BridgeRefusal::NoSession),
             _ => Ok(()),
         }
     }
 
     /// Passes on a notification, or the answer to a request of the server.
-    async fn notify(&self, message: Message, session: Option<&str>) -> Result<(), Refusal> {
+    async fn notify(&self, message: RpcMessage, session: Option<&str>) -> Result<(), BridgeRefusal> {
         let running = self.running().await?;
         let line = {
             let mut exchange = self.exchange();
@@ -145,18 +150,18 @@ impl Bridge {
             exchange.notify(message)
         };
         match line {
-            Some(line) => running.input.send(line).await.map_err(|_| Refusal::Down),
+            Some(line) => running.input.send(line).await.map_err(|_| BridgeRefusal::Down),
             None => Ok(()),
         }
     }
 
-    async fn open_stream(&self, session: Option<&str>) -> Result<mpsc::Receiver<Vec<u8>>, Refusal> {
+    async fn open_stream(&self, session: Option<&str>) -> Result<mpsc::Receiver<Vec<u8>>, BridgeRefusal> {
         self.running().await?;
         let mut exchange = self.exchange();
         match session {
             Some(session) if session == exchange.session => Ok(exchange.open_stream()),
-            Some(_) => Err(Refusal::UnknownSession),
-            None => Err(Refusal::NoSession),
+            Some(_) => Err(BridgeRefusal::UnknownSession),
+            None => Err(BridgeRefusal::NoSession),
         }
     }
 
@@ -170,7 +175,7 @@ impl Bridge {
         }
     }
 
-    fn received(&self, message: Message) {
+    fn received(&self, message: RpcMessage) {
         let reply = self.exchange().receive(message);
         let running = self.running.borrow().clone();
         if let (Some(line), Some(running)) = (reply, running) {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::process::{Pid, WaitOptions, getpid, waitpid};
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -120,7 +120,10 @@ impl Shell {
             turn = self.turn.lock() => turn,
             () = cancelled.cancelled() => return ToolAnswer::error("the call was cancelled before it ran"),
         };
-        let end = match self.supervised(wanted, limit, limit_time, cancelled).await {
+        let end = self.supervised(wanted, limit, limit_time, cancelled).await;
+        // Those that ended meanwhile: the supervisor could have been taken for one of them.
+        reap(&descendants::descendants(getpid()));
+        let end = match end {
             Ok(end) => end,
             Err(error) => return ToolAnswer::error(format!("cannot start a process: {}", error.kind())),
         };
@@ -135,19 +138,12 @@ impl Shell {
         cancelled: &CancellationToken,
     ) -> io::Result<CommandEnd> {
         let mut supervisor = self.start()?;
-        let pipes = (
-            supervisor.stdin.take(),
-            supervisor.stdout.take(),
-            supervisor.stderr.take(),
-        );
-        let (Some(mut control), Some(report), Some(output)) = pipes else {
+        let pipes = (supervisor.stdout.take(), supervisor.stderr.take());
+        let (Some(report), Some(output)) = pipes else {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
-        let order = serde_json::to_vec(&self.order(wanted))?;
-        // A supervisor that is already gone is noticed by its missing report.
-        let _ = control.write_all(&[&order[..], b"\n"].concat()).await;
-        let _ = control.flush().await;
-        let mut control = Some(control);
+        // Closing it kills the command.
+        let mut control = Some(self.send_order(&mut supervisor, wanted).await?);
         let mut killed = None;
         let mut deadline = Instant::now() + limit_time;
         let mut collecting = std::pin::pin!(collect(output, limit));
@@ -198,6 +194,15 @@ impl Shell {
             .spawn()
     }
 
+    async fn send_order(&self, supervisor: &mut Child, wanted: &RunCommand) -> io::Result<ChildStdin> {
+        let mut control = supervisor.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let mut line = serde_json::to_vec(&self.order(wanted))?;
+        line.push(b'\n');
+        // A supervisor that is already gone is noticed by its missing report.
+        let _ = timeout(KILL_TIME, control.write_all(&line)).await;
+        Ok(control)
+    }
+
     fn order(&self, wanted: &RunCommand) -> CommandOrder {
         CommandOrder {
             shell: self.settings.shell.clone(),
@@ -217,7 +222,7 @@ impl Shell {
     }
 
     /// Reaps processes without a parent that end while no command runs.
-    pub(crate) async fn reap_orphans(&self) {
+    pub(crate) fn reap_orphans(&self) {
         if let Ok(_turn) = self.turn.try_lock() {
             reap(&descendants::descendants(getpid()));
         }
@@ -326,6 +331,7 @@ pub fn supervise() -> io::Result<()> {
 
 /// The role of this binary that becomes a program: limits as JSON, the program, and its arguments. Returns only if that
 /// fails.
+#[must_use]
 pub fn launch(arguments: &[OsString]) -> io::Error {
     let (Some(limits), Some(program)) = (arguments.first(), arguments.get(1)) else {
         return io::ErrorKind::InvalidInput.into();

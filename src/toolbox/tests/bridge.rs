@@ -199,7 +199,7 @@ async fn a_server_that_cannot_be_started_is_reported_as_down_and_tried_again() {
             }
         }
     };
-    let client = tokio::time::timeout(Duration::from_secs(60), connected).await.unwrap();
+    let client = tokio::time::timeout(Duration::from_mins(1), connected).await.unwrap();
     client.call("call", json!({})).await.ok();
 }
 
@@ -266,7 +266,9 @@ async fn a_bridge_that_ends_or_is_killed_leaves_no_server() {
             assert_eq!(processes(&started), Vec::<u32>::new());
         }
         // In a container the kernel ends the rest; here it has to be done by hand.
-        processes(&started).into_iter().for_each(|pid| kill(pid, Signal::KILL));
+        for pid in processes(&started) {
+            kill(pid, Signal::KILL);
+        }
     }
 }
 

@@ -11,7 +11,8 @@ use crate::world::Server;
 async fn lines_of_a_file_are_read_in_parts_that_join_to_the_whole() {
     let server = Server::toolbox(&["--max-result-bytes", "1024"]).await;
     let client = server.client().await;
-    let text: String = (1..=300).map(|number| format!("line {number}\n")).collect();
+    let lines: Vec<_> = (1..=300).map(|number| format!("line {number}\n")).collect();
+    let text = lines.concat();
     server.put("a.txt", &text);
     let (mut read, mut first, mut parts) = (String::new(), 1, 0);
     loop {
@@ -176,7 +177,8 @@ async fn an_edit_needs_one_exact_match() {
 #[tokio::test]
 async fn edits_at_the_same_time_are_not_lost() {
     let server = Server::toolbox(&[]).await;
-    let text: String = (0..20).map(|number| format!("<{number}>")).collect();
+    let parts: Vec<_> = (0..20).map(|number| format!("<{number}>")).collect();
+    let text = parts.concat();
     server.put("a", &text);
     let client = server.client().await;
     let edits = (0..20).map(|number| {

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 #[derive(Parser)]
 enum Role {
-    Toolbox(ToolboxFlags),
+    Toolbox(Box<ToolboxFlags>),
     McpBridge(BridgeFlags),
 }
 
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
                 ending.cancel();
             });
             match Role::parse() {
-                Role::Toolbox(flags) => agentloop_toolbox::run_toolbox(flags, end).await,
+                Role::Toolbox(flags) => agentloop_toolbox::run_toolbox(*flags, end).await,
                 Role::McpBridge(flags) => agentloop_toolbox::run_bridge(flags, end).await,
             }
         })

@@ -300,7 +300,7 @@ async fn limits_of_processes_trip_at_their_value_and_not_below() {
 /// How many processes a command can start at once under a limit.
 async fn startable(limit: u32) -> usize {
     let server = Server::toolbox_with(&["--shell-processes", &limit.to_string()], |command| {
-        as_user(command, 61_234)
+        as_user(command, 61_234);
     })
     .await;
     let mut passed = 0;

@@ -139,9 +139,9 @@ impl Server {
     }
 
     pub async fn try_client(&self) -> Result<TestClient, McpRequestError> {
-        let (changes, changed) = mpsc::channel(16);
+        let (sender, changed) = mpsc::channel(16);
         let http = McpHttpClient::new(self.http(), Direct, CancellationToken::new());
-        let listener = Listener { changes };
+        let listener = Listener { changes: sender };
         let service = agentloop_mcp::connect(listener, http, "http://server/mcp".into()).await?;
         Ok(TestClient { service, changed })
     }
@@ -221,7 +221,7 @@ impl TestClient {
         let answer = self.service.call_tool_once(params).await;
         match answer.map_err(|error| McpRequestError::from_service_error(&error))? {
             CallToolResponse::Complete(result) => Ok(result),
-            other => panic!("{other:?}"),
+            CallToolResponse::InputRequired(_) | CallToolResponse::Task(_) | _ => panic!("not a result"),
         }
     }
 }

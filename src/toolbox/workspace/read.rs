@@ -46,7 +46,7 @@ impl Workspace {
     ) -> Result<ToolAnswer, FileError> {
         let path = self.relative(&wanted.path)?;
         let (file, stat) = self.open_regular(path)?;
-        let mut lines = LineReader {
+        let mut lines = TextFile {
             file: BufReader::with_capacity(BUFFER, file),
             path,
             cancelled,
@@ -72,13 +72,13 @@ impl Workspace {
     }
 }
 
-struct LineReader<'a, R> {
+struct TextFile<'a, R> {
     file: BufReader<R>,
     path: &'a Path,
     cancelled: &'a CancellationToken,
 }
 
-impl<R: std::io::Read> LineReader<'_, R> {
+impl<R: std::io::Read> TextFile<'_, R> {
     fn fill(&mut self) -> Result<&[u8], FileError> {
         check_cancelled(self.cancelled)?;
         let path = self.path;

@@ -204,7 +204,14 @@ impl Search<'_> {
                     Err(errno) => skipped(errno),
                 }
             }
-            _ => Ok(()),
+            FileType::RegularFile
+            | FileType::Directory
+            | FileType::Symlink
+            | FileType::Fifo
+            | FileType::Socket
+            | FileType::CharacterDevice
+            | FileType::BlockDevice
+            | FileType::Unknown => Ok(()),
         }
     }
 

@@ -50,7 +50,7 @@ pub(crate) struct EditFile {
 }
 
 /// An opened folder, and the name of a file in it.
-struct Target<'a> {
+struct FileSlot<'a> {
     folder: OwnedFd,
     name: &'a OsStr,
     path: &'a Path,
@@ -62,10 +62,10 @@ impl Workspace {
         require_size(path, wanted.content.len())?;
         let (parent, name) = split(path)?;
         self.create_folders(parent)?;
-        let target = self.target(path, parent, name)?;
-        let before = target.stat()?;
+        let slot = self.slot(path, parent, name)?;
+        let before = slot.stat()?;
         check_cancelled(cancelled)?;
-        target.replace(wanted.content.as_bytes(), before.as_ref())?;
+        slot.replace(wanted.content.as_bytes(), before.as_ref())?;
         let bytes = wanted.content.len();
         let verb = if before.is_some() { "replaced" } else { "created" };
         Ok(ToolAnswer::text(format!("{verb} {}, {bytes} bytes", shown(path))).wrote(bytes as u64))
@@ -74,16 +74,16 @@ impl Workspace {
     pub(crate) fn edit(&self, wanted: &EditFile, cancelled: &CancellationToken) -> Result<ToolAnswer, FileError> {
         let path = self.relative(&wanted.path)?;
         let (parent, name) = split(path)?;
-        let target = self.target(path, parent, name)?;
-        let Some(before) = target.stat()? else {
+        let slot = self.slot(path, parent, name)?;
+        let Some(before) = slot.stat()? else {
             return Err(FileError::Absent(shown(path)));
         };
-        let text = target.read(&before)?;
+        let text = slot.read(&before)?;
         let count = count(path, &text, wanted)?;
         let edited = text.replace(&wanted.old_text, &wanted.new_text);
         require_size(path, edited.len())?;
         check_cancelled(cancelled)?;
-        target.replace(edited.as_bytes(), Some(&before))?;
+        slot.replace(edited.as_bytes(), Some(&before))?;
         let places = if count == 1 {
             "1 place"
         } else {
@@ -123,13 +123,13 @@ impl Workspace {
         Ok(())
     }
 
-    fn target<'a>(&self, path: &'a Path, parent: &Path, name: &'a OsStr) -> Result<Target<'a>, FileError> {
+    fn slot<'a>(&self, path: &'a Path, parent: &Path, name: &'a OsStr) -> Result<FileSlot<'a>, FileError> {
         let folder = self.open_folder(parent)?;
-        Ok(Target { folder, name, path })
+        Ok(FileSlot { folder, name, path })
     }
 }
 
-impl Target<'_> {
+impl FileSlot<'_> {
     fn failed(&self, errno: Errno) -> FileError {
         FileError::of(self.path, errno)
     }
