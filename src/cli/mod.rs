@@ -66,6 +66,9 @@ enum Command {
     /// Serve an MCP server that uses standard input and output over HTTP (in the Agent's pod, in the server's image).
     #[command(hide = true)]
     McpBridge(mcp_bridge::McpBridgeArgs),
+    /// Copy this binary to a folder, for a container with another image.
+    #[command(hide = true)]
+    ToolboxInstall(toolbox::InstallArgs),
     /// Run one command of the toolbox, and end what it started.
     #[command(hide = true, name = crate::toolbox::SUPERVISE)]
     Supervise,
@@ -88,6 +91,7 @@ impl Cli {
             Command::Probe(args) => args.run(),
             Command::Toolbox(args) => args.run(),
             Command::McpBridge(args) => args.run(),
+            Command::ToolboxInstall(args) => args.run(),
             Command::Supervise => Ok(crate::toolbox::supervise()?),
             Command::Launch(args) => args.run(),
         }

@@ -1,6 +1,7 @@
 //! `agentloop toolbox`, and how it starts programs.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args as ClapArgs;
@@ -19,6 +20,20 @@ impl ToolboxArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         crate::telemetry::log::init();
         pod::run(async move |end| Ok(toolbox::run_toolbox(self.flags, end).await?))
+    }
+}
+
+/// Arguments of `agentloop toolbox-install`.
+#[derive(ClapArgs, Debug)]
+pub(super) struct InstallArgs {
+    /// The folder: a volume that the other container mounts.
+    folder: PathBuf,
+}
+
+impl InstallArgs {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let folder = self.folder.display();
+        toolbox::install(&self.folder).with_context(|| format!("cannot copy to {folder}"))
     }
 }
 

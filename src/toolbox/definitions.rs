@@ -1,4 +1,4 @@
-//! What a model is told about the tools. Each text is part of every prompt.
+//! The names, descriptions and schemas of the tools. Each text is part of every prompt.
 
 use std::sync::Arc;
 

@@ -61,7 +61,7 @@ pub struct ShellFlags {
     #[arg(long, env = "AGENTLOOP_TOOLBOX_SHELL_FILE_BYTES")]
     pub shell_file_bytes: Option<u64>,
     /// Most open files of each process.
-    #[arg(long, env = "AGENTLOOP_TOOLBOX_SHELL_OPEN_FILES", default_value_t = 1024,
+    #[arg(long, env = "AGENTLOOP_TOOLBOX_SHELL_OPEN_FILES", default_value_t = 16_384,
           value_parser = clap::value_parser!(u64).range(8..))]
     pub shell_open_files: u64,
     /// Most bytes of address space of each process.

@@ -8,7 +8,7 @@
 //! # Contract
 //!
 //! - Both serve streamable HTTP at [`MCP_PATH`], and `GET /v1/healthz`, on a Unix socket (mode 0660) or on loopback.
-//! - Nobody authenticates to them: who reaches the socket may use the tools. A Unix socket in a volume that only the
+//! - Clients do not authenticate: whoever reaches the socket may use the tools. A Unix socket in a volume that only the
 //!   gateway shares keeps other containers of the pod out, a loopback address does not.
 //! - The binary starts itself from `/proc/self/exe` as [`SUPERVISE`] and [`LAUNCH`], which are its first argument.
 //! - Results carry [`DISK_WRITE_BYTES_META`] and [`BANDWIDTH_BYTES_META`] in `_meta`.
@@ -21,6 +21,7 @@ mod definitions;
 mod excerpt;
 mod flags;
 mod http;
+mod install;
 mod listen;
 mod server;
 mod shell;
@@ -38,6 +39,7 @@ pub use self::definitions::ToolGroup;
 pub use self::flags::{BridgeFlags, HttpFlags, ShellFlags, ToolboxFlags};
 pub use self::http::{AllowedHost, AllowedHostError};
 use self::http::{Egress, HttpTool};
+pub use self::install::install;
 pub use self::listen::{ListenAddress, ListenAddressError, MCP_PATH};
 use self::server::BuiltinTools;
 pub use self::shell::{LAUNCH, ProcessLimits, SUPERVISE, launch, supervise};
@@ -100,7 +102,14 @@ fn toolbox(flags: &ToolboxFlags, broken: CancellationToken) -> Result<BuiltinToo
     };
     let http = HttpTool::new(flags.http.http_allowed_host.clone(), egress);
     let limit = usize::try_from(flags.max_result_bytes).unwrap_or(usize::MAX);
-    Ok(BuiltinTools::new(Shell::new(settings, broken), workspace, http).offering(&flags.tools, timeout.into(), limit))
+    // A tool that no call can use would only cost tokens.
+    let can_send = !flags.http.http_allowed_host.is_empty();
+    let groups = flags
+        .tools
+        .iter()
+        .filter(|group| can_send || **group != ToolGroup::Http);
+    let groups: Vec<_> = groups.copied().collect();
+    Ok(BuiltinTools::new(Shell::new(settings, broken), workspace, http).offering(&groups, timeout.into(), limit))
 }
 
 /// Makes this process the parent of what loses its own, and its memory unreadable for commands, which have its user.

@@ -11,7 +11,7 @@ const KEPT: usize = 256;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
     Whole(Vec<u8>),
-    /// Too long. The number is the id of the answer that it is, if that can be told from its beginning or its end.
+    /// Too long. The number is the id of the answer that it is, if it can be read from its beginning or its end.
     TooLong(Option<u64>),
 }
 

@@ -170,7 +170,7 @@ impl Bridge {
         let cancel = self.exchange().abandon(number);
         let running = self.running.borrow().clone();
         if let (Some(line), Some(running)) = (cancel, running) {
-            // A server that does not read its input cannot be told.
+            // A server that does not read its input cannot be asked to stop.
             let _ = running.input.try_send(line);
         }
     }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
 use serde::{Deserialize, Serialize};
 
 /// Limits of each process of a command; absent: unlimited.
@@ -40,8 +40,10 @@ impl ProcessLimits {
         ];
         for (resource, limit, extra) in limits {
             if let Some(limit) = limit {
-                let maximum = limit.saturating_add(extra);
-                let (current, maximum) = (Some(limit), Some(maximum));
+                // Limits of the container that are lower stay.
+                let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+                let (current, maximum) = (limit.min(most), limit.saturating_add(extra).min(most));
+                let (current, maximum) = (Some(current), Some(maximum));
                 setrlimit(resource, Rlimit { current, maximum })?;
             }
         }

@@ -93,10 +93,10 @@ fn watch_input(is_cancelled: Arc<AtomicBool>) -> io::Result<()> {
 
 /// Starts the shell in a process group of its own.
 fn start(order: &CommandOrder) -> Result<Pid, String> {
-    let told = |error: io::Error| format!("cannot start the shell: {}", error.kind());
-    let workspace = Workspace::open(&order.root).map_err(told)?;
+    let described = |error: io::Error| format!("cannot start the shell: {}", error.kind());
+    let workspace = Workspace::open(&order.root).map_err(described)?;
     workspace.enter(&order.directory).map_err(|error| error.to_string())?;
-    let limits = serde_json::to_string(&order.limits).map_err(|error| told(error.into()))?;
+    let limits = serde_json::to_string(&order.limits).map_err(|error| described(error.into()))?;
     // One pipe for both, so that lines keep their order.
     let output = || io::stderr().as_fd().try_clone_to_owned().map(Stdio::from);
     let mut command = Command::new("/proc/self/exe");
@@ -105,10 +105,10 @@ fn start(order: &CommandOrder) -> Result<Pid, String> {
         .arg(&order.shell)
         .args(["-c", &order.command])
         .stdin(Stdio::null())
-        .stdout(output().map_err(told)?)
-        .stderr(output().map_err(told)?);
+        .stdout(output().map_err(described)?)
+        .stderr(output().map_err(described)?);
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    let child = command.spawn().map_err(told)?;
+    let child = command.spawn().map_err(described)?;
     Ok(Pid::from_child(&child))
 }
 

@@ -125,7 +125,7 @@ async fn links_that_lead_out_are_not_followed_and_links_within_are() {
     assert!(!server.folder.path().join("outside/new").exists());
 }
 
-/// Swaps a folder and a link to the outside until told to stop.
+/// Swaps a folder and a link to the outside until `stop`.
 fn swap(workspace: &Path, stop: &AtomicBool) -> u64 {
     let path = |name: &str| workspace.join(name);
     let mut swaps = 0;

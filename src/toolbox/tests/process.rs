@@ -1,5 +1,6 @@
 //! The roles of this crate as a process, for tests. The product's binary is `agentloop`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use agentloop_toolbox::{BridgeFlags, LAUNCH, SUPERVISE, ToolboxFlags};
@@ -10,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 enum Role {
     Toolbox(Box<ToolboxFlags>),
     McpBridge(BridgeFlags),
+    ToolboxInstall { folder: PathBuf },
 }
 
 fn main() -> ExitCode {
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
             });
             match Role::parse() {
                 Role::Toolbox(flags) => agentloop_toolbox::run_toolbox(*flags, end).await,
+                Role::ToolboxInstall { folder } => Ok(agentloop_toolbox::install(&folder)?),
                 Role::McpBridge(flags) => agentloop_toolbox::run_bridge(flags, end).await,
             }
         })

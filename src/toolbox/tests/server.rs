@@ -20,8 +20,10 @@ async fn the_client_of_the_worker_finds_the_offered_tools_by_the_stateless_revis
     let files = ["read_file", "write_file", "edit_file", "list_directory", "search_files"];
     let default = [&["shell"][..], &files].concat();
     assert_eq!(names(&server).await, default);
-    let fewer = Server::toolbox(&["--tools", "files,http"]).await;
+    let fewer = Server::toolbox(&["--tools", "files,http", "--http-allowed-host", "example.com"]).await;
     assert_eq!(names(&fewer).await, [&files[..], &["http_request"]].concat());
+    let useless = Server::toolbox(&["--tools", "files,http"]).await;
+    assert_eq!(names(&useless).await, files, "without hosts, no request could be sent");
     let refused = fewer.client().await.try_call("shell", json!({"command": "true"})).await;
     assert!(refused.is_err(), "a tool that is not offered is not run");
 }
@@ -119,4 +121,21 @@ async fn the_idle_process_is_small_and_stays_so_after_results_of_a_mebibyte() {
     println!("RssAnon {idle} KiB idle, {after} KiB after results of 1 MiB");
     assert!(idle < 8 * 1024, "{idle} KiB");
     assert!(after < 24 * 1024, "{after} KiB");
+}
+
+#[tokio::test]
+async fn the_binary_copies_itself_also_over_an_earlier_copy_that_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let install = |program: &std::ffi::OsStr| {
+        std::process::Command::new(program)
+            .arg("toolbox-install")
+            .arg(folder.path())
+            .status()
+    };
+    assert!(install(&crate::world::binary()).unwrap().success());
+    let copy = folder.path().join("agentloop");
+    assert!(install(copy.as_os_str()).unwrap().success());
+    let same = std::fs::read(&copy).unwrap() == std::fs::read(crate::world::binary()).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&copy.metadata().unwrap().permissions());
+    assert_eq!((same, mode & 0o777), (true, 0o555));
 }

@@ -105,7 +105,7 @@ async fn a_command_cannot_read_the_memory_or_the_environment_of_the_toolbox_or_i
     );
 }
 
-/// Limits and protections do not hold for root. Nobody else has this user.
+/// Limits and protections do not hold for root. No other process has this user.
 fn as_user(command: &mut std::process::Command, user: u32) {
     if rustix::process::getuid().is_root() {
         command.uid(user).gid(user);
@@ -297,6 +297,28 @@ async fn limits_of_processes_trip_at_their_value_and_not_below() {
     assert!(spin.starts_with("killed by signal 24 (SIGXCPU"), "{spin}");
 }
 
+#[tokio::test]
+async fn a_lower_limit_of_the_container_stays() {
+    let server = Server::toolbox_with(&["--shell-open-files", "2000"], |command| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "ulimit -n 100 && exec \"$0\" \"$@\""]);
+        *command = wrapped(shell, command);
+        as_user(command, 61_236);
+    })
+    .await;
+    let limits = server
+        .call("shell", json!({"command": "ulimit -Hn; ulimit -n"}))
+        .await
+        .ok();
+    assert_eq!(limits, "exit code 0\n100\n100\n");
+}
+
+/// A command that runs another one.
+fn wrapped(mut outer: std::process::Command, inner: &std::process::Command) -> std::process::Command {
+    outer.arg(inner.get_program()).args(inner.get_args());
+    outer
+}
+
 /// How many processes a command can start at once under a limit.
 async fn startable(limit: u32) -> usize {
     let server = Server::toolbox_with(&["--shell-processes", &limit.to_string()], |command| {
@@ -340,11 +362,8 @@ async fn bytes_that_a_command_and_its_children_wrote_are_counted() {
 async fn a_process_that_the_toolbox_inherited_is_reaped_when_it_ends() {
     let server = Server::toolbox_with(&[], |command| {
         let mut shell = std::process::Command::new("sh");
-        shell
-            .args(["-c", "sleep 1.013 & exec \"$0\" \"$@\""])
-            .arg(command.get_program())
-            .args(command.get_args());
-        *command = shell;
+        shell.args(["-c", "sleep 1.013 & exec \"$0\" \"$@\""]);
+        *command = wrapped(shell, command);
     })
     .await;
     let pid = server.process.id();

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The small process of this crate, or the product's binary, which has the same roles.
-fn binary() -> OsString {
+pub fn binary() -> OsString {
     std::env::var_os("AGENTLOOP_TEST_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_toolbox-under-test").into())
 }
 
