@@ -16,5 +16,7 @@ cargo test --locked --quiet --lib --bins
 # INSTA_UPDATE=no: a changed snapshot fails instead of being written.
 # A few schedules of the simulations; `make test` runs more.
 AGENTLOOP_SIM_SCHEDULES=5000 AGENTLOOP_SENSOR_SCHEDULES=50 INSTA_UPDATE=no cargo test --locked --quiet --test it -- --skip e2e::
+# The tests before built the binary.
+AGENTLOOP_TEST_BINARY=${CARGO_TARGET_DIR:-$ROOT/target}/debug/agentloop cargo test --locked --quiet --test toolbox
 say "Generated files"
 "$ROOT/hack/generate.sh" --check

@@ -13,6 +13,8 @@
 //! - [`sensing`]: sources, expressions, signals and rules of Sensors. Imports `api`, `mcp` and `support`.
 //! - [`link`]: the protocol between pods and controller. Imports `api`, `ledger`, `sensing` and `support`.
 //! - [`api_server`]: an API server in memory, for `agentloop run` and for tests. Imports `api` and `support`.
+//! - [`toolbox`]: built-in tools as an MCP server, and the bridge to MCP servers that use standard input and output.
+//!   Imports `sensing` and `support`.
 //! - [`telemetry`]: logs, metrics, probes. Imports `api` and `support`.
 //! - [`controller`], [`gateway`], [`worker`], [`sensor`]: the roles. Never import each other.
 //! - [`local`]: all roles in one process, without a cluster. Imports their public interfaces.
@@ -31,6 +33,7 @@ pub use agentloop_mcp as mcp;
 pub use agentloop_provider as provider;
 pub use agentloop_sensing as sensing;
 pub use agentloop_support as support;
+pub use agentloop_toolbox as toolbox;
 
 pub mod cli;
 pub mod controller;

@@ -10,10 +10,12 @@ mod controller;
 mod crds;
 mod gateway;
 mod journal;
+mod mcp_bridge;
 mod pod;
 mod probe;
 mod run;
 mod sensor;
+mod toolbox;
 mod worker;
 
 /// Exit code for invalid input; the same as clap's.
@@ -57,6 +59,22 @@ enum Command {
     Crds(crds::CrdsArgs),
     /// Exit with 0 if the gateway of this pod is healthy.
     Probe(probe::ProbeArgs),
+    /// Serve the built-in tools as an MCP server (in the Agent's pod, in the image of its tools).
+    // Hidden, like the ones below, since only the controller and this binary itself start them.
+    #[command(hide = true)]
+    Toolbox(Box<toolbox::ToolboxArgs>),
+    /// Serve an MCP server that uses standard input and output over HTTP (in the Agent's pod, in the server's image).
+    #[command(hide = true)]
+    McpBridge(mcp_bridge::McpBridgeArgs),
+    /// Copy this binary to a folder, for a container with another image.
+    #[command(hide = true)]
+    ToolboxInstall(toolbox::InstallArgs),
+    /// Run one command of the toolbox, and end what it started.
+    #[command(hide = true, name = crate::toolbox::SUPERVISE)]
+    Supervise,
+    /// Become a program, with limits.
+    #[command(hide = true, name = crate::toolbox::LAUNCH)]
+    Launch(toolbox::LaunchArgs),
 }
 
 impl Cli {
@@ -71,6 +89,11 @@ impl Cli {
             Command::Journal(args) => args.run(),
             Command::Crds(args) => args.run(),
             Command::Probe(args) => args.run(),
+            Command::Toolbox(args) => args.run(),
+            Command::McpBridge(args) => args.run(),
+            Command::ToolboxInstall(args) => args.run(),
+            Command::Supervise => Ok(crate::toolbox::supervise()?),
+            Command::Launch(args) => args.run(),
         }
     }
 }

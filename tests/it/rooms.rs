@@ -16,6 +16,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sensing", &["api", "mcp", "support"]),
     ("link", &["api", "ledger", "sensing", "support"]),
     ("api_server", &["api", "support"]),
+    ("toolbox", &["sensing", "support"]),
     ("telemetry", &["api", "support"]),
     (
         "worker",
@@ -79,6 +80,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "gateway",
             "controller",
             "local",
+            "toolbox",
         ],
     ),
 ];
