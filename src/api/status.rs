@@ -34,7 +34,7 @@ pub struct AgentStatus {
     /// Usage since the Agent was created, counted by the gateway. Never reset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<LoopUsage>,
-    /// Open gates: what waits for the answer of a person, oldest first. The arguments are not in the status; read the
+    /// Open gates: what waits for the answer of a person, in the order of the calls. The arguments are not in the status; read the
     /// event `gate:opened` with its messages.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]

@@ -10,7 +10,7 @@
 //! answer or at its expiry, which denies. Example: of `read, delete (gate), write` the read runs at once; the loop is paused
 //! until the gate is answered; then the deletion runs, or is denied, and the write follows.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -26,6 +26,8 @@ use crate::tools::{MAX_TRIES, tool_line};
 use agentloop_api::pause::PauseReason;
 use agentloop_api::status::{GateKind, MAX_GATES};
 
+/// How long a gate stays open at least after the start of a process.
+const ANSWER_GRACE: SignedDuration = SignedDuration::from_secs(60);
 /// The reasons of a pause for an approval.
 const APPROVAL_REASONS: [PauseReason; 2] = [PauseReason::ToolCallNeedsApproval, PauseReason::UnknownOutcome];
 
@@ -39,8 +41,10 @@ pub enum RunApproval {
     Needed(GateKind),
     /// Its gate is open.
     Pending(RunGate),
-    /// It was approved at this time.
+    /// It was approved at this time, for one try.
     Granted(Timestamp),
+    /// It was sent after its approval.
+    Used,
 }
 
 /// The open gate of a run.
@@ -77,13 +81,20 @@ pub struct GateAnswer {
 }
 
 impl Engine {
-    /// Opens the gates of the runs that need one, up to [`MAX_GATES`]; the others follow as gates close.
+    /// Opens the gates of the runs that need one, up to [`MAX_GATES`]; the others follow as gates close. One place is kept
+    /// for the next run, which must not wait unseen for those after it.
     pub(crate) fn open_gates(&mut self, out: &mut EffectBuffer) {
         let Some(batch) = self.tool_batch() else {
             return;
         };
-        let free = MAX_GATES.saturating_sub(batch.gates().count());
-        let due: Vec<(usize, GateKind)> = batch.approvals_needed().take(free).collect();
+        let next = match self.next_of_batch() {
+            Some(NextRun::AwaitApproval(place)) => Some(place),
+            Some(NextRun::Send(_) | NextRun::SendIfAllowed(_) | NextRun::Wait) | None => None,
+        };
+        let free = (MAX_GATES - 1).saturating_sub(batch.gates().count());
+        let needed = batch.approvals_needed().enumerate();
+        let due = needed.filter(|(number, (place, _))| *number < free || next == Some(*place));
+        let due: Vec<(usize, GateKind)> = due.map(|(_, due)| due).collect();
         for (place, kind) in due {
             self.open_gate(place, kind, out);
         }
@@ -127,6 +138,9 @@ impl Engine {
             self.close_gate(place, "denied", out);
             self.reject(place, denied_by_person(), out);
         }
+        if let Some(batch) = self.batch_mut() {
+            batch.renew_approvals(out.now);
+        }
         self.settle_approval_pause();
         self.advance_tools(out);
     }
@@ -139,13 +153,15 @@ impl Engine {
             .map(|(place, ..)| place)
             .collect();
         if expired.is_empty() {
-            // Also after a repetition was denied with its gate.
             self.settle_approval_pause();
             return;
         }
         for place in expired {
             self.close_gate(place, "expired", out);
-            self.reject(place, expired_gate(self.settings.approval_timeout.as_mins()), out);
+            self.reject(place, expired_gate(), out);
+        }
+        if let Some(batch) = self.batch_mut() {
+            batch.renew_approvals(out.now);
         }
         self.settle_approval_pause();
         self.advance_tools(out);
@@ -222,11 +238,8 @@ impl Engine {
         self.raise_pause(reason, Some(until), message);
     }
 
-    /// After a gate has closed: the loop stays paused if the next run waits for another one.
+    /// The loop is paused while the next run waits for its gate, whatever else holds the loop.
     fn settle_approval_pause(&mut self) {
-        if !self.is_paused_for_approval() {
-            return;
-        }
         match self.next_of_batch() {
             Some(NextRun::AwaitApproval(place)) => self.pause_for_approval(place),
             Some(NextRun::Send(_) | NextRun::SendIfAllowed(_) | NextRun::Wait) | None => {
@@ -237,24 +250,22 @@ impl Engine {
         }
     }
 
-    fn is_paused_for_approval(&self) -> bool {
-        APPROVAL_REASONS
-            .into_iter()
-            .any(|reason| self.state.reasons.has(reason))
-    }
-
-    /// The open gates, oldest first.
+    /// The open gates, in the order of their runs.
     pub(crate) fn gates(&self) -> Vec<OpenGate> {
         let gates = self.tool_batch().into_iter().flat_map(ToolBatch::gates);
-        let mut gates: Vec<OpenGate> = gates
-            .map(|(_, plan, gate)| OpenGate {
-                gate: gate.clone(),
-                tool: plan.tool.clone(),
-                arguments: plan.arguments.clone(),
-            })
-            .collect();
-        gates.sort_by_key(|open| open.gate.opened_at);
-        gates
+        let open = gates.map(|(_, plan, gate)| OpenGate {
+            gate: gate.clone(),
+            tool: plan.tool.clone(),
+            arguments: plan.arguments.clone(),
+        });
+        open.collect()
+    }
+
+    /// A process has started: an answer that was given while there was none arrives within this time.
+    pub(crate) fn keep_gates_after_start(&mut self, now: Timestamp) {
+        if let Some(batch) = self.batch_mut() {
+            batch.keep_gates_until(time_math::after(now, ANSWER_GRACE));
+        }
     }
 }
 
@@ -289,10 +300,10 @@ fn denied_by_person() -> DeniedCall {
     )
 }
 
-fn expired_gate(minutes: i64) -> DeniedCall {
+fn expired_gate() -> DeniedCall {
     not_approved(
         DenialReason::ApprovalExpired,
-        &format!("nobody approved this call within {minutes} min"),
+        "nobody approved this call in time",
         "continue without it; request it again later if it is still right",
     )
 }

@@ -238,6 +238,7 @@ impl Engine {
         }
         self.ask_mode(out.now, |mode, context| mode.started(restarted, context));
         self.state.life.active();
+        self.keep_gates_after_start(out.now);
         self.settle_interrupted_runs(outdated.as_deref(), out);
     }
 

@@ -48,6 +48,9 @@ pub struct ToolSpec {
     pub timeout: SignedDuration,
     /// What follows a run of unknown outcome.
     pub on_unknown: UnknownOutcomePolicy,
+    /// Identifies what a run reaches: the server's address and credentials, and its own name of the tool. A run is sent only
+    /// while it is the same.
+    pub target: String,
     /// A person must approve each run.
     pub needs_approval: bool,
     /// A grant that its server requires and the Agent does not have: its calls are denied.
@@ -60,6 +63,8 @@ pub struct ToolRun {
     pub id: ToolRunId,
     /// [`ToolSpec::name`].
     pub name: String,
+    /// [`ToolSpec::target`] when the model requested it.
+    pub target: String,
     /// Arguments that match the tool's schema.
     pub arguments: Map<String, Value>,
     /// The same for each repeat of this run, and for no other run of any Agent: 32 hexadecimal digits.

@@ -39,7 +39,7 @@ pub struct LoopView {
     pub handled: HandledRequests,
     /// The last failure: when and what.
     pub last_error: Option<(Timestamp, CallFailure)>,
-    /// The open gates, oldest first.
+    /// The open gates, in the order of their runs.
     pub gates: Vec<OpenGate>,
     /// The repetition that the loop is in.
     pub detected: Option<DetectedRepetition>,

@@ -408,7 +408,7 @@ pub struct LoopReport {
     pub outcome: Option<LoopOutcome>,
     /// Number of turns begun.
     pub turn: i64,
-    /// Open gates, oldest first.
+    /// Open gates, in the order of their runs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gates: Vec<Gate>,
     /// What the loop counts over the life of its Agent.

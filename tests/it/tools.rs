@@ -67,6 +67,7 @@ impl Bench {
 fn run(tool: &str, arguments: Value) -> ToolRun {
     let Value::Object(arguments) = arguments else { panic!() };
     ToolRun {
+        target: String::new(),
         id: ToolRunId {
             member: 0,
             turn: 1,

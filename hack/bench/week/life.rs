@@ -265,6 +265,7 @@ fn tool() -> ToolSpec {
         idempotent: false,
         timeout: SignedDuration::from_secs(60),
         on_unknown: UnknownOutcomePolicy::TellModel,
+        target: String::new(),
         needs_approval: false,
         missing_grant: None,
     }

@@ -236,7 +236,16 @@ impl AgentConditions<'_> {
                     let message = format!("{}{}{answer}", held.message, until.unwrap_or_default());
                     self.list.set(type_, true, held.reason.as_ref(), message);
                 }
-                None => self.list.clear(type_),
+                None => match report.gates.first().filter(|_| type_ == ConditionType::ApprovalPending) {
+                    // Its run is not the next one yet.
+                    Some(gate) => {
+                        let message = format!("the call of {} waits for an approval (gate {})", gate.tool, gate.id);
+                        let answer = self.how_to_answer(report, type_);
+                        self.list
+                            .set(type_, true, gate.kind.as_ref(), format!("{message}{answer}"));
+                    }
+                    None => self.list.clear(type_),
+                },
             }
         }
     }

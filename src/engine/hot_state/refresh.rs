@@ -116,6 +116,9 @@ impl Engine {
         if known.spec.effect != ToolEffect::Read {
             return Err("its refreshTool is not run, since its effect is not Read");
         }
+        if known.spec.needs_approval {
+            return Err("its refreshTool is not run, since its calls need an approval");
+        }
         Ok(known.plan(of, &arguments))
     }
 
@@ -154,6 +157,7 @@ impl Engine {
         out.record(tool_line(RecordKind::ToolIntent, id, &plan, note, None));
         self.running.insert(id, out.now);
         let run = ToolRun {
+            target: plan.target.clone(),
             id,
             name: plan.tool,
             arguments: serde_json::Map::new(),

@@ -37,6 +37,7 @@ pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
         idempotent: false,
         timeout: seconds(60),
         on_unknown: super::super::tool::UnknownOutcomePolicy::TellModel,
+        target: String::new(),
         needs_approval: false,
         missing_grant: None,
     }
@@ -176,11 +177,16 @@ fn a_refresh_that_fails_keeps_the_last_good_value_and_fails_no_turn(#[case] outc
 #[case("s__act", "its refreshTool is not run, since its effect is not Read")]
 #[case("s__none", "its refreshTool is unknown")]
 #[case("s__needs", "its refreshTool cannot be called without arguments")]
+#[case("s__asks", "its refreshTool is not run, since its calls need an approval")]
 fn a_refresh_that_may_not_be_is_said_and_not_run(#[case] name: &str, #[case] words: &str) {
     let mut driver = Driver::fresh(with(vec![field("n", FieldType::Number, Some(name))]));
     let mut needs = tool("s__needs", ToolEffect::Read);
     needs.parameters = json!({"type": "object", "required": ["path"]});
-    driver.offer(vec![tool("s__act", ToolEffect::Write), needs]);
+    let asks = ToolSpec {
+        needs_approval: true,
+        ..tool("s__asks", ToolEffect::Read)
+    };
+    driver.offer(vec![tool("s__act", ToolEffect::Write), needs, asks]);
     driver.start(1);
     assert!(driver.sent.is_empty() && driver.in_flight.is_some());
     assert!(

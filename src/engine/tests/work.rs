@@ -32,6 +32,7 @@ pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
         idempotent: false,
         timeout: seconds(60),
         on_unknown: UnknownOutcomePolicy::TellModel,
+        target: String::new(),
         needs_approval: false,
         missing_grant: None,
     }

@@ -22,6 +22,8 @@ use agentloop_support::hash::sha256_hex;
 pub const MOST_DENIALS: u32 = 3;
 /// Most characters of a name, a path or a problem that are returned to the model.
 const MAX_TOLD: usize = 500;
+/// Most bytes of the arguments of a call that a person must approve, since all of them are shown.
+pub const MAX_SHOWN_ARGUMENTS: usize = 48 * 1024;
 /// Tool names that are listed to a model that called an unknown tool.
 const MAX_NAMES: usize = 64;
 /// Steps that a pattern of a tool's schema may take on one text: a server's pattern must not block the loop.
@@ -152,7 +154,12 @@ impl Toolbox {
         }
         let arguments = message::arguments(&call.arguments)
             .ok_or_else(|| bad("(all)", "write the arguments as one JSON object, and nothing else"))?;
-        known.check(arguments).map(|arguments| (known.clone(), arguments))
+        let arguments = known.check(arguments)?;
+        if known.spec.needs_approval && sorted(&arguments).to_string().len() > MAX_SHOWN_ARGUMENTS {
+            let fix = format!("a person must approve this call and see all of it: at most {MAX_SHOWN_ARGUMENTS} bytes");
+            return Err(bad("(all)", &fix));
+        }
+        Ok((known.clone(), arguments))
     }
 
     /// The full name of the tool that a spec refers to: its name as offered, or its name at its server if only one
@@ -221,6 +228,7 @@ impl KnownTool {
     pub fn plan(&self, of: &Value, arguments: &Map<String, Value>) -> ToolRunPlan {
         ToolRunPlan {
             tool: self.spec.name.clone(),
+            target: self.spec.target.clone(),
             effect: self.spec.effect,
             idempotent: self.spec.idempotent,
             on_unknown: self.spec.on_unknown,

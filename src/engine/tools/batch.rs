@@ -63,6 +63,9 @@ pub enum ToolSlot {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct ToolRunPlan {
     pub tool: String,
+    /// What it reaches, as the model requested it.
+    #[serde(default)]
+    pub target: String,
     pub effect: ToolEffect,
     /// A repeat with the same key has no further effect.
     pub idempotent: bool,
@@ -85,18 +88,30 @@ impl ToolRunPlan {
         self.effect == ToolEffect::Read
     }
 
-    /// Whether the same run may be sent again if its outcome is unknown.
+    /// Whether the same run may be sent again without asking if its outcome is unknown. An approval is for one try.
     pub fn may_be_repeated(&self) -> bool {
-        self.only_looks() || self.idempotent || self.retries()
+        let is_harmless = self.only_looks() || self.idempotent || self.retries();
+        is_harmless && !self.is_gated() && self.on_unknown != UnknownOutcomePolicy::Ask
     }
 
     pub fn retries(&self) -> bool {
-        self.on_unknown == UnknownOutcomePolicy::Retry
+        self.on_unknown == UnknownOutcomePolicy::Retry && !self.is_gated()
     }
 
     /// Whether a person decides if it is repeated after an unknown outcome.
     pub fn asks(&self) -> bool {
-        self.on_unknown == UnknownOutcomePolicy::Ask
+        let is_harmless = self.only_looks() || self.idempotent || self.on_unknown == UnknownOutcomePolicy::Retry;
+        self.on_unknown == UnknownOutcomePolicy::Ask || (is_harmless && self.is_gated())
+    }
+
+    /// Whether a person had to approve it.
+    pub fn is_gated(&self) -> bool {
+        self.approval != RunApproval::NotNeeded
+    }
+
+    /// Whether an approval is there that no try has used.
+    pub fn is_granted(&self) -> bool {
+        matches!(self.approval, RunApproval::Granted(_))
     }
 
     /// Whether a person must still approve it.
@@ -245,7 +260,7 @@ impl ToolBatch {
     pub fn gates(&self) -> impl Iterator<Item = (usize, &ToolRunPlan, &RunGate)> {
         self.plans().filter_map(|(place, plan)| match &plan.approval {
             RunApproval::Pending(gate) => Some((place, plan, gate)),
-            RunApproval::Needed(_) | RunApproval::Granted(_) | RunApproval::NotNeeded => None,
+            RunApproval::Needed(_) | RunApproval::Granted(_) | RunApproval::Used | RunApproval::NotNeeded => None,
         })
     }
 
@@ -253,8 +268,30 @@ impl ToolBatch {
     pub fn approvals_needed(&self) -> impl Iterator<Item = (usize, GateKind)> {
         self.plans().filter_map(|(place, plan)| match plan.approval {
             RunApproval::Needed(kind) => Some((place, kind)),
-            RunApproval::Pending(_) | RunApproval::Granted(_) | RunApproval::NotNeeded => None,
+            RunApproval::Pending(_) | RunApproval::Granted(_) | RunApproval::Used | RunApproval::NotNeeded => None,
         })
+    }
+
+    /// A gate has closed: what was approved meanwhile waited for it, and not under a pause.
+    pub fn renew_approvals(&mut self, now: Timestamp) {
+        for slot in &mut self.slots {
+            if let ToolSlot::Waiting(plan) | ToolSlot::Open(plan) = slot
+                && plan.is_granted()
+            {
+                plan.approval = RunApproval::Granted(now);
+            }
+        }
+    }
+
+    /// A process has started: an answer that was given before may still arrive, so no gate expires before this time.
+    pub fn keep_gates_until(&mut self, moment: Timestamp) {
+        for slot in &mut self.slots {
+            if let ToolSlot::Waiting(plan) | ToolSlot::Open(plan) = slot
+                && let RunApproval::Pending(gate) = &mut plan.approval
+            {
+                gate.expires_at = gate.expires_at.max(moment);
+            }
+        }
     }
 
     /// The clock was set back: no gate is open for longer than its whole time.
@@ -320,6 +357,9 @@ impl ToolBatch {
             ToolSlot::Result(_) | ToolSlot::Yield(_) => return None,
         };
         plan.tries = plan.tries.saturating_add(1);
+        if plan.is_granted() {
+            plan.approval = RunApproval::Used;
+        }
         *slot = ToolSlot::Open(plan.clone());
         Some((plan, is_new))
     }

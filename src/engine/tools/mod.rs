@@ -164,6 +164,7 @@ impl Engine {
         let run = ToolRun {
             id,
             name: plan.tool,
+            target: plan.target,
             arguments,
             idempotency_key: plan.key,
         };
@@ -258,8 +259,8 @@ impl Engine {
         let places = self.tool_batch().map_or(0, ToolBatch::places);
         for place in 0..places {
             let open = self.tool_batch().and_then(|batch| batch.open(place));
-            // A run that waits for an approval has been settled before.
-            let cut = open.is_some_and(|plan| !plan.may_be_repeated() && !plan.awaits_approval());
+            // One that waits for an approval, or for its next try after it, has been settled before.
+            let cut = open.is_some_and(|plan| !plan.may_be_repeated() && !plan.awaits_approval() && !plan.is_granted());
             if let (true, Some(id)) = (cut, self.run_id(place)) {
                 let message = "the runtime was restarted before its outcome was known".to_owned();
                 self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
@@ -456,8 +457,9 @@ impl Engine {
             match self.tool_batch().and_then(|batch| batch.slot(place)) {
                 Some(ToolSlot::Waiting(plan) | ToolSlot::Open(plan))
                     if matches!(plan.approval, RunApproval::Pending(_))
+                        || matches!(plan.approval, RunApproval::Needed(GateKind::UnknownOutcome))
                         || (scope == ExpiryScope::NotJustApproved && plan.approved_since(just_now)) => {}
-                Some(ToolSlot::Waiting(plan)) if !plan.only_looks() => {
+                Some(ToolSlot::Waiting(plan)) if !plan.only_looks() || plan.is_gated() => {
                     let text = self.deny(id, &wanted, expired(why), out);
                     if let Some(batch) = self.batch_mut() {
                         batch.end(place, ToolCallEnding::Failed, text);

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use rusqlite::{Connection, Row};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::engine::message::{self, Message};
 use crate::engine::tool::ToolRunId;
@@ -112,8 +112,7 @@ pub(super) fn recent_messages(
     Ok(texts)
 }
 
-/// Returns the call behind a tool run, as JSON with its tool, its arguments as the model wrote them, and the text of its
-/// answer; truncated to `bytes`. `None`: the call is no longer kept.
+/// Returns the call behind a tool run, as JSON with its tool, its arguments, and the text of its answer; truncated to `bytes`. `None`: the call is no longer kept.
 pub(super) fn requested_call(
     connection: &Connection,
     run: ToolRunId,
@@ -131,7 +130,10 @@ pub(super) fn requested_call(
             continue;
         };
         if let Some(call) = tool_calls.into_iter().find(|call| call.id == wanted) {
-            let shown = json!({"tool": call.name, "arguments": call.arguments, "text": text}).to_string();
+            // As they are run: of a name that the model wrote twice, the last one counts.
+            let mut arguments = Value::Object(message::arguments(&call.arguments).unwrap_or_default());
+            arguments.sort_all_objects();
+            let shown = json!({"tool": call.name, "arguments": arguments, "text": text}).to_string();
             let is_cut = shown.len() > bytes;
             return Ok(Some(if is_cut {
                 with_ellipsis(first_bytes(&shown, bytes), &shown)

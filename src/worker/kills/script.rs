@@ -178,6 +178,7 @@ pub(super) fn tools() -> Vec<ToolSpec> {
         idempotent,
         timeout: SignedDuration::from_secs(600),
         on_unknown,
+        target: String::new(),
         needs_approval: false,
         missing_grant: None,
     };

@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use jiff::SignedDuration;
 use rmcp::model::{Tool, ToolAnnotations};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::name;
 use crate::api::tools::{self as api, ApprovalDefault, DEFAULT_TIMEOUT_SECONDS, ToolApproval, ToolServer};
 use crate::engine::tool::{ToolEffect, ToolSpec, UnknownOutcomePolicy};
+use crate::support::hash::sha256_hex;
 use crate::support::text::first_bytes;
 
 pub(super) const MAX_TOOLS: usize = 128;
@@ -100,7 +101,7 @@ impl AccessRules {
     }
 
     /// The grant that the server requires and the Agent does not have.
-    fn missing_grant(&self, server: &ToolServer) -> Option<String> {
+    pub(super) fn missing_grant(&self, server: &ToolServer) -> Option<String> {
         let required = server.required_grant.as_ref()?;
         (!self.grants.contains(required)).then(|| required.clone())
     }
@@ -138,9 +139,16 @@ fn spec(
             api::OnUnknownOutcome::Retry => UnknownOutcomePolicy::Retry,
             api::OnUnknownOutcome::Ask => UnknownOutcomePolicy::Ask,
         },
+        target: target(server, own),
         needs_approval: access.asks_for(effect, rules.and_then(|rules| rules.approval)),
         missing_grant: access.missing_grant(server),
     }
+}
+
+/// Identifies what a call of a tool reaches: a person approves a call at this server, with these credentials.
+pub(super) fn target(server: &ToolServer, own: &str) -> String {
+    let secret = server.headers_secret_ref.as_ref().map(|secret| &secret.name);
+    sha256_hex(json!([server.url, secret, own]).to_string(), 32)
 }
 
 fn effect_of(effect: api::DeclaredEffect) -> ToolEffect {
@@ -175,7 +183,6 @@ fn description(tool: &Tool) -> String {
 mod tests {
     use super::*;
     use pretty_assertions::assert_eq;
-    use serde_json::json;
 
     fn server(change: Value) -> ToolServer {
         let mut server = json!({"name": "s", "url": "http://s"});

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::catalog::{AccessRules, ToolCatalog};
+use super::catalog::{self, AccessRules, ToolCatalog};
 use super::gateway_transport::GatewayTransport;
 use super::result;
 use crate::api::tools::ToolServer;
@@ -252,6 +252,14 @@ impl ToolServerClient {
                 let message = format!("the server {} no longer offers this tool", self.spec.name);
                 return ToolOutcome::Unavailable { message };
             };
+            if !run.target.is_empty() && run.target != catalog::target(&self.spec, tool) {
+                let message = format!("the server {} was changed after the call was requested", self.spec.name);
+                return ToolOutcome::Unavailable { message };
+            }
+            if let Some(grant) = self.access.missing_grant(&self.spec) {
+                let message = format!("Missing grant {grant}: it was removed after the call was requested");
+                return ToolOutcome::Unavailable { message };
+            }
             match session.call(tool, &run, deadline).await {
                 Ok(outcome) => return outcome,
                 Err(McpRequestError::NotSent(words)) => why = words,

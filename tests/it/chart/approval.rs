@@ -350,6 +350,11 @@ fn effect(effect: &str) -> Value {
     json!({"tools": [{"name": "t", "effect": effect}]})
 }
 
+fn elsewhere(mut fields: Value) -> Value {
+    fields["url"] = json!("http://other:8000/mcp");
+    fields
+}
+
 fn trusted(mut fields: Value) -> Value {
     fields["trusted"] = json!(true);
     fields
@@ -392,6 +397,22 @@ async fn only_an_approver_weakens_the_rules_of_approval() {
             by_default(none()),
             "effect: Destructive",
         ),
+        (by_default(asks("Always")), json!({"servers": []}), "approval: Always"),
+        (
+            by_default(effect("Destructive")),
+            json!({"servers": []}),
+            "effect: Destructive",
+        ),
+        (
+            tools("Write", asks("Never")),
+            tools("Write", elsewhere(asks("Never"))),
+            "approval: Never",
+        ),
+        (
+            tools("Write", effect("Read")),
+            tools("Write", elsewhere(effect("Read"))),
+            "lowering",
+        ),
     ] {
         let refused = server.replaces("edith", &before, &after).await;
         assert!(refused.contains(field), "{before} -> {after}: {refused}");
@@ -429,7 +450,6 @@ async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else
         (by_default(trusted(asks("Never"))), by_default(none())),
         (by_default(effect("Write")), by_default(effect("Read"))),
         (by_default(effect("Destructive")), by_default(asks("Always"))),
-        (by_default(asks("Always")), json!({"servers": []})),
         (
             by_default(none()),
             by_default(json!({"url": "http://other:8000/mcp", "only": ["t"]})),

@@ -234,8 +234,11 @@ fn an_existing_object_is_given_to_no_agent_and_no_sensor() {
     };
     let owned = ["pod", "owned"];
     let words = "belong to an Agent or a Sensor";
+    let of_agent = || owned_by("agentloop.dev/v1alpha1", "Agent");
+    // Each kind is watched by the server on its own.
     wait_until(|| {
-        give(owned, owned_by("agentloop.dev/v1alpha1", "Agent"), &[]).contains(words)
+        give(owned, of_agent(), &[]).contains(words)
+            && give(["statefulset", "x"], of_agent(), &["--dry-run=server"]).contains(words)
             && give(owned, owned_by("batch/v1", "Job"), &[]).is_empty()
     });
     // The uid is that of an owner that it has, which is of another kind.

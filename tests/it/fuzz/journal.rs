@@ -55,6 +55,7 @@ fn look() -> ToolSpec {
         idempotent: false,
         timeout: SignedDuration::from_secs(60),
         on_unknown: UnknownOutcomePolicy::TellModel,
+        target: String::new(),
         needs_approval: false,
         missing_grant: None,
     }

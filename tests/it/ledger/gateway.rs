@@ -73,8 +73,8 @@ pub struct Gateway {
     pub spec_price: i64,
     /// An earlier state of the disk.
     pub kept: Option<Disk>,
-    /// When the disk last went back. Answers to requests from before reach no process.
-    pub went_back: Option<i64>,
+    /// How often the disk went back. Answers to requests from before reach no process.
+    pub went_back: u32,
     /// Its Agent is deleted.
     pub leaving: bool,
 }
@@ -111,7 +111,7 @@ impl Gateway {
             price,
             spec_price: price,
             kept: None,
-            went_back: None,
+            went_back: 0,
             leaving: false,
         }
     }

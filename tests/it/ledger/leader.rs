@@ -34,6 +34,8 @@ pub struct Request {
     pub body: LeaseRequest,
     /// When it was sent, by the gateway's boot-time clock; comes back with the answer, as with an HTTP request.
     pub sent: i64,
+    /// How often the gateway's disk had gone back; comes back with the answer.
+    pub went_back: u32,
     /// The Agent is deleted: its pod may not ask any more.
     pub last: bool,
 }
@@ -49,6 +51,8 @@ pub struct Answer {
     pub body: LeaseResponse,
     /// When the request was sent.
     pub sent: i64,
+    /// See [`Request::went_back`].
+    pub went_back: u32,
 }
 
 /// One leader.
@@ -245,6 +249,7 @@ impl Leader {
             record: request.who.record.clone(),
             body,
             sent: request.sent,
+            went_back: request.went_back,
         }
     }
 }

@@ -2,7 +2,7 @@
 //! draws another schedule than the one that found it.
 
 /// A seed, and what it found.
-pub const FOUND: [(u64, &str); 8] = [
+pub const FOUND: [(u64, &str); 9] = [
     (5_697, "the number of a lease was told before it was written"),
     (
         35_484,
@@ -21,6 +21,10 @@ pub const FOUND: [(u64, &str); 8] = [
     (
         5_328_248_664,
         "the simulation: the answer to a process whose disk went back afterwards reached the next one",
+    ),
+    (
+        70_976,
+        "the simulation: the answer to a process that started while its disk went back was dropped",
     ),
     (
         700_485_137,

@@ -507,7 +507,7 @@ impl World {
         self.judge.lost = true;
         let of = &mut self.gateways[gateway];
         of.die();
-        of.went_back = Some(self.now);
+        of.went_back += 1;
         let record = kept.record.clone();
         of.disk = kept;
         // An answer reaches the process that asked, and no later one. Requests that are under way are still heard.
@@ -1196,6 +1196,7 @@ impl World {
                 accounts: (0..self.objects.len()).filter_map(account).collect(),
             },
             sent: self.now,
+            went_back: of.went_back,
             last: of.leaving,
         };
         self.send(Packet::Request(controller, Box::new(request)));
@@ -1343,7 +1344,7 @@ impl World {
     fn answered(&mut self, answer: &Answer) {
         let gateway = answer.gateway;
         let of = &self.gateways[gateway];
-        let is_of_earlier = of.went_back.is_some_and(|at| answer.sent <= at);
+        let is_of_earlier = answer.went_back < of.went_back;
         if !of.up || of.frozen_until > self.now || of.disk.record != answer.record || is_of_earlier {
             return;
         }

@@ -381,24 +381,24 @@ fn rate_limits() -> impl Strategy<Value = Vec<RateLimit>> {
 prop_compose! {
     fn spec()(
         suspend in any::<bool>(),
-        (prompt, skills) in (prop_oneof!["\\PC{1,80}".prop_map(Ok), text().prop_map(Err)], skills()),
-        (model, light_model, pre_check) in (model(), option::of(model()), option::of(pre_check())),
+        (prompt, skills) in (prop_oneof!["\\PC{1,80}".prop_map(Ok), text().prop_map(Err)], skills().boxed()),
+        (model, light_model, pre_check) in (model().boxed(), option::of(model().boxed()).boxed(), option::of(pre_check()).boxed()),
         min_delay_milliseconds in 1_u32..=3_600_000,
         delays in 0_u32..=3_600_000,
         (max_consecutive_errors, max_calls_per_turn, actions_per_minute) in (1_u32..=1000, 1_u32..=1000, 1_u32..=600),
         max_consecutive_tool_failures in option::of(1_u32..=1000),
         history_tokens in 1000_u32..=10_000_000,
-        (max_sleep_seconds, max_consecutive_turns, heartbeat) in (1_u32..=2_592_000, 1_u32..=10_000, option::of(heartbeat())),
-        rate_limits in rate_limits(),
+        (max_sleep_seconds, max_consecutive_turns, heartbeat) in (1_u32..=2_592_000, 1_u32..=10_000, option::of(heartbeat()).boxed()),
+        rate_limits in rate_limits().boxed(),
         exhaustion_policy in prop_oneof![Just(ExhaustionPolicy::Skip), Just(ExhaustionPolicy::Block)],
-        (idle_timeout_seconds, active_hours) in (1_u32..=2_592_000, option::of(active_hours())),
-        (tokens_per_hour, total) in (option::of(0_i64..=1_000_000_000_000_000), option::of(total())),
+        (idle_timeout_seconds, active_hours) in (1_u32..=2_592_000, option::of(active_hours()).boxed()),
+        (tokens_per_hour, total) in (option::of(0_i64..=1_000_000_000_000_000), option::of(total()).boxed()),
         mode in prop_oneof![Just(DetectionMode::Enforce), Just(DetectionMode::Warn), Just(DetectionMode::Disabled)],
         exempt_tools in prop::collection::btree_set("[!-~]{1,20}", 0..4),
         budgets in prop::collection::btree_set("[a-z]{1,20}", 0..4),
         (tools, hot_state) in (tools().boxed(), hot_state().boxed()),
-        (storage, workspace) in (storage(), option::of(workspace())),
-        pod in pod(),
+        (storage, workspace) in (storage().boxed(), option::of(workspace()).boxed()),
+        pod in pod().boxed(),
     ) -> AgentSpec {
         AgentSpec {
             mode: AgentMode::Continuous,
@@ -449,7 +449,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn a_valid_spec_loses_nothing_at_the_api_server_and_keeps_all_rules(spec in spec()) {
+    fn a_valid_spec_loses_nothing_at_the_api_server_and_keeps_all_rules(spec in spec().boxed()) {
         let schema = Schema::of_agents();
         let agent = Agent::new("x", spec);
         let object = serde_json::to_value(&agent).unwrap();

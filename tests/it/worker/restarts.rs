@@ -205,6 +205,7 @@ fn tools() -> Vec<ToolSpec> {
         idempotent,
         timeout: SignedDuration::from_secs(60),
         on_unknown: UnknownOutcomePolicy::TellModel,
+        target: String::new(),
         needs_approval: false,
         missing_grant: None,
     };

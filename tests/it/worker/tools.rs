@@ -157,6 +157,7 @@ fn tools() -> Vec<ToolSpec> {
         idempotent: false,
         timeout: SignedDuration::from_secs(timeout),
         on_unknown: UnknownOutcomePolicy::TellModel,
+        target: String::new(),
         needs_approval: false,
         missing_grant: None,
     };
