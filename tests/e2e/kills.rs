@@ -59,7 +59,7 @@ fn no_action_is_doubled_and_nothing_is_lost_while_every_process_is_killed_at_ran
     kubectl.apply(&script("script", &turns()));
     let hub = json!({"name": "hub", "url": server.url(), "trusted": true});
     let spec = json!({
-        "tools": {"servers": [hub]}, "loop": {"minDelayMilliseconds": 1, "maxConsecutiveErrors": 20, "historyTokens": 1_000_000},
+        "tools": {"servers": [hub], "approval": {"default": "Never"}}, "loop": {"minDelayMilliseconds": 1, "maxConsecutiveErrors": 20, "historyTokens": 1_000_000},
         "guardrails": {"maxConsecutiveTurns": 10_000, "actionsPerMinute": 600, "idleTimeoutSeconds": 86_400},
         "model": {"contextTokens": 1_000_000},
     });
