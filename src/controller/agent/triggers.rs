@@ -6,7 +6,11 @@ use std::sync::Arc;
 
 use kube::{Resource, ResourceExt};
 
+use crate::controller::gate_annotations::{APPROVE, APPROVED_BY, DENY};
 use crate::controller::runtime::names;
+
+/// Annotations with a request or with the answer to a gate.
+const REQUESTS: [&str; 5] = [names::WAKE, names::RESUME, APPROVE, APPROVED_BY, DENY];
 
 /// A hash of the relevant fields of each object, by UID.
 #[derive(Default)]
@@ -45,7 +49,7 @@ fn print<K: Resource>(object: &K) -> u64 {
     meta.deletion_timestamp.is_some().hash(&mut hasher);
     // AgentBudgets select Agents by label.
     meta.labels.hash(&mut hasher);
-    for request in [names::WAKE, names::RESUME] {
+    for request in REQUESTS {
         object.annotations().get(request).hash(&mut hasher);
     }
     hasher.finish()
@@ -72,6 +76,18 @@ mod tests {
         let mut written = object(1, None);
         written.metadata.resource_version = Some("77".into());
         assert!(!triggers.is_new(&written));
+    }
+
+    #[test]
+    fn each_request_and_each_answer_to_a_gate_asks_once() {
+        for annotation in REQUESTS {
+            let mut triggers = ReconcileTriggers::default();
+            assert!(triggers.is_new(&object(1, None)));
+            let mut asked = object(1, None);
+            asked.metadata.annotations = Some([(annotation.to_owned(), "x".to_owned())].into());
+            assert!(triggers.is_new(&asked), "{annotation}");
+            assert!(!triggers.is_new(&asked), "{annotation}");
+        }
     }
 
     #[test]
