@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::support::text::first_chars;
+
 /// Annotation that approves gates: `<gate>:<argumentsHash>`, separated by spaces.
 pub const APPROVE: &str = "agentloop.dev/approve";
 /// Annotation with the name of the approver; the admission policy requires it to be the requesting user.
@@ -37,14 +39,16 @@ pub fn answer(annotations: &BTreeMap<String, String>, id: &str, hash: &str) -> O
     let tokens = |key| annotation(key).unwrap_or_default().split_whitespace();
     let denied = tokens(DENY).find(|token| token.split(':').next() == Some(id));
     if let Some(value) = denied {
-        return Some(AnnotatedAnswer::Denied { value: truncate(value) });
+        return Some(AnnotatedAnswer::Denied {
+            value: first_chars(value, LONGEST).to_owned(),
+        });
     }
     let by = annotation(APPROVED_BY).map(str::trim).filter(|by| !by.is_empty())?;
     let value = format!("{id}:{hash}");
     tokens(APPROVE)
         .any(|token| token == value)
         .then(|| AnnotatedAnswer::Approved {
-            by: truncate(by),
+            by: first_chars(by, LONGEST).to_owned(),
             value,
         })
 }
@@ -56,10 +60,6 @@ pub fn commands(resource: &str, (namespace, name): (&str, &str), (id, hash): (&s
         "kubectl annotate --overwrite {resource} -n {namespace} {name} {APPROVE}={id}:{hash} {APPROVED_BY}=<your user name>; \
          to deny: {DENY}={id}"
     )
-}
-
-fn truncate(text: &str) -> String {
-    text.chars().take(LONGEST).collect()
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 use crate::RecordKind;
 use crate::effects::EffectBuffer;
@@ -138,11 +137,7 @@ impl Engine {
             self.close_gate(place, "denied", out);
             self.reject(place, denied_by_person(), out);
         }
-        if let Some(batch) = self.batch_mut() {
-            batch.renew_approvals(out.now);
-        }
-        self.settle_approval_pause();
-        self.advance_tools(out);
+        self.gates_closed(out);
     }
 
     /// Denies the runs whose gates have expired.
@@ -160,6 +155,11 @@ impl Engine {
             self.close_gate(place, "expired", out);
             self.reject(place, expired_gate(), out);
         }
+        self.gates_closed(out);
+    }
+
+    /// Gates have closed: the runs that waited for them continue.
+    fn gates_closed(&mut self, out: &mut EffectBuffer) {
         if let Some(batch) = self.batch_mut() {
             batch.renew_approvals(out.now);
         }
@@ -293,7 +293,7 @@ fn gate_line(kind: RecordKind, run: ToolRunId, note: &str, plan: &ToolRunPlan) -
 }
 
 fn denied_by_person() -> DeniedCall {
-    not_approved(
+    DeniedCall::not_run(
         DenialReason::NotApproved,
         "a person denied this call",
         "continue without it; do not request the same call again",
@@ -301,17 +301,9 @@ fn denied_by_person() -> DeniedCall {
 }
 
 fn expired_gate() -> DeniedCall {
-    not_approved(
+    DeniedCall::not_run(
         DenialReason::ApprovalExpired,
         "nobody approved this call in time",
         "continue without it; request it again later if it is still right",
     )
-}
-
-fn not_approved(why: DenialReason, detail: &str, fix: &str) -> DeniedCall {
-    let error = json!({"error": "not run", "detail": detail, "fix": fix});
-    DeniedCall {
-        why,
-        text: error.to_string(),
-    }
 }

@@ -63,6 +63,13 @@ pub struct DeniedCall {
     pub text: String,
 }
 
+impl DeniedCall {
+    /// A valid call that is not run: why, and what the model can do.
+    pub fn not_run(why: DenialReason, detail: &str, fix: &str) -> Self {
+        denied(why, &json!({"error": "not run", "detail": detail, "fix": fix}))
+    }
+}
+
 /// The tools offered to the model.
 #[derive(Clone, Debug)]
 pub struct Toolbox {
@@ -276,12 +283,11 @@ fn compile(parameters: &Value) -> Result<Validator, String> {
 
 /// Denies the last call of an answer that was truncated at its limit of so many tokens.
 pub fn truncated_call(tokens: u32) -> DeniedCall {
-    let error = json!({
-        "error": "not run",
-        "detail": format!("your answer was cut at its limit of {tokens} tokens in the middle of this call"),
-        "fix": "write less in one call: split the work into several smaller calls",
-    });
-    denied(DenialReason::Cut, &error)
+    DeniedCall::not_run(
+        DenialReason::Cut,
+        &format!("your answer was cut at its limit of {tokens} tokens in the middle of this call"),
+        "write less in one call: split the work into several smaller calls",
+    )
 }
 
 /// The hash of a run's arguments: the first 32 hexadecimal digits of SHA-256 over them as JSON with sorted names.

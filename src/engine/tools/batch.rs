@@ -90,8 +90,7 @@ impl ToolRunPlan {
 
     /// Whether the same run may be sent again without asking if its outcome is unknown. An approval is for one try.
     pub fn may_be_repeated(&self) -> bool {
-        let is_harmless = self.only_looks() || self.idempotent || self.retries();
-        is_harmless && !self.is_gated() && self.on_unknown != UnknownOutcomePolicy::Ask
+        self.allows_repeats() && !self.asks()
     }
 
     pub fn retries(&self) -> bool {
@@ -100,8 +99,12 @@ impl ToolRunPlan {
 
     /// Whether a person decides if it is repeated after an unknown outcome.
     pub fn asks(&self) -> bool {
-        let is_harmless = self.only_looks() || self.idempotent || self.on_unknown == UnknownOutcomePolicy::Retry;
-        self.on_unknown == UnknownOutcomePolicy::Ask || (is_harmless && self.is_gated())
+        self.on_unknown == UnknownOutcomePolicy::Ask || (self.allows_repeats() && self.is_gated())
+    }
+
+    /// Whether the rules of the tool allow a repetition, apart from approvals.
+    fn allows_repeats(&self) -> bool {
+        self.only_looks() || self.idempotent || self.on_unknown == UnknownOutcomePolicy::Retry
     }
 
     /// Whether a person had to approve it.

@@ -4,7 +4,6 @@
 //! spec. Such calls get a result that says so, and the model can request them again. Reads still run: they do no harm.
 
 use jiff::SignedDuration;
-use serde_json::json;
 
 use crate::tools::admission::{DenialReason, DeniedCall};
 
@@ -23,13 +22,6 @@ pub(super) fn asked_before(time: SignedDuration) -> String {
 }
 
 pub(super) fn expired(why: &str) -> DeniedCall {
-    let error = json!({
-        "error": "not run",
-        "detail": why,
-        "fix": "check how things are now; call it again if it is still right",
-    });
-    DeniedCall {
-        why: DenialReason::Outdated,
-        text: error.to_string(),
-    }
+    let fix = "check how things are now; call it again if it is still right";
+    DeniedCall::not_run(DenialReason::Outdated, why, fix)
 }
