@@ -57,7 +57,8 @@ plane_tests() {
   phase "Control plane up" plane_do up --no-node
   tests "Tests on the control plane" env AGENTLOOP_REQUIRE_CLUSTERS=1 \
     AGENTLOOP_TEST_KUBECONFIG=$PLANE_RUN/admin.kubeconfig cargo test --locked --no-fail-fast --lib --bins --test it -- --skip e2e::
-  tests "Toolbox" env AGENTLOOP_TEST_BINARY="${CARGO_TARGET_DIR:-$ROOT/target}/debug/agentloop" cargo test --locked --test toolbox
+  tests "Toolbox" env AGENTLOOP_REQUIRE_CLUSTERS=1 \
+    AGENTLOOP_TEST_BINARY="${CARGO_TARGET_DIR:-$ROOT/target}/debug/agentloop" cargo test --locked --test toolbox
   tests "Tests in documentation" cargo test --locked --doc --quiet
   phase "Control plane down" plane_do down
 }

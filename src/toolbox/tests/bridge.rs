@@ -321,7 +321,9 @@ fn script(name: &str, argument: &str) -> String {
 #[tokio::test]
 async fn the_mcp_projects_own_server_in_javascript_works_unchanged() {
     if Command::new("npm").arg("--version").output().is_err() {
-        println!("there is no npm for it");
+        let required = std::env::var_os("AGENTLOOP_REQUIRE_CLUSTERS").is_some();
+        assert!(!required, "npm is missing");
+        eprintln!("SKIPPED: npm is missing");
         return;
     }
     let packages = script("node-env.sh", "mcp-server/everything");
