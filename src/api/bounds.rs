@@ -6,6 +6,8 @@
 use schemars::Schema;
 use serde_json::{Value, json};
 
+/// A DNS label, apart from its length.
+pub(super) const DNS_LABEL: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 /// A DNS subdomain, as names of most objects are.
 pub(super) const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
 /// A key in the data of a ConfigMap or Secret.

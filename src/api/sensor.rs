@@ -5,11 +5,9 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::bounds;
+use super::bounds::{self, DNS_LABEL};
 use super::source::{PollSource, SensorStorage, StreamSource, WebhookSource};
 
-/// A DNS label: it is part of the names of events, such as `sensor/prices`.
-const NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 /// A field of `spec.hotState.fields`.
 const FIELD: &str = "^[a-zA-Z][a-zA-Z0-9_]*$";
 
@@ -85,7 +83,7 @@ pub struct SensorSpec {
     /// receives events once it does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "set", "items" = {
-        "description": "Name of an Agent.", "type": "string", "minLength": 1, "maxLength": 63, "pattern": NAME,
+        "description": "Name of an Agent.", "type": "string", "minLength": 1, "maxLength": 63, "pattern": DNS_LABEL,
     }))]
     pub agent_names: Vec<String>,
     /// Label selector of further Agents in the Sensor's namespace that receive its events. `{}` selects all.
@@ -234,7 +232,7 @@ pub struct HotStateUpdate {
 #[serde(rename_all = "camelCase")]
 pub struct SignalSpec {
     /// Name of the signal. Loops can wait for `signal/<sensor>/<name>`.
-    #[schemars(length(min = 1, max = 63), regex(pattern = NAME))]
+    #[schemars(length(min = 1, max = 63), regex(pattern = DNS_LABEL))]
     pub name: String,
     /// CEL expression over `payload`, `previous` and `now` that is true when the signal holds. With `model`: whether an
     /// event is scored. Absent: every event is.

@@ -4,12 +4,8 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::bounds::DNS_SUBDOMAIN;
+use super::bounds::{DNS_LABEL, DNS_SUBDOMAIN};
 
-/// A server's name, which becomes part of its tools' names, of a volume's name and of a path.
-const SERVER: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
-/// The name of a grant.
-const GRANT: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 /// A tool's name, as servers choose it.
 pub(super) const TOOL: &str = "^[!-~]+$";
 
@@ -66,7 +62,7 @@ pub struct ToolsSpec {
         "description": "Name of a grant.",
         "minLength": 1,
         "maxLength": 63,
-        "pattern": GRANT,
+        "pattern": DNS_LABEL,
     }))]
     pub grants: Vec<String>,
 }
@@ -143,7 +139,7 @@ impl Default for ToolsSpec {
 #[serde(rename_all = "camelCase")]
 pub struct ToolServer {
     /// Name of the server, at most 32 lower-case letters, digits and '-'. The model calls its tools `<name>__<tool>`.
-    #[schemars(length(min = 1, max = 32), regex(pattern = SERVER))]
+    #[schemars(length(min = 1, max = 32), regex(pattern = DNS_LABEL))]
     pub name: String,
     /// URL of the MCP endpoint: http or https, a host, no user. Redirects are not followed.
     #[schemars(length(min = 1, max = 2048))]
@@ -172,7 +168,7 @@ pub struct ToolServer {
     /// Name of the grant that calls of this server's tools require: lower-case letters, digits and '-', at most 63. It must
     /// be in `spec.tools.grants`; otherwise each call is denied. Absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63), regex(pattern = GRANT))]
+    #[schemars(length(min = 1, max = 63), regex(pattern = DNS_LABEL))]
     pub required_grant: Option<String>,
     /// Whether the server's annotations of its tools (`readOnlyHint`, `destructiveHint`, `idempotentHint`) are trusted.
     /// If false, the default, each of its tools counts as `Write` and not idempotent, unless `tools` says otherwise.

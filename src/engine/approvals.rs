@@ -181,11 +181,12 @@ impl Engine {
         let Some(plan) = self.batch_mut().and_then(|batch| batch.plan_mut(place)) else {
             return;
         };
-        let RunApproval::Pending(gate) = std::mem::take(&mut plan.approval) else {
+        let RunApproval::Pending(gate) = &plan.approval else {
             return;
         };
-        let plan = plan.clone();
         let note = format!("{} {how}", gate.id);
+        plan.approval = RunApproval::NotNeeded;
+        let plan = plan.clone();
         out.record(gate_line(RecordKind::GateResolved, run, &note, &plan));
     }
 
