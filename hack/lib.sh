@@ -5,6 +5,7 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$CACHE/target}
 BIN=${BIN:-$CACHE/bin}                                                 # built cluster tools
 export PATH=$BIN:$PATH
 IMAGE=${IMAGE:-localhost/agentloop:dev}
+TOOLS_IMAGE=${TOOLS_IMAGE:-localhost/agentloop-tools:dev}
 ARCH=$(uname -m)
 TARGET=$ARCH-unknown-linux-gnu
 IMAGE_DIR=$ROOT/target/image                                           # rootfs, OCI layout, archive

@@ -66,12 +66,13 @@ plane_tests() {
 node_up() {
   node_do up
   node_do load-image "$IMAGE" "$IMAGE_DIR/agentloop.tar"
+  node_do load-image "$TOOLS_IMAGE" "$("$ROOT/hack/tools-image.sh")" /bin/sh
   AGENTLOOP_PYTHON=$("$ROOT/hack/python-env.sh")
   export AGENTLOOP_PYTHON
 }
 node_tests() {
   tests "Tests on the node" env AGENTLOOP_REQUIRE_CLUSTERS=1 AGENTLOOP_E2E_KUBECONFIG=$NODE_RUN/admin.kubeconfig \
-    AGENTLOOP_E2E_IMAGE="$IMAGE" cargo test --locked --test it -- "$filter" --show-output --test-threads=8
+    AGENTLOOP_E2E_IMAGE="$IMAGE" AGENTLOOP_E2E_TOOLS_IMAGE="$TOOLS_IMAGE" cargo test --locked --test it -- "$filter" --show-output --test-threads=8
 }
 simulate() {
   # Optimized with all checks: a schedule of Sensors takes a seventh of the time of a debug build.

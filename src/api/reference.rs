@@ -17,6 +17,8 @@ const EMBEDDED: &[&str] = &[
     "spec.pod.tolerations",
     "spec.pod.topologySpreadConstraints",
     "spec.selector",
+    "spec.tools.servers[].container.resources",
+    "spec.tools.toolbox.resources",
     "status.conditions",
     "status.ledger",
 ];

@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bounds::{DNS_LABEL, DNS_SUBDOMAIN};
+use super::toolbox::{BuiltinTools, DEFAULT_MCP_PATH, SHELL_TOOL, TOOLBOX, ToolContainer, ToolboxSpec};
 
 /// A tool's name, as servers choose it.
 pub(super) const TOOL: &str = "^[!-~]+$";
@@ -41,22 +42,43 @@ pub fn is_tool_header(name: &str) -> bool {
 }
 
 /// Tools of an Agent.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.builtin) || !('Shell' in self.builtin) || has(self.toolbox) && has(self.toolbox.image)").message(
+        "spec.tools.builtin has Shell, which needs spec.tools.toolbox.image: an image with /bin/sh and the programs that commands need"
+    ),
+    validation = Rule::new("!has(self.builtin) || !('HTTP' in self.builtin) || has(self.toolbox) && has(self.toolbox.http)").message(
+        "spec.tools.builtin has HTTP, which needs spec.tools.toolbox.http.allowedHosts: the hosts that requests may go to"
+    ),
+    validation = Rule::new("!has(self.toolbox) || has(self.builtin) && size(self.builtin) > 0").message(
+        "spec.tools.toolbox has no effect without spec.tools.builtin: add Shell, Files or HTTP there, or remove toolbox"
+    )
+)]
 pub struct ToolsSpec {
+    /// Built-in tools: `Shell`, `Files` and `HTTP`. They run in a container of their own, the toolbox, whose directory
+    /// `/workspace` is `spec.workspace`, or else is lost with the pod. The model calls them `toolbox__<tool>`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 3), extend("x-kubernetes-list-type" = "set"))]
+    pub builtin: Vec<BuiltinTools>,
+    /// The container of the built-in tools.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub toolbox: Option<ToolboxSpec>,
     /// MCP servers whose tools the model may call, at most 16. Their order is that of the tools in the prompt.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub servers: Vec<ToolServer>,
     /// Maximum size of a tool result shown to the model, in bytes, 256 to 1,048,576. Longer results are truncated and
     /// marked as such. Defaults to 32,768.
+    #[serde(default = "default_max_result_bytes")]
     #[schemars(range(min = 256, max = 1_048_576))]
     pub max_result_bytes: u32,
     /// Which calls of the model a person must approve before they run.
+    #[serde(default)]
     pub approval: ApprovalRules,
     /// Grants of the Agent, at most 32: names that servers require in `requiredGrant`. The tools of a server whose grant is
     /// missing are offered, but every call of them is denied, and the model is told which grant is missing.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "set", "items" = {
         "type": "string",
         "description": "Name of a grant.",
@@ -65,6 +87,10 @@ pub struct ToolsSpec {
         "pattern": DNS_LABEL,
     }))]
     pub grants: Vec<String>,
+}
+
+fn default_max_result_bytes() -> u32 {
+    32_768
 }
 
 /// Which tool calls need an approval.
@@ -116,32 +142,73 @@ impl ToolsSpec {
     /// Maximum timeout of all tools, in seconds; 0 without tools.
     #[must_use]
     pub fn longest_timeout_seconds(&self) -> u32 {
-        let timeouts = self.servers.iter().flat_map(|server| &server.tools);
+        let servers = self.all_servers();
+        let timeouts = servers.iter().flat_map(|server| &server.tools);
         let timeouts = timeouts.map(|rules| rules.timeout_seconds);
-        let other = (!self.servers.is_empty()).then_some(DEFAULT_TIMEOUT_SECONDS);
+        let other = (!servers.is_empty()).then_some(DEFAULT_TIMEOUT_SECONDS);
         timeouts.chain(other).max().unwrap_or(0)
+    }
+
+    /// All servers in the order of the prompt: the toolbox, if there are built-in tools, and those of the spec.
+    #[must_use]
+    pub fn all_servers(&self) -> Vec<ToolServer> {
+        let toolbox = (!self.builtin.is_empty()).then(|| ToolServer {
+            name: TOOLBOX.into(),
+            trusted: true,
+            tools: self.toolbox.iter().flat_map(|toolbox| toolbox.tools.clone()).collect(),
+            ..ToolServer::default()
+        });
+        toolbox.into_iter().chain(self.servers.iter().cloned()).collect()
+    }
+
+    /// Longest time of a call of the built-in tool `shell`, in seconds.
+    #[must_use]
+    pub fn shell_timeout_seconds(&self) -> u32 {
+        let rules = self.toolbox.iter().flat_map(|toolbox| &toolbox.tools);
+        let mut shell = rules.filter(|rules| rules.name == SHELL_TOOL);
+        shell
+            .next()
+            .map_or(DEFAULT_TIMEOUT_SECONDS, |rules| rules.timeout_seconds)
     }
 }
 
 impl Default for ToolsSpec {
     fn default() -> Self {
         Self {
+            builtin: Vec::new(),
+            toolbox: None,
             servers: Vec::new(),
-            max_result_bytes: 32_768,
+            max_result_bytes: default_max_result_bytes(),
             approval: ApprovalRules::default(),
             grants: Vec::new(),
         }
     }
 }
 
-/// An MCP server with streamable HTTP transport.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+/// An MCP server: one with streamable HTTP transport at a URL, or a container of the Agent's pod.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.url) != has(self.container)").message(
+        "spec.tools.servers[] must have either url or container"
+    ),
+    validation = Rule::new("!has(self.container) || !has(self.headersSecretRef)").message(
+        "spec.tools.servers[].headersSecretRef is for servers with a url: name the Secret in container.envFrom"
+    )
+)]
 pub struct ToolServer {
     /// Name of the server, at most 32 lower-case letters, digits and '-'. The model calls its tools `<name>__<tool>`.
     #[schemars(length(min = 1, max = 32), regex(pattern = DNS_LABEL))]
+    #[x_kube(validation = Rule::new("self != 'toolbox'").message(
+        "spec.tools.servers[].name must not be toolbox, which is the name of the built-in tools: choose another name"
+    ))]
     pub name: String,
-    /// URL of the MCP endpoint: http or https, a host, no user. Redirects are not followed.
+    /// The server as a container of the Agent's pod. Either this or `url` is required.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<ToolContainer>,
+    /// URL of the MCP endpoint: http or https, a host, no user. Redirects are not followed. Either this or `container` is
+    /// required.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 2048))]
     #[x_kube(
         validation = Rule::new("self.startsWith('http://') || self.startsWith('https://')").message(
@@ -160,7 +227,7 @@ pub struct ToolServer {
             "spec.tools.servers[].url must not have a fragment: remove everything from '#' on"
         )
     )]
-    pub url: String,
+    pub url: Option<String>,
     /// A Secret whose keys are header names, such as `Authorization`, and whose values are sent with each request. Only
     /// the server receives them; the model and the loop never see them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -191,6 +258,34 @@ pub struct ToolServer {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub tools: Vec<ToolRules>,
+}
+
+/// Where a server is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerEndpoint<'a> {
+    /// The toolbox, on its Unix socket.
+    Toolbox,
+    /// The bridge to a container that uses standard input and output, on its Unix socket.
+    Bridge,
+    /// A port of the pod, and the path there.
+    Port(u16, &'a str),
+    /// A URL. Empty in an object that admission did not check.
+    Url(&'a str),
+}
+
+impl ToolServer {
+    /// Where the server is reached.
+    #[must_use]
+    pub fn endpoint(&self) -> ServerEndpoint<'_> {
+        match (&self.container, &self.url) {
+            (Some(container), _) => match container.port {
+                None => ServerEndpoint::Bridge,
+                Some(port) => ServerEndpoint::Port(port, container.path.as_deref().unwrap_or(DEFAULT_MCP_PATH)),
+            },
+            (None, None) if self.name == TOOLBOX => ServerEndpoint::Toolbox,
+            (None, url) => ServerEndpoint::Url(url.as_deref().unwrap_or_default()),
+        }
+    }
 }
 
 /// Reference to a Secret in the same namespace, all of whose keys are used.

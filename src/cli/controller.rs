@@ -123,6 +123,9 @@ pub(super) struct ControllerArgs {
     /// Comma-separated prefixes of annotations that Agents may set on their pods; *: all.
     #[arg(long, env = "AGENTLOOP_ALLOWED_ANNOTATION_PREFIXES", value_delimiter = ',', default_value = ANY)]
     allowed_annotation_prefixes: Vec<String>,
+    /// Comma-separated prefixes of images that Agents may use for containers of tools; *: all.
+    #[arg(long, env = "AGENTLOOP_ALLOWED_TOOL_IMAGES", value_delimiter = ',', default_value = ANY)]
+    allowed_tool_images: Vec<String>,
 }
 
 impl ControllerArgs {
@@ -189,6 +192,7 @@ impl ControllerArgs {
             pods: PodPolicy {
                 priority_classes: given(self.allowed_priority_classes),
                 annotation_prefixes: given(self.allowed_annotation_prefixes),
+                tool_images: given(self.allowed_tool_images),
             },
         };
         let sensor_pods = SensorPodSettings {
@@ -360,6 +364,7 @@ mod tests {
             "--min-output-tokens=9",
             "--allowed-priority-classes=a, b",
             "--allowed-annotation-prefixes=",
+            "--allowed-tool-images=registry.example.com/, mcp/",
         ];
         let policy = options(&flags).unwrap().settings.policy;
         assert_eq!(policy.prices["m:1"].output_per_million, "15.00");
@@ -367,6 +372,7 @@ mod tests {
         assert_eq!(policy.min_output_tokens, 9);
         assert_eq!(policy.pods.priority_classes, ["a", "b"]);
         assert!(policy.pods.annotation_prefixes.is_empty());
+        assert_eq!(policy.pods.tool_images, ["registry.example.com/", "mcp/"]);
         std::fs::write(file.path(), r#"{"m": {"inputPerMillion": "3.00"}}"#).unwrap();
         let error = format!("{:#}", options(&["--pod-name=a", &flag]).unwrap_err());
         assert!(

@@ -6,11 +6,11 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 
 use super::pod;
-use crate::gateway::{self, GatewayOptions};
+use crate::gateway::{self, GatewayOptions, ServerDirs};
 use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig,
-    RECORD_DIR, SCRIPT_FILE, SOCKET_PATH, TOOL_HEADERS_DIR,
+    RECORD_DIR, SCRIPT_FILE, SOCKET_PATH, TOOL_HEADERS_DIR, TOOL_SOCKETS_DIR,
 };
 
 /// Flags of `agentloop gateway`.
@@ -40,6 +40,9 @@ pub(super) struct GatewayArgs {
     /// Directory of the mounted headers, one subdirectory per tool server; read for each request.
     #[arg(long, env = "AGENTLOOP_TOOL_HEADERS_DIR", default_value = TOOL_HEADERS_DIR)]
     tool_headers_dir: PathBuf,
+    /// Directory of the sockets of tool servers in this pod, one subdirectory per server.
+    #[arg(long, env = "AGENTLOOP_TOOL_SOCKETS_DIR", default_value = TOOL_SOCKETS_DIR)]
+    tool_sockets_dir: PathBuf,
     /// Projected token for the controller; read for each request.
     #[arg(long, env = "AGENTLOOP_LINK_TOKEN_FILE", default_value = LINK_TOKEN_FILE)]
     link_token_file: PathBuf,
@@ -60,7 +63,10 @@ impl GatewayArgs {
             api_key_file: self.api_key_file,
             light_script_file: self.light_script_file,
             light_api_key_file: self.light_api_key_file,
-            tool_headers_dir: self.tool_headers_dir,
+            tool_dirs: ServerDirs {
+                headers: self.tool_headers_dir,
+                sockets: self.tool_sockets_dir,
+            },
             link_token_file: self.link_token_file,
             link_ca_file: self.link_ca_file,
             run_lease: Duration::from_secs(RUN_LEASE_SECONDS),

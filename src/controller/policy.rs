@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::api::agent::PodSettings;
 use crate::api::price::ModelPrice;
+use crate::api::tools::ToolsSpec;
 
 /// Prices by model name as in `spec.model.name`.
 pub type PriceTable = BTreeMap<String, ModelPrice>;
@@ -35,6 +36,8 @@ pub struct PodPolicy {
     pub priority_classes: Vec<String>,
     /// Allowed prefixes of annotation keys. [`ANY`]: all.
     pub annotation_prefixes: Vec<String>,
+    /// Allowed prefixes of images of containers of tools. [`ANY`]: all.
+    pub tool_images: Vec<String>,
 }
 
 impl Default for PodPolicy {
@@ -42,6 +45,7 @@ impl Default for PodPolicy {
         Self {
             priority_classes: vec![ANY.into()],
             annotation_prefixes: vec![ANY.into()],
+            tool_images: vec![ANY.into()],
         }
     }
 }
@@ -67,6 +71,30 @@ impl PodPolicy {
              prefix to policy.allowedAnnotationPrefixes in the chart",
             choice(&self.annotation_prefixes, "remove it")
         ))
+    }
+
+    /// The first image of a container of tools that is not allowed, with the field and the fix.
+    #[must_use]
+    pub fn image_problem(&self, tools: &ToolsSpec) -> Option<String> {
+        let toolbox = tools.toolbox.iter().filter_map(|toolbox| toolbox.image.as_ref());
+        let toolbox = toolbox.map(|image| ("spec.tools.toolbox.image".to_owned(), image));
+        let servers = tools.servers.iter().filter_map(|server| {
+            let field = format!("spec.tools.servers[{}].container.image", server.name);
+            Some((field, &server.container.as_ref()?.image))
+        });
+        let (field, image) = toolbox.chain(servers).find(|(_, image)| !self.allows_image(image))?;
+        Some(format!(
+            "{field} {image} is not allowed: {}, or ask an administrator to add its prefix to policy.allowedToolImages in the chart",
+            match self.tool_images.is_empty() {
+                true => "remove it".to_owned(),
+                false => format!("use an image that starts with {}", self.tool_images.join(" or ")),
+            }
+        ))
+    }
+
+    fn allows_image(&self, image: &str) -> bool {
+        let prefixes = &mut self.tool_images.iter();
+        prefixes.any(|prefix| prefix == ANY || image.starts_with(prefix.as_str()))
     }
 
     fn allows_class(&self, class: &str) -> bool {
@@ -125,8 +153,44 @@ mod tests {
         let policy = PodPolicy {
             priority_classes: words(classes),
             annotation_prefixes: words(prefixes),
+            ..PodPolicy::default()
         };
         policy.problem(&serde_json::from_value(pod).unwrap())
+    }
+
+    #[rstest]
+    #[case(&["*"], true)]
+    #[case(&["registry.example.com/"], true)]
+    #[case(&["registry.example.com/tools/mcp"], true)]
+    #[case(&["registry.example.com/other/"], false)]
+    #[case(&[], false)]
+    fn an_image_of_tools_has_one_of_the_prefixes(#[case] allowed: &[&str], #[case] passes: bool) {
+        let policy = PodPolicy {
+            tool_images: allowed.iter().map(|&prefix| prefix.to_owned()).collect(),
+            ..PodPolicy::default()
+        };
+        let image = "registry.example.com/tools/mcp:1";
+        for (tools, field) in [
+            (
+                json!({"builtin": ["Shell"], "toolbox": {"image": image}}),
+                "spec.tools.toolbox.image",
+            ),
+            (
+                json!({"servers": [{"name": "a", "container": {"image": image, "command": ["x"]}}]}),
+                "spec.tools.servers[a].container.image",
+            ),
+        ] {
+            let problem = policy.image_problem(&serde_json::from_value(tools).unwrap());
+            assert_eq!(problem.is_none(), passes, "{problem:?}");
+            if let Some(problem) = problem {
+                assert!(
+                    problem.starts_with(&format!("{field} {image} is not allowed: ")),
+                    "{problem}"
+                );
+            }
+        }
+        let own = serde_json::from_value(json!({"builtin": ["Files"]})).unwrap();
+        assert_eq!(policy.image_problem(&own), None, "the image of the pod itself");
     }
 
     #[rstest]

@@ -57,6 +57,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use agentloop_api::agent::LimitedResource;
 use agentloop_api::failure::CallFailure;
 use agentloop_api::usage_counts::{GuardrailTrip, LoopCounts};
 use budget::BudgetState;
@@ -114,6 +115,9 @@ pub enum EngineInput {
     Score(scoring::ScoreQuestion),
     /// The outcome of this question is stored: the engine may forget it.
     ScoreTaken { id: String },
+    /// A tool run used a resource whose amount is known only when it has ended. Fed before
+    /// [`EngineInput::ToolFinished`].
+    ResourceUsed { resource: LimitedResource, amount: u64 },
     /// A tool run ended.
     ToolFinished { run: ToolRunId, outcome: ToolOutcome },
     /// The time of the last [`EngineEffect::SetTimer`] has come. Harmless when early or repeated.

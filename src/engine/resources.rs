@@ -29,7 +29,7 @@ impl From<&RateLimit> for ResourceLimit {
     fn from(limit: &RateLimit) -> Self {
         Self {
             resource: limit.resource,
-            amount: limit.amount.max(1).into(),
+            amount: limit.amount.max(1),
             seconds: limit.window_seconds.max(1),
         }
     }
@@ -206,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    fn limit(amount: u32, seconds: u32) -> ResourceLimit {
+    fn limit(amount: u64, seconds: u32) -> ResourceLimit {
         ResourceLimit::from(&RateLimit {
             resource: LimitedResource::LLMCalls,
             amount,
@@ -310,7 +310,7 @@ mod tests {
         /// needed by more than a piece.
         #[test]
         fn it_keeps_every_window_and_wastes_a_piece_at_most(
-            (amount, seconds) in (1_u32..90, 1_u32..200),
+            (amount, seconds) in (1_u64..90, 1_u32..200),
             longest in 2_i64..20_000,
             waits in prop::collection::vec(0.0..1.0_f64, 1..200),
         ) {

@@ -1,6 +1,7 @@
 //! HTTP clients for servers outside the pod: trusted roots, allowed addresses, and no redirects, which could disclose a
 //! secret.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,21 @@ pub fn client(url: &Url, policy: &Arc<AddressPolicy>) -> Result<Client, String> 
         // Names are checked after they are resolved.
         .dns_resolver(Arc::new(FilteringResolver(Arc::clone(policy))));
     trusting(builder, url).build().map_err(|error| format!("{error:?}"))
+}
+
+/// A client for a container of this pod: at the URL's port on loopback, or on a Unix socket.
+pub fn pod_client(socket: Option<PathBuf>) -> Result<Client, String> {
+    let builder = Client::builder()
+        .user_agent(USER_AGENT)
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tls_certs_only([]);
+    let builder = match socket {
+        Some(socket) => builder.unix_socket(socket),
+        None => builder,
+    };
+    builder.build().map_err(|error| format!("{error:?}"))
 }
 
 fn trusting(builder: ClientBuilder, url: &Url) -> ClientBuilder {

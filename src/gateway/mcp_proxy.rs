@@ -19,7 +19,9 @@ use serde::Deserialize;
 use super::http;
 use super::link_state::{LinkRefusal, LinkState};
 use super::redaction::SecretRedactor;
-use crate::api::tools::{ToolServer, is_tool_header};
+use crate::api::toolbox::DEFAULT_MCP_PATH;
+use crate::api::tools::{ServerEndpoint, ToolServer, is_tool_header};
+use crate::link::pod::TOOL_SOCKET_FILE;
 use crate::link::socket::{MCP_FAILURE_HEADER, NO_ANSWER, NOT_SENT};
 use crate::sensing::address::AddressPolicy;
 use crate::support::clock::ClockReading;
@@ -29,6 +31,15 @@ const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// Prefix of the protocol's headers, which pass in both directions.
 const PROTOCOL_PREFIX: &str = "mcp-";
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// Directories with one directory per server.
+#[derive(Clone, Debug)]
+pub struct ServerDirs {
+    /// Headers from Secrets.
+    pub headers: PathBuf,
+    /// Sockets of containers of the pod.
+    pub sockets: PathBuf,
+}
 
 /// The [`ToolServer`]s of one Agent.
 pub struct McpProxy {
@@ -57,17 +68,14 @@ impl McpProxy {
     /// The servers of a spec. Never fails: an invalid server is reported for each request to it.
     pub fn new(
         servers: &[ToolServer],
-        headers_dir: &Path,
+        dirs: &ServerDirs,
         keys: Vec<PathBuf>,
         contact: Arc<LinkState>,
         policy: &Arc<AddressPolicy>,
     ) -> Self {
         let servers = servers.iter().map(|server| {
-            let headers_dir = server
-                .headers_secret_ref
-                .as_ref()
-                .map(|_| headers_dir.join(&server.name));
-            (server.name.clone(), ProxiedServer::new(server, headers_dir, policy))
+            let proxied = ProxiedServer::new(server, dirs, policy);
+            (server.name.clone(), proxied)
         });
         Self {
             servers: servers.collect(),
@@ -126,14 +134,16 @@ impl McpProxy {
 }
 
 impl ProxiedServer {
-    fn new(server: &ToolServer, headers_dir: Option<PathBuf>, policy: &Arc<AddressPolicy>) -> Self {
-        let field = format!("spec.tools.servers[{}]", server.name);
-        let url = Url::parse(&server.url).map_err(|error| format!("{field}.url is not a valid URL: {error}"));
-        let target = url.and_then(|url| {
-            let client =
-                http::client(&url, policy).map_err(|error| format!("cannot connect to {field}.url: {error}"))?;
-            Ok((client, url))
-        });
+    fn new(server: &ToolServer, dirs: &ServerDirs, policy: &Arc<AddressPolicy>) -> Self {
+        let name = &server.name;
+        let field = match server.endpoint() {
+            ServerEndpoint::Toolbox => "spec.tools.toolbox".to_owned(),
+            ServerEndpoint::Bridge | ServerEndpoint::Port(..) => format!("spec.tools.servers[{name}].container"),
+            ServerEndpoint::Url(_) => format!("spec.tools.servers[{name}].url"),
+        };
+        let target =
+            target(server, &dirs.sockets, policy).map_err(|error| format!("cannot connect to {field}: {error}"));
+        let headers_dir = server.headers_secret_ref.as_ref().map(|_| dirs.headers.join(name));
         Self {
             field,
             target,
@@ -175,10 +185,10 @@ impl ProxiedServer {
             Err(error) => {
                 let cause = http::cause(&error);
                 if error.is_connect() {
-                    let message = format!("the server at {}.url cannot be reached: {cause}", self.field);
+                    let message = format!("the server at {} cannot be reached: {cause}", self.field);
                     return not_sent(StatusCode::BAD_GATEWAY, message);
                 }
-                let message = format!("the server at {}.url closed the connection: {cause}", self.field);
+                let message = format!("the server at {} closed the connection: {cause}", self.field);
                 failed(StatusCode::BAD_GATEWAY, NO_ANSWER, message)
             }
         }
@@ -190,7 +200,7 @@ impl ProxiedServer {
         let Some(dir) = &self.headers_dir else {
             return Ok(headers);
         };
-        let secret = format!("the Secret of {}.headersSecretRef", self.field);
+        let secret = format!("the Secret of {}", self.field.replace(".url", ".headersSecretRef"));
         let unreadable = |_| format!("{secret} cannot be read; it is mounted once it exists");
         for entry in std::fs::read_dir(dir).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
@@ -219,6 +229,26 @@ impl ProxiedServer {
         }
         Ok(headers)
     }
+}
+
+/// The client and the URL of a server. The address policy is for URLs: it closes loopback, where other containers listen.
+fn target(server: &ToolServer, sockets: &Path, policy: &Arc<AddressPolicy>) -> Result<(Client, Url), String> {
+    let parse = |url: &str| Url::parse(url).map_err(|error| format!("the URL is not valid: {error}"));
+    Ok(match server.endpoint() {
+        ServerEndpoint::Url(url) => {
+            let url = parse(url)?;
+            (http::client(&url, policy)?, url)
+        }
+        ServerEndpoint::Port(port, path) => (
+            http::pod_client(None)?,
+            parse(&format!("http://127.0.0.1:{port}{path}"))?,
+        ),
+        ServerEndpoint::Toolbox | ServerEndpoint::Bridge => {
+            let socket = sockets.join(&server.name).join(TOOL_SOCKET_FILE);
+            let url = format!("http://{}{DEFAULT_MCP_PATH}", server.name);
+            (http::pod_client(Some(socket))?, parse(&url)?)
+        }
+    })
 }
 
 /// The headers that pass the proxy: the named ones and those of the protocol.

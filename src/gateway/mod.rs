@@ -47,6 +47,7 @@ use crate::link::pod::{AgentEgress, PodConfig, PrivateAddresses};
 use crate::sensing::address::{AddressPolicy, Cidr, CidrError};
 use crate::support::clock::ClockReading;
 
+pub use self::mcp_proxy::ServerDirs;
 pub use self::store::CallStoreError;
 
 /// Time for calls in flight when the pod ends. The worker has drained before, and 5 s remain for the pod in all.
@@ -63,8 +64,8 @@ pub struct GatewayOptions {
     pub api_key_file: PathBuf,
     pub light_script_file: PathBuf,
     pub light_api_key_file: PathBuf,
-    /// Contains one directory per tool server, with its headers.
-    pub tool_headers_dir: PathBuf,
+    /// Headers and sockets of tool servers.
+    pub tool_dirs: ServerDirs,
     pub link_token_file: PathBuf,
     pub link_ca_file: PathBuf,
     /// Time without contact after which no new call is made.
@@ -137,8 +138,8 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
     let listener = server::bind(&options.socket).map_err(socket_error)?;
     let keys = vec![options.api_key_file.clone(), options.light_api_key_file.clone()];
     let mcp = McpProxy::new(
-        &spec.tools.servers,
-        &options.tool_headers_dir,
+        &spec.tools.all_servers(),
+        &options.tool_dirs,
         keys,
         Arc::clone(&contact),
         &policy,

@@ -35,6 +35,11 @@ pub const LIGHT_SCRIPT_FILE: &str = "/etc/agentloop/light-script/text";
 pub const LIGHT_API_KEY_FILE: &str = "/etc/agentloop/light-key/value";
 /// Mounted Secrets of `tools.servers[].headersSecretRef` (gateway): a directory per server, a file per header.
 pub const TOOL_HEADERS_DIR: &str = "/etc/agentloop/tools";
+/// Directory of the tool servers' sockets. In the gateway it has a directory per server, each of them a memory volume; in the
+/// container of a server, it is that volume.
+pub const TOOL_SOCKETS_DIR: &str = "/run/agentloop-mcp";
+/// Name of a tool server's socket.
+pub const TOOL_SOCKET_FILE: &str = "mcp.sock";
 /// Projected token of the link's audience (gateway).
 pub const LINK_TOKEN_FILE: &str = "/var/run/secrets/agentloop/token";
 /// CA bundle of the link (gateway).
@@ -63,6 +68,8 @@ pub const SENSOR_HEALTH_SOCKET: &str = "@agentloop-sensor";
 pub const WORKER_UID: i64 = 65532;
 /// Uid of the gateway.
 pub const GATEWAY_UID: i64 = 65533;
+/// Uid of the containers of tools.
+pub const TOOLS_UID: i64 = 65534;
 /// Most bytes of all texts of `skills` together.
 pub const MOST_SKILL_BYTES: usize = 128 * 1024;
 /// Seconds a worker has to finish or cancel its call after SIGTERM.

@@ -370,6 +370,11 @@ fn meaning(manifest: &ManifestObject, all: &[ManifestObject], world: &CheckConte
             ));
         }
     }
+    if let Some(field) = container_field(&agent) {
+        return Err(format!(
+            "{field}: agentloop run starts no containers: remove it, use a server with a url, or apply the Agent to a cluster"
+        ));
+    }
     let found = find_problem(&agent, world.settings, |kind, name| {
         let resource = match kind {
             ReferenceKind::ConfigMap => CONFIG_MAPS,
@@ -383,6 +388,18 @@ fn meaning(manifest: &ManifestObject, all: &[ManifestObject], world: &CheckConte
         Some(data.into_iter().map(|(name, value)| (name, text(value))).collect())
     });
     found.map_or(Ok(()), Err)
+}
+
+/// The first field that asks for a container besides those of the loop.
+fn container_field(agent: &Agent) -> Option<String> {
+    let tools = &agent.spec.tools;
+    let mut servers = tools.servers.iter().filter(|server| server.container.is_some());
+    let builtin = (!tools.builtin.is_empty()).then(|| "spec.tools.builtin".to_owned());
+    builtin.or_else(|| {
+        servers
+            .next()
+            .map(|server| format!("spec.tools.servers[{}].container", server.name))
+    })
 }
 
 /// Whether the Secrets of a source exist.

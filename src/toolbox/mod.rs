@@ -44,6 +44,7 @@ pub use self::listen::{ListenAddress, ListenAddressError, MCP_PATH};
 use self::server::BuiltinTools;
 pub use self::shell::{LAUNCH, ProcessLimits, SUPERVISE, launch, supervise};
 use self::shell::{Shell, ShellSettings};
+pub use self::workspace::TEMPORARY_PREFIX;
 use self::workspace::Workspace;
 
 /// Why a role cannot run.

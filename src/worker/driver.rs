@@ -40,7 +40,7 @@ use super::reporter::GatewayReporter;
 use super::run_lease::RunLease;
 use super::sensors::LoopSensors;
 use super::sensors::file_watcher::{FileWatchers, WatchReport};
-use super::tool_source::{self, ToolOffer, ToolSource};
+use super::tool_source::{self, FinishedToolRun, ToolOffer, ToolSource};
 
 /// Longest sleep before the clocks are checked again. Bounds how late a suspended machine or a changed clock is
 /// noticed.
@@ -69,7 +69,7 @@ pub struct LoopDriver<'a> {
     steps: JournaledEngine<'a>,
     tools: Option<Arc<dyn ToolSource>>,
     offered: Option<watch::Receiver<ToolOffer>>,
-    runs: JoinSet<ToolOutcome>,
+    runs: JoinSet<FinishedToolRun>,
     running: BTreeMap<ToolRunId, AbortHandle>,
     model: &'a ModelSpec,
     light_model: Option<&'a ModelSpec>,
@@ -126,7 +126,7 @@ enum LinkFreshness {
 
 enum DriverEvent {
     Called(CallId, Result<ModelAnswer, CallFailure>),
-    Ran(ToolRunId, ToolOutcome),
+    Ran(ToolRunId, FinishedToolRun),
     Offered,
     GatewayUpdated,
     Asked(PageRequest),
@@ -243,10 +243,18 @@ impl<'a> LoopDriver<'a> {
         self.check_scores()
     }
 
+    fn finish_run(&mut self, run: ToolRunId, finished: FinishedToolRun) -> Result<(), JournalError> {
+        for (resource, amount) in finished.used {
+            self.feed(EngineInput::ResourceUsed { resource, amount })?;
+        }
+        let outcome = finished.outcome;
+        self.feed(EngineInput::ToolFinished { run, outcome })
+    }
+
     fn handle_event(&mut self, happening: DriverEvent, world: &mut DriverInputs) -> Result<(), JournalError> {
         match happening {
             DriverEvent::Called(call, result) => self.call_ended(call, result),
-            DriverEvent::Ran(run, outcome) => self.feed(EngineInput::ToolFinished { run, outcome }),
+            DriverEvent::Ran(run, finished) => self.finish_run(run, finished),
             DriverEvent::Offered => self.update_tools(),
             DriverEvent::GatewayUpdated => self.apply_gateway_update(&mut world.gateway_updates),
             DriverEvent::Terminated => {
@@ -450,16 +458,17 @@ impl<'a> LoopDriver<'a> {
 
 /// Identifies the run that ended, and its [`DriveOutcome`]. A cancelled run is no longer in `running` and is ignored.
 fn run_ended(
-    ended: Result<(tokio::task::Id, ToolOutcome), JoinError>,
+    ended: Result<(tokio::task::Id, FinishedToolRun), JoinError>,
     running: &mut BTreeMap<ToolRunId, AbortHandle>,
 ) -> DriverEvent {
-    let (task, outcome) = match ended {
-        Ok((task, outcome)) => (task, outcome),
+    let (task, finished) = match ended {
+        Ok((task, finished)) => (task, finished),
         Err(error) => (
             error.id(),
             ToolOutcome::Unknown {
                 message: "the worker failed while reading the result; this is a bug in agentloop".into(),
-            },
+            }
+            .into(),
         ),
     };
     let run = running
@@ -469,7 +478,7 @@ fn run_ended(
     match run {
         Some(run) => {
             running.remove(&run);
-            DriverEvent::Ran(run, outcome)
+            DriverEvent::Ran(run, finished)
         }
         None => DriverEvent::Moment,
     }

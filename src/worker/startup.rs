@@ -90,7 +90,7 @@ pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result
 
 /// Starts connecting the tool servers of the spec.
 fn tools(spec: &crate::api::tools::ToolsSpec, socket: &Path) -> Result<Option<Arc<dyn ToolSource>>, WorkerError> {
-    if spec.servers.is_empty() {
+    if spec.all_servers().is_empty() {
         return Ok(None);
     }
     let tools = Arc::new(McpTools::new(spec, socket)?);

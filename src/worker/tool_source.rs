@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use crate::api::agent::LimitedResource;
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolSpec};
 
 /// Longest wait for the tools before a loop's first turn. A starting node brings up tool servers and agents together,
@@ -30,6 +31,23 @@ pub struct ToolOffer {
     pub silent: Vec<String>,
 }
 
+/// The end of a tool run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FinishedToolRun {
+    pub outcome: ToolOutcome,
+    /// Measured amounts, none of them 0.
+    pub used: Vec<(LimitedResource, u64)>,
+}
+
+impl From<ToolOutcome> for FinishedToolRun {
+    fn from(outcome: ToolOutcome) -> Self {
+        Self {
+            outcome,
+            used: Vec::new(),
+        }
+    }
+}
+
 /// A source of tools. Does not decide whether a tool may run: the engine's gate did before it requests a run.
 pub trait ToolSource: Send + Sync {
     fn offered(&self) -> watch::Receiver<ToolOffer>;
@@ -38,7 +56,7 @@ pub trait ToolSource: Send + Sync {
     fn complete(&self) -> BoxFuture<'static, ()>;
 
     /// Runs a tool, within `limit`. Dropping the future cancels the run.
-    fn run(&self, run: ToolRun, limit: Duration) -> BoxFuture<'static, ToolOutcome>;
+    fn run(&self, run: ToolRun, limit: Duration) -> BoxFuture<'static, FinishedToolRun>;
 }
 
 /// Waits at most `patience` for the sources of tools. Returns false if the process is to end.
@@ -86,7 +104,7 @@ mod tests {
             sleep(self.0).boxed()
         }
 
-        fn run(&self, _: ToolRun, _: Duration) -> BoxFuture<'static, ToolOutcome> {
+        fn run(&self, _: ToolRun, _: Duration) -> BoxFuture<'static, FinishedToolRun> {
             future::pending().boxed()
         }
     }

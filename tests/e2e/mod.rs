@@ -34,5 +34,6 @@ mod sensor_chaos;
 mod sensor_pods;
 mod sensors;
 mod suspend;
+mod toolbox;
 mod tools;
 mod writes;

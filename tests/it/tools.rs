@@ -2,6 +2,7 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod containers;
 pub mod everything;
 mod example;
 pub mod python;
@@ -60,7 +61,7 @@ impl Bench {
     }
 
     async fn run(&self, tool: &str, arguments: Value) -> ToolOutcome {
-        self.tools.run(run(tool, arguments), LONG).await
+        self.tools.run(run(tool, arguments), LONG).await.outcome
     }
 }
 
@@ -214,7 +215,7 @@ async fn a_server_killed_in_mid_call_leaves_the_outcome_unknown_and_serves_again
     let bench = Bench::start(&server, json!({})).await;
     let offered = bench.until_known().await;
     let tools = Arc::clone(&bench.tools);
-    let call = tokio::spawn(async move { tools.run(run("slow", json!({"seconds": 600})), LONG).await });
+    let call = tokio::spawn(async move { tools.run(run("slow", json!({"seconds": 600})), LONG).await.outcome });
     server.until("slow began").await;
     let killed = Instant::now();
     server.kill();
@@ -222,7 +223,11 @@ async fn a_server_killed_in_mid_call_leaves_the_outcome_unknown_and_serves_again
     assert!(matches!(outcome, ToolOutcome::Unknown { .. }), "{outcome:?}");
     assert!(killed.elapsed() < LONG / 3, "known at once, not at its timeout");
     assert_eq!(bench.tools.watch().borrow().specs, offered, "prompts stay the same");
-    let away = bench.tools.run(run("add", three()), Duration::from_millis(300)).await;
+    let away = bench
+        .tools
+        .run(run("add", three()), Duration::from_millis(300))
+        .await
+        .outcome;
     assert!(matches!(away, ToolOutcome::Unavailable { .. }), "{away:?}");
     server.go();
     // Begun while the server may still be away: it waits.
@@ -266,11 +271,11 @@ async fn a_call_that_takes_too_long_or_is_dropped_is_cancelled_at_the_server(
     let bench = Bench::start(&server, json!({})).await;
     bench.until_known().await;
     let slow = || run("slow", json!({"seconds": 600}));
-    let outcome = bench.tools.run(slow(), Duration::from_secs(2)).await;
+    let outcome = bench.tools.run(slow(), Duration::from_secs(2)).await.outcome;
     assert!(matches!(outcome, ToolOutcome::Unknown { .. }), "{outcome:?}");
     server.until("slow cancelled").await;
     let tools = Arc::clone(&bench.tools);
-    let dropped = tokio::spawn(async move { tools.run(slow(), LONG).await });
+    let dropped = tokio::spawn(async move { tools.run(slow(), LONG).await.outcome });
     server.until("slow began").await;
     dropped.abort();
     server.until("slow cancelled").await;
@@ -284,12 +289,16 @@ async fn a_server_that_never_answered_is_waited_for_within_the_runs_own_time() {
     }
     let mut server = McpServer::stopped(Newer, &[]);
     let bench = Bench::start(&server, json!({})).await;
-    let outcome = bench.tools.run(run("add", three()), Duration::from_millis(500)).await;
+    let outcome = bench
+        .tools
+        .run(run("add", three()), Duration::from_millis(500))
+        .await
+        .outcome;
     assert!(matches!(outcome, ToolOutcome::Unavailable { .. }), "{outcome:?}");
     assert!(bench.tools.watch().borrow().specs.is_empty());
     assert!(bench.tools.complete().now_or_never().is_none());
     let tools = Arc::clone(&bench.tools);
-    let waiting = tokio::spawn(async move { tools.run(run("add", three()), LONG).await });
+    let waiting = tokio::spawn(async move { tools.run(run("add", three()), LONG).await.outcome });
     server.go();
     assert_eq!(waiting.await.unwrap(), done("3"));
     assert_eq!(server.did(), ["add"]);
@@ -306,7 +315,7 @@ async fn a_run_of_a_tool_that_nobody_offers_is_unavailable_at_once() {
     for name in ["hub__absent", "other__add", "yield"] {
         let mut wanted = run("add", three());
         wanted.name = name.into();
-        let outcome = bench.tools.run(wanted, LONG).await;
+        let outcome = bench.tools.run(wanted, LONG).await.outcome;
         assert!(
             matches!(outcome, ToolOutcome::Unavailable { .. }),
             "{name}: {outcome:?}"

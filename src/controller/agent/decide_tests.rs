@@ -43,7 +43,7 @@ fn agent() -> Agent {
     .unwrap()
 }
 
-fn settings() -> ReconcilerSettings {
+pub(super) fn settings() -> ReconcilerSettings {
     ReconcilerSettings {
         image: "agentloop".into(),
         image_pull_policy: None,

@@ -16,6 +16,7 @@ use kube::{Resource, ResourceExt};
 
 use super::context::ReconcilerSettings;
 use super::objects;
+use super::tool_containers;
 use crate::api::agent::{KeyRef, PodSettings, SkillSpec, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
 use crate::controller::pod_security;
@@ -29,7 +30,7 @@ use crate::link::pod::{
 use crate::support::hash::sha256_hex;
 
 /// Path of the binary in the image.
-const BINARY: &str = "/agentloop";
+pub(super) const BINARY: &str = "/agentloop";
 /// Lifetime of a link token in seconds; the kubelet rotates it.
 const TOKEN_SECONDS: i64 = 3600;
 /// Mode of the files: readable for the group, because gateway and worker have different UIDs and the same group.
@@ -101,6 +102,8 @@ pub(super) fn config(agent: &Agent, epoch: i64, settings: &ReconcilerSettings, c
 
 fn pod_spec(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> PodSpec {
     let chosen = agent.spec.pod.clone();
+    let gateway = std::iter::once(gateway(agent, epoch, settings));
+    let tools = tool_containers::containers(&agent.spec, settings);
     PodSpec {
         service_account_name: Some(SERVICE_ACCOUNT.into()),
         automount_service_account_token: Some(false),
@@ -108,7 +111,7 @@ fn pod_spec(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> PodSpec
         restart_policy: Some("Always".into()),
         termination_grace_period_seconds: Some(GRACE_SECONDS),
         security_context: Some(pod_security::pod()),
-        init_containers: Some(vec![gateway(agent, epoch, settings)]),
+        init_containers: Some(gateway.chain(tools).collect()),
         containers: vec![worker(agent, epoch, settings)],
         volumes: Some(volumes(agent)),
         node_selector: (!chosen.node_selector.is_empty()).then_some(chosen.node_selector),
@@ -152,6 +155,7 @@ fn gateway(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Containe
         let directory = format!("{TOOL_HEADERS_DIR}/{server}");
         mounts.push(mount(&header_volume(server), &directory, true));
     }
+    mounts.extend(tool_containers::gateway_mounts(&agent.spec.tools));
     Container {
         restart_policy: Some("Always".into()),
         startup_probe: Some(Probe {
@@ -223,7 +227,12 @@ fn container(agent: &Agent, epoch: i64, settings: &ReconcilerSettings, name: &st
 }
 
 fn volumes(agent: &Agent) -> Vec<Volume> {
-    let mut volumes = vec![socket_volume(), state_volume(agent), token_volume(), ca_volume()];
+    let mut volumes = vec![
+        memory_volume("socket"),
+        state_volume(agent),
+        token_volume(),
+        ca_volume(),
+    ];
     let light = agent.spec.light_model.as_ref();
     let models = [("", Some(&agent.spec.model)), ("light-", light)];
     for (prefix, model) in models.into_iter().filter_map(|(prefix, model)| Some((prefix, model?))) {
@@ -241,6 +250,7 @@ fn volumes(agent: &Agent) -> Vec<Volume> {
         volumes.push(skills_volume(&agent.spec.skills));
     }
     volumes.extend(workspace_volume(agent));
+    volumes.extend(tool_containers::volumes(&agent.spec));
     volumes.extend(header_secrets(&agent.spec).map(|(server, secret)| Volume {
         name: header_volume(server),
         secret: Some(SecretVolumeSource {
@@ -263,9 +273,10 @@ fn header_volume(server: &str) -> String {
     format!("tool-{server}")
 }
 
-fn socket_volume() -> Volume {
+/// For a socket.
+pub(super) fn memory_volume(name: &str) -> Volume {
     Volume {
-        name: "socket".into(),
+        name: name.into(),
         empty_dir: Some(EmptyDirVolumeSource {
             medium: Some("Memory".into()),
             size_limit: Some(Quantity("1Mi".into())),
@@ -391,7 +402,7 @@ fn item(reference: &KeyRef, path: &str) -> KeyToPath {
     }
 }
 
-fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
+pub(super) fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
     VolumeMount {
         name: volume.into(),
         mount_path: path.into(),

@@ -39,6 +39,7 @@ mod snapshot;
 mod status;
 #[cfg(test)]
 mod status_tests;
+mod tool_containers;
 mod totals;
 mod triggers;
 mod unreadable;

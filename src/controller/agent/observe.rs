@@ -10,10 +10,11 @@ use kube::api::Api;
 use kube::core::Status;
 
 use super::claims::{self, ClaimState, VolumeClaim};
+use super::preflight::ReferenceKind;
 use super::reads::NeededReads;
 use super::reconcile::{ReconcileContext, ReconciledAgent};
 use super::snapshot::AgentSnapshot;
-use super::validate::{AgentReferences, ModelReferences, ReferenceLookup};
+use super::validate::{AgentReferences, ModelReferences, ReferenceLookup, environment_references};
 use crate::api::agent::{KeyRef, ModelSpec};
 use crate::controller::runtime::error::{ReconcileError, call, find};
 
@@ -105,13 +106,18 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
         let secret = server.headers_secret_ref.as_ref()?;
         Some(async move { Ok((server.name.clone(), keys(ctx, subject, &secret.name).await?)) })
     }));
-    let (model, light, instructions, skills, workspace, headers) = tokio::try_join!(
+    let environment = environment_references(spec).map(|(field, kind, name)| async move {
+        Ok::<_, ReconcileError>((field, exists(ctx, subject, kind, name).await?))
+    });
+    let environment = futures::future::try_join_all(environment);
+    let (model, light, instructions, skills, workspace, headers, environment) = tokio::try_join!(
         model,
         light,
         instructions,
         skills(ctx, subject),
         workspace(ctx, subject),
-        headers
+        headers,
+        environment
     )?;
     Ok(AgentReferences {
         model,
@@ -120,6 +126,7 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
         skills,
         workspace,
         headers: headers.into_iter().collect(),
+        environment: environment.into_iter().collect(),
     })
 }
 
@@ -176,6 +183,18 @@ async fn keys(
     Ok(secret.map_or(ReferenceLookup::NoObject, |secret| {
         ReferenceLookup::Found(secret.data.unwrap_or_default().into_keys().collect())
     }))
+}
+
+async fn exists(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    kind: ReferenceKind,
+    name: &str,
+) -> Result<bool, ReconcileError> {
+    Ok(match kind {
+        ReferenceKind::Secret => keys(ctx, subject, name).await? != ReferenceLookup::NoObject,
+        ReferenceKind::ConfigMap => texts(ctx, subject, name).await?.is_some(),
+    })
 }
 
 async fn text(

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::context::ReconcilerSettings;
-use super::validate::{AgentReferences, ModelReferences, ReferenceLookup, script, validate};
+use super::validate::{AgentReferences, ModelReferences, ReferenceLookup, environment_references, script, validate};
 use crate::api::Agent;
 use crate::api::agent::{KeyRef, ModelSpec};
 
@@ -73,6 +73,9 @@ pub fn find_problem(
         // Without a cluster, every claim is assumed to exist.
         workspace: None,
         headers: headers.collect(),
+        environment: environment_references(spec)
+            .map(|(field, kind, name)| (field, find(kind, name).is_some()))
+            .collect(),
     };
     validate(agent, &references, settings)
         .err()

@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use super::claims::WorkspaceProblem;
 use super::context::ReconcilerSettings;
 use super::manifest;
+use super::preflight::ReferenceKind;
 use crate::api::agent::{AgentSpec, KeyRef, ModelSpec, SkillSpec};
 use crate::api::condition::{self, ConditionType};
 use crate::api::tools::is_tool_header;
@@ -50,6 +51,8 @@ pub(super) struct AgentReferences {
     pub(super) workspace: Option<ReferenceLookup<Option<WorkspaceProblem>>>,
     /// `spec.tools.servers[].headersSecretRef`, by server name: only the keys of the Secret, never their values.
     pub(super) headers: BTreeMap<String, ReferenceLookup<Vec<String>>>,
+    /// Whether the objects of [`environment_references`] exist, by field.
+    pub(super) environment: BTreeMap<String, bool>,
 }
 
 /// The results of reading the references of one model.
@@ -149,7 +152,11 @@ pub(super) fn validate(
     name(agent)?;
     size(agent, settings)?;
     zone(agent)?;
-    if let Some(message) = settings.policy.pods.problem(&agent.spec.pod) {
+    let pods = &settings.policy.pods;
+    let refused = pods
+        .problem(&agent.spec.pod)
+        .or_else(|| pods.image_problem(&agent.spec.tools));
+    if let Some(message) = refused {
         return Err(InvalidAgent {
             reason: InvalidReason::NotAllowed,
             message,
@@ -170,6 +177,11 @@ pub(super) fn validate(
     for server in &agent.spec.tools.servers {
         if let (Some(secret), Some(looked)) = (&server.headers_secret_ref, references.headers.get(&server.name)) {
             headers(looked, &server.name, &secret.name)?;
+        }
+    }
+    for (field, kind, name) in environment_references(&agent.spec) {
+        if references.environment.get(&field) == Some(&false) {
+            return Err(environment(&field, kind, name));
         }
     }
     Ok(())
@@ -212,7 +224,7 @@ pub(super) fn plain_http_secrets(spec: &AgentSpec) -> impl Iterator<Item = (Stri
     let servers = spec.tools.servers.iter().filter_map(|server| {
         let secret = server.headers_secret_ref.as_ref()?;
         let field = format!("spec.tools.servers[{}].url", server.name);
-        Some((field, server.url.as_str(), secret.name.as_str()))
+        Some((field, server.url.as_deref()?, secret.name.as_str()))
     });
     models
         .chain(servers)
@@ -249,6 +261,48 @@ fn headers(looked: &ReferenceLookup<Vec<String>>, server: &str, secret: &str) ->
          each key with other characters than letters, digits, -, _ and ., and headers that are set automatically, such as \
          Host, or reference another Secret"
     )))
+}
+
+/// The objects of `container.envFrom` of all servers: the field, the kind and the name.
+pub(super) fn environment_references(spec: &AgentSpec) -> impl Iterator<Item = (String, ReferenceKind, &str)> {
+    let containers = spec
+        .tools
+        .servers
+        .iter()
+        .filter_map(|server| Some((&server.name, server.container.as_ref()?)));
+    containers.flat_map(|(server, container)| {
+        container
+            .env_from
+            .iter()
+            .enumerate()
+            .filter_map(move |(index, source)| {
+                let field = format!("spec.tools.servers[{server}].container.envFrom[{index}]");
+                let secret = source
+                    .secret_ref
+                    .as_ref()
+                    .map(|secret| (ReferenceKind::Secret, &secret.name));
+                let map = source
+                    .config_map_ref
+                    .as_ref()
+                    .map(|map| (ReferenceKind::ConfigMap, &map.name));
+                let (kind, name) = secret.or(map)?;
+                Some((field, kind, name.as_str()))
+            })
+    })
+}
+
+fn environment(field: &str, kind: ReferenceKind, name: &str) -> InvalidAgent {
+    let (reason, reference) = match kind {
+        ReferenceKind::Secret => (InvalidReason::SecretNotFound, "Secret"),
+        ReferenceKind::ConfigMap => (InvalidReason::ConfigMapNotFound, "ConfigMap"),
+    };
+    InvalidAgent {
+        reason,
+        message: format!(
+            "{field}: {reference} {name} does not exist in this namespace: create it with a key for each variable, or correct \
+             the name"
+        ),
+    }
 }
 
 fn workspace(agent: &Agent, looked: Option<&ReferenceLookup<Option<WorkspaceProblem>>>) -> Result<(), InvalidAgent> {

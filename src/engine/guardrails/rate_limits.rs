@@ -1,5 +1,5 @@
 //! `guardrails.rateLimits`: counts calls (each attempt separately), tokens of answers, and tool runs with side effects
-//! in rolling windows. Without room the next call or run waits. Clears only when there is room for it.
+//! or bytes that tools wrote and sent, in rolling windows. Without room the next call or run waits. Clears only when there is room for it.
 //! `loop.exhaustionPolicy` decides whether the turn of a call waits with it or ends; a run waits within its turn. Usage
 //! that a server does not report is estimated high.
 
@@ -20,7 +20,7 @@ impl Guardrail for RateLimits {
         used: &ResourceTracker,
         now: Timestamp,
     ) -> Option<TrippedGuardrail> {
-        let (wait, limit) = fullest(settings, used, now, |resource| resource != LimitedResource::Actions)?;
+        let (wait, limit) = fullest(settings, used, now, |resource| !resource.is_of_tools())?;
         Some(TrippedGuardrail {
             reason: PauseReason::RateWindow,
             wait,
@@ -37,13 +37,18 @@ impl Guardrail for RateLimits {
         used: &ResourceTracker,
         now: Timestamp,
     ) -> Option<TrippedGuardrail> {
-        let (wait, limit) = fullest(settings, used, now, |resource| resource == LimitedResource::Actions)?;
+        let (wait, limit) = fullest(settings, used, now, LimitedResource::is_of_tools)?;
+        let other_way = match limit.resource {
+            LimitedResource::DiskWriteBytes => "instruct the agent to write less",
+            LimitedResource::BandwidthBytes => "instruct the agent to send less",
+            _ => "declare read-only tools with effect: Read",
+        };
         Some(TrippedGuardrail {
             reason: PauseReason::RateWindow,
             wait,
             message: format!(
                 "guardrails.rateLimits: {limit} are used; the next tool run with side effects waits for \
-                 room. Raise the amount, or declare read-only tools with effect: Read"
+                 room. Raise the amount, or {other_way}"
             ),
         })
     }

@@ -538,6 +538,7 @@ impl Driver {
                     | EngineInput::Timer
                     | EngineInput::ToolsChanged { .. }
                     | EngineInput::WakeEventsChanged { .. }
+                    | EngineInput::ResourceUsed { .. }
                     | EngineInput::ToolFinished { .. }
                     | EngineInput::Sensed(_)
                     | EngineInput::SensorFailed { .. }

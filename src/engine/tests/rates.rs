@@ -5,7 +5,7 @@ use super::*;
 use crate::resources::ResourceLimit;
 use agentloop_api::agent::{LimitedResource, RateLimit};
 
-pub(super) fn limit(resource: LimitedResource, amount: u32, window_seconds: u32) -> ResourceLimit {
+pub(super) fn limit(resource: LimitedResource, amount: u64, window_seconds: u32) -> ResourceLimit {
     ResourceLimit::from(&RateLimit {
         resource,
         amount,
@@ -13,7 +13,7 @@ pub(super) fn limit(resource: LimitedResource, amount: u32, window_seconds: u32)
     })
 }
 
-fn limited(resource: LimitedResource, amount: u32, exhaustion_policy: ExhaustionPolicy) -> EngineSettings {
+fn limited(resource: LimitedResource, amount: u64, exhaustion_policy: ExhaustionPolicy) -> EngineSettings {
     EngineSettings {
         rate_limits: vec![limit(resource, amount, 60)],
         exhaustion_policy,
@@ -276,4 +276,60 @@ fn a_sleep_may_wait_for_room_for_actions() {
         Some(first + seconds(3601)),
         "when two have left"
     );
+}
+
+/// A mail that uses so many bytes.
+fn heavy_mail(driver: &mut Driver, resource: LimitedResource, amount: u64) {
+    driver.answer(wants(&["mail__send"]));
+    if !driver.running.is_empty() {
+        driver.feed(EngineInput::ResourceUsed { resource, amount });
+        driver.done(1, "sent");
+    }
+    driver.pass(seconds(1));
+}
+
+#[test]
+fn bytes_that_tools_used_hold_the_next_action_from_the_amount_on_and_for_the_window_only() {
+    let other = |resource| match resource {
+        LimitedResource::DiskWriteBytes => LimitedResource::BandwidthBytes,
+        _ => LimitedResource::DiskWriteBytes,
+    };
+    for resource in [LimitedResource::DiskWriteBytes, LimitedResource::BandwidthBytes] {
+        let mut driver = Driver::with_tools(EngineSettings {
+            rate_limits: vec![limit(resource, 1000, 60)],
+            max_calls_per_turn: 1000,
+            ..settings()
+        });
+        let first = driver.now;
+        heavy_mail(&mut driver, resource, 999);
+        heavy_mail(&mut driver, other(resource), 5000);
+        driver.answer(wants(&["mail__send"]));
+        assert_eq!(
+            (driver.reasons(), driver.running()),
+            (vec![], vec![1]),
+            "one byte is left"
+        );
+        driver.feed(EngineInput::ResourceUsed { resource, amount: 1 });
+        driver.done(1, "sent");
+        driver.answer(wants(&["mail__send"]));
+        assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
+        let held = driver.engine.view();
+        let message = &held.reasons[0].message;
+        assert!(
+            message.contains(&format!("guardrails.rateLimits: 1000 {resource} in 60 s"))
+                && message.contains("instruct the agent to"),
+            "{message}"
+        );
+        try_everything_but(&mut driver, true);
+        driver.restart(1);
+        assert_eq!(driver.running(), [0_u32; 0], "a restart does not forget it");
+        driver.next_timer();
+        let waited = driver.now.duration_since(first);
+        assert!(waited >= seconds(60) && waited <= seconds(62), "{waited:?}");
+        assert_eq!(driver.reasons(), []);
+        assert!(
+            driver.engine.trip_before_attempt(driver.now).is_none(),
+            "calls are not limited by what tools use"
+        );
+    }
 }

@@ -20,8 +20,8 @@ use crate::answer::ToolAnswer;
 pub(crate) const MAX_CONTENT: usize = 1024 * 1024;
 /// How many places of an ambiguous text are named.
 const NAMED_PLACES: usize = 5;
-/// Names of unfinished files begin with this.
-pub(super) const TEMPORARY_PREFIX: &str = ".agentloop-";
+/// Names of unfinished files begin with this. Readers of the workspace ignore them.
+pub const TEMPORARY_PREFIX: &str = ".agentloop-";
 const NEW_FILE: OFlags = OFlags::WRONLY
     .union(OFlags::CREATE)
     .union(OFlags::EXCL)

@@ -18,6 +18,7 @@ use crate::support::clock::ClockReading;
 use crate::worker::gateway_client::CallNotice;
 use crate::worker::journal::JournalLine;
 use crate::worker::prompt_cache::CachePolicy;
+use crate::worker::tool_source::FinishedToolRun;
 
 /// Why nothing was sent.
 const NO_CONTACT: &str = "no contact with the controller for the whole run lease: it was not sent";
@@ -87,18 +88,22 @@ impl LoopDriver<'_> {
         let source = self.tools.clone();
         let task = self.runs.spawn(async move {
             if lost {
-                return ToolOutcome::Unavailable {
+                return FinishedToolRun::from(ToolOutcome::Unavailable {
                     message: NO_CONTACT.into(),
-                };
+                });
             }
             let Some(source) = source else {
                 return ToolOutcome::Unavailable {
                     message: "the Agent no longer has a source of tools".into(),
-                };
+                }
+                .into();
             };
             let ran = timeout(limit + TIMEOUT_SLACK, source.run(run, limit)).await;
-            ran.unwrap_or_else(|_| ToolOutcome::Unknown {
-                message: "no answer in time".into(),
+            ran.unwrap_or_else(|_| {
+                ToolOutcome::Unknown {
+                    message: "no answer in time".into(),
+                }
+                .into()
             })
         });
         self.running.insert(id, task);

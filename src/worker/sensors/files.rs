@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use crate::link::pod::WORKER_UID;
 use crate::sensing::watch::{FileFingerprint, FileStat, MOST_ENTRIES, MOST_HASHED_BYTES, MOST_LEVELS, WatchScope};
 use crate::support::hash::hex;
+use crate::toolbox::TEMPORARY_PREFIX;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FileSurvey {
@@ -203,6 +204,10 @@ impl FolderWalk<'_> {
             self.survey.problem = Some(WatchError::Nameless);
             return Ok(None);
         };
+        // An unfinished file of the toolbox is renamed when it is complete.
+        if name.starts_with(TEMPORARY_PREFIX) {
+            return Ok(None);
+        }
         if kind == FileType::Directory {
             return Ok(self.recursive.then(|| name.to_owned()));
         }
@@ -341,6 +346,18 @@ mod tests {
         let one = survey(dir.path(), &scope("inbox/a", true)).expect("a file");
         assert_eq!((one.files.len(), one.folders), (1, vec![String::new(), "inbox".into()]));
         assert_eq!(files(dir.path(), &scope("absent", true)), Err(WatchError::Absent));
+    }
+
+    #[test]
+    fn unfinished_files_of_the_toolbox_are_ignored() {
+        let dir = tempfile::tempdir().expect("a folder");
+        for file in [".agentloop-1f", ".agentloop", "agentloop-1f"] {
+            write(dir.path().join(file), "x").expect("a file");
+        }
+        assert_eq!(
+            files(dir.path(), &scope(".", false)).expect("files"),
+            [".agentloop", "agentloop-1f"]
+        );
     }
 
     #[test]

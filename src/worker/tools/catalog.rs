@@ -9,7 +9,10 @@ use rmcp::model::{Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
 use super::name;
-use crate::api::tools::{self as api, ApprovalDefault, DEFAULT_TIMEOUT_SECONDS, ToolApproval, ToolServer};
+use crate::api::toolbox::{ToolContainer, ToolboxSpec};
+use crate::api::tools::{
+    self as api, ApprovalDefault, DEFAULT_TIMEOUT_SECONDS, ServerEndpoint, ToolApproval, ToolServer,
+};
 use crate::engine::tool::{ToolEffect, ToolSpec, UnknownOutcomePolicy};
 use crate::support::hash::sha256_hex;
 use crate::support::text::first_bytes;
@@ -87,6 +90,7 @@ pub(super) fn bounded<'a>(catalogs: impl IntoIterator<Item = &'a ToolCatalog>) -
 pub(super) struct AccessRules {
     pub(super) approval: ApprovalDefault,
     pub(super) grants: Vec<String>,
+    pub(super) toolbox: ToolboxSpec,
 }
 
 impl AccessRules {
@@ -104,6 +108,25 @@ impl AccessRules {
     pub(super) fn missing_grant(&self, server: &ToolServer) -> Option<String> {
         let required = server.required_grant.as_ref()?;
         (!self.grants.contains(required)).then(|| required.clone())
+    }
+
+    /// Identifies what a call of a tool reaches: a person approves a call at this server, with these credentials.
+    pub(super) fn target(&self, server: &ToolServer, own: &str) -> String {
+        let reached = match server.endpoint() {
+            ServerEndpoint::Url(url) => {
+                let secret = server.headers_secret_ref.as_ref().map(|secret| &secret.name);
+                json!([url, secret, own])
+            }
+            ServerEndpoint::Toolbox => json!([self.toolbox.image, self.toolbox.http, own]),
+            ServerEndpoint::Bridge | ServerEndpoint::Port(..) => {
+                let program = server.container.clone().map(|container| ToolContainer {
+                    resources: None,
+                    ..container
+                });
+                json!([program, own])
+            }
+        };
+        sha256_hex(reached.to_string(), 32)
     }
 }
 
@@ -139,16 +162,10 @@ fn spec(
             api::OnUnknownOutcome::Retry => UnknownOutcomePolicy::Retry,
             api::OnUnknownOutcome::Ask => UnknownOutcomePolicy::Ask,
         },
-        target: target(server, own),
+        target: access.target(server, own),
         needs_approval: access.asks_for(effect, rules.and_then(|rules| rules.approval)),
         missing_grant: access.missing_grant(server),
     }
-}
-
-/// Identifies what a call of a tool reaches: a person approves a call at this server, with these credentials.
-pub(super) fn target(server: &ToolServer, own: &str) -> String {
-    let secret = server.headers_secret_ref.as_ref().map(|secret| &secret.name);
-    sha256_hex(json!([server.url, secret, own]).to_string(), 32)
 }
 
 fn effect_of(effect: api::DeclaredEffect) -> ToolEffect {

@@ -22,7 +22,7 @@ use tokio_stream::wrappers::WatchStream;
 
 use self::catalog::AccessRules;
 use self::server::ToolServerClient;
-use super::tool_source::{ToolOffer, ToolSource};
+use super::tool_source::{FinishedToolRun, ToolOffer, ToolSource};
 use crate::api;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 
@@ -43,10 +43,11 @@ impl McpTools {
         let access = Arc::new(AccessRules {
             approval: spec.approval.default,
             grants: spec.grants.clone(),
+            toolbox: spec.toolbox.clone().unwrap_or_default(),
         });
-        let servers = spec.servers.iter();
+        let servers = spec.all_servers().into_iter();
         let servers: Vec<_> = servers
-            .map(|server| Arc::new(ToolServerClient::new(server.clone(), Arc::clone(&access), http.clone())))
+            .map(|server| Arc::new(ToolServerClient::new(server, Arc::clone(&access), http.clone())))
             .collect();
         let (sender, offered) = watch::channel(offer(&servers));
         let mut tasks = JoinSet::new();
@@ -77,14 +78,15 @@ impl McpTools {
     }
 
     /// Runs a tool, within `limit`. Never panics. Dropping the future cancels the call at the server.
-    pub async fn run(&self, run: ToolRun, limit: Duration) -> ToolOutcome {
+    pub async fn run(&self, run: ToolRun, limit: Duration) -> FinishedToolRun {
         let deadline = Instant::now() + limit;
         let wanted = name::server(&run.name);
         match self.servers.iter().find(|server| Some(server.name()) == wanted) {
             Some(server) => server.run(run, deadline).await,
             None => ToolOutcome::Unavailable {
                 message: "the spec no longer names the server of this tool".into(),
-            },
+            }
+            .into(),
         }
     }
 }
@@ -99,7 +101,7 @@ impl ToolSource for Arc<McpTools> {
         async move { McpTools::complete(&tools).await }.boxed()
     }
 
-    fn run(&self, run: ToolRun, limit: Duration) -> BoxFuture<'static, ToolOutcome> {
+    fn run(&self, run: ToolRun, limit: Duration) -> BoxFuture<'static, FinishedToolRun> {
         let tools = Arc::clone(self);
         async move { McpTools::run(&tools, run, limit).await }.boxed()
     }

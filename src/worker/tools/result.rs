@@ -2,8 +2,10 @@
 
 use rmcp::model::CallToolResult;
 
+use crate::api::agent::LimitedResource;
 use crate::engine::tool::ToolOutcome;
 use crate::mcp::text;
+use crate::toolbox::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 
 pub(super) fn outcome(result: &CallToolResult) -> ToolOutcome {
     let text = text::of(result);
@@ -22,6 +24,19 @@ pub(super) fn value(result: &CallToolResult) -> ToolOutcome {
     ToolOutcome::Done {
         text: text::value(result),
     }
+}
+
+/// The amounts that the toolbox measured.
+pub(super) fn used(result: &CallToolResult) -> Vec<(LimitedResource, u64)> {
+    let measured = [
+        (LimitedResource::DiskWriteBytes, DISK_WRITE_BYTES_META),
+        (LimitedResource::BandwidthBytes, BANDWIDTH_BYTES_META),
+    ];
+    let amount = |key: &str| result.meta.as_ref()?.get(key)?.as_u64().filter(|amount| *amount > 0);
+    measured
+        .into_iter()
+        .filter_map(|(resource, key)| Some((resource, amount(key)?)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -76,6 +91,22 @@ mod tests {
         assert_eq!(of(json!({"content": [text("7")]})), done("7"));
         let failed = json!({"content": [text("no")], "structuredContent": {"b": 1}, "isError": true});
         assert!(matches!(of(failed), ToolOutcome::Failed { .. }));
+    }
+
+    #[test]
+    fn measured_bytes_are_numbers_above_0() {
+        let of = |meta: Value| used(&serde_json::from_value(json!({"content": [], "_meta": meta})).unwrap());
+        let both = json!({"agentloop.dev/disk-write-bytes": 4096, "agentloop.dev/bandwidth-bytes": 7});
+        assert_eq!(
+            of(both),
+            [
+                (LimitedResource::DiskWriteBytes, 4096),
+                (LimitedResource::BandwidthBytes, 7)
+            ]
+        );
+        let wrong = json!({"agentloop.dev/disk-write-bytes": -1, "agentloop.dev/bandwidth-bytes": "9"});
+        assert_eq!(of(wrong), []);
+        assert_eq!(of(json!({"agentloop.dev/disk-write-bytes": 0})), []);
     }
 
     #[test]

@@ -16,14 +16,15 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::catalog::{self, AccessRules, ToolCatalog};
+use super::catalog::{AccessRules, ToolCatalog};
 use super::gateway_transport::GatewayTransport;
 use super::result;
-use crate::api::tools::ToolServer;
+use crate::api::tools::{ServerEndpoint, ToolServer};
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::mcp::http::McpHttpClient;
 use crate::mcp::{self, McpRequestError, PATIENCE};
 use crate::support::backoff::Backoff;
+use crate::worker::tool_source::FinishedToolRun;
 
 /// Key of the idempotency key in `_meta` of a call. The value is the same for every repeat of one run.
 pub const IDEMPOTENCY_META: &str = "agentloop.dev/idempotency-key";
@@ -240,7 +241,7 @@ impl ToolServerClient {
     /// Runs a tool until `deadline`. Tries once more, after a reconnect, if the server certainly did not receive the
     /// call. A call that the server may have received is never repeated here: its [`ToolOutcome`] is unknown, and the
     /// tool's rules decide.
-    pub(super) async fn run(&self, run: ToolRun, deadline: Instant) -> ToolOutcome {
+    pub(super) async fn run(&self, run: ToolRun, deadline: Instant) -> FinishedToolRun {
         let mut seen = 0;
         let mut why = "it does not respond".to_owned();
         for _ in 0..2 {
@@ -250,34 +251,42 @@ impl ToolServerClient {
             let catalog = self.catalog.borrow().clone().unwrap_or_default();
             let Some(tool) = catalog.own_names.get(&run.name) else {
                 let message = format!("the server {} no longer offers this tool", self.spec.name);
-                return ToolOutcome::Unavailable { message };
+                return ToolOutcome::Unavailable { message }.into();
             };
-            if !run.target.is_empty() && run.target != catalog::target(&self.spec, tool) {
+            if !run.target.is_empty() && run.target != self.access.target(&self.spec, tool) {
                 let message = format!("the server {} was changed after the call was requested", self.spec.name);
-                return ToolOutcome::Unavailable { message };
+                return ToolOutcome::Unavailable { message }.into();
             }
             if let Some(grant) = self.access.missing_grant(&self.spec) {
                 let message = format!("Missing grant {grant}: it was removed after the call was requested");
-                return ToolOutcome::Unavailable { message };
+                return ToolOutcome::Unavailable { message }.into();
             }
             match session.call(tool, &run, deadline).await {
-                Ok(outcome) => return outcome,
+                Ok(finished) => return self.believed(finished),
                 Err(McpRequestError::NotSent(words)) => why = words,
                 Err(McpRequestError::Refused(status)) => {
                     let message = format!("the server {} refused the call with status {status}", self.spec.name);
-                    return ToolOutcome::Unavailable { message };
+                    return ToolOutcome::Unavailable { message }.into();
                 }
-                Err(McpRequestError::NoAnswer(words)) => return ToolOutcome::Unknown { message: words },
+                Err(McpRequestError::NoAnswer(words)) => return ToolOutcome::Unknown { message: words }.into(),
                 Err(McpRequestError::Said { code, words }) => {
                     let text = format!("error {code}: {words}");
-                    return ToolOutcome::Failed { text };
+                    return ToolOutcome::Failed { text }.into();
                 }
             }
             seen = session.number;
             session.lost.cancel();
         }
         let message = format!("the server {} cannot be reached: {why}", self.spec.name);
-        ToolOutcome::Unavailable { message }
+        ToolOutcome::Unavailable { message }.into()
+    }
+
+    /// Only the toolbox measures: other servers cannot use up an Agent's limits.
+    fn believed(&self, mut finished: FinishedToolRun) -> FinishedToolRun {
+        if self.spec.endpoint() != ServerEndpoint::Toolbox {
+            finished.used.clear();
+        }
+        finished
     }
 
     /// Waits for a connection later than `seen`: at most [`AWAY`], or until `deadline` if the server never answered
@@ -314,7 +323,7 @@ impl ServerSession {
         asked.ok()?.ok()
     }
 
-    async fn call(&self, tool: &str, run: &ToolRun, deadline: Instant) -> Result<ToolOutcome, McpRequestError> {
+    async fn call(&self, tool: &str, run: &ToolRun, deadline: Instant) -> Result<FinishedToolRun, McpRequestError> {
         let mut params = CallToolRequestParams::new(tool.to_owned()).with_arguments(run.arguments.clone());
         let mut meta = JsonObject::new();
         meta.insert(IDEMPOTENCY_META.into(), json!(run.idempotency_key));
@@ -325,11 +334,18 @@ impl ServerSession {
             Ok(answer) => answer.map_err(|error| McpRequestError::from_service_error(&error))?,
         };
         match answer {
-            CallToolResponse::Complete(result) if run.id.is_refresh() => Ok(result::value(&result)),
-            CallToolResponse::Complete(result) => Ok(result::outcome(&result)),
+            CallToolResponse::Complete(result) => Ok(FinishedToolRun {
+                outcome: if run.id.is_refresh() {
+                    result::value(&result)
+                } else {
+                    result::outcome(&result)
+                },
+                used: result::used(&result),
+            }),
             CallToolResponse::InputRequired(_) => Ok(ToolOutcome::Failed {
                 text: "the tool asks the user for input, which is not available: pass all required arguments".into(),
-            }),
+            }
+            .into()),
             CallToolResponse::Task(_) | _ => Err(McpRequestError::NoAnswer(
                 "the tool continues in the background, and its outcome cannot be determined".into(),
             )),

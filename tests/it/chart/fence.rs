@@ -159,6 +159,19 @@ fn the_controllers_account_writes_its_own_objects_and_restricted_pods_only() {
 
     assert_eq!(fence.creates(&fence.pod(pod_spec())), "");
     assert_eq!(fence.creates(&fence.set(pod_spec())), "");
+    // Containers of tools have images of users, in the pods of Agents only.
+    let mut with_tools = pod_spec();
+    let mut tool = with_tools["initContainers"][0].clone();
+    for (name, allowed) in [("tool", false), ("toolbox", true), ("mcp-github", true)] {
+        tool["name"] = json!(name);
+        tool["image"] = json!("docker.io/other:1");
+        let list = with_tools["initContainers"].as_array_mut().unwrap();
+        list.truncate(1);
+        list.push(tool.clone());
+        let answer = fence.creates(&fence.pod(with_tools.clone()));
+        assert_eq!(answer.is_empty(), allowed, "{name}: {answer}");
+    }
+    refused(fence.creates(&fence.set(with_tools)), "run its own image");
     for (path, value, words) in worse_pods() {
         let spec = with(pod_spec(), path, value);
         refused(fence.creates(&fence.pod(spec.clone())), words);

@@ -101,6 +101,11 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         &["policy.allowedAnnotationPrefixes={example.com/,team.}"],
         "value: example.com/,team.",
     ),
+    (
+        "policy.allowedToolImages",
+        &["policy.allowedToolImages={registry.example.com/,mcp/}"],
+        "value: registry.example.com/,mcp/",
+    ),
     ("crds.enabled", &["crds.enabled=false"], ""),
     ("crds.keep", &["crds.keep=false"], ""),
     (
@@ -372,6 +377,7 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
             "policy.allowedAnnotationPrefixes={a b}",
             "/policy/allowedAnnotationPrefixes/0",
         ),
+        ("policy.allowedToolImages={'a b'}", "/policy/allowedToolImages/0"),
         ("networkPolicy.metricsFrom[0].namespaces=x", "namespaces"),
         ("metrics.serviceMonitor.metricRelabelings[0].regexp=x", "regexp"),
         ("rbac.sidecarImages={it's}", "/rbac/sidecarImages/0"),

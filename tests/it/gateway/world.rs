@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use agentloop::api::failure::{CallFailure, FailureKind};
-use agentloop::gateway::GatewayOptions;
+use agentloop::gateway::{GatewayOptions, ServerDirs};
 use agentloop::link::messages::PodReport;
 use agentloop::link::pod::CONFIG_ENV;
 use agentloop::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, WorkerSession};
@@ -124,6 +124,7 @@ impl World {
             .env("AGENTLOOP_LIGHT_SCRIPT_FILE", self.path("light-script"))
             .env("AGENTLOOP_LIGHT_API_KEY_FILE", self.path("light-key"))
             .env("AGENTLOOP_TOOL_HEADERS_DIR", self.path("tool-headers"))
+            .env("AGENTLOOP_TOOL_SOCKETS_DIR", self.path("tool-sockets"))
             .env("AGENTLOOP_LINK_TOKEN_FILE", self.path("token"))
             .env("AGENTLOOP_LINK_CA_FILE", self.path("ca.crt"))
             .stdin(Stdio::null())
@@ -142,7 +143,10 @@ impl World {
             api_key_file: self.path("key"),
             light_script_file: self.path("light-script"),
             light_api_key_file: self.path("light-key"),
-            tool_headers_dir: self.path("tool-headers"),
+            tool_dirs: ServerDirs {
+                headers: self.path("tool-headers"),
+                sockets: self.path("tool-sockets"),
+            },
             link_token_file: self.path("token"),
             link_ca_file: self.path("ca.crt"),
             run_lease,

@@ -12,6 +12,7 @@ mod samples;
 mod sensors;
 mod server;
 mod shape;
+mod tool_samples;
 mod valid;
 
 use std::collections::BTreeSet;

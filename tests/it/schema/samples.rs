@@ -1,5 +1,6 @@
 //! For each rule of the schema: objects that it takes, objects that it refuses, and what it says then.
 
+use super::tool_samples;
 use agentloop::api::extra::{OWN_FIELDS, REFUSED_FIELDS, RESERVED_HEADERS};
 use serde_json::{Value, json};
 
@@ -138,6 +139,7 @@ pub fn rows() -> Vec<Row> {
     all.extend(pods());
     all.extend(totals());
     all.extend(tool_servers());
+    all.extend(tool_samples::rows());
     all.extend(active_hours());
     all.extend(super::budgets::rows());
     all.extend(super::sensors::rows());

@@ -10,6 +10,9 @@ use agentloop::api::agent::{
     TotalLimits, UpdateStrategy, WorkspaceSpec,
 };
 use agentloop::api::price::{LongContextPrice, ModelPrice};
+use agentloop::api::toolbox::{
+    BuiltinTools, EnvironmentSource, EnvironmentVariable, HttpToolSettings, ObjectRef, ToolContainer, ToolboxSpec,
+};
 use agentloop::api::tools::{
     ApprovalDefault, ApprovalRules, DeclaredEffect, OnUnknownOutcome, SecretRef, ToolApproval, ToolRules, ToolServer,
     ToolsSpec,
@@ -205,6 +208,7 @@ prop_compose! {
 
 prop_compose! {
     fn tool_server()(
+        container in option::of(tool_container()),
         url in "https?://[a-z]{1,9}(:[1-9][0-9]{0,3})?(/[a-z0-9]{0,9})?(\\?[a-z]{1,5}=[a-z]{0,5})?",
         secret in option::of("[a-z]{1,20}"),
         required_grant in option::of("[a-z]([-a-z0-9]{0,30}[a-z0-9])?"),
@@ -214,12 +218,37 @@ prop_compose! {
     ) -> ToolServer {
         ToolServer {
             name: String::new(),
-            url,
-            headers_secret_ref: secret.map(|name| SecretRef { name }),
+            headers_secret_ref: secret.filter(|_| container.is_none()).map(|name| SecretRef { name }),
+            url: container.is_none().then_some(url),
+            container,
             required_grant,
             trusted,
             only: only.into_iter().collect(),
             tools: rules.into_iter().map(|(name, rules)| ToolRules { name, ..rules }).collect(),
+        }
+    }
+}
+
+prop_compose! {
+    fn tool_container()(
+        image in "[!-~]{1,30}",
+        command in prop::collection::vec("[!-~]{1,9}", 1..4),
+        args in prop::collection::vec(".{0,9}", 0..3),
+        env in prop::collection::btree_map("[A-Z][A-Z0-9_]{0,9}", ".{0,9}", 0..3),
+        secrets in prop::collection::vec("[a-z]{1,9}", 0..3),
+        port in option::of(1_u16..),
+        path in option::of("/[a-z/]{0,9}"),
+    ) -> ToolContainer {
+        let secret_ref = |name| EnvironmentSource { secret_ref: Some(ObjectRef { name }), config_map_ref: None };
+        ToolContainer {
+            image,
+            command,
+            args,
+            env: env.into_iter().map(|(name, value)| EnvironmentVariable { name, value }).collect(),
+            env_from: secrets.into_iter().map(secret_ref).collect(),
+            path: path.filter(|_| port.is_some()),
+            port,
+            resources: None,
         }
     }
 }
@@ -236,8 +265,22 @@ prop_compose! {
         ],
         timeout_seconds in 60_u32..=604_800,
         grants in prop::collection::btree_set("[a-z]([-a-z0-9]{0,30}[a-z0-9])?", 0..3),
+        builtin in prop::sample::subsequence(vec![BuiltinTools::Shell, BuiltinTools::Files, BuiltinTools::HTTP], 0..=3),
+        image in "[!-~]{1,30}",
+        hosts in prop::collection::btree_set("(\\*\\.)?[a-z][a-z0-9]{0,8}(:[1-9][0-9]{0,3})?", 1..4),
+        toolbox_rules in prop::collection::btree_map(
+            prop::sample::select(vec!["shell", "read_file", "write_file", "http_request"]), rules(), 0..3,
+        ),
     ) -> ToolsSpec {
+        let toolbox = ToolboxSpec {
+            image: Some(image),
+            http: Some(HttpToolSettings { allowed_hosts: hosts.into_iter().collect() }),
+            resources: None,
+            tools: toolbox_rules.into_iter().map(|(name, rules)| ToolRules { name: name.into(), ..rules }).collect(),
+        };
         ToolsSpec {
+            toolbox: (!builtin.is_empty()).then_some(toolbox),
+            builtin,
             servers: servers.into_iter().map(|(name, server)| ToolServer { name, ..server }).collect(),
             max_result_bytes,
             approval: ApprovalRules { default, timeout_seconds },
@@ -365,9 +408,11 @@ fn rate_limits() -> impl Strategy<Value = Vec<RateLimit>> {
     let resource = prop_oneof![
         Just(LimitedResource::LLMCalls),
         Just(LimitedResource::LLMTokens),
-        Just(LimitedResource::Actions)
+        Just(LimitedResource::Actions),
+        Just(LimitedResource::DiskWriteBytes),
+        Just(LimitedResource::BandwidthBytes)
     ];
-    let keys = prop::collection::btree_map((resource, 1_u32..=86_400), 1_u32..=1_000_000_000, 0..=8);
+    let keys = prop::collection::btree_map((resource, 1_u32..=86_400), 1_u64..=1_000_000_000_000, 0..=8);
     keys.prop_map(|limits| {
         let limit = |((resource, window_seconds), amount)| RateLimit {
             resource,

@@ -156,7 +156,7 @@ async fn the_mcp_projects_own_server_killed_in_mid_call_leaves_the_outcome_unkno
     let before = server.requests();
     let tools = Arc::clone(&bench.tools);
     let long = run("trigger-long-running-operation", json!({"duration": 600, "steps": 6}));
-    let call = tokio::spawn(async move { tools.run(long, LONG).await });
+    let call = tokio::spawn(async move { tools.run(long, LONG).await.outcome });
     server
         .until("the call", |log| {
             (log.matches("Received MCP POST request").count() > before).then_some(())

@@ -18,7 +18,7 @@ use agentloop::worker::journal::{Journal, JournalOwner};
 use agentloop::worker::reporter::GatewayReporter;
 use agentloop::worker::sensors::LoopSensors;
 use agentloop::worker::sensors::file_watcher::FileWatchers;
-use agentloop::worker::tool_source::{ToolOffer, ToolSource};
+use agentloop::worker::tool_source::{FinishedToolRun, ToolOffer, ToolSource};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::SignedDuration;
@@ -121,7 +121,7 @@ impl ToolSource for Hold {
         self.0.complete.clone().cancelled_owned().boxed()
     }
 
-    fn run(&self, run: ToolRun, _: Duration) -> BoxFuture<'static, ToolOutcome> {
+    fn run(&self, run: ToolRun, _: Duration) -> BoxFuture<'static, FinishedToolRun> {
         let source = self.0.clone();
         async move {
             let id = run.id.to_string();
@@ -142,7 +142,7 @@ impl ToolSource for Hold {
                 "as the test wants"
             );
             under_way.ended = true;
-            outcome
+            outcome.into()
         }
         .boxed()
     }
