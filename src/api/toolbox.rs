@@ -14,6 +14,12 @@ pub const TOOLBOX: &str = "toolbox";
 pub const SHELL_TOOL: &str = "shell";
 /// Path of the MCP endpoint of a container, unless its spec says otherwise.
 pub const DEFAULT_MCP_PATH: &str = "/mcp";
+/// Key in `_meta` of a result of the toolbox: bytes that the call wrote to a disk.
+pub const DISK_WRITE_BYTES_META: &str = "agentloop.dev/disk-write-bytes";
+/// Key in `_meta` of a result of the toolbox: bytes that the call sent over the network.
+pub const BANDWIDTH_BYTES_META: &str = "agentloop.dev/bandwidth-bytes";
+/// Names of files that the toolbox has not finished begin with this. Readers of the workspace ignore them.
+pub const UNFINISHED_FILE_PREFIX: &str = ".agentloop-";
 /// A host, `*.` and a domain, or `*`; with an optional port.
 const ALLOWED_HOST: &str = r"^(\*|(\*\.)?[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$";
 /// Name of an environment variable.
@@ -95,11 +101,11 @@ pub struct ToolContainer {
     /// Command, at most 64 words. Required for servers that use standard input and output. Defaults to the entry point of
     /// the image.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = MAX_TEXT)))]
+    #[schemars(length(max = 64), extend("items" = {"type": "string", "description": "A word.", "maxLength": MAX_TEXT}))]
     pub command: Vec<String>,
     /// Arguments of the command, at most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = MAX_TEXT)))]
+    #[schemars(length(max = 64), extend("items" = {"type": "string", "description": "An argument.", "maxLength": MAX_TEXT}))]
     pub args: Vec<String>,
     /// Environment variables, at most 64. Put credentials into a Secret, and name it in `envFrom`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -1,12 +1,8 @@
 //! Answers of tools, with what they cost.
 
+use agentloop_api::toolbox::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject, MetaObject};
 use serde_json::json;
-
-/// Key in a result's `_meta`: bytes that the call wrote to a disk.
-pub const DISK_WRITE_BYTES_META: &str = "agentloop.dev/disk-write-bytes";
-/// Key in a result's `_meta`: bytes that the call sent over the network.
-pub const BANDWIDTH_BYTES_META: &str = "agentloop.dev/bandwidth-bytes";
 
 /// What a call did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

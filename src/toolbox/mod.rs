@@ -11,7 +11,8 @@
 //! - Clients do not authenticate: whoever reaches the socket may use the tools. A Unix socket in a volume that only the
 //!   gateway shares keeps other containers of the pod out, a loopback address does not.
 //! - The binary starts itself from `/proc/self/exe` as [`SUPERVISE`] and [`LAUNCH`], which are its first argument.
-//! - Results carry [`DISK_WRITE_BYTES_META`] and [`BANDWIDTH_BYTES_META`] in `_meta`.
+//! - Results carry [`DISK_WRITE_BYTES_META`](agentloop_api::toolbox::DISK_WRITE_BYTES_META) and
+//!   [`BANDWIDTH_BYTES_META`](agentloop_api::toolbox::BANDWIDTH_BYTES_META) in `_meta`.
 //! - A call ends when its request is dropped, or with `notifications/cancelled`.
 //! - Owns the tools only. Which of them an Agent may use, and when, is decided by the engine and the gateway.
 
@@ -34,7 +35,6 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-pub use self::answer::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 pub use self::definitions::ToolGroup;
 pub use self::flags::{BridgeFlags, HttpFlags, ShellFlags, ToolboxFlags};
 pub use self::http::{AllowedHost, AllowedHostError};
@@ -44,7 +44,6 @@ pub use self::listen::{ListenAddress, ListenAddressError, MCP_PATH};
 use self::server::BuiltinTools;
 pub use self::shell::{LAUNCH, ProcessLimits, SUPERVISE, launch, supervise};
 use self::shell::{Shell, ShellSettings};
-pub use self::workspace::TEMPORARY_PREFIX;
 use self::workspace::Workspace;
 
 /// Why a role cannot run.

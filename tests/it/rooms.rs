@@ -16,7 +16,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sensing", &["api", "mcp", "support"]),
     ("link", &["api", "ledger", "sensing", "support"]),
     ("api_server", &["api", "support"]),
-    ("toolbox", &["sensing", "support"]),
+    ("toolbox", &["api", "sensing", "support"]),
     ("telemetry", &["api", "support"]),
     (
         "worker",

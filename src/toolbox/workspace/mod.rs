@@ -28,7 +28,6 @@ pub(crate) mod bounds {
 pub(crate) use self::list::ListDirectory;
 pub(crate) use self::read::ReadFile;
 pub(crate) use self::search::SearchFiles;
-pub use self::write::TEMPORARY_PREFIX;
 pub(crate) use self::write::{EditFile, WriteFile};
 
 /// Longest path of an argument in bytes; the kernel's own limit.

@@ -17,9 +17,9 @@ use serde::Deserialize;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::write::TEMPORARY_PREFIX;
 use super::{FILE, FOLDER, FileError, Workspace, check_cancelled};
 use crate::answer::ToolAnswer;
+use agentloop_api::toolbox::UNFINISHED_FILE_PREFIX;
 
 pub(crate) const MAX_PATTERN: usize = 1000;
 pub(crate) const DEFAULT_RESULTS: usize = 100;
@@ -288,7 +288,7 @@ impl Search<'_> {
 
 fn is_skipped(name: &CStr) -> bool {
     let name = name.to_bytes();
-    matches!(name, b"." | b".." | b".git") || name.starts_with(TEMPORARY_PREFIX.as_bytes())
+    matches!(name, b"." | b".." | b".git") || name.starts_with(UNFINISHED_FILE_PREFIX.as_bytes())
 }
 
 /// What was removed, replaced or protected in the meantime is not an error of the search.

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Component, Path};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use agentloop_api::toolbox::UNFINISHED_FILE_PREFIX;
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, fchmod, fstat, mkdirat, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -20,8 +21,6 @@ use crate::answer::ToolAnswer;
 pub(crate) const MAX_CONTENT: usize = 1024 * 1024;
 /// How many places of an ambiguous text are named.
 const NAMED_PLACES: usize = 5;
-/// Names of unfinished files begin with this. Readers of the workspace ignore them.
-pub const TEMPORARY_PREFIX: &str = ".agentloop-";
 const NEW_FILE: OFlags = OFlags::WRONLY
     .union(OFlags::CREATE)
     .union(OFlags::EXCL)
@@ -181,7 +180,7 @@ impl FileSlot<'_> {
         let mut errno = Errno::EXIST;
         for _ in 0..MAX_NAMES {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id());
+            let name = format!("{UNFINISHED_FILE_PREFIX}{}-{number}", std::process::id());
             match openat(&self.folder, &name, NEW_FILE, Mode::from_raw_mode(0o666)) {
                 Ok(file) => return Ok((name, File::from(file))),
                 Err(Errno::EXIST) => {}

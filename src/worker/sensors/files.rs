@@ -15,10 +15,10 @@ use ring::digest::{Context, SHA256};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
 
+use crate::api::toolbox::UNFINISHED_FILE_PREFIX;
 use crate::link::pod::WORKER_UID;
 use crate::sensing::watch::{FileFingerprint, FileStat, MOST_ENTRIES, MOST_HASHED_BYTES, MOST_LEVELS, WatchScope};
 use crate::support::hash::hex;
-use crate::toolbox::TEMPORARY_PREFIX;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FileSurvey {
@@ -205,7 +205,7 @@ impl FolderWalk<'_> {
             return Ok(None);
         };
         // An unfinished file of the toolbox is renamed when it is complete.
-        if name.starts_with(TEMPORARY_PREFIX) {
+        if name.starts_with(UNFINISHED_FILE_PREFIX) {
             return Ok(None);
         }
         if kind == FileType::Directory {

@@ -3,9 +3,9 @@
 use rmcp::model::CallToolResult;
 
 use crate::api::agent::LimitedResource;
+use crate::api::toolbox::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 use crate::engine::tool::ToolOutcome;
 use crate::mcp::text;
-use crate::toolbox::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 
 pub(super) fn outcome(result: &CallToolResult) -> ToolOutcome {
     let text = text::of(result);
