@@ -85,9 +85,10 @@ impl PodPolicy {
         let (field, image) = toolbox.chain(servers).find(|(_, image)| !self.allows_image(image))?;
         Some(format!(
             "{field} {image} is not allowed: {}, or ask an administrator to add its prefix to policy.allowedToolImages in the chart",
-            match self.tool_images.is_empty() {
-                true => "remove it".to_owned(),
-                false => format!("use an image that starts with {}", self.tool_images.join(" or ")),
+            if self.tool_images.is_empty() {
+                "remove it".to_owned()
+            } else {
+                format!("use an image that starts with {}", self.tool_images.join(" or "))
             }
         ))
     }

@@ -146,7 +146,7 @@ impl PodRunner {
         };
         let life = async move {
             match roles {
-                Ok(PodRoles::Agent(roles)) => live(*roles, &status, &terminate).await,
+                Ok(PodRoles::Agent(roles)) => Box::pin(live(*roles, &status, &terminate)).await,
                 Ok(PodRoles::Sensor(options)) => listen(*options, &status, &terminate).await,
                 Err(error) => {
                     tracing::error!(%error, "failed to start a pod");

@@ -263,7 +263,7 @@ mod tests {
     use crate::controller::agent::manifest;
 
     /// The spec of the pod of an Agent with these tools.
-    fn pod(tools: Value) -> Value {
+    fn pod(tools: &Value) -> Value {
         pod_of(json!({ "tools": tools }))
     }
 
@@ -317,14 +317,14 @@ mod tests {
 
     #[test]
     fn an_agent_without_such_tools_has_the_gateway_and_the_worker_only() {
-        let pod = pod(json!({"servers": [{"name": "a", "url": "http://a/mcp"}]}));
+        let pod = pod(&json!({"servers": [{"name": "a", "url": "http://a/mcp"}]}));
         assert_eq!(names(&pod["initContainers"]), ["gateway"]);
         assert_eq!(names(&pod["volumes"]), ["socket", "state", "link-token", "link-ca"]);
     }
 
     #[test]
     fn the_toolbox_is_the_first_process_of_its_container_and_has_the_workspace_and_its_socket_only() {
-        let pod = pod(json!({"builtin": ["Shell", "Files"], "toolbox": {"image": "debian:13"}}));
+        let pod = pod(&json!({"builtin": ["Shell", "Files"], "toolbox": {"image": "debian:13"}}));
         assert_eq!(names(&pod["initContainers"]), ["gateway", "install", "toolbox"]);
         let toolbox = container(&pod, "toolbox");
         assert_eq!(toolbox["image"], "debian:13");
@@ -411,7 +411,7 @@ mod tests {
     fn a_command_ends_before_its_call_so_that_its_output_is_returned() {
         for (timeout, command) in [(60, 50), (30, 25), (6, 5), (1, 1), (3600, 3590)] {
             let rules = json!([{"name": "shell", "timeoutSeconds": timeout}]);
-            let pod = pod(json!({"builtin": ["Shell"], "toolbox": {"image": "i", "tools": rules}}));
+            let pod = pod(&json!({"builtin": ["Shell"], "toolbox": {"image": "i", "tools": rules}}));
             let flag = format!("--shell-timeout-seconds={command}");
             let args = container(&pod, "toolbox")["args"].as_array().unwrap();
             assert!(args.contains(&json!(flag)), "{timeout}: {args:?}");
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_server_with_standard_input_and_output_is_behind_the_bridge() {
-        let pod = pod(json!({"servers": [bridged()]}));
+        let pod = pod(&json!({"servers": [bridged()]}));
         assert_eq!(names(&pod["initContainers"]), ["gateway", "install", "mcp-github"]);
         let server = container(&pod, "mcp-github");
         assert_eq!(server["image"], "mcp/github:1");
@@ -462,7 +462,7 @@ mod tests {
         let server = json!({"name": "web", "container": {
             "image": "mcp/web:1", "port": 8000, "env": [{"name": "HOME", "value": "/data"}],
         }});
-        let pod = pod(json!({"servers": [server]}));
+        let pod = pod(&json!({"servers": [server]}));
         assert_eq!(
             names(&pod["initContainers"]),
             ["gateway", "mcp-web"],
@@ -481,7 +481,7 @@ mod tests {
             .map(|name| json!({"name": name, "container": {"image": "i", "command": ["x"]}}))
             .chain([json!({"name": "secret", "url": "http://a/mcp", "headersSecretRef": {"name": "s"}})])
             .collect();
-        let pod = pod(json!({"servers": servers}));
+        let pod = pod(&json!({"servers": servers}));
         let mut volumes = names(&pod["volumes"]);
         let count = volumes.len();
         volumes.sort_unstable();

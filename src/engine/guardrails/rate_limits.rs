@@ -41,7 +41,9 @@ impl Guardrail for RateLimits {
         let other_way = match limit.resource {
             LimitedResource::DiskWriteBytes => "instruct the agent to write less",
             LimitedResource::BandwidthBytes => "instruct the agent to send less",
-            _ => "declare read-only tools with effect: Read",
+            LimitedResource::Actions | LimitedResource::LLMCalls | LimitedResource::LLMTokens => {
+                "declare read-only tools with effect: Read"
+            }
         };
         Some(TrippedGuardrail {
             reason: PauseReason::RateWindow,

@@ -290,9 +290,9 @@ fn heavy_mail(driver: &mut Driver, resource: LimitedResource, amount: u64) {
 
 #[test]
 fn bytes_that_tools_used_hold_the_next_action_from_the_amount_on_and_for_the_window_only() {
-    let other = |resource| match resource {
-        LimitedResource::DiskWriteBytes => LimitedResource::BandwidthBytes,
-        _ => LimitedResource::DiskWriteBytes,
+    let other = |resource| {
+        let both = [LimitedResource::DiskWriteBytes, LimitedResource::BandwidthBytes];
+        both[usize::from(resource == both[0])]
     };
     for resource in [LimitedResource::DiskWriteBytes, LimitedResource::BandwidthBytes] {
         let mut driver = Driver::with_tools(EngineSettings {

@@ -438,7 +438,7 @@ async fn only_an_approver_weakens_the_rules_of_approval() {
 }
 
 /// The built-in tools in an image, with rules for `shell`.
-fn toolbox(image: &str, default: &str, rules: Value) -> Value {
+fn toolbox(image: &str, default: &str, rules: &Value) -> Value {
     let tools: Vec<Value> = rules
         .as_object()
         .filter(|rules| !rules.is_empty())
@@ -465,33 +465,33 @@ async fn only_an_approver_weakens_the_rules_of_containers() {
     let none = || json!({});
     for (before, after, field) in [
         (
-            toolbox("a", "Destructive", none()),
-            toolbox("a", "Destructive", json!({"approval": "Never"})),
+            toolbox("a", "Destructive", &none()),
+            toolbox("a", "Destructive", &json!({"approval": "Never"})),
             "approval: Never",
         ),
         (
-            toolbox("a", "Destructive", json!({"approval": "Never"})),
-            toolbox("b", "Destructive", json!({"approval": "Never"})),
+            toolbox("a", "Destructive", &json!({"approval": "Never"})),
+            toolbox("b", "Destructive", &json!({"approval": "Never"})),
             "approval: Never",
         ),
         (
-            toolbox("a", "Never", json!({"approval": "Always"})),
-            toolbox("a", "Never", none()),
+            toolbox("a", "Never", &json!({"approval": "Always"})),
+            toolbox("a", "Never", &none()),
             "approval: Always",
         ),
         (
-            toolbox("a", "Never", json!({"approval": "Always"})),
+            toolbox("a", "Never", &json!({"approval": "Always"})),
             json!({"approval": {"default": "Never"}}),
             "approval: Always",
         ),
         (
-            toolbox("a", "Destructive", none()),
-            toolbox("a", "Destructive", json!({"effect": "Write"})),
+            toolbox("a", "Destructive", &none()),
+            toolbox("a", "Destructive", &json!({"effect": "Write"})),
             "lowering",
         ),
         (
-            toolbox("a", "Write", none()),
-            toolbox("a", "Write", json!({"effect": "Read"})),
+            toolbox("a", "Write", &none()),
+            toolbox("a", "Write", &json!({"effect": "Read"})),
             "lowering",
         ),
         (in_container("a", none()), in_container("a", trusted(none())), "trusted"),
@@ -521,16 +521,16 @@ async fn only_an_approver_weakens_the_rules_of_containers() {
     }
     for (before, after) in [
         (
-            toolbox("a", "Destructive", none()),
-            toolbox("b", "Destructive", json!({"approval": "Always"})),
+            toolbox("a", "Destructive", &none()),
+            toolbox("b", "Destructive", &json!({"approval": "Always"})),
         ),
         (
-            toolbox("a", "Write", none()),
-            toolbox("a", "Write", json!({"effect": "Write", "timeoutSeconds": 90})),
+            toolbox("a", "Write", &none()),
+            toolbox("a", "Write", &json!({"effect": "Write", "timeoutSeconds": 90})),
         ),
         (
-            toolbox("a", "Never", json!({"approval": "Never"})),
-            toolbox("a", "Never", json!({"approval": "Never"})),
+            toolbox("a", "Never", &json!({"approval": "Never"})),
+            toolbox("a", "Never", &json!({"approval": "Never"})),
         ),
         (in_container("a", none()), in_container("b", json!({"only": ["t"]}))),
     ] {
