@@ -71,7 +71,7 @@ fn built_in_tools_work_in_the_users_image_and_leave_neither_the_workspace_nor_pr
         ]},
         {"text": "I look outside.", "toolCalls": [
             read("copy"), read("out/etc/hostname"), read("../etc/hostname"), read("root/etc/hostname"), read("name"),
-            read("/etc/hostname"), read("/proc/self/environ"),
+            read("/etc/hostname"), read("/proc/self/environ"), read(&"a/".repeat(2000)),
         ]},
         {"yield": {"sleep": 3600}},
         {"text": "I wait.", "toolCalls": [write("b.txt", "two"), shell("sleep 5555")]},
@@ -87,9 +87,9 @@ fn built_in_tools_work_in_the_users_image_and_leave_neither_the_workspace_nor_pr
         "workspace": {"size": "64Mi"},
     });
     let agent = Agent::apply(&namespace, "toolbox", &scripted("toolbox"), &spec);
-    let ended = asleep(&agent, 3);
+    let ended = asleep(&agent, 1);
     assert_eq!(
-        ended["status"]["usage"]["toolCalls"], 10,
+        ended["status"]["usage"]["toolCalls"], 11,
         "{}",
         ended["status"]["usage"]
     );
@@ -101,7 +101,7 @@ fn built_in_tools_work_in_the_users_image_and_leave_neither_the_workspace_nor_pr
         of("shell", "Ok"),
         of("read_file", "Ok"),
     ];
-    expected.extend(vec![of("read_file", "Failed"); 6]);
+    expected.extend(vec![of("read_file", "Error"); 7]);
     let mut seen = outcomes(&namespace.kubectl, &agent.name);
     // Reads run side by side.
     seen[3..].sort();
@@ -135,6 +135,15 @@ fn built_in_tools_work_in_the_users_image_and_leave_neither_the_workspace_nor_pr
         "neither the gateway's files nor a token"
     );
 
+    let memory = inside(&agent, "toolbox", "grep RssAnon /proc/1/status");
+    let kibibytes: u32 = memory
+        .split_whitespace()
+        .nth(1)
+        .and_then(|text| text.parse().ok())
+        .expect("its memory");
+    println!("FIGURE toolbox: {kibibytes} KiB of private memory in its container after eleven calls");
+    assert!(kibibytes <= 4096, "{kibibytes} KiB");
+
     // SIGKILL of the toolbox in the middle of a command takes the command with it.
     let pid = "for p in /proc/[0-9]*; do grep -q [5]555 $p/cmdline 2>/dev/null && echo found; done; true";
     wake(&agent, "wait");
@@ -149,10 +158,10 @@ fn built_in_tools_work_in_the_users_image_and_leave_neither_the_workspace_nor_pr
         (container_restarts(&agent, "toolbox") == 1 && host::find(&pod(), "toolbox").is_some()).then_some(())
     });
     assert!(!inside(&agent, "toolbox", pid).contains("found"));
-    asleep(&agent, 5);
+    asleep(&agent, 2);
     let last = outcomes(&namespace.kubectl, &agent.name);
     assert_eq!(
-        last[10..],
+        last[11..],
         [of("write_file", "Ok"), of("shell", "Unknown")],
         "never repeated"
     );
@@ -214,7 +223,7 @@ fn bytes_that_built_in_tools_write_count_against_the_rate_limit() {
         said["message"].as_str().unwrap_or_default().contains("DiskWriteBytes"),
         "{paused}"
     );
-    let ended = asleep(&agent, 4);
+    let ended = asleep(&agent, 1);
     assert_eq!(ended["status"]["usage"]["toolCalls"], 3);
 }
 
@@ -244,7 +253,7 @@ fn servers_of_others_run_as_containers_over_standard_input_and_over_http() {
         }},
     ], "approval": {"default": "Never"}}});
     let agent = Agent::apply(&namespace, "mcp", &scripted("mcp"), &spec);
-    asleep(&agent, 2);
+    asleep(&agent, 1);
     let done = |server: &str| (format!("{server}__get-sum"), "Ok".to_owned());
     let mut seen = outcomes(&namespace.kubectl, &agent.name);
     seen.sort();
@@ -259,7 +268,7 @@ fn servers_of_others_run_as_containers_over_standard_input_and_over_http() {
     inside(&agent, "mcp-std", "killall -9 node");
     inside(&agent, "mcp-web", "kill -INT 1");
     wake(&agent, "again");
-    asleep(&agent, 4);
+    asleep(&agent, 2);
     let mut seen = outcomes(&namespace.kubectl, &agent.name);
     seen.sort();
     assert_eq!(seen, [done("std"), done("std"), done("web"), done("web")]);
