@@ -75,6 +75,13 @@ pub struct ApprovalRules {
     /// `Destructive`, the default: those of tools with this effect. `Write`: those of tools with any side effect. `Always`:
     /// all.
     pub default: ApprovalDefault,
+    /// Calls that need an approval in addition, once the model has been shown untrusted content: a result of a server that is
+    /// not `trusted`, a notification of a Sensor, or the text of a hot state field that either of them has set. `Never`, the
+    /// default: none. `Destructive`, `Write` and `Always`: as in `default`. The `approval` of a tool takes precedence. Content
+    /// stays untrusted for as long as anything that the model wrote after it may be in its context, which is usually for the
+    /// life of the loop; see `status.loop.untrustedContent`.
+    #[serde(skip_serializing_if = "ApprovalDefault::is_never")]
+    pub after_untrusted_content: ApprovalDefault,
     /// Time in which a call must be approved, in seconds, 60 to 604,800 (a week); then it is denied. Defaults to 3,600.
     #[schemars(range(min = 60, max = 604_800))]
     pub timeout_seconds: u32,
@@ -84,6 +91,7 @@ impl Default for ApprovalRules {
     fn default() -> Self {
         Self {
             default: ApprovalDefault::default(),
+            after_untrusted_content: ApprovalDefault::Never,
             timeout_seconds: 3600,
         }
     }
@@ -101,6 +109,14 @@ pub enum ApprovalDefault {
     Write,
     /// All.
     Always,
+}
+
+impl ApprovalDefault {
+    /// Left out of the serialized spec, so that its hash is the same as before the field existed.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
+    fn is_never(&self) -> bool {
+        *self == Self::Never
+    }
 }
 
 /// Whether calls of a tool need an approval.
@@ -171,7 +187,9 @@ pub struct ToolServer {
     #[schemars(length(min = 1, max = 63), regex(pattern = DNS_LABEL))]
     pub required_grant: Option<String>,
     /// Whether the server's annotations of its tools (`readOnlyHint`, `destructiveHint`, `idempotentHint`) are trusted.
-    /// If false, the default, each of its tools counts as `Write` and not idempotent, unless `tools` says otherwise.
+    /// If false, the default, each of its tools counts as `Write` and not idempotent, unless `tools` says otherwise, and its
+    /// results are untrusted content for `spec.tools.approval.afterUntrustedContent`. Results with text that others write, such
+    /// as web pages, mail or issues, are untrusted content whoever runs the server: declare the effects in `tools` instead.
     #[serde(default)]
     pub trusted: bool,
     /// Names of the only tools of this server that are offered to the model, as the server names them, at most 128.
@@ -227,7 +245,8 @@ pub struct ToolRules {
     /// the model is informed.
     #[serde(default)]
     pub on_unknown_outcome: OnUnknownOutcome,
-    /// Whether a person must approve each call: `Never` or `Always`. Defaults to `spec.tools.approval.default`.
+    /// Whether a person must approve each call: `Never` or `Always`. `Never` takes precedence over
+    /// `spec.tools.approval.afterUntrustedContent` too. Defaults to the rules in `spec.tools.approval`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub approval: Option<ToolApproval>,
 }

@@ -84,6 +84,15 @@ pub struct Toolbox {
     tokens: u64,
 }
 
+/// What the admission of a call depends on besides the call.
+#[derive(Clone, Copy, Debug)]
+pub struct AdmissionContext<'a> {
+    /// How often each tool was denied in this turn.
+    pub denials: &'a BTreeMap<String, u32>,
+    /// The source of the untrusted content that the model has been shown; `None`: it has been shown none.
+    pub untrusted: Option<&'a str>,
+}
+
 /// One tool of a source.
 #[derive(Clone, Debug)]
 pub struct KnownTool {
@@ -144,12 +153,12 @@ impl Toolbox {
     pub fn admit(
         &self,
         call: &ToolCall,
-        denials: &BTreeMap<String, u32>,
+        context: AdmissionContext<'_>,
     ) -> Result<(Arc<KnownTool>, Map<String, Value>), DeniedCall> {
         let Some(known) = self.known.get(&call.name) else {
             return Err(self.unknown(&call.name));
         };
-        if is_hidden(&call.name, denials) {
+        if is_hidden(&call.name, context.denials) {
             let error = format!(
                 "{} was denied {MOST_DENIALS} times and is unavailable until the next turn: continue without it",
                 call.name
@@ -162,7 +171,8 @@ impl Toolbox {
         let arguments = message::arguments(&call.arguments)
             .ok_or_else(|| bad("(all)", "write the arguments as one JSON object, and nothing else"))?;
         let arguments = known.check(arguments)?;
-        if known.spec.needs_approval && sorted(&arguments).to_string().len() > MAX_SHOWN_ARGUMENTS {
+        let is_gated = known.spec.needs_approval || known.asks_because_of(context.untrusted).is_some();
+        if is_gated && sorted(&arguments).to_string().len() > MAX_SHOWN_ARGUMENTS {
             let fix = format!("a person must approve this call and see all of it: at most {MAX_SHOWN_ARGUMENTS} bytes");
             return Err(bad("(all)", &fix));
         }
@@ -231,8 +241,9 @@ impl Toolbox {
 }
 
 impl KnownTool {
-    /// The run of this tool with these arguments. `of`: see [`run_identity`].
-    pub fn plan(&self, of: &Value, arguments: &Map<String, Value>) -> ToolRunPlan {
+    /// The run of this tool with these arguments. `of`: see [`run_identity`]; `untrusted`: see [`AdmissionContext`].
+    pub fn plan(&self, of: &Value, arguments: &Map<String, Value>, untrusted: Option<&str>) -> ToolRunPlan {
+        let because_of = self.asks_because_of(untrusted);
         ToolRunPlan {
             tool: self.spec.name.clone(),
             target: self.spec.target.clone(),
@@ -243,12 +254,19 @@ impl KnownTool {
             key: idempotency_key(of, &self.spec.name, arguments),
             arguments: arguments_hash(arguments),
             tries: 0,
-            approval: if self.spec.needs_approval {
+            trusted: self.spec.trusted,
+            because_of: because_of.map(str::to_owned),
+            approval: if self.spec.needs_approval || because_of.is_some() {
                 RunApproval::Needed(GateKind::ToolCallNeedsApproval)
             } else {
                 RunApproval::NotNeeded
             },
         }
+    }
+
+    /// The source of untrusted content, if a run needs an approval only because of it.
+    fn asks_because_of<'a>(&self, untrusted: Option<&'a str>) -> Option<&'a str> {
+        untrusted.filter(|_| self.spec.needs_approval_after_untrusted && !self.spec.needs_approval)
     }
 
     /// Returns the arguments if they fit the schema.

@@ -40,10 +40,7 @@ impl McpTools {
     /// created.
     pub fn new(spec: &api::tools::ToolsSpec, socket: &Path) -> reqwest::Result<Self> {
         let http = gateway_transport::client(socket)?;
-        let access = Arc::new(AccessRules {
-            approval: spec.approval.default,
-            grants: spec.grants.clone(),
-        });
+        let access = Arc::new(AccessRules::new(spec));
         let servers = spec.servers.iter();
         let servers: Vec<_> = servers
             .map(|server| Arc::new(ToolServerClient::new(server.clone(), Arc::clone(&access), http.clone())))
