@@ -18,6 +18,7 @@ mod history;
 mod hot_state;
 mod hours;
 mod idle;
+mod injections;
 mod lifecycle;
 mod light_model;
 mod limits;
