@@ -14,6 +14,7 @@ use crate::approvals::RunApproval;
 use crate::context::prompt_size;
 use crate::ids;
 use crate::message::{self, ToolCall, ToolDefinition};
+use crate::runtime_mark::without_marks;
 use crate::tool::{ToolEffect, ToolRunId, ToolSpec};
 use agentloop_api::status::GateKind;
 use agentloop_support::hash::sha256_hex;
@@ -123,8 +124,8 @@ impl Toolbox {
             };
             offered.push(ToolDefinition {
                 name: spec.name.clone().into(),
-                description: spec.description.clone().into(),
-                parameters: spec.parameters.clone(),
+                description: without_marks(&spec.description).into_owned().into(),
+                parameters: without_marks_in(&spec.parameters),
             });
             known.insert(spec.name.clone(), Arc::new(KnownTool { spec, schema }));
         }
@@ -291,6 +292,21 @@ pub fn check_schema(parameters: &Value) -> Result<(), String> {
     compile(parameters).map(|_| ())
 }
 
+/// The schema for the model, with no mark of the runtime in any text or name. Calls are checked against the original: only a
+/// server that imitates a mark in what its tool requires makes that tool useless.
+fn without_marks_in(schema: &Value) -> Value {
+    match schema {
+        Value::String(text) => Value::String(without_marks(text).into_owned()),
+        Value::Array(items) => items.iter().map(without_marks_in).collect(),
+        Value::Object(fields) => {
+            let fields = fields.iter();
+            let clean = fields.map(|(name, value)| (without_marks(name).into_owned(), without_marks_in(value)));
+            Value::Object(clean.collect())
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => schema.clone(),
+    }
+}
+
 /// Fetches nothing: a schema that refers to another document cannot be used.
 fn compile(parameters: &Value) -> Result<Validator, String> {
     jsonschema::options()
@@ -351,11 +367,12 @@ fn is_hidden(name: &str, denials: &BTreeMap<String, u32>) -> bool {
     denials.get(name).is_some_and(|denials| *denials >= MOST_DENIALS)
 }
 
+/// A problem may quote the schema, which the server wrote.
 fn bad(argument: &str, fix: &str) -> DeniedCall {
     let (argument, fix) = (truncate(argument), truncate(fix));
     denied(
         DenialReason::BadArguments,
-        &json!({"error": "invalid argument", "argument": argument, "fix": fix}),
+        &json!({"error": "invalid argument", "argument": without_marks(&argument), "fix": without_marks(&fix)}),
     )
 }
 
