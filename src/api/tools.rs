@@ -285,7 +285,22 @@ pub enum OnUnknownOutcome {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn rules_without_the_rule_for_untrusted_content_are_serialized_as_before_there_was_one() {
+        let written = |rules: &ApprovalRules| serde_json::to_value(rules).unwrap();
+        let mut rules = ApprovalRules::default();
+        assert_eq!(
+            written(&rules),
+            json!({"default": "Destructive", "timeoutSeconds": 3600})
+        );
+        rules.after_untrusted_content = ApprovalDefault::Write;
+        assert_eq!(written(&rules)["afterUntrustedContent"], "Write");
+        assert_eq!(serde_json::from_value::<ApprovalRules>(written(&rules)).unwrap(), rules);
+    }
 
     #[test]
     fn a_header_of_a_tool_server_is_any_that_the_protocol_does_not_write() {
