@@ -83,6 +83,10 @@ pub struct Gate {
     pub opened_at: Time,
     /// Time at which the gate expires, which denies it.
     pub expires_at: Time,
+    /// Source of the untrusted content because of which the call needs the approval. Absent if it needs it in any case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 320))]
+    pub untrusted_content_source: Option<String>,
 }
 
 /// What a gate is for.
@@ -212,6 +216,20 @@ pub struct LoopStatus {
     /// Number of turns since the last sleep.
     #[schemars(range(min = 0))]
     pub consecutive_turns: i32,
+    /// Untrusted content that the model has been shown and that may still be in its context. Absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub untrusted_content: Option<UntrustedContent>,
+}
+
+/// Untrusted content in the context of a model.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct UntrustedContent {
+    /// Time at which the first of it was shown.
+    pub since: Time,
+    /// Source of the first of it: `server/<name>` for a tool server, or the event of a Sensor, such as `sensor/<name>`.
+    #[schemars(length(max = 320))]
+    pub source: String,
 }
 
 /// Wake condition of a sleeping loop.

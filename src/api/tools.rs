@@ -101,6 +101,13 @@ pub struct ApprovalRules {
     /// `Destructive`, the default: those of tools with this effect. `Write`: those of tools with any side effect. `Always`:
     /// all.
     pub default: ApprovalDefault,
+    /// Calls that need an approval in addition, once the model has been shown untrusted content: a result of the
+    /// toolbox or of a server that is not `trusted`, a notification of a Sensor, or the text of a hot state field that
+    /// either of them has set. `Never`, the default: none. `Destructive`, `Write` and `Always`: as in `default`. The
+    /// `approval` of a tool takes precedence. Content stays untrusted for as long as anything that the model wrote
+    /// after it may be in its context, which is usually for the life of the loop; see `status.loop.untrustedContent`.
+    #[serde(skip_serializing_if = "ApprovalDefault::is_never")]
+    pub after_untrusted_content: ApprovalDefault,
     /// Time in which a call must be approved, in seconds, 60 to 604,800 (a week); then it is denied. Defaults to 3,600.
     #[schemars(range(min = 60, max = 604_800))]
     pub timeout_seconds: u32,
@@ -110,6 +117,7 @@ impl Default for ApprovalRules {
     fn default() -> Self {
         Self {
             default: ApprovalDefault::default(),
+            after_untrusted_content: ApprovalDefault::Never,
             timeout_seconds: 3600,
         }
     }
@@ -127,6 +135,14 @@ pub enum ApprovalDefault {
     Write,
     /// All.
     Always,
+}
+
+impl ApprovalDefault {
+    /// Left out of the serialized spec, so that its hash is the same as before the field existed.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
+    fn is_never(&self) -> bool {
+        *self == Self::Never
+    }
 }
 
 /// Whether calls of a tool need an approval.
@@ -238,7 +254,9 @@ pub struct ToolServer {
     #[schemars(length(min = 1, max = 63), regex(pattern = DNS_LABEL))]
     pub required_grant: Option<String>,
     /// Whether the server's annotations of its tools (`readOnlyHint`, `destructiveHint`, `idempotentHint`) are trusted.
-    /// If false, the default, each of its tools counts as `Write` and not idempotent, unless `tools` says otherwise.
+    /// If false, the default, each of its tools counts as `Write` and not idempotent, unless `tools` says otherwise, and its
+    /// results are untrusted content for `spec.tools.approval.afterUntrustedContent`. Results with text that others write, such
+    /// as web pages, mail or issues, are untrusted content whoever runs the server: declare the effects in `tools` instead.
     #[serde(default)]
     pub trusted: bool,
     /// Names of the only tools of this server that are offered to the model, as the server names them, at most 128.
@@ -322,7 +340,8 @@ pub struct ToolRules {
     /// the model is informed.
     #[serde(default)]
     pub on_unknown_outcome: OnUnknownOutcome,
-    /// Whether a person must approve each call: `Never` or `Always`. Defaults to `spec.tools.approval.default`.
+    /// Whether a person must approve each call: `Never` or `Always`. `Never` takes precedence over
+    /// `spec.tools.approval.afterUntrustedContent` too. Defaults to the rules in `spec.tools.approval`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub approval: Option<ToolApproval>,
 }
@@ -361,7 +380,22 @@ pub enum OnUnknownOutcome {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn rules_without_the_rule_for_untrusted_content_are_serialized_as_before_there_was_one() {
+        let written = |rules: &ApprovalRules| serde_json::to_value(rules).unwrap();
+        let mut rules = ApprovalRules::default();
+        assert_eq!(
+            written(&rules),
+            json!({"default": "Destructive", "timeoutSeconds": 3600})
+        );
+        rules.after_untrusted_content = ApprovalDefault::Write;
+        assert_eq!(written(&rules)["afterUntrustedContent"], "Write");
+        assert_eq!(serde_json::from_value::<ApprovalRules>(written(&rules)).unwrap(), rules);
+    }
 
     #[test]
     fn a_header_of_a_tool_server_is_any_that_the_protocol_does_not_write() {

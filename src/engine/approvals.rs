@@ -65,6 +65,8 @@ pub struct OpenGate {
     pub tool: String,
     /// Hash of the arguments.
     pub arguments: String,
+    /// The source of the untrusted content because of which it needs the approval.
+    pub because_of: Option<String>,
 }
 
 /// A person's answer to a gate.
@@ -226,7 +228,11 @@ impl Engine {
         };
         let (id, until) = (&gate.id, gate.expires_at);
         let message = match gate.kind {
-            GateKind::ToolCallNeedsApproval => format!("the call of {} waits for an approval (gate {id})", plan.tool),
+            GateKind::ToolCallNeedsApproval => {
+                let tool = &plan.tool;
+                let because_of = plan.because_of.as_deref().map(because_of).unwrap_or_default();
+                format!("the call of {tool} waits for an approval{because_of} (gate {id})")
+            }
             GateKind::UnknownOutcome => format!(
                 "the outcome of a call of {} is unknown; repeating it waits for an approval (gate {id})",
                 plan.tool
@@ -258,6 +264,7 @@ impl Engine {
             gate: gate.clone(),
             tool: plan.tool.clone(),
             arguments: plan.arguments.clone(),
+            because_of: plan.because_of.clone(),
         });
         open.collect()
     }
@@ -268,6 +275,11 @@ impl Engine {
             batch.keep_gates_until(time_math::after(now, ANSWER_GRACE));
         }
     }
+}
+
+/// Why a call needs an approval that it would not need otherwise.
+fn because_of(source: &str) -> String {
+    format!(", since the model has been shown untrusted content of {source}")
 }
 
 fn pause_reason(kind: GateKind) -> PauseReason {

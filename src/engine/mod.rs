@@ -48,6 +48,7 @@ pub mod tool;
 mod tools;
 mod totals;
 mod turn;
+mod untrusted;
 mod view;
 mod wake;
 
@@ -72,6 +73,7 @@ pub use ids::{CallId, CallIdError};
 pub use pauses::budget;
 pub use purpose::CallPurpose;
 pub use tools::admission::check_schema;
+pub use untrusted::UntrustedContent;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineInput {

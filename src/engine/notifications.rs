@@ -296,6 +296,15 @@ impl NotificationInbox {
         sent.dropped = self.dropped;
     }
 
+    /// The source of the first notification that the attempt last sent shows.
+    pub(super) fn first_source(&self, shown: &ShownNotifications) -> Option<&str> {
+        let first = self
+            .waiting
+            .iter()
+            .find(|waiting| shown.sent.keys.contains(&waiting.key))?;
+        Some(&first.source)
+    }
+
     /// The notifications of a turn as the model reads them. `None`: nothing to show.
     pub(super) fn block(&self, shown: &ShownNotifications, room: usize, now: Timestamp) -> Option<String> {
         let of_turn = |waiting: &&WaitingNotification| shown.sent.keys.contains(&waiting.key);

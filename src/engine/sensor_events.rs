@@ -12,6 +12,9 @@ use super::machine::Engine;
 use super::notifications::{self, Notification, NotificationPriority};
 use super::turn::Turn;
 
+/// The source of untrusted content from Sensors; with the name of the Sensor, if that is known.
+const SENSOR: &str = "sensor";
+
 /// One event of a Sensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SensedEvent {
@@ -50,7 +53,9 @@ impl Engine {
     /// Restores a value that a Sensor set before this process began, with its age. A value that does not fit the schema
     /// is skipped.
     pub fn restore_field(&mut self, field: &str, value: Value, at: Timestamp) {
-        let _ = self.hot.write(field, value, at);
+        if self.hot.write(field, value, at).is_ok() {
+            self.hot.set_untrusted(field, SENSOR.to_owned());
+        }
     }
 
     pub(super) fn receive_event(&mut self, event: SensedEvent, out: &mut EffectBuffer) {
@@ -59,7 +64,7 @@ impl Engine {
         out.record(journal_line(RecordKind::SensorUpdated, self.turn_number(), note));
         let at = event.at.min(out.now);
         for (field, value) in event.updates {
-            self.write_field(&field, value, at, out);
+            self.write_field(&field, value, at, Some(format!("{SENSOR}/{}", event.sensor)), out);
         }
         let told: Vec<String> = event.notices.iter().map(|notice| notice.source.clone()).collect();
         for (place, notice) in event.notices.into_iter().enumerate() {

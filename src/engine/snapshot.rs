@@ -25,6 +25,7 @@ use super::resources::ResourceTracker;
 use super::scoring::ScoringState;
 use super::totals::Totals;
 use super::turn::Turn;
+use super::untrusted::ContentTrust;
 use agentloop_api::failure::CallFailure;
 use agentloop_api::status::HandledRequests;
 
@@ -69,6 +70,8 @@ pub struct EngineSnapshot {
     pub(super) digest: HistoryDigest,
     /// Whose results are left out of the prompt.
     pub(super) cleared: ClearedResults,
+    /// Whether the conversation has untrusted content.
+    pub(super) trust: ContentTrust,
     /// How the server's token counts compare with the estimate.
     pub(super) sizes: TokenEstimator,
     /// What the loop's mode keeps between turns.

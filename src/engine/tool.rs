@@ -34,6 +34,7 @@ pub enum UnknownOutcomePolicy {
 
 /// A tool that a source offers, with its rules.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent rules, each asked by its name")]
 pub struct ToolSpec {
     /// As the model calls it: `<server>__<tool>`, 1 to 64 of `a-z`, `A-Z`, `0-9`, `_` and `-`.
     pub name: String,
@@ -53,6 +54,10 @@ pub struct ToolSpec {
     pub target: String,
     /// A person must approve each run.
     pub needs_approval: bool,
+    /// A person must approve each run that the model requests once it has been shown untrusted content.
+    pub needs_approval_after_untrusted: bool,
+    /// Its server is trusted: its results are not untrusted content.
+    pub trusted: bool,
     /// A grant that its server requires and the Agent does not have: its calls are denied.
     pub missing_grant: Option<String>,
 }

@@ -8,6 +8,7 @@ use super::lifecycle::{LifecyclePhase, PublicState};
 use super::machine::Engine;
 use super::resources::ResourceWait;
 use super::snapshot::ChosenSleep;
+use super::untrusted::UntrustedContent;
 use super::{EngineEffect, RecordKind};
 use agentloop_api::condition::LoopSign;
 use agentloop_api::failure::CallFailure;
@@ -41,6 +42,8 @@ pub struct LoopView {
     pub last_error: Option<(Timestamp, CallFailure)>,
     /// The open gates, in the order of their runs.
     pub gates: Vec<OpenGate>,
+    /// The untrusted content of the conversation.
+    pub untrusted: Option<UntrustedContent>,
     /// The repetition that the loop is in.
     pub detected: Option<DetectedRepetition>,
     /// Why the light model cannot be used, if only a user can fix that.
@@ -86,6 +89,7 @@ impl Engine {
             handled: state.handled.clone(),
             last_error: state.last_error.clone(),
             gates: self.gates(),
+            untrusted: state.trust.untrusted().cloned(),
             detected: self.detected(),
             light_model: self.light_model_failure().cloned(),
         }

@@ -18,7 +18,10 @@ use agentloop_api::{
     condition::LoopSign,
     failure::{CallFailure, FailureKind},
     price::ModelPrice,
-    status::{Gate, HandledRequests, LastError, LoopOutcome, LoopState, LoopUsage, PauseReason, WakeCondition},
+    status::{
+        Gate, HandledRequests, LastError, LoopOutcome, LoopState, LoopUsage, PauseReason, UntrustedContent,
+        WakeCondition,
+    },
     usage_counts::LoopCounts,
 };
 use agentloop_ledger::account::{GrantRefusal, GrantRequest, LeaseStatement};
@@ -411,6 +414,9 @@ pub struct LoopReport {
     /// Open gates, in the order of their runs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gates: Vec<Gate>,
+    /// Untrusted content that the model has been shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub untrusted_content: Option<UntrustedContent>,
     /// What the loop counts over the life of its Agent.
     #[serde(flatten)]
     pub counts: LoopCounts,

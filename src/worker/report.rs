@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::api::status::{Gate, LastError};
+use crate::api::status::{Gate, LastError, UntrustedContent};
 use crate::engine::OpenGate;
 use crate::engine::machine::LoopView;
 use crate::link::messages::{DetectedLoop, HeldReason, LoopReport, ModelReport};
@@ -31,6 +31,10 @@ pub fn from_view(view: LoopView) -> LoopReport {
         outcome: view.outcome,
         turn: view.turn,
         gates: view.gates.into_iter().map(gate).collect(),
+        untrusted_content: view.untrusted.map(|content| UntrustedContent {
+            since: Time(content.since),
+            source: content.source,
+        }),
         counts: view.counts,
         consecutive_errors: view.consecutive_errors.try_into().unwrap_or(i32::MAX),
         consecutive_turns: view.consecutive_turns.try_into().unwrap_or(i32::MAX),
@@ -51,7 +55,12 @@ pub fn from_view(view: LoopView) -> LoopReport {
 }
 
 fn gate(open: OpenGate) -> Gate {
-    let OpenGate { gate, tool, arguments } = open;
+    let OpenGate {
+        gate,
+        tool,
+        arguments,
+        because_of,
+    } = open;
     Gate {
         id: gate.id,
         kind: gate.kind,
@@ -59,6 +68,7 @@ fn gate(open: OpenGate) -> Gate {
         arguments_hash: arguments,
         opened_at: Time(gate.opened_at),
         expires_at: Time(gate.expires_at),
+        untrusted_content_source: because_of,
     }
 }
 

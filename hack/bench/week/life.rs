@@ -267,6 +267,8 @@ fn tool() -> ToolSpec {
         on_unknown: UnknownOutcomePolicy::TellModel,
         target: String::new(),
         needs_approval: false,
+        needs_approval_after_untrusted: false,
+        trusted: true,
         missing_grant: None,
     }
 }

@@ -239,7 +239,13 @@ impl AgentConditions<'_> {
                 None => match report.gates.first().filter(|_| type_ == ConditionType::ApprovalPending) {
                     // Its run is not the next one yet.
                     Some(gate) => {
-                        let message = format!("the call of {} waits for an approval (gate {})", gate.tool, gate.id);
+                        let because_of = gate
+                            .untrusted_content_source
+                            .as_ref()
+                            .map(|source| format!(", since the model has been shown untrusted content of {source}"));
+                        let (tool, id) = (&gate.tool, &gate.id);
+                        let because_of = because_of.unwrap_or_default();
+                        let message = format!("the call of {tool} waits for an approval{because_of} (gate {id})");
                         let answer = self.how_to_answer(report, type_);
                         self.list
                             .set(type_, true, gate.kind.as_ref(), format!("{message}{answer}"));

@@ -6,6 +6,8 @@
 //! A user's mistake becomes a condition, never an error; an error means "retry".
 
 mod apply;
+#[cfg(test)]
+mod approval_tests;
 mod claims;
 mod conditions;
 mod context;

@@ -169,6 +169,11 @@ fn loop_status(facts: &AgentStatusInput<'_>) -> LoopStatus {
     status.turn = facts.known.turn;
     status.consecutive_errors = report.map_or(old.consecutive_errors, |report| report.consecutive_errors);
     status.consecutive_turns = report.map_or(old.consecutive_turns, |report| report.consecutive_turns);
+    // Content outlives the pod, with the history.
+    status.untrusted_content = match report {
+        Some(report) => report.untrusted_content.clone(),
+        None => old.untrusted_content.clone(),
+    };
     if status.since.is_none() {
         let same = facts.old.r#loop.is_some() && status.state == old.state;
         status.since = if same { old.since } else { Some(Time(facts.now)) };

@@ -276,6 +276,7 @@ impl Engine {
         self.transcript.drain(range.clone());
         self.state.watch.forget_calls();
         self.state.doubt.removed(&range, self.transcript.len());
+        self.state.trust.removed(&range);
         let cleared = &mut self.state.cleared.messages;
         *cleared -= range.end.min(*cleared).saturating_sub(range.start);
         if let Some(turn) = &mut self.state.turn {

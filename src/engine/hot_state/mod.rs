@@ -68,6 +68,8 @@ struct DatedValue {
     /// As JSON, on one line.
     text: String,
     at: Timestamp,
+    /// Whose it is, if it contains text of a source that is not trusted.
+    untrusted: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -110,10 +112,31 @@ impl HotState {
         if all > MOST_BYTES {
             return Err(FieldWriteError::Full(all));
         }
-        self.entries.insert(name.to_owned(), DatedValue { text, at: now });
+        let entry = DatedValue {
+            text,
+            at: now,
+            untrusted: None,
+        };
+        self.entries.insert(name.to_owned(), entry);
         self.problems.remove(name);
         self.version = self.version.saturating_add(1);
         Ok(())
+    }
+
+    /// The value of this field is of a source that is not trusted. Numbers and Booleans cannot contain instructions; any text
+    /// can, also the name in an object.
+    pub(super) fn set_untrusted(&mut self, name: &str, source: String) {
+        if let Some(entry) = self.entries.get_mut(name)
+            && entry.text.contains('"')
+        {
+            entry.untrusted = Some(source);
+        }
+    }
+
+    /// The source of the first value that is untrusted content, in the order of the schema.
+    pub(super) fn first_untrusted(&self) -> Option<&str> {
+        let mut entries = self.fields.iter().filter_map(|field| self.entries.get(&field.name));
+        entries.find_map(|entry| entry.untrusted.as_deref())
     }
 
     fn field(&self, name: &str) -> Option<&FieldSchema> {

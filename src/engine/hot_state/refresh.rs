@@ -14,8 +14,9 @@ use super::super::effects::{EffectBuffer, journal_line};
 use super::super::machine::Engine;
 use super::super::message::ToolCall;
 use super::super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId};
-use super::super::tools::admission;
+use super::super::tools::admission::{self, AdmissionContext};
 use super::super::tools::batch::{MOST_READS, ToolRunPlan};
+use super::super::untrusted::server_source;
 use super::super::{EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
 use super::FieldSchema;
 use agentloop_api::hot_state::FieldType;
@@ -111,7 +112,12 @@ impl Engine {
             name: name.to_owned(),
             arguments: "{}".to_owned(),
         };
-        let judged = self.offer.toolbox().admit(&call, &BTreeMap::new());
+        // The model does not request it, so what the model has read does not matter.
+        let context = AdmissionContext {
+            denials: &BTreeMap::new(),
+            untrusted: None,
+        };
+        let judged = self.offer.toolbox().admit(&call, context);
         let (known, arguments) = judged.map_err(|_| "its refreshTool cannot be called without arguments")?;
         if known.spec.effect != ToolEffect::Read {
             return Err("its refreshTool is not run, since its effect is not Read");
@@ -119,7 +125,7 @@ impl Engine {
         if known.spec.needs_approval {
             return Err("its refreshTool is not run, since its calls need an approval");
         }
-        Ok(known.plan(of, &arguments))
+        Ok(known.plan(of, &arguments, None))
     }
 
     /// Sends as many runs as may be under way.
@@ -180,7 +186,8 @@ impl Engine {
             ToolOutcome::Done { text } => {
                 if let Some(known) = self.hot.field(&field) {
                     let value = read(known, text);
-                    self.write_field(&field, value, out.now, out);
+                    let untrusted = (!plan.trusted).then(|| server_source(&plan.tool));
+                    self.write_field(&field, value, out.now, untrusted, out);
                 }
                 (OutcomeKind::Ok, None)
             }
@@ -196,10 +203,19 @@ impl Engine {
     }
 
     /// Stores a value of that time, or keeps the last good one and records why; journalled once, until a write
-    /// succeeds.
-    pub(crate) fn write_field(&mut self, name: &str, value: Value, at: Timestamp, out: &mut EffectBuffer) {
-        if let Err(refused) = self.hot.write(name, value, at) {
-            self.field_problem(name, &format!("the last value was refused: {refused}"), out);
+    /// succeeds. `untrusted`: whose it is, if that is not trusted.
+    pub(crate) fn write_field(
+        &mut self,
+        name: &str,
+        value: Value,
+        at: Timestamp,
+        untrusted: Option<String>,
+        out: &mut EffectBuffer,
+    ) {
+        match (self.hot.write(name, value, at), untrusted) {
+            (Ok(()), Some(source)) => self.hot.set_untrusted(name, source),
+            (Ok(()), None) => {}
+            (Err(refused), _) => self.field_problem(name, &format!("the last value was refused: {refused}"), out),
         }
     }
 

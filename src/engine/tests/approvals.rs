@@ -7,8 +7,8 @@ use super::super::OpenGate;
 use super::work::{tool, tools, unknown, wants};
 use super::*;
 
-/// Tools whose calls need an approval.
-pub(super) const NAMES: [&str; 3] = ["repo__delete", "bank__pay", "vault__read"];
+/// Tools whose calls need an approval, one whose results are untrusted content, and one whose calls need an approval after it.
+pub(super) const NAMES: [&str; 5] = ["repo__delete", "bank__pay", "vault__read", "web__fetch", "chat__post"];
 
 /// The usual tools, and those whose calls need an approval.
 fn gated_tools() -> Vec<ToolSpec> {
@@ -23,6 +23,14 @@ fn gated_tools() -> Vec<ToolSpec> {
         ..asks(tool("bank__pay", ToolEffect::Write))
     });
     offered.push(asks(tool("vault__read", ToolEffect::Read)));
+    offered.push(ToolSpec {
+        trusted: false,
+        ..tool("web__fetch", ToolEffect::Read)
+    });
+    offered.push(ToolSpec {
+        needs_approval_after_untrusted: true,
+        ..tool("chat__post", ToolEffect::Write)
+    });
     offered
 }
 

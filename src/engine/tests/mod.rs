@@ -18,6 +18,7 @@ mod history;
 mod hot_state;
 mod hours;
 mod idle;
+mod injections;
 mod lifecycle;
 mod light_model;
 mod limits;
@@ -38,10 +39,11 @@ mod texts;
 mod tool_failures;
 mod tools;
 mod trips;
+mod untrusted;
 mod window;
 mod work;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -183,6 +185,8 @@ struct Driver {
     sent: Vec<ToolRun>,
     cut: Vec<ToolRunId>,
     silent: bool,
+    /// Calls whose answers were given after untrusted content.
+    untrusted: BTreeSet<(i64, u32)>,
     /// Messages that left without a summary since the last one.
     forgotten: usize,
 }
@@ -223,6 +227,7 @@ impl Driver {
             sent: Vec::new(),
             cut: Vec::new(),
             silent: false,
+            untrusted: BTreeSet::new(),
             forgotten: 0,
         }
     }
@@ -282,6 +287,12 @@ impl Driver {
         let given = input.clone();
         if let EngineInput::BudgetChanged { budget } = &input {
             self.budget = budget.clone();
+        }
+        if let EngineInput::Answered { call, .. } = &given
+            && before.view().untrusted.is_some()
+            && before.call_in_flight() == Some(*call)
+        {
+            self.untrusted.insert((call.turn, call.call));
         }
         let effects = self.engine.handle(self.now, input);
         self.check_reasons(&before, &given);
@@ -449,7 +460,9 @@ impl Driver {
                 assert!(may, "{} was sent twice", run.id);
             }
         }
-        if rule(&run.name).is_some_and(|tool| tool.needs_approval) {
+        let is_after = self.untrusted.contains(&(run.id.turn, run.id.call));
+        if rule(&run.name).is_some_and(|tool| tool.needs_approval || (is_after && tool.needs_approval_after_untrusted))
+        {
             let tries = self.sent.iter().filter(|sent| sent.id == run.id).count();
             assert!(self.approvals(run.id).count() > tries, "{} was not approved", run.id);
         }

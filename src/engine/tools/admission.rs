@@ -14,6 +14,7 @@ use crate::approvals::RunApproval;
 use crate::context::prompt_size;
 use crate::ids;
 use crate::message::{self, ToolCall, ToolDefinition};
+use crate::runtime_mark::without_marks;
 use crate::tool::{ToolEffect, ToolRunId, ToolSpec};
 use agentloop_api::status::GateKind;
 use agentloop_support::hash::sha256_hex;
@@ -84,6 +85,15 @@ pub struct Toolbox {
     tokens: u64,
 }
 
+/// What the admission of a call depends on besides the call.
+#[derive(Clone, Copy, Debug)]
+pub struct AdmissionContext<'a> {
+    /// How often each tool was denied in this turn.
+    pub denials: &'a BTreeMap<String, u32>,
+    /// The source of the untrusted content that the model has been shown; `None`: it has been shown none.
+    pub untrusted: Option<&'a str>,
+}
+
 /// One tool of a source.
 #[derive(Clone, Debug)]
 pub struct KnownTool {
@@ -114,8 +124,8 @@ impl Toolbox {
             };
             offered.push(ToolDefinition {
                 name: spec.name.clone().into(),
-                description: spec.description.clone().into(),
-                parameters: spec.parameters.clone(),
+                description: without_marks(&spec.description).into_owned().into(),
+                parameters: without_marks_in(&spec.parameters),
             });
             known.insert(spec.name.clone(), Arc::new(KnownTool { spec, schema }));
         }
@@ -144,12 +154,12 @@ impl Toolbox {
     pub fn admit(
         &self,
         call: &ToolCall,
-        denials: &BTreeMap<String, u32>,
+        context: AdmissionContext<'_>,
     ) -> Result<(Arc<KnownTool>, Map<String, Value>), DeniedCall> {
         let Some(known) = self.known.get(&call.name) else {
             return Err(self.unknown(&call.name));
         };
-        if is_hidden(&call.name, denials) {
+        if is_hidden(&call.name, context.denials) {
             let error = format!(
                 "{} was denied {MOST_DENIALS} times and is unavailable until the next turn: continue without it",
                 call.name
@@ -162,7 +172,8 @@ impl Toolbox {
         let arguments = message::arguments(&call.arguments)
             .ok_or_else(|| bad("(all)", "write the arguments as one JSON object, and nothing else"))?;
         let arguments = known.check(arguments)?;
-        if known.spec.needs_approval && sorted(&arguments).to_string().len() > MAX_SHOWN_ARGUMENTS {
+        let is_gated = known.spec.needs_approval || known.asks_because_of(context.untrusted).is_some();
+        if is_gated && sorted(&arguments).to_string().len() > MAX_SHOWN_ARGUMENTS {
             let fix = format!("a person must approve this call and see all of it: at most {MAX_SHOWN_ARGUMENTS} bytes");
             return Err(bad("(all)", &fix));
         }
@@ -231,8 +242,9 @@ impl Toolbox {
 }
 
 impl KnownTool {
-    /// The run of this tool with these arguments. `of`: see [`run_identity`].
-    pub fn plan(&self, of: &Value, arguments: &Map<String, Value>) -> ToolRunPlan {
+    /// The run of this tool with these arguments. `of`: see [`run_identity`]; `untrusted`: see [`AdmissionContext`].
+    pub fn plan(&self, of: &Value, arguments: &Map<String, Value>, untrusted: Option<&str>) -> ToolRunPlan {
+        let because_of = self.asks_because_of(untrusted);
         ToolRunPlan {
             tool: self.spec.name.clone(),
             target: self.spec.target.clone(),
@@ -243,12 +255,19 @@ impl KnownTool {
             key: idempotency_key(of, &self.spec.name, arguments),
             arguments: arguments_hash(arguments),
             tries: 0,
-            approval: if self.spec.needs_approval {
+            trusted: self.spec.trusted,
+            because_of: because_of.map(str::to_owned),
+            approval: if self.spec.needs_approval || because_of.is_some() {
                 RunApproval::Needed(GateKind::ToolCallNeedsApproval)
             } else {
                 RunApproval::NotNeeded
             },
         }
+    }
+
+    /// The source of untrusted content, if a run needs an approval only because of it.
+    fn asks_because_of<'a>(&self, untrusted: Option<&'a str>) -> Option<&'a str> {
+        untrusted.filter(|_| self.spec.needs_approval_after_untrusted && !self.spec.needs_approval)
     }
 
     /// Returns the arguments if they fit the schema.
@@ -271,6 +290,21 @@ impl KnownTool {
 /// Checks that a tool's schema can be used. A source leaves a tool with an unusable schema out, and reports the error.
 pub fn check_schema(parameters: &Value) -> Result<(), String> {
     compile(parameters).map(|_| ())
+}
+
+/// The schema for the model, with no mark of the runtime in any text or name. Calls are checked against the original: only a
+/// server that imitates a mark in what its tool requires makes that tool useless.
+fn without_marks_in(schema: &Value) -> Value {
+    match schema {
+        Value::String(text) => Value::String(without_marks(text).into_owned()),
+        Value::Array(items) => items.iter().map(without_marks_in).collect(),
+        Value::Object(fields) => {
+            let fields = fields.iter();
+            let clean = fields.map(|(name, value)| (without_marks(name).into_owned(), without_marks_in(value)));
+            Value::Object(clean.collect())
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => schema.clone(),
+    }
 }
 
 /// Fetches nothing: a schema that refers to another document cannot be used.
@@ -333,11 +367,12 @@ fn is_hidden(name: &str, denials: &BTreeMap<String, u32>) -> bool {
     denials.get(name).is_some_and(|denials| *denials >= MOST_DENIALS)
 }
 
+/// A problem may quote the schema, which the server wrote.
 fn bad(argument: &str, fix: &str) -> DeniedCall {
     let (argument, fix) = (truncate(argument), truncate(fix));
     denied(
         DenialReason::BadArguments,
-        &json!({"error": "invalid argument", "argument": argument, "fix": fix}),
+        &json!({"error": "invalid argument", "argument": without_marks(&argument), "fix": without_marks(&fix)}),
     )
 }
 

@@ -81,6 +81,12 @@ pub struct ToolRunPlan {
     /// Whether a person must approve it before it is sent.
     #[serde(default)]
     pub approval: RunApproval,
+    /// The source of the untrusted content because of which it needs that approval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub because_of: Option<String>,
+    /// Whether its server is trusted.
+    #[serde(default)]
+    pub trusted: bool,
 }
 
 impl ToolRunPlan {

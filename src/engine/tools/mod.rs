@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use self::admission::DeniedCall;
+use self::admission::{AdmissionContext, DeniedCall};
 use self::batch::{JoinedResult, NextRun, ToolBatch, ToolRunPlan, ToolSlot};
 use self::expiry::{LONGEST_CALL, LONGEST_PAUSE, asked_before, expired};
 use crate::approvals::RunApproval;
@@ -81,8 +81,12 @@ impl Engine {
         let Some(turn) = &mut self.state.turn else {
             return Err(String::new());
         };
-        let denied = match self.offer.toolbox().admit(wanted, turn.denials()) {
-            Ok((known, arguments)) => return Ok(known.plan(&of, &arguments)),
+        let context = AdmissionContext {
+            denials: turn.denials(),
+            untrusted: self.state.trust.untrusted().map(|content| &*content.source),
+        };
+        let denied = match self.offer.toolbox().admit(wanted, context) {
+            Ok((known, arguments)) => return Ok(known.plan(&of, &arguments, context.untrusted)),
             Err(denied) => denied,
         };
         if self.offer.toolbox().knows(&wanted.name) {
@@ -248,6 +252,7 @@ impl Engine {
         }
         out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
         self.check_ended_run(&ended, out);
+        self.note_result_source(place, plan, out.now);
         if let Some(batch) = self.batch_mut() {
             batch.end(place, ending, text);
         }

@@ -235,6 +235,7 @@ impl Engine {
         let retract = retract.min(self.transcript.len());
         self.transcript.truncate(self.transcript.len() - retract);
         self.state.doubt.removed(&(0..0), self.transcript.len());
+        self.state.trust.retracted(self.transcript.len());
         out.record(JournalRecord {
             retract,
             ..journal_line(RecordKind::TurnFailed, turn.number(), note)

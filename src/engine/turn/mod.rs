@@ -97,6 +97,9 @@ impl Engine {
         }
         let messages: Vec<Arc<Message>> = std::iter::once(system).chain(conversation).collect();
         let state = self.state_block().filter(|_| self.compaction().is_none());
+        if state.is_some() {
+            self.note_shown_sources();
+        }
         let sent = prompt_size::messages_size(&messages, 0) + self.offer.toolbox().tokens();
         self.sent_tokens = Some(sent + state.as_deref().map_or(0, prompt_size::message_size));
         CallContent {
@@ -346,6 +349,8 @@ impl Engine {
         };
         self.state.totals.complete_turn();
         let last_text = last_text.unwrap_or_default();
+        // The next turn of this kind begins with its answer.
+        self.state.trust.kept_elsewhere();
         self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
         self.mode_turn_ended(
             turn.kind(),
@@ -374,6 +379,7 @@ impl Engine {
         self.state.counters.idle.skip(out.now);
         let retract = turn.messages().min(self.transcript.len());
         self.transcript.truncate(self.transcript.len() - retract);
+        self.state.trust.retracted(self.transcript.len());
         out.record(JournalRecord {
             retract,
             ..journal_line(kind, turn.number(), note)

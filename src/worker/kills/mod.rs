@@ -225,6 +225,10 @@ fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
         )
     };
     assert_eq!(totals(view), totals(expected));
+    assert!(
+        view.untrusted.is_some() || expected.untrusted.is_none(),
+        "untrusted content was forgotten"
+    );
     let answers = |run: &Run| lines(run, "CallAnswered", None).len() - run.summed_up.len();
     assert_eq!(
         (answers(found), found.billed.len()),

@@ -180,6 +180,8 @@ pub(super) fn tools() -> Vec<ToolSpec> {
         on_unknown,
         target: String::new(),
         needs_approval: false,
+        needs_approval_after_untrusted: false,
+        trusted: name != "files__read",
         missing_grant: None,
     };
     let (tell, retry) = (UnknownOutcomePolicy::TellModel, UnknownOutcomePolicy::Retry);

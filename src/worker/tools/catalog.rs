@@ -86,21 +86,22 @@ pub(super) fn bounded<'a>(catalogs: impl IntoIterator<Item = &'a ToolCatalog>) -
 }
 
 /// What the spec says about the tools of all servers: which calls need an approval, and the grants of the Agent.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct AccessRules {
     pub(super) approval: ApprovalDefault,
+    /// The same for calls that the model requests once it has been shown untrusted content.
+    pub(super) after_untrusted: ApprovalDefault,
     pub(super) grants: Vec<String>,
     pub(super) toolbox: ToolboxSpec,
 }
 
 impl AccessRules {
-    /// Whether a call of a tool with this effect needs an approval.
-    fn asks_for(&self, effect: ToolEffect, own: Option<ToolApproval>) -> bool {
-        match (own, self.approval) {
-            (Some(ToolApproval::Never), _) | (None, ApprovalDefault::Never) => false,
-            (Some(ToolApproval::Always), _) | (None, ApprovalDefault::Always) => true,
-            (None, ApprovalDefault::Destructive) => effect == ToolEffect::Destructive,
-            (None, ApprovalDefault::Write) => effect != ToolEffect::Read,
+    pub(super) fn new(spec: &api::ToolsSpec) -> Self {
+        Self {
+            approval: spec.approval.default,
+            after_untrusted: spec.approval.after_untrusted_content,
+            grants: spec.grants.clone(),
+            toolbox: spec.toolbox.clone().unwrap_or_default(),
         }
     }
 
@@ -130,6 +131,16 @@ impl AccessRules {
     }
 }
 
+/// Whether a call of a tool with this effect needs an approval. `own`: the rule of the tool.
+fn asks_for(effect: ToolEffect, own: Option<ToolApproval>, default: ApprovalDefault) -> bool {
+    match (own, default) {
+        (Some(ToolApproval::Never), _) | (None, ApprovalDefault::Never) => false,
+        (Some(ToolApproval::Always), _) | (None, ApprovalDefault::Always) => true,
+        (None, ApprovalDefault::Destructive) => effect == ToolEffect::Destructive,
+        (None, ApprovalDefault::Write) => effect != ToolEffect::Read,
+    }
+}
+
 fn spec(
     (server, access): (&ToolServer, &AccessRules),
     name: String,
@@ -150,6 +161,7 @@ fn spec(
             ToolEffect::Write
         }
     });
+    let approval = rules.and_then(|rules| rules.approval);
     ToolSpec {
         name,
         description: description(tool),
@@ -163,7 +175,10 @@ fn spec(
             api::OnUnknownOutcome::Ask => UnknownOutcomePolicy::Ask,
         },
         target: access.target(server, own),
-        needs_approval: access.asks_for(effect, rules.and_then(|rules| rules.approval)),
+        needs_approval: asks_for(effect, approval, access.approval),
+        needs_approval_after_untrusted: asks_for(effect, approval, access.after_untrusted),
+        // What the toolbox reads may come from anywhere: from a host, a program, or a file that one of them left.
+        trusted: server.trusted && server.endpoint() != ServerEndpoint::Toolbox,
         missing_grant: access.missing_grant(server),
     }
 }
@@ -216,9 +231,13 @@ mod tests {
         .unwrap()
     }
 
+    fn no_rules() -> AccessRules {
+        AccessRules::new(&api::ToolsSpec::default())
+    }
+
     /// The catalog of an Agent without further rules.
     fn of_server(server: &ToolServer, tools: Vec<Tool>) -> ToolCatalog {
-        ToolCatalog::new(server, &AccessRules::default(), tools)
+        ToolCatalog::new(server, &no_rules(), tools)
     }
 
     fn one(server: &ToolServer, annotations: Value) -> (ToolEffect, bool) {
@@ -367,7 +386,7 @@ mod tests {
         ] {
             let access = AccessRules {
                 approval: default,
-                ..AccessRules::default()
+                ..no_rules()
             };
             for (effect, asked) in effects.into_iter().zip(asked) {
                 let rules = json!({"tools": [{"name": "t", "effect": effect}]});
@@ -380,18 +399,66 @@ mod tests {
     fn a_rule_of_a_tool_takes_precedence_over_the_default() {
         let of = |default| AccessRules {
             approval: default,
-            ..AccessRules::default()
+            ..no_rules()
         };
         let rule = |approval: &str| json!({"tools": [{"name": "t", "effect": "Read", "approval": approval}]});
         assert!(needs_approval(&of(ApprovalDefault::Never), rule("Always"), json!({})));
         assert!(!needs_approval(&of(ApprovalDefault::Always), rule("Never"), json!({})));
     }
 
+    /// Whether calls need an approval before and after untrusted content, by a spec's rules.
+    fn asks(approval: &Value, change: Value) -> (bool, bool) {
+        let spec: api::ToolsSpec = serde_json::from_value(json!({"approval": approval})).unwrap();
+        let tools = vec![tool("t", json!({}))];
+        let catalog = ToolCatalog::new(&server(change), &AccessRules::new(&spec), tools);
+        let spec = &catalog.specs[0];
+        (spec.needs_approval, spec.needs_approval_after_untrusted)
+    }
+
+    #[test]
+    fn after_untrusted_content_the_second_rule_decides_by_effect_too_and_is_off_by_default() {
+        let effects = ["Read", "Write", "Destructive"];
+        for (rule, asked) in [
+            (json!({}), [false, false, false]),
+            (json!({"afterUntrustedContent": "Never"}), [false, false, false]),
+            (json!({"afterUntrustedContent": "Destructive"}), [false, false, true]),
+            (json!({"afterUntrustedContent": "Write"}), [false, true, true]),
+            (json!({"afterUntrustedContent": "Always"}), [true, true, true]),
+        ] {
+            for (effect, asked) in effects.into_iter().zip(asked) {
+                let change = json!({"tools": [{"name": "t", "effect": effect}]});
+                let by_default = effect == "Destructive";
+                assert_eq!(asks(&rule, change), (by_default, asked), "{rule} {effect}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rule_of_a_tool_takes_precedence_over_the_rule_for_untrusted_content() {
+        let rule = |approval: &str| json!({"tools": [{"name": "t", "effect": "Write", "approval": approval}]});
+        let strict = json!({"default": "Never", "afterUntrustedContent": "Always"});
+        assert_eq!(asks(&strict, rule("Never")), (false, false));
+        assert_eq!(asks(&json!({"default": "Never"}), rule("Always")), (true, true));
+    }
+
+    #[test]
+    fn only_a_trusted_servers_results_are_trusted_whatever_it_claims() {
+        let trusted = |change: Value| {
+            let tools = vec![tool("t", json!({"readOnlyHint": true}))];
+            of_server(&server(change), tools).specs[0].trusted
+        };
+        assert!(trusted(json!({"trusted": true})));
+        assert!(!trusted(json!({})));
+        assert!(!trusted(
+            json!({"tools": [{"name": "t", "effect": "Read", "approval": "Never"}]})
+        ));
+    }
+
     #[test]
     fn a_claim_of_a_server_that_is_not_trusted_spares_no_approval() {
         let access = AccessRules {
             approval: ApprovalDefault::Write,
-            ..AccessRules::default()
+            ..no_rules()
         };
         let claim = json!({"readOnlyHint": true});
         assert!(needs_approval(&access, json!({}), claim.clone()));
@@ -402,10 +469,7 @@ mod tests {
     fn a_server_whose_grant_the_agent_has_not_is_denied_and_no_other() {
         let missing = |grants: &[&str], change: Value| {
             let grants = grants.iter().map(|grant| (*grant).to_owned()).collect();
-            let access = AccessRules {
-                grants,
-                ..AccessRules::default()
-            };
+            let access = AccessRules { grants, ..no_rules() };
             let catalog = ToolCatalog::new(&server(change), &access, vec![tool("t", json!({}))]);
             catalog.specs[0].missing_grant.clone()
         };

@@ -40,11 +40,7 @@ impl McpTools {
     /// created.
     pub fn new(spec: &api::tools::ToolsSpec, socket: &Path) -> reqwest::Result<Self> {
         let http = gateway_transport::client(socket)?;
-        let access = Arc::new(AccessRules {
-            approval: spec.approval.default,
-            grants: spec.grants.clone(),
-            toolbox: spec.toolbox.clone().unwrap_or_default(),
-        });
+        let access = Arc::new(AccessRules::new(spec));
         let servers = spec.all_servers().into_iter();
         let servers: Vec<_> = servers
             .map(|server| Arc::new(ToolServerClient::new(server, Arc::clone(&access), http.clone())))

@@ -242,6 +242,11 @@ fn tools(default: &str, fields: Value) -> Value {
     json!({"approval": {"default": default}, "servers": [server(fields)]})
 }
 
+/// The same with the usual default, and this rule for calls after untrusted content.
+fn after(rule: &str, fields: Value) -> Value {
+    json!({"approval": {"afterUntrustedContent": rule}, "servers": [server(fields)]})
+}
+
 fn budget(name: &str, annotations: &Value) -> AgentBudget {
     let object = json!({
         "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget",
@@ -368,6 +373,16 @@ async fn only_an_approver_weakens_the_rules_of_approval() {
     for (before, after, field) in [
         (tools("Write", none()), by_default(none()), "approval.default"),
         (tools("Always", none()), tools("Never", none()), "approval.default"),
+        (after("Write", none()), after("Never", none()), "afterUntrustedContent"),
+        (
+            after("Write", none()),
+            json!({"approval": {"afterUntrustedContent": null}}),
+            "afterUntrustedContent",
+        ),
+        (after("Always", none()), after("Write", none()), "afterUntrustedContent"),
+        (after("Write", none()), after("Write", trusted(none())), "trusted"),
+        (after("Write", none()), after("Write", asks("Never")), "approval: Never"),
+        (after("Write", none()), after("Write", effect("Read")), "lowering"),
         (by_default(none()), by_default(trusted(none())), "trusted"),
         (
             by_default(trusted(none())),
@@ -549,6 +564,14 @@ async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else
     let (none, by_default) = (|| json!({}), |fields: Value| tools("Destructive", fields));
     for (before, after) in [
         (by_default(none()), tools("Always", none())),
+        (by_default(none()), after("Write", none())),
+        (after("Write", none()), after("Always", effect("Read"))),
+        // The default asks for as much.
+        (
+            after("Write", none()),
+            json!({"approval": {"default": "Write", "afterUntrustedContent": "Never"}}),
+        ),
+        (after("Write", none()), after("Write", effect("Destructive"))),
         (
             tools("Never", trusted(asks("Never"))),
             tools("Never", trusted(asks("Never"))),
@@ -567,7 +590,12 @@ async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else
             "{before} -> {after}"
         );
     }
-    for new in [tools("Always", effect("Read")), by_default(effect("Read")), none()] {
+    for new in [
+        after("Write", effect("Destructive")),
+        tools("Always", effect("Read")),
+        by_default(effect("Read")),
+        none(),
+    ] {
         assert_eq!(server.creates_agent("edith", &new).await, "ok", "{new}");
     }
     // As many servers and tools as there may be in practice are within the cost that the API server allows.

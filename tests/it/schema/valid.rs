@@ -257,12 +257,12 @@ prop_compose! {
     fn tools()(
         servers in prop::collection::btree_map("[a-z]([-a-z0-9]{0,30}[a-z0-9])?", tool_server().boxed(), 0..3),
         max_result_bytes in 256_u32..=1_048_576,
-        default in prop_oneof![
+        [default, after_untrusted_content] in prop::array::uniform2(prop_oneof![
             Just(ApprovalDefault::Never),
             Just(ApprovalDefault::Destructive),
             Just(ApprovalDefault::Write),
             Just(ApprovalDefault::Always),
-        ],
+        ]),
         timeout_seconds in 60_u32..=604_800,
         grants in prop::collection::btree_set("[a-z]([-a-z0-9]{0,30}[a-z0-9])?", 0..3),
         builtin in prop::sample::subsequence(vec![BuiltinTools::Shell, BuiltinTools::Files, BuiltinTools::HTTP], 0..=3),
@@ -283,7 +283,7 @@ prop_compose! {
             builtin,
             servers: servers.into_iter().map(|(name, server)| ToolServer { name, ..server }).collect(),
             max_result_bytes,
-            approval: ApprovalRules { default, timeout_seconds },
+            approval: ApprovalRules { default, after_untrusted_content, timeout_seconds },
             grants: grants.into_iter().collect(),
         }
     }

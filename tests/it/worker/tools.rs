@@ -159,6 +159,8 @@ fn tools() -> Vec<ToolSpec> {
         on_unknown: UnknownOutcomePolicy::TellModel,
         target: String::new(),
         needs_approval: false,
+        needs_approval_after_untrusted: false,
+        trusted: true,
         missing_grant: None,
     };
     vec![

@@ -1,0 +1,75 @@
+//! Tests of what the status says of open gates, and of the untrusted content because of which they are open.
+
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::intent::{Intent, RestReason};
+use super::status_tests::{Case, now, reported};
+use crate::api::condition::{ConditionType, find};
+use crate::api::status::{Gate, GateKind, LoopState, UntrustedContent};
+
+fn content() -> UntrustedContent {
+    UntrustedContent {
+        since: Time(now()),
+        source: "server/web".into(),
+    }
+}
+
+/// An Agent whose model has been shown untrusted content, with this source for its open gate.
+fn waiting(source: Option<&str>) -> Case {
+    let mut last_report = reported(LoopState::Running);
+    let report = last_report.report.loop_.as_mut().unwrap();
+    report.untrusted_content = Some(content());
+    report.gates = vec![Gate {
+        id: "e1-t1c2r1".into(),
+        kind: GateKind::ToolCallNeedsApproval,
+        tool: "mail__send".into(),
+        arguments_hash: "5f0c".into(),
+        opened_at: Time(now()),
+        expires_at: Time(now() + SignedDuration::from_hours(1)),
+        untrusted_content_source: source.map(Into::into),
+    }];
+    Case {
+        last_report: Some(last_report),
+        ..Case::default()
+    }
+}
+
+#[test]
+fn a_gate_because_of_untrusted_content_says_so_and_another_does_not() {
+    let message = |source| {
+        let status = waiting(source).status();
+        assert_eq!(status.gates[0].untrusted_content_source.as_deref(), source);
+        find(&status.conditions, ConditionType::ApprovalPending)
+            .unwrap()
+            .message
+            .clone()
+    };
+    let because = message(Some("server/web"));
+    let expected = "the call of mail__send waits for an approval, since the model has been shown untrusted content of \
+                    server/web (gate e1-t1c2r1)";
+    assert!(because.starts_with(expected), "{because}");
+    let plain = message(None);
+    assert!(
+        plain.starts_with("the call of mail__send waits for an approval (gate e1-t1c2r1)"),
+        "{plain}"
+    );
+}
+
+#[test]
+fn untrusted_content_is_in_the_status_until_a_report_says_that_there_is_none() {
+    let mut case = waiting(None);
+    let shown = |case: &Case| case.status().r#loop.unwrap().untrusted_content;
+    assert_eq!(shown(&case), Some(content()));
+    // It outlives the pod, and a suspension.
+    case.old = case.status();
+    case.last_report = None;
+    assert_eq!(shown(&case), Some(content()));
+    case.pod = None;
+    case.suspend = true;
+    case.intent = Intent::Rest(RestReason::Suspended);
+    assert_eq!(shown(&case), Some(content()));
+    // A report without any clears it.
+    case.last_report = Some(reported(LoopState::Running));
+    assert_eq!(shown(&case), None);
+}
