@@ -75,10 +75,9 @@ impl Engine {
         loop {
             match self.next_to_leave() {
                 ShrinkStep::Send => return true,
-                // What is left out on trial is the first to leave, but not for a turn that does not contain the
-                // history.
+                // What is suspected is the first to leave, but not for a turn that does not contain the history.
                 ShrinkStep::Clear(_) | ShrinkStep::Forget(_) | ShrinkStep::Compact(_)
-                    if !self.turn_rules().own_session && self.forget_left_out(out) => {}
+                    if !self.turn_rules().own_session && self.forget_suspected(out) => {}
                 ShrinkStep::Clear(messages) => self.clear_results(messages, out),
                 ShrinkStep::Forget(messages) => self.trim_messages(messages, out),
                 ShrinkStep::Compact(compaction) => {
@@ -340,7 +339,7 @@ impl Engine {
     /// A call exceeds a whole limit, counted in bytes: results are cleared, then half of the history is summarized or
     /// dropped. False: nothing helps.
     pub(crate) fn shrink_for_limit(&mut self, limit: u64, out: &mut EffectBuffer) -> bool {
-        if self.forget_left_out(out) {
+        if self.forget_suspected(out) {
             return true;
         }
         let own = self.own_begin();
@@ -436,8 +435,8 @@ impl Engine {
         parts
     }
 
-    /// Removes what is left out on trial. False: nothing is.
-    pub(crate) fn forget_left_out(&mut self, out: &mut EffectBuffer) -> bool {
+    /// Removes the part of the history that is suspected, whether it is left out or back. False: nothing is.
+    pub(crate) fn forget_suspected(&mut self, out: &mut EffectBuffer) -> bool {
         let Some(ended) = self.state.doubt.end_trial() else {
             return false;
         };

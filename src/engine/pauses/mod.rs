@@ -297,6 +297,7 @@ impl Engine {
     fn cancel_for_budget(&mut self, message: String, out: &mut EffectBuffer) {
         let (refusal, now_under) = (budget_stop_failure(message), self.state.budget.revision);
         let call = self.call_in_flight();
+        let has_runs = !self.running.is_empty();
         if let Some(call) = call {
             out.push(EngineEffect::CancelCall { call });
             self.in_flight = false;
@@ -309,6 +310,10 @@ impl Engine {
             return;
         }
         self.handle_budget_refusal(PauseReason::BudgetExhausted, refusal, now_under, out);
+        if has_runs {
+            // An approval was for one try, and the loop may resume in this process.
+            self.settle_interrupted_runs(None, out);
+        }
     }
 }
 

@@ -386,6 +386,38 @@ fn a_missing_grant_is_named_and_nothing_is_run() {
     assert!(driver.result().contains("Missing grant github"), "{}", driver.result());
 }
 
+/// How a try ends without an outcome.
+#[derive(Clone, Copy, Debug)]
+enum TryEnd {
+    Unknown,
+    Crash,
+    /// A spent budget stops the loop, which cancels reads, until there is room again.
+    BudgetStop,
+}
+
+fn cut_try(driver: &mut Driver, cut: TryEnd) {
+    match cut {
+        TryEnd::Unknown => driver.end(1, unknown()),
+        TryEnd::Crash => driver.restart(1),
+        TryEnd::BudgetStop => {
+            let budget = |revision, stop: Option<&str>| EngineInput::BudgetChanged {
+                budget: BudgetState {
+                    revision,
+                    held: stop.is_some(),
+                    stop: stop.map(Into::into),
+                    ..BudgetState::default()
+                },
+            };
+            driver.feed(budget(1, Some("raise spec.limits")));
+            if driver.running() == [1] {
+                // One with side effects finishes.
+                driver.end(1, unknown());
+            }
+            driver.feed(budget(2, None))
+        }
+    };
+}
+
 #[test]
 fn an_approval_is_for_one_try_whatever_the_tool_allows() {
     for spec in [
@@ -399,7 +431,7 @@ fn an_approval_is_for_one_try_whatever_the_tool_allows() {
         },
         tool("disk__wipe", ToolEffect::Read),
     ] {
-        for crash in [false, true] {
+        for cut in [TryEnd::Unknown, TryEnd::Crash, TryEnd::BudgetStop] {
             let mut driver = Driver::fresh(settings());
             driver.offer(vec![ToolSpec {
                 needs_approval: true,
@@ -408,15 +440,11 @@ fn an_approval_is_for_one_try_whatever_the_tool_allows() {
             driver.start(1);
             driver.answer(wants(&["disk__wipe"]));
             driver.answer_gate("e1-t1c1r1", true);
-            if crash {
-                driver.restart(1);
-            } else {
-                driver.end(1, unknown());
-            }
+            cut_try(&mut driver, cut);
             assert_eq!(
                 (driver.sent.len(), driver.gate_ids()),
                 (1, vec!["e1-t1c1r1-try2".to_owned()]),
-                "{spec:?}"
+                "{spec:?} {cut:?}"
             );
             driver.answer_gate("e1-t1c1r1-try2", true);
             assert_eq!(driver.sent.len(), 2);

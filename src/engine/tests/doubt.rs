@@ -76,12 +76,20 @@ fn what_is_refused_in_the_older_half_leaves_after_two_refused_turns_and_the_loop
         );
         assert_eq!(driver.notes(RecordKind::Trimmed), [""; 0], "on trial");
         assert!(ask(&mut driver), "{place}");
+        assert_eq!(driver.notes(RecordKind::Trimmed), [""; 0], "it may have been chance");
+        assert!(shows(&driver, POISON));
+        assert!(!ask(&mut driver));
+        assert!(
+            last_error(&driver).contains("accepted without a part of the history and refused with it again"),
+            "{}",
+            last_error(&driver)
+        );
         assert_eq!(driver.notes(RecordKind::Trimmed).len(), 1);
         assert!(driver.observed().contains("old turns left the context"));
         for _ in 0..10 {
             assert!(ask(&mut driver));
         }
-        assert_eq!((doubted(&driver), driver.notes(RecordKind::TurnFailed).len()), (1, 2));
+        assert_eq!((doubted(&driver), driver.notes(RecordKind::TurnFailed).len()), (1, 3));
         assert_eq!(driver.engine.view().consecutive_errors, 0);
     }
 }
@@ -92,7 +100,9 @@ fn calls_leave_with_their_results_and_what_they_did_stays_in_words() {
         let mut texts = [POISON, "beta", "gamma", "delta"];
         texts[place] = if place == 0 { POISON } else { "mail" };
         let mut driver = with_history(&texts);
-        while !ask(&mut driver) {}
+        while driver.notes(RecordKind::Trimmed).is_empty() {
+            ask(&mut driver);
+        }
         // The driver has checked each prompt for calls without a result, and the journal for the same.
         let told =
             |message: &Arc<Message>| matches!(&**message, Message::User { text } if text.contains("mail__send {} -> "));
@@ -118,7 +128,9 @@ fn what_is_refused_in_the_newer_half_leaves_after_one_more_trial() {
             }
             assert!(last_error(&driver).contains("is tried without the newer half "));
             assert!(shows(&driver, "alpha") && !shows(&driver, POISON));
+            assert!(ask_with(&mut driver, refuse), "{place}");
             assert_eq!(driver.notes(RecordKind::Trimmed), [""; 0], "on trial");
+            assert!(!ask_with(&mut driver, refuse), "{place}");
             for _ in 0..5 {
                 assert!(ask_with(&mut driver, refuse), "{place}");
             }
@@ -134,7 +146,7 @@ fn what_is_refused_in_both_halves_leaves_with_all_of_the_history() {
     for refuse in WAYS {
         let mut driver = with_history(&[POISON, "beta", "mail", POISON]);
         let refused = (0..10).filter(|_| !ask_with(&mut driver, refuse)).count();
-        assert_eq!((refused, doubted(&driver)), (4, 3));
+        assert_eq!((refused, doubted(&driver)), (5, 3));
         assert!(!shows(&driver, "beta") && !shows(&driver, POISON));
         let told = format!("{:?}", driver.prompt[1]);
         assert!(
@@ -153,7 +165,7 @@ fn a_refusal_because_of_a_turn_that_acted_ends_and_what_the_turn_did_stays_in_wo
             driver.answer(work::wants(&["mail__send"]));
             driver.done(1, &format!("sent, and the answer is {POISON}"));
             let refused = (0..10).filter(|_| !ask_with(&mut driver, refuse)).count();
-            assert!(refused <= 4, "{refused}");
+            assert!(refused <= 5, "{refused}");
             let told = format!("{:?}", driver.prompt[1]);
             assert!(told.contains("mail__send"), "{told}");
             assert_eq!(driver.reasons(), [], "the loop is not held");
@@ -182,17 +194,18 @@ fn a_history_with_which_calls_are_accepted_is_not_doubted() {
 }
 
 #[test]
-fn a_server_that_refuses_everything_costs_no_memory_and_each_part_is_tried_once_in_a_row() {
+fn a_server_that_refuses_everything_costs_no_memory_and_the_parts_are_tried_ever_more_rarely() {
     for refuse in WAYS {
         let mut driver = with_history(&["alpha", "beta", "gamma", "delta"]);
         let before = driver.prompt.clone();
         for turn in 1..12 {
             refuse(&mut driver);
-            assert_eq!(doubted(&driver), (turn - 1).min(3), "{turn}");
+            let trials = [0, 1, 2, 3, 3, 3, 3, 4, 5, 6, 6];
+            assert_eq!(doubted(&driver), trials[turn - 1], "{turn}");
             let error = last_error(&driver);
             assert_eq!(
                 error.contains("did not help, so the history was restored: check spec.model and the instructions"),
-                turn >= 5,
+                matches!(turn, 5..8 | 11),
                 "{error}"
             );
             while driver.in_flight.is_none() {
@@ -200,9 +213,9 @@ fn a_server_that_refuses_everything_costs_no_memory_and_each_part_is_tried_once_
             }
             let shown = (shows(&driver, "alpha"), shows(&driver, "delta"));
             let expected = match turn {
-                2 => (false, true),
-                3 => (true, false),
-                4 => (false, false),
+                2 | 8 => (false, true),
+                3 | 9 => (true, false),
+                4 | 10 => (false, false),
                 _ => (true, true),
             };
             assert_eq!(shown, expected, "{turn}");
@@ -215,8 +228,108 @@ fn a_server_that_refuses_everything_costs_no_memory_and_each_part_is_tried_once_
             refuse(&mut driver);
             driver.next_timer();
         }
-        assert_eq!(doubted(&driver), 4, "another series");
+        assert_eq!(doubted(&driver), 7, "another series");
     }
+}
+
+#[test]
+fn parts_are_tried_again_after_a_time_in_which_everything_was_refused() {
+    for refuse in WAYS {
+        let mut driver = with_history(&["alpha", POISON, "gamma", "delta"]);
+        for _ in 0..5 {
+            refuse(&mut driver);
+            while driver.in_flight.is_none() {
+                driver.next_timer();
+            }
+        }
+        assert_eq!(doubted(&driver), 3, "every part was tried in vain");
+        let refused = (0..20).filter(|_| !ask_with(&mut driver, refuse)).count();
+        assert_eq!(
+            (refused, doubted(&driver)),
+            (4, 4),
+            "the sixth, seventh and eighth, and once more"
+        );
+        assert!(!shows(&driver, POISON) && shows(&driver, "delta"));
+    }
+}
+
+/// A loop whose turn is tried without the older half.
+fn on_trial(texts: &[&str]) -> Driver {
+    let mut driver = with_history(texts);
+    for _ in 0..2 {
+        driver.failed_turn();
+        driver.next_timer();
+    }
+    assert!(!shows(&driver, "alpha"), "on trial");
+    driver
+}
+
+/// The same after that turn was accepted: the next one has the older half again.
+fn verifying(texts: &[&str]) -> Driver {
+    let mut driver = on_trial(texts);
+    driver.turn();
+    assert!(shows(&driver, "alpha"), "back");
+    driver
+}
+
+#[test]
+fn a_cause_elsewhere_that_ends_during_a_trial_costs_no_memory() {
+    let mut driver = verifying(&["alpha", "beta", "gamma", "delta"]);
+    driver.turn();
+    for text in ["alpha", "beta", "gamma", "delta"] {
+        assert!(shows(&driver, text), "{text}");
+    }
+    assert_eq!(driver.notes(RecordKind::Trimmed), [""; 0]);
+    driver.failed_turn();
+    driver.next_timer();
+    assert!(shows(&driver, "alpha"), "acquitted");
+    assert_eq!((doubted(&driver), driver.notes(RecordKind::Trimmed).len()), (1, 0));
+}
+
+#[test]
+fn a_turn_on_trial_that_is_refused_for_what_it_reads_itself_is_followed_by_one_with_the_whole_history() {
+    for refuse in WAYS {
+        let mut driver = with_history(&[POISON, "beta", "gamma", "delta"]);
+        assert!(!ask_with(&mut driver, refuse) && !ask_with(&mut driver, refuse));
+        driver.answer(wants(&["files__read"]));
+        driver.done(1, POISON);
+        assert!(!shows(&driver, POISON), "the turn goes on without the older half");
+        assert!(!ask_with(&mut driver, refuse));
+        assert!(shows(&driver, POISON) && doubted(&driver) == 1);
+        // A rejected turn keeps what it has read until the next one fails as well, which shows nothing of the older half.
+        let refused = (0..10).filter(|_| !ask_with(&mut driver, refuse)).count();
+        assert!(refused <= 3, "{refused}");
+        assert_eq!(driver.notes(RecordKind::Trimmed).len(), 1);
+        assert!(!shows(&driver, POISON));
+    }
+}
+
+#[test]
+fn a_turn_that_fails_for_another_reason_neither_acquits_nor_convicts_a_part() {
+    let mut driver = verifying(&["alpha", "beta", "gamma", "delta"]);
+    while driver.notes(RecordKind::TurnFailed).len() < 3 {
+        if driver.in_flight.is_some() {
+            driver.fail(FailureKind::ContextExceeded);
+        } else {
+            driver.next_timer();
+        }
+    }
+    assert_eq!(driver.notes(RecordKind::Trimmed), [""; 0]);
+    driver.next_timer();
+    assert!(shows(&driver, "alpha"));
+    driver.failed_turn();
+    assert_eq!(driver.notes(RecordKind::Trimmed).len(), 1);
+}
+
+#[test]
+fn a_trial_that_was_journalled_before_trials_had_stages_has_just_begun() {
+    let mut driver = on_trial(&["alpha", "beta", "gamma", "delta"]);
+    let mut saved = serde_json::to_value(driver.engine.state.doubt).unwrap();
+    assert!(saved.as_object_mut().unwrap().remove("stage").is_some());
+    driver.engine.state.doubt = serde_json::from_value(saved).unwrap();
+    assert!(!driver.engine.left_out().is_empty());
+    driver.turn();
+    assert!(shows(&driver, "alpha") && driver.notes(RecordKind::Trimmed).is_empty());
 }
 
 #[test]
@@ -283,6 +396,19 @@ fn what_is_left_out_is_the_first_to_leave_when_there_is_no_room() {
         (0, 1)
     );
     assert_eq!(driver.purpose, CallPurpose::Compaction, "half of it is still too much");
+}
+
+#[test]
+fn what_is_suspected_is_the_first_to_leave_after_it_is_back_too() {
+    let long = "x".repeat(4000);
+    let mut driver = on_trial(&["alpha", &long, "gamma", &long]);
+    driver.answer(says("well"));
+    assert!(driver.engine.left_out().is_empty(), "back");
+    driver.settings.history_tokens = 1000;
+    driver.restart(2);
+    driver.next_timer();
+    assert_eq!(driver.notes(RecordKind::Trimmed).len(), 1);
+    assert!(!shows(&driver, "alpha"));
 }
 
 #[test]

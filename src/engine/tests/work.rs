@@ -401,7 +401,7 @@ fn a_run_that_a_crash_cut_is_repeated_with_the_same_key_or_its_outcome_is_unknow
         assert!(
             driver.results()[0]
                 .1
-                .contains("the runtime was restarted before its outcome was known")
+                .contains("it was interrupted before its outcome was known")
         );
         assert_eq!(driver.outcomes()[0], "Unknown");
     }

@@ -258,16 +258,16 @@ impl Engine {
         }
     }
 
-    /// Settles the runs that an earlier process left open: those that must not be repeated have an unknown outcome.
-    /// `outdated`: why none with side effects is repeated, and no waiting one is sent.
+    /// Settles the runs that an earlier process left open, or that were cancelled: those that must not be repeated have an
+    /// unknown outcome. `outdated`: why none with side effects is repeated, and no waiting one is sent.
     pub(crate) fn settle_interrupted_runs(&mut self, outdated: Option<&str>, out: &mut EffectBuffer) {
         let places = self.tool_batch().map_or(0, ToolBatch::places);
         for place in 0..places {
             let open = self.tool_batch().and_then(|batch| batch.open(place));
             // One that waits for an approval, or for its next try after it, has been settled before.
             let cut = open.is_some_and(|plan| !plan.may_be_repeated() && !plan.awaits_approval() && !plan.is_granted());
-            if let (true, Some(id)) = (cut, self.run_id(place)) {
-                let message = "the runtime was restarted before its outcome was known".to_owned();
+            if let (true, Some(id)) = (cut && !self.is_under_way(place), self.run_id(place)) {
+                let message = "it was interrupted before its outcome was known".to_owned();
                 self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
             }
         }

@@ -73,7 +73,7 @@ impl Engine {
             return;
         };
         if turn.own_call() > 1 {
-            self.confirm_accepted(out);
+            self.confirm_accepted();
             self.complete_turn(&LoopPace::Continue, out);
         } else if turn.is_first_silence() {
             self.next_call(out);
@@ -85,14 +85,13 @@ impl Engine {
     }
 
     /// The provider accepted the conversation as it is.
-    pub(crate) fn confirm_accepted(&mut self, out: &mut EffectBuffer) {
+    pub(crate) fn confirm_accepted(&mut self) {
         if let Some(turn) = &mut self.state.turn {
             turn.shown_mut().confirm();
         }
         if !self.turn_rules().own_session {
             self.state.unproven = 0;
-            self.forget_left_out(out);
-            self.state.doubt = HistoryDoubt::default();
+            self.state.doubt.call_accepted();
         }
     }
 
@@ -137,12 +136,19 @@ impl Engine {
         }
     }
 
-    /// A turn has failed. Returns what to add to the failure's message: a refusal may be caused by the history, any other
-    /// failure ends the series of refused turns.
+    /// A turn has failed. Returns what to add to the failure's message: a refusal may be caused by the history, and any other
+    /// failure ends the series of refused turns unless a part was accepted to be missing.
     fn doubt_history(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> Option<String> {
         if failure.kind != FailureKind::BadResponse {
-            self.state.doubt = HistoryDoubt::default();
+            self.state.doubt.turn_ended();
             return None;
+        }
+        if self.state.doubt.is_verifying() && self.forget_suspected(out) {
+            self.state.doubt = HistoryDoubt::default();
+            return Some(
+                "it was accepted without a part of the history and refused with it again, so that part was removed"
+                    .to_owned(),
+            );
         }
         if !self.state.doubt.count_refusal() {
             return None;

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use crate::calls::CallContent;
-use crate::context::doubt::HistoryDoubt;
 use crate::context::{prompt, prompt_size};
 use crate::effects::{EffectBuffer, answer_line, journal_line, trip_line};
 use crate::guardrails::{self, Guardrail, RestKind, TurnLimit};
@@ -188,7 +187,7 @@ impl Engine {
             self.handle_model_refusal(out);
             return;
         }
-        self.confirm_accepted(out);
+        self.confirm_accepted();
         if answer.finish == FinishReason::Length && answer.tool_calls.is_empty() {
             let note = format!(
                 "your last answer was cut at the output limit of {} tokens",
@@ -275,7 +274,7 @@ impl Engine {
         let unseen = self.take_turn().map(Turn::into_unseen).unwrap_or_default();
         self.state.totals.complete_turn();
         self.state.counters.streaks.turn_completed();
-        self.state.doubt = HistoryDoubt::default();
+        self.state.doubt.turn_ended();
         self.state.next_turn = Some(time_math::after(out.now, self.delay()));
         self.state.briefing.set_cause(CauseKind::Loop, prompt::GOES_ON);
         let end = TurnEnd::Completed { pace, last_text: "" };
