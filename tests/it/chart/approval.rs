@@ -387,7 +387,7 @@ async fn only_an_approver_weakens_the_rules_of_approval() {
         (
             by_default(trusted(none())),
             by_default(trusted(json!({"url": "http://other:8000/mcp"}))),
-            "another url of a trusted server",
+            "another url or container of a trusted server",
         ),
         (by_default(none()), by_default(asks("Never")), "approval: Never"),
         (by_default(asks("Always")), by_default(none()), "approval: Always"),
@@ -496,7 +496,7 @@ async fn only_an_approver_weakens_the_rules_of_containers() {
         ),
         (
             toolbox("a", "Never", &json!({"approval": "Always"})),
-            json!({"approval": {"default": "Never"}}),
+            json!({"builtin": [], "toolbox": null}),
             "approval: Always",
         ),
         (
