@@ -46,6 +46,14 @@ async fn a_mistake_is_named_with_file_document_field_and_fix() {
             json!({ "budgetRefs": [{ "name": "team" }] }),
             "AgentBudget team not found in these files",
         ),
+        (
+            json!({ "tools": { "builtin": ["Files"] } }),
+            "spec.tools.builtin: agentloop run starts no containers",
+        ),
+        (
+            json!({ "tools": { "servers": [{ "name": "hub", "container": { "image": "i", "port": 80 } }] } }),
+            "spec.tools.servers[hub].container: agentloop run starts no containers",
+        ),
     ] {
         let mut bench = Bench::new();
         bench.write("all.yaml", &[script("a", &done()), agent("a", &spec)]);

@@ -1,5 +1,6 @@
 //! The conditions and Events of Agents, and the messages of their validation, as users read them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::SignedDuration;
@@ -348,6 +349,7 @@ fn invalid_agents() -> Vec<(Agent, AgentReferences)> {
         json!({"guardrails": {"activeHours": {"timeZone": "Mars/Base", "start": "08:00", "end": "23:00"}}}),
         json!({"pod": {"priorityClassName": "system-node-critical"}}),
         json!({"pod": {"annotations": {"example.com/a": "b"}}}),
+        json!({"tools": {"builtin": ["Shell"], "toolbox": {"image": "docker.io/other:1"}}}),
     ] {
         all.push((agent_with(&fields), none()));
     }
@@ -389,6 +391,14 @@ fn invalid_agents() -> Vec<(Agent, AgentReferences)> {
             ..none()
         };
         all.push((skilled.clone(), references));
+    }
+    let sources = json!([{"secretRef": {"name": "s"}}, {"configMapRef": {"name": "c"}}]);
+    let container = json!({"image": "team.example.com/mcp:1", "command": ["serve"], "envFrom": sources});
+    let contained = agent_with(&json!({"tools": {"servers": [{"name": "hub", "container": container}]}}));
+    for index in 0..2 {
+        let field = format!("spec.tools.servers[hub].container.envFrom[{index}]");
+        let environment = BTreeMap::from([(field, false)]);
+        all.push((contained.clone(), AgentReferences { environment, ..none() }));
     }
     let claimed = agent_with(&json!({"workspace": {"claimName": "files"}}));
     for lookup in [
@@ -433,6 +443,7 @@ fn the_texts_of_the_validation_of_agents() {
         policy: PlatformPolicy::default(),
     };
     strict.policy.pods.annotation_prefixes = vec!["team.example.com/".into()];
+    strict.policy.pods.tool_images = vec!["team.example.com/".into()];
     let mut rows = Rows::new();
     for (agent, references) in invalid_agents() {
         let found = validate(&agent, &references, &strict).unwrap_err();
