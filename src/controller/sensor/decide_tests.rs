@@ -87,7 +87,7 @@ fn snapshot() -> SensorSnapshot {
         last: LastStatus::default(),
         children: Some(SensorChildren::default()),
         session: None,
-        turns: ReplacementQueue::default(),
+        turns: ReplacementQueue::since(at),
     }
 }
 

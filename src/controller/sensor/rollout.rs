@@ -32,7 +32,7 @@ impl Default for ReplacementQueue {
 
 impl ReplacementQueue {
     /// The queue of a leader that leads since `start`.
-    fn since(start: Instant) -> Self {
+    pub(super) fn since(start: Instant) -> Self {
         let begin = start + PATIENCE;
         Self {
             begin,
