@@ -68,6 +68,71 @@ fn a_clipped_call_gets_what_is_left() {
 }
 
 #[test]
+fn a_lease_that_lacks_one_kind_only_is_filled_ahead_with_that_kind() {
+    let limits = LimitAmounts {
+        calls: Some(1_000),
+        ..limit(1_000_000)
+    };
+    let call = |tokens| Amount {
+        tokens,
+        calls: 1,
+        ..Amount::ZERO
+    };
+    let ask = |least| GrantRequest {
+        least,
+        full: call(100),
+        ..for_a_call(0)
+    };
+    let mut account = new(terms(limits, WindowRule::Lifetime));
+    account.request_grant(&who("a"), &ask(call(100)), at(0)).unwrap();
+    write(&mut account);
+    let spent = LeaseStatement {
+        spent: call(5_000),
+        ..says(1, 0, 0, false)
+    };
+    account.apply_statement(&who("a"), &spent, at(1));
+    account.request_grant(&who("a"), &ask(Amount::ZERO), at(1)).unwrap();
+    let held = account.reserved();
+    assert_eq!((held.tokens, held.calls), (100 * PREFETCH_CALLS, PREFETCH_CALLS - 1));
+}
+
+#[test]
+fn an_answer_waits_for_a_write_only_if_what_is_written_is_not_enough_for_its_call() {
+    let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
+    let ahead = GrantRequest {
+        least: Amount::ZERO,
+        ..for_a_call(100)
+    };
+    account.request_grant(&who("a"), &ahead, at(0)).unwrap();
+    assert!(account.reserved().tokens >= 100);
+    assert!(!account.must_wait("record of a", &ahead), "no call waits for it");
+    assert!(account.must_wait("record of a", &for_a_call(100)));
+    write(&mut account);
+    assert!(!account.must_wait("record of a", &for_a_call(100)));
+    assert!(!account.must_wait("record of b", &for_a_call(100)), "it has no lease");
+    let written = account.reserved().tokens;
+    let second = GrantRequest {
+        lease: Some(1),
+        open: tokens(written - 50),
+        ..for_a_call(51)
+    };
+    account.request_grant(&who("a"), &second, at(1)).unwrap();
+    assert!(
+        account.must_wait("record of a", &second),
+        "one is lacking beside the open call"
+    );
+    let fits = GrantRequest {
+        least: tokens(50),
+        full: tokens(50),
+        ..second
+    };
+    assert!(
+        !account.must_wait("record of a", &fits),
+        "more is planned, but not for this call"
+    );
+}
+
+#[test]
 fn a_lease_that_holds_enough_gets_no_more() {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
     account.request_grant(&who("a"), &for_a_call(50), at(0)).unwrap();
@@ -287,6 +352,53 @@ fn calls_that_take_everything_and_cost_nothing_do_not_keep_others_back() {
 }
 
 #[test]
+fn after_a_large_grant_others_have_priority_over_the_next_one_for_five_times_as_long() {
+    let mut account = crowded();
+    let large = |account: &mut Account, of: i64, second: i64| {
+        account.request_grant(&who("big"), &for_a_call(of), at(second)).is_ok()
+    };
+    assert!(!large(&mut account, 520, 1) && account.recalls());
+    let back = account.durable_grants("record of a")[0].granted.tokens;
+    account.apply_statement(&who("a"), &says(1, 0, back, true), at(3));
+    assert!(large(&mut account, 520, 4), "more than half of all");
+    write(&mut account);
+    account.apply_statement(&who("big"), &says(3, 0, 520, true), at(6));
+    // It took from second 1 to second 6.
+    let next = 6 + 5 * i64::from(BACKOFF_FACTOR);
+    for second in [7, next - 1] {
+        assert!(!large(&mut account, 560, second));
+        assert!(!account.recalls(), "nothing is kept for it in second {second}");
+    }
+    account
+        .request_grant(&who("small"), &for_a_call(100), at(next - 1))
+        .unwrap();
+    assert!(!large(&mut account, 560, next));
+    assert!(account.recalls());
+    account.check();
+}
+
+#[test]
+fn who_asks_for_more_than_others_could_return_waits_no_longer_and_those_behind_it_do() {
+    for more in [941, 1_001] {
+        let mut account = crowded();
+        account.request_grant(&who("spender"), &for_a_call(60), at(0)).unwrap();
+        let spent = account.reserved().tokens - 900;
+        account.apply_statement(&who("spender"), &says(3, 60, spent - 60, true), at(0));
+        write(&mut account);
+        for name in ["big", "next"] {
+            let refused = account.request_grant(&who(name), &for_a_call(500), at(1)).unwrap_err();
+            assert!(refused.contended);
+        }
+        let refused = account
+            .request_grant(&who("big"), &for_a_call(more), at(2))
+            .unwrap_err();
+        assert_eq!((refused.contended, refused.never), (false, more > 1_000));
+        let kept: Vec<&str> = account.waiting.iter().map(|waiter| waiter.record.as_str()).collect();
+        assert_eq!(kept, ["record of next"]);
+    }
+}
+
+#[test]
 fn who_draws_no_more_waits_for_nothing() {
     let mut account = crowded();
     account.request_grant(&who("big"), &for_a_call(500), at(0)).unwrap_err();
@@ -317,6 +429,17 @@ fn more_gateways_than_a_record_may_name_wait() {
         .request_grant(&who("one more"), &for_a_call(1), at(0))
         .unwrap_err();
     assert!(refused.contended && !refused.never);
+    let ahead = |account: &mut Account, name: &str| {
+        let ask = GrantRequest {
+            least: Amount::ZERO,
+            ..for_a_call(10)
+        };
+        let before = account.reserved().tokens;
+        account.request_grant(&who(name), &ask, at(0)).unwrap();
+        account.reserved().tokens > before
+    };
+    assert!(!ahead(&mut account, "one more"), "it would need a lease");
+    assert!(ahead(&mut account, "5"));
     account.request_grant(&who("7"), &for_a_call(100), at(0)).unwrap();
     account.apply_statement(&who("7"), &says(8, 1, 0, true), at(1));
     write(&mut account);
