@@ -8,7 +8,7 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
 use super::agents::{Agent, condition, script, scripted};
-use super::cluster::{AGENTS, Namespace, shared};
+use super::cluster::{AGENTS, Namespace, figure, shared};
 use super::host;
 use crate::support::kubectl::Kubectl;
 
@@ -141,32 +141,37 @@ fn built_in_tools_work_in_the_users_image_and_leave_neither_the_workspace_nor_pr
         .nth(1)
         .and_then(|text| text.parse().ok())
         .expect("its memory");
-    println!("FIGURE toolbox: {kibibytes} KiB of private memory in its container after eleven calls");
+    figure("private memory of the toolbox after eleven calls", kibibytes, "KiB");
     assert!(kibibytes <= 4096, "{kibibytes} KiB");
 
-    // SIGKILL of the toolbox in the middle of a command takes the command with it.
+    a_killed_toolbox_takes_its_command_with_it(&agent);
+}
+
+/// SIGKILL of the toolbox in the middle of a command: the command ends, its outcome is unknown, and it is not repeated.
+fn a_killed_toolbox_takes_its_command_with_it(agent: &Agent<'_>) {
+    let of = |tool: &str, outcome: &str| (format!("toolbox__{tool}"), outcome.to_owned());
     let pid = "for p in /proc/[0-9]*; do grep -q [5]555 $p/cmdline 2>/dev/null && echo found; done; true";
-    wake(&agent, "wait");
+    wake(agent, "wait");
     let deadline = Instant::now() + Duration::from_mins(1);
-    while !inside(&agent, "toolbox", pid).contains("found") {
+    while !inside(agent, "toolbox", pid).contains("found") {
         assert!(Instant::now() < deadline, "the command does not start");
     }
-    assert_eq!(container_restarts(&agent, "toolbox"), 0);
-    let pod = || namespace.kubectl.get("pod", &agent.name).expect("the pod exists");
+    assert_eq!(container_restarts(agent, "toolbox"), 0);
+    let pod = || agent.kubectl.get("pod", &agent.name).expect("the pod exists");
     host::kill(&pod(), "toolbox");
-    namespace.kubectl.until("the restart", 60, "pod", &agent.name, |_| {
-        (container_restarts(&agent, "toolbox") == 1 && host::find(&pod(), "toolbox").is_some()).then_some(())
+    agent.kubectl.until("the restart", 60, "pod", &agent.name, |_| {
+        (container_restarts(agent, "toolbox") == 1 && host::find(&pod(), "toolbox").is_some()).then_some(())
     });
-    assert!(!inside(&agent, "toolbox", pid).contains("found"));
-    asleep(&agent, 2);
-    let last = outcomes(&namespace.kubectl, &agent.name);
+    assert!(!inside(agent, "toolbox", pid).contains("found"));
+    asleep(agent, 2);
+    let last = outcomes(agent.kubectl, &agent.name);
     assert_eq!(
         last[11..],
         [of("write_file", "Ok"), of("shell", "Unknown")],
         "never repeated"
     );
     assert_eq!(
-        inside(&agent, "toolbox", "cat /workspace/b.txt"),
+        inside(agent, "toolbox", "cat /workspace/b.txt"),
         "two",
         "the workspace outlives the container"
     );

@@ -394,11 +394,11 @@ fn invalid_agents() -> Vec<(Agent, AgentReferences)> {
     }
     let sources = json!([{"secretRef": {"name": "s"}}, {"configMapRef": {"name": "c"}}]);
     let container = json!({"image": "team.example.com/mcp:1", "command": ["serve"], "envFrom": sources});
-    let contained = agent_with(&json!({"tools": {"servers": [{"name": "hub", "container": container}]}}));
+    let from_image = agent_with(&json!({"tools": {"servers": [{"name": "hub", "container": container}]}}));
     for index in 0..2 {
         let field = format!("spec.tools.servers[hub].container.envFrom[{index}]");
         let environment = BTreeMap::from([(field, false)]);
-        all.push((contained.clone(), AgentReferences { environment, ..none() }));
+        all.push((from_image.clone(), AgentReferences { environment, ..none() }));
     }
     let claimed = agent_with(&json!({"workspace": {"claimName": "files"}}));
     for lookup in [
