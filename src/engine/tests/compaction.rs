@@ -281,6 +281,39 @@ fn a_budget_without_room_holds_the_summary_and_one_that_is_too_small_for_it_cost
 }
 
 /// Estimated tokens of the messages that the call in flight summarizes.
+#[test]
+fn a_summary_has_at_most_half_of_the_bytes_that_it_replaces_and_the_model_is_told_so() {
+    let mut driver = full(EngineSettings {
+        max_consecutive_turns: 1000,
+        history_tokens: 2000,
+        ..settings()
+    });
+    let replaced = summed_up(&driver);
+    let (bytes, words) = (replaced * 4 / 2, replaced * 4 / 2 / 8);
+    let asked = text(driver.prompt.last().unwrap()).to_owned();
+    assert!(asked.contains(&format!("in at most {words} words")), "{bytes}: {asked}");
+    driver.answer(says(&"x".repeat(20_000)));
+    let summary = driver.engine.state.summary.clone().unwrap();
+    assert_eq!(
+        summary,
+        format!("{} [cut]", "x".repeat(usize::try_from(bytes).unwrap()))
+    );
+}
+
+#[test]
+fn a_long_summary_counts_as_part_of_the_prompts_that_must_fit() {
+    let mut driver = full(narrow());
+    for _ in 0..60 {
+        driver.answer(says(
+            &"x".repeat(20_000 * usize::from(driver.purpose == CallPurpose::Compaction) + 400),
+        ));
+        driver.pass(seconds(3));
+        let prompt = prompt_size::messages_size(&driver.prompt, 0);
+        assert!(prompt <= 2500, "{prompt}");
+    }
+    assert!(compacted(&driver) > 3 && trimmed(&driver) == 0);
+}
+
 fn summed_up(driver: &Driver) -> u64 {
     assert_eq!(driver.purpose, CallPurpose::Compaction);
     let heads = usize::from(driver.engine.head().is_some());
@@ -346,6 +379,36 @@ fn of_a_history_that_does_not_fit_into_one_call_each_part_is_summed_up() {
     assert!((2..=4).contains(&parts), "{parts}");
     assert_eq!((compacted(&driver), trimmed(&driver)), (parts, 0));
     assert_eq!(driver.in_flight.unwrap().turn, turn);
+}
+
+#[test]
+fn of_a_history_whose_first_turn_is_too_large_for_a_summary_only_that_turn_leaves_without_one() {
+    let mut driver = Driver::started(EngineSettings {
+        context_tokens: 4096 + 12_000,
+        ..narrow()
+    });
+    driver.answer(says(&"x".repeat(14_000)));
+    driver.pass(seconds(3));
+    for _ in 0..30 {
+        driver.answer(says(&"x".repeat(400)));
+        driver.pass(seconds(3));
+    }
+    assert_eq!((compacted(&driver), trimmed(&driver)), (0, 0));
+    driver.feed(EngineInput::BudgetChanged {
+        budget: BudgetState {
+            revision: 1,
+            tokens: Some(3500),
+            ..BudgetState::default()
+        },
+    });
+    driver.turn();
+    while driver.purpose == CallPurpose::Compaction {
+        driver.answer(says("Found it."));
+    }
+    let mut trimmed = driver.journal.iter().filter(|line| line.kind == RecordKind::Trimmed);
+    assert_eq!(trimmed.next().map(|line| line.forget.clone()), Some(0..2));
+    assert_eq!(trimmed.next().map(|line| line.forget.clone()), None);
+    assert!(compacted(&driver) >= 1);
 }
 
 #[test]

@@ -527,6 +527,32 @@ fn earlier_turns_have_history_tokens_at_most_when_a_turn_begins_and_no_fewer() {
 }
 
 #[test]
+fn results_before_the_cleared_place_count_as_they_are_shown_and_the_others_whole() {
+    let result = |bytes: usize| {
+        Arc::new(Message::Tool {
+            id: "a".into(),
+            text: "x".repeat(bytes),
+            failed: false,
+            reasoning: None,
+        })
+    };
+    let messages = [result(1000), result(2000)];
+    let shown: Vec<Arc<Message>> = sizes::rendered(&messages, 1).collect();
+    let Message::Tool { text, .. } = &*shown[0] else {
+        panic!("not a result");
+    };
+    assert!(
+        text.starts_with("xxx") && text.contains("left out 840 more bytes"),
+        "{text}"
+    );
+    assert_eq!(shown[1], messages[1]);
+    let size = sizes::messages_size(&messages, 1);
+    assert_eq!(size, sizes::messages_size(&shown, 0));
+    assert_eq!(sizes::longest_prefix(&messages, 1, size), Some(2));
+    assert_eq!(sizes::longest_prefix(&messages, 1, size - 1), None);
+}
+
+#[test]
 fn the_ratio_is_that_of_the_last_bill_between_one_and_four() {
     let mut known = sizes::TokenEstimator::default();
     let settings = middle();
@@ -534,13 +560,15 @@ fn the_ratio_is_that_of_the_last_bill_between_one_and_four() {
         known.calibrate(1000, billed, &settings);
         assert_eq!(known.estimated(1000), expected);
     }
-    known.calibrate(100, 100, &settings);
+    known.calibrate(249, 498, &settings);
     known.calibrate(1000, 0, &settings);
     assert_eq!(
         known.estimated(1000),
         333,
         "a small prompt without a report changes nothing"
     );
+    known.calibrate(250, 500, &settings);
+    assert_eq!(known.estimated(1000), 500);
 }
 
 #[test]
