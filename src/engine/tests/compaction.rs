@@ -405,15 +405,9 @@ fn of_a_history_whose_first_turn_is_too_large_for_a_summary_only_that_turn_leave
     while driver.purpose == CallPurpose::Compaction {
         driver.answer(says("Found it."));
     }
-    let trimmed: Vec<_> = driver
-        .journal
-        .iter()
-        .filter(|line| line.kind == RecordKind::Trimmed)
-        .collect();
-    assert_eq!(
-        trimmed.iter().map(|line| line.forget.clone()).collect::<Vec<_>>(),
-        [0..2]
-    );
+    let mut trimmed = driver.journal.iter().filter(|line| line.kind == RecordKind::Trimmed);
+    assert_eq!(trimmed.next().map(|line| line.forget.clone()), Some(0..2));
+    assert_eq!(trimmed.next().map(|line| line.forget.clone()), None);
     assert!(compacted(&driver) >= 1);
 }
 

@@ -369,6 +369,11 @@ fn after_a_large_grant_others_have_priority_over_the_next_one_for_five_times_as_
         assert!(!large(&mut account, 560, second));
         assert!(!account.recalls(), "nothing is kept for it in second {second}");
     }
+    let mut busy = account.clone();
+    busy.request_grant(&who("c"), &for_a_call(450), at(next - 1)).unwrap();
+    busy.request_grant(&who("mid"), &for_a_call(300), at(next - 1))
+        .unwrap_err();
+    assert!(busy.recalls(), "it wants no more than a third");
     account
         .request_grant(&who("small"), &for_a_call(100), at(next - 1))
         .unwrap();
