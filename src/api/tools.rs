@@ -158,10 +158,11 @@ impl ToolsSpec {
     /// Maximum timeout of all tools, in seconds; 0 without tools.
     #[must_use]
     pub fn longest_timeout_seconds(&self) -> u32 {
-        let servers = self.all_servers();
-        let timeouts = servers.iter().flat_map(|server| &server.tools);
-        let timeouts = timeouts.map(|rules| rules.timeout_seconds);
-        let other = (!servers.is_empty()).then_some(DEFAULT_TIMEOUT_SECONDS);
+        let builtin = self.toolbox.iter().flat_map(|toolbox| &toolbox.tools);
+        let rules = self.servers.iter().flat_map(|server| &server.tools).chain(builtin);
+        let timeouts = rules.map(|rules| rules.timeout_seconds);
+        let has_tools = !self.servers.is_empty() || !self.builtin.is_empty();
+        let other = has_tools.then_some(DEFAULT_TIMEOUT_SECONDS);
         timeouts.chain(other).max().unwrap_or(0)
     }
 

@@ -54,7 +54,14 @@ struct ProxiedServer {
     field: String,
     /// The client and URL to use, or why there is none.
     target: Result<(Client, Url), String>,
-    headers_dir: Option<PathBuf>,
+    headers: Option<HeadersSecret>,
+}
+
+/// The mounted Secret of a server.
+struct HeadersSecret {
+    dir: PathBuf,
+    /// For messages.
+    field: String,
 }
 
 /// The only field of a request that matters here. JSON with the field twice is rejected: this parser and the server's
@@ -102,7 +109,10 @@ impl McpProxy {
 
     /// All secret values that this gateway holds: one server may know a value that is meant for another.
     fn secret_redactor(&self) -> SecretRedactor {
-        let dirs = self.servers.values().filter_map(|server| server.headers_dir.as_ref());
+        let dirs = self
+            .servers
+            .values()
+            .filter_map(|server| Some(&server.headers.as_ref()?.dir));
         let files = dirs
             .filter_map(|dir| std::fs::read_dir(dir).ok())
             .flat_map(|entries| entries.flatten().map(|entry| entry.path()));
@@ -143,12 +153,11 @@ impl ProxiedServer {
         };
         let target =
             target(server, &dirs.sockets, policy).map_err(|error| format!("cannot connect to {field}: {error}"));
-        let headers_dir = server.headers_secret_ref.as_ref().map(|_| dirs.headers.join(name));
-        Self {
-            field,
-            target,
-            headers_dir,
-        }
+        let headers = server.headers_secret_ref.as_ref().map(|_| HeadersSecret {
+            dir: dirs.headers.join(name),
+            field: format!("spec.tools.servers[{name}].headersSecretRef"),
+        });
+        Self { field, target, headers }
     }
 
     async fn forward(
@@ -197,10 +206,10 @@ impl ProxiedServer {
     /// The headers from the mounted Secret. Messages contain neither its keys nor its values.
     fn secret_headers(&self) -> Result<HeaderMap, String> {
         let mut headers = HeaderMap::new();
-        let Some(dir) = &self.headers_dir else {
+        let Some(HeadersSecret { dir, field }) = &self.headers else {
             return Ok(headers);
         };
-        let secret = format!("the Secret of {}", self.field.replace(".url", ".headersSecretRef"));
+        let secret = format!("the Secret of {field}");
         let unreadable = |_| format!("{secret} cannot be read; it is mounted once it exists");
         for entry in std::fs::read_dir(dir).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;

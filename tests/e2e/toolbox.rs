@@ -1,4 +1,4 @@
-//! Tools that run in containers of the pod: the built-in ones in an image of the user's, and MCP servers that nobody here wrote.
+//! Tools that run in containers of the pod: the built-in ones in an image of the user's, and third-party MCP servers.
 //!
 //! The image has busybox, Node.js and the MCP project's own test server (`hack/tools-image.sh`).
 

@@ -125,7 +125,8 @@ fn pod_spec(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> PodSpec
     }
 }
 
-fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+/// A list as Kubernetes serializes it: an empty one is absent.
+pub(super) fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
@@ -273,36 +274,36 @@ fn header_volume(server: &str) -> String {
     format!("tool-{server}")
 }
 
-/// For a socket.
-pub(super) fn memory_volume(name: &str) -> Volume {
+/// An empty volume of limited size, in memory or on the node's disk.
+pub(super) fn empty_volume(name: &str, medium: Option<&str>, size: &str) -> Volume {
     Volume {
         name: name.into(),
         empty_dir: Some(EmptyDirVolumeSource {
-            medium: Some("Memory".into()),
-            size_limit: Some(Quantity("1Mi".into())),
+            medium: medium.map(Into::into),
+            size_limit: Some(Quantity(size.into())),
         }),
         ..Volume::default()
     }
 }
 
+/// For a socket.
+pub(super) fn memory_volume(name: &str) -> Volume {
+    empty_volume(name, Some("Memory"), "1Mi")
+}
+
 fn state_volume(agent: &Agent) -> Volume {
     let storage = &agent.spec.storage;
-    let mut volume = Volume {
-        name: "state".into(),
-        ..Volume::default()
-    };
     if storage.ephemeral {
-        volume.empty_dir = Some(EmptyDirVolumeSource {
-            size_limit: Some(Quantity(storage.size.clone())),
-            ..EmptyDirVolumeSource::default()
-        });
-    } else {
-        volume.persistent_volume_claim = Some(PersistentVolumeClaimVolumeSource {
+        return empty_volume("state", None, &storage.size);
+    }
+    Volume {
+        name: "state".into(),
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
             claim_name: names::claim(&agent.name_any()),
             ..PersistentVolumeClaimVolumeSource::default()
-        });
+        }),
+        ..Volume::default()
     }
-    volume
 }
 
 fn workspace_volume(agent: &Agent) -> Option<Volume> {

@@ -1,18 +1,16 @@
 //! Builds the containers of an Agent's tools: the toolbox, and MCP servers that come as an image. Pure.
 //!
-//! Each is a native sidecar that runs as a user of its own and shares one Unix socket with the gateway, unless it serves
-//! HTTP itself. None of them has the socket, the Secrets or the token of the gateway, nor the journal of the worker.
+//! Each is a native sidecar with the user of tools, and shares one Unix socket with the gateway, unless it serves HTTP itself. None of them has the socket, the Secrets or the token of the gateway, nor the journal of the worker.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    ConfigMapEnvSource, Container, EmptyDirVolumeSource, EnvFromSource, EnvVar, ResourceRequirements, SecretEnvSource,
-    Volume, VolumeMount,
+    ConfigMapEnvSource, Container, EnvFromSource, EnvVar, ResourceRequirements, SecretEnvSource, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::context::ReconcilerSettings;
-use super::manifest::{BINARY, memory_volume, mount};
+use super::manifest::{BINARY, empty_volume, memory_volume, mount, some};
 use crate::api::AgentSpec;
 use crate::api::toolbox::{BuiltinTools, EnvironmentSource, TOOLBOX, ToolContainer, ToolboxSpec};
 use crate::api::tools::{ServerEndpoint, ToolServer, ToolsSpec};
@@ -238,18 +236,7 @@ fn variable(name: &str, value: &str) -> EnvVar {
 }
 
 fn disk_volume(name: &str, size: &str) -> Volume {
-    Volume {
-        name: name.into(),
-        empty_dir: Some(EmptyDirVolumeSource {
-            size_limit: Some(Quantity(size.into())),
-            ..EmptyDirVolumeSource::default()
-        }),
-        ..Volume::default()
-    }
-}
-
-fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
-    (!list.is_empty()).then_some(list)
+    empty_volume(name, None, size)
 }
 
 #[cfg(test)]

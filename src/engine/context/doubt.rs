@@ -44,7 +44,7 @@ enum TrialStage {
     /// The turns are tried without the part.
     #[default]
     Begun,
-    /// A call without it was accepted. The rest of the turn goes on without it.
+    /// A call without it was accepted. The rest of the turn continues without it.
     Accepted,
     /// The turns have it again: it is the cause if the next one is refused.
     Verifying,

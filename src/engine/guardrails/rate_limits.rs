@@ -1,5 +1,6 @@
 //! `guardrails.rateLimits`: counts calls (each attempt separately), tokens of answers, and tool runs with side effects
-//! or bytes that tools wrote and sent, in rolling windows. Without room the next call or run waits. Clears only when there is room for it.
+//! or bytes that tools wrote and sent, in rolling windows. Without room the next call or run waits. Clears only when there is
+//! room for it.
 //! `loop.exhaustionPolicy` decides whether the turn of a call waits with it or ends; a run waits within its turn. Usage
 //! that a server does not report is estimated high.
 

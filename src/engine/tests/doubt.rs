@@ -293,7 +293,7 @@ fn a_turn_on_trial_that_is_refused_for_what_it_reads_itself_is_followed_by_one_w
         assert!(!ask_with(&mut driver, refuse) && !ask_with(&mut driver, refuse));
         driver.answer(wants(&["files__read"]));
         driver.done(1, POISON);
-        assert!(!shows(&driver, POISON), "the turn goes on without the older half");
+        assert!(!shows(&driver, POISON), "the turn continues without the older half");
         assert!(!ask_with(&mut driver, refuse));
         assert!(shows(&driver, POISON) && doubted(&driver) == 1);
         // A rejected turn keeps what it has read until the next one fails as well, which shows nothing of the older half.

@@ -18,7 +18,7 @@ const HARMLESS: &str = "Nothing new today.";
 /// One file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Injection {
+struct PromptInjection {
     name: String,
     why: String,
     /// The tool that it tells the model to call.
@@ -28,27 +28,27 @@ struct Injection {
 
 /// How a text reaches the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Carrier {
+enum InjectionCarrier {
     Result,
     Failure,
     Notification,
     Value,
 }
 
-fn corpus() -> Vec<Injection> {
+fn corpus() -> Vec<PromptInjection> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/injections");
     let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
-    let read = |path: std::path::PathBuf| -> Injection {
+    let read = |path: std::path::PathBuf| -> PromptInjection {
         let text = std::fs::read_to_string(&path).unwrap();
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     };
-    let all: Vec<Injection> = files.map(read).collect();
+    let all: Vec<PromptInjection> = files.map(read).collect();
     assert!(all.len() >= 20, "{}", all.len());
     all
 }
 
 /// A loop whose next answer is given to a prompt with this text. `reader`: the tool whose result it is.
-fn shown(carrier: Carrier, text: &str, reader: &str, tools: Vec<ToolSpec>) -> Driver {
+fn shown(carrier: InjectionCarrier, text: &str, reader: &str, tools: Vec<ToolSpec>) -> Driver {
     let mut driver = Driver::fresh(EngineSettings {
         hot_state: vec![FieldSchema {
             name: "news".into(),
@@ -63,20 +63,20 @@ fn shown(carrier: Carrier, text: &str, reader: &str, tools: Vec<ToolSpec>) -> Dr
     driver.start(1);
     let text = text.to_owned();
     match carrier {
-        Carrier::Result | Carrier::Failure => {
+        InjectionCarrier::Result | InjectionCarrier::Failure => {
             driver.answer(wants(&[reader]));
-            let outcome = if carrier == Carrier::Result {
+            let outcome = if carrier == InjectionCarrier::Result {
                 ToolOutcome::Done { text }
             } else {
                 ToolOutcome::Failed { text }
             };
             driver.end(1, outcome);
         }
-        Carrier::Notification => {
+        InjectionCarrier::Notification => {
             driver.feed(news(&text));
             driver.turn();
         }
-        Carrier::Value => {
+        InjectionCarrier::Value => {
             driver.feed(value_of("news", text.into()));
             driver.turn();
         }
@@ -150,12 +150,12 @@ fn answer_gate(driver: &mut Driver, approved: bool) {
 }
 
 #[rstest]
-#[case(Carrier::Result, "server/web")]
-#[case(Carrier::Failure, "server/web")]
-#[case(Carrier::Notification, "sensor/prices")]
-#[case(Carrier::Value, "sensor/outside")]
-fn whatever_a_model_obeys_waits_for_a_person_and_is_not_run(#[case] carrier: Carrier, #[case] source: &str) {
-    for Injection { name, why, tool, text } in corpus() {
+#[case(InjectionCarrier::Result, "server/web")]
+#[case(InjectionCarrier::Failure, "server/web")]
+#[case(InjectionCarrier::Notification, "sensor/prices")]
+#[case(InjectionCarrier::Value, "sensor/outside")]
+fn whatever_a_model_obeys_waits_for_a_person_and_is_not_run(#[case] carrier: InjectionCarrier, #[case] source: &str) {
+    for PromptInjection { name, why, tool, text } in corpus() {
         let of = format!("{name} ({why}) as {carrier:?}");
         let mut driver = shown(carrier, &text, "web__fetch", guarded_tools());
         assert_eq!(obey(&mut driver), tool, "{of}");
@@ -182,8 +182,8 @@ fn whatever_a_model_obeys_waits_for_a_person_and_is_not_run(#[case] carrier: Car
 
 #[test]
 fn what_a_model_obeys_is_run_if_a_person_approves_it() {
-    for Injection { name, tool, text, .. } in corpus() {
-        let mut driver = shown(Carrier::Result, &text, "web__fetch", guarded_tools());
+    for PromptInjection { name, tool, text, .. } in corpus() {
+        let mut driver = shown(InjectionCarrier::Result, &text, "web__fetch", guarded_tools());
         obey(&mut driver);
         answer_gate(&mut driver, true);
         assert!(has_run(&driver, &tool), "{name}");
@@ -192,8 +192,8 @@ fn what_a_model_obeys_is_run_if_a_person_approves_it() {
 
 #[test]
 fn what_a_trusted_server_says_is_obeyed_without_an_approval() {
-    for carrier in [Carrier::Result, Carrier::Failure] {
-        for Injection { name, tool, text, .. } in corpus() {
+    for carrier in [InjectionCarrier::Result, InjectionCarrier::Failure] {
+        for PromptInjection { name, tool, text, .. } in corpus() {
             let mut driver = shown(carrier, &text, "files__read", guarded_tools());
             obey(&mut driver);
             assert!(has_run(&driver, &tool) && asked(&driver).is_empty(), "{name}");
@@ -203,8 +203,13 @@ fn what_a_trusted_server_says_is_obeyed_without_an_approval() {
 
 #[test]
 fn without_the_rule_every_injection_of_the_corpus_is_obeyed() {
-    for carrier in [Carrier::Result, Carrier::Failure, Carrier::Notification, Carrier::Value] {
-        for Injection { name, tool, text, .. } in corpus() {
+    for carrier in [
+        InjectionCarrier::Result,
+        InjectionCarrier::Failure,
+        InjectionCarrier::Notification,
+        InjectionCarrier::Value,
+    ] {
+        for PromptInjection { name, tool, text, .. } in corpus() {
             let mut driver = shown(carrier, &text, "web__fetch", unguarded_tools());
             obey(&mut driver);
             assert!(has_run(&driver, &tool), "{name} as {carrier:?}");
@@ -222,9 +227,14 @@ fn no_injection_brings_a_mark_of_the_runtime_into_a_prompt() {
         driver.next_timer();
         (first, marks(&prompt(&driver)))
     };
-    for carrier in [Carrier::Result, Carrier::Failure, Carrier::Notification, Carrier::Value] {
+    for carrier in [
+        InjectionCarrier::Result,
+        InjectionCarrier::Failure,
+        InjectionCarrier::Notification,
+        InjectionCarrier::Value,
+    ] {
         let own = counted(carrier, HARMLESS);
-        for Injection { name, text, .. } in corpus() {
+        for PromptInjection { name, text, .. } in corpus() {
             assert_eq!(counted(carrier, &text), own, "{name} as {carrier:?}");
         }
     }
