@@ -178,6 +178,20 @@ impl ToolsSpec {
         toolbox.into_iter().chain(self.servers.iter().cloned()).collect()
     }
 
+    /// The approval conditions, each with its field.
+    pub fn approval_conditions(&self) -> impl Iterator<Item = (String, &str)> {
+        let servers = self.servers.iter().flat_map(|server| {
+            let field = format!("spec.tools.servers[{}]", server.name);
+            server.tools.iter().map(move |rules| (field.clone(), rules))
+        });
+        let builtin = self.toolbox.iter().flat_map(|toolbox| &toolbox.tools);
+        let builtin = builtin.map(|rules| ("spec.tools.toolbox".to_owned(), rules));
+        builtin.chain(servers).filter_map(|(field, rules)| {
+            let condition = rules.approval_condition.as_deref()?;
+            Some((format!("{field}.tools[{}].approvalCondition", rules.name), condition))
+        })
+    }
+
     /// Longest time of a call of the built-in tool `shell`, in seconds.
     #[must_use]
     pub fn shell_timeout_seconds(&self) -> u32 {
@@ -319,6 +333,11 @@ pub struct SecretRef {
 /// Rules for one tool.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.approvalCondition) || !has(self.approval) || self.approval != 'Always'").message(
+        "tools[].approvalCondition has no effect with approval: Always: remove one of them"
+    )
+)]
 pub struct ToolRules {
     /// Name of the tool on its server, without the server's name.
     #[schemars(length(min = 1, max = 128), regex(pattern = TOOL))]
@@ -345,7 +364,17 @@ pub struct ToolRules {
     /// `spec.tools.approval.afterUntrustedContent` too. Defaults to the rules in `spec.tools.approval`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub approval: Option<ToolApproval>,
+    /// CEL expression over the `arguments` of a call, such as `arguments.amount > 100`, at most 1,024 bytes. A call for
+    /// which it is true, or for which it cannot be evaluated, needs an approval in addition to those that other rules ask
+    /// for, `approval: Never` included. Functions and limits are those of the expressions of a Sensor. An Agent has at most
+    /// 32 such expressions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub approval_condition: Option<String>,
 }
+
+/// Maximum number of approval conditions of an Agent.
+pub const MAX_APPROVAL_CONDITIONS: usize = 32;
 
 /// Default timeout of a tool call, in seconds.
 pub const DEFAULT_TIMEOUT_SECONDS: u32 = 60;

@@ -1,6 +1,9 @@
 //! Tools that sources offer, and runs of them, as the engine and the worker exchange them. Plain data; calls are
 //! admitted in `tools::admission`.
 
+use std::fmt;
+use std::sync::Arc;
+
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -32,6 +35,45 @@ pub enum UnknownOutcomePolicy {
     Ask,
 }
 
+/// Decides by its arguments whether a call needs an approval. Owned by the source, which reads the expression; two are equal
+/// if they have the same text.
+#[derive(Clone)]
+pub struct ApprovalCondition {
+    text: Arc<str>,
+    holds: Arc<ArgumentsTest>,
+}
+
+/// Whether a condition holds for arguments, or cannot be evaluated for them.
+type ArgumentsTest = dyn Fn(&Value) -> bool + Send + Sync;
+
+impl ApprovalCondition {
+    /// `holds` must be true if the condition cannot be evaluated: then a person decides.
+    pub fn new(text: &str, holds: impl Fn(&Value) -> bool + Send + Sync + 'static) -> Self {
+        Self {
+            text: text.into(),
+            holds: Arc::new(holds),
+        }
+    }
+
+    /// Whether a call with these arguments needs an approval.
+    #[must_use]
+    pub fn holds(&self, arguments: &Value) -> bool {
+        (self.holds)(arguments)
+    }
+}
+
+impl fmt::Debug for ApprovalCondition {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("ApprovalCondition").field(&self.text).finish()
+    }
+}
+
+impl PartialEq for ApprovalCondition {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
 /// A tool that a source offers, with its rules.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "independent rules, each asked by its name")]
@@ -56,6 +98,8 @@ pub struct ToolSpec {
     pub needs_approval: bool,
     /// A person must approve each run that the model requests once it has been shown untrusted content.
     pub needs_approval_after_untrusted: bool,
+    /// A person must approve each run for whose arguments it holds, whatever the other rules say.
+    pub approval_condition: Option<ApprovalCondition>,
     /// Its server is trusted: its results are not untrusted content.
     pub trusted: bool,
     /// A grant that its server requires and the Agent does not have: its calls are denied.

@@ -1,4 +1,4 @@
-//! Expressions of a Sensor: CEL over `payload`, `previous` and `now`, compiled once, with a bounded cost of evaluation.
+//! Expressions of Sensors and of approval conditions: CEL, compiled once, with a bounded cost of evaluation.
 //!
 //! Owns which constructs an expression may contain and how much it may cost. The CEL library does not meter cost, so
 //! macros over lists are rewritten to functions that do. Features of the library that could panic, such as times and
@@ -51,8 +51,40 @@ const PATTERN_PER_COST: usize = 1024;
 /// Most bytes of a string that `json` returns: each nested `json` doubles the escapes.
 pub const MOST_JSON_BYTES: usize = 4 * 1024 * 1024;
 
-/// The variables of an expression.
-const VARIABLES: [&str; 3] = ["payload", "previous", "now"];
+/// What an expression is about, which decides its variables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpressionScope {
+    /// An event of a Sensor: `payload`, `previous` and `now`.
+    SensorEvent,
+    /// A tool call: `arguments`.
+    ToolCall,
+}
+
+impl ExpressionScope {
+    fn variables(self) -> &'static [&'static str] {
+        match self {
+            Self::SensorEvent => &["payload", "previous", "now"],
+            Self::ToolCall => &["arguments"],
+        }
+    }
+
+    /// The variables, for the author of an expression.
+    fn list(self) -> &'static str {
+        match self {
+            Self::SensorEvent => "payload, previous or now",
+            Self::ToolCall => "arguments",
+        }
+    }
+
+    /// A field, as an example.
+    fn field(self) -> &'static str {
+        match self {
+            Self::SensorEvent => "payload.price",
+            Self::ToolCall => "arguments.amount",
+        }
+    }
+}
+
 /// Functions, and their number of arguments, including the receiver of a method call.
 const FUNCTIONS: [(&str, usize); 14] = [
     ("contains", 2),
@@ -100,7 +132,7 @@ pub struct Expression {
     uses_previous: bool,
 }
 
-/// The patterns that the expressions of one Sensor may still contain. A pattern is short as text and large once
+/// The patterns that the expressions of one object may still contain. A pattern is short as text and large once
 /// compiled, so their number bounds the memory and the time of a Sensor.
 #[derive(Debug)]
 pub struct PatternAllowance {
@@ -125,8 +157,7 @@ impl PatternAllowance {
         }
         let Some(left) = self.patterns.checked_sub(1) else {
             return Err(format!(
-                "calls matches too often: the expressions of a Sensor may have {MOST_PATTERNS} patterns in total; join them \
-                 with |"
+                "calls matches too often: the expressions may have {MOST_PATTERNS} patterns in total; join them with |"
             ));
         };
         self.patterns = left;
@@ -164,40 +195,53 @@ impl Pattern {
 /// The variables of one evaluation.
 #[derive(Clone, Debug)]
 pub struct ExpressionVariables {
-    payload: Cel,
-    previous: Cel,
-    now: i64,
+    values: Vec<(&'static str, Cel)>,
     size: u64,
 }
 
 impl ExpressionVariables {
+    /// Those of [`ExpressionScope::SensorEvent`].
     #[must_use]
     pub fn new(payload: &Value, previous: Option<&Value>, now: Timestamp) -> Self {
         let (payload, previous) = (to_cel(payload), previous.map_or(Cel::Null, to_cel));
         let size = size(&payload).saturating_add(size(&previous));
+        let now = Cel::Int(now.as_second());
         Self {
-            payload,
-            previous,
-            now: now.as_second(),
+            values: vec![("payload", payload), ("previous", previous), ("now", now)],
             size,
+        }
+    }
+
+    /// Those of [`ExpressionScope::ToolCall`].
+    #[must_use]
+    pub fn of_call(arguments: &Value) -> Self {
+        let arguments = to_cel(arguments);
+        Self {
+            size: size(&arguments),
+            values: vec![("arguments", arguments)],
         }
     }
 }
 
 impl Expression {
-    /// Compiles the only expression of a Sensor. The error is text that follows the name of its field.
-    pub fn compile(text: &str) -> Result<Self, String> {
-        Self::compile_within(text, &mut PatternAllowance::default())
+    /// Compiles a single expression. The error is text that follows the name of its field.
+    pub fn compile(text: &str, scope: ExpressionScope) -> Result<Self, String> {
+        Self::compile_within(text, scope, &mut PatternAllowance::default())
     }
 
-    /// Compiles one of a Sensor's expressions, which share an allowance.
-    pub fn compile_within(text: &str, allowance: &mut PatternAllowance) -> Result<Self, String> {
+    /// Compiles one of the expressions that share an allowance.
+    pub fn compile_within(
+        text: &str,
+        scope: ExpressionScope,
+        allowance: &mut PatternAllowance,
+    ) -> Result<Self, String> {
         if text.len() > MOST_BYTES {
             return Err(format!("must be at most {MOST_BYTES} bytes, and has {}", text.len()));
         }
         check_nesting(text)?;
-        let mut tree = parse(text)?;
+        let mut tree = parse(text, scope)?;
         let mut compiler = ExpressionCompiler {
+            scope,
             allowance,
             patterns: Vec::new(),
             weight: EvaluationCost::default(),
@@ -228,9 +272,9 @@ impl Expression {
         }
         let mut context = Context::empty();
         functions::offer(&mut context, &purse, &self.patterns);
-        context.add_variable_from_value("payload", variables.payload.clone());
-        context.add_variable_from_value("previous", variables.previous.clone());
-        context.add_variable_from_value("now", variables.now);
+        for (name, value) in &variables.values {
+            context.add_variable_from_value(*name, value.clone());
+        }
         let found = if self.depth > SHALLOW {
             with_room(|| context.resolve(&self.tree)).ok_or(ExpressionError::Other)?
         } else {
@@ -243,10 +287,10 @@ impl Expression {
     }
 }
 
-fn parse(text: &str) -> Result<IdedExpr, String> {
+fn parse(text: &str, scope: ExpressionScope) -> Result<IdedExpr, String> {
     let parsed = with_room(|| {
         let parsed = Program::compile(text).map(|program| program.expression().clone());
-        parsed.map_err(|errors| parse_error::describe_errors(text, &errors))
+        parsed.map_err(|errors| parse_error::describe_errors(text, scope.field(), &errors))
     });
     parsed.unwrap_or_else(|| Err("cannot be parsed now: not enough memory".into()))
 }
@@ -346,6 +390,7 @@ impl CostMeter {
 
 /// Validates a tree, and rewrites it to one whose cost is metered.
 struct ExpressionCompiler<'a> {
+    scope: ExpressionScope,
     allowance: &'a mut PatternAllowance,
     patterns: Vec<Pattern>,
     weight: EvaluationCost,
@@ -390,10 +435,8 @@ impl ExpressionCompiler<'_> {
         if self.item.as_deref() == Some(name) {
             return Ok(());
         }
-        if !VARIABLES.contains(&name) {
-            return Err(format!(
-                "refers to unknown variable {name}: use payload, previous or now"
-            ));
+        if !self.scope.variables().contains(&name) {
+            return Err(format!("refers to unknown variable {name}: use {}", self.scope.list()));
         }
         self.weight.large += 1;
         self.uses_previous |= name == "previous";

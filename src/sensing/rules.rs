@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::delivery::{FieldValue, SensorEvent, SensorNotification};
-use super::expression::{Expression, ExpressionVariables, PatternAllowance};
+use super::expression::{Expression, ExpressionScope, ExpressionVariables, PatternAllowance};
 use super::rules_state::HeldEvent;
 pub use super::rules_state::{LastAccepted, RulesState};
 use super::scored_effects::{ScoredEffects, SignalScoreRequest, most_urgent};
@@ -407,7 +407,8 @@ impl FieldUpdate {
 }
 
 pub(super) fn compiled(field: String, text: &str, allowance: &mut PatternAllowance) -> Result<Expression, FieldError> {
-    Expression::compile_within(text, allowance).map_err(|detail| FieldError { field, detail })
+    Expression::compile_within(text, ExpressionScope::SensorEvent, allowance)
+        .map_err(|detail| FieldError { field, detail })
 }
 
 /// The expression of a notification or a task, and its field.

@@ -268,6 +268,7 @@ fn tool() -> ToolSpec {
         target: String::new(),
         needs_approval: false,
         needs_approval_after_untrusted: false,
+        approval_condition: None,
         trusted: true,
         missing_grant: None,
     }

@@ -24,7 +24,7 @@ use super::objects::{network_policy, service_account};
 use super::reconcile::{ReconcileContext, SharedContext};
 use super::reconcile_state::ReconcileStates;
 use super::scopes::{AgentScope, AgentScopes, pod_priority};
-use super::scripts::ScriptChecker;
+use super::text_checks::TextChecker;
 use super::triggers::ReconcileTriggers;
 use crate::api::{AGENT_LABEL, Agent, NamespacedName};
 use crate::controller::budget::BudgetLedger;
@@ -88,7 +88,7 @@ pub async fn run(parts: ReconcilerParts) {
         budgets: parts.budgets,
         sensors: parts.sensors,
         memory: ReconcileStates::default(),
-        scripts: ScriptChecker::new(),
+        texts: TextChecker::new(),
         events,
         observer: parts.observer,
         clock: parts.clock,

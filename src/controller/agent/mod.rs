@@ -34,13 +34,13 @@ mod reconcile;
 mod reconcile_state;
 mod requests;
 mod scopes;
-mod scripts;
 #[cfg(test)]
 mod sensor_tests;
 mod snapshot;
 mod status;
 #[cfg(test)]
 mod status_tests;
+mod text_checks;
 mod tool_containers;
 mod totals;
 mod triggers;

@@ -14,7 +14,10 @@ use super::preflight::ReferenceKind;
 use super::reads::NeededReads;
 use super::reconcile::{ReconcileContext, ReconciledAgent};
 use super::snapshot::AgentSnapshot;
-use super::validate::{AgentReferences, ModelReferences, ReferenceLookup, environment_references};
+use super::text_checks::TextKind;
+use super::validate::{
+    AgentReferences, ModelReferences, ReferenceLookup, approval_conditions_text, environment_references,
+};
 use crate::api::agent::{KeyRef, ModelSpec};
 use crate::controller::runtime::error::{ReconcileError, call, find};
 
@@ -110,14 +113,21 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
         Ok::<_, ReconcileError>((field, exists(ctx, subject, kind, name).await?))
     });
     let environment = futures::future::try_join_all(environment);
-    let (model, light, instructions, skills, workspace, headers, environment) = tokio::try_join!(
+    let conditions = async {
+        match approval_conditions_text(&spec.tools) {
+            Some(text) => Ok(ctx.shared.texts.check(TextKind::ApprovalConditions, text).await.err()),
+            None => Ok(None),
+        }
+    };
+    let (model, light, instructions, skills, workspace, headers, environment, conditions) = tokio::try_join!(
         model,
         light,
         instructions,
         skills(ctx, subject),
         workspace(ctx, subject),
         headers,
-        environment
+        environment,
+        conditions
     )?;
     Ok(AgentReferences {
         model,
@@ -127,6 +137,7 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
         workspace,
         headers: headers.into_iter().collect(),
         environment: environment.into_iter().collect(),
+        conditions,
     })
 }
 
@@ -144,7 +155,9 @@ async fn model_references(
     let script = async {
         match model.and_then(|model| model.scripted.as_ref()) {
             Some(source) => Ok(Some(match text(ctx, subject, &source.config_map_key_ref).await? {
-                ReferenceLookup::Found(text) => ReferenceLookup::Found(ctx.shared.scripts.check(text).await),
+                ReferenceLookup::Found(text) => {
+                    ReferenceLookup::Found(ctx.shared.texts.check(TextKind::Script, text).await)
+                }
                 ReferenceLookup::NoObject => ReferenceLookup::NoObject,
                 ReferenceLookup::NoKey => ReferenceLookup::NoKey,
             })),

@@ -6,7 +6,10 @@
 use std::collections::BTreeMap;
 
 use super::context::ReconcilerSettings;
-use super::validate::{AgentReferences, ModelReferences, ReferenceLookup, environment_references, script, validate};
+use super::validate::{
+    AgentReferences, ModelReferences, ReferenceLookup, approval_conditions, approval_conditions_text,
+    environment_references, script, validate,
+};
 use crate::api::Agent;
 use crate::api::agent::{KeyRef, ModelSpec};
 
@@ -76,6 +79,7 @@ pub fn find_problem(
         environment: environment_references(spec)
             .map(|(field, kind, name)| (field, find(kind, name).is_some()))
             .collect(),
+        conditions: approval_conditions_text(&spec.tools).and_then(|text| approval_conditions(&text).err()),
     };
     validate(agent, &references, settings)
         .err()

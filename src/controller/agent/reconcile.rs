@@ -16,8 +16,8 @@ use super::publish::publish;
 use super::reads;
 use super::reconcile_state::{AgentReconcileState, ReconcileStates};
 use super::scopes::AgentScopes;
-use super::scripts::ScriptChecker;
 use super::snapshot::AgentSnapshot;
+use super::text_checks::TextChecker;
 use super::unreadable::report_unreadable;
 use crate::api::{Agent, NamespacedName};
 use crate::controller::budget::BudgetLedger;
@@ -38,7 +38,7 @@ pub(super) struct SharedContext {
     pub(super) sensors: Arc<SensorRegistry>,
     pub(super) memory: ReconcileStates,
     pub(super) namespaces: NamespaceObjects,
-    pub(super) scripts: ScriptChecker,
+    pub(super) texts: TextChecker,
     pub(super) events: EventSink,
     pub(super) observer: Arc<dyn ReconcileObserver>,
     pub(super) clock: WallClock,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use jiff::tz::TimeZone;
 use kube::ResourceExt;
+use serde_json::json;
 
 use super::claims::WorkspaceProblem;
 use super::context::ReconcilerSettings;
@@ -12,11 +13,12 @@ use super::manifest;
 use super::preflight::ReferenceKind;
 use crate::api::agent::{AgentSpec, KeyRef, ModelSpec, SkillSpec};
 use crate::api::condition::{self, ConditionType};
-use crate::api::tools::is_tool_header;
+use crate::api::tools::{MAX_APPROVAL_CONDITIONS, ToolsSpec, is_tool_header};
 use crate::api::{Agent, AgentStatus, WORKSPACE_LABEL};
 use crate::controller::budget::assignment::{CallObstacle as Unlimited, CallObstacleReason};
 use crate::controller::runtime::names;
 use crate::link::pod::MOST_SKILL_BYTES;
+use crate::sensing::expression::{Expression, ExpressionScope, PatternAllowance};
 
 /// Limit of a label value and of a pod's host name.
 const LONGEST_NAME: usize = 63;
@@ -53,6 +55,8 @@ pub(super) struct AgentReferences {
     pub(super) headers: BTreeMap<String, ReferenceLookup<Vec<String>>>,
     /// Whether the objects of [`environment_references`] exist, by field.
     pub(super) environment: BTreeMap<String, bool>,
+    /// The first error of the approval conditions, if any.
+    pub(super) conditions: Option<String>,
 }
 
 /// The results of reading the references of one model.
@@ -161,6 +165,9 @@ pub(super) fn validate(
             reason: InvalidReason::NotAllowed,
             message,
         });
+    }
+    if let Some(error) = &references.conditions {
+        return Err(InvalidAgent::spec(error));
     }
     of_model("spec.model", &agent.spec.model, &references.model)?;
     if let Some(light) = &agent.spec.light_model {
@@ -374,6 +381,30 @@ pub(super) fn script(text: &str) -> Result<(), String> {
     crate::provider::scripted::ModelScript::parse(text)
         .map(|_| ())
         .map_err(|error| error.to_string())
+}
+
+/// The approval conditions of a spec as one text; `None`: it has none.
+pub(super) fn approval_conditions_text(tools: &ToolsSpec) -> Option<String> {
+    let conditions: Vec<_> = tools.approval_conditions().collect();
+    (!conditions.is_empty()).then(|| json!(conditions).to_string())
+}
+
+/// Compiles what [`approval_conditions_text`] returned; the error is the message for the user.
+pub(super) fn approval_conditions(text: &str) -> Result<(), String> {
+    let conditions: Vec<(String, String)> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let count = conditions.len();
+    if count > MAX_APPROVAL_CONDITIONS {
+        return Err(format!(
+            "spec.tools has {count} approval conditions, and {MAX_APPROVAL_CONDITIONS} are allowed: remove some, or join \
+             them with ||"
+        ));
+    }
+    let mut allowance = PatternAllowance::default();
+    for (field, condition) in conditions {
+        Expression::compile_within(&condition, ExpressionScope::ToolCall, &mut allowance)
+            .map_err(|detail| format!("{field} {detail}"))?;
+    }
+    Ok(())
 }
 
 fn instructions(text: &str, field: &str, reference: &KeyRef) -> Result<(), InvalidAgent> {

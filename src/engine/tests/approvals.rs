@@ -4,6 +4,7 @@ use pretty_assertions::assert_eq;
 use rstest::rstest;
 
 use super::super::OpenGate;
+use super::super::tool::ApprovalCondition;
 use super::work::{tool, tools, unknown, wants};
 use super::*;
 
@@ -520,5 +521,31 @@ fn a_call_whose_arguments_are_too_long_to_be_shown_is_denied() {
         answer.tool_calls[0].arguments = format!(r#"{{"path":"{text}"}}"#);
         driver.answer(answer);
         assert_eq!(driver.gates().len(), gates, "{bytes} bytes");
+    }
+}
+
+#[test]
+fn a_condition_asks_for_the_calls_for_whose_arguments_it_holds_and_for_no_other() {
+    let long = ApprovalCondition::new("long", |arguments| {
+        arguments["path"].as_str().is_none_or(|path| path.len() > 3)
+    });
+    for (path, gates) in [("abc", 0), ("abcd", 1)] {
+        let mut driver = Driver::fresh(settings());
+        let mut offered = tools();
+        offered.push(ToolSpec {
+            approval_condition: Some(long.clone()),
+            ..tool("bank__pay", ToolEffect::Write)
+        });
+        driver.offer(offered);
+        driver.start(1);
+        let mut answer = wants(&["bank__pay"]);
+        answer.tool_calls[0].arguments = format!(r#"{{"path":"{path}"}}"#);
+        driver.answer(answer);
+        assert_eq!(
+            (driver.gates().len(), driver.running().len()),
+            (gates, 1 - gates),
+            "{path}"
+        );
+        assert!(driver.gates().iter().all(|open| open.because_of.is_none()));
     }
 }

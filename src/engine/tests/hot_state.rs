@@ -39,6 +39,7 @@ pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
         on_unknown: super::super::tool::UnknownOutcomePolicy::TellModel,
         target: String::new(),
         needs_approval: false,
+        approval_condition: None,
         needs_approval_after_untrusted: false,
         trusted: true,
         missing_grant: None,

@@ -34,6 +34,7 @@ pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
         on_unknown: UnknownOutcomePolicy::TellModel,
         target: String::new(),
         needs_approval: false,
+        approval_condition: None,
         needs_approval_after_untrusted: false,
         trusted: true,
         missing_grant: None,

@@ -172,7 +172,7 @@ impl Toolbox {
         let arguments = message::arguments(&call.arguments)
             .ok_or_else(|| bad("(all)", "write the arguments as one JSON object, and nothing else"))?;
         let arguments = known.check(arguments)?;
-        let is_gated = known.spec.needs_approval || known.asks_because_of(context.untrusted).is_some();
+        let is_gated = known.always_asks(&arguments) || known.asks_because_of(context.untrusted).is_some();
         if is_gated && sorted(&arguments).to_string().len() > MAX_SHOWN_ARGUMENTS {
             let fix = format!("a person must approve this call and see all of it: at most {MAX_SHOWN_ARGUMENTS} bytes");
             return Err(bad("(all)", &fix));
@@ -244,7 +244,8 @@ impl Toolbox {
 impl KnownTool {
     /// The run of this tool with these arguments. `of`: see [`run_identity`]; `untrusted`: see [`AdmissionContext`].
     pub fn plan(&self, of: &Value, arguments: &Map<String, Value>, untrusted: Option<&str>) -> ToolRunPlan {
-        let because_of = self.asks_because_of(untrusted);
+        let asks = self.always_asks(arguments);
+        let because_of = self.asks_because_of(untrusted).filter(|_| !asks);
         ToolRunPlan {
             tool: self.spec.name.clone(),
             target: self.spec.target.clone(),
@@ -257,7 +258,7 @@ impl KnownTool {
             tries: 0,
             trusted: self.spec.trusted,
             because_of: because_of.map(str::to_owned),
-            approval: if self.spec.needs_approval || because_of.is_some() {
+            approval: if asks || because_of.is_some() {
                 RunApproval::Needed(GateKind::ToolCallNeedsApproval)
             } else {
                 RunApproval::NotNeeded
@@ -265,9 +266,15 @@ impl KnownTool {
         }
     }
 
-    /// The source of untrusted content, if a run needs an approval only because of it.
+    /// Whether a run with these arguments needs an approval, whatever the model has been shown.
+    fn always_asks(&self, arguments: &Map<String, Value>) -> bool {
+        let condition = self.spec.approval_condition.as_ref();
+        self.spec.needs_approval || condition.is_some_and(|condition| condition.holds(&arguments.clone().into()))
+    }
+
+    /// The source of untrusted content, if a run needs an approval because of it.
     fn asks_because_of<'a>(&self, untrusted: Option<&'a str>) -> Option<&'a str> {
-        untrusted.filter(|_| self.spec.needs_approval_after_untrusted && !self.spec.needs_approval)
+        untrusted.filter(|_| self.spec.needs_approval_after_untrusted)
     }
 
     /// Returns the arguments if they fit the schema.

@@ -7,8 +7,8 @@ use agentloop_support::text::{first_chars, with_ellipsis};
 /// Most characters of a quoted piece of the text.
 const MOST_SHOWN: usize = 24;
 
-/// The first error, on one line.
-pub(super) fn describe_errors(text: &str, errors: &ParseErrors) -> String {
+/// The first error, on one line. `field`: an example of a field.
+pub(super) fn describe_errors(text: &str, field: &str, errors: &ParseErrors) -> String {
     let first = errors.errors.iter().min_by_key(|error| error.pos);
     first.map_or_else(
         || "is not a valid expression".into(),
@@ -17,14 +17,14 @@ pub(super) fn describe_errors(text: &str, errors: &ParseErrors) -> String {
             let words = if is_end(text, error.pos) {
                 at_the_end(&error.msg)
             } else {
-                describe_message(&error.msg)
+                describe_message(&error.msg, field)
             };
             format!("is not a valid expression: line {line}, column {column}: {words}")
         },
     )
 }
 
-fn describe_message(message: &str) -> String {
+fn describe_message(message: &str, field: &str) -> String {
     let message = message.strip_prefix("Syntax error: ").unwrap_or(message);
     if let Some(piece) = message.strip_prefix("token recognition error at: ") {
         return format!("unexpected {}; strings must be quoted", piece_of(piece));
@@ -43,7 +43,7 @@ fn describe_message(message: &str) -> String {
     }
     match message {
         "invalid int literal" | "invalid uint literal" | "invalid double literal" => "the number is too large".into(),
-        "invalid argument to has() macro" => "has() takes a field, such as has(payload.price)".into(),
+        "invalid argument to has() macro" => format!("has() takes a field, such as has({field})"),
         "argument must be a simple name" => {
             "the first argument of all, exists, exists_one, filter and map must be a new name, such as item".into()
         }

@@ -9,7 +9,7 @@ use super::*;
 fn evaluated(text: &str, payload: &Value) -> Result<Value, ExpressionError> {
     let previous = json!({"change": 1});
     let now = "2026-01-05T07:00:00Z".parse().expect("a moment");
-    let expression = Expression::compile(text).expect("an expression");
+    let expression = Expression::compile(text, ExpressionScope::SensorEvent).expect("an expression");
     expression.evaluate(&ExpressionVariables::new(payload, Some(&previous), now))
 }
 
@@ -65,7 +65,7 @@ fn an_expression_has_the_value_that_cel_gives_it(#[case] text: &str, #[case] exp
 #[case("payload.a.matches('(a{1000}){1000}')", "too large")]
 #[case("payload.a.all(x, payload.b.all(y, x == y))", "in each other")]
 fn what_is_no_expression_is_refused_in_words(#[case] text: &str, #[case] expected: &str) {
-    let error = Expression::compile(text).expect_err("an error");
+    let error = Expression::compile(text, ExpressionScope::SensorEvent).expect_err("an error");
     assert!(error.contains(expected), "{error}");
 }
 
@@ -89,8 +89,8 @@ fn what_has_no_value_says_why_and_nothing_of_the_payload(#[case] text: &str, #[c
 #[test]
 fn an_expression_may_have_4096_bytes_and_not_one_more() {
     let of = |bytes: usize| format!("'{}'", "a".repeat(bytes - 2));
-    assert!(Expression::compile(&of(MOST_BYTES)).is_ok());
-    let error = Expression::compile(&of(MOST_BYTES + 1)).expect_err("an error");
+    assert!(Expression::compile(&of(MOST_BYTES), ExpressionScope::SensorEvent).is_ok());
+    let error = Expression::compile(&of(MOST_BYTES + 1), ExpressionScope::SensorEvent).expect_err("an error");
     assert!(error.contains("4096 bytes, and has 4097"), "{error}");
 }
 
@@ -98,13 +98,13 @@ fn an_expression_may_have_4096_bytes_and_not_one_more() {
 fn all_expressions_of_a_sensor_may_have_32_patterns_and_not_one_more() {
     let of = |patterns: usize| format!("[{}]", vec!["payload.a.matches('a')"; patterns].join(","));
     let mut allowance = PatternAllowance::default();
-    assert!(Expression::compile_within(&of(MOST_PATTERNS - 1), &mut allowance).is_ok());
-    assert!(Expression::compile_within(&of(1), &mut allowance).is_ok());
-    assert!(Expression::compile_within("payload.a", &mut allowance).is_ok());
-    let error = Expression::compile_within(&of(1), &mut allowance).expect_err("an error");
+    assert!(Expression::compile_within(&of(MOST_PATTERNS - 1), ExpressionScope::SensorEvent, &mut allowance).is_ok());
+    assert!(Expression::compile_within(&of(1), ExpressionScope::SensorEvent, &mut allowance).is_ok());
+    assert!(Expression::compile_within("payload.a", ExpressionScope::SensorEvent, &mut allowance).is_ok());
+    let error = Expression::compile_within(&of(1), ExpressionScope::SensorEvent, &mut allowance).expect_err("an error");
     assert!(error.contains("32 patterns"), "{error}");
     // Another Sensor has its own allowance.
-    assert!(Expression::compile(&of(MOST_PATTERNS)).is_ok());
+    assert!(Expression::compile(&of(MOST_PATTERNS), ExpressionScope::SensorEvent).is_ok());
 }
 
 #[test]
@@ -134,8 +134,8 @@ fn a_pattern_costs_by_its_size_and_by_the_text_that_it_goes_through() {
 #[test]
 fn a_pattern_may_have_512_bytes_and_not_one_more() {
     let of = |bytes: usize| format!("payload.a.matches('{}')", "a".repeat(bytes));
-    assert!(Expression::compile(&of(MOST_PATTERN_BYTES)).is_ok());
-    let error = Expression::compile(&of(MOST_PATTERN_BYTES + 1)).expect_err("an error");
+    assert!(Expression::compile(&of(MOST_PATTERN_BYTES), ExpressionScope::SensorEvent).is_ok());
+    let error = Expression::compile(&of(MOST_PATTERN_BYTES + 1), ExpressionScope::SensorEvent).expect_err("an error");
     assert!(error.contains("513 bytes, and 512 are allowed"), "{error}");
 }
 
@@ -143,25 +143,31 @@ fn a_pattern_may_have_512_bytes_and_not_one_more() {
 fn an_expression_may_go_64_steps_deep_and_not_one_more() {
     let of = |steps: usize| vec!["1"; steps].join("+");
     assert_eq!(evaluated(&of(MOST_DEPTH), &json!(1)), Ok(json!(MOST_DEPTH)));
-    let error = Expression::compile(&of(MOST_DEPTH + 1)).expect_err("an error");
+    let error = Expression::compile(&of(MOST_DEPTH + 1), ExpressionScope::SensorEvent).expect_err("an error");
     assert!(error.contains("deeper than 64"), "{error}");
 }
 
 #[test]
 fn an_expression_that_would_overflow_the_stack_is_refused_before_it_is_parsed() {
     let brackets = |count: usize| format!("{}1{}", "(".repeat(count), ")".repeat(count));
-    assert!(Expression::compile(&brackets(MOST_BRACKETS)).is_ok());
-    assert!(Expression::compile(&brackets(MOST_BRACKETS + 1)).is_err());
+    assert!(Expression::compile(&brackets(MOST_BRACKETS), ExpressionScope::SensorEvent).is_ok());
+    assert!(Expression::compile(&brackets(MOST_BRACKETS + 1), ExpressionScope::SensorEvent).is_err());
     let joined = |count: usize| vec!["1"; count + 1].join("+");
-    let deep = Expression::compile(&joined(MOST_OPERATORS)).expect_err("an error");
+    let deep = Expression::compile(&joined(MOST_OPERATORS), ExpressionScope::SensorEvent).expect_err("an error");
     assert!(deep.contains("deeper than"), "{deep}");
-    let many = Expression::compile(&joined(MOST_OPERATORS + 1)).expect_err("an error");
+    let many = Expression::compile(&joined(MOST_OPERATORS + 1), ExpressionScope::SensorEvent).expect_err("an error");
     assert!(many.contains("operators"), "{many}");
     for text in ["!", "-", "(", "[", "{", "a.", "a?", "1+", "a&&", "'a'=="] {
-        assert!(Expression::compile(&text.repeat(MOST_BYTES / text.len())).is_err());
+        assert!(Expression::compile(&text.repeat(MOST_BYTES / text.len()), ExpressionScope::SensorEvent).is_err());
     }
     // In a string literal they do not count.
-    assert!(Expression::compile(&format!("'{}' + \"{}\"", "(\\'".repeat(300), "!+".repeat(300))).is_ok());
+    assert!(
+        Expression::compile(
+            &format!("'{}' + \"{}\"", "(\\'".repeat(300), "!+".repeat(300)),
+            ExpressionScope::SensorEvent
+        )
+        .is_ok()
+    );
 }
 
 #[test]
@@ -173,7 +179,7 @@ fn an_expression_that_costs_too_much_is_given_up_and_the_next_one_has_its_own_pu
     assert!(cost(most) < MOST_COST && cost(most + 1) >= MOST_COST);
     let of = |items: u64| Value::Array((0..items).map(|_| json!(1)).collect());
     let variables = |items| ExpressionVariables::new(&of(items), None, Timestamp::UNIX_EPOCH);
-    let expression = Expression::compile(text).expect("an expression");
+    let expression = Expression::compile(text, ExpressionScope::SensorEvent).expect("an expression");
     let (fits, too_many) = (variables(most), variables(most + 1));
     assert_eq!(expression.evaluate(&fits), Ok(json!(true)));
     assert_eq!(expression.evaluate(&too_many), Err(ExpressionError::TooCostly));

@@ -180,6 +180,7 @@ pub(super) fn tools() -> Vec<ToolSpec> {
         on_unknown,
         target: String::new(),
         needs_approval: false,
+        approval_condition: None,
         needs_approval_after_untrusted: false,
         trusted: name != "files__read",
         missing_grant: None,

@@ -13,7 +13,8 @@ use crate::api::toolbox::{ToolContainer, ToolboxSpec};
 use crate::api::tools::{
     self as api, ApprovalDefault, DEFAULT_TIMEOUT_SECONDS, ServerEndpoint, ToolApproval, ToolServer,
 };
-use crate::engine::tool::{ToolEffect, ToolSpec, UnknownOutcomePolicy};
+use crate::engine::tool::{ApprovalCondition, ToolEffect, ToolSpec, UnknownOutcomePolicy};
+use crate::sensing::expression::{Expression, ExpressionScope, ExpressionVariables};
 use crate::support::hash::sha256_hex;
 use crate::support::text::first_bytes;
 
@@ -177,10 +178,24 @@ fn spec(
         target: access.target(server, own),
         needs_approval: asks_for(effect, approval, access.approval),
         needs_approval_after_untrusted: asks_for(effect, approval, access.after_untrusted),
+        approval_condition: rules
+            .and_then(|rules| rules.approval_condition.as_deref())
+            .map(approval_condition),
         // What the toolbox reads may come from anywhere: from a host, a program, or a file that one of them left.
         trusted: server.trusted && server.endpoint() != ServerEndpoint::Toolbox,
         missing_grant: access.missing_grant(server),
     }
+}
+
+/// An expression that cannot be compiled, or not be evaluated for the arguments of a call, asks for an approval. The
+/// controller does not accept the former.
+fn approval_condition(text: &str) -> ApprovalCondition {
+    let Ok(condition) = Expression::compile(text, ExpressionScope::ToolCall) else {
+        return ApprovalCondition::new(text, |_| true);
+    };
+    ApprovalCondition::new(text, move |arguments| {
+        condition.evaluate(&ExpressionVariables::of_call(arguments)) != Ok(Value::Bool(false))
+    })
 }
 
 fn effect_of(effect: api::DeclaredEffect) -> ToolEffect {
@@ -478,5 +493,29 @@ mod tests {
         assert_eq!(missing(&["git", "gitlab"], required.clone()), Some("github".to_owned()));
         assert_eq!(missing(&["git", "github"], required), None);
         assert_eq!(missing(&[], json!({})), None);
+    }
+
+    #[test]
+    fn a_condition_holds_for_calls_that_it_is_true_for_or_cannot_be_evaluated_for() {
+        let condition = |text: &str| {
+            let rules = json!([{"name": "t", "approval": "Never", "approvalCondition": text}]);
+            let catalog = of_server(&server(json!({ "tools": rules })), vec![tool("t", json!({}))]);
+            assert!(!catalog.specs[0].needs_approval);
+            catalog.specs[0].approval_condition.clone().unwrap()
+        };
+        let above = condition("arguments.amount > 100");
+        for (arguments, holds) in [
+            (json!({"amount": 100}), false),
+            (json!({"amount": 101}), true),
+            (json!({}), true),
+            (json!({"amount": "101"}), true),
+        ] {
+            assert_eq!(above.holds(&arguments), holds, "{arguments}");
+        }
+        // Not a boolean, and not an expression.
+        assert!(condition("arguments.amount").holds(&json!({"amount": 0})));
+        assert!(condition("arguments.").holds(&json!({})));
+        let there = condition("has(arguments.force) && arguments.force");
+        assert!(!there.holds(&json!({})) && there.holds(&json!({"force": true})));
     }
 }

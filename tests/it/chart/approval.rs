@@ -351,6 +351,10 @@ fn asks(approval: &str) -> Value {
     json!({"tools": [{"name": "t", "approval": approval}]})
 }
 
+fn asks_if(condition: &str) -> Value {
+    json!({"tools": [{"name": "t", "approvalCondition": condition}]})
+}
+
 fn effect(effect: &str) -> Value {
     json!({"tools": [{"name": "t", "effect": effect}]})
 }
@@ -391,6 +395,13 @@ async fn only_an_approver_weakens_the_rules_of_approval() {
         ),
         (by_default(none()), by_default(asks("Never")), "approval: Never"),
         (by_default(asks("Always")), by_default(none()), "approval: Always"),
+        (by_default(asks_if("a")), by_default(none()), "approvalCondition"),
+        (by_default(asks_if("a")), by_default(asks_if("b")), "approvalCondition"),
+        (
+            by_default(asks_if("a")),
+            by_default(json!({"name": "files2"})),
+            "approvalCondition",
+        ),
         (
             by_default(asks("Always")),
             by_default(json!({"name": "files2"})),
@@ -500,6 +511,11 @@ async fn only_an_approver_weakens_the_rules_of_containers() {
             "approval: Always",
         ),
         (
+            toolbox("a", "Never", &json!({"approvalCondition": "a"})),
+            toolbox("a", "Never", &json!({"approvalCondition": "b"})),
+            "approvalCondition",
+        ),
+        (
             toolbox("a", "Destructive", &none()),
             toolbox("a", "Destructive", &json!({"effect": "Write"})),
             "lowering",
@@ -577,6 +593,9 @@ async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else
             tools("Never", trusted(asks("Never"))),
         ),
         (by_default(trusted(asks("Never"))), by_default(none())),
+        (by_default(none()), by_default(asks_if("a"))),
+        (by_default(asks_if("a")), by_default(asks_if("a"))),
+        (by_default(asks_if("a")), by_default(asks("Always"))),
         (by_default(effect("Write")), by_default(effect("Read"))),
         (by_default(effect("Destructive")), by_default(asks("Always"))),
         (
@@ -600,7 +619,8 @@ async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else
     }
     // As many servers and tools as there may be in practice are within the cost that the API server allows.
     let many = |trusted: bool| {
-        let tool = |of: usize| json!({"name": format!("tool{of}"), "effect": "Read", "approval": "Always"});
+        let tool =
+            |of: usize| json!({"name": format!("tool{of}"), "effect": "Read", "approvalCondition": "arguments.a"});
         let rules: Vec<Value> = (0..40).map(tool).collect();
         let server = |of: usize| json!({"name": format!("s{of}"), "url": format!("http://s{of}:80/mcp"), "trusted": trusted, "tools": rules});
         json!({"servers": (0..16).map(server).collect::<Vec<_>>()})

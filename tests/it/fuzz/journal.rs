@@ -58,6 +58,7 @@ fn look() -> ToolSpec {
         target: String::new(),
         needs_approval: false,
         needs_approval_after_untrusted: false,
+        approval_condition: None,
         trusted: true,
         missing_grant: None,
     }

@@ -25,11 +25,38 @@ fn server(fields: &Value) -> Value {
     tools(&json!({"servers": [server]}))
 }
 
+/// The rules of one tool of a server.
+fn rules(mut rules: Value) -> Value {
+    rules["name"] = json!("pay");
+    json!({"url": "http://files/mcp", "tools": [rules]})
+}
+
 fn environment(sources: &Value) -> Value {
     container(&json!({"image": "i", "command": ["x"], "envFrom": sources}))
 }
 
 pub(super) fn rows() -> Vec<Row> {
+    let mut rows = of_containers();
+    rows.push(of_conditions());
+    rows
+}
+
+fn of_conditions() -> Row {
+    row(
+        "tools[].approvalCondition has no effect with approval: Always",
+        vec![
+            server(&rules(
+                json!({"approval": "Never", "approvalCondition": "arguments.amount > 100"}),
+            )),
+            server(&rules(json!({"approval": "Always"}))),
+        ],
+        vec![server(&rules(
+            json!({"approval": "Always", "approvalCondition": "true"}),
+        ))],
+    )
+}
+
+fn of_containers() -> Vec<Row> {
     let image = || json!({"image": "debian:13"});
     vec![
         row(

@@ -194,6 +194,7 @@ prop_compose! {
             Just(OnUnknownOutcome::Ask),
         ],
         approval in option::of(prop_oneof![Just(ToolApproval::Never), Just(ToolApproval::Always)]),
+        condition in option::of("[ -~]{1,1024}"),
     ) -> ToolRules {
         ToolRules {
             name: String::new(),
@@ -202,6 +203,7 @@ prop_compose! {
             timeout_seconds,
             on_unknown_outcome,
             approval,
+            approval_condition: condition.filter(|_| approval != Some(ToolApproval::Always)),
         }
     }
 }

@@ -1,0 +1,168 @@
+//! Validates texts that are long to parse, scripts of scripted models and approval conditions: outside the reconciler, one at
+//! a time, and each text only once.
+//!
+//! The author of a text determines how long its check takes. It may delay other checks, but never the leader.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+
+use super::validate::{approval_conditions, script};
+use crate::support::hash::sha256;
+
+/// Limit of cached verdicts. When it is reached, all are dropped; texts still in use are then checked again once.
+const MAX_VERDICTS: usize = 1024;
+
+/// The first error of a text, if any.
+pub(super) type TextVerdict = Result<(), String>;
+
+/// What a text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TextKind {
+    /// A script of the scripted model.
+    Script,
+    /// The approval conditions of an Agent, see [`approval_conditions`].
+    ApprovalConditions,
+}
+
+impl TextKind {
+    fn verdict(self, text: &str) -> TextVerdict {
+        match self {
+            Self::Script => script(text),
+            Self::ApprovalConditions => approval_conditions(text),
+        }
+    }
+
+    fn key(self, text: &str) -> [u8; 32] {
+        match self {
+            Self::Script => sha256(text),
+            Self::ApprovalConditions => sha256(format!("approval conditions {text}")),
+        }
+    }
+}
+
+/// The cached verdicts, by the SHA-256 of the text.
+pub(super) struct TextChecker {
+    verdicts: Mutex<HashMap<[u8; 32], TextVerdict>>,
+    /// Permits one check at a time.
+    turn: Arc<Semaphore>,
+}
+
+impl TextChecker {
+    pub(super) fn new() -> Self {
+        Self {
+            verdicts: Mutex::default(),
+            turn: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    /// Parses the text, or returns the cached verdict.
+    pub(super) async fn check(&self, kind: TextKind, text: String) -> TextVerdict {
+        let key = kind.key(&text);
+        if let Some(known) = self.known(&key) {
+            return known;
+        }
+        let turn = self.turn.clone().acquire_owned().await;
+        if let Some(known) = self.known(&key) {
+            return known;
+        }
+        // The blocking task owns the permit, so that a cancelled caller does not let a second check start.
+        let check = spawn_blocking(move || {
+            let verdict = kind.verdict(&text);
+            drop(turn);
+            verdict
+        });
+        let Ok(verdict) = check.await else {
+            // Only during shutdown.
+            return Err("the check was aborted".into());
+        };
+        let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        if verdicts.len() >= MAX_VERDICTS {
+            verdicts.clear();
+        }
+        verdicts.insert(key, verdict.clone());
+        verdict
+    }
+
+    fn known(&self, key: &[u8; 32]) -> Option<TextVerdict> {
+        self.verdicts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(key)
+            .cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_verdict_is_kept_by_the_text_and_the_store_is_bounded() {
+        let scripts = TextChecker::new();
+        let kept = || scripts.verdicts.lock().unwrap().len();
+        let good = "turns: [{text: a}]";
+        assert_eq!(scripts.check(TextKind::Script, good.into()).await, Ok(()));
+        assert_eq!(scripts.check(TextKind::Script, good.into()).await, Ok(()));
+        assert_eq!(kept(), 1);
+        let bad = scripts.check(TextKind::Script, "turns: []".into()).await.unwrap_err();
+        assert!(bad.contains("turns: has 0 entries"), "{bad}");
+        for number in kept()..MAX_VERDICTS {
+            assert_eq!(
+                scripts
+                    .check(TextKind::Script, format!("turns: [{{text: t{number}}}]"))
+                    .await,
+                Ok(())
+            );
+        }
+        assert_eq!(kept(), MAX_VERDICTS);
+        assert_eq!(
+            scripts
+                .check(TextKind::Script, "turns: [{text: one more}]".into())
+                .await,
+            Ok(())
+        );
+        assert_eq!(kept(), 1);
+    }
+
+    #[tokio::test]
+    async fn one_script_is_checked_at_a_time_and_known_ones_do_not_wait() {
+        let scripts = TextChecker::new();
+        let known = "turns: [{text: a}]".to_owned();
+        scripts.check(TextKind::Script, known.clone()).await.unwrap();
+        let turn = scripts.turn.clone().acquire_owned().await.unwrap();
+        scripts.check(TextKind::Script, known).await.unwrap();
+        let mut waiting = Box::pin(scripts.check(TextKind::Script, "turns: [{text: b}]".into()));
+        assert!(futures::poll!(&mut waiting).is_pending());
+        drop(turn);
+        assert_eq!(waiting.await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn approval_conditions_are_checked_together_and_the_first_error_names_its_field() {
+        let checks = TextChecker::new();
+        let check = |conditions: Value| checks.check(TextKind::ApprovalConditions, conditions.to_string());
+        let good = json!([["a", "arguments.amount > 100"], ["b", "arguments.to != 'me'"]]);
+        assert_eq!(check(good).await, Ok(()));
+        let bad = json!([["a", "arguments.amount > 100"], ["b", "payload.amount > 1"], ["c", ")"]]);
+        assert_eq!(
+            check(bad).await,
+            Err("b refers to unknown variable payload: use arguments".into())
+        );
+        let pattern = |count: usize| vec!["arguments.text.matches('x')"; count].join(" || ");
+        let shared = json!([["a", pattern(20)], ["b", pattern(13)]]);
+        let error = check(shared).await.unwrap_err();
+        assert!(error.starts_with("b calls matches too often"), "{error}");
+        let many = |count: usize| Value::from(vec![json!(["a", "true"]); count]);
+        assert_eq!(check(many(32)).await, Ok(()));
+        let error = check(many(33)).await.unwrap_err();
+        assert_eq!(
+            error,
+            "spec.tools has 33 approval conditions, and 32 are allowed: remove some, or join them with ||"
+        );
+    }
+}
