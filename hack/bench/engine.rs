@@ -50,6 +50,7 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
         approval_timeout: SignedDuration::from_hours(1),
+        defers_approvals: false,
         loop_detection: LoopDetection::default(),
         spec: 0,
         quick_text_turns: 0,

@@ -111,6 +111,12 @@ pub struct ApprovalRules {
     /// Time in which a call must be approved, in seconds, 60 to 604,800 (a week); then it is denied. Defaults to 3,600.
     #[schemars(range(min = 60, max = 604_800))]
     pub timeout_seconds: u32,
+    /// What the loop does while a call waits for its approval. `Pause`, the default: the loop is paused. `Continue`: the model is
+    /// told that the call waits, and continues. An approved call runs when no other tool runs; a notification of high
+    /// priority then tells the model its result, of at most 1.5 KiB, and ends a sleep. At most 8 calls wait in this way, with
+    /// arguments of at most 64 KiB in total; with more, the loop is paused.
+    #[serde(skip_serializing_if = "WhilePending::is_pause")]
+    pub while_pending: WhilePending,
 }
 
 impl Default for ApprovalRules {
@@ -119,7 +125,26 @@ impl Default for ApprovalRules {
             default: ApprovalDefault::default(),
             after_untrusted_content: ApprovalDefault::Never,
             timeout_seconds: 3600,
+            while_pending: WhilePending::Pause,
         }
+    }
+}
+
+/// What a loop does while a tool call waits for its approval.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhilePending {
+    /// It is paused.
+    #[default]
+    Pause,
+    /// It goes on without the result of the call.
+    Continue,
+}
+
+impl WhilePending {
+    /// Left out of the serialized spec, so that its hash is the same as before the field existed.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
+    fn is_pause(&self) -> bool {
+        *self == Self::Pause
     }
 }
 
@@ -415,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_without_the_rule_for_untrusted_content_are_serialized_as_before_there_was_one() {
+    fn rules_without_newer_fields_are_serialized_as_before_there_were_any() {
         let written = |rules: &ApprovalRules| serde_json::to_value(rules).unwrap();
         let mut rules = ApprovalRules::default();
         assert_eq!(
@@ -423,7 +448,9 @@ mod tests {
             json!({"default": "Destructive", "timeoutSeconds": 3600})
         );
         rules.after_untrusted_content = ApprovalDefault::Write;
+        rules.while_pending = WhilePending::Continue;
         assert_eq!(written(&rules)["afterUntrustedContent"], "Write");
+        assert_eq!(written(&rules)["whilePending"], "Continue");
         assert_eq!(serde_json::from_value::<ApprovalRules>(written(&rules)).unwrap(), rules);
     }
 

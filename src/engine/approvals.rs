@@ -13,7 +13,6 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::RecordKind;
 use crate::effects::EffectBuffer;
 use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
@@ -22,6 +21,7 @@ use crate::tool::{ToolOutcome, ToolRunId};
 use crate::tools::admission::{DenialReason, DeniedCall};
 use crate::tools::batch::{NextRun, ToolBatch, ToolRunPlan, ToolSlot};
 use crate::tools::{MAX_TRIES, tool_line};
+use crate::{JournalRecord, RecordKind};
 use agentloop_api::pause::PauseReason;
 use agentloop_api::status::{GateKind, MAX_GATES};
 
@@ -92,7 +92,7 @@ impl Engine {
             Some(NextRun::AwaitApproval(place)) => Some(place),
             Some(NextRun::Send(_) | NextRun::SendIfAllowed(_) | NextRun::Wait) | None => None,
         };
-        let free = (MAX_GATES - 1).saturating_sub(batch.gates().count());
+        let free = (MAX_GATES - 1).saturating_sub(batch.gates().count() + self.state.deferred.len());
         let needed = batch.approvals_needed().enumerate();
         let due = needed.filter(|(number, (place, _))| *number < free || next == Some(*place));
         let due: Vec<(usize, GateKind)> = due.map(|(_, due)| due).collect();
@@ -115,28 +115,28 @@ impl Engine {
             opened_at: out.now,
             expires_at,
         };
-        plan.approval = RunApproval::Pending(gate.clone());
-        let plan = plan.clone();
-        out.record(gate_line(RecordKind::GateOpened, run, &gate.id, &plan));
+        out.record(opened(plan, run, gate));
     }
 
     /// A person answered a gate. An answer to a gate that is not open, or with the hash of other arguments, has no effect.
     pub(crate) fn gate_answered(&mut self, answer: &GateAnswer, out: &mut EffectBuffer) {
+        if let Some(run) = self.state.deferred.asked(&answer.gate, &answer.arguments) {
+            self.answer_deferred(run, answer, out);
+            return;
+        }
+        let is_asked = |(_, plan, _): &(usize, &ToolRunPlan, &RunGate)| plan.is_asked(&answer.gate, &answer.arguments);
         let gates = self.tool_batch().into_iter().flat_map(ToolBatch::gates);
-        let asked = |(_, plan, gate): &(usize, &ToolRunPlan, &RunGate)| {
-            gate.id == answer.gate && plan.arguments == answer.arguments
-        };
-        let Some(place) = gates.into_iter().find(asked).map(|(place, ..)| place) else {
+        let Some(place) = gates.into_iter().find(is_asked).map(|(place, ..)| place) else {
             return;
         };
+        let how = answer.how();
         if answer.approved {
-            let by = answer.by.as_deref().unwrap_or("an unknown user");
-            self.close_gate(place, &format!("approved by {by}"), out);
+            self.close_gate(place, &how, out);
             if let Some(plan) = self.batch_mut().and_then(|batch| batch.plan_mut(place)) {
                 plan.approval = RunApproval::Granted(out.now);
             }
         } else {
-            self.close_gate(place, "denied", out);
+            self.close_gate(place, &how, out);
             self.reject(place, denied_by_person(), out);
         }
         self.gates_closed(out);
@@ -144,6 +144,7 @@ impl Engine {
 
     /// Denies the runs whose gates have expired.
     pub(crate) fn expire_gates(&mut self, out: &mut EffectBuffer) {
+        self.expire_deferred_gates(out);
         let gates = self.tool_batch().into_iter().flat_map(ToolBatch::gates);
         let expired: Vec<usize> = gates
             .filter(|(_, _, gate)| gate.expires_at <= out.now)
@@ -161,7 +162,7 @@ impl Engine {
     }
 
     /// Gates have closed: the runs that waited for them continue.
-    fn gates_closed(&mut self, out: &mut EffectBuffer) {
+    pub(crate) fn gates_closed(&mut self, out: &mut EffectBuffer) {
         if let Some(batch) = self.batch_mut() {
             batch.renew_approvals(out.now);
         }
@@ -171,8 +172,9 @@ impl Engine {
 
     /// When the first open gate expires.
     pub(crate) fn first_gate_expiry(&self) -> Option<Timestamp> {
-        let gates = self.tool_batch()?.gates();
-        gates.map(|(_, _, gate)| gate.expires_at).min()
+        let gates = self.tool_batch().into_iter().flat_map(ToolBatch::gates);
+        let deferred = self.state.deferred.gates().map(|(_, gate)| gate.expires_at);
+        gates.map(|(_, _, gate)| gate.expires_at).chain(deferred).min()
     }
 
     /// The gate of this position closes, if one is open.
@@ -183,17 +185,13 @@ impl Engine {
         let Some(plan) = self.batch_mut().and_then(|batch| batch.plan_mut(place)) else {
             return;
         };
-        let RunApproval::Pending(gate) = &plan.approval else {
-            return;
-        };
-        let note = format!("{} {how}", gate.id);
-        plan.approval = RunApproval::NotNeeded;
-        let plan = plan.clone();
-        out.record(gate_line(RecordKind::GateResolved, run, &note, &plan));
+        if let Some(line) = closed(plan, run, how) {
+            out.record(line);
+        }
     }
 
     /// A run was not approved: a first run is denied, and one with an unknown outcome is not repeated.
-    fn reject(&mut self, place: usize, denied: DeniedCall, out: &mut EffectBuffer) {
+    pub(crate) fn reject(&mut self, place: usize, denied: DeniedCall, out: &mut EffectBuffer) {
         let (Some(run), Some(wanted)) = (self.run_id(place), self.wanted_call(place).cloned()) else {
             return;
         };
@@ -260,7 +258,8 @@ impl Engine {
     /// The open gates, in the order of their runs.
     pub(crate) fn gates(&self) -> Vec<OpenGate> {
         let gates = self.tool_batch().into_iter().flat_map(ToolBatch::gates);
-        let open = gates.map(|(_, plan, gate)| OpenGate {
+        let gates = gates.map(|(_, plan, gate)| (plan, gate));
+        let open = self.state.deferred.gates().chain(gates).map(|(plan, gate)| OpenGate {
             gate: gate.clone(),
             tool: plan.tool.clone(),
             arguments: plan.arguments.clone(),
@@ -271,10 +270,49 @@ impl Engine {
 
     /// A process has started: an answer that was given while there was none arrives within this time.
     pub(crate) fn keep_gates_after_start(&mut self, now: Timestamp) {
+        let earliest = time_math::after(now, ANSWER_GRACE);
+        let keep = |gate: &mut RunGate| gate.expires_at = gate.expires_at.max(earliest);
+        self.for_each_gate(keep);
+    }
+
+    /// The clock was set back: no gate is open for longer than its whole time.
+    pub(crate) fn limit_gates(&mut self, now: Timestamp) {
+        let latest = time_math::after(now, self.settings.approval_timeout);
+        let limit = |gate: &mut RunGate| gate.expires_at = gate.expires_at.min(latest);
+        self.for_each_gate(limit);
+    }
+
+    fn for_each_gate(&mut self, change: impl Fn(&mut RunGate)) {
+        self.state.deferred.for_each_gate(&change);
         if let Some(batch) = self.batch_mut() {
-            batch.keep_gates_until(time_math::after(now, ANSWER_GRACE));
+            batch.for_each_gate(change);
         }
     }
+}
+
+impl GateAnswer {
+    /// How it closes its gate.
+    pub(crate) fn how(&self) -> String {
+        match (&self.by, self.approved) {
+            (Some(by), true) => format!("approved by {by}"),
+            (None, true) => "approved by an unknown user".to_owned(),
+            (_, false) => "denied".to_owned(),
+        }
+    }
+}
+
+/// Opens the gate of a run. Returns the line for the journal.
+pub(crate) fn opened(plan: &mut ToolRunPlan, run: ToolRunId, gate: RunGate) -> JournalRecord {
+    let line = gate_line(RecordKind::GateOpened, run, &gate.id, plan);
+    plan.approval = RunApproval::Pending(gate);
+    line
+}
+
+/// Closes the gate of a run, if one is open. Returns the line for the journal.
+pub(crate) fn closed(plan: &mut ToolRunPlan, run: ToolRunId, how: &str) -> Option<JournalRecord> {
+    let note = format!("{} {how}", plan.open_gate()?.id);
+    plan.approval = RunApproval::NotNeeded;
+    Some(gate_line(RecordKind::GateResolved, run, &note, plan))
 }
 
 /// Why a call needs an approval that it would not need otherwise.
@@ -290,14 +328,14 @@ fn pause_reason(kind: GateKind) -> PauseReason {
 }
 
 /// The run identifies the gate within one epoch; after a try with an unknown outcome, the number of the next try.
-fn gate_id(epoch: i64, run: ToolRunId, tries: u32) -> String {
+pub(crate) fn gate_id(epoch: i64, run: ToolRunId, tries: u32) -> String {
     match tries {
         0 => format!("e{epoch}-{run}"),
         tries => format!("e{epoch}-{run}-try{}", tries.saturating_add(1)),
     }
 }
 
-fn gate_line(kind: RecordKind, run: ToolRunId, note: &str, plan: &ToolRunPlan) -> crate::JournalRecord {
+fn gate_line(kind: RecordKind, run: ToolRunId, note: &str, plan: &ToolRunPlan) -> JournalRecord {
     tool_line(kind, run, note, |line| {
         line.tool = Some(plan.tool.clone());
         line.effect = Some(plan.effect);
@@ -305,7 +343,7 @@ fn gate_line(kind: RecordKind, run: ToolRunId, note: &str, plan: &ToolRunPlan) -
     })
 }
 
-fn denied_by_person() -> DeniedCall {
+pub(crate) fn denied_by_person() -> DeniedCall {
     DeniedCall::not_run(
         DenialReason::NotApproved,
         "a person denied this call",
@@ -313,7 +351,7 @@ fn denied_by_person() -> DeniedCall {
     )
 }
 
-fn expired_gate() -> DeniedCall {
+pub(crate) fn expired_gate() -> DeniedCall {
     DeniedCall::not_run(
         DenialReason::ApprovalExpired,
         "nobody approved this call in time",

@@ -24,7 +24,6 @@ use super::{
     EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, settings::EngineSettings,
 };
 use crate::context::{prompt, prompt::Skill};
-use crate::time_math;
 use agentloop_api::status::PauseReason;
 
 #[derive(Clone, Debug)]
@@ -295,6 +294,7 @@ impl Engine {
             self.recheck_rate_limits(out);
             self.end_sleep_if_over(out);
             self.note_transition(out);
+            self.advance_deferred(out);
             self.run_due_step(out);
             self.end_preparation();
             self.note_transition(out);
@@ -405,10 +405,7 @@ impl Engine {
         let settings = &self.settings;
         let longest = |reason| pauses::longest_hold(reason, settings);
         self.state.reasons.clock_set_back(now, longest);
-        let latest = time_math::after(now, settings.approval_timeout);
-        if let Some(batch) = self.state.turn.as_mut().and_then(Turn::batch_mut) {
-            batch.clock_set_back(latest);
-        }
+        self.limit_gates(now);
     }
 
     /// The turn that a journal record belongs to.

@@ -18,6 +18,7 @@ mod approvals;
 mod calls;
 mod context;
 mod counters;
+mod deferred;
 mod early_snapshot;
 mod effects;
 mod guardrails;

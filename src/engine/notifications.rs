@@ -89,6 +89,8 @@ struct WaitingNotification {
     priority: NotificationPriority,
     text: String,
     at: Timestamp,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    trusted: bool,
     /// Refused turns that showed it and may have been refused because of it.
     #[serde(default)]
     failures: u32,
@@ -139,10 +141,12 @@ impl NotificationInbox {
         self.waiting.is_empty() && self.dropped == 0
     }
 
-    /// A notification arrived, for the first time or again (`None`). None that a turn shows is dropped for it.
+    /// A notification arrived, for the first time or again (`None`). None that a turn shows is dropped for it. `trusted`: it
+    /// is not untrusted content.
     pub(super) fn receive(
         &mut self,
         notification: &Notification,
+        trusted: bool,
         shown: Option<&ShownNotifications>,
     ) -> Option<ReceivedNotification> {
         let key = key(&notification.id);
@@ -156,6 +160,7 @@ impl NotificationInbox {
             priority: notification.priority,
             text: truncate(&notification.text, MOST_TEXT_BYTES),
             at: notification.at,
+            trusted,
             failures: 0,
         });
         let dropped = self.shrink(shown.map_or(&[], |shown| &shown.sent.keys));
@@ -296,12 +301,12 @@ impl NotificationInbox {
         sent.dropped = self.dropped;
     }
 
-    /// The source of the first notification that the attempt last sent shows.
+    /// The source of the first notification with untrusted content that the attempt last sent shows.
     pub(super) fn first_source(&self, shown: &ShownNotifications) -> Option<&str> {
         let first = self
             .waiting
             .iter()
-            .find(|waiting| shown.sent.keys.contains(&waiting.key))?;
+            .find(|waiting| !waiting.trusted && shown.sent.keys.contains(&waiting.key))?;
         Some(&first.source)
     }
 

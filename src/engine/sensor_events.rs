@@ -75,7 +75,7 @@ impl Engine {
                 text: notice.text,
                 at,
             };
-            self.receive_notification(&notification, out);
+            self.receive_notification(&notification, false, out);
         }
         for name in event.wakes.iter().filter(|name| !told.contains(name)) {
             self.wake_on_event(name, out);
@@ -86,10 +86,10 @@ impl Engine {
         out.record(journal_line(RecordKind::SensorFailed, self.turn_number(), sensor));
     }
 
-    /// A notification arrived, for the first time or again.
-    fn receive_notification(&mut self, notification: &Notification, out: &mut EffectBuffer) {
+    /// A notification arrived, for the first time or again. `trusted`: it is not untrusted content.
+    pub(super) fn receive_notification(&mut self, notification: &Notification, trusted: bool, out: &mut EffectBuffer) {
         let shown = self.state.turn.as_ref().map(Turn::shown);
-        let Some(received) = self.state.inbox.receive(notification, shown) else {
+        let Some(received) = self.state.inbox.receive(notification, trusted, shown) else {
             return;
         };
         let priority = notification.priority;

@@ -9,6 +9,7 @@ use super::precheck;
 use super::resources::ResourceLimit;
 use agentloop_api::AgentSpec;
 use agentloop_api::agent::{AgentMode, ExhaustionPolicy, LoopDetection, ModelSpec};
+use agentloop_api::tools::WhilePending;
 use agentloop_support::hash::sha256_u64;
 
 /// The mode of a loop, and the settings that only it has.
@@ -79,6 +80,8 @@ pub struct EngineSettings {
     pub max_result_bytes: usize,
     /// Time in which a person must approve a tool call.
     pub approval_timeout: SignedDuration,
+    /// Whether the loop goes on while a call waits for an approval.
+    pub defers_approvals: bool,
     /// What a detected loop leads to.
     pub loop_detection: LoopDetection,
     /// A hash of the whole spec except for `suspend`: it changes with any other edit.
@@ -154,6 +157,7 @@ impl TryFrom<&AgentSpec> for EngineSettings {
             hot_state: spec.hot_state.fields.iter().map(FieldSchema::from).collect(),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
             approval_timeout: SignedDuration::from_secs(spec.tools.approval.timeout_seconds.into()),
+            defers_approvals: spec.tools.approval.while_pending == WhilePending::Continue,
             loop_detection: spec.guardrails.loop_detection.clone(),
             spec: hash(spec),
         })

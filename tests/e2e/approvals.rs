@@ -115,3 +115,48 @@ fn a_call_waits_for_its_approval_across_pods_and_a_denied_one_never_runs() {
         (vec![], &json!(1))
     );
 }
+
+/// A call that waits while the loop sleeps, and the end once its result has woken the loop.
+fn sleeping_turns() -> Value {
+    json!({"turns": [
+        {"text": "I write a note.", "toolCalls": [{"name": "hub__note", "arguments": {"text": "canary-three"}}]},
+        {"yield": {"sleep": 3600, "reason": "a person has to approve it"}},
+        {"yield": {"mode": "shutdown", "reason": "the note is there"}},
+    ]})
+}
+
+#[test]
+fn a_loop_goes_on_while_a_call_waits_and_its_result_ends_the_sleep() {
+    let Some(cluster) = shared().filter(|_| python::is_there()) else {
+        return;
+    };
+    let server = McpServer::for_pods(Edition::Newer);
+    let namespace = Namespace::new(&cluster.system, "deferred");
+    namespace.kubectl.apply(&script("deferred", &sleeping_turns()));
+    let mut spec = spec(&server);
+    spec["tools"]["approval"] = json!({"whilePending": "Continue"});
+    let agent = Agent::apply(&namespace, "deferred", &scripted("deferred"), &spec);
+    let asleep = agent.until("a sleep with a gate", 120, |agent| {
+        (agent["status"]["loop"]["state"] == "Sleeping" && gates(agent).len() == 1).then(|| agent.clone())
+    });
+    let conditions = asleep["status"]["conditions"].as_array().unwrap();
+    let pending = conditions.iter().find(|one| one["type"] == "ApprovalPending");
+    assert_eq!(pending.unwrap()["status"], "True");
+    // The gate outlives the pod, and nothing runs before the answer.
+    agent.kubectl.ok(&["delete", "pod", &agent.name, "--wait=true"]);
+    let before = asleep["status"]["pod"]["startedAt"].clone();
+    let again = agent.until("the next pod", 120, |agent| {
+        let is_new = agent["status"]["pod"]["startedAt"] != before;
+        (is_new && agent["status"]["loop"]["state"] == "Sleeping").then(|| agent.clone())
+    });
+    assert_eq!(gates(&again), gates(&asleep));
+    assert!(acts(&server).is_empty());
+    let open = gates(&again);
+    let text = |field: &str| open[0][field].as_str().unwrap().to_owned();
+    let approval = format!("{}:{}", text("id"), text("argumentsHash"));
+    answer(&agent, &[("approve", approval), ("approved-by", "admin".to_owned())]);
+    agent.until("an end", 60, |agent| {
+        (agent["status"]["loop"]["outcome"] == "Completed").then_some(())
+    });
+    assert_eq!(acts(&server), ["note canary-three"]);
+}

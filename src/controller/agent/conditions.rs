@@ -17,7 +17,7 @@ use crate::api::AGENT_LABEL;
 use crate::api::condition::ConditionType;
 use crate::api::failure::{FailureKind, ModelEvidence};
 use crate::api::pause::PauseEnd;
-use crate::api::status::{LoopOutcome, LoopState, LoopStatus, PauseReason};
+use crate::api::status::{GateKind, LoopOutcome, LoopState, LoopStatus, PauseReason};
 use crate::controller::gate_annotations;
 use crate::controller::plain_http::plain_http_warning;
 use crate::controller::runtime::condition_list::ConditionList;
@@ -237,7 +237,7 @@ impl AgentConditions<'_> {
                     self.list.set(type_, true, held.reason.as_ref(), message);
                 }
                 None => match report.gates.first().filter(|_| type_ == ConditionType::ApprovalPending) {
-                    // Its run is not the next one yet.
+                    // Its run is not the next one yet, or the loop goes on meanwhile.
                     Some(gate) => {
                         let because_of = gate
                             .untrusted_content_source
@@ -245,7 +245,14 @@ impl AgentConditions<'_> {
                             .map(|source| format!(", since the model has been shown untrusted content of {source}"));
                         let (tool, id) = (&gate.tool, &gate.id);
                         let because_of = because_of.unwrap_or_default();
-                        let message = format!("the call of {tool} waits for an approval{because_of} (gate {id})");
+                        let message = match gate.kind {
+                            GateKind::ToolCallNeedsApproval => {
+                                format!("the call of {tool} waits for an approval{because_of} (gate {id})")
+                            }
+                            GateKind::UnknownOutcome => format!(
+                                "the outcome of a call of {tool} is unknown; repeating it waits for an approval (gate {id})"
+                            ),
+                        };
                         let answer = self.how_to_answer(report, type_);
                         self.list
                             .set(type_, true, gate.kind.as_ref(), format!("{message}{answer}"));

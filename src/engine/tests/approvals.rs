@@ -12,7 +12,7 @@ use super::*;
 pub(super) const NAMES: [&str; 5] = ["repo__delete", "bank__pay", "vault__read", "web__fetch", "chat__post"];
 
 /// The usual tools, and those whose calls need an approval.
-fn gated_tools() -> Vec<ToolSpec> {
+pub(super) fn gated_tools() -> Vec<ToolSpec> {
     let asks = |spec| ToolSpec {
         needs_approval: true,
         ..spec
@@ -47,11 +47,11 @@ impl Driver {
         self.engine.view().gates
     }
 
-    fn gate_ids(&self) -> Vec<String> {
+    pub(super) fn gate_ids(&self) -> Vec<String> {
         self.gates().into_iter().map(|open| open.gate.id).collect()
     }
 
-    fn answer_gate(&mut self, id: &str, approved: bool) {
+    pub(super) fn answer_gate(&mut self, id: &str, approved: bool) {
         let gate = self.gates().into_iter().find(|open| open.gate.id == id);
         let arguments = gate.expect("an open gate").arguments;
         self.answer_with_hash(id, approved, &arguments);

@@ -187,10 +187,11 @@ fn small() -> impl Strategy<Value = EngineSettings> {
         DetectionMode::Disabled,
     ]);
     let mode = prop_oneof![4 => Just(ModeSettings::Continuous), 1 => Just(ModeSettings::Countdown { turns: 4 })];
-    let drawn = (hours, policy, heartbeat, any::<bool>(), detects, mode);
+    let drawn = (hours, policy, heartbeat, any::<bool>(), detects, mode, any::<bool>());
     drawn.prop_map(
-        |(active_hours, exhaustion_policy, heartbeat, pre_check, detects, mode)| EngineSettings {
+        |(active_hours, exhaustion_policy, heartbeat, pre_check, detects, mode, defers)| EngineSettings {
             mode,
+            defers_approvals: defers,
             loop_detection: detection(detects),
             pre_check: pre_check.then(precheck::PreCheckSettings::default),
             active_hours,

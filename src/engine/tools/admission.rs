@@ -53,6 +53,8 @@ pub enum DenialReason {
     NotApproved,
     /// Nobody approved it in time.
     ApprovalExpired,
+    /// The same call waits for an approval already.
+    AlreadyDeferred,
 }
 
 /// A call that is not run.

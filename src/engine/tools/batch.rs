@@ -118,6 +118,27 @@ impl ToolRunPlan {
         self.approval != RunApproval::NotNeeded
     }
 
+    /// Its gate, if one is open.
+    pub fn open_gate(&self) -> Option<&RunGate> {
+        match &self.approval {
+            RunApproval::Pending(gate) => Some(gate),
+            RunApproval::Needed(_) | RunApproval::Granted(_) | RunApproval::Used | RunApproval::NotNeeded => None,
+        }
+    }
+
+    /// Whether an answer to this gate, for these arguments, is one for this run.
+    pub fn is_asked(&self, gate: &str, arguments: &str) -> bool {
+        self.arguments == arguments && self.open_gate().is_some_and(|open| open.id == gate)
+    }
+
+    /// A try is sent, which uses the approval.
+    pub fn sent(&mut self) {
+        self.tries = self.tries.saturating_add(1);
+        if self.is_granted() {
+            self.approval = RunApproval::Used;
+        }
+    }
+
     /// Whether an approval is there that no try has used.
     pub fn is_granted(&self) -> bool {
         matches!(self.approval, RunApproval::Granted(_))
@@ -267,10 +288,8 @@ impl ToolBatch {
 
     /// The runs whose gates are open, with their positions.
     pub fn gates(&self) -> impl Iterator<Item = (usize, &ToolRunPlan, &RunGate)> {
-        self.plans().filter_map(|(place, plan)| match &plan.approval {
-            RunApproval::Pending(gate) => Some((place, plan, gate)),
-            RunApproval::Needed(_) | RunApproval::Granted(_) | RunApproval::Used | RunApproval::NotNeeded => None,
-        })
+        self.plans()
+            .filter_map(|(place, plan)| Some((place, plan, plan.open_gate()?)))
     }
 
     /// The positions of runs that need a gate.
@@ -279,6 +298,16 @@ impl ToolBatch {
             RunApproval::Needed(kind) => Some((place, kind)),
             RunApproval::Pending(_) | RunApproval::Granted(_) | RunApproval::Used | RunApproval::NotNeeded => None,
         })
+    }
+
+    /// The run at this position is taken out: the turn continues with this result of its call. One that was sent has an
+    /// unknown outcome, which the model has to see before it ends the turn.
+    pub fn defer(&mut self, place: usize, text: String) {
+        let ending = match self.slots.get(place) {
+            Some(ToolSlot::Open(_)) => ToolCallEnding::Failed,
+            Some(ToolSlot::Waiting(_) | ToolSlot::Result(_) | ToolSlot::Yield(_)) | None => ToolCallEnding::Looked,
+        };
+        self.end(place, ending, text);
     }
 
     /// A gate has closed: what was approved meanwhile waited for it, and not under a pause.
@@ -292,24 +321,13 @@ impl ToolBatch {
         }
     }
 
-    /// A process has started: an answer that was given before may still arrive, so no gate expires before this time.
-    pub fn keep_gates_until(&mut self, moment: Timestamp) {
+    /// Changes the open gates.
+    pub fn for_each_gate(&mut self, change: impl Fn(&mut RunGate)) {
         for slot in &mut self.slots {
             if let ToolSlot::Waiting(plan) | ToolSlot::Open(plan) = slot
                 && let RunApproval::Pending(gate) = &mut plan.approval
             {
-                gate.expires_at = gate.expires_at.max(moment);
-            }
-        }
-    }
-
-    /// The clock was set back: no gate is open for longer than its whole time.
-    pub fn clock_set_back(&mut self, latest: Timestamp) {
-        for slot in &mut self.slots {
-            if let ToolSlot::Waiting(plan) | ToolSlot::Open(plan) = slot
-                && let RunApproval::Pending(gate) = &mut plan.approval
-            {
-                gate.expires_at = gate.expires_at.min(latest);
+                change(gate);
             }
         }
     }
@@ -365,10 +383,7 @@ impl ToolBatch {
             ToolSlot::Open(plan) => (plan.clone(), false),
             ToolSlot::Result(_) | ToolSlot::Yield(_) => return None,
         };
-        plan.tries = plan.tries.saturating_add(1);
-        if plan.is_granted() {
-            plan.approval = RunApproval::Used;
-        }
+        plan.sent();
         *slot = ToolSlot::Open(plan.clone());
         Some((plan, is_new))
     }

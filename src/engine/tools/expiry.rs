@@ -12,7 +12,7 @@ pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
 /// The longest that a model call can take: an answer to an older one has been waiting.
 pub(super) const LONGEST_CALL: SignedDuration = SignedDuration::from_hours(1);
 
-pub(super) fn asked_before(time: SignedDuration) -> String {
+pub(crate) fn asked_before(time: SignedDuration) -> String {
     let minutes = time.as_mins();
     if minutes < 120 {
         format!("you requested it more than {minutes} min ago")
@@ -21,7 +21,7 @@ pub(super) fn asked_before(time: SignedDuration) -> String {
     }
 }
 
-pub(super) fn expired(why: &str) -> DeniedCall {
+pub(crate) fn expired(why: &str) -> DeniedCall {
     let fix = "check how things are now; call it again if it is still right";
     DeniedCall::not_run(DenialReason::Outdated, why, fix)
 }

@@ -8,7 +8,7 @@ pub mod admission;
 pub mod batch;
 pub mod expiry;
 pub mod offer;
-mod results;
+pub mod results;
 
 use std::sync::Arc;
 
@@ -111,7 +111,9 @@ impl Engine {
         self.join_results(out);
         self.deny_repetitions(out);
         self.expire_held(out);
+        self.deny_deferred_repetitions(out);
         self.open_gates(out);
+        self.defer_gated_runs();
         while let Some(place) = self.next_run(out) {
             self.send_run(place, out);
         }
@@ -122,7 +124,7 @@ impl Engine {
     /// The next run that may be sent. Pauses the loop if a guardrail trips.
     fn next_run(&mut self, out: &mut EffectBuffer) -> Option<usize> {
         let free = self.state.reasons.are_free(out.now);
-        if self.fenced || !free || !self.state.life.is_active() {
+        if self.fenced || !free || !self.state.life.is_active() || self.is_deferred_under_way() {
             return None;
         }
         match self.next_of_batch()? {
@@ -142,7 +144,7 @@ impl Engine {
         Some(batch.next_run(|place| self.is_under_way(place), may_act))
     }
 
-    fn is_held_by_guardrail(&mut self, out: &EffectBuffer) -> bool {
+    pub(crate) fn is_held_by_guardrail(&mut self, out: &EffectBuffer) -> bool {
         let Some(trip) = self.trips_before_action(out.now).next() else {
             return false;
         };
@@ -175,7 +177,7 @@ impl Engine {
         out.push(EngineEffect::RunTool(run, plan.timeout));
     }
 
-    fn count_run(&mut self, plan: &ToolRunPlan, out: &EffectBuffer) {
+    pub(crate) fn count_run(&mut self, plan: &ToolRunPlan, out: &EffectBuffer) {
         self.state.totals.count_run(!plan.only_looks());
         if plan.only_looks() {
             return;
@@ -198,6 +200,10 @@ impl Engine {
         }
         if id.is_refresh() {
             self.refresh_finished(id, outcome, out);
+            return;
+        }
+        if self.state.deferred.find(id).is_some() {
+            self.end_deferred(id, outcome, out);
             return;
         }
         let Some(place) = self.place_of(id) else {
@@ -271,6 +277,7 @@ impl Engine {
                 self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
             }
         }
+        self.settle_deferred_runs(outdated, out);
         if let Some(why) = outdated {
             self.expire(why, ExpiryScope::All, out);
         }
@@ -405,6 +412,9 @@ impl Engine {
         if id.is_refresh() {
             return self.refresh_tool(id);
         }
+        if let Some(call) = self.state.deferred.find(id) {
+            return Some(&call.plan.tool);
+        }
         Some(&self.tool_batch()?.open(self.place_of(id)?)?.tool)
     }
 
@@ -526,7 +536,7 @@ pub(crate) fn tool_line(
     }
 }
 
-fn plan_line(
+pub(crate) fn plan_line(
     kind: RecordKind,
     id: ToolRunId,
     note: &str,

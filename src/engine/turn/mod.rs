@@ -236,6 +236,7 @@ impl Engine {
     }
 
     pub(crate) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
+        self.drop_deferred(out);
         self.state.life.end(outcome);
         self.note_transition(out);
     }

@@ -15,7 +15,7 @@ use agentloop::api::toolbox::{
 };
 use agentloop::api::tools::{
     ApprovalDefault, ApprovalRules, DeclaredEffect, OnUnknownOutcome, SecretRef, ToolApproval, ToolRules, ToolServer,
-    ToolsSpec,
+    ToolsSpec, WhilePending,
 };
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use proptest::option;
@@ -266,6 +266,7 @@ prop_compose! {
             Just(ApprovalDefault::Always),
         ]),
         timeout_seconds in 60_u32..=604_800,
+        while_pending in prop_oneof![Just(WhilePending::Pause), Just(WhilePending::Continue)],
         grants in prop::collection::btree_set("[a-z]([-a-z0-9]{0,30}[a-z0-9])?", 0..3),
         builtin in prop::sample::subsequence(vec![BuiltinTools::Shell, BuiltinTools::Files, BuiltinTools::HTTP], 0..=3),
         image in "[!-~]{1,30}",
@@ -285,7 +286,7 @@ prop_compose! {
             builtin,
             servers: servers.into_iter().map(|(name, server)| ToolServer { name, ..server }).collect(),
             max_result_bytes,
-            approval: ApprovalRules { default, after_untrusted_content, timeout_seconds },
+            approval: ApprovalRules { default, after_untrusted_content, timeout_seconds, while_pending },
             grants: grants.into_iter().collect(),
         }
     }
