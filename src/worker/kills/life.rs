@@ -1,14 +1,13 @@
 //! The life of one worker on a real journal: starts like the real worker, drives the real steps, and ends when its loop
 //! ends or when it is killed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
 use super::folder::Folder;
-use super::script;
 use super::world::{self, Word, World};
 use crate::engine::machine::{Engine, LoopView};
 use crate::engine::tool::{ToolOutcome, ToolRunId};
@@ -66,6 +65,8 @@ struct Life<'a> {
     timer: Option<Timestamp>,
     asked: Option<CallId>,
     runs: BTreeMap<ToolRunId, (Timestamp, ToolOutcome)>,
+    /// Gates whose answers this worker was told.
+    answered: BTreeSet<String>,
     stopped: bool,
 }
 
@@ -100,6 +101,7 @@ pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> 
         timer: None,
         asked: None,
         runs: BTreeMap::new(),
+        answered: BTreeSet::new(),
         stopped: false,
     };
     let end = match life.live() {
@@ -115,7 +117,7 @@ pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> 
 
 impl Life<'_> {
     fn live(&mut self) -> Result<LoopView, Stop> {
-        let tools = script::tools();
+        let tools = self.world.script.tools();
         self.feed(EngineInput::ToolsChanged {
             tools,
             silent: Vec::new(),
@@ -167,6 +169,7 @@ impl Life<'_> {
             self.asked.map(|id| self.world.ends_at(id)),
             self.runs.values().map(|(at, _)| *at).min(),
             self.world.next_happening(),
+            self.world.next_answer(&self.answered),
             self.timer,
             self.sensors.next(self.world.now),
         ];
@@ -188,6 +191,10 @@ impl Life<'_> {
             && let Some((_, outcome)) = self.runs.remove(&run)
         {
             return self.feed(EngineInput::ToolFinished { run, outcome });
+        }
+        if let Some(answer) = self.world.answer_to_gate(&self.answered) {
+            self.answered.insert(answer.gate.clone());
+            return self.feed(EngineInput::GateAnswered(answer));
         }
         if let Some(word) = self.world.happen() {
             return self.hear(word);

@@ -159,7 +159,15 @@ pub(super) fn settings_of(spec: &Value) -> EngineSettings {
     settings
 }
 
-pub(super) const TOOLS: [&str; 6] = [
+/// A tool whose calls a person approves, and one whose calls are denied.
+pub(super) const APPROVED: &str = "bank__pay";
+pub(super) const DENIED: &str = "bank__close";
+
+pub(super) const GATED: [&str; 2] = [APPROVED, DENIED];
+
+pub(super) const TOOLS: [&str; 8] = [
+    APPROVED,
+    DENIED,
     "files__read",
     "files__write",
     "mail__send",
@@ -169,7 +177,7 @@ pub(super) const TOOLS: [&str; 6] = [
 ];
 
 /// One tool of each kind; the last of the names above is not a tool.
-pub(super) fn tools() -> Vec<ToolSpec> {
+fn tools() -> Vec<ToolSpec> {
     let tool = |name: &str, effect, idempotent, on_unknown| ToolSpec {
         name: name.into(),
         description: format!("does {name}"),
@@ -179,7 +187,7 @@ pub(super) fn tools() -> Vec<ToolSpec> {
         timeout: SignedDuration::from_secs(600),
         on_unknown,
         target: String::new(),
-        needs_approval: false,
+        needs_approval: GATED.contains(&name),
         approval_condition: None,
         needs_approval_after_untrusted: false,
         trusted: name != "files__read",
@@ -192,6 +200,8 @@ pub(super) fn tools() -> Vec<ToolSpec> {
         tool("mail__send", ToolEffect::Destructive, false, tell),
         tool("db__put", ToolEffect::Write, true, tell),
         tool("job__start", ToolEffect::Write, false, retry),
+        tool(APPROVED, ToolEffect::Write, false, tell),
+        tool(DENIED, ToolEffect::Destructive, false, tell),
     ]
 }
 
@@ -201,6 +211,19 @@ pub(super) fn may_be_repeated(tool: &str) -> bool {
 }
 
 impl Script {
+    /// The tools. Those with approvals only where they are called: more definitions move the summaries of a long script to
+    /// other calls, which the comparison of runs takes for a difference.
+    pub(super) fn tools(&self) -> Vec<ToolSpec> {
+        let calls = self.turns.iter().flat_map(|turn| &turn.calls);
+        let asks = calls
+            .flat_map(|call| &call.wants)
+            .any(|want| GATED.contains(&want.tool));
+        tools()
+            .into_iter()
+            .filter(|tool| asks || !tool.needs_approval)
+            .collect()
+    }
+
     pub(super) fn call(&self, turn: i64, call: u32) -> Option<Call> {
         let turn = usize::try_from(turn).ok()?.checked_sub(1)?;
         let beyond = self.turns.len() <= turn;

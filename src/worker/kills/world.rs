@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::script::{self, Attempt, Call, Ends, Happening, Script, What};
+use super::script::{self, APPROVED, Attempt, Call, Ends, Happening, Script, What};
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::budget::BudgetState;
 use crate::engine::machine::LoopView;
@@ -16,8 +16,11 @@ use crate::engine::message::ModelAnswer;
 use crate::engine::notifications::Notification;
 use crate::engine::sensor_events::{SensedEvent, SensedNotice};
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
-use crate::engine::{CallId, CallPurpose};
+use crate::engine::{CallId, CallPurpose, GateAnswer};
 use crate::worker::journal::JournalLine;
+
+/// Seconds until a person has answered a gate.
+const UNTIL_ANSWERED: i64 = 40;
 
 #[derive(Clone)]
 pub(super) struct World {
@@ -58,6 +61,8 @@ pub(super) struct World {
     pub(super) shown: BTreeMap<String, BTreeSet<i64>>,
     /// Sequence number of the last logged event.
     pub(super) told: i64,
+    /// The answers to all gates so far, by gate, and when they were given: they stay on the object.
+    answers: BTreeMap<String, (Timestamp, GateAnswer)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -106,6 +111,7 @@ impl World {
             questions: BTreeMap::new(),
             shown: BTreeMap::new(),
             told: 0,
+            answers: BTreeMap::new(),
         }
     }
 
@@ -120,6 +126,7 @@ impl World {
             &self.resume,
             &self.notices,
             &self.files,
+            &self.answers,
         );
         format!("{world:?} {:?} {} {}", self.budget, self.now, self.epoch)
     }
@@ -322,6 +329,13 @@ impl World {
             turn: self.own(run.id.turn),
             ..run.id
         };
+        if script::GATED.contains(&want.tool) {
+            let of_run =
+                |answer: &GateAnswer| answer.gate.split_once('-').map(|(_, of)| of) == Some(&run.id.to_string());
+            let given = self.answers.values().filter(|(at, _)| *at <= self.now);
+            let approved = given.filter(|(_, answer)| answer.approved && of_run(answer)).count();
+            assert!(approved > 0, "{} of {} was not approved", run.id, run.name);
+        }
         let (first, times) = self
             .ran
             .entry(run.idempotency_key.clone())
@@ -352,12 +366,42 @@ impl World {
 
     /// Observes the state of the loop, and schedules the script's external events for it.
     pub(super) fn see(&mut self, view: &LoopView) {
+        self.see_gates(view);
         for (place, happening) in self.script.happenings.iter().enumerate() {
             if happening.turn == view.turn && happening.state == view.state && self.seen.insert(place) {
                 self.coming
                     .insert((self.now + seconds(happening.after), place), *happening);
             }
         }
+    }
+
+    /// A person sees the open gates, and will answer each of them once.
+    fn see_gates(&mut self, view: &LoopView) {
+        for open in &view.gates {
+            let id = &open.gate.id;
+            let approved = open.tool == APPROVED;
+            let answer = GateAnswer {
+                gate: id.clone(),
+                arguments: open.arguments.clone(),
+                approved,
+                by: approved.then(|| "ann".into()),
+            };
+            let at = self.now + seconds(UNTIL_ANSWERED);
+            self.answers.entry(id.clone()).or_insert((at, answer));
+        }
+    }
+
+    /// When the next answer is given of which the worker does not know.
+    pub(super) fn next_answer(&self, known: &BTreeSet<String>) -> Option<Timestamp> {
+        let open = self.answers.iter().filter(|(gate, _)| !known.contains(*gate));
+        open.map(|(_, (at, _))| *at).min()
+    }
+
+    /// An answer that was given and of which the worker does not know.
+    pub(super) fn answer_to_gate(&self, known: &BTreeSet<String>) -> Option<GateAnswer> {
+        let given = self.answers.values().filter(|(at, _)| *at <= self.now);
+        let mut given = given.map(|(_, answer)| answer);
+        given.find(|answer| !known.contains(&answer.gate)).cloned()
     }
 
     pub(super) fn next_happening(&self) -> Option<Timestamp> {
