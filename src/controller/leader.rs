@@ -14,12 +14,13 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::access::ReadAuthorizer;
+use super::access::ClientAuthorizer;
 use super::agent;
 use super::budget::presenter::BudgetPresenter;
 use super::budget::{BudgetLedger, LedgerSetup};
 use super::certificates::LinkCertificates;
 use super::delivery_relay::DeliveryRelay;
+use super::gate_answers::GateAnswerRecorder;
 use super::identity::PodAuthenticator;
 use super::link_service::ControllerLink;
 use super::pod_sessions::PodSessions;
@@ -224,7 +225,8 @@ impl Leader {
     ) -> Arc<ControllerLink> {
         Arc::new(ControllerLink {
             identities: PodAuthenticator::new(self.client.clone()),
-            access: ReadAuthorizer::new(self.client.clone()),
+            access: ClientAuthorizer::new(self.client.clone()),
+            answers: GateAnswerRecorder::new(self.client.clone()),
             loops: loops.clone(),
             relay,
             agents: agents.clone(),

@@ -13,6 +13,7 @@ pub mod election;
 pub mod embedded;
 pub mod event_subscriptions;
 pub mod gate_annotations;
+pub mod gate_answers;
 pub mod identity;
 mod leader;
 pub mod link_service;

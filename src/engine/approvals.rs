@@ -77,7 +77,7 @@ pub struct GateAnswer {
     /// Hash of the arguments that the person saw.
     pub arguments: String,
     pub approved: bool,
-    /// The name of the user who approved it.
+    /// The name of the user who answered, if it is known.
     pub by: Option<String>,
 }
 
@@ -136,7 +136,11 @@ impl Engine {
                 plan.approval = RunApproval::Granted(out.now);
             }
         } else {
-            self.close_gate(place, "denied", out);
+            let how = match answer.by.as_deref() {
+                Some(by) => format!("denied by {by}"),
+                None => "denied".to_owned(),
+            };
+            self.close_gate(place, &how, out);
             self.reject(place, denied_by_person(), out);
         }
         self.gates_closed(out);

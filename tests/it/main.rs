@@ -3,6 +3,7 @@
 
 mod support;
 
+mod answers;
 mod budget;
 mod chart;
 mod controller;

@@ -34,7 +34,7 @@ pub(super) fn gate_answers(agent: &Agent, status: &AgentStatus) -> Vec<GateAnswe
     let answer = |gate: &Gate| {
         let (approved, by) = match gate_annotations::answer(agent.annotations(), &gate.id, &gate.arguments_hash)? {
             AnnotatedAnswer::Approved { by, .. } => (true, Some(by)),
-            AnnotatedAnswer::Denied { .. } => (false, None),
+            AnnotatedAnswer::Denied { by, .. } => (false, by),
         };
         Some(GateAnswer {
             id: gate.id.clone(),
