@@ -136,6 +136,8 @@ impl Leader {
         let link = self.link((&loops, relay), &agents, (&budgets, events), clock);
         let (tls, ends) = (certificates.tls(), stop.clone());
 
+        let announced = agents.clone();
+
         // Every task runs until shutdown. One that returns earlier yields the error with which the process exits.
         let mut parts = JoinSet::new();
         parts.spawn(async move {
@@ -149,6 +151,13 @@ impl Leader {
             Box::pin(agent::run(reconciler)).await;
             ControllerError::PartEnded("the reconciler")
         });
+        if let Some(webhook) = self.options.gate_webhook.clone() {
+            let (metrics, clock, ends) = (self.metrics.clone(), clock.clone(), stop.clone());
+            parts.spawn(async move {
+                webhook.run(announced, metrics, clock, ends).await;
+                ControllerError::PartEnded("the webhook that announces gates")
+            });
+        }
         let recorder = recorder(self.client.clone(), self.instance());
         parts.spawn(async move {
             publish(recorder, queue).await;

@@ -10,6 +10,7 @@ mod controller;
 mod dockerfile;
 mod events;
 mod fuzz;
+mod gate_webhook;
 mod gateway;
 mod leader;
 mod ledger;
