@@ -57,9 +57,9 @@ impl RecordedAnswers {
     /// The value of the annotation after this answer to `gate`. Answers to gates that are open remain, and of the others
     /// the newest ones.
     #[must_use]
-    pub fn with(mut self, gate: &str, mut answer: RecordedAnswer, is_open: impl Fn(&str) -> bool) -> String {
-        answer.by = first_chars(&answer.by, LONGEST).to_owned();
-        self.0.insert(gate.to_owned(), answer);
+    pub fn with(mut self, gate: &str, answer: RecordedAnswer, is_open: impl Fn(&str) -> bool) -> String {
+        let by = first_chars(&answer.by, LONGEST).to_owned();
+        self.0.insert(gate.to_owned(), RecordedAnswer { by, ..answer });
         let past = self.0.iter().filter(|(id, _)| !is_open(id));
         let mut past: Vec<_> = past.map(|(id, answer)| (answer.at, id.clone())).collect();
         past.sort();

@@ -117,7 +117,7 @@ impl Rig {
     /// A leader whose receiver answers with these statuses first. It does not listen yet.
     fn new(script: &[u16], address: SocketAddr) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let (sender, received) = mpsc::unbounded_channel();
+        let (sender, arrivals) = mpsc::unbounded_channel();
         let (store, writer) = reflector::store();
         let metrics = Arc::new(Metrics::new().unwrap());
         initialize_webhook_metrics(&metrics);
@@ -127,7 +127,7 @@ impl Rig {
             permits: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
         };
         Self {
-            received,
+            received: arrivals,
             receiver,
             writer,
             metrics,
