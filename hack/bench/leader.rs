@@ -10,10 +10,11 @@ use agentloop::api::amount::Amount;
 use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::link::answers::{AnsweredGate, GateAnswerRequest};
 use agentloop::link::deliveries::{
     DELIVERY_SECONDS, Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
-use agentloop::link::events::{EventStream, EventsPage, EventsResponse, ReadRefusal, ReadRequest};
+use agentloop::link::events::{ClientRefusal, EventStream, EventsPage, EventsResponse, ReadRequest};
 use agentloop::link::messages::{
     AccountResponse, AttachRequest, AttachResponse, BudgetTerms, Directives, LeaseGrant, LeaseRequest, LeaseResponse,
     LoopTotals, PROTOCOL, PodRefusal, PodReport,
@@ -132,7 +133,16 @@ impl LinkHandler for Generous {
         Ok(EventsResponse::default())
     }
 
-    async fn read(&self, _token: &str, _address: IpAddr, _request: &ReadRequest) -> Result<EventStream, ReadRefusal> {
+    async fn answer(
+        &self,
+        _token: &str,
+        _address: IpAddr,
+        _request: &GateAnswerRequest,
+    ) -> Result<AnsweredGate, ClientRefusal> {
+        unreachable!("nobody answers gates here")
+    }
+
+    async fn read(&self, _token: &str, _address: IpAddr, _request: &ReadRequest) -> Result<EventStream, ClientRefusal> {
         Ok(Box::pin(futures::stream::empty()))
     }
 

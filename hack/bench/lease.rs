@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 
 use agentloop::api::amount::Amount;
 use agentloop::api::{Agent, AgentBudget, LINK_AUDIENCE, NamespacedName, crd};
-use agentloop::controller::access::ReadAuthorizer;
+use agentloop::controller::access::ClientAuthorizer;
 use agentloop::controller::agent::AgentsView;
 use agentloop::controller::budget::presenter::BudgetPresenter;
 use agentloop::controller::budget::{BudgetLedger, LedgerSetup};
 use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::gate_answers::GateAnswerRecorder;
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
@@ -158,7 +159,8 @@ impl Gateway {
         writer.apply_watcher_event(&Event::Apply(GuardedObject(Ok(agent))));
         let link = ControllerLink {
             identities: PodAuthenticator::new(client.clone()),
-            access: ReadAuthorizer::new(client.clone()),
+            access: ClientAuthorizer::new(client.clone()),
+            answers: GateAnswerRecorder::new(client.clone()),
             loops,
             agents: Arc::new(OnceLock::from(AgentsView::new(vec![store]))),
             budgets,

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::controller::agent::ReconcilerSettings;
 use crate::controller::election::LeaseTimes;
+use crate::controller::gate_webhook::{GateWebhook, WebhookTimes};
 use crate::controller::policy::{ANY, AgentPrices, MIN_OUTPUT_TOKENS, PlatformPolicy, PodPolicy, PriceTable};
 use crate::controller::process::{self, ControllerOptions, ElectionOptions};
 use crate::controller::sensor::pod::SensorPodSettings;
@@ -126,6 +127,12 @@ pub(super) struct ControllerArgs {
     /// Comma-separated prefixes of images that Agents may use for containers of tools; *: all.
     #[arg(long, env = "AGENTLOOP_ALLOWED_TOOL_IMAGES", value_delimiter = ',', default_value = ANY)]
     allowed_tool_images: Vec<String>,
+    /// URL to which signed webhooks about gates of Agents are sent; empty: none.
+    #[arg(long, env = "AGENTLOOP_APPROVAL_WEBHOOK_URL")]
+    approval_webhook_url: Option<String>,
+    /// File with the key that signs them: whsec_ and base64, or raw bytes.
+    #[arg(long, env = "AGENTLOOP_APPROVAL_WEBHOOK_SECRET_FILE")]
+    approval_webhook_secret_file: Option<PathBuf>,
 }
 
 impl ControllerArgs {
@@ -203,6 +210,8 @@ impl ControllerArgs {
             allowed_ranges: given(self.egress_allowed_cidrs),
             denied_ranges: given(self.egress_denied_cidrs),
         };
+        let webhook_url = self.approval_webhook_url.filter(|url| !url.is_empty());
+        let gate_webhook = webhook_url.map(|url| webhook(&url, self.approval_webhook_secret_file.as_deref()));
         let mut watch_namespaces = self.watch_namespaces;
         watch_namespaces.retain(|namespace| !namespace.trim().is_empty());
         Ok(ControllerOptions {
@@ -229,6 +238,7 @@ impl ControllerArgs {
             link_hosts,
             pod_name,
             election,
+            gate_webhook: gate_webhook.transpose()?,
         })
     }
 }
@@ -244,6 +254,19 @@ fn link_host(url: &str) -> anyhow::Result<String> {
     );
     let host = uri.host().with_context(|| format!("--link-url {url} has no host"))?;
     Ok(host.trim_matches(['[', ']']).into())
+}
+
+/// The webhook that announces gates. Errors do not repeat the URL, whose path may be a secret.
+fn webhook(url: &str, secret_file: Option<&Path>) -> anyhow::Result<GateWebhook> {
+    let file = secret_file.context("--approval-webhook-url requires --approval-webhook-secret-file")?;
+    let secret = std::fs::read(file)
+        .with_context(|| format!("cannot read --approval-webhook-secret-file {}", file.display()))?;
+    GateWebhook::new(url, &secret, WebhookTimes::default()).map_err(|why| {
+        anyhow::anyhow!(
+            "--approval-webhook-url with --approval-webhook-secret-file {}: {why}",
+            file.display()
+        )
+    })
 }
 
 /// The price table in a file.
@@ -379,6 +402,46 @@ mod tests {
             error.contains("--prices-file") && error.contains("outputPerMillion"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn the_webhook_about_gates_needs_a_url_and_a_key_that_can_sign() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let secret = format!("--approval-webhook-secret-file={}", file.path().display());
+        let with = |url: &str, secret: &str| {
+            let url = format!("--approval-webhook-url={url}");
+            options(&["--pod-name=a", &url, secret]).map(|options| options.gate_webhook)
+        };
+        std::fs::write(file.path(), "whsec_MTIzNDU2Nzg5MDEyMzQ1Ng==\n").unwrap();
+        let webhook = with("http://bridge.chat.svc/in?token=canary", &secret)
+            .unwrap()
+            .unwrap();
+        assert_eq!(format!("{webhook:?}"), "GateWebhook(bridge.chat.svc)");
+        assert!(with("", &secret).unwrap().is_none());
+        assert!(options(&["--pod-name=a"]).unwrap().gate_webhook.is_none());
+        for (url, secret, words) in [
+            ("http://x/", "--workers=1", "requires --approval-webhook-secret-file"),
+            (
+                "http://x/",
+                "--approval-webhook-secret-file=/absent",
+                "cannot read --approval-webhook-secret-file /absent",
+            ),
+            ("ftp://x/canary", &secret, "must start with https://"),
+            ("canary", &secret, "the URL is malformed"),
+            ("http://canary:p@x/", &secret, "must not contain credentials"),
+        ] {
+            let error = format!("{:#}", with(url, secret).unwrap_err());
+            assert!(error.contains(words) && !error.contains("canary"), "{url}: {error}");
+        }
+        for malformed in ["", "whsec_", "whsec_$UNSET", "canary-is-short"] {
+            std::fs::write(file.path(), malformed).unwrap();
+            let error = format!("{:#}", with("http://x/", &secret).unwrap_err());
+            assert!(
+                error.contains("the secret is not a Standard Webhooks key") && !error.contains("canary"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

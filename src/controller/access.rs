@@ -1,8 +1,8 @@
-//! Decides who may read an Agent's events: a TokenReview identifies the user, a `SubjectAccessReview` checks the
-//! permission.
+//! Decides who may read an Agent's events and answer its gates: a TokenReview identifies the user, a
+//! `SubjectAccessReview` checks the permission.
 //!
-//! Accepts any token with the audience of the API server. Caches nothing: a subscription is long, and a revoked
-//! permission takes effect with the next one.
+//! Accepts any token with the audience of the API server. Caches nothing: a subscription is long, answers are rare, and a
+//! revoked permission takes effect with the next request.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,23 +15,66 @@ use kube::{Api, Client};
 use tokio::time::timeout;
 
 use super::event_subscriptions::unavailable;
+use super::identity::is_pod_account;
 use super::review_limiter::ReviewLimiter;
 use crate::api::NamespacedName;
-use crate::link::events::{ReadRefusal, ReadRefusalCode};
+use crate::link::events::{ClientRefusal, ClientRefusalCode};
 
 /// Time limit for both reviews together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most concurrent authorizations; further ones wait.
 const MAX_QUESTIONS: usize = 8;
 
-/// Authorizes readers.
-pub struct ReadAuthorizer {
+/// What a client may be permitted to do with an Agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientAction {
+    /// Read its events.
+    ReadEvents,
+    /// Read the texts of models and tools in them.
+    ReadMessages,
+    /// Answer its gates.
+    Approve,
+}
+
+impl ClientAction {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::ReadEvents | Self::ReadMessages => "get",
+            Self::Approve => "approve",
+        }
+    }
+
+    fn subresource(self) -> Option<&'static str> {
+        match self {
+            Self::ReadEvents => Some("events"),
+            Self::ReadMessages => Some("messages"),
+            Self::Approve => None,
+        }
+    }
+
+    /// The refusal of a user who lacks the permission.
+    fn denial(self, user: &str, agent: &NamespacedName) -> String {
+        match self.subresource() {
+            Some(subresource) => format!(
+                "{user} may not get agents/{subresource} of Agent {agent}; if the chart sets rbac.aggregate, \
+                 the roles view, edit and admin grant agents/events, and edit and admin grant agents/messages"
+            ),
+            None => format!(
+                "{user} may not answer gates of Agent {agent}: this needs the verb approve on agents.agentloop.dev, which the \
+                 role admin and the chart's role for approvers grant if the chart sets rbac.aggregate"
+            ),
+        }
+    }
+}
+
+/// Authorizes clients.
+pub struct ClientAuthorizer {
     tokens: Api<TokenReview>,
     rights: Api<SubjectAccessReview>,
     gate: ReviewLimiter,
 }
 
-impl ReadAuthorizer {
+impl ClientAuthorizer {
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self {
@@ -41,17 +84,17 @@ impl ReadAuthorizer {
         }
     }
 
-    /// Checks whether the user who presented `token` from `address` may `get` this subresource of the Agent.
+    /// The name of the user who presented `token` from `address`, if that user may do this with the Agent.
     pub async fn check(
         &self,
         (token, address): (&str, IpAddr),
         agent: &NamespacedName,
-        subresource: &str,
-    ) -> Result<(), ReadRefusal> {
-        timeout(ANSWER_TIMEOUT, self.authorize((token, address), agent, subresource))
+        action: ClientAction,
+    ) -> Result<String, ClientRefusal> {
+        timeout(ANSWER_TIMEOUT, self.authorize((token, address), agent, action))
             .await
             .unwrap_or_else(|_| {
-                tracing::warn!("authorizing a reader timed out after {} s", ANSWER_TIMEOUT.as_secs());
+                tracing::warn!("authorizing a client timed out after {} s", ANSWER_TIMEOUT.as_secs());
                 Err(cannot_check())
             })
     }
@@ -60,8 +103,8 @@ impl ReadAuthorizer {
         &self,
         (token, address): (&str, IpAddr),
         agent: &NamespacedName,
-        subresource: &str,
-    ) -> Result<(), ReadRefusal> {
+        action: ClientAction,
+    ) -> Result<String, ClientRefusal> {
         let _pass = self.gate.acquire(address).await.ok_or_else(|| {
             unavailable("too many tokens from this address are pending or invalid; retry in a few seconds")
         })?;
@@ -77,40 +120,45 @@ impl ReadAuthorizer {
         let user = token_user(answer.map_err(|error| failed(&error))?.status.unwrap_or_default())
             .inspect_err(|_| self.gate.record_failure(address))?;
         let name = user.username.clone().unwrap_or_default();
-        let question = access_review(user, agent, subresource);
+        let denied = |message| ClientRefusal {
+            code: ClientRefusalCode::Forbidden,
+            message,
+        };
+        // A loop never approves its own calls, whatever its pod's account was given.
+        if action == ClientAction::Approve && is_pod_account(&name) {
+            return Err(denied(format!(
+                "{name} is the account of pods of Agents or Sensors, which may not answer gates, whatever the verb approve \
+                 on agents.agentloop.dev is granted to"
+            )));
+        }
+        let question = access_review(user, agent, action);
         let answer = self.rights.create(&PostParams::default(), &question).await;
         let allowed = answer
             .map_err(|error| failed(&error))?
             .status
             .is_some_and(|status| status.allowed && status.denied != Some(true));
         if allowed {
-            return Ok(());
+            return Ok(name);
         }
-        Err(ReadRefusal {
-            code: ReadRefusalCode::Forbidden,
-            message: format!(
-                "{name} may not get agents/{subresource} of Agent {agent}; if the chart sets rbac.aggregate, \
-                 the roles view, edit and admin grant agents/events, and edit and admin grant agents/messages"
-            ),
-        })
+        Err(denied(action.denial(&name, agent)))
     }
 }
 
 /// The authenticated user.
-fn token_user(status: TokenReviewStatus) -> Result<UserInfo, ReadRefusal> {
+fn token_user(status: TokenReviewStatus) -> Result<UserInfo, ClientRefusal> {
     status
         .user
         .filter(|user| {
             status.authenticated == Some(true) && user.username.as_ref().is_some_and(|name| !name.is_empty())
         })
-        .ok_or_else(|| ReadRefusal {
-            code: ReadRefusalCode::Unauthenticated,
+        .ok_or_else(|| ClientRefusal {
+            code: ClientRefusalCode::Unauthenticated,
             message: "the API server rejected the token: it has expired, or belongs to another cluster or audience"
                 .into(),
         })
 }
 
-fn access_review(user: UserInfo, agent: &NamespacedName, subresource: &str) -> SubjectAccessReview {
+fn access_review(user: UserInfo, agent: &NamespacedName, action: ClientAction) -> SubjectAccessReview {
     SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
             user: user.username,
@@ -118,10 +166,10 @@ fn access_review(user: UserInfo, agent: &NamespacedName, subresource: &str) -> S
             uid: user.uid,
             extra: user.extra.map(BTreeMap::from_iter),
             resource_attributes: Some(ResourceAttributes {
-                verb: Some("get".into()),
+                verb: Some(action.verb().into()),
                 group: Some("agentloop.dev".into()),
                 resource: Some("agents".into()),
-                subresource: Some(subresource.into()),
+                subresource: action.subresource().map(Into::into),
                 namespace: Some(agent.namespace.clone()),
                 name: Some(agent.name.clone()),
                 ..ResourceAttributes::default()
@@ -132,11 +180,11 @@ fn access_review(user: UserInfo, agent: &NamespacedName, subresource: &str) -> S
     }
 }
 
-fn failed(error: &kube::Error) -> ReadRefusal {
-    tracing::warn!(%error, "failed to authorize a reader");
+fn failed(error: &kube::Error) -> ClientRefusal {
+    tracing::warn!(%error, "failed to authorize a client");
     cannot_check()
 }
 
-fn cannot_check() -> ReadRefusal {
+fn cannot_check() -> ClientRefusal {
     unavailable("the token cannot be verified now; retry")
 }

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::agent::ReconcilerSettings;
+use super::gate_webhook::initialize_webhook_metrics;
 use super::leader::{Leader, LeaderResources};
 use super::link_service::initialize_refusal_metrics;
 use super::pod_sessions::PodSessions;
@@ -43,6 +44,7 @@ pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), 
     })?;
     let metrics = Arc::new(Metrics::new()?);
     initialize_refusal_metrics(&metrics);
+    initialize_webhook_metrics(&metrics);
     let leader = Leader {
         client: alone.client,
         metrics,
@@ -56,6 +58,7 @@ pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), 
             link_hosts: vec![address.ip().to_string()],
             pod_name: None,
             election: None,
+            gate_webhook: None,
         },
     };
     let ground = LeaderResources {

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::pod_sessions::PodSessions;
 use crate::api::NamespacedName;
 use crate::link::events::{
-    EventLine, EventStream, EventStreamItem, EventSubscription, EventsPage, ReadRefusal, ReadRefusalCode,
+    ClientRefusal, ClientRefusalCode, EventLine, EventStream, EventStreamItem, EventSubscription, EventsPage,
 };
 
 /// Most concurrent subscriptions to one Agent.
@@ -171,7 +171,7 @@ pub async fn subscribe(
     loops: &Arc<PodSessions>,
     agent: &NamespacedName,
     from: (i64, bool),
-) -> Result<EventStream, ReadRefusal> {
+) -> Result<EventStream, ClientRefusal> {
     let (id, mut pages) = loops.open_subscription(agent, from)?;
     let guard = SubscriptionGuard {
         loops: Arc::clone(loops),
@@ -207,17 +207,17 @@ fn lines(page: Vec<EventLine>) -> Vec<EventStreamItem> {
 }
 
 /// Reading is impossible at the moment.
-pub(super) fn unavailable(message: &str) -> ReadRefusal {
-    ReadRefusal {
-        code: ReadRefusalCode::Unavailable,
+pub(super) fn unavailable(message: &str) -> ClientRefusal {
+    ClientRefusal {
+        code: ClientRefusalCode::Unavailable,
         message: message.into(),
     }
 }
 
 /// The limit of subscriptions is reached.
-pub(super) fn too_many(message: String) -> ReadRefusal {
-    ReadRefusal {
-        code: ReadRefusalCode::TooManyReaders,
+pub(super) fn too_many(message: String) -> ClientRefusal {
+    ClientRefusal {
+        code: ClientRefusalCode::TooManyReaders,
         message,
     }
 }

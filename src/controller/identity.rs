@@ -222,6 +222,11 @@ fn pod_kind(account: &str) -> Option<PodKind> {
     }
 }
 
+/// Whether this is the user of the pods of Agents or Sensors of any namespace.
+pub(super) fn is_pod_account(username: &str) -> bool {
+    service_account(username).is_some_and(|(_, account)| pod_kind(account).is_some())
+}
+
 /// Splits `system:serviceaccount:<namespace>:<name>` into namespace and name.
 fn service_account(username: &str) -> Option<(&str, &str)> {
     username.strip_prefix("system:serviceaccount:")?.split_once(':')

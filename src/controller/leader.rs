@@ -14,12 +14,13 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::access::ReadAuthorizer;
+use super::access::ClientAuthorizer;
 use super::agent;
 use super::budget::presenter::BudgetPresenter;
 use super::budget::{BudgetLedger, LedgerSetup};
 use super::certificates::LinkCertificates;
 use super::delivery_relay::DeliveryRelay;
+use super::gate_answers::GateAnswerRecorder;
 use super::identity::PodAuthenticator;
 use super::link_service::ControllerLink;
 use super::pod_sessions::PodSessions;
@@ -135,6 +136,8 @@ impl Leader {
         let link = self.link((&loops, relay), &agents, (&budgets, events), clock);
         let (tls, ends) = (certificates.tls(), stop.clone());
 
+        let announced = agents.clone();
+
         // Every task runs until shutdown. One that returns earlier yields the error with which the process exits.
         let mut parts = JoinSet::new();
         parts.spawn(async move {
@@ -148,6 +151,13 @@ impl Leader {
             Box::pin(agent::run(reconciler)).await;
             ControllerError::PartEnded("the reconciler")
         });
+        if let Some(webhook) = self.options.gate_webhook.clone() {
+            let (metrics, clock, ends) = (self.metrics.clone(), clock.clone(), stop.clone());
+            parts.spawn(async move {
+                webhook.run(announced, metrics, clock, ends).await;
+                ControllerError::PartEnded("the webhook that announces gates")
+            });
+        }
         let recorder = recorder(self.client.clone(), self.instance());
         parts.spawn(async move {
             publish(recorder, queue).await;
@@ -224,7 +234,8 @@ impl Leader {
     ) -> Arc<ControllerLink> {
         Arc::new(ControllerLink {
             identities: PodAuthenticator::new(self.client.clone()),
-            access: ReadAuthorizer::new(self.client.clone()),
+            access: ClientAuthorizer::new(self.client.clone()),
+            answers: GateAnswerRecorder::new(self.client.clone()),
             loops: loops.clone(),
             relay,
             agents: agents.clone(),

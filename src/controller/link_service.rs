@@ -11,20 +11,22 @@ use strum::IntoEnumIterator;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
-use super::access::ReadAuthorizer;
+use super::access::{ClientAction, ClientAuthorizer};
 use super::agent::{self, AgentsView};
 use super::budget::BudgetLedger;
 use super::delivery_relay::DeliveryRelay;
 use super::event_subscriptions::{self, PageOutcome};
+use super::gate_answers::GateAnswerRecorder;
 use super::identity::PodAuthenticator;
 use super::pod_sessions::{LivePod, PodSessions};
 use super::runtime::{EventSink, WallClock};
 use crate::api::NamespacedName;
 use crate::ledger::account::LeaseHolder;
+use crate::link::answers::{AnsweredGate, GateAnswerRequest};
 use crate::link::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
-use crate::link::events::{EventStream, EventsPage, EventsResponse, ReadRefusal, ReadRefusalCode, ReadRequest};
+use crate::link::events::{ClientRefusal, ClientRefusalCode, EventStream, EventsPage, EventsResponse, ReadRequest};
 use crate::link::messages::{
     AttachRequest, AttachResponse, Directives, LeaseRequest, LeaseResponse, LoopTotals, PodRefusal, PodReport,
     RefusalCode,
@@ -32,10 +34,6 @@ use crate::link::messages::{
 use crate::link::server::{LinkHandler, PodIdentity};
 use crate::telemetry::metrics::Metrics;
 
-/// The subresource whose `get` permits reading events.
-pub const EVENTS: &str = "events";
-/// The subresource whose `get` permits reading the texts of models and tools in them.
-pub const MESSAGES: &str = "messages";
 /// How long a page of events waits for a slow reader, and how often it checks for room.
 const ROOM_WAIT: Duration = Duration::from_secs(5);
 const ROOM_LOOK: Duration = Duration::from_millis(100);
@@ -43,8 +41,10 @@ const ROOM_LOOK: Duration = Duration::from_millis(100);
 pub struct ControllerLink {
     /// Identifies pods.
     pub identities: PodAuthenticator,
-    /// Authorizes readers of events.
-    pub access: ReadAuthorizer,
+    /// Authorizes readers of events, and people who answer gates.
+    pub access: ClientAuthorizer,
+    /// Records the answers to gates.
+    pub answers: GateAnswerRecorder,
     /// The sessions of the pods, shared with the reconciler.
     pub loops: Arc<PodSessions>,
     /// Relays the events of sensor pods.
@@ -183,23 +183,44 @@ impl LinkHandler for ControllerLink {
         }
     }
 
-    async fn read(&self, token: &str, address: IpAddr, request: &ReadRequest) -> Result<EventStream, ReadRefusal> {
+    async fn read(&self, token: &str, address: IpAddr, request: &ReadRequest) -> Result<EventStream, ClientRefusal> {
         let agents = self
             .view()
             .map_err(|refusal| event_subscriptions::unavailable(&refusal.message))?;
         let agent = NamespacedName::new(&request.namespace, &request.name);
         // Authorize first, so that an unauthorized caller cannot probe which Agents exist.
-        self.access.check((token, address), &agent, EVENTS).await?;
+        self.access
+            .check((token, address), &agent, ClientAction::ReadEvents)
+            .await?;
         if request.messages {
-            self.access.check((token, address), &agent, MESSAGES).await?;
+            let action = ClientAction::ReadMessages;
+            self.access.check((token, address), &agent, action).await?;
         }
         if !agents.contains(&agent) {
-            return Err(ReadRefusal {
-                code: ReadRefusalCode::NotFound,
-                message: format!("Agent {agent} does not exist"),
-            });
+            return Err(no_agent(&agent));
         }
         event_subscriptions::subscribe(&self.loops, &agent, (request.after, request.messages)).await
+    }
+
+    async fn answer(
+        &self,
+        token: &str,
+        address: IpAddr,
+        request: &GateAnswerRequest,
+    ) -> Result<AnsweredGate, ClientRefusal> {
+        let agents = self
+            .view()
+            .map_err(|refusal| event_subscriptions::unavailable(&refusal.message))?;
+        let agent = NamespacedName::new(&request.namespace, &request.name);
+        let action = ClientAction::Approve;
+        let user = self.access.check((token, address), &agent, action).await?;
+        // Before the API server is asked for it: the names in the path may be anything.
+        if !agents.contains(&agent) {
+            return Err(no_agent(&agent));
+        }
+        self.answers
+            .record(&agent, (&request.gate, &request.body), &user, (self.clock)())
+            .await
     }
 
     fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, PodRefusal> {
@@ -232,6 +253,14 @@ impl LinkHandler for ControllerLink {
             .link_refusals
             .with_label_values(&[refusal.code.as_ref()])
             .inc();
+    }
+}
+
+/// Only said to users who may read or approve it.
+fn no_agent(agent: &NamespacedName) -> ClientRefusal {
+    ClientRefusal {
+        code: ClientRefusalCode::NotFound,
+        message: format!("Agent {agent} does not exist"),
     }
 }
 

@@ -14,7 +14,7 @@ use super::event_subscriptions::{
     EventSubscriptions, PageOutcome, PageReceiver, READINGS_OF_ALL, READINGS_OF_ONE, too_many, unavailable,
 };
 use crate::api::NamespacedName;
-use crate::link::events::{EventSubscription, EventsPage, ReadRefusal};
+use crate::link::events::{ClientRefusal, EventSubscription, EventsPage};
 use crate::link::messages::{BudgetTerms, Directives, LoopTotals, PodRefusal, PodReport, RefusalCode};
 use crate::link::sensor_messages::SensorTerms;
 
@@ -265,7 +265,7 @@ impl PodSessions {
         &self,
         agent: &NamespacedName,
         (after, messages): (i64, bool),
-    ) -> Result<(u64, PageReceiver), ReadRefusal> {
+    ) -> Result<(u64, PageReceiver), ClientRefusal> {
         let mut table = self.lock();
         if table.entries.values().map(|entry| entry.readings.len()).sum::<usize>() >= READINGS_OF_ALL {
             return Err(too_many(format!(

@@ -17,6 +17,7 @@ use super::agent::ReconcilerSettings;
 use super::budget::record_writer::RecordConflictError;
 use super::connection::{READ_TIMEOUT, client};
 use super::election::{LEASE_NAME, LeaderCandidate, Leadership, LeaseTimes, set_leader_label};
+use super::gate_webhook::{GateWebhook, initialize_webhook_metrics};
 use super::leader::Leader;
 use super::link_service::initialize_refusal_metrics;
 use super::sensor::pod::SensorPodSettings;
@@ -50,6 +51,8 @@ pub struct ControllerOptions {
     pub pod_name: Option<String>,
     /// Leader election; absent: this process leads without election.
     pub election: Option<ElectionOptions>,
+    /// The webhook that announces gates.
+    pub gate_webhook: Option<GateWebhook>,
 }
 
 /// Options of the leader election.
@@ -89,6 +92,7 @@ pub enum ControllerError {
 pub async fn run(options: ControllerOptions, config: Config, stop: CancellationToken) -> Result<(), ControllerError> {
     let metrics = Arc::new(Metrics::new()?);
     initialize_refusal_metrics(&metrics);
+    initialize_webhook_metrics(&metrics);
     let leads = metrics.leader.with_label_values(&[LEASE_NAME]);
     let readiness = Readiness::waiting("contact with the Kubernetes API");
     let probes = http::probes(readiness.clone());

@@ -77,7 +77,7 @@ pub struct GateAnswer {
     /// Hash of the arguments that the person saw.
     pub arguments: String,
     pub approved: bool,
-    /// The name of the user who approved it.
+    /// The name of the user who answered, if it is known.
     pub by: Option<String>,
 }
 
@@ -296,7 +296,8 @@ impl GateAnswer {
         match (&self.by, self.approved) {
             (Some(by), true) => format!("approved by {by}"),
             (None, true) => "approved by an unknown user".to_owned(),
-            (_, false) => "denied".to_owned(),
+            (Some(by), false) => format!("denied by {by}"),
+            (None, false) => "denied".to_owned(),
         }
     }
 }

@@ -142,30 +142,32 @@ pub enum EventStreamItem {
 /// The stream of a subscriber; ends after [`EventStreamItem::End`]. Dropping it ends the subscription.
 pub type EventStream = BoxStream<'static, EventStreamItem>;
 
-/// Why a subscription is refused.
+/// Why the request of a client is refused: a subscription, or an answer to a gate.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 #[serde(rename_all = "camelCase")]
-pub struct ReadRefusal {
+pub struct ClientRefusal {
     /// The kind of refusal.
-    pub code: ReadRefusalCode,
+    pub code: ClientRefusalCode,
     /// The reason and the fix, for people.
     pub message: String,
 }
 
-/// Kinds of [`ReadRefusal`]s of a subscription.
+/// Kinds of [`ClientRefusal`]s.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
-pub enum ReadRefusalCode {
+pub enum ClientRefusalCode {
     /// 400: the request is malformed.
     Malformed,
     /// 401: the token is missing or not of this cluster.
     Unauthenticated,
-    /// 403: the owner of the token may not read these events.
+    /// 403: the owner of the token may not do this.
     Forbidden,
-    /// 404: the Agent does not exist.
+    /// 404: the Agent does not exist, or has no such gate open.
     NotFound,
+    /// 409: the answer is to other arguments, or the opposite of one that is given already.
+    Conflict,
     /// 429: too many subscriptions.
     TooManyReaders,
-    /// 503: no events are available now; the message gives the reason.
+    /// 503: not possible now; the message gives the reason.
     Unavailable,
 }

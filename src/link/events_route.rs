@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use serde::Deserialize;
 
-use super::events::{END_EVENT, EventStreamItem, ReadRefusal, ReadRefusalCode, ReadRequest};
+use super::events::{ClientRefusal, ClientRefusalCode, END_EVENT, EventStreamItem, ReadRequest};
 use super::server::{LinkCaller, LinkHandler, LinkServer, closing};
 
 /// Sent by browsers when they reconnect; takes precedence over the query, which they repeat unchanged.
@@ -41,7 +41,7 @@ pub(super) async fn events<L: LinkHandler>(
         let (token, address) = caller.token().ok_or_else(no_token)?;
         let telling = server.link.read(token, address, &request).await?;
         caller.mark_authenticated();
-        Ok::<_, ReadRefusal>(telling)
+        Ok::<_, ClientRefusal>(telling)
     };
     match telling.await {
         Ok(telling) => {
@@ -50,10 +50,7 @@ pub(super) async fn events<L: LinkHandler>(
                 .keep_alive(KeepAlive::new().interval(server.limits.heartbeat))
                 .into_response()
         }
-        Err(refusal) if refusal.code == ReadRefusalCode::Unauthenticated => {
-            closing((status(refusal.code), Json(refusal)))
-        }
-        Err(refusal) => (status(refusal.code), Json(refusal)).into_response(),
+        Err(refusal) => refuse_client(refusal),
     }
 }
 
@@ -69,16 +66,26 @@ fn event(told: EventStreamItem) -> Result<Event, axum::Error> {
     }
 }
 
-fn no_token() -> ReadRefusal {
-    ReadRefusal {
-        code: ReadRefusalCode::Unauthenticated,
+/// The response to a client that is refused.
+pub(super) fn refuse_client(refusal: ClientRefusal) -> Response {
+    let unauthenticated = refusal.code == ClientRefusalCode::Unauthenticated;
+    let answer = (status(refusal.code), Json(refusal));
+    if unauthenticated {
+        return closing(answer);
+    }
+    answer.into_response()
+}
+
+pub(super) fn no_token() -> ClientRefusal {
+    ClientRefusal {
+        code: ClientRefusalCode::Unauthenticated,
         message: "the token is missing; send it as `Authorization: Bearer <token>`, for example a token from `kubectl create token`"
             .into(),
     }
 }
 
 /// The line after which to begin (0: the oldest that is kept), and whether messages are wanted.
-fn events_query(headers: &HeaderMap, uri: &Uri) -> Result<(i64, bool), ReadRefusal> {
+fn events_query(headers: &HeaderMap, uri: &Uri) -> Result<(i64, bool), ClientRefusal> {
     let asked = Query::<EventsQuery>::try_from_uri(uri).ok();
     let asked = asked.and_then(|Query(asked)| {
         let after = match headers.get(LAST_EVENT_ID) {
@@ -87,21 +94,22 @@ fn events_query(headers: &HeaderMap, uri: &Uri) -> Result<(i64, bool), ReadRefus
         };
         (after >= 0).then_some((after, asked.messages.unwrap_or(false)))
     });
-    asked.ok_or_else(|| ReadRefusal {
-        code: ReadRefusalCode::Malformed,
+    asked.ok_or_else(|| ClientRefusal {
+        code: ClientRefusalCode::Malformed,
         message:
             "after=N and the header Last-Event-ID must be 0 or the seq of an event; messages must be true or false"
                 .into(),
     })
 }
 
-fn status(code: ReadRefusalCode) -> StatusCode {
+fn status(code: ClientRefusalCode) -> StatusCode {
     match code {
-        ReadRefusalCode::Malformed => StatusCode::BAD_REQUEST,
-        ReadRefusalCode::Unauthenticated => StatusCode::UNAUTHORIZED,
-        ReadRefusalCode::Forbidden => StatusCode::FORBIDDEN,
-        ReadRefusalCode::NotFound => StatusCode::NOT_FOUND,
-        ReadRefusalCode::TooManyReaders => StatusCode::TOO_MANY_REQUESTS,
-        ReadRefusalCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        ClientRefusalCode::Malformed => StatusCode::BAD_REQUEST,
+        ClientRefusalCode::Unauthenticated => StatusCode::UNAUTHORIZED,
+        ClientRefusalCode::Forbidden => StatusCode::FORBIDDEN,
+        ClientRefusalCode::NotFound => StatusCode::NOT_FOUND,
+        ClientRefusalCode::Conflict => StatusCode::CONFLICT,
+        ClientRefusalCode::TooManyReaders => StatusCode::TOO_MANY_REQUESTS,
+        ClientRefusalCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
     }
 }

@@ -152,7 +152,7 @@ pub struct GateAnswer {
     pub arguments_hash: String,
     /// Whether the gate was approved, as opposed to denied.
     pub approved: bool,
-    /// User who approved it.
+    /// User who answered, if known: an annotation that denies has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }

@@ -12,6 +12,8 @@
 extern crate agentloop_texts;
 
 mod acceptor;
+pub mod answers;
+mod answers_route;
 pub mod client;
 pub mod deliveries;
 pub mod events;

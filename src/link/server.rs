@@ -1,7 +1,7 @@
 //! The controller's end of the link: routes, limits and status codes.
 //!
-//! Owns the HTTP side only. Authentication and all decisions are up to an implementation of [`LinkHandler`]. The route
-//! for subscribers is in `events_route`.
+//! Owns the HTTP side only. Authentication and all decisions are up to an implementation of [`LinkHandler`]. The routes
+//! for clients are in `events_route` and `answers_route`.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -28,10 +28,12 @@ use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tokio_util::sync::CancellationToken;
 
 use super::acceptor::SlotAcceptor;
+use super::answers::{AnsweredGate, GateAnswerRequest};
+use super::answers_route;
 use super::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
-use super::events::{EventStream, EventsPage, EventsResponse, ReadRefusal, ReadRequest};
+use super::events::{ClientRefusal, EventStream, EventsPage, EventsResponse, ReadRequest};
 use super::events_route;
 use super::messages::{
     AttachRequest, AttachResponse, Directives, HEARTBEAT_SECONDS, LeaseRequest, LeaseResponse, OLDEST_PROTOCOL,
@@ -102,7 +104,14 @@ pub trait LinkHandler: Send + Sync + 'static {
         token: &str,
         address: IpAddr,
         request: &ReadRequest,
-    ) -> impl Future<Output = Result<EventStream, ReadRefusal>> + Send;
+    ) -> impl Future<Output = Result<EventStream, ClientRefusal>> + Send;
+    /// The holder of this token answers a gate of an Agent, from `address`; returns once the answer is durable.
+    fn answer(
+        &self,
+        token: &str,
+        address: IpAddr,
+        request: &GateAnswerRequest,
+    ) -> impl Future<Output = Result<AnsweredGate, ClientRefusal>> + Send;
     /// Events of sensor pods for the Agent of this pod, from now on.
     fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, PodRefusal>;
     /// The Agent of this pod has events on disk.
@@ -180,6 +189,10 @@ fn router<L: LinkHandler>(link: Arc<L>, limits: LinkLimits, stop: CancellationTo
         .route(
             "/v1/namespaces/{namespace}/agents/{name}/events",
             get(events_route::events::<L>),
+        )
+        .route(
+            "/v1/namespaces/{namespace}/agents/{name}/gates/{gate}",
+            post(answers_route::answer::<L>),
         )
         .route("/v1/delivered", post(delivered::<L>))
         .route("/v1/sensor", get(sensor::<L>))
@@ -465,15 +478,24 @@ async fn authenticate<L: LinkHandler>(
     Ok(pod)
 }
 
-/// Reads a JSON body within the limits. Messages never quote it.
 async fn read<T: DeserializeOwned>(request: Request, longest: Duration) -> Result<T, PodRefusal> {
-    let body = timeout(longest, axum::body::to_bytes(request.into_body(), MAX_BODY_BYTES));
+    let body = read_body(request, longest, MAX_BODY_BYTES);
+    body.await.map_err(malformed)
+}
+
+/// Reads a JSON body within the limits, or says why it cannot be read. Messages never quote it.
+pub(super) async fn read_body<T: DeserializeOwned>(
+    request: Request,
+    longest: Duration,
+    most: usize,
+) -> Result<T, String> {
+    let body = timeout(longest, axum::body::to_bytes(request.into_body(), most));
     let bytes = body
         .await
-        .map_err(|_| malformed(format!("the body did not arrive within {} s", longest.as_secs())))?
-        .map_err(|_| malformed(format!("the body is truncated, or larger than {MAX_BODY_BYTES} bytes")))?;
+        .map_err(|_| format!("the body did not arrive within {} s", longest.as_secs()))?
+        .map_err(|_| format!("the body is truncated, or larger than {most} bytes"))?;
     serde_json::from_slice(&bytes).map_err(|error| {
-        malformed(format!(
+        format!(
             "the body is not the expected JSON (line {}, column {}: {})",
             error.line(),
             error.column(),
@@ -482,7 +504,7 @@ async fn read<T: DeserializeOwned>(request: Request, longest: Duration) -> Resul
                 serde_json::error::Category::Eof => "it is truncated",
                 serde_json::error::Category::Io | serde_json::error::Category::Syntax => "it is not valid JSON",
             }
-        ))
+        )
     })
 }
 
@@ -507,7 +529,7 @@ pub(super) fn closing(answer: impl IntoResponse) -> Response {
     ([(header::CONNECTION, "close")], answer).into_response()
 }
 
-/// The status code of a [`ReadRefusal`].
+/// The status code of a [`ClientRefusal`].
 #[must_use]
 pub fn status(code: RefusalCode) -> StatusCode {
     match code {

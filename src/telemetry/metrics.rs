@@ -40,6 +40,8 @@ pub struct Metrics {
     pub link_reports: IntCounter,
     /// Refused requests on the link, by code.
     pub link_refusals: IntCounterVec,
+    /// Requests to the webhook that announces gates, by event and result.
+    pub gate_webhooks: IntCounterVec,
     /// Amounts forfeited by lost gateways, by kind.
     forfeited: CounterVec,
     /// Leases that gateways lost with their storage.
@@ -63,6 +65,7 @@ impl Metrics {
             link_attaches: IntCounter::with_opts(registry::LINK_ATTACHES.opts())?,
             link_reports: IntCounter::with_opts(registry::LINK_REPORTS.opts())?,
             link_refusals: counters(&registry::LINK_REFUSALS)?,
+            gate_webhooks: counters(&registry::GATE_WEBHOOKS)?,
             forfeited: CounterVec::new(registry::FORFEITED.opts(), registry::FORFEITED.labels)?,
             lost_leases: IntCounter::with_opts(registry::LOST_LEASES.opts())?,
         };
@@ -104,6 +107,7 @@ impl Metrics {
         self.register(self.link_attaches.clone())?;
         self.register(self.link_reports.clone())?;
         self.register(self.link_refusals.clone())?;
+        self.register(self.gate_webhooks.clone())?;
         self.register(self.forfeited.clone())?;
         self.register(self.lost_leases.clone())?;
         self.register(ProcessCollector::for_self())

@@ -169,6 +169,8 @@ metrics! {
 
     BUILD_INFO = Controller Gauge "agentloop_build_info" ["version", "revision"]
         "Information about the build in labels; always 1.";
+    GATE_WEBHOOKS = Controller Counter "agentloop_gate_webhook_attempts_total" ["event", "result"]
+        "Total number of requests to the webhook that announces gates (chart value approvals.webhook), by event (opened or closed) and result (sent or failed); each attempt counts.";
     FORFEITED = Controller Counter "agentloop_ledger_forfeited_total" ["kind"]
         "Amount forfeited by lost gateways and charged to their budgets, by kind (tokens, input_tokens, output_tokens, calls, cost_usd).";
     LOST_LEASES = Controller Counter "agentloop_ledger_lost_leases_total" []

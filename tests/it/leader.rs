@@ -295,6 +295,7 @@ async fn options(election: bool) -> ControllerOptions {
             identity: "a".into(),
             times: LeaseTimes::new(4, 1).unwrap(),
         }),
+        gate_webhook: None,
     }
 }
 

@@ -17,10 +17,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use agentloop::api::NamespacedName;
-use agentloop::controller::access::ReadAuthorizer;
+use agentloop::controller::access::ClientAuthorizer;
 use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::gate_answers::GateAnswerRecorder;
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
@@ -162,7 +163,8 @@ impl Rig {
         let (metrics, reviews) = (Arc::new(Metrics::new().unwrap()), Arc::new(AtomicUsize::new(0)));
         let link = ControllerLink {
             identities: PodAuthenticator::new(api_server(reviews.clone())),
-            access: ReadAuthorizer::new(api_server(reviews.clone())),
+            access: ClientAuthorizer::new(api_server(reviews.clone())),
+            answers: GateAnswerRecorder::new(api_server(reviews.clone())),
             loops: loops.clone(),
             relay: relay.clone(),
             agents,

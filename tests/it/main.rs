@@ -3,12 +3,14 @@
 
 mod support;
 
+mod answers;
 mod budget;
 mod chart;
 mod controller;
 mod dockerfile;
 mod events;
 mod fuzz;
+mod gate_webhook;
 mod gateway;
 mod leader;
 mod ledger;

@@ -14,6 +14,7 @@ use agentloop::api::budget::AgentBudget;
 use agentloop::api::{NamespacedName, Sensor};
 use agentloop::controller::agent::{AgentsView, ReconcileObserver};
 use agentloop::controller::election::LEASE_NAME;
+use agentloop::controller::gate_webhook::initialize_webhook_metrics;
 use agentloop::controller::link_service::initialize_refusal_metrics;
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::reconcile_metrics::MetricsObserver;
@@ -46,6 +47,7 @@ async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
     let sensors = SensorCollector::new(|visit| visit(&ticking())).unwrap();
     metrics.register(sensors).unwrap();
     initialize_refusal_metrics(&metrics);
+    initialize_webhook_metrics(&metrics);
     metrics.leader.with_label_values(&[LEASE_NAME]).set(1);
     let readiness = Readiness::waiting("the caches to fill");
     let report = MetricsObserver::new(

@@ -43,9 +43,10 @@ subjects:
 
 {{/* What the controller does in each namespace with Agents. No wider than what the tests see it use. */}}
 {{- define "agentloop.agentRules" -}}
+# It patches one annotation, with the answers to gates that arrive over its API; rbac.controllerPolicy allows no other change.
 - apiGroups: [agentloop.dev]
   resources: [agents]
-  verbs: [list, watch]
+  verbs: [get, list, watch, patch]
 - apiGroups: [agentloop.dev]
   resources: [agents/status]
   verbs: [get, patch]

@@ -34,7 +34,7 @@ pub(super) fn gate_answers(agent: &Agent, status: &AgentStatus) -> Vec<GateAnswe
     let answer = |gate: &Gate| {
         let (approved, by) = match gate_annotations::answer(agent.annotations(), &gate.id, &gate.arguments_hash)? {
             AnnotatedAnswer::Approved { by, .. } => (true, Some(by)),
-            AnnotatedAnswer::Denied { .. } => (false, None),
+            AnnotatedAnswer::Denied { by, .. } => (false, by),
         };
         Some(GateAnswer {
             id: gate.id.clone(),
@@ -79,5 +79,51 @@ fn requested(agent: &Agent) -> OpenRequests {
     OpenRequests {
         wake: value(names::WAKE),
         resume: value(names::RESUME),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+    use serde_json::json;
+
+    use super::*;
+    use crate::controller::gate_annotations::{ANSWERS, APPROVE, APPROVED_BY};
+
+    #[test]
+    fn answers_of_both_ways_reach_the_pod_with_the_name_of_each_user() {
+        let gate = |id: &str| {
+            json!({
+                "id": id, "kind": "ToolCallNeedsApproval", "tool": "bank__pay", "argumentsHash": "ab",
+                "openedAt": "2026-11-22T13:05:00Z", "expiresAt": "2026-11-22T14:05:00Z",
+            })
+        };
+        let answer = |answer: &str, hash: &str, by: &str| json!({"answer": answer, "argumentsHash": hash, "by": by, "at": "2026-11-22T13:06:00Z"});
+        let recorded = json!({
+            "g1": answer("Approve", "ab", "ann"), "g2": answer("Deny", "ab", "bob"),
+            "g4": answer("Approve", "another", "ann"), "closed": answer("Approve", "ab", "ann"),
+        });
+        let agent: Agent = serde_json::from_value(json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+            "metadata": {"name": "x", "namespace": "a", "annotations": {
+                ANSWERS: recorded.to_string(), APPROVE: "g3:ab", APPROVED_BY: "carl",
+            }},
+            "spec": {"instructions": "Be brief.", "model": {"api": "Scripted", "name": "small"}},
+            "status": {"gates": [gate("g1"), gate("g2"), gate("g3"), gate("g4")]},
+        }))
+        .unwrap();
+        let answers = gate_answers(&agent, agent.status.as_ref().unwrap());
+        let seen: Vec<_> = answers
+            .iter()
+            .map(|answer| (answer.id.as_str(), answer.approved, answer.by.as_deref()))
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                ("g1", true, Some("ann")),
+                ("g2", false, Some("bob")),
+                ("g3", true, Some("carl"))
+            ]
+        );
     }
 }

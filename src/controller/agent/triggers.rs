@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use kube::{Resource, ResourceExt};
 
-use crate::controller::gate_annotations::{APPROVE, APPROVED_BY, DENY};
+use crate::controller::gate_annotations::{ANSWERS, APPROVE, APPROVED_BY, DENY};
 use crate::controller::runtime::names;
 
 /// Annotations with a request or with the answer to a gate.
-const REQUESTS: [&str; 5] = [names::WAKE, names::RESUME, APPROVE, APPROVED_BY, DENY];
+const REQUESTS: [&str; 6] = [names::WAKE, names::RESUME, ANSWERS, APPROVE, APPROVED_BY, DENY];
 
 /// A hash of the relevant fields of each object, by UID.
 #[derive(Default)]

@@ -74,7 +74,7 @@ pub fn hash(budget: &AgentBudget, id: &str) -> String {
 pub fn answer(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<GateAnswer> {
     let gate = status.gates.first()?;
     match gate_annotations::answer(budget.annotations(), &gate.id, &gate.arguments_hash)? {
-        AnnotatedAnswer::Denied { value } => Some(GateAnswer::Denied { value }),
+        AnnotatedAnswer::Denied { value, .. } => Some(GateAnswer::Denied { value }),
         AnnotatedAnswer::Approved { by, value } => {
             let current = gate.arguments_hash == hash(budget, &gate.id);
             current.then(|| GateAnswer::Approved {

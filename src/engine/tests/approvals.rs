@@ -58,11 +58,15 @@ impl Driver {
     }
 
     fn answer_with_hash(&mut self, id: &str, approved: bool, arguments: &str) {
+        self.answer_as(id, approved, arguments, approved.then_some("ann"));
+    }
+
+    fn answer_as(&mut self, id: &str, approved: bool, arguments: &str, by: Option<&str>) {
         self.feed(EngineInput::GateAnswered(GateAnswer {
             gate: id.into(),
             arguments: arguments.into(),
             approved,
-            by: approved.then(|| "ann".into()),
+            by: by.map(str::to_owned),
         }));
     }
 }
@@ -125,6 +129,17 @@ fn a_denied_call_is_not_run_and_the_model_is_told() {
     );
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
     assert_eq!(driver.state(), LoopState::Running);
+}
+
+#[test]
+fn a_denial_is_recorded_with_the_name_of_who_denied_if_it_is_known() {
+    let mut driver = waiting();
+    let arguments = driver.gates()[0].arguments.clone();
+    driver.answer_as("e1-t1c1r1", false, &arguments, Some("bob"));
+    assert_eq!(driver.sent, []);
+    assert_eq!(driver.notes(RecordKind::GateResolved), ["e1-t1c1r1 denied by bob"]);
+    assert_eq!(driver.notes(RecordKind::ToolDenied), ["NotApproved"]);
+    assert!(!driver.result().contains("bob"), "{}", driver.result());
 }
 
 #[test]

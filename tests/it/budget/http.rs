@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use agentloop::controller::access::ReadAuthorizer;
+use agentloop::controller::access::ClientAuthorizer;
 use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::gate_answers::GateAnswerRecorder;
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::LivePod;
@@ -58,7 +59,8 @@ impl Link {
             .collect();
         let link = ControllerLink {
             identities: PodAuthenticator::new(api_server(Arc::default())),
-            access: ReadAuthorizer::new(api_server(Arc::default())),
+            access: ClientAuthorizer::new(api_server(Arc::default())),
+            answers: GateAnswerRecorder::new(api_server(Arc::default())),
             loops: leader.loops.clone(),
             relay: Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0),
             agents: Arc::new(OnceLock::from(view(&objects))),

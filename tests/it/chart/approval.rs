@@ -27,15 +27,15 @@ const DENY: &str = "agentloop.dev/deny";
 const NO_VERB: &str = "need the verb approve on agentbudgets.agentloop.dev";
 
 /// A namespace for which the chart's policy holds, with people who may do different things there.
-struct Server {
+pub(super) struct Server {
     config: Config,
-    admin: Client,
+    pub(super) admin: Client,
     /// Of the namespace, and of everything outside namespaces.
-    name: String,
+    pub(super) name: String,
 }
 
 impl Server {
-    async fn new(objects: &Rendered) -> Option<Self> {
+    pub(super) async fn new(objects: &Rendered) -> Option<Self> {
         let kubeconfig = clusters::control_plane()?;
         let _ = rustls::crypto::ring::default_provider().install_default();
         let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
@@ -117,7 +117,7 @@ impl Server {
         [self.name.clone(), format!("{}-tools", self.name)]
     }
 
-    async fn make<K>(&self, object: &Value)
+    pub(super) async fn make<K>(&self, object: &Value)
     where
         K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + serde::Serialize,
     {
@@ -159,7 +159,7 @@ impl Server {
         said(self.agents(user).create(&params, &new).await)
     }
 
-    fn client(&self, user: &str) -> Client {
+    pub(super) fn client(&self, user: &str) -> Client {
         let mut config = self.config.clone();
         let header = (
             HeaderName::from_static("impersonate-user"),
@@ -193,7 +193,7 @@ impl Server {
         said(made)
     }
 
-    async fn end(self) {
+    pub(super) async fn end(self) {
         let (admin, name) = (&self.admin, &self.name);
         let params = DeleteParams::background();
         for user in ["ann", "edith", "nora"] {
@@ -214,7 +214,7 @@ impl Server {
     }
 }
 
-fn agent(tools: &Value) -> Agent {
+pub(super) fn agent(tools: &Value) -> Agent {
     let object = json!({
         "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
         "metadata": {"name": "watcher"},
@@ -257,7 +257,7 @@ fn budget(name: &str, annotations: &Value) -> AgentBudget {
 }
 
 /// `ok`, or what the server has against it.
-fn said<K>(result: kube::Result<K>) -> String {
+pub(super) fn said<K>(result: kube::Result<K>) -> String {
     match result {
         Ok(_) => "ok".into(),
         Err(kube::Error::Api(status)) => {

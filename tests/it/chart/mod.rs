@@ -2,6 +2,7 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod answers;
 mod approval;
 mod fence;
 mod identity;
@@ -63,6 +64,8 @@ const EVERYTHING: &[&str] = &[
     "dashboards.enabled=true",
     "networkPolicy.linkFrom[0].podSelector.matchLabels.reads=events",
     "rbac.sidecarImages={docker.io/istio/}",
+    "approvals.webhook.url=https://bridge.example.com/gates",
+    "approvals.webhook.secretName=gates",
 ];
 
 #[test]
@@ -209,6 +212,29 @@ fn the_controller_knows_every_variable_that_it_is_given() {
 }
 
 #[test]
+fn the_key_of_the_webhook_about_gates_is_a_file_of_its_secret_alone() {
+    let Some(rendered) = render(EVERYTHING) else { return };
+    let objects = rendered.unwrap();
+    let pod = &objects.one("Deployment", "agentloop")["spec"]["template"]["spec"];
+    let volumes = pod["volumes"].as_array().unwrap();
+    let secrets: Vec<_> = volumes.iter().filter(|volume| volume["secret"].is_object()).collect();
+    let items = json!([{"key": "secret", "path": "secret"}]);
+    assert_eq!(
+        secrets,
+        [&json!({"name": "approval-webhook", "secret": {"secretName": "gates", "items": items}})]
+    );
+    let controller = &pod["containers"][0];
+    let file = render::variable(controller, "AGENTLOOP_APPROVAL_WEBHOOK_SECRET_FILE").unwrap();
+    assert_eq!(file["value"], "/etc/agentloop-webhook/secret");
+    let mounts = controller["volumeMounts"].as_array().unwrap();
+    let mount = json!({"name": "approval-webhook", "mountPath": "/etc/agentloop-webhook", "readOnly": true});
+    assert!(mounts.contains(&mount));
+    let without = render(&[]).unwrap().unwrap();
+    let pod = &without.one("Deployment", "agentloop")["spec"]["template"]["spec"];
+    assert!(pod["volumes"].is_null() && pod["containers"][0]["volumeMounts"].is_null());
+}
+
+#[test]
 fn every_pod_of_the_chart_keeps_the_restricted_profile() {
     for settings in MATRIX {
         let Some(rendered) = render(settings) else { return };
@@ -226,7 +252,8 @@ fn every_pod_of_the_chart_keeps_the_restricted_profile() {
                 assert!(pod[host].is_null(), "{host}");
             }
             for volume in pod["volumes"].as_array().into_iter().flatten() {
-                assert!(volume["configMap"].is_object(), "{volume}");
+                let is_file = volume["configMap"].is_object() || volume["secret"].is_object();
+                assert!(is_file, "{volume}");
             }
             for container in containers(pod) {
                 let context = &container["securityContext"];

@@ -48,6 +48,9 @@ const WHERE_AGENTS_ARE: &[(&str, &str)] = &[
     ("agentloop.dev agentbudgets/status", "get"),
     ("agentloop.dev agentbudgets/status", "patch"),
     ("agentloop.dev agents/status", "get"),
+    // The answers to gates that arrive over the link: an Agent is read, and its annotation written.
+    ("agentloop.dev agents", "get"),
+    ("agentloop.dev agents", "patch"),
     // Sensors, and what is said of them.
     ("agentloop.dev sensors", "list"),
     ("agentloop.dev sensors", "watch"),

@@ -106,6 +106,22 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         &["policy.allowedToolImages={registry.example.com/,mcp/}"],
         "value: registry.example.com/,mcp/",
     ),
+    (
+        "approvals.webhook.url",
+        &[
+            "approvals.webhook.url=https://bridge.example.com/gates",
+            "approvals.webhook.secretName=any",
+        ],
+        "value: https://bridge.example.com/gates",
+    ),
+    (
+        "approvals.webhook.secretName",
+        &[
+            "approvals.webhook.url=https://bridge.example.com/gates",
+            "approvals.webhook.secretName=mark",
+        ],
+        "secretName: mark",
+    ),
     ("crds.enabled", &["crds.enabled=false"], ""),
     ("crds.keep", &["crds.keep=false"], ""),
     (
@@ -378,6 +394,10 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
             "/policy/allowedAnnotationPrefixes/0",
         ),
         ("policy.allowedToolImages={'a b'}", "/policy/allowedToolImages/0"),
+        ("approvals.webhook.secret=x", "secret"),
+        ("approvals.webhook.url=bridge.example.com", "/approvals/webhook/url"),
+        ("approvals.webhook.url=https://user@x/", "/approvals/webhook/url"),
+        ("approvals.webhook.secretName=Mine", "/approvals/webhook/secretName"),
         ("networkPolicy.metricsFrom[0].namespaces=x", "namespaces"),
         ("metrics.serviceMonitor.metricRelabelings[0].regexp=x", "regexp"),
         ("rbac.sidecarImages={it's}", "/rbac/sidecarImages/0"),
@@ -409,6 +429,16 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
     }
     let error = render(&["serviceAccount.create=false"]).unwrap().unwrap_err();
     assert!(error.contains("serviceAccount.name is required"), "{error}");
+    for (setting, missing) in [
+        (
+            "approvals.webhook.url=https://x/",
+            "approvals.webhook.secretName is required",
+        ),
+        ("approvals.webhook.secretName=x", "approvals.webhook.url is required"),
+    ] {
+        let error = render(&[setting]).unwrap().unwrap_err();
+        assert!(error.contains(missing), "{error}");
+    }
 }
 
 /// No object of the schema takes keys that it does not know.

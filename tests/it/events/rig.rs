@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use agentloop::api::NamespacedName;
-use agentloop::controller::access::ReadAuthorizer;
+use agentloop::controller::access::ClientAuthorizer;
 use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::gate_answers::GateAnswerRecorder;
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
@@ -158,7 +159,8 @@ impl Rig {
         let api = api_server(Arc::clone(&asked));
         let link = ControllerLink {
             identities: PodAuthenticator::new(api.clone()),
-            access: ReadAuthorizer::new(api.clone()),
+            access: ClientAuthorizer::new(api.clone()),
+            answers: GateAnswerRecorder::new(api.clone()),
             loops: loops.clone(),
             relay: Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0),
             agents: Arc::new(OnceLock::from(agents)),

@@ -1,4 +1,4 @@
-//! Verifies the signatures of the two webhook schemes, in constant time. Pure.
+//! Verifies the signatures of the two webhook schemes, in constant time, and makes those of Standard Webhooks. Pure.
 
 use std::time::Duration;
 
@@ -63,6 +63,48 @@ pub fn unusable(scheme: SignatureScheme, secret: &[u8]) -> Option<String> {
             )
         }),
     }
+}
+
+/// Signs requests as Standard Webhooks does; [`SignatureRule`] verifies them.
+#[derive(Clone)]
+pub struct WebhookSigner(hmac::Key);
+
+impl std::fmt::Debug for WebhookSigner {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("WebhookSigner")
+    }
+}
+
+impl WebhookSigner {
+    /// With the key in a Secret: `whsec_` and base64, or raw bytes. The error is text that follows the field's name.
+    pub fn new(secret: &[u8]) -> Result<Self, String> {
+        if let Some(why) = unusable(SignatureScheme::StandardWebhooks, secret) {
+            return Err(why);
+        }
+        // Without the prefix, the first one is the raw bytes.
+        let key = standard_keys(secret.trim_ascii())
+            .into_iter()
+            .next()
+            .unwrap_or_default();
+        Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, &key)))
+    }
+
+    /// The headers of a request with this id and body that is sent now.
+    #[must_use]
+    pub fn headers(&self, id: &str, body: &[u8], now: Timestamp) -> [(&'static str, String); 3] {
+        let time = now.as_second().to_string();
+        let tag = hmac::sign(&self.0, &signed_text(id, &time, body));
+        [
+            (STANDARD_ID, id.to_owned()),
+            (STANDARD_TIME, time),
+            (STANDARD_SIGNATURE, format!("v1,{}", STANDARD.encode(tag))),
+        ]
+    }
+}
+
+/// The text that Standard Webhooks signs.
+fn signed_text(id: &str, time: &str, body: &[u8]) -> Vec<u8> {
+    [id.as_bytes(), b".", time.as_bytes(), b".", body].concat()
 }
 
 impl SignatureRule {
@@ -134,7 +176,7 @@ struct SignedHeaders<'a> {
 fn standard(secret: &[u8], signed: &SignedHeaders<'_>, body: &[u8], now: Timestamp) -> Result<(), SignatureError> {
     let keys = standard_keys(secret).into_iter();
     let keys: Vec<_> = keys.map(|key| hmac::Key::new(hmac::HMAC_SHA256, &key)).collect();
-    let text = [signed.id.as_bytes(), b".", signed.time.as_bytes(), b".", body].concat();
+    let text = signed_text(signed.id, signed.time, body);
     let mut tags = signed
         .signatures
         .split(' ')
@@ -364,6 +406,39 @@ mod tests {
                 SIGNED_AT,
             );
             assert_eq!(checked, Ok(Some("id".to_owned())));
+        }
+    }
+
+    #[test]
+    fn the_sample_of_standard_webhooks_is_signed_as_in_the_specification() {
+        let signer = WebhookSigner::new(STANDARD_SECRET).unwrap();
+        let now = Timestamp::from_second(SIGNED_AT).unwrap();
+        let headers = signer.headers(STANDARD_HEADERS[0].1, STANDARD_BODY, now);
+        assert_eq!(
+            headers.each_ref().map(|(name, value)| (*name, value.as_str())),
+            STANDARD_HEADERS
+        );
+        assert_eq!(format!("{signer:?}"), "WebhookSigner");
+    }
+
+    #[rstest]
+    #[case::with_the_prefix(b"whsec_MTIzNDU2Nzg5MDEyMzQ1Ng==")]
+    #[case::raw(b"123456789-123456\n")]
+    #[case::raw_and_also_base64(b"0123456789abcdef0123456789abcdef")]
+    fn what_is_signed_is_verified_with_the_same_secret(#[case] secret: &[u8]) {
+        let signer = WebhookSigner::new(secret).unwrap();
+        let headers = signer.headers("id", BODY, Timestamp::from_second(9).unwrap());
+        let headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
+        let check = |body| check(SignatureScheme::StandardWebhooks, secret, &headers, body, 9);
+        assert_eq!(check(BODY), Ok(Some("id".to_owned())));
+        assert_eq!(check(b"another"), Err(SignatureError::Wrong));
+    }
+
+    #[test]
+    fn a_secret_that_cannot_verify_cannot_sign_either() {
+        for secret in [b"whsec_".as_slice(), b"whsec_MTIzNDU2Nzg5MDEyMzQ1", b"123456789-12345"] {
+            let why = WebhookSigner::new(secret).unwrap_err();
+            assert!(why.contains("is not a Standard Webhooks key"), "{why}");
         }
     }
 
