@@ -167,7 +167,11 @@ impl Engine {
             EngineInput::ScoreTaken { id } => self.acknowledge_score(&id),
             EngineInput::SensorFailed { sensor } => self.sensor_failed(&sensor, out),
             EngineInput::ResourceUsed { resource, amount } => self.count_use(resource, amount, out),
-            EngineInput::ToolFinished { run, outcome } => self.handle_tool_outcome(run, outcome, out),
+            EngineInput::ToolFinished {
+                run,
+                outcome,
+                artifacts,
+            } => self.handle_tool_outcome(run, (outcome, artifacts), out),
             EngineInput::Answered { call, answer } => self.handle_answer(call, &answer, out),
             EngineInput::Failed { call, failure } => self.handle_call_failure(call, failure, out),
             EngineInput::Timer => self.timer = None,

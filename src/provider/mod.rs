@@ -212,6 +212,7 @@ mod tests {
                 text: "seen".into(),
                 failed: false,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             Message::Assistant {
                 reasoning: None,

@@ -247,8 +247,11 @@ impl<'a> LoopDriver<'a> {
         for (resource, amount) in finished.used {
             self.feed(EngineInput::ResourceUsed { resource, amount })?;
         }
-        let outcome = finished.outcome;
-        self.feed(EngineInput::ToolFinished { run, outcome })
+        self.feed(EngineInput::ToolFinished {
+            run,
+            outcome: finished.outcome,
+            artifacts: finished.artifacts,
+        })
     }
 
     fn handle_event(&mut self, happening: DriverEvent, world: &mut DriverInputs) -> Result<(), JournalError> {

@@ -56,7 +56,7 @@ use super::message::{FinishReason, Message, ModelAnswer, ToolCall};
 use super::pauses::budget::{BudgetState, ProbeState};
 use super::pauses::holds::ActivePause;
 use super::settings::{EngineSettings, ModeSettings};
-use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
+use super::tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
 use super::{
     CallId, CallPurpose, EngineEffect, EngineInput, GateAnswer, JournalRecord, KnownTotals, RecordKind, StopCause,
 };

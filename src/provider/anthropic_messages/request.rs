@@ -287,12 +287,14 @@ mod tests {
                 text: "ok".into(),
                 failed: false,
                 reasoning: Some("kept here".into()),
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             Message::Tool {
                 id: "b".into(),
                 text: String::new(),
                 failed: false,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             Message::User { text: "next".into() },
             Message::Assistant {
@@ -363,6 +365,7 @@ mod tests {
                 text: "no".into(),
                 failed: true,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
         ]
     }
@@ -427,6 +430,7 @@ mod tests {
                 text: "seen".into(),
                 failed: false,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             }));
         }
         let tool = || ToolDefinition {

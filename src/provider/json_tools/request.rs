@@ -202,12 +202,14 @@ mod tests {
                 text: "seen".into(),
                 failed: false,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             Message::Tool {
                 id: "b".into(),
                 text: "not run".into(),
                 failed: false,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             user("next"),
         ];

@@ -167,6 +167,7 @@ mod tests {
                 text: "ok".into(),
                 failed: false,
                 reasoning: Some("kept here".into()),
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             Message::Assistant {
                 reasoning: None,
@@ -273,6 +274,7 @@ mod tests {
             text: "ok".into(),
             failed: false,
             reasoning: None,
+            artifacts: agentloop_engine::tool::ResultArtifacts::default(),
         };
         let last = |messages: &[Message]| {
             let prompt = ModelPrompt {

@@ -175,6 +175,7 @@ mod tests {
             text: text.into(),
             failed: false,
             reasoning: Some("kept here".into()),
+            artifacts: agentloop_engine::tool::ResultArtifacts::default(),
         }
     }
 

@@ -187,7 +187,11 @@ impl Life<'_> {
         if let Some(run) = ended.map(|(run, _)| *run)
             && let Some((_, outcome)) = self.runs.remove(&run)
         {
-            return self.feed(EngineInput::ToolFinished { run, outcome });
+            return self.feed(EngineInput::ToolFinished {
+                run,
+                outcome,
+                artifacts: crate::engine::tool::ResultArtifacts::default(),
+            });
         }
         if let Some(word) = self.world.happen() {
             return self.hear(word);
