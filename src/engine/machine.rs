@@ -38,6 +38,8 @@ pub struct Engine {
     pub(super) in_flight: bool,
     /// Estimated tokens of the prompt last handed to the driver.
     pub(super) sent_tokens: Option<u64>,
+    /// Whether it shows images, for which the estimate is an upper bound.
+    pub(super) sent_images: bool,
     /// UID of the Agent.
     pub(super) agent: String,
     /// The tools that the model may call, now and from the next turn on.
@@ -81,6 +83,7 @@ impl Engine {
             state: snapshot,
             in_flight: false,
             sent_tokens: None,
+            sent_images: false,
             agent: String::new(),
             offer: ToolOffer::new(mode_tools),
             settings,

@@ -86,6 +86,20 @@ pub struct ResultArtifacts {
     /// Its whole text, if it was longer than [`ToolRun::max_result_bytes`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
+    /// Its images, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<StoredImage>,
+}
+
+/// An image that models can be shown.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct StoredImage {
+    /// Name of the artifact.
+    pub name: String,
+    /// In pixels.
+    pub width: u32,
+    pub height: u32,
+    pub bytes: usize,
 }
 
 impl ResultArtifacts {

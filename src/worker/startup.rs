@@ -93,12 +93,12 @@ pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result
 fn tools(
     spec: &crate::api::tools::ToolsSpec,
     socket: &Path,
-    artifacts: ArtifactStore,
+    artifacts: Arc<ArtifactStore>,
 ) -> Result<Option<Arc<dyn ToolSource>>, WorkerError> {
     if spec.all_servers().is_empty() {
         return Ok(None);
     }
-    let tools = Arc::new(McpTools::new(spec, socket, Arc::new(artifacts))?);
+    let tools = Arc::new(McpTools::new(spec, socket, artifacts)?);
     Ok(Some(Arc::new(tools)))
 }
 
@@ -106,7 +106,7 @@ fn tools(
 struct LoopState {
     journal: Journal,
     restored: RestoredJournal,
-    artifacts: ArtifactStore,
+    artifacts: Arc<ArtifactStore>,
 }
 
 struct WorkerProcess {
@@ -138,7 +138,7 @@ impl WorkerProcess {
     fn prepare(&self, owner: &JournalOwner) -> Result<(LoopState, InstructionSource), WorkerError> {
         let (mut journal, restored) = Journal::open(&self.options.journal_dir, owner)?;
         // Before the journal takes its ballast: on a full volume this makes room.
-        let artifacts = ArtifactStore::open(&self.options.journal_dir);
+        let artifacts = Arc::new(ArtifactStore::open(&self.options.journal_dir));
         // The previous process may have been killed between a commit and its log lines: log them again.
         restored.untold.iter().for_each(events::log_line);
         journal.claim(owner)?;
@@ -185,7 +185,8 @@ impl WorkerProcess {
                     engine,
                     sensors,
                     lookouts: FileWatchers::new(workspace),
-                    tools: tools(&spec.tools, &self.options.socket, artifacts)?,
+                    tools: tools(&spec.tools, &self.options.socket, Arc::clone(&artifacts))?,
+                    artifacts,
                     model: &spec.model,
                     light_model: spec.light_model.as_ref(),
                     instructions,

@@ -150,7 +150,8 @@ pub fn room(
     }
 }
 
-/// Messages as sent in a prompt: of the results among the first `cleared` messages only the beginning is kept.
+/// Messages as sent in a prompt: of the results among the first `cleared` messages only the beginning is kept, and no
+/// image.
 pub fn rendered(messages: &[Arc<Message>], cleared: usize) -> impl Iterator<Item = Arc<Message>> + '_ {
     messages
         .iter()
@@ -162,7 +163,7 @@ pub fn rendered(messages: &[Arc<Message>], cleared: usize) -> impl Iterator<Item
                 reasoning,
                 failed,
                 artifacts,
-            } if place < cleared && is_clearable(text) => Arc::new(Message::Tool {
+            } if place < cleared && (is_clearable(text) || !artifacts.images.is_empty()) => Arc::new(Message::Tool {
                 id: id.clone(),
                 text: cleared_text(text, artifacts).into_owned(),
                 reasoning: reasoning.clone(),

@@ -18,6 +18,7 @@ mod history;
 mod hot_state;
 mod hours;
 mod idle;
+mod images;
 mod injections;
 mod lifecycle;
 mod light_model;
@@ -88,6 +89,7 @@ fn settings() -> EngineSettings {
         light_context_tokens: 128_000,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
+        image_input: None,
         approval_timeout: seconds(3600),
         // Tests of other rules repeat the same text.
         loop_detection: detection(DetectionMode::Disabled),
@@ -390,9 +392,10 @@ impl Driver {
                 let left_out = self.engine.left_out();
                 let mut kept = rendered(&self.transcript);
                 kept.drain(left_out);
+                crate::context::images::limit(&mut kept, self.settings.image_input);
                 assert_eq!(
                     sent, kept,
-                    "the prompt is what the journal holds, except for what is left out on trial"
+                    "the prompt is what the journal holds, except for what is left out on trial, and for older images"
                 );
             }
             CallPurpose::Compaction => {

@@ -379,6 +379,7 @@ fn a_result_is_cut_above_its_limit_between_characters_and_at_the_limit_it_is_not
 fn a_cut_result_names_the_artifact_that_has_all_of_it_and_a_whole_one_names_none() {
     let stored = |name: &str| ResultArtifacts {
         text: Some(name.into()),
+        ..ResultArtifacts::default()
     };
     let mut driver = Driver::with_tools(EngineSettings {
         max_result_bytes: 10,

@@ -31,6 +31,7 @@ pub fn request<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M
     }
     let messages = conversation(prompt.messages, prompt.tools);
     let plain = ModelPrompt {
+        images: None,
         messages: &messages[..],
         state: prompt.state,
         tools: &[],

@@ -7,6 +7,7 @@
 //! Blocking: callers use a thread for blocking work. The lock of the journal ensures that no other process uses the directory.
 
 mod name;
+mod prompt;
 mod read_tool;
 mod room;
 
@@ -20,6 +21,7 @@ use self::room::{StoreLimits, StoredFile, VolumeRoom};
 use crate::support::disk;
 
 pub use self::name::{ArtifactName, TEXT};
+pub use self::prompt::prompt_images;
 pub use self::read_tool::{READ_TOOL, read_tool, run_read_tool};
 pub use self::room::MAX_ARTIFACT_BYTES;
 

@@ -1,5 +1,7 @@
 //! Converts the result of a tool into the outcome of its run, and stores what the outcome only names.
 
+use std::fmt::Write as _;
+
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -7,8 +9,9 @@ use rmcp::model::CallToolResult;
 
 use crate::api::agent::LimitedResource;
 use crate::api::toolbox::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
-use crate::engine::tool::{ResultArtifacts, ToolOutcome, ToolRun};
+use crate::engine::tool::{ResultArtifacts, StoredImage, ToolOutcome, ToolRun};
 use crate::mcp::text::{self, EncodedContent};
+use crate::provider::images::ImageHeader;
 use crate::worker::artifacts::{ArtifactName, ArtifactStore, NotStored, TEXT};
 use crate::worker::tool_source::FinishedToolRun;
 
@@ -27,25 +30,27 @@ pub(super) fn finished(result: &CallToolResult, run: &ToolRun, store: &ArtifactS
         let outcome = value(result);
         return FinishedToolRun { used, ..outcome.into() };
     }
+    let mut artifacts = ResultArtifacts::default();
     let mut count = 0;
     let mut text = text::of_with(result, |content| {
         count += 1;
         let stored = if count > MAX_ARTIFACTS {
             Err(NotStored::TooMany)
         } else {
-            store_content(content, store)
+            store_content(content, store, &mut artifacts.images)
         };
         content.described(&match stored {
             Ok(name) => format!("artifact {name}"),
             Err(error) => format!("not stored, {error}"),
         })
     });
-    let mut artifacts = ResultArtifacts::default();
     if text.len() > run.max_result_bytes {
         match store.store(TEXT, text.as_bytes()) {
             Ok(name) => artifacts.text = Some(name.to_string()),
             // Its end is always shown.
-            Err(error) => text.push_str(&format!("\n[this text is not stored, {error}]")),
+            Err(error) => {
+                let _ = write!(text, "\n[this text is not stored, {error}]");
+            }
         }
     }
     FinishedToolRun {
@@ -55,9 +60,24 @@ pub(super) fn finished(result: &CallToolResult, run: &ToolRun, store: &ArtifactS
     }
 }
 
-fn store_content(content: &EncodedContent<'_>, store: &ArtifactStore) -> Result<ArtifactName, NotStored> {
+/// Stores a content. An image that models can be shown is one by its own header, whatever the server declares.
+fn store_content(
+    content: &EncodedContent<'_>,
+    store: &ArtifactStore,
+    images: &mut Vec<StoredImage>,
+) -> Result<ArtifactName, NotStored> {
     let bytes = BASE64.decode(content.data).map_err(|_| NotStored::NotBase64)?;
-    store.store(content.media_type().unwrap_or_default(), &bytes)
+    let Some(header) = ImageHeader::read(&bytes) else {
+        return store.store(content.media_type().unwrap_or_default(), &bytes);
+    };
+    let name = store.store(header.media_type, &bytes)?;
+    images.push(StoredImage {
+        name: name.to_string(),
+        width: header.width,
+        height: header.height,
+        bytes: bytes.len(),
+    });
+    Ok(name)
 }
 
 fn outcome(result: &CallToolResult, text: String) -> ToolOutcome {
@@ -226,6 +246,27 @@ mod tests {
         );
         let stored = store.read(&ArtifactName::parse("df3f619804a92fdb.wav").unwrap());
         assert_eq!(stored.unwrap(), [0; 4]);
+    }
+
+    #[test]
+    fn an_image_is_noted_with_its_size_and_its_own_type_whatever_the_server_declares() {
+        let (_dir, store) = store();
+        let png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x03\0\0\0\x05\x08\x02\0\0\0";
+        let content = json!({"content": [
+            {"type": "image", "data": BASE64.encode(png), "mimeType": "image/jpeg"},
+            {"type": "image", "data": "AAAA", "mimeType": "image/png"},
+        ]});
+        let finished = finish(content, 1_000, &store);
+        let [image] = &finished.artifacts.images[..] else {
+            panic!("{finished:?}")
+        };
+        assert_eq!((image.width, image.height, image.bytes), (3, 5, png.len()));
+        let name = ArtifactName::parse(&image.name).unwrap();
+        assert_eq!(
+            (name.media_type(), &store.read(&name).unwrap()[..]),
+            ("image/png", &png[..])
+        );
+        assert!(matches!(finished.outcome, ToolOutcome::Done { text } if text.contains(&image.name)));
     }
 
     #[test]
