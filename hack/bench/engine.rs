@@ -13,7 +13,7 @@ use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{FinishReason, ModelAnswer, ToolCall};
 use agentloop::engine::settings::{EngineSettings, ModeSettings};
-use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolRunId, ToolSpec, UnknownOutcomePolicy};
+use agentloop::engine::tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRunId, ToolSpec, UnknownOutcomePolicy};
 use agentloop::engine::{CallId, EngineEffect, EngineInput, GateAnswer, KnownTotals};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
@@ -151,7 +151,11 @@ impl LoopBench {
         let mut runs: VecDeque<ToolRunId> = self.effects.iter().filter_map(run_of).collect();
         while let Some(run) = runs.pop_front() {
             let outcome = ToolOutcome::Done { text: "ok ".repeat(20) };
-            self.feed(EngineInput::ToolFinished { run, outcome });
+            self.feed(EngineInput::ToolFinished {
+                run,
+                outcome,
+                artifacts: ResultArtifacts::default(),
+            });
             runs.extend(self.effects.iter().filter_map(run_of));
         }
     }
@@ -179,6 +183,7 @@ fn settings(context_tokens: u32) -> EngineSettings {
         pre_check: None,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
+        image_input: None,
         approval_timeout: SignedDuration::from_hours(1),
         defers_approvals: false,
         loop_detection: LoopDetection::default(),

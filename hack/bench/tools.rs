@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agentloop::api::tools::ToolsSpec;
@@ -13,6 +14,7 @@ use agentloop::engine::ids;
 use agentloop::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
 use agentloop::link::messages::BudgetTerms;
 use agentloop::link::pod::CONFIG_ENV;
+use agentloop::worker::artifacts::ArtifactStore;
 use agentloop::worker::tools::McpTools;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -46,7 +48,9 @@ async fn main() {
     let spec = json!({"servers": [{"name": "bench", "url": server}]});
     let gateway = Gateway::start(&spec).await;
     let spec: ToolsSpec = serde_json::from_value(spec).expect("a spec");
-    let tools = McpTools::new(&spec, &gateway.directory.path().join("socket")).expect("a client");
+    let path = |name: &str| gateway.directory.path().join(name);
+    let store = Arc::new(ArtifactStore::open(&path("journal")));
+    let tools = McpTools::new(&spec, &path("socket"), store).expect("a client");
     tools.complete().await;
     let plain = Client::builder().no_proxy().tls_certs_only([]);
     let plain = plain.build().expect("a client needs nothing");
@@ -99,6 +103,7 @@ async fn run(tools: &McpTools, number: u32, bytes: usize) -> Duration {
         target: spec.target,
         arguments,
         idempotency_key: format!("{number:032x}"),
+        max_result_bytes: 32 * 1024,
     };
     let start = Instant::now();
     let finished = tools.run(run, LIMIT).await;

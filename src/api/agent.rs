@@ -12,7 +12,7 @@ use super::bounds::{DNS_SUBDOMAIN, KEY};
 pub use super::hot_state::{FieldType, HotField, HotStateSpec};
 use super::light_model;
 pub use super::model::{
-    ModelApi, ModelSpec, OutputLimitParameter, PromptCache, ReasoningEffort, ReasoningSpec, ToolCalling,
+    ImageInput, ModelApi, ModelSpec, OutputLimitParameter, PromptCache, ReasoningEffort, ReasoningSpec, ToolCalling,
 };
 pub use super::pod::{AccessMode, AgentStorage, PodSettings, RetentionPolicy, UpdateStrategy};
 pub use super::rate_limit::{LimitedResource, RateLimit};

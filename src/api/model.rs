@@ -109,6 +109,48 @@ pub enum PromptCache {
     Disabled,
 }
 
+/// Images that the model is shown.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ImageInput {
+    /// Maximum number of images in a prompt, 1 to 20. The newest are shown; when there are more, the older half leaves at
+    /// once, since each change misses the provider's prompt cache. Defaults to 4.
+    #[schemars(range(min = 1, max = 20))]
+    pub max_images: u32,
+    /// Maximum number of tokens that the server bills for an image, 100 to 100,000. Each image that is shown counts with
+    /// it before a call, and an image with more squares of 28 x 28 pixels is not shown. Defaults to 5,000, which is enough
+    /// for current models of Anthropic (at most 4,784) and OpenAI (at most 3,779, but 48,169 for gpt-4o-mini).
+    #[schemars(range(min = 100, max = 100_000))]
+    pub tokens_per_image: u32,
+}
+
+impl ImageInput {
+    /// Maximum number of bytes of an image that is shown: a request has at most 32 MiB, with 20 images in base64.
+    pub const MAX_BYTES: usize = 1024 * 1024;
+    /// Maximum width and height of an image that is shown, in pixels: Anthropic rejects more.
+    const MAX_EDGE: u32 = 8_000;
+    /// Edge of the squares by which servers that do not reduce an image count its tokens, in pixels: 28 for Claude and
+    /// Qwen2-VL, 32 for OpenAI and Qwen3-VL. Servers with tiles bill less for large images and a fixed number for small
+    /// ones.
+    const SQUARE: u32 = 28;
+
+    /// Whether an image of this size may be shown: the server certainly bills no more than `tokensPerImage` for it.
+    #[must_use]
+    pub fn allows(self, width: u32, height: u32, bytes: usize) -> bool {
+        let squares = u64::from(width.div_ceil(Self::SQUARE)) * u64::from(height.div_ceil(Self::SQUARE));
+        bytes <= Self::MAX_BYTES && width.max(height) <= Self::MAX_EDGE && squares <= self.tokens_per_image.into()
+    }
+}
+
+impl Default for ImageInput {
+    fn default() -> Self {
+        Self {
+            max_images: 4,
+            tokens_per_image: 5_000,
+        }
+    }
+}
+
 /// The model of an Agent.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[x_kube(
@@ -174,6 +216,12 @@ pub enum PromptCache {
     ),
     validation = Rule::new("self.api == 'AnthropicMessages' || self.promptCache in ['Auto', 'Disabled']").message(
         "spec.model.promptCache FiveMinutes and OneHour are supported with api AnthropicMessages only: set Auto or Disabled"
+    ),
+    validation = Rule::new("!has(self.imageInput) || (self.api != 'Scripted' && self.toolCalling == 'Native')").message(
+        "spec.model.imageInput is not supported with api Scripted and toolCalling Structured: remove it"
+    ),
+    validation = Rule::new("!has(self.imageInput) || self.imageInput.maxImages * self.imageInput.tokensPerImage * 2 <= self.contextTokens").message(
+        "spec.model.imageInput: maxImages (default 4) times tokensPerImage (default 5000) must not exceed half of spec.model.contextTokens: lower one of them"
     ),
     validation = Rule::new("self.streamIdleTimeoutSeconds <= self.timeoutSeconds").message(
         "spec.model.streamIdleTimeoutSeconds (default 60) must not exceed spec.model.timeoutSeconds (default 300): lower the first or raise the second"
@@ -273,6 +321,11 @@ pub struct ModelSpec {
     /// answer is a JSON object of a schema that is sent as `response_format`.
     #[serde(default)]
     pub tool_calling: ToolCalling,
+    /// Shows the model the newest images of tool results, for models that take images: PNG and JPEG, at most 1 MiB each.
+    /// Absent: images are only named in words. An empty object: shown, with the default limits. Prompts of `lightModel`
+    /// contain no tool results, so it has no effect there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_input: Option<ImageInput>,
     /// Price of the model, which budgets and limits in US dollars require. Used only if the controller's own table has
     /// no price for the model and the platform allows prices in Agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -113,7 +113,7 @@ pub struct ApprovalRules {
     pub timeout_seconds: u32,
     /// What the loop does while a call waits for its approval. `Pause`, the default: the loop is paused. `Continue`: the model is
     /// told that the call waits, and continues. An approved call runs when no other tool runs; a notification of high
-    /// priority then tells the model its result, of at most 1.5 KiB, and ends a sleep. At most 8 calls wait in this way, with
+    /// priority then tells the model its result, of which at most 1.5 KiB are shown, and ends a sleep. At most 8 calls wait in this way, with
     /// arguments of at most 64 KiB in total; with more, the loop is paused.
     #[serde(skip_serializing_if = "WhilePending::is_pause")]
     pub while_pending: WhilePending,

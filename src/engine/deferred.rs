@@ -19,7 +19,7 @@ use super::guardrails::EndedToolRun;
 use super::machine::Engine;
 use super::message::{self, ToolCall};
 use super::notifications::{Notification, NotificationPriority};
-use super::tool::{ToolOutcome, ToolRun, ToolRunId};
+use super::tool::{ResultArtifacts, ToolOutcome, ToolRun, ToolRunId};
 use super::tools::admission::{DenialReason, DeniedCall};
 use super::tools::batch::{ToolBatch, ToolRunPlan, ToolSlot};
 use super::tools::expiry::{LONGEST_PAUSE, asked_before, expired};
@@ -34,7 +34,7 @@ pub const MOST_DEFERRED: usize = 8;
 /// Most bytes of the arguments of all deferred calls, since they are written with each step of the loop.
 pub const MOST_DEFERRED_BYTES: usize = 64 * 1024;
 
-/// Most bytes of a result that is told: with the arguments it is one notification.
+/// Most bytes of a result that is told: with the arguments it is one notification. A longer one is stored as an artifact.
 const MOST_TOLD: usize = 1536;
 /// Most bytes of the arguments that are told, by which the model recognizes its call.
 const MOST_TOLD_ARGUMENTS: usize = 256;
@@ -207,7 +207,7 @@ impl Engine {
         if call.is_open {
             call.plan.tries = MAX_TRIES;
             let message = "it was sent, its outcome is unknown, and a repetition was not approved".to_owned();
-            self.end_deferred(run, ToolOutcome::Unknown { message }, out);
+            self.give_up_deferred(run, message, out);
         } else {
             self.deny_deferred(run, denied, out);
         }
@@ -295,6 +295,7 @@ impl Engine {
             target: plan.target,
             arguments,
             idempotency_key: plan.key,
+            max_result_bytes: MOST_TOLD,
         };
         out.push(EngineEffect::RunTool(sent, plan.timeout));
     }
@@ -304,12 +305,23 @@ impl Engine {
         self.running.keys().any(|run| self.state.deferred.find(*run).is_some())
     }
 
-    /// A deferred run has an outcome.
-    pub(crate) fn end_deferred(&mut self, run: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+    /// A deferred run has no outcome, and no other try.
+    fn give_up_deferred(&mut self, run: ToolRunId, message: String, out: &mut EffectBuffer) {
+        let outcome = ToolOutcome::Unknown { message };
+        self.end_deferred(run, (outcome, ResultArtifacts::default()), out);
+    }
+
+    /// A deferred run has an outcome. Its images are named in the text of the result, and not shown.
+    pub(crate) fn end_deferred(
+        &mut self,
+        run: ToolRunId,
+        (outcome, mut artifacts): (ToolOutcome, ResultArtifacts),
+        out: &mut EffectBuffer,
+    ) {
         let Some(call) = self.state.deferred.find(run).cloned() else {
             return;
         };
-        let (kind, text) = render_outcome(outcome, &call.plan, self.most_result_bytes());
+        let (kind, text) = render_outcome(outcome, &call.plan, MOST_TOLD, &mut artifacts);
         if kind == OutcomeKind::Unknown && call.plan.asks() && call.plan.tries < MAX_TRIES {
             let note = "will be repeated if approved";
             out.record(plan_line(RecordKind::ToolOutcome, run, note, &call.plan, Some(kind)));
@@ -336,14 +348,13 @@ impl Engine {
     fn tell_end(&mut self, call: &DeferredCall, text: &str, out: &mut EffectBuffer) {
         self.state.deferred.calls.retain(|other| other.run != call.run);
         let tool = &call.wanted.name;
-        let told = shortened(text.to_owned(), MOST_TOLD);
-        let arguments = shortened(call.wanted.arguments.clone(), MOST_TOLD_ARGUMENTS);
+        let arguments = shortened(call.wanted.arguments.clone(), MOST_TOLD_ARGUMENTS, None);
         let notification = Notification {
             id: format!("deferred/{}/{}", self.state.life.epoch(), call.run),
             source: server_source(tool),
             priority: NotificationPriority::High,
             text: format!(
-                "your call of {tool} that waited for an approval has ended; arguments: {arguments}; result: {told}"
+                "your call of {tool} that waited for an approval has ended; arguments: {arguments}; result: {text}"
             ),
             at: out.now,
         };
@@ -359,7 +370,7 @@ impl Engine {
             };
             if call.plan.approval == RunApproval::Used && !self.running.contains_key(&run) {
                 let message = "it was interrupted before its outcome was known".to_owned();
-                self.end_deferred(run, ToolOutcome::Unknown { message }, out);
+                self.give_up_deferred(run, message, out);
             } else if let (Some(why), true) = (outdated, call.plan.is_granted()) {
                 self.outdate_deferred(run, why, out);
             }
@@ -374,7 +385,7 @@ impl Engine {
         if call.is_open {
             call.plan.tries = MAX_TRIES;
             let message = format!("it was sent, its outcome is unknown, and it is not repeated, since {why}");
-            self.end_deferred(run, ToolOutcome::Unknown { message }, out);
+            self.give_up_deferred(run, message, out);
         } else {
             self.deny_deferred(run, expired(why), out);
         }

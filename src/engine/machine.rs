@@ -37,6 +37,8 @@ pub struct Engine {
     pub(super) in_flight: bool,
     /// Estimated tokens of the prompt last handed to the driver.
     pub(super) sent_tokens: Option<u64>,
+    /// Whether it shows images, for which the estimate is an upper bound.
+    pub(super) sent_images: bool,
     /// UID of the Agent.
     pub(super) agent: String,
     /// The tools that the model may call, now and from the next turn on.
@@ -80,6 +82,7 @@ impl Engine {
             state: snapshot,
             in_flight: false,
             sent_tokens: None,
+            sent_images: false,
             agent: String::new(),
             offer: ToolOffer::new(mode_tools),
             settings,
@@ -166,7 +169,11 @@ impl Engine {
             EngineInput::ScoreTaken { id } => self.acknowledge_score(&id),
             EngineInput::SensorFailed { sensor } => self.sensor_failed(&sensor, out),
             EngineInput::ResourceUsed { resource, amount } => self.count_use(resource, amount, out),
-            EngineInput::ToolFinished { run, outcome } => self.handle_tool_outcome(run, outcome, out),
+            EngineInput::ToolFinished {
+                run,
+                outcome,
+                artifacts,
+            } => self.handle_tool_outcome(run, (outcome, artifacts), out),
             EngineInput::Answered { call, answer } => self.handle_answer(call, &answer, out),
             EngineInput::Failed { call, failure } => self.handle_call_failure(call, failure, out),
             EngineInput::Timer => self.timer = None,

@@ -7,6 +7,8 @@ use serde_json::{Map, Value};
 
 use agentloop_api::agent::ModelApi;
 
+use super::tool::ResultArtifacts;
+
 /// One message of the conversation.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(tag = "role", rename_all = "lowercase")]
@@ -36,6 +38,9 @@ pub enum Message {
         /// Why the model requested it, in its own words. Kept in the journal's history; never sent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reasoning: Option<String>,
+        /// What the worker has stored of it.
+        #[serde(default, skip_serializing_if = "ResultArtifacts::is_empty")]
+        artifacts: ResultArtifacts,
     },
 }
 

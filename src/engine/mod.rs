@@ -65,7 +65,7 @@ use agentloop_api::usage_counts::{GuardrailTrip, LoopCounts};
 use budget::BudgetState;
 use message::{Message, ModelAnswer, ToolDefinition};
 use sensor_events::SensedEvent;
-use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
+use tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
 pub use approvals::{GateAnswer, OpenGate, RunGate};
 pub use context::budget_health::BudgetHealth;
@@ -122,7 +122,12 @@ pub enum EngineInput {
     /// [`EngineInput::ToolFinished`].
     ResourceUsed { resource: LimitedResource, amount: u64 },
     /// A tool run ended.
-    ToolFinished { run: ToolRunId, outcome: ToolOutcome },
+    ToolFinished {
+        run: ToolRunId,
+        outcome: ToolOutcome,
+        /// What is stored of the result.
+        artifacts: ResultArtifacts,
+    },
     /// The time of the last [`EngineEffect::SetTimer`] has come. Harmless when early or repeated.
     Timer,
     /// The annotation `agentloop.dev/wake`, handled once per token. Ends only a sleep.

@@ -8,7 +8,7 @@ use super::modes::continuous::heartbeat::HeartbeatSettings;
 use super::precheck;
 use super::resources::ResourceLimit;
 use agentloop_api::AgentSpec;
-use agentloop_api::agent::{AgentMode, ExhaustionPolicy, LoopDetection, ModelSpec};
+use agentloop_api::agent::{AgentMode, ExhaustionPolicy, ImageInput, LoopDetection, ModelSpec};
 use agentloop_api::tools::WhilePending;
 use agentloop_support::hash::sha256_u64;
 
@@ -78,6 +78,8 @@ pub struct EngineSettings {
     pub hot_state: Vec<FieldSchema>,
     /// The most bytes of one tool result.
     pub max_result_bytes: usize,
+    /// Which images the model is shown; `None`: none.
+    pub image_input: Option<ImageInput>,
     /// Time in which a person must approve a tool call.
     pub approval_timeout: SignedDuration,
     /// Whether the loop goes on while a call waits for an approval.
@@ -156,6 +158,7 @@ impl TryFrom<&AgentSpec> for EngineSettings {
             light_context_tokens: spec.light_model.as_ref().map_or(0, |light| light.context_tokens),
             hot_state: spec.hot_state.fields.iter().map(FieldSchema::from).collect(),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
+            image_input: spec.model.image_input,
             approval_timeout: SignedDuration::from_secs(spec.tools.approval.timeout_seconds.into()),
             defers_approvals: spec.tools.approval.while_pending == WhilePending::Continue,
             loop_detection: spec.guardrails.loop_detection.clone(),

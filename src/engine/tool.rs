@@ -118,6 +118,39 @@ pub struct ToolRun {
     pub arguments: Map<String, Value>,
     /// The same for each repeat of this run, and for no other run of any Agent: 32 hexadecimal digits.
     pub idempotency_key: String,
+    /// The most bytes of its text that a prompt has room for: of a longer one the middle is left out. 0: the result is
+    /// not for a prompt.
+    pub max_result_bytes: usize,
+}
+
+/// What the worker has stored of a result, by the names of its artifacts.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(default)]
+pub struct ResultArtifacts {
+    /// Its whole text, if it was longer than [`ToolRun::max_result_bytes`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// Its images, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<StoredImage>,
+}
+
+/// An image that models can be shown.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct StoredImage {
+    /// Name of the artifact.
+    pub name: String,
+    /// In pixels.
+    pub width: u32,
+    pub height: u32,
+    pub bytes: usize,
+}
+
+impl ResultArtifacts {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The outcome of one run.

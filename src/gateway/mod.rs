@@ -8,6 +8,7 @@ mod calls;
 mod deliveries;
 mod failures;
 mod http;
+mod images;
 mod in_flight;
 mod link_state;
 mod mcp_proxy;

@@ -10,8 +10,8 @@
 //!
 //! A request may contain the fields that the worker writes ([`RequestSchema::fields`]) and those of
 //! `spec.model.extraBody`; any other field is rejected, since it may raise the bill in a way that only its server
-//! knows. Also rejected: a model other than the spec's, non-text content, whose cost the request does not show,
-//! server-side tools, and a request that is too long for `spec.model.contextTokens`.
+//! knows. Also rejected: a model other than the spec's, non-text content, whose cost the request does not show, except
+//! for images that the spec allows, server-side tools, and a request that is too long for `spec.model.contextTokens`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,8 +21,9 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
+use super::images::{self, ImageCount};
 use super::model_field::ModelField;
-use crate::api::agent::ModelSpec;
+use crate::api::agent::{ImageInput, ModelSpec};
 use crate::api::extra::{OWN_FIELDS, REFUSED_FIELDS};
 use crate::provider::WireFormat;
 use crate::provider::request_schema::{ForcedField, PartSchema, RequestSchema};
@@ -49,8 +50,10 @@ pub struct RequestRules {
     schema: &'static RequestSchema,
     model: String,
     max_output_tokens: u32,
-    /// Most bytes of a request that can fit into `spec.model.contextTokens`.
+    /// Most bytes of a request that can fit into `spec.model.contextTokens`, beside its images.
     max_bytes: usize,
+    /// Which images it may have; `None`: none.
+    image_input: Option<ImageInput>,
     /// Name of the output limit that the server supports.
     output_limit: &'static str,
     extra: Vec<(String, Box<RawValue>)>,
@@ -72,6 +75,8 @@ pub enum RequestError {
     Disguised,
     /// Content whose cost the request does not show.
     NotText(&'static str),
+    /// An image beyond those that the spec allows.
+    Image,
     /// A tool that the server runs.
     ServerTool,
     Malformed(&'static str),
@@ -100,6 +105,10 @@ impl RequestError {
             Self::Disguised => "field names must be ASCII".to_owned(),
             Self::NotText(field) => format!(
                 "the request has non-text content (an image, audio or a file) in {field}: its cost has no bound"
+            ),
+            Self::Image => format!(
+                "the request has an image that {model}.imageInput does not allow, or too many: allowed are PNG and JPEG in \
+                 base64, within maxImages and tokensPerImage"
             ),
             Self::ServerTool => "the request has a tool that the server itself runs: its cost has no bound".to_owned(),
             Self::Malformed(field) => format!("the request field {field} has the wrong type"),
@@ -130,6 +139,8 @@ pub struct PromptPart<'a> {
 pub struct MessageTraits {
     /// Bytes of tool arguments, which templates may re-render with other whitespace.
     pub rewritten: usize,
+    /// Its images, whose tokens have no relation to their bytes.
+    pub images: ImageCount,
     /// It carries reasoning, which a server may count in one request and drop in another.
     pub unsteady: bool,
 }
@@ -140,6 +151,7 @@ pub struct CheckedRequest {
     fields: RawObject,
     /// One per message.
     traits: Vec<MessageTraits>,
+    image_input: Option<ImageInput>,
     output_limit: &'static str,
     max_output_tokens: u32,
 }
@@ -189,6 +201,11 @@ impl CheckedRequest {
         parts
     }
 
+    /// Which images it may have.
+    pub fn image_input(&self) -> Option<ImageInput> {
+        self.image_input
+    }
+
     /// Most output tokens that the server may bill.
     pub fn max_output(&self) -> u32 {
         self.max_output_tokens
@@ -229,6 +246,7 @@ impl RequestRules {
             model: model.name.clone(),
             max_output_tokens: model.output_limit(),
             max_bytes: context.saturating_mul(BYTES_PER_TOKEN).saturating_add(SPARE_BYTES),
+            image_input: model.image_input,
             output_limit: format.output_limit(model, host),
             extra,
         })
@@ -236,18 +254,23 @@ impl RequestRules {
 
     /// The request as it may be sent to the server.
     pub fn apply(&self, body: &[u8]) -> Result<CheckedRequest, RequestError> {
-        if body.len() > self.max_bytes {
-            return Err(RequestError::TooLong {
-                bytes: body.len(),
-                most: self.max_bytes,
-            });
-        }
+        let most_images = images::most_bytes(self.image_input);
+        self.check_length(body.len().saturating_sub(most_images))?;
         let mut fields: RawObject = serde_json::from_slice(body).map_err(|_| RequestError::NotAnObject)?;
         fields.has_only(self.schema.fields)?;
         if get::<String>(&fields.0, "model")?.as_ref() != Some(&self.model) {
             return Err(RequestError::OtherModel);
         }
-        let traits = self.check_text(&fields)?;
+        let traits = self.check_content_of_fields(&fields)?;
+        let mut images = ImageCount::default();
+        for traits in &traits {
+            images.add(traits.images);
+        }
+        let most = self.image_input.map_or(0, |input| input.max_images);
+        if images.images > usize::try_from(most).unwrap_or(usize::MAX) {
+            return Err(RequestError::Image);
+        }
+        self.check_length(body.len().saturating_sub(images.bytes))?;
         for (name, value) in &self.extra {
             match fields.0.iter_mut().find(|(field, _)| field == name) {
                 Some((_, old)) => old.clone_from(value),
@@ -265,14 +288,24 @@ impl RequestRules {
             schema: self.schema,
             fields,
             traits,
+            image_input: self.image_input,
             output_limit: self.output_limit,
             max_output_tokens: self.max_output_tokens,
         })
     }
 
-    /// Checks that the model is shown only text and that no tool is server-side. Returns the cost-related properties of
-    /// each message.
-    fn check_text(&self, fields: &RawObject) -> Result<Vec<MessageTraits>, RequestError> {
+    /// Checks the length of a request without its images.
+    fn check_length(&self, bytes: usize) -> Result<(), RequestError> {
+        let most = self.max_bytes;
+        if bytes > most {
+            return Err(RequestError::TooLong { bytes, most });
+        }
+        Ok(())
+    }
+
+    /// Checks that the model is shown only text and allowed images, and that no tool is server-side. Returns the
+    /// cost-related properties of each message.
+    fn check_content_of_fields(&self, fields: &RawObject) -> Result<Vec<MessageTraits>, RequestError> {
         let schema = self.schema;
         let messages = get::<Vec<RawObject>>(&fields.0, schema.conversation)?.unwrap_or_default();
         let traits = messages.iter().map(|message| self.check_message(message));
@@ -304,15 +337,16 @@ impl RequestRules {
             PartSchema::Fields(known) => message.has_only(known)?,
             PartSchema::Reasoning => {
                 return Ok(MessageTraits {
-                    rewritten: 0,
                     unsteady: true,
+                    ..MessageTraits::default()
                 });
             }
+            PartSchema::Image => return Err(RequestError::NotText(of)),
         }
         let is_there = |name: &&str| message.get(name).is_some_and(|value| value.get() != "null");
         let mut traits = MessageTraits {
-            rewritten: 0,
             unsteady: REASONING.iter().any(is_there),
+            ..MessageTraits::default()
         };
         // `output` is the content of a result in Responses.
         for content in ["content", "output"].iter().filter_map(|name| message.get(name)) {
@@ -333,7 +367,7 @@ impl RequestRules {
         Ok(traits)
     }
 
-    /// Accepts a string, or a list of parts that are text or, in a message, a tool call or its result.
+    /// Accepts a string, or a list of parts that are text or, in a message, an image, a tool call or its result.
     fn check_content(
         &self,
         content: &RawValue,
@@ -357,10 +391,14 @@ impl RequestRules {
                     traits.unsteady = true;
                     continue;
                 }
+                PartSchema::Image => {
+                    traits.images.add(self.check_image(&part, of)?);
+                    continue;
+                }
             }
             traits.rewritten += part.get("input").map_or(0, |input| input.get().len());
             if let Some(content) = part.get("content") {
-                // A tool result may contain only text.
+                // A tool result may contain only text and images.
                 self.check_content_of_result(content, of, traits)?;
             }
             if let Some(text) = part.get("text") {
@@ -380,12 +418,20 @@ impl RequestRules {
             for part in read::<Vec<RawObject>>(content, of)? {
                 match (self.schema.part)(&part.kind(of)?, false) {
                     Some(PartSchema::Fields(known)) => part.has_only(known)?,
+                    Some(PartSchema::Image) => traits.images.add(self.check_image(&part, of)?),
                     Some(PartSchema::Reasoning) | None => return Err(RequestError::NotText(of)),
                 }
             }
             return Ok(());
         }
         self.check_content(content, of, traits)
+    }
+
+    fn check_image(&self, part: &RawObject, of: &'static str) -> Result<ImageCount, RequestError> {
+        let input = self.image_input.filter(|_| of == self.schema.conversation);
+        let input = input.ok_or(RequestError::NotText(of))?;
+        let fields = part.0.iter().map(|(name, value)| (name.as_str(), &**value));
+        images::read(fields, input).ok_or(RequestError::Image)
     }
 
     fn limit_output(&self, fields: &mut Vec<(String, Box<RawValue>)>) -> Result<(), RequestError> {

@@ -80,6 +80,7 @@ fn refused_requests() -> Rows {
         RequestError::NotYours("stream"),
         RequestError::Disguised,
         RequestError::NotText("messages"),
+        RequestError::Image,
         RequestError::ServerTool,
         RequestError::Malformed("messages"),
         RequestError::TooLong {

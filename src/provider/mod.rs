@@ -19,6 +19,9 @@ extern crate agentloop_texts;
 pub mod answer;
 mod anthropic_messages;
 pub mod endpoint;
+#[cfg(test)]
+mod image_tests;
+pub mod images;
 mod json_tools;
 pub mod meter;
 mod openai_chat;
@@ -212,6 +215,7 @@ mod tests {
                 text: "seen".into(),
                 failed: false,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             Message::Assistant {
                 reasoning: None,
@@ -234,6 +238,7 @@ mod tests {
             messages.extend(turn(1, "look"));
             let sent = |end: usize, state: &str| {
                 let prompt = ModelPrompt {
+                    images: None,
                     messages: &messages[..end],
                     state: Some(state),
                     tools: &[],

@@ -2,6 +2,9 @@
 
 use agentloop_api::agent::ModelSpec;
 use agentloop_engine::message::{ReasoningContent, ToolDefinition};
+use agentloop_engine::tool::{ResultArtifacts, StoredImage};
+
+use crate::images::{EncodedImage, PromptImages};
 
 /// The temperature of a model, which was validated on admission as a decimal number.
 pub(super) fn temperature(model: &ModelSpec) -> Option<f64> {
@@ -16,6 +19,8 @@ pub struct ModelPrompt<'a, M> {
     /// include it.
     pub state: Option<&'a str>,
     pub tools: &'a [ToolDefinition],
+    /// The images that the messages name, as far as they are stored; `None`: none is shown.
+    pub images: Option<&'a PromptImages>,
     /// How long the server is asked to cache the prompt; `None` for no caching.
     pub lifetime: Option<CacheLifetime>,
     /// Routes calls with the same prefix to the same server, whose cache holds it; `None` for no affinity.
@@ -30,10 +35,28 @@ impl<'a, M> ModelPrompt<'a, M> {
             messages,
             state: None,
             tools,
+            images: None,
             lifetime: None,
             cache_key: None,
         }
     }
+}
+
+impl<'a, M> ModelPrompt<'a, M> {
+    /// The images of a result, in its order, each with its name.
+    pub(super) fn shown(&self, artifacts: &'a ResultArtifacts) -> impl Iterator<Item = (&'a str, &'a EncodedImage)> {
+        let images = self.images;
+        let shown = move |image: &'a StoredImage| Some((&*image.name, images?.get(&image.name)?));
+        artifacts.images.iter().filter_map(shown)
+    }
+}
+
+/// What precedes the images of results, where they are in a message of the user.
+pub(super) fn images_text(names: &[&str]) -> String {
+    format!(
+        "[From the runtime, not from a person: the images of the results above, in their order: {}.]",
+        names.join(", ")
+    )
 }
 
 /// The lifetime of a cached prompt.

@@ -37,6 +37,8 @@ pub enum PartSchema {
     Fields(&'static [&'static str]),
     /// Reasoning: it is returned to its server unchanged, whatever it contains.
     Reasoning,
+    /// An image, in the form that the worker writes, if the spec allows images.
+    Image,
 }
 
 /// A field that the gateway sets in each request, whatever the worker wrote.

@@ -27,6 +27,7 @@ use crate::link::messages::{Directives, LoopReport};
 use crate::link::socket::WorkerSession;
 use crate::support::clock::ClockReading;
 
+use super::artifacts::ArtifactStore;
 use super::deliveries::DeliveryPoller;
 use super::event_subscriptions::{EventPublisher, PageRequest};
 use super::events;
@@ -68,6 +69,7 @@ pub struct LoopDriver<'a> {
     agent: String,
     steps: JournaledEngine<'a>,
     tools: Option<Arc<dyn ToolSource>>,
+    artifacts: Arc<ArtifactStore>,
     offered: Option<watch::Receiver<ToolOffer>>,
     runs: JoinSet<FinishedToolRun>,
     running: BTreeMap<ToolRunId, AbortHandle>,
@@ -103,6 +105,8 @@ pub struct DriverParts<'a> {
     pub lookouts: FileWatchers,
     /// `None`: the Agent has only the engine's built-in tools.
     pub tools: Option<Arc<dyn ToolSource>>,
+    /// Where the images are that prompts show.
+    pub artifacts: Arc<ArtifactStore>,
     pub model: &'a ModelSpec,
     pub light_model: Option<&'a ModelSpec>,
     pub instructions: InstructionSource,
@@ -144,6 +148,7 @@ impl<'a> LoopDriver<'a> {
             steps: JournaledEngine::new(parts.engine, parts.journal),
             offered: parts.tools.as_ref().map(|tools| tools.offered()),
             tools: parts.tools,
+            artifacts: parts.artifacts,
             runs: JoinSet::new(),
             running: BTreeMap::new(),
             model: parts.model,
@@ -247,8 +252,11 @@ impl<'a> LoopDriver<'a> {
         for (resource, amount) in finished.used {
             self.feed(EngineInput::ResourceUsed { resource, amount })?;
         }
-        let outcome = finished.outcome;
-        self.feed(EngineInput::ToolFinished { run, outcome })
+        self.feed(EngineInput::ToolFinished {
+            run,
+            outcome: finished.outcome,
+            artifacts: finished.artifacts,
+        })
     }
 
     fn handle_event(&mut self, happening: DriverEvent, world: &mut DriverInputs) -> Result<(), JournalError> {

@@ -14,6 +14,7 @@ use crate::link::messages::LoopReport;
 use crate::link::pod::PodConfig;
 use crate::link::socket::WorkerSession;
 
+use super::artifacts::ArtifactStore;
 use super::driver::{DriveOutcome, DriverInputs, DriverParts, LoopDriver};
 use super::events;
 use super::gateway_client::{GatewayClient, GatewayUpdate};
@@ -89,12 +90,23 @@ pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result
 }
 
 /// Starts connecting the tool servers of the spec.
-fn tools(spec: &crate::api::tools::ToolsSpec, socket: &Path) -> Result<Option<Arc<dyn ToolSource>>, WorkerError> {
+fn tools(
+    spec: &crate::api::tools::ToolsSpec,
+    socket: &Path,
+    artifacts: Arc<ArtifactStore>,
+) -> Result<Option<Arc<dyn ToolSource>>, WorkerError> {
     if spec.all_servers().is_empty() {
         return Ok(None);
     }
-    let tools = Arc::new(McpTools::new(spec, socket)?);
+    let tools = Arc::new(McpTools::new(spec, socket, artifacts)?);
     Ok(Some(Arc::new(tools)))
+}
+
+/// What the volume of a loop holds.
+struct LoopState {
+    journal: Journal,
+    restored: RestoredJournal,
+    artifacts: Arc<ArtifactStore>,
 }
 
 struct WorkerProcess {
@@ -113,9 +125,7 @@ impl WorkerProcess {
             epoch: self.options.config.epoch,
         };
         let result = match self.prepare(&owner) {
-            Ok((journal, restored, instructions)) => {
-                Box::pin(self.run_loop(journal, restored, instructions, &owner)).await
-            }
+            Ok((state, instructions)) => Box::pin(self.run_loop(state, instructions, &owner)).await,
             Err(error) => {
                 self.report_error(&error).await;
                 Err(error)
@@ -125,8 +135,10 @@ impl WorkerProcess {
         result
     }
 
-    fn prepare(&self, owner: &JournalOwner) -> Result<(Journal, RestoredJournal, InstructionSource), WorkerError> {
+    fn prepare(&self, owner: &JournalOwner) -> Result<(LoopState, InstructionSource), WorkerError> {
         let (mut journal, restored) = Journal::open(&self.options.journal_dir, owner)?;
+        // Before the journal takes its ballast: on a full volume this makes room.
+        let artifacts = Arc::new(ArtifactStore::open(&self.options.journal_dir));
         // The previous process may have been killed between a commit and its log lines: log them again.
         restored.untold.iter().for_each(events::log_line);
         journal.claim(owner)?;
@@ -135,17 +147,26 @@ impl WorkerProcess {
         let instructions = InstructionSource::load(spec.instructions.clone(), self.options.instructions_file.clone())
             .and_then(|texts| texts.with_skills(skills, self.options.skills_dir.clone()))
             .map_err(WorkerError::Instructions)?;
-        Ok((journal, restored, instructions))
+        let state = LoopState {
+            journal,
+            restored,
+            artifacts,
+        };
+        Ok((state, instructions))
     }
 
     /// Drives the loop, closes the [`Journal`], and then idles if the outcome calls for it.
     async fn run_loop(
         &mut self,
-        mut journal: Journal,
-        restored: RestoredJournal,
+        state: LoopState,
         instructions: InstructionSource,
         owner: &JournalOwner,
     ) -> Result<(), WorkerError> {
+        let LoopState {
+            mut journal,
+            restored,
+            artifacts,
+        } = state;
         let ended = match self.wait_for_gateway().await {
             Some((session, first)) => {
                 let spec = &self.options.config.spec;
@@ -164,7 +185,8 @@ impl WorkerProcess {
                     engine,
                     sensors,
                     lookouts: FileWatchers::new(workspace),
-                    tools: tools(&spec.tools, &self.options.socket)?,
+                    tools: tools(&spec.tools, &self.options.socket, Arc::clone(&artifacts))?,
+                    artifacts,
                     model: &spec.model,
                     light_model: spec.light_model.as_ref(),
                     instructions,

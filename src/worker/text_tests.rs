@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::artifacts::NotStored;
 use super::journal::{CopyError, JournalError};
 
 #[test]
@@ -45,6 +46,16 @@ fn the_errors_of_the_worker() {
             CopyError::Io(io::ErrorKind::PermissionDenied.into()),
             CopyError::NoJournal,
             CopyError::Changed,
+        ]
+    ));
+    rows.extend(variants!(
+        "Artifacts: [image image/png, 34,112 bytes: not stored, …]",
+        [
+            NotStored::TooLarge,
+            NotStored::Full,
+            NotStored::Failed,
+            NotStored::NotBase64,
+            NotStored::TooMany,
         ]
     ));
     assert_texts!("worker", "Errors of the worker", rows);

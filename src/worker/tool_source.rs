@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::agent::LimitedResource;
-use crate::engine::tool::{ToolOutcome, ToolRun, ToolSpec};
+use crate::engine::tool::{ResultArtifacts, ToolOutcome, ToolRun, ToolSpec};
 
 /// Longest wait for the tools before a loop's first turn. A starting node brings up tool servers and agents together,
 /// and a model without tools concludes that it has nothing to do.
@@ -37,6 +37,8 @@ pub struct FinishedToolRun {
     pub outcome: ToolOutcome,
     /// Measured amounts, none of them 0.
     pub used: Vec<(LimitedResource, u64)>,
+    /// What is stored of the result.
+    pub artifacts: ResultArtifacts,
 }
 
 impl From<ToolOutcome> for FinishedToolRun {
@@ -44,6 +46,7 @@ impl From<ToolOutcome> for FinishedToolRun {
         Self {
             outcome,
             used: Vec::new(),
+            artifacts: ResultArtifacts::default(),
         }
     }
 }

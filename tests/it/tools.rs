@@ -10,7 +10,9 @@ pub mod python;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use agentloop::api::tools::ToolsSpec;
 use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
+use agentloop::worker::artifacts::{ArtifactStore, READ_TOOL};
 use agentloop::worker::tools::McpTools;
 use futures::FutureExt;
 use pretty_assertions::assert_eq;
@@ -23,6 +25,8 @@ use crate::gateway::world::World;
 
 const TOKEN: &str = "Bearer canary-tool-token";
 const LONG: Duration = Duration::from_mins(1);
+/// Bytes of a result that a prompt has room for.
+const MOST: usize = 32_768;
 
 /// A gateway, and the tools of a worker behind it.
 struct Bench {
@@ -44,16 +48,27 @@ impl Bench {
         world.write_header("hub", "Authorization", TOKEN);
         world.start().await;
         let spec = serde_json::from_value(world.tools.clone()).unwrap();
-        let tools = Arc::new(McpTools::new(&spec, &world.path("gateway.sock")).unwrap());
+        let tools = tools(&world, &spec);
         Self { world, tools }
     }
 
-    /// Waits until the tools offered are as wanted.
+    /// The same tools in another process of the worker.
+    fn restart(&mut self) {
+        let spec = serde_json::from_value(self.world.tools.clone()).unwrap();
+        self.tools = tools(&self.world, &spec);
+    }
+
+    /// Waits until the tools of servers that are offered are as wanted.
     async fn until(&self, what: &str, wanted: impl Fn(&[ToolSpec]) -> bool) -> Arc<[ToolSpec]> {
         let mut offered = self.tools.watch();
-        let found = tokio::time::timeout(LONG, offered.wait_for(|offer| wanted(&offer.specs))).await;
+        let found = tokio::time::timeout(LONG, offered.wait_for(|offer| wanted(&of_servers(&offer.specs)))).await;
         let found = found.unwrap_or_else(|_| panic!("not offered: {what}")).unwrap();
-        Arc::clone(&found.specs)
+        of_servers(&found.specs)
+    }
+
+    /// The tools of servers that are offered now.
+    fn offered(&self) -> Arc<[ToolSpec]> {
+        of_servers(&self.tools.watch().borrow().specs)
     }
 
     async fn until_known(&self) -> Arc<[ToolSpec]> {
@@ -63,6 +78,29 @@ impl Bench {
     async fn run(&self, tool: &str, arguments: Value) -> ToolOutcome {
         self.tools.run(run(tool, arguments), LONG).await.outcome
     }
+}
+
+/// The tools of a worker whose artifacts are beside the gateway's socket.
+fn tools(world: &World, spec: &ToolsSpec) -> Arc<McpTools> {
+    let artifacts = Arc::new(ArtifactStore::open(&world.path("state")));
+    Arc::new(McpTools::new(spec, &world.path("gateway.sock"), artifacts).unwrap())
+}
+
+/// The offer without the tool of the runtime, which is the last one.
+fn of_servers(offered: &[ToolSpec]) -> Arc<[ToolSpec]> {
+    let (last, rest) = offered.split_last().expect("it is always offered");
+    assert_eq!(last.name, READ_TOOL);
+    rest.into()
+}
+
+/// The name of the only artifact that a result names.
+fn artifact(outcome: &ToolOutcome) -> &str {
+    let (ToolOutcome::Done { text } | ToolOutcome::Failed { text }) = outcome else {
+        panic!("{outcome:?}")
+    };
+    let (_, rest) = text.split_once(": artifact ").unwrap_or_else(|| panic!("{text}"));
+    assert!(!rest.contains(": artifact "), "{text}");
+    rest.split_once(']').unwrap().0
 }
 
 fn run(tool: &str, arguments: Value) -> ToolRun {
@@ -78,6 +116,7 @@ fn run(tool: &str, arguments: Value) -> ToolRun {
         name: format!("hub__{tool}"),
         arguments,
         idempotency_key: "0123456789abcdef".into(),
+        max_result_bytes: MOST,
     }
 }
 
@@ -109,7 +148,7 @@ async fn tools_of_both_generations_are_offered_and_what_they_say_becomes_text(
     let server = McpServer::start(edition, args);
     let bench = Bench::start(&server, json!({"trusted": true})).await;
     bench.tools.complete().await;
-    let offered = Arc::clone(&bench.tools.watch().borrow().specs);
+    let offered = bench.offered();
     let odd = offered
         .iter()
         .find(|spec| spec.name.starts_with("hub__odd_name_"))
@@ -139,7 +178,10 @@ async fn tools_of_both_generations_are_offered_and_what_they_say_becomes_text(
         done("odd")
     );
     let picture = bench.run("picture", json!({})).await;
-    assert_eq!(picture, done("[image of 20 bytes, image/png, left out]"));
+    let name = artifact(&picture);
+    assert_eq!(picture, done(&format!("[image image/png, 20 bytes: artifact {name}]")));
+    let stored = std::fs::read(bench.world.path("state/artifacts").join(name)).unwrap();
+    assert_eq!(stored, b"not really a picture");
     let ToolOutcome::Failed { text } = bench.run("fail", json!({})).await else {
         panic!()
     };
@@ -222,7 +264,7 @@ async fn a_server_killed_in_mid_call_leaves_the_outcome_unknown_and_serves_again
     let outcome = call.await.unwrap();
     assert!(matches!(outcome, ToolOutcome::Unknown { .. }), "{outcome:?}");
     assert!(killed.elapsed() < LONG / 3, "known at once, not at its timeout");
-    assert_eq!(bench.tools.watch().borrow().specs, offered, "prompts stay the same");
+    assert_eq!(bench.offered(), offered, "prompts stay the same");
     let away = bench
         .tools
         .run(run("add", three()), Duration::from_millis(300))
@@ -295,7 +337,7 @@ async fn a_server_that_never_answered_is_waited_for_within_the_runs_own_time() {
         .await
         .outcome;
     assert!(matches!(outcome, ToolOutcome::Unavailable { .. }), "{outcome:?}");
-    assert!(bench.tools.watch().borrow().specs.is_empty());
+    assert!(bench.offered().is_empty());
     assert!(bench.tools.complete().now_or_never().is_none());
     let tools = Arc::clone(&bench.tools);
     let waiting = tokio::spawn(async move { tools.run(run("add", three()), LONG).await.outcome });
@@ -322,4 +364,38 @@ async fn a_run_of_a_tool_that_nobody_offers_is_unavailable_at_once() {
         );
     }
     assert!(server.did().is_empty());
+}
+
+#[tokio::test]
+async fn a_long_result_is_stored_whole_and_read_in_parts_also_by_the_next_process() {
+    if !python::is_there() {
+        return;
+    }
+    let server = McpServer::start(Newer, &[]);
+    let mut bench = Bench::start(&server, json!({})).await;
+    bench.until_known().await;
+    assert_eq!(bench.run("huge", json!({"bytes": MOST})).await, done(&"x".repeat(MOST)));
+    assert!(!bench.world.path("state/artifacts").exists(), "there is room for it");
+    let finished = bench.tools.run(run("huge", json!({"bytes": 100_000})), LONG).await;
+    let name = finished.artifacts.text.expect("it is stored");
+    bench.restart();
+    let (mut offset, mut parts) = (0, 0);
+    while offset < 100_000 {
+        let mut part = run("", json!({"name": name, "offset": offset}));
+        part.name = READ_TOOL.into();
+        let finished = bench.tools.run(part, LONG).await;
+        assert_eq!(finished.artifacts.text, None, "a part is not stored again");
+        let ToolOutcome::Done { text } = finished.outcome else {
+            panic!()
+        };
+        let (header, part) = text.split_once('\n').unwrap();
+        assert!(
+            header.starts_with(&format!("[artifact {name}, text/plain, 100,000 bytes: {offset} to ")),
+            "{header}"
+        );
+        offset += part.len();
+        parts += 1;
+        assert!(text.len() <= MOST && part.bytes().all(|byte| byte == b'x'));
+    }
+    assert_eq!((offset, parts), (100_000, 4));
 }

@@ -188,7 +188,11 @@ impl Life {
                         self.number += 1;
                         let text = words("result", self.number, self.routine.result);
                         let outcome = ToolOutcome::Done { text };
-                        next.push(EngineInput::ToolFinished { run: run.id, outcome });
+                        next.push(EngineInput::ToolFinished {
+                            run: run.id,
+                            outcome,
+                            artifacts: agentloop::engine::tool::ResultArtifacts::default(),
+                        });
                     }
                     EngineEffect::Record(_)
                     | EngineEffect::CancelTool(_)
@@ -338,6 +342,7 @@ pub fn before(routine: Routine, caching: Caching, days: usize) -> Vec<Day> {
                     text: words("result", number, result),
                     reasoning: None,
                     failed: false,
+                    artifacts: agentloop::engine::tool::ResultArtifacts::default(),
                 }));
             }
             today.wakes += 1;

@@ -4,6 +4,7 @@ pub mod budget_health;
 pub mod compaction;
 pub mod digest;
 pub mod doubt;
+pub mod images;
 pub mod prompt;
 pub mod prompt_size;
 pub mod window;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::{Message, ToolDefinition};
 use crate::settings::EngineSettings;
+use crate::tool::ResultArtifacts;
 
 /// Tokens of a message in addition to its text.
 const PER_MESSAGE: u64 = 8;
@@ -149,7 +150,8 @@ pub fn room(
     }
 }
 
-/// Messages as sent in a prompt: of the results among the first `cleared` messages only the beginning is kept.
+/// Messages as sent in a prompt: of the results among the first `cleared` messages only the beginning is kept, and no
+/// image.
 pub fn rendered(messages: &[Arc<Message>], cleared: usize) -> impl Iterator<Item = Arc<Message>> + '_ {
     messages
         .iter()
@@ -160,11 +162,13 @@ pub fn rendered(messages: &[Arc<Message>], cleared: usize) -> impl Iterator<Item
                 text,
                 reasoning,
                 failed,
-            } if place < cleared && is_clearable(text) => Arc::new(Message::Tool {
+                artifacts,
+            } if place < cleared && (is_clearable(text) || !artifacts.images.is_empty()) => Arc::new(Message::Tool {
                 id: id.clone(),
-                text: cleared_text(text).into_owned(),
+                text: cleared_text(text, artifacts).into_owned(),
                 reasoning: reasoning.clone(),
                 failed: *failed,
+                artifacts: ResultArtifacts::default(),
             }),
             Message::System { .. } | Message::User { .. } | Message::Assistant { .. } | Message::Tool { .. } => {
                 message.clone()
@@ -176,15 +180,17 @@ fn is_clearable(text: &str) -> bool {
     text.len() >= LEAST_CLEARED_BYTES
 }
 
-fn cleared_text(text: &str) -> Cow<'_, str> {
+fn cleared_text<'a>(text: &'a str, artifacts: &ResultArtifacts) -> Cow<'a, str> {
     if !is_clearable(text) {
         return text.into();
     }
     let head = &text[..text.floor_char_boundary(KEPT_BYTES)];
     let left = text.len() - head.len();
+    let stored = artifacts.text.as_deref();
+    let stored = stored.map_or_else(String::new, |name| format!(" All of it is artifact {name}."));
     format!(
-        "{head}\n[The runtime left out {left} more bytes of this result to save room. Read them again if you need them; do \
-         not repeat a call that changes something.]"
+        "{head}\n[The runtime left out {left} more bytes of this result to save room.{stored} Read them again if you need \
+         them; do not repeat a call that changes something.]"
     )
     .into()
 }
@@ -283,7 +289,9 @@ fn tokens(message: &Message, is_cleared: bool) -> u64 {
     PER_MESSAGE
         + match message {
             Message::System { text } | Message::User { text } => text_tokens(text),
-            Message::Tool { id, text, .. } if is_cleared => text_tokens(id) + text_tokens(&cleared_text(text)),
+            Message::Tool {
+                id, text, artifacts, ..
+            } if is_cleared => text_tokens(id) + text_tokens(&cleared_text(text, artifacts)),
             Message::Tool { id, text, .. } => text_tokens(id) + text_tokens(text),
             Message::Assistant {
                 text,

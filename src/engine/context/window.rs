@@ -298,7 +298,8 @@ impl Engine {
 
     /// The call last sent was answered, and the server reported the size of its prompt.
     pub(crate) fn calibrate_sizes(&mut self, input_tokens: Option<u64>) {
-        if let (Some(sent), Some(billed)) = (self.sent_tokens.take(), input_tokens) {
+        // The bill of a prompt with images says nothing about text.
+        if let (Some(sent), Some(billed), false) = (self.sent_tokens.take(), input_tokens, self.sent_images) {
             self.state.sizes.calibrate(sent, billed, &self.settings);
         }
         if let Some(turn) = &mut self.state.turn {

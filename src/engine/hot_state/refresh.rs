@@ -168,6 +168,7 @@ impl Engine {
             name: plan.tool,
             arguments: serde_json::Map::new(),
             idempotency_key: plan.key,
+            max_result_bytes: 0,
         };
         out.push(EngineEffect::RunTool(run, plan.timeout));
     }

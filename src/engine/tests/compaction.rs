@@ -526,6 +526,7 @@ fn turns() -> impl Strategy<Value = Vec<Arc<Message>>> {
                     text: "r".repeat(*length),
                     failed: false,
                     reasoning: None,
+                    artifacts: ResultArtifacts::default(),
                 }));
             }
         }

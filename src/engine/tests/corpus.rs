@@ -168,7 +168,11 @@ impl<'a> Player<'a> {
                 (None, None, Some(message)) => ToolOutcome::Unavailable { message },
                 _ => panic!("{}: one of result, error and down", self.case.name),
             };
-            self.driver.feed(EngineInput::ToolFinished { run: run_id, outcome });
+            self.driver.feed(EngineInput::ToolFinished {
+                run: run_id,
+                outcome,
+                artifacts: ResultArtifacts::default(),
+            });
         }
         self.note();
     }

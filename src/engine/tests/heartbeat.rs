@@ -203,6 +203,7 @@ fn its_tools_run_and_its_conversation_leaves_all_the_same() {
     driver.feed(EngineInput::ToolFinished {
         run,
         outcome: ToolOutcome::Done { text: "sent".into() },
+        artifacts: ResultArtifacts::default(),
     });
     assert_eq!(
         (driver.purpose, driver.in_flight.unwrap().call),

@@ -19,6 +19,7 @@ mod history;
 mod hot_state;
 mod hours;
 mod idle;
+mod images;
 mod injections;
 mod lifecycle;
 mod light_model;
@@ -57,7 +58,7 @@ use super::message::{FinishReason, Message, ModelAnswer, ToolCall};
 use super::pauses::budget::{BudgetState, ProbeState};
 use super::pauses::holds::ActivePause;
 use super::settings::{EngineSettings, ModeSettings};
-use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
+use super::tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
 use super::{
     CallId, CallPurpose, EngineEffect, EngineInput, GateAnswer, JournalRecord, KnownTotals, RecordKind, StopCause,
 };
@@ -89,6 +90,7 @@ fn settings() -> EngineSettings {
         light_context_tokens: 128_000,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
+        image_input: None,
         approval_timeout: seconds(3600),
         defers_approvals: false,
         // Tests of other rules repeat the same text.
@@ -394,9 +396,10 @@ impl Driver {
                 let left_out = self.engine.left_out();
                 let mut kept = rendered(&self.transcript);
                 kept.drain(left_out);
+                crate::context::images::limit(&mut kept, self.settings.image_input);
                 assert_eq!(
                     sent, kept,
-                    "the prompt is what the journal holds, except for what is left out on trial"
+                    "the prompt is what the journal holds, except for what is left out on trial, and for older images"
                 );
             }
             CallPurpose::Compaction => {

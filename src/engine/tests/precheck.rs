@@ -397,7 +397,11 @@ fn stale_fields_are_filled_before_the_pre_check_so_that_it_sees_what_the_turn_wo
     let finish = |driver: &mut Driver, text: &str| {
         let run = *driver.running.keys().next().unwrap();
         let outcome = ToolOutcome::Done { text: text.into() };
-        driver.feed(EngineInput::ToolFinished { run, outcome });
+        driver.feed(EngineInput::ToolFinished {
+            run,
+            outcome,
+            artifacts: ResultArtifacts::default(),
+        });
     };
     finish(&mut driver, "55");
     sleeps(&mut driver, r#"{"sleep": 100}"#);

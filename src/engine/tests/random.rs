@@ -238,6 +238,7 @@ impl Driver {
                     self.feed(EngineInput::ToolFinished {
                         run,
                         outcome: outcome.clone(),
+                        artifacts: ResultArtifacts::default(),
                     })
                 })
             }
@@ -297,7 +298,11 @@ impl Driver {
             }
             if let Some(run) = self.running.keys().next().copied() {
                 let outcome = ToolOutcome::Done { text: "x".repeat(700) };
-                self.feed(EngineInput::ToolFinished { run, outcome });
+                self.feed(EngineInput::ToolFinished {
+                    run,
+                    outcome,
+                    artifacts: ResultArtifacts::default(),
+                });
             } else if self.in_flight.is_some() {
                 let is_poisoned = |message: &Arc<Message>| format!("{message:?}").contains(POISON);
                 if let Some(refuse) = refuse.filter(|_| self.prompt.iter().any(is_poisoned)) {
@@ -378,6 +383,7 @@ fn a_refused_text_that_the_digest_quotes_is_left_out_in_the_end() {
             text: POISON.into(),
             failed: false,
             reasoning: None,
+            artifacts: ResultArtifacts::default(),
         },
     ];
     driver.forgotten = left.len();

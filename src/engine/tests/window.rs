@@ -35,6 +35,7 @@ fn finish(driver: &mut Driver, bytes: usize) {
         driver.feed(EngineInput::ToolFinished {
             run,
             outcome: done(&text),
+            artifacts: ResultArtifacts::default(),
         });
     }
     driver.pass(SignedDuration::from_millis(1));
@@ -534,6 +535,7 @@ fn results_before_the_cleared_place_count_as_they_are_shown_and_the_others_whole
             text: "x".repeat(bytes),
             failed: false,
             reasoning: None,
+            artifacts: ResultArtifacts::default(),
         })
     };
     let messages = [result(1000), result(2000)];
@@ -546,6 +548,13 @@ fn results_before_the_cleared_place_count_as_they_are_shown_and_the_others_whole
         "{text}"
     );
     assert_eq!(shown[1], messages[1]);
+    assert!(!text.contains("artifact"), "{text}");
+    let mut stored = Message::clone(&messages[0]);
+    if let Message::Tool { artifacts, .. } = &mut stored {
+        artifacts.text = Some("0123456789abcdef.txt".into());
+    }
+    let shown_stored: Vec<Arc<Message>> = sizes::rendered(&[Arc::new(stored)], 1).collect();
+    assert!(text_of(&shown_stored[0]).contains("All of it is artifact 0123456789abcdef.txt. Read them again"));
     let size = sizes::messages_size(&messages, 1);
     assert_eq!(size, sizes::messages_size(&shown, 0));
     assert_eq!(sizes::longest_prefix(&messages, 1, size), Some(2));

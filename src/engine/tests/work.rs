@@ -87,8 +87,20 @@ impl Driver {
     }
 
     pub(super) fn end(&mut self, index: u32, outcome: ToolOutcome) -> Vec<EngineEffect> {
+        self.end_with(index, outcome, ResultArtifacts::default())
+    }
+
+    pub(super) fn end_stored(&mut self, index: u32, text: &str, artifacts: ResultArtifacts) -> Vec<EngineEffect> {
+        self.end_with(index, ToolOutcome::Done { text: text.into() }, artifacts)
+    }
+
+    fn end_with(&mut self, index: u32, outcome: ToolOutcome, artifacts: ResultArtifacts) -> Vec<EngineEffect> {
         let run = *self.running.keys().find(|run| run.index == index).expect("such a run");
-        self.feed(EngineInput::ToolFinished { run, outcome })
+        self.feed(EngineInput::ToolFinished {
+            run,
+            outcome,
+            artifacts,
+        })
     }
 
     pub(super) fn done(&mut self, index: u32, text: &str) -> Vec<EngineEffect> {
@@ -365,6 +377,65 @@ fn a_result_is_cut_above_its_limit_between_characters_and_at_the_limit_it_is_not
 }
 
 #[test]
+fn a_cut_result_names_the_artifact_that_has_all_of_it_and_a_whole_one_names_none() {
+    let stored = |name: &str| ResultArtifacts {
+        text: Some(name.into()),
+        ..ResultArtifacts::default()
+    };
+    let mut driver = Driver::with_tools(EngineSettings {
+        max_result_bytes: 10,
+        ..settings()
+    });
+    driver.answer(wants(&["files__read", "files__read", "files__read"]));
+    let asked: Vec<usize> = driver.running.values().map(|run| run.max_result_bytes).collect();
+    assert_eq!(asked, [10, 10, 10], "the worker learns what is too long");
+    // The second result waits for the first one, also across a restart.
+    driver.end_stored(2, "0123456789a", stored("two.txt"));
+    driver.restart(1);
+    driver.end_stored(1, "0123456789", stored("one.txt"));
+    driver.end_stored(3, "0123456789a", ResultArtifacts::default());
+    let kept: Vec<&ResultArtifacts> = driver
+        .transcript
+        .iter()
+        .filter_map(|message| artifacts(message))
+        .collect();
+    assert_eq!(
+        kept,
+        [
+            &ResultArtifacts::default(),
+            &stored("two.txt"),
+            &ResultArtifacts::default()
+        ]
+    );
+    let texts: Vec<&str> = driver.results().iter().map(|(_, text)| *text).collect();
+    assert_eq!(
+        texts,
+        [
+            "0123456789",
+            "01234\n[left out: 1 of 11 bytes, in the middle; artifact two.txt has all 11, and the missing ones from offset \
+             5]\n6789a",
+            "01234\n[left out: 1 of 11 bytes, in the middle]\n6789a",
+        ]
+    );
+}
+
+/// What is stored of a result.
+fn artifacts(message: &Message) -> Option<&ResultArtifacts> {
+    match message {
+        Message::Tool { artifacts, .. } => Some(artifacts),
+        Message::System { .. } | Message::User { .. } | Message::Assistant { .. } => None,
+    }
+}
+
+#[test]
+fn a_message_without_artifacts_is_stored_as_in_earlier_journals() {
+    let json = r#"{"role":"tool","id":"000010101","text":"seen"}"#;
+    let message: Message = serde_json::from_str(json).unwrap();
+    assert_eq!(artifacts(&message), Some(&ResultArtifacts::default()));
+    assert_eq!(serde_json::to_string(&message).unwrap(), json);
+}
+
+#[test]
 fn a_run_of_unknown_outcome_is_sent_three_times_when_its_tool_says_retry() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["job__start"]));
@@ -447,6 +518,7 @@ fn the_end_of_a_run_that_another_process_sent_means_nothing() {
     let late = EngineInput::ToolFinished {
         run,
         outcome: ToolOutcome::Done { text: "late".into() },
+        artifacts: ResultArtifacts::default(),
     };
     assert_eq!(driver.feed(late), []);
 }

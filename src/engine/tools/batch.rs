@@ -14,7 +14,7 @@ use crate::approvals::{RunApproval, RunGate};
 use crate::loop_detection::ToolCallEnding;
 use crate::message::ToolCall;
 use crate::modes::{LoopPace, ModeCallDecision};
-use crate::tool::{ToolEffect, UnknownOutcomePolicy};
+use crate::tool::{ResultArtifacts, ToolEffect, UnknownOutcomePolicy};
 use agentloop_api::status::GateKind;
 
 /// Concurrent read-only runs.
@@ -36,6 +36,9 @@ pub struct ToolBatch {
     /// mode's tools are not in it.
     #[serde(default)]
     endings: BTreeMap<usize, ToolCallEnding>,
+    /// What is stored of results that have not joined yet, by the same positions.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    artifacts: BTreeMap<usize, ResultArtifacts>,
     /// A call was not run, failed, or has an unknown outcome: a call beside it that ends the turn has to wait until
     /// the model has seen that.
     #[serde(default)]
@@ -173,6 +176,7 @@ pub struct JoinedResult {
     pub text: String,
     /// `None`: a call of a tool of the mode, or one that was denied as a repetition.
     pub ending: Option<ToolCallEnding>,
+    pub artifacts: ResultArtifacts,
 }
 
 impl ToolBatch {
@@ -233,6 +237,13 @@ impl ToolBatch {
         self.failed |= ending == ToolCallEnding::Failed;
         if let Some(slot) = self.slots.get_mut(place) {
             *slot = ToolSlot::Result(text);
+        }
+    }
+
+    /// This is stored of the result of the call at this position.
+    pub fn keep_artifacts(&mut self, place: usize, artifacts: ResultArtifacts) {
+        if !artifacts.is_empty() {
+            self.artifacts.insert(self.joined + place, artifacts);
         }
     }
 
@@ -421,8 +432,13 @@ impl ToolBatch {
             ToolSlot::Waiting(_) | ToolSlot::Open(_) => return None,
         };
         let ending = self.endings.remove(&self.joined);
+        let artifacts = self.artifacts.remove(&self.joined).unwrap_or_default();
         self.joined += 1;
-        Some(JoinedResult { text, ending })
+        Some(JoinedResult {
+            text,
+            ending,
+            artifacts,
+        })
     }
 
     /// Whether every call has its result.

@@ -24,7 +24,7 @@ use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
 use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
 use crate::modes::{LoopPace, ModeCallDecision};
-use crate::tool::{ToolOutcome, ToolRun, ToolRunId};
+use crate::tool::{ResultArtifacts, ToolOutcome, ToolRun, ToolRunId};
 use crate::tools::results::render_outcome;
 use crate::turn::Turn;
 use crate::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids, time_math};
@@ -173,6 +173,7 @@ impl Engine {
             target: plan.target,
             arguments,
             idempotency_key: plan.key,
+            max_result_bytes: self.most_result_bytes(),
         };
         out.push(EngineEffect::RunTool(run, plan.timeout));
     }
@@ -189,7 +190,12 @@ impl Engine {
     }
 
     /// A run ended. The outcome of a run that was cancelled, or that another process sent, is ignored.
-    pub(crate) fn handle_tool_outcome(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+    pub(crate) fn handle_tool_outcome(
+        &mut self,
+        id: ToolRunId,
+        (outcome, artifacts): (ToolOutcome, ResultArtifacts),
+        out: &mut EffectBuffer,
+    ) {
         let Some(sent) = self.running.remove(&id) else {
             return;
         };
@@ -203,27 +209,38 @@ impl Engine {
             return;
         }
         if self.state.deferred.find(id).is_some() {
-            self.end_deferred(id, outcome, out);
+            self.end_deferred(id, (outcome, artifacts), out);
             return;
         }
         let Some(place) = self.place_of(id) else {
             return;
         };
-        self.record_outcome(place, id, outcome, out);
+        self.record_result(place, id, (outcome, artifacts), out);
         if let Some(batch) = self.batch_mut() {
             batch.refresh(out.now);
         }
         self.advance_tools(out);
     }
 
+    /// Records an outcome of which nothing is stored.
     pub(crate) fn record_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+        self.record_result(place, id, (outcome, ResultArtifacts::default()), out);
+    }
+
+    fn record_result(
+        &mut self,
+        place: usize,
+        id: ToolRunId,
+        (outcome, mut artifacts): (ToolOutcome, ResultArtifacts),
+        out: &mut EffectBuffer,
+    ) {
         let most = self.most_result_bytes();
         let in_counted_turn = self.turn_rules().counts_as_turn;
         let Some(plan) = self.tool_batch().and_then(|batch| batch.open(place)).cloned() else {
             return;
         };
         let plan = &plan;
-        let (kind, text) = render_outcome(outcome, plan, most);
+        let (kind, text) = render_outcome(outcome, plan, most, &mut artifacts);
         let ended = EndedToolRun {
             tool: &plan.tool,
             outcome: kind,
@@ -260,6 +277,7 @@ impl Engine {
         self.check_ended_run(&ended, out);
         self.note_result_source(place, plan, out.now);
         if let Some(batch) = self.batch_mut() {
+            batch.keep_artifacts(place, artifacts);
             batch.end(place, ending, text);
         }
     }
@@ -314,7 +332,12 @@ impl Engine {
             };
             let reasoning = self.reasoning(&wanted);
             let joined = self.batch_mut().and_then(|batch| batch.join(&wanted.name));
-            let Some(JoinedResult { mut text, ending }) = joined else {
+            let Some(JoinedResult {
+                mut text,
+                ending,
+                artifacts,
+            }) = joined
+            else {
                 return;
             };
             if let Some(told) = ending.and_then(|ending| self.inspect_call(&wanted, &text, ending, out)) {
@@ -326,6 +349,7 @@ impl Engine {
                 text,
                 failed: ending == Some(ToolCallEnding::Failed),
                 reasoning,
+                artifacts,
             });
             self.append(std::slice::from_ref(&message));
             messages.push(message);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use crate::calls::CallContent;
-use crate::context::{prompt, prompt_size};
+use crate::context::{images, prompt, prompt_size};
 use crate::effects::{EffectBuffer, answer_line, journal_line, trip_line};
 use crate::guardrails::{self, Guardrail, RestKind, TurnLimit};
 use crate::machine::Engine;
@@ -90,7 +90,8 @@ impl Engine {
         let system = Arc::new(Message::System {
             text: self.system_prompt(),
         });
-        let conversation = self.conversation();
+        let mut conversation = self.conversation();
+        let images = images::limit(&mut conversation, self.settings.image_input);
         if self.settings.pre_check.is_some() {
             self.hot.mark_sent();
         }
@@ -100,7 +101,9 @@ impl Engine {
             self.note_shown_sources();
         }
         let sent = prompt_size::messages_size(&messages, 0) + self.offer.toolbox().tokens();
-        self.sent_tokens = Some(sent + state.as_deref().map_or(0, prompt_size::message_size));
+        let sent = sent + state.as_deref().map_or(0, prompt_size::message_size);
+        self.sent_tokens = Some(sent + self.image_tokens());
+        self.sent_images = images > 0;
         CallContent {
             messages,
             state,
@@ -115,7 +118,11 @@ impl Engine {
     /// Estimated tokens of what every prompt contains.
     pub(crate) fn fixed_tokens(&self) -> u64 {
         let state = self.state_block().map_or(0, |block| prompt_size::message_size(&block));
-        prompt_size::message_size(&self.system_prompt()) + self.offer.toolbox().tokens() + self.head_tokens() + state
+        prompt_size::message_size(&self.system_prompt())
+            + self.offer.toolbox().tokens()
+            + self.head_tokens()
+            + state
+            + self.image_tokens()
     }
 
     /// Estimated tokens of the call last sent, with the longest possible answer.

@@ -135,7 +135,8 @@ pub(super) fn draws(terms: &BudgetTerms) -> Vec<AccountDraw<'_>> {
 pub(super) fn parts(request: &PreparedRequest) -> Vec<RequestPart> {
     let part = |found: PromptPart<'_>| {
         // Templates re-render the arguments of tools, so these count twice, as tools do.
-        let length = found.bytes.len().saturating_add(found.traits.rewritten);
+        let length = found.traits.images.bound(found.bytes.len(), request.image_input());
+        let length = length.saturating_add(found.traits.rewritten);
         RequestPart {
             hash: sha256(found.bytes),
             bytes: i64::try_from(length).unwrap_or(i64::MAX),

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use super::in_flight::InFlightCall;
 use super::model_field::ModelField;
 use super::request::{PromptPart, RequestError};
-use crate::api::agent::{ModelApi, ModelSpec};
+use crate::api::agent::{ImageInput, ModelApi, ModelSpec};
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::{CallId, CallPurpose};
 use crate::ledger::bound::{CallBill, RequestOverhead};
@@ -75,6 +75,14 @@ impl PreparedRequest {
         match self {
             Self::Server(request) => request.checked.parts(),
             Self::Scripted(request) => request.parts(),
+        }
+    }
+
+    /// Which images it may have.
+    pub fn image_input(&self) -> Option<ImageInput> {
+        match self {
+            Self::Server(request) => request.checked.image_input(),
+            Self::Scripted(_) => None,
         }
     }
 

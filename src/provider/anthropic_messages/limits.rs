@@ -56,6 +56,7 @@ const MESSAGE: PartSchema = PartSchema::Fields(&["content", "role"]);
 fn part(kind: &str, in_entry: bool) -> Option<PartSchema> {
     match kind {
         "text" => Some(PartSchema::Fields(&["cache_control", "text", "type"])),
+        "image" => Some(PartSchema::Image),
         "thinking" | "redacted_thinking" if in_entry => Some(PartSchema::Reasoning),
         "tool_use" if in_entry => Some(PartSchema::Fields(&["cache_control", "id", "input", "name", "type"])),
         "tool_result" if in_entry => Some(PartSchema::Fields(&[

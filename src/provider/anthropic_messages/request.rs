@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 
 use serde_json::{Map, Value, json};
 
+use crate::images::EncodedImage;
 use crate::prompt::{CacheLifetime, ModelPrompt, own, temperature};
 use crate::tool_call_ids::ToolCallIds;
 use agentloop_api::agent::{self, ModelSpec, ReasoningEffort};
@@ -155,8 +156,13 @@ impl ConversationBuilder {
         }
         let last = self.messages.last_mut().and_then(|(_, blocks)| blocks.last_mut());
         if let Some(result) = last {
-            let text = result["content"].as_str().and_then(text_block);
-            result["content"] = text.into_iter().chain([state]).collect();
+            let before = result["content"].take();
+            let mut content: Vec<Value> = match before.as_str() {
+                Some(text) => text_block(text).into_iter().collect(),
+                None => before.as_array().cloned().unwrap_or_default(),
+            };
+            content.push(state);
+            result["content"] = content.into();
         }
     }
 
@@ -179,8 +185,16 @@ fn conversation<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, 
         match message.borrow() {
             Message::System { .. } => {}
             Message::User { text } => all.push("user", text_block(text).into_iter().collect()),
-            Message::Tool { id, text, failed, .. } => {
-                all.push("user", vec![tool_result(&ids.result(id), text, *failed)]);
+            Message::Tool {
+                id,
+                text,
+                failed,
+                artifacts,
+                ..
+            } => {
+                let images = prompt.shown(artifacts).map(|(_, image)| image_block(image));
+                let result = tool_result(&ids.result(id), text, *failed, images.collect());
+                all.push("user", vec![result]);
             }
             Message::Assistant {
                 text,
@@ -240,12 +254,19 @@ fn tool_use(id: &str, call: &ToolCall) -> Value {
     json!({"type": "tool_use", "id": id, "name": call.name, "input": input(&call.arguments)})
 }
 
-fn tool_result(id: &str, text: &str, failed: bool) -> Value {
+fn tool_result(id: &str, text: &str, failed: bool, images: Vec<Value>) -> Value {
     let mut result = json!({"type": "tool_result", "tool_use_id": id, "content": text});
+    if !images.is_empty() {
+        result["content"] = text_block(text).into_iter().chain(images).collect();
+    }
     if failed {
         result["is_error"] = true.into();
     }
     result
+}
+
+fn image_block(image: &EncodedImage) -> Value {
+    json!({"type": "image", "source": {"type": "base64", "media_type": image.media_type, "data": image.data}})
 }
 
 /// Parses arguments, which must be an object; malformed ones are wrapped in one.
@@ -287,12 +308,14 @@ mod tests {
                 text: "ok".into(),
                 failed: false,
                 reasoning: Some("kept here".into()),
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             Message::Tool {
                 id: "b".into(),
                 text: String::new(),
                 failed: false,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             Message::User { text: "next".into() },
             Message::Assistant {
@@ -363,6 +386,7 @@ mod tests {
                 text: "no".into(),
                 failed: true,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
         ]
     }
@@ -427,6 +451,7 @@ mod tests {
                 text: "seen".into(),
                 failed: false,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             }));
         }
         let tool = || ToolDefinition {
@@ -436,6 +461,7 @@ mod tests {
         };
         let tools = [tool(), tool()];
         let prompt = ModelPrompt {
+            images: None,
             messages: &messages[..],
             state,
             tools: &tools,

@@ -31,6 +31,7 @@ pub fn request<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M
     }
     let messages = conversation(prompt.messages, prompt.tools);
     let plain = ModelPrompt {
+        images: None,
         messages: &messages[..],
         state: prompt.state,
         tools: &[],
@@ -202,12 +203,14 @@ mod tests {
                 text: "seen".into(),
                 failed: false,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             Message::Tool {
                 id: "b".into(),
                 text: "not run".into(),
                 failed: false,
                 reasoning: None,
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             user("next"),
         ];

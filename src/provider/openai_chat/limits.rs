@@ -62,7 +62,11 @@ const MESSAGE: PartSchema = PartSchema::Fields(&[
 ]);
 
 fn part(kind: &str, _: bool) -> Option<PartSchema> {
-    (kind == "text").then_some(PartSchema::Fields(&["cache_control", "text", "type"]))
+    match kind {
+        "text" => Some(PartSchema::Fields(&["cache_control", "text", "type"])),
+        "image_url" => Some(PartSchema::Image),
+        _ => None,
+    }
 }
 
 /// Name of the output limit: OpenAI's own recent models accept only the new name, other servers the old one.

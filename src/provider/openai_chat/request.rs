@@ -5,7 +5,8 @@ use std::borrow::Borrow;
 use serde_json::{Map, Value, json};
 
 use super::EXTRA;
-use crate::prompt::{ModelPrompt, own, temperature};
+use crate::images::EncodedImage;
+use crate::prompt::{ModelPrompt, images_text, own, temperature};
 use crate::tool_call_ids::ToolCallIds;
 use agentloop_api::agent::{ModelSpec, PromptCache, ReasoningEffort};
 use agentloop_engine::message::{Message, MessagePart, ToolCall, ToolDefinition};
@@ -53,16 +54,24 @@ pub(crate) fn is_keyed(model: &ModelSpec) -> bool {
 
 /// Builds the messages. Templates of some models require alternating user and assistant messages, and no user message
 /// after a tool result. So consecutive texts of the runtime are joined, and the hot state is appended to the last
-/// message.
+/// message. Results contain no images, so those of one answer follow its results, as a message of the user.
 fn conversation<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M>) -> Vec<Value> {
     let mut all: Vec<Value> = Vec::new();
     let mut ids = ToolCallIds::default();
+    let mut images = Vec::new();
     for message in prompt.messages {
-        match message.borrow() {
+        let message = message.borrow();
+        if !matches!(message, Message::Tool { .. }) {
+            all.extend(image_message(&mut images));
+        }
+        match message {
             Message::System { text } => all.push(json!({"role": "system", "content": text})),
             Message::User { text } => join(&mut all, &["user"], text),
-            Message::Tool { id, text, .. } => {
+            Message::Tool {
+                id, text, artifacts, ..
+            } => {
                 all.push(json!({"role": "tool", "tool_call_id": ids.result(id), "content": text}));
+                images.extend(prompt.shown(artifacts));
             }
             Message::Assistant { text, tool_calls, .. } if tool_calls.is_empty() => {
                 all.push(json!({"role": "assistant", "content": text.as_deref().unwrap_or_default()}));
@@ -90,6 +99,7 @@ fn conversation<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, 
             }
         }
     }
+    all.extend(image_message(&mut images));
     if let Some(state) = prompt.state {
         join(&mut all, &["user", "tool"], state);
     }
@@ -103,11 +113,33 @@ fn join(all: &mut Vec<Value>, roles: &[&str], text: &str) {
         .filter(|last| last["role"].as_str().is_some_and(|role| roles.contains(&role)));
     match last {
         Some(last) => {
-            let before = last["content"].as_str().unwrap_or_default();
-            last["content"] = format!("{before}\n\n{text}").into();
+            let content = &mut last["content"];
+            if let Some(parts) = content.as_array_mut() {
+                // After images.
+                parts.push(json!({"type": "text", "text": text}));
+            } else {
+                let before = content.as_str().unwrap_or_default();
+                *content = format!("{before}\n\n{text}").into();
+            }
         }
         None => all.push(json!({"role": "user", "content": text})),
     }
+}
+
+/// The message with these images, which are taken. `None`: there are none. With `high`, the bill of an image is bounded;
+/// other values may use the image as it is.
+fn image_message(images: &mut Vec<(&str, &EncodedImage)>) -> Option<Value> {
+    if images.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = images.iter().map(|(name, _)| *name).collect();
+    let mut parts = vec![json!({"type": "text", "text": images_text(&names)})];
+    parts.extend(
+        images
+            .drain(..)
+            .map(|(_, image)| json!({"type": "image_url", "image_url": {"url": image.data_url(), "detail": "high"}})),
+    );
+    Some(json!({"role": "user", "content": parts}))
 }
 
 fn tool_call(id: &str, call: &ToolCall, extra: Option<&Value>) -> Value {
@@ -167,6 +199,7 @@ mod tests {
                 text: "ok".into(),
                 failed: false,
                 reasoning: Some("kept here".into()),
+                artifacts: agentloop_engine::tool::ResultArtifacts::default(),
             },
             Message::Assistant {
                 reasoning: None,
@@ -273,9 +306,11 @@ mod tests {
             text: "ok".into(),
             failed: false,
             reasoning: None,
+            artifacts: agentloop_engine::tool::ResultArtifacts::default(),
         };
         let last = |messages: &[Message]| {
             let prompt = ModelPrompt {
+                images: None,
                 messages,
                 state: Some("now"),
                 tools: &[],
@@ -304,6 +339,7 @@ mod tests {
             model.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             let model: ModelSpec = serde_json::from_value(model).unwrap();
             let prompt = ModelPrompt {
+                images: None,
                 messages: &[] as &[Message],
                 state: None,
                 tools: &[],

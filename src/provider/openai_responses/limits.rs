@@ -67,5 +67,9 @@ fn entry(kind: &str) -> Option<PartSchema> {
 }
 
 fn part(kind: &str, _: bool) -> Option<PartSchema> {
-    (kind == "input_text").then_some(PartSchema::Fields(&["text", "type"]))
+    match kind {
+        "input_text" => Some(PartSchema::Fields(&["text", "type"])),
+        "input_image" => Some(PartSchema::Image),
+        _ => None,
+    }
 }

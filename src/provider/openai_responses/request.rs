@@ -4,8 +4,9 @@ use std::borrow::Borrow;
 
 use serde_json::{Map, Value, json};
 
+use crate::images::EncodedImage;
 use crate::openai_chat::request::{effort_name, is_keyed, sendable};
-use crate::prompt::{ModelPrompt, own, temperature};
+use crate::prompt::{ModelPrompt, images_text, own, temperature};
 use crate::tool_call_ids::ToolCallIds;
 use agentloop_api::agent::ModelSpec;
 use agentloop_engine::message::{Message, MessagePart, ReasoningContent, ToolCall, ToolDefinition};
@@ -51,14 +52,24 @@ pub fn request<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M
 fn conversation<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M>) -> Vec<Value> {
     let mut items: Vec<Value> = Vec::new();
     let mut ids = ToolCallIds::default();
+    let mut images = Vec::new();
     for message in prompt.messages {
-        match message.borrow() {
+        let message = message.borrow();
+        if !matches!(message, Message::Tool { .. }) {
+            items.extend(image_message(&mut images));
+        }
+        match message {
             Message::System { .. } => {}
             Message::User { text } => match items.last_mut().and_then(user_text) {
                 Some(last) => append(last, text),
                 None => items.push(user(text)),
             },
-            Message::Tool { id, text, .. } => items.push(output(&ids.result(id), text)),
+            Message::Tool {
+                id, text, artifacts, ..
+            } => {
+                items.push(output(&ids.result(id), text));
+                images.extend(prompt.shown(artifacts));
+            }
             Message::Assistant {
                 text,
                 tool_calls,
@@ -74,6 +85,7 @@ fn conversation<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, 
             }
         }
     }
+    items.extend(image_message(&mut images));
     if let Some(state) = prompt.state {
         match items.last_mut().and_then(last_text) {
             Some(last) => append(last, state),
@@ -136,7 +148,30 @@ fn tool(tool: &ToolDefinition) -> Value {
 
 /// The text of a message of the user.
 fn user_text(item: &mut Value) -> Option<&mut Value> {
-    (item["role"] == "user").then(|| &mut item["content"][0]["text"])
+    if item["role"] != "user" {
+        return None;
+    }
+    let parts = item["content"].as_array_mut()?;
+    // After images, text is a part of its own.
+    if parts.last().is_some_and(|last| last["type"] != "input_text") {
+        parts.push(json!({"type": "input_text", "text": ""}));
+    }
+    parts.last_mut().map(|last| &mut last["text"])
+}
+
+/// The message with these images, which are taken, as in chat completions: many servers take no images in results.
+fn image_message(images: &mut Vec<(&str, &EncodedImage)>) -> Option<Value> {
+    if images.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = images.iter().map(|(name, _)| *name).collect();
+    let mut parts = vec![json!({"type": "input_text", "text": images_text(&names)})];
+    parts.extend(
+        images
+            .drain(..)
+            .map(|(_, image)| json!({"type": "input_image", "image_url": image.data_url(), "detail": "high"})),
+    );
+    Some(json!({"type": "message", "role": "user", "content": parts}))
 }
 
 /// The text of a message of the user or of a result.
@@ -149,7 +184,8 @@ fn last_text(item: &mut Value) -> Option<&mut Value> {
 
 fn append(text: &mut Value, more: &str) {
     let before = text.as_str().unwrap_or_default();
-    *text = format!("{before}\n\n{more}").into();
+    let between = if before.is_empty() { "" } else { "\n\n" };
+    *text = format!("{before}{between}{more}").into();
 }
 
 #[cfg(test)]
@@ -175,6 +211,7 @@ mod tests {
             text: text.into(),
             failed: false,
             reasoning: Some("kept here".into()),
+            artifacts: agentloop_engine::tool::ResultArtifacts::default(),
         }
     }
 

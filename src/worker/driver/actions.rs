@@ -15,6 +15,7 @@ use crate::engine::{EngineEffect, RecordKind};
 use crate::provider::WireFormat;
 use crate::provider::prompt::ModelPrompt;
 use crate::support::clock::ClockReading;
+use crate::worker::artifacts;
 use crate::worker::gateway_client::CallNotice;
 use crate::worker::journal::JournalLine;
 use crate::worker::prompt_cache::CachePolicy;
@@ -46,8 +47,11 @@ impl LoopDriver<'_> {
                     Some(light) => CachePolicy::of_single_calls(light),
                     None => self.cache.next(Instant::now(), bytes),
                 };
+                let images = model.image_input.filter(|_| light.is_none());
+                let images = images.map(|input| artifacts::prompt_images(&self.artifacts, &messages, input));
                 let prompt = ModelPrompt {
                     messages: &messages[..],
+                    images: images.as_ref(),
                     state: state.as_deref(),
                     tools: &tools,
                     lifetime,

@@ -190,7 +190,11 @@ impl Life<'_> {
         if let Some(run) = ended.map(|(run, _)| *run)
             && let Some((_, outcome)) = self.runs.remove(&run)
         {
-            return self.feed(EngineInput::ToolFinished { run, outcome });
+            return self.feed(EngineInput::ToolFinished {
+                run,
+                outcome,
+                artifacts: crate::engine::tool::ResultArtifacts::default(),
+            });
         }
         if let Some(answer) = self.world.answer_to_gate(&self.answered) {
             self.answered.insert(answer.gate.clone());

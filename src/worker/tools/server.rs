@@ -24,6 +24,7 @@ use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::mcp::http::McpHttpClient;
 use crate::mcp::{self, McpRequestError, PATIENCE};
 use crate::support::backoff::Backoff;
+use crate::worker::artifacts::ArtifactStore;
 use crate::worker::tool_source::FinishedToolRun;
 
 /// Key of the idempotency key in `_meta` of a call. The value is the same for every repeat of one run.
@@ -69,6 +70,7 @@ impl ListPace {
 pub(super) struct ToolServerClient {
     spec: ToolServer,
     access: Arc<AccessRules>,
+    artifacts: Arc<ArtifactStore>,
     http: Client,
     /// The offered tools; kept while the server is down, so that prompts stay the same. `None` until it has answered
     /// once.
@@ -99,10 +101,11 @@ impl ClientHandler for NotificationHandler {
 }
 
 impl ToolServerClient {
-    pub(super) fn new(spec: ToolServer, access: Arc<AccessRules>, http: Client) -> Self {
+    pub(super) fn new(spec: ToolServer, access: Arc<AccessRules>, artifacts: Arc<ArtifactStore>, http: Client) -> Self {
         Self {
             spec,
             access,
+            artifacts,
             http,
             catalog: watch::Sender::new(None),
             session: watch::Sender::new(None),
@@ -261,7 +264,7 @@ impl ToolServerClient {
                 let message = format!("Missing grant {grant}: it was removed after the call was requested");
                 return ToolOutcome::Unavailable { message }.into();
             }
-            match session.call(tool, &run, deadline).await {
+            match session.call(tool, &run, deadline, &self.artifacts).await {
                 Ok(finished) => return self.believed(finished),
                 Err(McpRequestError::NotSent(words)) => why = words,
                 Err(McpRequestError::Refused(status)) => {
@@ -323,7 +326,13 @@ impl ServerSession {
         asked.ok()?.ok()
     }
 
-    async fn call(&self, tool: &str, run: &ToolRun, deadline: Instant) -> Result<FinishedToolRun, McpRequestError> {
+    async fn call(
+        &self,
+        tool: &str,
+        run: &ToolRun,
+        deadline: Instant,
+        artifacts: &Arc<ArtifactStore>,
+    ) -> Result<FinishedToolRun, McpRequestError> {
         let mut params = CallToolRequestParams::new(tool.to_owned()).with_arguments(run.arguments.clone());
         let mut meta = JsonObject::new();
         meta.insert(IDEMPOTENCY_META.into(), json!(run.idempotency_key));
@@ -334,14 +343,14 @@ impl ServerSession {
             Ok(answer) => answer.map_err(|error| McpRequestError::from_service_error(&error))?,
         };
         match answer {
-            CallToolResponse::Complete(result) => Ok(FinishedToolRun {
-                outcome: if run.id.is_refresh() {
-                    result::value(&result)
-                } else {
-                    result::outcome(&result)
-                },
-                used: result::used(&result),
-            }),
+            CallToolResponse::Complete(result) => {
+                let (run, artifacts) = (run.clone(), Arc::clone(artifacts));
+                let stored = tokio::task::spawn_blocking(move || result::finished(&result, &run, &artifacts));
+                stored.await.map_err(|_| {
+                    let words = "the worker failed while reading the result; this is a bug in agentloop";
+                    McpRequestError::NoAnswer(words.into())
+                })
+            }
             CallToolResponse::InputRequired(_) => Ok(ToolOutcome::Failed {
                 text: "the tool asks the user for input, which is not available: pass all required arguments".into(),
             }

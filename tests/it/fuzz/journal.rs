@@ -93,6 +93,7 @@ fn live(engine: Engine, journal: &mut Journal, epoch: i64, inputs: usize) -> Res
                     outcome: ToolOutcome::Done {
                         text: format!("seen {number}"),
                     },
+                    artifacts: agentloop::engine::tool::ResultArtifacts::default(),
                 }),
                 EngineEffect::Record(_)
                 | EngineEffect::CancelTool(_)

@@ -273,6 +273,7 @@ fn models() -> Vec<Row> {
     let mut rows = base_urls();
     rows.extend(wire_formats());
     rows.push(tool_calling());
+    rows.extend(image_input());
     rows.extend(reasoning());
     rows.extend(prices());
     rows.extend([
@@ -540,6 +541,37 @@ fn tool_calling() -> Row {
             with(scripted(), &json!({"spec": {"model": {"toolCalling": "Structured"}}})),
         ],
     )
+}
+
+fn image_input() -> Vec<Row> {
+    let shown = |context: u32, input: Value| json!({"contextTokens": context, "imageInput": input});
+    vec![
+        row(
+            "spec.model.imageInput is not supported with api Scripted and toolCalling Structured",
+            vec![
+                model(&json!({"imageInput": {}})),
+                with(
+                    anthropic(),
+                    &json!({"spec": {"model": {"imageInput": {"maxImages": 1}}}}),
+                ),
+            ],
+            vec![
+                with(scripted(), &json!({"spec": {"model": {"imageInput": {}}}})),
+                model(&json!({"imageInput": {}, "toolCalling": "Structured"})),
+            ],
+        ),
+        row(
+            "spec.model.imageInput: maxImages (default 4) times tokensPerImage (default 5000)",
+            vec![
+                model(&shown(40_000, json!({}))),
+                model(&shown(4_000, json!({"maxImages": 20, "tokensPerImage": 100}))),
+            ],
+            vec![
+                model(&shown(39_999, json!({}))),
+                model(&shown(3_999, json!({"maxImages": 20, "tokensPerImage": 100}))),
+            ],
+        ),
+    ]
 }
 
 fn value_of(kind: &str) -> Value {

@@ -161,6 +161,7 @@ prop_compose! {
             timeout_seconds,
             stream_idle_timeout_seconds: idle_share.min(timeout_seconds),
             scripted,
+            image_input: None,
         }
     }
 }

@@ -39,7 +39,7 @@ async fn tools(world: &mut World, spec: Value) -> Arc<McpTools> {
     world.tools = spec;
     world.start().await;
     let spec = serde_json::from_value(world.tools.clone()).unwrap();
-    let tools = Arc::new(McpTools::new(&spec, &world.path("gateway.sock")).unwrap());
+    let tools = super::tools(world, &spec);
     tokio::time::timeout(LONG, tools.complete())
         .await
         .expect("all servers answer");
@@ -73,6 +73,7 @@ async fn the_toolbox_is_reached_on_its_socket_and_its_bytes_are_reported() {
             ("toolbox__search_files", ToolEffect::Read, 60),
             ("toolbox__shell", ToolEffect::Destructive, 90),
             ("toolbox__write_file", ToolEffect::Destructive, 60),
+            ("artifact_read", ToolEffect::Read, 30),
         ]
     );
     let call = |tool: &str, arguments: Value| {

@@ -9,7 +9,7 @@ use agentloop::engine::tool::ToolOutcome;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{Bench, LONG, done, names, run};
+use super::{Bench, LONG, artifact, done, names, run};
 use crate::support::clusters::has;
 
 /// Whether there is an npm for it. Says so when there is none.
@@ -132,9 +132,29 @@ async fn the_mcp_projects_own_server_is_listed_and_its_tools_run() {
     let wrong = bench.run("get-sum", json!({"a": "two"})).await;
     assert!(matches!(&wrong, ToolOutcome::Failed { .. }), "{wrong:?}");
     let image = bench.run("get-tiny-image", json!({})).await;
+    let name = artifact(&image);
     assert!(
-        matches!(&image, ToolOutcome::Done { text } if text.contains("left out") && text.len() < 1000),
-        "an image is named, not sent to the model: {image:?}"
+        matches!(&image, ToolOutcome::Done { text } if text.contains("[image image/png, ") && text.len() < 1000),
+        "an image is named: {image:?}"
+    );
+    let stored = std::fs::read(bench.world.path("state/artifacts").join(name)).unwrap();
+    assert!(stored.starts_with(b"\x89PNG\r\n\x1a\n"), "and stored as it is");
+    let resource = bench
+        .run(
+            "get-resource-reference",
+            json!({"resourceType": "Blob", "resourceId": 1}),
+        )
+        .await;
+    assert!(
+        matches!(&resource, ToolOutcome::Done { text } if text.contains("[resource demo://resource/dynamic/blob/1, ")),
+        "{resource:?}"
+    );
+    let stored = std::fs::read(bench.world.path("state/artifacts").join(artifact(&resource))).unwrap();
+    assert!(!stored.is_empty());
+    let links = bench.run("get-resource-links", json!({"count": 3})).await;
+    assert!(
+        matches!(&links, ToolOutcome::Done { text } if text.matches("[link to resource ").count() == 3),
+        "{links:?}"
     );
     let weather = bench
         .run("get-structured-content", json!({"location": "Chicago"}))

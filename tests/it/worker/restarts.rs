@@ -173,6 +173,7 @@ impl<'a> Simulation<'a> {
                 outcome: ToolOutcome::Done {
                     text: format!("{} of {}", run.name, run.id),
                 },
+                artifacts: agentloop::engine::tool::ResultArtifacts::default(),
             });
         }
         if let EngineEffect::SetTimer(at) = effect {

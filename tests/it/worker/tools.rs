@@ -10,7 +10,10 @@ use agentloop::api::AgentSpec;
 use agentloop::api::status::LoopState;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::settings::EngineSettings;
-use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolRun, ToolSpec, UnknownOutcomePolicy};
+use agentloop::engine::tool::{
+    ResultArtifacts, StoredImage, ToolEffect, ToolOutcome, ToolRun, ToolSpec, UnknownOutcomePolicy,
+};
+use agentloop::worker::artifacts::ArtifactStore;
 use agentloop::worker::driver::{DriveOutcome, DriverInputs, DriverParts, LoopDriver};
 use agentloop::worker::gateway_client::GatewayClient;
 use agentloop::worker::instructions::InstructionSource;
@@ -39,6 +42,8 @@ struct Runs {
     cut: Vec<String>,
     /// Outcomes that the test has decided on, by run.
     ends: HashMap<String, ToolOutcome>,
+    /// What is stored of their results.
+    artifacts: HashMap<String, ResultArtifacts>,
 }
 
 struct Source {
@@ -142,7 +147,11 @@ impl ToolSource for Hold {
                 "as the test wants"
             );
             under_way.ended = true;
-            outcome.into()
+            let artifacts = source.runs.borrow().artifacts.get(&id).cloned();
+            FinishedToolRun {
+                artifacts: artifacts.unwrap_or_default(),
+                ..outcome.into()
+            }
         }
         .boxed()
     }
@@ -191,7 +200,7 @@ impl Worker {
         let drive = tokio::spawn(async move {
             let spec: AgentSpec = serde_json::from_value(json!({
                 "instructions": "Be.",
-                "model": {"api": "OpenAIChat", "name": "m"},
+                "model": {"api": "OpenAIChat", "name": "m", "imageInput": {"maxImages": 2}},
                 "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
             }))
             .unwrap();
@@ -222,6 +231,7 @@ impl Worker {
                 sensors: LoopSensors::default(),
                 lookouts: FileWatchers::new(None),
                 tools: Some(Arc::new(Hold(source))),
+                artifacts: Arc::new(ArtifactStore::open(&dir)),
                 model: &spec.model,
                 instructions: InstructionSource::load(spec.instructions.clone(), dir).unwrap(),
                 journal: &mut journal,
@@ -286,6 +296,50 @@ async fn tools_that_only_look_run_four_at_a_time_and_the_model_gets_all_results_
     assert_eq!(source.runs.borrow().most, 4);
     worker.terminate.cancel();
     assert_eq!(worker.ended().await, DriveOutcome::Exit);
+}
+
+#[tokio::test]
+async fn the_images_of_results_are_in_the_next_request_and_those_that_are_gone_are_only_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x03\0\0\0\x05\x08\x02\0\0\0";
+    let store = ArtifactStore::open(&dir.path().join("journal"));
+    let stored = store.store("image/png", png).unwrap().to_string();
+    let calls = [("files__read", json!({})), ("files__read", json!({}))];
+    let gateway = Gateway::start(dir.path(), vec![answer("look", &calls), sleep(3600)]);
+    let source = Source::new();
+    for (run, name) in [("t1c1r1", "0123456789abcdef.png"), ("t1c1r2", &*stored)] {
+        let image = StoredImage {
+            name: name.into(),
+            width: 3,
+            height: 5,
+            bytes: png.len(),
+        };
+        let artifacts = ResultArtifacts {
+            text: None,
+            images: vec![image],
+        };
+        source.runs.send_modify(|runs| {
+            runs.artifacts.insert(run.into(), artifacts);
+        });
+        source.done(run);
+    }
+    let worker = Worker::start(&dir, &gateway, &source);
+    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    let request = &log.calls[1].1;
+    assert_eq!(results(request), ["t1c1r1 is done", "t1c1r2 is done"]);
+    let last = request["messages"].as_array().unwrap().last().unwrap();
+    let parts = last["content"].as_array().unwrap_or_else(|| panic!("{last}"));
+    assert!(
+        parts[0]["text"]
+            .as_str()
+            .unwrap()
+            .ends_with(&format!("in their order: {stored}.]"))
+    );
+    let url = parts[1]["image_url"]["url"].as_str().unwrap();
+    assert!(url.starts_with("data:image/png;base64,iVBORw0KGgo"), "{url}");
+    assert!(!log.calls[0].1.to_string().contains("image_url"));
+    worker.terminate.cancel();
+    worker.ended().await;
 }
 
 #[tokio::test]

@@ -64,6 +64,7 @@ fn result(text: &str) -> Message {
         text: text.into(),
         failed: false,
         reasoning: None,
+        artifacts: crate::engine::tool::ResultArtifacts::default(),
     }
 }
 
