@@ -10,6 +10,7 @@ use super::context::doubt::HistoryDoubt;
 use super::context::prompt_size::TokenEstimator;
 use super::context::window::ClearedResults;
 use super::counters::StreakCounters;
+use super::definitions::DefinitionPins;
 use super::early_snapshot;
 use super::hot_state::HotStateRefresh;
 use super::lifecycle::Lifecycle;
@@ -72,6 +73,8 @@ pub struct EngineSnapshot {
     pub(super) cleared: ClearedResults,
     /// Whether the conversation has untrusted content.
     pub(super) trust: ContentTrust,
+    /// The accepted definitions of tools.
+    pub(super) definitions: DefinitionPins,
     /// How the server's token counts compare with the estimate.
     pub(super) sizes: TokenEstimator,
     /// What the loop's mode keeps between turns.

@@ -164,6 +164,7 @@ impl Engine {
         self.running.insert(id, out.now);
         let run = ToolRun {
             target: plan.target.clone(),
+            definition: plan.definition.clone(),
             id,
             name: plan.tool,
             arguments: serde_json::Map::new(),

@@ -7,6 +7,7 @@ mod budget_health;
 mod compaction;
 mod context;
 mod corpus;
+mod definitions;
 mod doubt;
 mod events;
 mod expiry;
@@ -189,6 +190,8 @@ struct Driver {
     untrusted: BTreeSet<(i64, u32)>,
     /// Messages that left without a summary since the last one.
     forgotten: usize,
+    /// All definitions that were ever pinned, each with its tool.
+    pinned: BTreeSet<(String, String)>,
 }
 
 impl Driver {
@@ -229,6 +232,7 @@ impl Driver {
             silent: false,
             untrusted: BTreeSet::new(),
             forgotten: 0,
+            pinned: BTreeSet::new(),
         }
     }
 
@@ -296,6 +300,7 @@ impl Driver {
         }
         let effects = self.engine.handle(self.now, input);
         self.check_reasons(&before, &given);
+        self.check_definitions(&before, &given);
         let before = before.view();
         let mut acted = false;
         for effect in &effects {
@@ -313,6 +318,7 @@ impl Driver {
                 } => {
                     self.purpose = *purpose;
                     self.block.clone_from(state);
+                    self.check_offer(tools);
                     self.offered = tools.iter().map(|tool| tool.name.to_string()).collect();
                     self.call_model(*call, messages);
                 }
