@@ -107,6 +107,10 @@ impl Engine {
             .toolbox()
             .resolve(wanted)
             .ok_or("its refreshTool is unknown")?;
+        // The tools of the last turn are still offered.
+        if self.offer.changed(name).is_some() {
+            return Err("its refreshTool is not run, since its definition has changed");
+        }
         let call = ToolCall {
             id: String::new(),
             name: name.to_owned(),

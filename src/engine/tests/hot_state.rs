@@ -343,7 +343,7 @@ fn a_tool_whose_definition_is_withheld_fills_no_field() {
     driver.turn();
     assert_eq!(driver.sent.len(), 1);
     assert!(
-        block(&driver).contains("its refreshTool is unknown"),
+        block(&driver).contains("its definition has changed"),
         "{}",
         block(&driver)
     );

@@ -437,11 +437,11 @@ async fn a_sleeping_loop_asks_about_changed_tools_at_once() {
     gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
     source.offered.send_replace(offer(vec![listed("two")]));
     let asks = |log: &Log| {
-        let report = log.reports.last().and_then(|report| report.loop_.as_ref());
-        report.is_some_and(|report| report.gates.len() == 1 && report.state == LoopState::Sleeping)
+        let report = log.last();
+        report.gates.len() == 1 && report.state == LoopState::Sleeping
     };
     let log = gateway.until("the gate", asks).await;
-    let gates = log.reports.last().unwrap().loop_.as_ref().unwrap().gates.clone();
+    let gates = log.last().gates;
     assert_eq!((&*gates[0].tool, gates[0].expires_at.as_ref()), ("files", None));
     worker.terminate.cancel();
     worker.ended().await;
