@@ -73,7 +73,7 @@ impl Loop {
         };
         let call = self.call.take().expect("a call");
         self.feed(EngineInput::Answered { call, answer });
-        self.now += SignedDuration::from_mins(10);
+        self.now += SignedDuration::from_mins(1);
         self.feed(EngineInput::Timer);
     }
 
