@@ -539,8 +539,8 @@ fn gates_of_calls_and_for_definitions_are_at_most_20_and_one_place_is_kept_for_a
             driver.decide(true);
             driver.done(driver.running()[0], "gone");
         }
-        let last = driver.open().remove(0);
-        driver.decide_on(&last.gate.id, &last.arguments, true);
+        let first = driver.open().remove(0);
+        driver.decide_on(&first.gate.id, &first.arguments, true);
         assert_eq!(definitions(&driver), open.min(servers - 1));
     }
 }
