@@ -101,6 +101,7 @@ async fn run(tools: &McpTools, number: u32, bytes: usize) -> Duration {
         },
         name: spec.name,
         target: spec.target,
+        definition: spec.definition.map(|definition| definition.hash).unwrap_or_default(),
         arguments,
         idempotency_key: format!("{number:032x}"),
         max_result_bytes: 32 * 1024,

@@ -121,9 +121,11 @@ def odd() -> str:
 
 
 @server.tool()
-async def grow(name: str, ctx: Context) -> str:
-    """Adds a tool, and tells everybody."""
-    server.add_tool(lambda: "new", name=name, description="Was not there before.")
+async def grow(name: str, ctx: Context, description: str = "Was not there before.") -> str:
+    """Adds a tool, or replaces it, and tells everybody."""
+    # There is no public way to replace a tool that both generations have.
+    server._tool_manager._tools.pop(name, None)
+    server.add_tool(lambda: "new", name=name, description=description)
     if not OLDER:
         await ctx.notify_tools_changed()
     await ctx.session.send_tool_list_changed()

@@ -34,7 +34,7 @@ pub struct AgentStatus {
     /// Usage since the Agent was created, counted by the gateway. Never reset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<LoopUsage>,
-    /// Open gates: what waits for the answer of a person, in the order of the calls. The arguments are not in the status; read the
+    /// Open gates: what waits for the answer of a person, in the order of the calls, then by server. The arguments are not in the status; read the
     /// event `gate:opened` with its messages.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
@@ -73,16 +73,17 @@ pub struct Gate {
     pub id: String,
     /// What the gate is for.
     pub kind: GateKind,
-    /// Tool of the call, as the model calls it.
+    /// Tool of the call, as the model calls it. For `ToolDefinitionsChanged`: the server.
     #[schemars(length(max = 64))]
     pub tool: String,
-    /// Hash of the arguments of the call.
+    /// Hash of the arguments of the call. For `ToolDefinitionsChanged`: hash of the definitions that would be accepted.
     #[schemars(length(max = 64))]
     pub arguments_hash: String,
     /// Time at which the gate was opened.
     pub opened_at: Time,
-    /// Time at which the gate expires, which denies it.
-    pub expires_at: Time,
+    /// Time at which the gate expires, which denies it. Absent: it does not expire.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Time>,
     /// Source of the untrusted content because of which the call needs the approval. Absent if it needs it in any case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 320))]
@@ -109,6 +110,8 @@ pub enum GateKind {
     ToolCallNeedsApproval,
     /// A tool call with an unknown outcome is repeated only if that is approved.
     UnknownOutcome,
+    /// Changed and new tools of a server are offered to the model only if they are approved. The loop continues without them.
+    ToolDefinitionsChanged,
 }
 
 /// Accounts of the Agent's own limits.

@@ -311,11 +311,35 @@ pub struct ToolServer {
         "pattern": TOOL,
     }))]
     pub only: Vec<String>,
+    /// What happens when the server changes the definition of a tool (its description, its input schema or its annotations), or
+    /// adds a tool. `Allow`, the default: the change is recorded. `Ask`: the tool is withheld from the model until a person has
+    /// approved the change; so is a new tool, unless `only` names the tools. The first definitions of a server are accepted, and
+    /// so are those after an edit of its `url`, `headersSecretRef` or `container`.
+    #[serde(default, skip_serializing_if = "DefinitionChanges::is_allow")]
+    pub definition_changes: DefinitionChanges,
     /// Rules for single tools, at most 128. Tools without a rule are offered too, with the defaults, unless `only`
     /// excludes them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub tools: Vec<ToolRules>,
+}
+
+/// What happens when a server changes the definition of a tool, or adds one.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DefinitionChanges {
+    /// It is recorded.
+    #[default]
+    Allow,
+    /// The tool is withheld until a person has approved the change.
+    Ask,
+}
+
+impl DefinitionChanges {
+    /// Left out of the serialized spec, so that its hash is the same as before the field existed.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
+    fn is_allow(&self) -> bool {
+        *self == Self::Allow
+    }
 }
 
 /// Where a server is reached.
@@ -452,6 +476,17 @@ mod tests {
         assert_eq!(written(&rules)["afterUntrustedContent"], "Write");
         assert_eq!(written(&rules)["whilePending"], "Continue");
         assert_eq!(serde_json::from_value::<ApprovalRules>(written(&rules)).unwrap(), rules);
+    }
+
+    #[test]
+    fn a_server_without_a_rule_for_definitions_is_serialized_as_before_there_was_one() {
+        let read = |value| serde_json::from_value::<ToolServer>(value).unwrap();
+        let plain = json!({"name": "files", "url": "http://files", "trusted": false});
+        assert_eq!(serde_json::to_value(read(plain.clone())).unwrap(), plain);
+        let mut asks = plain;
+        asks["definitionChanges"] = json!("Ask");
+        assert_eq!(read(asks.clone()).definition_changes, DefinitionChanges::Ask);
+        assert_eq!(serde_json::to_value(read(asks.clone())).unwrap(), asks);
     }
 
     #[test]

@@ -34,9 +34,18 @@ pub(super) struct GateFacts {
     tool: String,
     arguments_hash: String,
     opened_at: Timestamp,
-    expires_at: Timestamp,
+    /// `None`: it does not expire.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     untrusted_content_source: Option<String>,
+}
+
+impl GateFacts {
+    /// Whether it has expired.
+    fn is_over(&self, now: Timestamp) -> bool {
+        self.expires_at.is_some_and(|at| at <= now)
+    }
 }
 
 /// Identifies a gate: the uid of its Agent, and its id.
@@ -61,7 +70,7 @@ fn facts(agent: &Agent, gate: &Gate) -> Option<GateFacts> {
         tool: gate.tool.clone(),
         arguments_hash: gate.arguments_hash.clone(),
         opened_at: gate.opened_at.0,
-        expires_at: gate.expires_at.0,
+        expires_at: gate.expires_at.as_ref().map(|at| at.0),
         untrusted_content_source: gate.untrusted_content_source.clone(),
     })
 }
@@ -131,7 +140,7 @@ impl GateAnnouncements {
         self.known.retain(|_, gate| !gate.is_over(wall));
         for (key, facts) in open {
             // Nobody can answer it any more.
-            if facts.expires_at <= wall || self.known.contains_key(&key) {
+            if facts.is_over(wall) || self.known.contains_key(&key) {
                 continue;
             }
             if self.known.len() >= MAX_KNOWN {
@@ -207,7 +216,7 @@ impl KnownGate {
     fn is_over(&self, wall: Timestamp) -> bool {
         match self.stage {
             // Nobody was told of it, so nobody needs to know that it has closed.
-            Stage::Opening => self.due.is_some() && (!self.is_open || self.facts.expires_at <= wall),
+            Stage::Opening => self.due.is_some() && (!self.is_open || self.facts.is_over(wall)),
             Stage::Announced => false,
             Stage::Closing(at) => self.due.is_some() && wall.duration_since(at) >= CLOSED_FOR,
         }

@@ -60,13 +60,34 @@ pub struct RunGate {
 /// An open gate as reported.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpenGate {
-    pub gate: RunGate,
-    /// The tool, as the model calls it.
+    pub gate: GateTerms,
+    /// The tool, as the model calls it; the server, if it is for definitions.
     pub tool: String,
-    /// Hash of the arguments.
+    /// Hash of the arguments, or of the definitions.
     pub arguments: String,
     /// The source of the untrusted content because of which it needs the approval.
     pub because_of: Option<String>,
+}
+
+/// What an open gate is, and until when.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GateTerms {
+    pub id: String,
+    pub kind: GateKind,
+    pub opened_at: Timestamp,
+    /// When it is denied, if it was not answered; `None`: it does not expire.
+    pub expires_at: Option<Timestamp>,
+}
+
+impl From<&RunGate> for GateTerms {
+    fn from(gate: &RunGate) -> Self {
+        Self {
+            id: gate.id.clone(),
+            kind: gate.kind,
+            opened_at: gate.opened_at,
+            expires_at: Some(gate.expires_at),
+        }
+    }
 }
 
 /// A person's answer to a gate.
@@ -74,7 +95,7 @@ pub struct OpenGate {
 pub struct GateAnswer {
     /// Id of the gate.
     pub gate: String,
-    /// Hash of the arguments that the person saw.
+    /// Hash of the arguments that the person saw, or of the definitions.
     pub arguments: String,
     pub approved: bool,
     /// The name of the user who answered, if it is known.
@@ -92,7 +113,9 @@ impl Engine {
             Some(NextRun::AwaitApproval(place)) => Some(place),
             Some(NextRun::Send(_) | NextRun::SendIfAllowed(_) | NextRun::Wait) | None => None,
         };
-        let free = (MAX_GATES - 1).saturating_sub(batch.gates().count() + self.state.deferred.len());
+        let definitions = self.state.definitions.open_gates();
+        let open = batch.gates().count() + self.state.deferred.len() + definitions;
+        let free = (MAX_GATES - 1).saturating_sub(open);
         let needed = batch.approvals_needed().enumerate();
         let due = needed.filter(|(number, (place, _))| *number < free || next == Some(*place));
         let due: Vec<(usize, GateKind)> = due.map(|(_, due)| due).collect();
@@ -226,7 +249,7 @@ impl Engine {
         };
         let (id, until) = (&gate.id, gate.expires_at);
         let message = match gate.kind {
-            GateKind::ToolCallNeedsApproval => {
+            GateKind::ToolCallNeedsApproval | GateKind::ToolDefinitionsChanged => {
                 let tool = &plan.tool;
                 let because_of = plan.because_of.as_deref().map(because_of).unwrap_or_default();
                 format!("the call of {tool} waits for an approval{because_of} (gate {id})")
@@ -255,12 +278,17 @@ impl Engine {
         }
     }
 
+    /// All open gates: those of runs in their order, and those for definitions.
+    pub(crate) fn view_gates(&self) -> Vec<OpenGate> {
+        self.gates().into_iter().chain(self.definition_gates()).collect()
+    }
+
     /// The open gates, in the order of their runs.
-    pub(crate) fn gates(&self) -> Vec<OpenGate> {
+    fn gates(&self) -> Vec<OpenGate> {
         let gates = self.tool_batch().into_iter().flat_map(ToolBatch::gates);
         let gates = gates.map(|(_, plan, gate)| (plan, gate));
         let open = self.state.deferred.gates().chain(gates).map(|(plan, gate)| OpenGate {
-            gate: gate.clone(),
+            gate: gate.into(),
             tool: plan.tool.clone(),
             arguments: plan.arguments.clone(),
             because_of: plan.because_of.clone(),
@@ -323,7 +351,8 @@ fn because_of(source: &str) -> String {
 
 fn pause_reason(kind: GateKind) -> PauseReason {
     match kind {
-        GateKind::ToolCallNeedsApproval => PauseReason::ToolCallNeedsApproval,
+        // The last one is never the gate of a run.
+        GateKind::ToolCallNeedsApproval | GateKind::ToolDefinitionsChanged => PauseReason::ToolCallNeedsApproval,
         GateKind::UnknownOutcome => PauseReason::UnknownOutcome,
     }
 }

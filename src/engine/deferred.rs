@@ -293,6 +293,7 @@ impl Engine {
             id: run,
             name: plan.tool,
             target: plan.target,
+            definition: plan.definition,
             arguments,
             idempotency_key: plan.key,
             max_result_bytes: MOST_TOLD,

@@ -43,6 +43,8 @@ pub struct Engine {
     pub(super) agent: String,
     /// The tools that the model may call, now and from the next turn on.
     pub(super) offer: ToolOffer,
+    /// Whether the pins and gates follow from the newest list of tools.
+    pub(super) definitions_settled: bool,
     /// Values of the moment; not persisted.
     pub(super) hot: HotState,
     /// Tool runs that this process has handed to the driver and awaits, with the time at which it did.
@@ -85,6 +87,7 @@ impl Engine {
             sent_images: false,
             agent: String::new(),
             offer: ToolOffer::new(mode_tools),
+            definitions_settled: true,
             settings,
             running: BTreeMap::new(),
             timer: None,
@@ -117,9 +120,7 @@ impl Engine {
     /// The only transition function. `now` may be earlier than before, if the clock was set back.
     pub fn handle(&mut self, now: Timestamp, input: EngineInput) -> Vec<EngineEffect> {
         if let EngineInput::ToolsChanged { tools, silent } = input {
-            let mode_tools = self.mode().tools(&self.settings, self.offer.wake_events());
-            let in_turn = self.state.turn.is_some();
-            self.offer.tools_changed(tools, silent, mode_tools, in_turn);
+            self.tools_listed(tools, silent);
             return Vec::new();
         }
         if let EngineInput::WakeEventsChanged { names } = input {
@@ -179,7 +180,10 @@ impl Engine {
             EngineInput::Timer => self.timer = None,
             EngineInput::WakeRequested { token } => self.wake_requested(token, out),
             EngineInput::ResumeRequested { token } => self.resume_requested(token, out),
-            EngineInput::GateAnswered(answer) => self.gate_answered(&answer, out),
+            EngineInput::GateAnswered(answer) => {
+                self.definition_gate_answered(&answer, out);
+                self.gate_answered(&answer, out);
+            }
             EngineInput::BudgetChanged { budget } => self.budget_changed(budget, out),
             EngineInput::LinkSilent => self.state.reasons.set_link_silent(true),
             EngineInput::LinkLost => self.link_lost(),
@@ -295,6 +299,7 @@ impl Engine {
     fn advance(&mut self, out: &mut EffectBuffer) {
         if self.state.life.is_active() && !self.fenced {
             self.expire_gates(out);
+            self.settle_definitions(out);
             self.clear_expired(out.now);
             // Pauses and the sleep end before anything starts, and the transition is journalled before what it allows.
             self.check_clock_guardrails(out.now);

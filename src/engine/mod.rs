@@ -19,6 +19,7 @@ mod calls;
 mod context;
 mod counters;
 mod deferred;
+mod definitions;
 mod early_snapshot;
 mod effects;
 mod guardrails;
@@ -67,7 +68,7 @@ use message::{Message, ModelAnswer, ToolDefinition};
 use sensor_events::SensedEvent;
 use tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
-pub use approvals::{GateAnswer, OpenGate, RunGate};
+pub use approvals::{GateAnswer, GateTerms, OpenGate};
 pub use context::budget_health::BudgetHealth;
 pub use context::prompt::Skill;
 pub use ids::{CallId, CallIdError};
@@ -323,10 +324,15 @@ pub enum RecordKind {
     ToolOutcome,
     /// A tool call was denied: nothing was run.
     ToolDenied,
-    /// A tool run waits for the approval of a person. Its note is the id of the gate.
+    /// A tool run, or other definitions of tools, wait for the approval of a person. Its note is the id of the gate, and which
+    /// tools have changed.
     GateOpened,
     /// A gate has closed. Its note is the id of the gate, and how it closed.
     GateResolved,
+    /// The definitions of a server's tools were accepted as the first ones. Its note is the server, and how many.
+    ToolsPinned,
+    /// A server has changed or added tools, which was accepted. Its note is the server, and which tools.
+    ToolsChanged,
     /// A loop was detected, or continued: the sign, and the step that followed.
     LoopDetected,
     /// A field of the hot state did not get its value; recorded once until it does.

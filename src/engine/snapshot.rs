@@ -11,6 +11,7 @@ use super::context::prompt_size::TokenEstimator;
 use super::context::window::ClearedResults;
 use super::counters::StreakCounters;
 use super::deferred::DeferredCalls;
+use super::definitions::DefinitionPins;
 use super::early_snapshot;
 use super::hot_state::HotStateRefresh;
 use super::lifecycle::Lifecycle;
@@ -75,6 +76,8 @@ pub struct EngineSnapshot {
     pub(super) trust: ContentTrust,
     /// Calls that wait for an approval while the loop goes on.
     pub(super) deferred: DeferredCalls,
+    /// The accepted definitions of tools.
+    pub(super) definitions: DefinitionPins,
     /// How the server's token counts compare with the estimate.
     pub(super) sizes: TokenEstimator,
     /// What the loop's mode keeps between turns.

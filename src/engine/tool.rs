@@ -104,6 +104,30 @@ pub struct ToolSpec {
     pub trusted: bool,
     /// A grant that its server requires and the Agent does not have: its calls are denied.
     pub missing_grant: Option<String>,
+    /// What its server declared it to be. `None`: not pinned, since the definition is the runtime's own.
+    pub definition: Option<DeclaredDefinition>,
+}
+
+impl ToolSpec {
+    /// Name of its server, which contains no `_`.
+    #[must_use]
+    pub fn server(&self) -> &str {
+        self.name.split_once("__").map_or(&*self.name, |(server, _)| server)
+    }
+}
+
+/// What a server declared a tool to be, and the rules for a change of that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeclaredDefinition {
+    /// Hash of the whole definition, before anything is truncated.
+    pub hash: String,
+    /// Identifies the server's address, image and credentials; the same for all of its tools. If it changes, a person has
+    /// edited the spec.
+    pub server: String,
+    /// A person must approve another definition.
+    pub holds_changes: bool,
+    /// A person must approve the tool if its server adds it.
+    pub holds_new: bool,
 }
 
 /// One tool run, as the worker executes it.
@@ -114,6 +138,8 @@ pub struct ToolRun {
     pub name: String,
     /// [`ToolSpec::target`] when the model requested it.
     pub target: String,
+    /// [`DeclaredDefinition::hash`] of what the model was shown when it requested it; empty: it is not pinned.
+    pub definition: String,
     /// Arguments that match the tool's schema.
     pub arguments: Map<String, Value>,
     /// The same for each repeat of this run, and for no other run of any Agent: 32 hexadecimal digits.

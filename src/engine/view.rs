@@ -40,7 +40,7 @@ pub struct LoopView {
     pub handled: HandledRequests,
     /// The last failure: when and what.
     pub last_error: Option<(Timestamp, CallFailure)>,
-    /// The open gates, in the order of their runs.
+    /// The open gates, in the order of their runs, then those for definitions.
     pub gates: Vec<OpenGate>,
     /// The untrusted content of the conversation.
     pub untrusted: Option<UntrustedContent>,
@@ -88,7 +88,7 @@ impl Engine {
             consecutive_turns: state.counters.turns.count(),
             handled: state.handled.clone(),
             last_error: state.last_error.clone(),
-            gates: self.gates(),
+            gates: self.view_gates(),
             untrusted: state.trust.untrusted().cloned(),
             detected: self.detected(),
             light_model: self.light_model_failure().cloned(),

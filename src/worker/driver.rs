@@ -263,7 +263,11 @@ impl<'a> LoopDriver<'a> {
         match happening {
             DriverEvent::Called(call, result) => self.call_ended(call, result),
             DriverEvent::Ran(run, finished) => self.finish_run(run, finished),
-            DriverEvent::Offered => self.update_tools(),
+            DriverEvent::Offered => {
+                self.update_tools()?;
+                // What follows from other definitions is journalled with the next input.
+                self.feed(EngineInput::Timer)
+            }
             DriverEvent::GatewayUpdated => self.apply_gateway_update(&mut world.gateway_updates),
             DriverEvent::Terminated => {
                 self.terminated = true;

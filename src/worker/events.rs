@@ -43,6 +43,8 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::ToolIntent => "tool:intent",
         RecordKind::ToolOutcome => "tool:outcome",
         RecordKind::ToolDenied => "tool:denied",
+        RecordKind::ToolsPinned => "tools:pinned",
+        RecordKind::ToolsChanged => "tools:changed",
         RecordKind::GateOpened => "gate:opened",
         RecordKind::GateResolved => "gate:resolved",
         RecordKind::RequestHandled => "loop:request_handled",

@@ -67,7 +67,7 @@ fn gate(open: OpenGate) -> Gate {
         tool,
         arguments_hash: arguments,
         opened_at: Time(gate.opened_at),
-        expires_at: Time(gate.expires_at),
+        expires_at: gate.expires_at.map(Time),
         untrusted_content_source: because_of,
     }
 }

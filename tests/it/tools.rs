@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod containers;
+mod definitions;
 pub mod everything;
 mod example;
 pub mod python;
@@ -107,6 +108,7 @@ fn run(tool: &str, arguments: Value) -> ToolRun {
     let Value::Object(arguments) = arguments else { panic!() };
     ToolRun {
         target: String::new(),
+        definition: String::new(),
         id: ToolRunId {
             member: 0,
             turn: 1,

@@ -275,6 +275,7 @@ fn tool() -> ToolSpec {
         approval_condition: None,
         trusted: true,
         missing_grant: None,
+        definition: None,
     }
 }
 

@@ -26,7 +26,7 @@ fn waiting(source: Option<&str>) -> Case {
         tool: "mail__send".into(),
         arguments_hash: "5f0c".into(),
         opened_at: Time(now()),
-        expires_at: Time(now() + SignedDuration::from_hours(1)),
+        expires_at: Some(Time(now() + SignedDuration::from_hours(1))),
         untrusted_content_source: source.map(Into::into),
     }];
     Case {
@@ -54,6 +54,40 @@ fn a_gate_because_of_untrusted_content_says_so_and_another_does_not() {
         plain.starts_with("the call of mail__send waits for an approval (gate e1-t1c2r1)"),
         "{plain}"
     );
+}
+
+#[test]
+fn a_gate_for_definitions_says_which_server_and_how_to_answer_while_the_loop_runs() {
+    let mut case = waiting(None);
+    let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
+    report.gates = vec![Gate {
+        id: "tools-files-e1-1".into(),
+        kind: GateKind::ToolDefinitionsChanged,
+        tool: "files".into(),
+        arguments_hash: "5f0c".into(),
+        opened_at: Time(now()),
+        expires_at: None,
+        untrusted_content_source: None,
+    }];
+    let status = case.status();
+    let pending = find(&status.conditions, ConditionType::ApprovalPending).unwrap();
+    assert_eq!((&*pending.status, &*pending.reason), ("True", "ToolDefinitionsChanged"));
+    let message = &pending.message;
+    assert!(
+        message.starts_with("the tool server files has changed or added tools"),
+        "{message}"
+    );
+    let command = "agentloop.dev/approve=tools-files-e1-1:5f0c agentloop.dev/approved-by=<your user name>";
+    assert!(message.contains(command), "{message}");
+    assert_eq!(status.r#loop.unwrap().state, LoopState::Running);
+    let ready = find(&status.conditions, ConditionType::Ready).unwrap();
+    assert_eq!((&*ready.status, &*ready.reason), ("True", "AwaitingApproval"));
+    // The condition ends with the gate.
+    case.old = case.status();
+    case.last_report = Some(reported(LoopState::Running));
+    let status = case.status();
+    let pending = find(&status.conditions, ConditionType::ApprovalPending).unwrap();
+    assert_eq!(pending.status, "False");
 }
 
 #[test]

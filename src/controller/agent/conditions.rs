@@ -17,7 +17,7 @@ use crate::api::AGENT_LABEL;
 use crate::api::condition::ConditionType;
 use crate::api::failure::{FailureKind, ModelEvidence};
 use crate::api::pause::PauseEnd;
-use crate::api::status::{GateKind, LoopOutcome, LoopState, LoopStatus, PauseReason};
+use crate::api::status::{Gate, GateKind, LoopOutcome, LoopState, LoopStatus, PauseReason};
 use crate::controller::gate_annotations;
 use crate::controller::plain_http::plain_http_warning;
 use crate::controller::runtime::condition_list::ConditionList;
@@ -237,22 +237,9 @@ impl AgentConditions<'_> {
                     self.list.set(type_, true, held.reason.as_ref(), message);
                 }
                 None => match report.gates.first().filter(|_| type_ == ConditionType::ApprovalPending) {
-                    // Its run is not the next one yet, or the loop goes on meanwhile.
+                    // Its run is not the next one yet, or it is for definitions.
                     Some(gate) => {
-                        let because_of = gate
-                            .untrusted_content_source
-                            .as_ref()
-                            .map(|source| format!(", since the model has been shown untrusted content of {source}"));
-                        let (tool, id) = (&gate.tool, &gate.id);
-                        let because_of = because_of.unwrap_or_default();
-                        let message = match gate.kind {
-                            GateKind::ToolCallNeedsApproval => {
-                                format!("the call of {tool} waits for an approval{because_of} (gate {id})")
-                            }
-                            GateKind::UnknownOutcome => format!(
-                                "the outcome of a call of {tool} is unknown; repeating it waits for an approval (gate {id})"
-                            ),
-                        };
+                        let message = unpaused_gate(gate);
                         let answer = self.how_to_answer(report, type_);
                         self.list
                             .set(type_, true, gate.kind.as_ref(), format!("{message}{answer}"));
@@ -566,6 +553,23 @@ impl AgentConditions<'_> {
             return AgentReadiness::Settling(reason_message("UpdatePending", message));
         }
         AgentReadiness::Ready(reason_message(LOOP_RUNNING, "the loop is running"))
+    }
+}
+
+/// What an open gate that does not pause the loop is for.
+fn unpaused_gate(gate: &Gate) -> String {
+    let because_of = gate.untrusted_content_source.as_ref();
+    let because_of = because_of.map(|source| format!(", since the model has been shown untrusted content of {source}"));
+    let (tool, id, because_of) = (&gate.tool, &gate.id, because_of.unwrap_or_default());
+    match gate.kind {
+        GateKind::ToolDefinitionsChanged => format!(
+            "the tool server {tool} has changed or added tools, which are withheld until a person has approved them; the \
+             loop continues without them (gate {id}; the event gate:opened names the tools)"
+        ),
+        GateKind::ToolCallNeedsApproval => format!("the call of {tool} waits for an approval{because_of} (gate {id})"),
+        GateKind::UnknownOutcome => {
+            format!("the outcome of a call of {tool} is unknown; repeating it waits for an approval (gate {id})")
+        }
     }
 }
 

@@ -381,6 +381,7 @@ impl Engine {
         let own: Vec<String> = self
             .missing_tools()
             .into_iter()
+            .chain(self.withheld_tools())
             .chain(budget_health::text(
                 &self.state.budget,
                 &self.settings,

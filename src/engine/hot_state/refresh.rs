@@ -107,6 +107,10 @@ impl Engine {
             .toolbox()
             .resolve(wanted)
             .ok_or("its refreshTool is unknown")?;
+        // The tools of the last turn are still offered.
+        if self.offer.changed(name).is_some() {
+            return Err("its refreshTool is not run, since its definition has changed");
+        }
         let call = ToolCall {
             id: String::new(),
             name: name.to_owned(),
@@ -164,6 +168,7 @@ impl Engine {
         self.running.insert(id, out.now);
         let run = ToolRun {
             target: plan.target.clone(),
+            definition: plan.definition.clone(),
             id,
             name: plan.tool,
             arguments: serde_json::Map::new(),

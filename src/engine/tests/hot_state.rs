@@ -4,7 +4,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::super::hot_state::FieldSchema;
-use super::super::tool::{ToolEffect, ToolOutcome, ToolSpec};
+use super::super::tool::{DeclaredDefinition, ToolEffect, ToolOutcome, ToolSpec};
 use super::super::{EngineInput, RecordKind, StopCause};
 use super::{
     Driver, EngineEffect, EngineSettings, LoopState, calls, says, seconds, settings, value_of, without_its_line,
@@ -43,6 +43,7 @@ pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
         needs_approval_after_untrusted: false,
         trusted: true,
         missing_grant: None,
+        definition: None,
     }
 }
 
@@ -319,4 +320,31 @@ fn the_block_counts_in_the_prompt() {
         driver.notes(RecordKind::CallStarted).contains(&"Compaction")
     };
     assert_eq!((small(vec![]), small(fields())), (false, true));
+}
+
+#[test]
+fn a_tool_whose_definition_is_withheld_fills_no_field() {
+    let listed = |hash: &str| ToolSpec {
+        definition: Some(DeclaredDefinition {
+            hash: hash.into(),
+            server: "s".into(),
+            holds_changes: true,
+            holds_new: true,
+        }),
+        ..tool("s__n", ToolEffect::Read)
+    };
+    let mut driver = Driver::fresh(with(vec![field("n", FieldType::Number, Some("s__n"))]));
+    driver.offer(vec![listed("one")]);
+    driver.start(1);
+    assert_eq!(driver.sent[0].definition, "one");
+    driver.end(1, done("7"));
+    driver.offer(vec![listed("two")]);
+    driver.pass(seconds(90));
+    driver.turn();
+    assert_eq!(driver.sent.len(), 1);
+    assert!(
+        block(&driver).contains("its definition has changed"),
+        "{}",
+        block(&driver)
+    );
 }

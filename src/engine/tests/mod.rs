@@ -8,6 +8,7 @@ mod compaction;
 mod context;
 mod corpus;
 mod deferred;
+mod definitions;
 mod doubt;
 mod events;
 mod expiry;
@@ -193,6 +194,8 @@ struct Driver {
     untrusted: BTreeSet<(i64, u32)>,
     /// Messages that left without a summary since the last one.
     forgotten: usize,
+    /// All definitions that were ever pinned, each with its tool.
+    pinned: BTreeSet<(String, String)>,
 }
 
 impl Driver {
@@ -233,6 +236,7 @@ impl Driver {
             silent: false,
             untrusted: BTreeSet::new(),
             forgotten: 0,
+            pinned: BTreeSet::new(),
         }
     }
 
@@ -300,6 +304,7 @@ impl Driver {
         }
         let effects = self.engine.handle(self.now, input);
         self.check_reasons(&before, &given);
+        self.check_definitions(&before, &given);
         let before = before.view();
         let mut acted = false;
         for effect in &effects {
@@ -317,6 +322,7 @@ impl Driver {
                 } => {
                     self.purpose = *purpose;
                     self.block.clone_from(state);
+                    self.check_offer(tools);
                     self.offered = tools.iter().map(|tool| tool.name.to_string()).collect();
                     self.call_model(*call, messages);
                 }

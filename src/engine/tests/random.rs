@@ -26,14 +26,21 @@ enum Step {
         approved: bool,
         is_hash: bool,
     },
+    /// The server with pinned tools lists these versions of them, under this rule.
+    List([u8; 2], bool),
     Restart(i64),
     Pass(i64),
     Due,
 }
 
-/// Tools, including those whose calls need an approval.
+/// Tools, including those whose calls need an approval, and those whose definitions change.
 fn names() -> Vec<&'static str> {
-    work::NAMES.into_iter().chain(approvals::NAMES).collect()
+    let changing = definitions::NAMES;
+    work::NAMES
+        .into_iter()
+        .chain(approvals::NAMES)
+        .chain(changing)
+        .collect()
 }
 
 fn answers() -> impl Strategy<Value = ModelAnswer> {
@@ -151,6 +158,7 @@ fn steps() -> impl Strategy<Value = Step> {
         3 => (0..3_usize, any::<bool>(), prop::bool::weighted(0.9))
             .prop_map(|(place, approved, is_hash)| Step::AnswerGate { place, approved, is_hash }),
         8 => (age, outcomes()).prop_map(|(age, outcome)| Step::Finish(age, outcome)),
+        2 => ([0..4_u8, 0..4_u8], prop::bool::weighted(0.8)).prop_map(|(versions, asked)| Step::List(versions, asked)),
         2 => (0..2_i64).prop_map(Step::Restart),
         2 => (-5000..20_000_i64).prop_map(Step::Pass),
         5 => Just(Step::Due),
@@ -256,6 +264,11 @@ impl Driver {
                         by: Some("ann".into()),
                     }))
                 })
+            }
+            Step::List(versions, asked) => {
+                let others = self.tools.iter().filter(|spec| spec.definition.is_none()).cloned();
+                let tools = others.chain(definitions::changing(*versions, *asked)).collect();
+                self.offer(tools)
             }
             Step::Restart(epochs) => self.restart(self.epoch + epochs),
             Step::Pass(milliseconds) => {
@@ -446,6 +459,8 @@ proptest! {
         for step in past {
             driver.step(step);
         }
+        // A new process offers the newest tools at once, also within a turn.
+        driver.engine.offer.turn_begins();
         let mut twin = driver.clone();
         prop_assert_eq!(driver.start(driver.epoch), twin.restart(twin.epoch));
         for step in future {

@@ -38,6 +38,7 @@ pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
         needs_approval_after_untrusted: false,
         trusted: true,
         missing_grant: None,
+        definition: None,
     }
 }
 

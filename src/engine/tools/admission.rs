@@ -55,6 +55,8 @@ pub enum DenialReason {
     ApprovalExpired,
     /// The same call waits for an approval already.
     AlreadyDeferred,
+    /// Its definition has changed, or it is new, and the rules of its server ask for an approval of that.
+    DefinitionChanged,
 }
 
 /// A call that is not run.
@@ -206,6 +208,11 @@ impl Toolbox {
         !self.of_mode.contains(name) && self.effect(name) != Some(ToolEffect::Read)
     }
 
+    /// Hash of the definition of a tool, as offered; `None`: unknown tool.
+    pub fn definition(&self, name: &str) -> Option<&str> {
+        Some(self.known.get(name)?.definition())
+    }
+
     /// Whether a denial of this name counts against a tool.
     pub fn knows(&self, name: &str) -> bool {
         self.known.contains_key(name)
@@ -251,6 +258,7 @@ impl KnownTool {
         ToolRunPlan {
             tool: self.spec.name.clone(),
             target: self.spec.target.clone(),
+            definition: self.definition().to_owned(),
             effect: self.spec.effect,
             idempotent: self.spec.idempotent,
             on_unknown: self.spec.on_unknown,
@@ -266,6 +274,11 @@ impl KnownTool {
                 RunApproval::NotNeeded
             },
         }
+    }
+
+    /// Hash of its definition; empty: it is not pinned.
+    fn definition(&self) -> &str {
+        self.spec.definition.as_ref().map_or("", |definition| &definition.hash)
     }
 
     /// Whether a run with these arguments needs an approval, whatever the model has been shown.

@@ -69,6 +69,9 @@ pub struct ToolRunPlan {
     /// What it reaches, as the model requested it.
     #[serde(default)]
     pub target: String,
+    /// Hash of the definition that the model was shown.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub definition: String,
     pub effect: ToolEffect,
     /// A repeat with the same key has no further effect.
     pub idempotent: bool,

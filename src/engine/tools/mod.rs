@@ -85,11 +85,15 @@ impl Engine {
             denials: turn.denials(),
             untrusted: self.state.trust.untrusted().map(|content| &*content.source),
         };
-        let denied = match self.offer.toolbox().admit(wanted, context) {
+        let admitted = match self.offer.changed(&wanted.name) {
+            Some(denied) => Err(denied),
+            None => self.offer.toolbox().admit(wanted, context),
+        };
+        let denied = match admitted {
             Ok((known, arguments)) => return Ok(known.plan(&of, &arguments, context.untrusted)),
             Err(denied) => denied,
         };
-        if self.offer.toolbox().knows(&wanted.name) {
+        if self.offer.knows(&wanted.name) {
             turn.count_denial(&wanted.name);
         }
         Err(self.deny(id, wanted, denied, out))
@@ -98,7 +102,7 @@ impl Engine {
     /// Journals that a call is not run. Returns its result.
     pub(crate) fn deny(&self, id: ToolRunId, wanted: &ToolCall, denied: DeniedCall, out: &mut EffectBuffer) -> String {
         // A name that no source declares is the model's text.
-        let tool = self.offer.toolbox().knows(&wanted.name).then(|| wanted.name.clone());
+        let tool = self.offer.knows(&wanted.name).then(|| wanted.name.clone());
         out.record(tool_line(RecordKind::ToolDenied, id, denied.why.as_ref(), |line| {
             line.tool = tool;
         }));
@@ -171,6 +175,7 @@ impl Engine {
             id,
             name: plan.tool,
             target: plan.target,
+            definition: plan.definition,
             arguments,
             idempotency_key: plan.key,
             max_result_bytes: self.most_result_bytes(),

@@ -1,10 +1,13 @@
 //! What the model is offered: the tools of the loop's mode, such as `yield`, and those of the sources.
 //!
-//! Owns when a change of the offer reaches the prompts. Journals nothing.
+//! Owns when a change of the offer reaches the prompts, and what is offered of what the sources list. Journals nothing; what is
+//! withheld is decided in `definitions`.
+
+use std::collections::BTreeSet;
 
 use crate::message::ToolDefinition;
-use crate::tool::ToolSpec;
-use crate::tools::admission::Toolbox;
+use crate::tool::{DeclaredDefinition, ToolSpec};
+use crate::tools::admission::{DenialReason, DeniedCall, Toolbox};
 
 /// The tools of the prompts, and those of the next turn's.
 #[derive(Clone, Debug)]
@@ -12,8 +15,20 @@ pub struct ToolOffer {
     current: Toolbox,
     /// The tools from the next turn on.
     next: Option<Toolbox>,
+    /// What the sources list now.
+    listed: ToolList,
+    /// Names of the listed tools that are not offered, since a person has not approved their definitions.
+    withheld: BTreeSet<String>,
     /// Events that can wake the loop; `None`: not known.
     wake_events: Option<Vec<String>>,
+}
+
+/// All tools that the sources have, offered or not.
+#[derive(Clone, Debug, Default)]
+pub struct ToolList {
+    pub tools: Vec<ToolSpec>,
+    /// Servers that have not answered yet.
+    pub silent: Vec<String>,
 }
 
 impl ToolOffer {
@@ -22,6 +37,8 @@ impl ToolOffer {
         Self {
             current: Toolbox::before_any_offer(mode_tools),
             next: None,
+            listed: ToolList::default(),
+            withheld: BTreeSet::new(),
             wake_events: None,
         }
     }
@@ -29,6 +46,16 @@ impl ToolOffer {
     /// The tools that the model may call now.
     pub fn toolbox(&self) -> &Toolbox {
         &self.current
+    }
+
+    /// What the sources list now.
+    pub fn listed(&self) -> &ToolList {
+        &self.listed
+    }
+
+    /// Names of the listed tools that are not offered.
+    pub fn withheld(&self) -> &BTreeSet<String> {
+        &self.withheld
     }
 
     /// Events that can wake the loop; `None`: not known.
@@ -43,15 +70,34 @@ impl ToolOffer {
     /// missing.
     pub fn tools_changed(
         &mut self,
-        tools: Vec<ToolSpec>,
-        silent: Vec<String>,
+        listed: ToolList,
+        withheld: BTreeSet<String>,
         mode_tools: Vec<ToolDefinition>,
         in_turn: bool,
     ) {
-        let answers = self.current.silent().iter().any(|server| !silent.contains(server));
+        let answers = self
+            .current
+            .silent()
+            .iter()
+            .any(|server| !listed.silent.contains(server));
         let is_first = !self.current.is_offered();
-        self.next = Some(Toolbox::new(tools, silent, mode_tools));
-        if !in_turn || answers || is_first {
+        self.listed = listed;
+        self.offer(withheld, mode_tools, !in_turn || answers || is_first);
+    }
+
+    /// Other tools of the list are withheld.
+    pub fn withheld_changed(&mut self, withheld: BTreeSet<String>, mode_tools: Vec<ToolDefinition>, in_turn: bool) {
+        if withheld != self.withheld {
+            self.offer(withheld, mode_tools, !in_turn);
+        }
+    }
+
+    fn offer(&mut self, withheld: BTreeSet<String>, mode_tools: Vec<ToolDefinition>, at_once: bool) {
+        let offered = self.listed.tools.iter().filter(|spec| !withheld.contains(&spec.name));
+        let silent = self.listed.silent.clone();
+        self.next = Some(Toolbox::new(offered.cloned().collect(), silent, mode_tools));
+        self.withheld = withheld;
+        if at_once {
             self.turn_begins();
         }
     }
@@ -71,5 +117,31 @@ impl ToolOffer {
         if let Some(toolbox) = self.next.take() {
             self.current = toolbox;
         }
+    }
+
+    /// Whether a source has a tool of this name, offered or not.
+    pub fn knows(&self, name: &str) -> bool {
+        self.current.knows(name) || self.withheld.contains(name)
+    }
+
+    /// Why a call is not run because of the definition of its tool, if so. The list of tools stays the same within a turn,
+    /// but what the model was shown of a tool in it may no longer be what the tool is.
+    pub fn changed(&self, name: &str) -> Option<DeniedCall> {
+        if self.withheld.contains(name) {
+            return Some(DeniedCall::not_run(
+                DenialReason::DefinitionChanged,
+                "the server of this tool has changed its definition, or has added it, and no person has approved that",
+                "continue without it; it is offered once a person has approved its definition",
+            ));
+        }
+        let shown = self.current.definition(name)?;
+        let listed = self.listed.tools.iter().find(|spec| spec.name == name)?;
+        let is_other = |definition: &&DeclaredDefinition| definition.holds_changes && definition.hash != shown;
+        listed.definition.as_ref().filter(is_other)?;
+        Some(DeniedCall::not_run(
+            DenialReason::DefinitionChanged,
+            "the definition of this tool has changed since you were shown it",
+            "continue without it in this turn; the next turn offers it with its new definition",
+        ))
     }
 }

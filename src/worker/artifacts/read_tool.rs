@@ -43,6 +43,7 @@ pub fn read_tool(trusted: bool) -> ToolSpec {
         idempotent: true,
         timeout: TIMEOUT,
         on_unknown: UnknownOutcomePolicy::TellModel,
+        definition: None,
         target: String::new(),
         // It only reads what tools have returned to this Agent.
         needs_approval: false,
@@ -147,6 +148,7 @@ mod tests {
             },
             name: READ_TOOL.into(),
             target: String::new(),
+            definition: String::new(),
             arguments,
             idempotency_key: String::new(),
             max_result_bytes: most,

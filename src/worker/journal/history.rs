@@ -135,6 +135,8 @@ impl HistoryWriter<'_> {
             }
             RecordKind::GateOpened
             | RecordKind::GateResolved
+            | RecordKind::ToolsPinned
+            | RecordKind::ToolsChanged
             | RecordKind::Started
             | RecordKind::Transition
             | RecordKind::CallStarted

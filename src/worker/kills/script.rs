@@ -192,6 +192,7 @@ fn tools() -> Vec<ToolSpec> {
         needs_approval_after_untrusted: false,
         trusted: name != "files__read",
         missing_grant: None,
+        definition: None,
     };
     let (tell, retry) = (UnknownOutcomePolicy::TellModel, UnknownOutcomePolicy::Retry);
     vec![

@@ -138,6 +138,7 @@ mod tests {
             },
             name: "hub__tool".into(),
             target: String::new(),
+            definition: String::new(),
             arguments: Map::new(),
             idempotency_key: String::new(),
             max_result_bytes: most,

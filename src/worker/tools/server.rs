@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::catalog::{AccessRules, ToolCatalog};
 use super::gateway_transport::GatewayTransport;
 use super::result;
-use crate::api::tools::{ServerEndpoint, ToolServer};
+use crate::api::tools::{DefinitionChanges, ServerEndpoint, ToolServer};
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::mcp::http::McpHttpClient;
 use crate::mcp::{self, McpRequestError, PATIENCE};
@@ -258,6 +258,15 @@ impl ToolServerClient {
             };
             if !run.target.is_empty() && run.target != self.access.target(&self.spec, tool) {
                 let message = format!("the server {} was changed after the call was requested", self.spec.name);
+                return ToolOutcome::Unavailable { message }.into();
+            }
+            // A definition that was not shown to the model may be that of another tool.
+            let is_held = self.spec.definition_changes == DefinitionChanges::Ask && !run.definition.is_empty();
+            if is_held && catalog.definition(&run.name) != Some(&run.definition) {
+                let message = format!(
+                    "the server {} changed the definition of this tool after the call was requested",
+                    self.spec.name
+                );
                 return ToolOutcome::Unavailable { message }.into();
             }
             if let Some(grant) = self.access.missing_grant(&self.spec) {

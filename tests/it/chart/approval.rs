@@ -355,6 +355,15 @@ fn asks_if(condition: &str) -> Value {
     json!({"tools": [{"name": "t", "approvalCondition": condition}]})
 }
 
+fn holds_changes(rule: &str) -> Value {
+    json!({"definitionChanges": rule})
+}
+
+/// A server with these fields, and one without at this url.
+fn and_another(fields: Value, url: &str) -> Value {
+    json!({"servers": [server(fields), server(json!({"name": "files2", "url": url}))]})
+}
+
 fn effect(effect: &str) -> Value {
     json!({"tools": [{"name": "t", "effect": effect}]})
 }
@@ -406,6 +415,37 @@ async fn only_an_approver_weakens_the_rules_of_approval() {
             by_default(asks("Always")),
             by_default(json!({"name": "files2"})),
             "approval: Always",
+        ),
+        (
+            by_default(holds_changes("Ask")),
+            by_default(holds_changes("Allow")),
+            "definitionChanges",
+        ),
+        (
+            by_default(holds_changes("Ask")),
+            by_default(none()),
+            "definitionChanges",
+        ),
+        (
+            by_default(holds_changes("Ask")),
+            by_default(json!({"name": "files2"})),
+            "definitionChanges",
+        ),
+        (
+            by_default(holds_changes("Ask")),
+            by_default(json!({"name": "files2", "definitionChanges": "Ask"})),
+            "definitionChanges",
+        ),
+        (
+            by_default(holds_changes("Ask")),
+            json!({"servers": []}),
+            "definitionChanges",
+        ),
+        // A second server at the same address without the rule.
+        (
+            by_default(holds_changes("Ask")),
+            and_another(holds_changes("Ask"), "http://files:8000/mcp"),
+            "definitionChanges",
         ),
         (tools("Write", none()), tools("Write", effect("Read")), "lowering"),
         (
@@ -532,6 +572,11 @@ async fn only_an_approver_weakens_the_rules_of_containers() {
             "container of a trusted server",
         ),
         (
+            in_container("a", holds_changes("Ask")),
+            in_container("a", none()),
+            "definitionChanges",
+        ),
+        (
             in_container("a", asks("Never")),
             in_container("b", asks("Never")),
             "approval: Never",
@@ -596,6 +641,17 @@ async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else
         (by_default(none()), by_default(asks_if("a"))),
         (by_default(asks_if("a")), by_default(asks_if("a"))),
         (by_default(asks_if("a")), by_default(asks("Always"))),
+        (by_default(none()), by_default(holds_changes("Ask"))),
+        (by_default(none()), by_default(holds_changes("Allow"))),
+        (by_default(holds_changes("Ask")), by_default(holds_changes("Ask"))),
+        (
+            by_default(holds_changes("Ask")),
+            and_another(holds_changes("Ask"), "http://other:8000/mcp"),
+        ),
+        (
+            by_default(holds_changes("Ask")),
+            by_default(elsewhere(holds_changes("Ask"))),
+        ),
         (by_default(effect("Write")), by_default(effect("Read"))),
         (by_default(effect("Destructive")), by_default(asks("Always"))),
         (
@@ -613,6 +669,8 @@ async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else
         after("Write", effect("Destructive")),
         tools("Always", effect("Read")),
         by_default(effect("Read")),
+        by_default(holds_changes("Allow")),
+        by_default(holds_changes("Ask")),
         none(),
     ] {
         assert_eq!(server.creates_agent("edith", &new).await, "ok", "{new}");
@@ -622,7 +680,7 @@ async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else
         let tool =
             |of: usize| json!({"name": format!("tool{of}"), "effect": "Read", "approvalCondition": "arguments.a"});
         let rules: Vec<Value> = (0..40).map(tool).collect();
-        let server = |of: usize| json!({"name": format!("s{of}"), "url": format!("http://s{of}:80/mcp"), "trusted": trusted, "tools": rules});
+        let server = |of: usize| json!({"name": format!("s{of}"), "url": format!("http://s{of}:80/mcp"), "trusted": trusted, "definitionChanges": "Ask", "tools": rules});
         json!({"servers": (0..16).map(server).collect::<Vec<_>>()})
     };
     assert_eq!(server.replaces("edith", &many(false), &many(false)).await, "ok");

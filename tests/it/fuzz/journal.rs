@@ -61,6 +61,7 @@ fn look() -> ToolSpec {
         approval_condition: None,
         trusted: true,
         missing_grant: None,
+        definition: None,
     }
 }
 

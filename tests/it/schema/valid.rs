@@ -14,8 +14,8 @@ use agentloop::api::toolbox::{
     BuiltinTools, EnvironmentSource, EnvironmentVariable, HttpToolSettings, ObjectRef, ToolContainer, ToolboxSpec,
 };
 use agentloop::api::tools::{
-    ApprovalDefault, ApprovalRules, DeclaredEffect, OnUnknownOutcome, SecretRef, ToolApproval, ToolRules, ToolServer,
-    ToolsSpec, WhilePending,
+    ApprovalDefault, ApprovalRules, DeclaredEffect, DefinitionChanges, OnUnknownOutcome, SecretRef, ToolApproval,
+    ToolRules, ToolServer, ToolsSpec, WhilePending,
 };
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use proptest::option;
@@ -217,6 +217,7 @@ prop_compose! {
         required_grant in option::of("[a-z]([-a-z0-9]{0,30}[a-z0-9])?"),
         trusted in any::<bool>(),
         only in prop::collection::btree_set("[!-~]{1,20}", 0..3),
+        definition_changes in prop_oneof![Just(DefinitionChanges::Allow), Just(DefinitionChanges::Ask)],
         rules in prop::collection::btree_map("[!-~]{1,20}", rules(), 0..3),
     ) -> ToolServer {
         ToolServer {
@@ -227,6 +228,7 @@ prop_compose! {
             required_grant,
             trusted,
             only: only.into_iter().collect(),
+            definition_changes,
             tools: rules.into_iter().map(|(name, rules)| ToolRules { name, ..rules }).collect(),
         }
     }

@@ -212,6 +212,7 @@ fn tools() -> Vec<ToolSpec> {
         approval_condition: None,
         trusted: true,
         missing_grant: None,
+        definition: None,
     };
     vec![
         tool("files__read", ToolEffect::Read, false),

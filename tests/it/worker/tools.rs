@@ -11,7 +11,7 @@ use agentloop::api::status::LoopState;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::settings::EngineSettings;
 use agentloop::engine::tool::{
-    ResultArtifacts, StoredImage, ToolEffect, ToolOutcome, ToolRun, ToolSpec, UnknownOutcomePolicy,
+    DeclaredDefinition, ResultArtifacts, StoredImage, ToolEffect, ToolOutcome, ToolRun, ToolSpec, UnknownOutcomePolicy,
 };
 use agentloop::worker::artifacts::ArtifactStore;
 use agentloop::worker::driver::{DriveOutcome, DriverInputs, DriverParts, LoopDriver};
@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::gateway::{Gateway, PATIENCE, answer, sleep};
+use super::gateway::{Gateway, Log, PATIENCE, answer, sleep};
 use super::is;
 
 /// What became of the runs so far.
@@ -172,6 +172,7 @@ fn tools() -> Vec<ToolSpec> {
         approval_condition: None,
         trusted: true,
         missing_grant: None,
+        definition: None,
     };
     vec![
         tool("files__read", ToolEffect::Read, 60),
@@ -467,6 +468,35 @@ async fn a_loop_waits_for_its_sources_and_takes_what_they_offer_later() {
     gateway.tell(|event| event.directives.wake = Some("one".into()));
     let log = gateway.until("the next call", |log| log.calls.len() == 4).await;
     assert_eq!(log.calls[3].1["tools"].as_array().unwrap().len(), 1);
+    worker.terminate.cancel();
+    worker.ended().await;
+}
+
+#[tokio::test]
+async fn a_sleeping_loop_asks_about_changed_tools_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(dir.path(), vec![sleep(3600)]);
+    let source = Source::new();
+    let listed = |hash: &str| ToolSpec {
+        definition: Some(DeclaredDefinition {
+            hash: hash.into(),
+            server: "s".into(),
+            holds_changes: true,
+            holds_new: true,
+        }),
+        ..tools().remove(0)
+    };
+    source.offered.send_replace(offer(vec![listed("one")]));
+    let worker = Worker::start(&dir, &gateway, &source);
+    gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    source.offered.send_replace(offer(vec![listed("two")]));
+    let asks = |log: &Log| {
+        let report = log.last();
+        report.gates.len() == 1 && report.state == LoopState::Sleeping
+    };
+    let log = gateway.until("the gate", asks).await;
+    let gates = log.last().gates;
+    assert_eq!((&*gates[0].tool, gates[0].expires_at.as_ref()), ("files", None));
     worker.terminate.cancel();
     worker.ended().await;
 }
