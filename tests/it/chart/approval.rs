@@ -1,5 +1,7 @@
 //! The admission policy of answers to a budget's question, on a real API server: who may answer, and as whom.
 
+mod containers;
+
 use std::time::{Duration, Instant};
 
 use agentloop::api::{Agent, AgentBudget, crd};
@@ -416,37 +418,6 @@ async fn only_an_approver_weakens_the_rules_of_approval() {
             by_default(json!({"name": "files2"})),
             "approval: Always",
         ),
-        (
-            by_default(holds_changes("Ask")),
-            by_default(holds_changes("Allow")),
-            "definitionChanges",
-        ),
-        (
-            by_default(holds_changes("Ask")),
-            by_default(none()),
-            "definitionChanges",
-        ),
-        (
-            by_default(holds_changes("Ask")),
-            by_default(json!({"name": "files2"})),
-            "definitionChanges",
-        ),
-        (
-            by_default(holds_changes("Ask")),
-            by_default(json!({"name": "files2", "definitionChanges": "Ask"})),
-            "definitionChanges",
-        ),
-        (
-            by_default(holds_changes("Ask")),
-            json!({"servers": []}),
-            "definitionChanges",
-        ),
-        // A second server at the same address without the rule.
-        (
-            by_default(holds_changes("Ask")),
-            and_another(holds_changes("Ask"), "http://files:8000/mcp"),
-            "definitionChanges",
-        ),
         (tools("Write", none()), tools("Write", effect("Read")), "lowering"),
         (
             by_default(trusted(none())),
@@ -503,118 +474,23 @@ async fn only_an_approver_weakens_the_rules_of_approval() {
     server.end().await;
 }
 
-/// The built-in tools in an image, with rules for `shell`.
-fn toolbox(image: &str, default: &str, rules: &Value) -> Value {
-    let tools: Vec<Value> = rules
-        .as_object()
-        .filter(|rules| !rules.is_empty())
-        .cloned()
-        .into_iter()
-        .map(|mut rules| {
-            rules.insert("name".into(), json!("shell"));
-            Value::Object(rules)
-        })
-        .collect();
-    json!({"approval": {"default": default}, "builtin": ["Shell"], "toolbox": {"image": image, "tools": tools}})
-}
-
-/// A server that is a container.
-fn in_container(image: &str, mut fields: Value) -> Value {
-    fields["name"] = json!("files");
-    fields["container"] = json!({"image": image, "command": ["serve"]});
-    json!({"servers": [fields]})
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn only_an_approver_weakens_the_rules_of_containers() {
+async fn only_an_approver_removes_the_rule_for_changed_tools() {
     let Some(server) = with_tool_rules().await else { return };
-    let none = || json!({});
-    for (before, after, field) in [
-        (
-            toolbox("a", "Destructive", &none()),
-            toolbox("a", "Destructive", &json!({"approval": "Never"})),
-            "approval: Never",
-        ),
-        (
-            toolbox("a", "Destructive", &json!({"approval": "Never"})),
-            toolbox("b", "Destructive", &json!({"approval": "Never"})),
-            "approval: Never",
-        ),
-        (
-            toolbox("a", "Never", &json!({"approval": "Always"})),
-            toolbox("a", "Never", &none()),
-            "approval: Always",
-        ),
-        (
-            toolbox("a", "Never", &json!({"approval": "Always"})),
-            json!({"builtin": [], "toolbox": null}),
-            "approval: Always",
-        ),
-        (
-            toolbox("a", "Never", &json!({"approvalCondition": "a"})),
-            toolbox("a", "Never", &json!({"approvalCondition": "b"})),
-            "approvalCondition",
-        ),
-        (
-            toolbox("a", "Destructive", &none()),
-            toolbox("a", "Destructive", &json!({"effect": "Write"})),
-            "lowering",
-        ),
-        (
-            toolbox("a", "Write", &none()),
-            toolbox("a", "Write", &json!({"effect": "Read"})),
-            "lowering",
-        ),
-        (in_container("a", none()), in_container("a", trusted(none())), "trusted"),
-        (
-            in_container("a", trusted(none())),
-            in_container("b", trusted(none())),
-            "container of a trusted server",
-        ),
-        (
-            in_container("a", holds_changes("Ask")),
-            in_container("a", none()),
-            "definitionChanges",
-        ),
-        (
-            in_container("a", asks("Never")),
-            in_container("b", asks("Never")),
-            "approval: Never",
-        ),
-        (
-            in_container("a", asks("Always")),
-            json!({"servers": [{"name": "files2", "container": {"image": "a", "command": ["x"]}}]}),
-            "approval: Always",
-        ),
+    let by_default = |fields: Value| tools("Destructive", fields);
+    let before = by_default(holds_changes("Ask"));
+    for after in [
+        by_default(holds_changes("Allow")),
+        by_default(json!({})),
+        by_default(json!({"name": "files2"})),
+        by_default(json!({"name": "files2", "definitionChanges": "Ask"})),
+        json!({"servers": []}),
+        // A second server at the same address without the rule.
+        and_another(holds_changes("Ask"), "http://files:8000/mcp"),
     ] {
         let refused = server.replaces("edith", &before, &after).await;
-        assert!(refused.contains(field), "{before} -> {after}: {refused}");
-        assert_eq!(
-            server.replaces("ann", &before, &after).await,
-            "ok",
-            "{before} -> {after}"
-        );
-    }
-    for (before, after) in [
-        (
-            toolbox("a", "Destructive", &none()),
-            toolbox("b", "Destructive", &json!({"approval": "Always"})),
-        ),
-        (
-            toolbox("a", "Write", &none()),
-            toolbox("a", "Write", &json!({"effect": "Write", "timeoutSeconds": 90})),
-        ),
-        (
-            toolbox("a", "Never", &json!({"approval": "Never"})),
-            toolbox("a", "Never", &json!({"approval": "Never"})),
-        ),
-        (in_container("a", none()), in_container("b", json!({"only": ["t"]}))),
-    ] {
-        assert_eq!(
-            server.replaces("edith", &before, &after).await,
-            "ok",
-            "{before} -> {after}"
-        );
+        assert!(refused.contains("definitionChanges"), "{after}: {refused}");
+        assert_eq!(server.replaces("ann", &before, &after).await, "ok", "{after}");
     }
     server.end().await;
 }

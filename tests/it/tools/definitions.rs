@@ -2,6 +2,7 @@
 
 use agentloop::api::AgentSpec;
 use agentloop::api::status::GateKind;
+use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::ModelAnswer;
 use agentloop::engine::settings::EngineSettings;
@@ -44,7 +45,7 @@ impl Loop {
             agent: "agent".into(),
             epoch: 1,
             known: KnownTotals::default(),
-            budget: Default::default(),
+            budget: BudgetState::default(),
             link_silent: false,
         });
         new
