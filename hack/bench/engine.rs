@@ -210,6 +210,7 @@ fn tool(name: &str, needs_approval: bool) -> ToolSpec {
         approval_condition: None,
         trusted: true,
         missing_grant: None,
+        definition: None,
     }
 }
 

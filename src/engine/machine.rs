@@ -35,10 +35,8 @@ pub struct Engine {
     pub(super) state: EngineSnapshot,
     /// Whether this process has handed the open call to the driver and awaits its outcome.
     pub(super) in_flight: bool,
-    /// Estimated tokens of the prompt last handed to the driver.
-    pub(super) sent_tokens: Option<u64>,
-    /// Whether it shows images, for which the estimate is an upper bound.
-    pub(super) sent_images: bool,
+    /// The prompt last handed to the driver.
+    pub(super) sent_prompt: Option<SentPrompt>,
     /// UID of the Agent.
     pub(super) agent: String,
     /// The tools that the model may call, now and from the next turn on.
@@ -55,6 +53,15 @@ pub struct Engine {
     pub(super) clock_changes: Option<Timestamp>,
     /// Another pod runs the loop: inputs are ignored and nothing is written.
     pub(super) fenced: bool,
+}
+
+/// The size of a prompt that was sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentPrompt {
+    /// Estimated tokens.
+    pub(crate) tokens: u64,
+    /// It shows images, for which the estimate is an upper bound.
+    pub(crate) has_images: bool,
 }
 
 impl Engine {
@@ -83,8 +90,7 @@ impl Engine {
             transcript: transcript.into_iter().map(Into::into).collect(),
             state: snapshot,
             in_flight: false,
-            sent_tokens: None,
-            sent_images: false,
+            sent_prompt: None,
             agent: String::new(),
             offer: ToolOffer::new(mode_tools),
             definitions_settled: true,

@@ -299,8 +299,9 @@ impl Engine {
     /// The call last sent was answered, and the server reported the size of its prompt.
     pub(crate) fn calibrate_sizes(&mut self, input_tokens: Option<u64>) {
         // The bill of a prompt with images says nothing about text.
-        if let (Some(sent), Some(billed), false) = (self.sent_tokens.take(), input_tokens, self.sent_images) {
-            self.state.sizes.calibrate(sent, billed, &self.settings);
+        let sent = self.sent_prompt.take().filter(|sent| !sent.has_images);
+        if let (Some(sent), Some(billed)) = (sent, input_tokens) {
+            self.state.sizes.calibrate(sent.tokens, billed, &self.settings);
         }
         if let Some(turn) = &mut self.state.turn {
             turn.prompt_accepted();
@@ -318,10 +319,10 @@ impl Engine {
         if failure.kind != FailureKind::ContextExceeded {
             return false;
         }
-        let Some(sent) = self.sent_tokens.take() else {
+        let Some(sent) = self.sent_prompt.take() else {
             return false;
         };
-        self.state.sizes.record_refusal(sent, &self.settings);
+        self.state.sizes.record_refusal(sent.tokens, &self.settings);
         let Some(turn) = &mut self.state.turn else {
             return false;
         };

@@ -12,7 +12,7 @@ use crate::calls::CallContent;
 use crate::context::{images, prompt, prompt_size};
 use crate::effects::{EffectBuffer, answer_line, journal_line, trip_line};
 use crate::guardrails::{self, Guardrail, RestKind, TurnLimit};
-use crate::machine::Engine;
+use crate::machine::{Engine, SentPrompt};
 use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
 use crate::modes::{LoopPace, NextStep, TurnEnd, TurnOpening};
 use crate::notifications;
@@ -102,8 +102,10 @@ impl Engine {
         }
         let sent = prompt_size::messages_size(&messages, 0) + self.offer.toolbox().tokens();
         let sent = sent + state.as_deref().map_or(0, prompt_size::message_size);
-        self.sent_tokens = Some(sent + self.image_tokens());
-        self.sent_images = images > 0;
+        self.sent_prompt = Some(SentPrompt {
+            tokens: sent + self.image_tokens(),
+            has_images: images > 0,
+        });
         CallContent {
             messages,
             state,
