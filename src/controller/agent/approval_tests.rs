@@ -81,7 +81,7 @@ fn a_gate_for_definitions_says_which_server_and_how_to_answer_while_the_loop_run
     assert!(message.contains(command), "{message}");
     assert_eq!(status.r#loop.unwrap().state, LoopState::Running);
     let ready = find(&status.conditions, ConditionType::Ready).unwrap();
-    assert_eq!((&*ready.status, &*ready.reason), ("True", "AwaitingApproval"));
+    assert_eq!((&*ready.status, &*ready.reason), ("True", "LoopRunning"));
     // The condition ends with the gate.
     case.old = case.status();
     case.last_report = Some(reported(LoopState::Running));

@@ -11,13 +11,14 @@ use strum::IntoEnumIterator;
 use super::apply::PodObstacle;
 use super::gateway_loop_detection;
 use super::intent::{Intent, RestReason};
+use super::requests;
 use super::status::AgentStatusInput;
 use super::validate::plain_http_secrets;
 use crate::api::AGENT_LABEL;
 use crate::api::condition::ConditionType;
 use crate::api::failure::{FailureKind, ModelEvidence};
 use crate::api::pause::PauseEnd;
-use crate::api::status::{Gate, GateKind, LoopOutcome, LoopState, LoopStatus, PauseReason};
+use crate::api::status::{LoopOutcome, LoopState, LoopStatus, PauseReason};
 use crate::controller::gate_annotations;
 use crate::controller::plain_http::plain_http_warning;
 use crate::controller::runtime::condition_list::ConditionList;
@@ -239,7 +240,7 @@ impl AgentConditions<'_> {
                 None => match report.gates.first().filter(|_| type_ == ConditionType::ApprovalPending) {
                     // Its run is not the next one yet, or it is for definitions.
                     Some(gate) => {
-                        let message = unpaused_gate(gate);
+                        let message = requests::gate_message(gate);
                         let answer = self.how_to_answer(report, type_);
                         self.list
                             .set(type_, true, gate.kind.as_ref(), format!("{message}{answer}"));
@@ -538,10 +539,15 @@ impl AgentConditions<'_> {
                 AgentReadiness::Stalled(reason_message(&spent.reason, spent.message.clone()))
             };
         }
-        if let Some(asked) = self.holds(ConditionType::ApprovalPending) {
+        // A gate beside which the loop goes on is told by its own condition.
+        let pauses = |asked: &&Condition| status.reasons.iter().any(|reason| reason.as_ref() == asked.reason);
+        if let Some(asked) = self.holds(ConditionType::ApprovalPending).filter(pauses) {
             return AgentReadiness::Ready(reason_message(AWAITING_APPROVAL, asked.message.clone()));
         }
-        if let Some(held) = GUARDRAILS.into_iter().find_map(|type_| self.holds(type_)) {
+        let guardrails = GUARDRAILS
+            .into_iter()
+            .filter(|type_| *type_ != ConditionType::ApprovalPending);
+        if let Some(held) = guardrails.into_iter().find_map(|type_| self.holds(type_)) {
             return AgentReadiness::Ready(reason_message(&held.type_, held.message.clone()));
         }
         let asleep = status.reasons.contains(&PauseReason::LoopDetected) && status.resumes_at.is_some();
@@ -553,23 +559,6 @@ impl AgentConditions<'_> {
             return AgentReadiness::Settling(reason_message("UpdatePending", message));
         }
         AgentReadiness::Ready(reason_message(LOOP_RUNNING, "the loop is running"))
-    }
-}
-
-/// What an open gate that does not pause the loop is for.
-fn unpaused_gate(gate: &Gate) -> String {
-    let because_of = gate.untrusted_content_source.as_ref();
-    let because_of = because_of.map(|source| format!(", since the model has been shown untrusted content of {source}"));
-    let (tool, id, because_of) = (&gate.tool, &gate.id, because_of.unwrap_or_default());
-    match gate.kind {
-        GateKind::ToolDefinitionsChanged => format!(
-            "the tool server {tool} has changed or added tools, which are withheld until a person has approved them; the \
-             loop continues without them (gate {id}; the event gate:opened names the tools)"
-        ),
-        GateKind::ToolCallNeedsApproval => format!("the call of {tool} waits for an approval{because_of} (gate {id})"),
-        GateKind::UnknownOutcome => {
-            format!("the outcome of a call of {tool} is unknown; repeating it waits for an approval (gate {id})")
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use kube::ResourceExt;
 
-use crate::api::status::{Gate, HandledRequests};
+use crate::api::status::{Gate, GateKind, HandledRequests};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::gate_annotations::{self, AnnotatedAnswer};
 use crate::controller::runtime::names;
@@ -26,6 +26,23 @@ pub(super) fn open(agent: &Agent, status: &AgentStatus) -> OpenRequests {
     OpenRequests {
         wake: asked.wake.filter(|value| handled.wake.as_ref() != Some(value)),
         resume: asked.resume.filter(|value| handled.resume.as_ref() != Some(value)),
+    }
+}
+
+/// What an open gate that does not pause the loop is for.
+pub(super) fn gate_message(gate: &Gate) -> String {
+    let because_of = gate.untrusted_content_source.as_ref();
+    let because_of = because_of.map(|source| format!(", since the model has been shown untrusted content of {source}"));
+    let (tool, id, because_of) = (&gate.tool, &gate.id, because_of.unwrap_or_default());
+    match gate.kind {
+        GateKind::ToolDefinitionsChanged => format!(
+            "the tool server {tool} has changed or added tools, which are withheld until a person has approved them; the \
+             loop continues without them (gate {id}; the event gate:opened names the tools)"
+        ),
+        GateKind::ToolCallNeedsApproval => format!("the call of {tool} waits for an approval{because_of} (gate {id})"),
+        GateKind::UnknownOutcome => {
+            format!("the outcome of a call of {tool} is unknown; repeating it waits for an approval (gate {id})")
+        }
     }
 }
 
