@@ -211,7 +211,8 @@ fn small() -> impl Strategy<Value = EngineSettings> {
             max_calls_per_turn: 2,
             actions_per_minute: 3,
             max_result_bytes: 500,
-            context_tokens: 4096 + 1500,
+            // The smallest window in which the fixed parts of a prompt fit, with a notice about tools that are withheld.
+            context_tokens: 4096 + 1600,
             idle_timeout: seconds(120),
             rate_limits: vec![
                 rates::limit(LimitedResource::LLMCalls, 8, 30),
@@ -359,7 +360,8 @@ impl Driver {
 fn notifications_leave_room_for_a_turn_where_most_of_the_window_is_reserved_for_the_answer() {
     let mut driver = Driver::with_gates(EngineSettings {
         max_consecutive_errors: 2,
-        context_tokens: 4096 + 1500,
+        // The smallest window in which the fixed parts of a prompt fit, with a notice about tools that are withheld.
+        context_tokens: 4096 + 1600,
         ..settings()
     });
     for id in ["1", "2", "3"] {
