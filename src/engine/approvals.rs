@@ -28,7 +28,7 @@ use agentloop_api::status::{GateKind, MAX_GATES};
 /// How long a gate stays open at least after the start of a process.
 const ANSWER_GRACE: SignedDuration = SignedDuration::from_secs(60);
 /// The reasons of a pause for an approval.
-const APPROVAL_REASONS: [PauseReason; 2] = [PauseReason::ToolCallNeedsApproval, PauseReason::UnknownOutcome];
+pub(crate) const APPROVAL_REASONS: [PauseReason; 2] = [PauseReason::ToolCallNeedsApproval, PauseReason::UnknownOutcome];
 
 /// Whether a person must approve a run before it is sent.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -189,6 +189,7 @@ impl Engine {
         if let Some(batch) = self.batch_mut() {
             batch.renew_approvals(out.now);
         }
+        self.state.deferred.renew_approvals(out.now);
         self.settle_approval_pause();
         self.advance_tools(out);
     }

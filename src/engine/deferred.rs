@@ -13,12 +13,14 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::approvals::{self, GateAnswer, RunApproval, RunGate, denied_by_person, expired_gate, gate_id};
+use super::approvals::{
+    self, APPROVAL_REASONS, GateAnswer, RunApproval, RunGate, denied_by_person, expired_gate, gate_id,
+};
 use super::effects::EffectBuffer;
 use super::guardrails::EndedToolRun;
 use super::machine::Engine;
 use super::message::{self, ToolCall};
-use super::notifications::{Notification, NotificationPriority};
+use super::notifications::{Notification, NotificationOrigin, NotificationPriority};
 use super::tool::{ResultArtifacts, ToolOutcome, ToolRun, ToolRunId};
 use super::tools::admission::{DenialReason, DeniedCall};
 use super::tools::batch::{ToolBatch, ToolRunPlan, ToolSlot};
@@ -103,6 +105,15 @@ impl DeferredCalls {
         self.calls.len()
     }
 
+    /// What was approved has waited for other runs or gates, and not under a pause.
+    pub fn renew_approvals(&mut self, now: Timestamp) {
+        for call in &mut self.calls {
+            if call.plan.is_granted() {
+                call.plan.approval = RunApproval::Granted(now);
+            }
+        }
+    }
+
     fn runs(&self) -> Vec<ToolRunId> {
         self.calls.iter().map(|call| call.run).collect()
     }
@@ -147,7 +158,8 @@ impl Engine {
         let Some(plan) = self.tool_batch().and_then(|batch| batch.plan(place)).cloned() else {
             return;
         };
-        if !self.state.deferred.has_room_for(&wanted) {
+        // One like it was deferred just before: it is denied next.
+        if self.state.deferred.has(&plan) || !self.state.deferred.has_room_for(&wanted) {
             return;
         }
         let is_first = matches!(
@@ -253,9 +265,17 @@ impl Engine {
         }
     }
 
+    /// A pause for another approval does not hold a deferred run: the loop may be waiting for the room that it has.
     fn may_send_deferred(&self, now: Timestamp) -> bool {
-        let free = self.state.reasons.are_free(now) && self.state.life.is_active();
-        free && !self.fenced && self.running.is_empty()
+        let free = self.state.reasons.are_free_apart_from(&APPROVAL_REASONS, now);
+        free && self.state.life.is_active() && !self.fenced && self.running.is_empty()
+    }
+
+    /// Whether a deferred run is the next one to be sent, before those of the turn.
+    pub(crate) fn is_deferred_due(&self) -> bool {
+        let acts = self.state.reasons.allow_actions();
+        let mut calls = self.state.deferred.calls.iter();
+        self.running.is_empty() && calls.any(|call| call.plan.is_granted() && (acts || call.plan.only_looks()))
     }
 
     fn open_deferred_gates(&mut self, out: &mut EffectBuffer) {
@@ -359,7 +379,10 @@ impl Engine {
             ),
             at: out.now,
         };
-        self.receive_notification(&notification, call.plan.trusted, out);
+        let origin = NotificationOrigin::DeferredCall {
+            trusted: call.plan.trusted,
+        };
+        self.receive_notification(&notification, origin, out);
     }
 
     /// A process has started, or the runs were cancelled: settles the deferred runs that were under way. `outdated`: why an

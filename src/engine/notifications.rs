@@ -68,6 +68,15 @@ pub struct Notification {
     pub at: Timestamp,
 }
 
+/// Where a notification comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotificationOrigin {
+    /// An event of a Sensor: untrusted content.
+    Sensor,
+    /// The end of a deferred call, of which there are few at a time. The model was promised to be told of it.
+    DeferredCall { trusted: bool },
+}
+
 /// The [`WaitingNotification`]s, and the keys of earlier ones.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
@@ -89,8 +98,12 @@ struct WaitingNotification {
     priority: NotificationPriority,
     text: String,
     at: Timestamp,
+    /// It is not untrusted content.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     trusted: bool,
+    /// It is not dropped to make room.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_promised: bool,
     /// Refused turns that showed it and may have been refused because of it.
     #[serde(default)]
     failures: u32,
@@ -141,12 +154,11 @@ impl NotificationInbox {
         self.waiting.is_empty() && self.dropped == 0
     }
 
-    /// A notification arrived, for the first time or again (`None`). None that a turn shows is dropped for it. `trusted`: it
-    /// is not untrusted content.
+    /// A notification arrived, for the first time or again (`None`). None that a turn shows is dropped for it.
     pub(super) fn receive(
         &mut self,
         notification: &Notification,
-        trusted: bool,
+        origin: NotificationOrigin,
         shown: Option<&ShownNotifications>,
     ) -> Option<ReceivedNotification> {
         let key = key(&notification.id);
@@ -160,7 +172,8 @@ impl NotificationInbox {
             priority: notification.priority,
             text: truncate(&notification.text, MOST_TEXT_BYTES),
             at: notification.at,
-            trusted,
+            trusted: origin == NotificationOrigin::DeferredCall { trusted: true },
+            is_promised: origin != NotificationOrigin::Sensor,
             failures: 0,
         });
         let dropped = self.shrink(shown.map_or(&[], |shown| &shown.sent.keys));
@@ -190,11 +203,11 @@ impl NotificationInbox {
     fn shrink(&mut self, shown: &[u64]) -> u64 {
         let mut dropped = 0;
         while self.waiting.len() > MOST_WAITING || self.bytes() > MOST_BYTES {
-            let free = |waiting: &&WaitingNotification| !shown.contains(&waiting.key);
+            let free = |waiting: &&WaitingNotification| !waiting.is_promised && !shown.contains(&waiting.key);
             let Some(lowest) = self.waiting.iter().filter(free).map(|waiting| waiting.priority).min() else {
                 break;
             };
-            let found = |waiting: &WaitingNotification| waiting.priority == lowest && !shown.contains(&waiting.key);
+            let found = |waiting: &WaitingNotification| free(&waiting) && waiting.priority == lowest;
             let Some(place) = self.waiting.iter().position(found) else {
                 break;
             };

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::RecordKind;
 use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
-use super::notifications::{self, Notification, NotificationPriority};
+use super::notifications::{self, Notification, NotificationOrigin, NotificationPriority};
 use super::turn::Turn;
 
 /// The source of untrusted content from Sensors; with the name of the Sensor, if that is known.
@@ -75,7 +75,7 @@ impl Engine {
                 text: notice.text,
                 at,
             };
-            self.receive_notification(&notification, false, out);
+            self.receive_notification(&notification, NotificationOrigin::Sensor, out);
         }
         for name in event.wakes.iter().filter(|name| !told.contains(name)) {
             self.wake_on_event(name, out);
@@ -86,10 +86,15 @@ impl Engine {
         out.record(journal_line(RecordKind::SensorFailed, self.turn_number(), sensor));
     }
 
-    /// A notification arrived, for the first time or again. `trusted`: it is not untrusted content.
-    pub(super) fn receive_notification(&mut self, notification: &Notification, trusted: bool, out: &mut EffectBuffer) {
+    /// A notification arrived, for the first time or again.
+    pub(super) fn receive_notification(
+        &mut self,
+        notification: &Notification,
+        origin: NotificationOrigin,
+        out: &mut EffectBuffer,
+    ) {
         let shown = self.state.turn.as_ref().map(Turn::shown);
-        let Some(received) = self.state.inbox.receive(notification, trusted, shown) else {
+        let Some(received) = self.state.inbox.receive(notification, origin, shown) else {
             return;
         };
         let priority = notification.priority;

@@ -41,6 +41,11 @@ fn jpeg(image: &[u8]) -> Option<ImageHeader> {
             rest = &rest[1..];
             continue;
         }
+        // Marks without a length: where readers differ about what follows, another frame could be hidden. Then the data, or the
+        // end, without a frame.
+        if matches!(kind, 0x00..=0x01 | 0xd0..=0xda) {
+            return None;
+        }
         let length = usize::from(u16::from_be_bytes(*after.first_chunk()?));
         let segment = after.get(2..length)?;
         match kind {
@@ -49,8 +54,6 @@ fn jpeg(image: &[u8]) -> Option<ImageHeader> {
                 let number = |at: usize| Some(u16::from_be_bytes(*segment.get(at..)?.first_chunk()?));
                 return sized("image/jpeg", number(3)?.into(), number(1)?.into());
             }
-            // The data, or the end, without a frame.
-            0xd9 | 0xda => return None,
             _ => rest = after.get(length..)?,
         }
     }
@@ -155,6 +158,12 @@ pub(crate) mod tests {
         assert_eq!(ImageHeader::read(&png_header(0, 1)), None);
         assert_eq!(ImageHeader::read(b"GIF89a\x01\0\x01\0"), None);
         assert_eq!(ImageHeader::read(b"not really a picture"), None);
+        // A mark without a length, which some readers skip: what follows it is not read as a segment.
+        for mark in [0x01, 0xd0, 0xd7, 0xd8] {
+            let mut hidden = jpeg_header(640, 480);
+            hidden.splice(2..2, [0xff, mark]);
+            assert_eq!(ImageHeader::read(&hidden), None, "{mark:#x}");
+        }
     }
 
     #[test]

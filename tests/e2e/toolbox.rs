@@ -76,6 +76,10 @@ fn built_in_tools_work_in_the_users_image_and_leave_neither_the_workspace_nor_pr
         {"yield": {"sleep": 3600}},
         {"text": "I wait.", "toolCalls": [write("b.txt", "two"), shell("sleep 5555")]},
         {"yield": {"sleep": 3600}},
+        {"text": "I race.", "toolCalls": vec![read("race/etc/hostname"); 39].into_iter().chain([read("hard")]).collect::<Vec<_>>()},
+        {"yield": {"sleep": 3600}},
+        {"text": "I wait again.", "toolCalls": [shell("sleep 6666")]},
+        {"yield": {"sleep": 3600}},
     ]});
     namespace.kubectl.apply(&script("toolbox", &turns));
     let spec = json!({
@@ -145,6 +149,8 @@ fn built_in_tools_work_in_the_users_image_and_leave_neither_the_workspace_nor_pr
     assert!(kibibytes <= 4096, "{kibibytes} KiB");
 
     a_killed_toolbox_takes_its_command_with_it(&agent);
+    no_link_leads_outside_even_while_it_changes(&agent);
+    the_command_of_a_killed_worker_ends(&agent);
 }
 
 /// SIGKILL of the toolbox in the middle of a command: the command ends, its outcome is unknown, and it is not repeated.
@@ -175,6 +181,40 @@ fn a_killed_toolbox_takes_its_command_with_it(agent: &Agent<'_>) {
         "two",
         "the workspace outlives the container"
     );
+}
+
+/// A link that changes all the time between a directory of the workspace and `/`, and a hard link to a file outside, which
+/// cannot be made.
+fn no_link_leads_outside_even_while_it_changes(agent: &Agent<'_>) {
+    let links = "cd /workspace; mkdir sub; ln /etc/hostname hard 2>/dev/null && echo made; \
+                 (while [ ! -e stop ]; do ln -sfn / race; ln -sfn sub race; done) >/dev/null 2>&1 & true";
+    assert_eq!(inside(agent, "toolbox", links), "");
+    wake(agent, "race");
+    asleep(agent, 3);
+    inside(agent, "toolbox", "touch /workspace/stop");
+    let seen = outcomes(agent.kubectl, &agent.name);
+    let read = ("toolbox__read_file".to_owned(), "Error".to_owned());
+    assert_eq!(seen[13..], vec![read; 40]);
+}
+
+/// SIGKILL of the worker in the middle of a command: the command ends, its outcome is unknown, and it is not repeated.
+fn the_command_of_a_killed_worker_ends(agent: &Agent<'_>) {
+    let running = "for p in /proc/[0-9]*; do grep -q [6]666 $p/cmdline 2>/dev/null && echo found; done; true";
+    let until = |found: bool| {
+        let deadline = Instant::now() + Duration::from_mins(1);
+        while inside(agent, "toolbox", running).contains("found") != found {
+            assert!(Instant::now() < deadline, "the command runs: {}", !found);
+        }
+    };
+    wake(agent, "again");
+    until(true);
+    let pod = agent.kubectl.get("pod", &agent.name).expect("the pod exists");
+    host::kill(&pod, "worker");
+    until(false);
+    asleep(agent, 4);
+    // The log is that of the new container.
+    let shell = ("toolbox__shell".to_owned(), "Unknown".to_owned());
+    assert_eq!(outcomes(agent.kubectl, &agent.name), [shell]);
 }
 
 fn wake(agent: &Agent<'_>, token: &str) {

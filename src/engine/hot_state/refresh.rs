@@ -126,10 +126,11 @@ impl Engine {
         if known.spec.effect != ToolEffect::Read {
             return Err("its refreshTool is not run, since its effect is not Read");
         }
-        if known.spec.needs_approval {
+        let plan = known.plan(of, &arguments, None);
+        if plan.is_gated() {
             return Err("its refreshTool is not run, since its calls need an approval");
         }
-        Ok(known.plan(of, &arguments, None))
+        Ok(plan)
     }
 
     /// Sends as many runs as may be under way.

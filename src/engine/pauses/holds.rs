@@ -146,6 +146,12 @@ impl Pauses {
         self.free_from().is_some_and(|moment| moment <= now)
     }
 
+    /// Whether it may act now, apart from pauses for these reasons.
+    pub fn are_free_apart_from(&self, reasons: &[PauseReason], now: Timestamp) -> bool {
+        let mut others = self.holds.iter().filter(|(reason, _)| !reasons.contains(reason));
+        others.all(|(_, hold)| hold.allows_from().is_some_and(|from| from <= now))
+    }
+
     /// Whether tool runs with side effects may start, as far as the link decides.
     pub fn allow_actions(&self) -> bool {
         !self.link_silent

@@ -151,9 +151,12 @@ fn a_deferred_run_is_alone() {
     driver.answer_gate("e1-t1c1r1", true);
     assert_eq!(driver.running(), [2]);
     driver.done(2, "sent");
-    driver.done(3, "sent");
     assert_eq!(driver.running(), [1]);
-    // The next turn's run waits for the deferred one.
+    driver.done(1, "gone");
+    assert_eq!(driver.running(), [3]);
+    // The next call's run waits for the deferred one.
+    let mut driver = deferred("repo__delete");
+    driver.answer_gate("e1-t1c1r1", true);
     driver.answer(wants(&["mail__send"]));
     assert_eq!(driver.running().len(), 1);
     driver.done(1, "gone");
@@ -286,4 +289,83 @@ fn the_end_of_the_loop_closes_the_gates() {
     assert_eq!(driver.state(), LoopState::Stopped);
     assert_eq!((driver.gate_ids(), driver.sent.len()), (vec![], 0));
     assert_eq!(driver.notes(RecordKind::GateResolved), ["e1-t1c1r1 superseded"]);
+}
+
+#[test]
+fn approved_calls_run_while_the_loop_waits_at_the_gate_of_another_one() {
+    let mut driver = Driver::with_gates(deferring());
+    let mut answer = wants(&["repo__delete"; MOST_DEFERRED + 1]);
+    for (number, call) in answer.tool_calls.iter_mut().enumerate() {
+        call.arguments = format!(r#"{{"path":"{number}"}}"#);
+    }
+    driver.answer(answer);
+    assert_eq!(driver.state(), LoopState::Paused);
+    driver.answer_gate("e1-t1c1r1", true);
+    assert_eq!(driver.running(), [1]);
+    driver.done(1, "gone");
+    // There is room for the ninth.
+    assert_eq!(
+        (driver.state(), driver.gate_ids().len()),
+        (LoopState::Running, MOST_DEFERRED)
+    );
+}
+
+#[test]
+fn an_approved_call_is_not_out_of_date_because_other_tools_run() {
+    let mut driver = Driver::with_gates(deferring());
+    driver.answer(wants(&["repo__delete", "mail__send"]));
+    driver.answer_gate("e1-t1c1r1", true);
+    assert_eq!(driver.running(), [2]);
+    driver.pass(seconds(400));
+    driver.done(2, "sent");
+    assert_eq!(driver.running(), [1]);
+}
+
+#[test]
+fn an_approved_call_does_not_wait_for_the_rest_of_a_long_batch() {
+    let mut driver = Driver::with_gates(deferring());
+    driver.answer(wants(&["repo__delete", "mail__send", "mail__send", "mail__send"]));
+    driver.answer_gate("e1-t1c1r1", true);
+    driver.done(2, "sent");
+    assert_eq!(driver.running(), [1]);
+    driver.done(1, "gone");
+    assert_eq!(driver.running(), [3]);
+}
+
+#[test]
+fn a_long_deferred_run_does_not_make_the_calls_that_wait_for_it_out_of_date() {
+    let mut driver = deferred("repo__delete");
+    driver.answer_gate("e1-t1c1r1", true);
+    driver.answer(wants(&["mail__send"]));
+    driver.pass(seconds(400));
+    driver.done(1, "gone");
+    assert_eq!(driver.running(), [1]);
+    assert!(driver.notes(RecordKind::ToolDenied).is_empty());
+}
+
+#[test]
+fn equal_calls_of_one_answer_are_not_both_deferred() {
+    let mut driver = Driver::with_gates(deferring());
+    driver.answer(wants(&["repo__delete", "repo__delete"]));
+    assert_eq!(driver.gate_ids(), ["e1-t1c1r1"]);
+    assert_eq!(driver.notes(RecordKind::ToolDenied), ["AlreadyDeferred"]);
+}
+
+#[test]
+fn the_end_of_a_deferred_call_is_not_dropped_for_notifications_of_sensors() {
+    let mut driver = Driver::with_gates(deferring());
+    driver.answer(wants(&["repo__delete"]));
+    driver.answer_gate("e1-t1c1r1", true);
+    driver.done(1, "gone");
+    for number in 0..300 {
+        driver.feed(events::notified(super::super::notifications::Notification {
+            id: format!("n{number}"),
+            source: "sensor/prices".into(),
+            priority: super::super::notifications::NotificationPriority::High,
+            text: "news".into(),
+            at: driver.now,
+        }));
+    }
+    driver.answer(says("well"));
+    assert!(driver.told().contains("result: gone"));
 }

@@ -182,6 +182,7 @@ fn a_refresh_that_fails_keeps_the_last_good_value_and_fails_no_turn(#[case] outc
 #[case("s__none", "its refreshTool is unknown")]
 #[case("s__needs", "its refreshTool cannot be called without arguments")]
 #[case("s__asks", "its refreshTool is not run, since its calls need an approval")]
+#[case("s__if", "its refreshTool is not run, since its calls need an approval")]
 fn a_refresh_that_may_not_be_is_said_and_not_run(#[case] name: &str, #[case] words: &str) {
     let mut driver = Driver::fresh(with(vec![field("n", FieldType::Number, Some(name))]));
     let mut needs = tool("s__needs", ToolEffect::Read);
@@ -190,7 +191,13 @@ fn a_refresh_that_may_not_be_is_said_and_not_run(#[case] name: &str, #[case] wor
         needs_approval: true,
         ..tool("s__asks", ToolEffect::Read)
     };
-    driver.offer(vec![tool("s__act", ToolEffect::Write), needs, asks]);
+    let asks_if = ToolSpec {
+        approval_condition: Some(super::super::tool::ApprovalCondition::new("it is empty", |arguments| {
+            *arguments == json!({})
+        })),
+        ..tool("s__if", ToolEffect::Read)
+    };
+    driver.offer(vec![tool("s__act", ToolEffect::Write), needs, asks, asks_if]);
     driver.start(1);
     assert!(driver.sent.is_empty() && driver.in_flight.is_some());
     assert!(

@@ -117,7 +117,9 @@ impl Engine {
         self.expire_held(out);
         self.deny_deferred_repetitions(out);
         self.open_gates(out);
-        self.defer_gated_runs();
+        if self.defer_gated_runs() {
+            self.deny_deferred_repetitions(out);
+        }
         while let Some(place) = self.next_run(out) {
             self.send_run(place, out);
         }
@@ -128,7 +130,12 @@ impl Engine {
     /// The next run that may be sent. Pauses the loop if a guardrail trips.
     fn next_run(&mut self, out: &mut EffectBuffer) -> Option<usize> {
         let free = self.state.reasons.are_free(out.now);
-        if self.fenced || !free || !self.state.life.is_active() || self.is_deferred_under_way() {
+        if self.fenced
+            || !free
+            || !self.state.life.is_active()
+            || self.is_deferred_under_way()
+            || self.is_deferred_due()
+        {
             return None;
         }
         match self.next_of_batch()? {
@@ -215,16 +222,24 @@ impl Engine {
         }
         if self.state.deferred.find(id).is_some() {
             self.end_deferred(id, (outcome, artifacts), out);
+            self.run_ended(out.now);
             return;
         }
         let Some(place) = self.place_of(id) else {
             return;
         };
         self.record_result(place, id, (outcome, artifacts), out);
-        if let Some(batch) = self.batch_mut() {
-            batch.refresh(out.now);
-        }
+        self.run_ended(out.now);
         self.advance_tools(out);
+    }
+
+    /// What waits has waited for this run, and not under a pause.
+    fn run_ended(&mut self, now: Timestamp) {
+        self.state.deferred.renew_approvals(now);
+        if let Some(batch) = self.batch_mut() {
+            batch.refresh(now);
+            batch.renew_approvals(now);
+        }
     }
 
     /// Records an outcome of which nothing is stored.
