@@ -4,6 +4,8 @@
 //! the loop reports that the gate is closed. An answer is therefore durable before it is confirmed, and outlives a change
 //! of the leader. Authorization is decided before.
 
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -25,14 +27,34 @@ use crate::support::text::first_chars;
 const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most attempts to write an answer while others write the same Agent.
 const MAX_ATTEMPTS: u32 = 10;
+/// Most answers to one Agent at a time.
+const MAX_AT_A_TIME: usize = 16;
 /// Most characters of a gate's id in a message.
 const MAX_ID: usize = 63;
 
 /// Records answers to gates.
 pub struct GateAnswerRecorder {
     client: Client,
-    /// Held from the read to the write, so that answers do not contend with each other, only with other writers.
-    one: Mutex<()>,
+    agents: AgentLocks,
+}
+
+/// One lock for each Agent that is being answered, held from the read to the write: answers to one Agent do not contend with
+/// each other, only with other writers, and never wait for those to another Agent.
+#[derive(Default)]
+struct AgentLocks(std::sync::Mutex<HashMap<NamespacedName, Arc<Mutex<()>>>>);
+
+impl AgentLocks {
+    /// The lock of an Agent, unless too many answers to it wait already.
+    fn of(&self, agent: &NamespacedName) -> Result<Arc<Mutex<()>>, ClientRefusal> {
+        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        let lock = locks.entry(agent.clone()).or_default();
+        // One is the map's.
+        if Arc::strong_count(lock) > MAX_AT_A_TIME {
+            return Err(unavailable("too many answers to this Agent at a time; retry"));
+        }
+        Ok(Arc::clone(lock))
+    }
 }
 
 impl GateAnswerRecorder {
@@ -40,7 +62,7 @@ impl GateAnswerRecorder {
     pub fn new(client: Client) -> Self {
         Self {
             client,
-            one: Mutex::default(),
+            agents: AgentLocks::default(),
         }
     }
 
@@ -67,7 +89,8 @@ impl GateAnswerRecorder {
         user: &str,
         now: Timestamp,
     ) -> Result<AnsweredGate, ClientRefusal> {
-        let _one = self.one.lock().await;
+        let lock = self.agents.of(agent)?;
+        let _held = lock.lock().await;
         let agents: Api<Agent> = Api::namespaced(self.client.clone(), &agent.namespace);
         for _ in 0..MAX_ATTEMPTS {
             let found = agents.get_opt(&agent.name).await.map_err(|error| failed(&error))?;
@@ -185,4 +208,30 @@ fn failed(error: &kube::Error) -> ClientRefusal {
 
 fn cannot_write() -> ClientRefusal {
     unavailable("the answer could not be recorded; retry, since an equal answer is recorded once")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sixteen_answers_to_an_agent_wait_at_a_time_and_none_waits_for_another_agent() {
+        let locks = AgentLocks::default();
+        let (one, other) = (NamespacedName::new("ns", "one"), NamespacedName::new("ns", "other"));
+        let mut held: Vec<_> = (0..MAX_AT_A_TIME).map(|_| locks.of(&one).unwrap()).collect();
+        assert!(locks.of(&one).is_err());
+        let free = locks.of(&other).unwrap();
+        let first = held[0].try_lock().unwrap();
+        assert!(held[1].try_lock().is_err() && free.try_lock().is_ok());
+        drop(first);
+        held.pop();
+        assert!(locks.of(&one).is_ok());
+        drop(held);
+        locks.of(&other).unwrap();
+        assert_eq!(
+            locks.0.lock().unwrap().len(),
+            1,
+            "no lock is kept for longer than it is used"
+        );
+    }
 }
