@@ -1,7 +1,7 @@
 //! The webhook that announces gates to a receiver of the platform, such as a bridge to a chat.
 //!
 //! Owns the requests: signature, time limits, concurrency. What is due is decided by
-//! [`GateAnnouncements`](super::gate_announcements::GateAnnouncements). It reads the cache of Agents and nothing else, so a
+//! [`GateAnnouncements`]. It reads the cache of Agents and nothing else, so a
 //! receiver that is slow or away delays neither reconciles nor status writes. Follows no redirect, and logs neither the
 //! path of the URL, which may be a secret, nor bodies.
 

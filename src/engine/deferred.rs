@@ -4,7 +4,7 @@
 //! Owns the runs of such calls from the moment in which their gates open: the answer to the gate, the run, and how the model
 //! learns of its end. The call itself has a result at once, which says that it waits. Its end is a notification of high
 //! priority: shortened, shown in one turn, and the end of a sleep. What is shown to a person, approved and sent is the same as
-//! for a call that the loop waits for, see [`approvals`](super::approvals).
+//! for a call that the loop waits for, see [`approvals`].
 //!
 //! A deferred run is sent when nothing else runs, and nothing else is sent while it runs, so it is never concurrent with a run
 //! of the turn. A crash leaves its outcome unknown; nothing is repeated without another approval.

@@ -76,7 +76,7 @@ fn built_in_tools_work_in_the_users_image_and_leave_neither_the_workspace_nor_pr
         {"yield": {"sleep": 3600}},
         {"text": "I wait.", "toolCalls": [write("b.txt", "two"), shell("sleep 5555")]},
         {"yield": {"sleep": 3600}},
-        {"text": "I race.", "toolCalls": vec![read("race/etc/hostname"); 39].into_iter().chain([read("hard")]).collect::<Vec<_>>()},
+        {"text": "I race.", "toolCalls": vec![read("race/etc/hostname"); 31].into_iter().chain([read("hard")]).collect::<Vec<_>>()},
         {"yield": {"sleep": 3600}},
         {"text": "I wait again.", "toolCalls": [shell("sleep 6666")]},
         {"yield": {"sleep": 3600}},
@@ -194,7 +194,7 @@ fn no_link_leads_outside_even_while_it_changes(agent: &Agent<'_>) {
     inside(agent, "toolbox", "touch /workspace/stop");
     let seen = outcomes(agent.kubectl, &agent.name);
     let read = ("toolbox__read_file".to_owned(), "Error".to_owned());
-    assert_eq!(seen[13..], vec![read; 40]);
+    assert_eq!(seen[13..], vec![read; 32]);
 }
 
 /// SIGKILL of the worker in the middle of a command: the command ends, its outcome is unknown, and it is not repeated.
