@@ -27,8 +27,8 @@ use crate::support::text::first_chars;
 const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most attempts to write an answer while others write the same Agent.
 const MAX_ATTEMPTS: u32 = 10;
-/// Most answers to one Agent at a time.
-const MAX_AT_A_TIME: usize = 16;
+/// Most answers to one Agent at a time: more than it can have open gates.
+const MAX_AT_A_TIME: usize = 32;
 /// Most characters of a gate's id in a message.
 const MAX_ID: usize = 63;
 
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sixteen_answers_to_an_agent_wait_at_a_time_and_none_waits_for_another_agent() {
+    fn thirty_two_answers_to_an_agent_wait_at_a_time_and_none_waits_for_another_agent() {
         let locks = AgentLocks::default();
         let (one, other) = (NamespacedName::new("ns", "one"), NamespacedName::new("ns", "other"));
         let mut held: Vec<_> = (0..MAX_AT_A_TIME).map(|_| locks.of(&one).unwrap()).collect();

@@ -532,10 +532,9 @@ impl Driver {
                 }
                 PauseReason::ToolCallNeedsApproval | PauseReason::UnknownOutcome => {
                     // The end of a deferred call makes room for the one that the loop waits for.
-                    let is_deferred = self.settings.defers_approvals
-                        && (matches!(input, EngineInput::ToolFinished { .. } | EngineInput::Started { .. })
-                            || before.first_gate_expiry().is_some_and(|at| at <= self.now));
-                    matches!(input, EngineInput::GateAnswered(_)) || is_deferred
+                    let ended = matches!(input, EngineInput::ToolFinished { .. } | EngineInput::Started { .. })
+                        || before.first_gate_expiry().is_some_and(|at| at <= self.now);
+                    matches!(input, EngineInput::GateAnswered(_)) || (self.settings.defers_approvals && ended)
                 }
                 PauseReason::LinkLost => matches!(input, EngineInput::LinkBack | EngineInput::Started { .. }),
                 PauseReason::SuspendedBySpec => matches!(input, EngineInput::Started { .. }),
