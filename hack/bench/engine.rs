@@ -186,7 +186,11 @@ fn settings(context_tokens: u32) -> EngineSettings {
         image_input: None,
         approval_timeout: SignedDuration::from_hours(1),
         defers_approvals: false,
-        loop_detection: LoopDetection::default(),
+        // They are called again and again.
+        loop_detection: LoopDetection {
+            exempt_tools: vec!["bank__pay".to_owned(), "files__read".to_owned()],
+            ..LoopDetection::default()
+        },
         spec: 0,
         quick_text_turns: 0,
         longest_text_delay: SignedDuration::ZERO,
