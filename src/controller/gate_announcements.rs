@@ -97,7 +97,7 @@ pub(super) struct DueAnnouncement {
 
 /// How an announcement is getting on.
 #[derive(Clone, Debug)]
-enum Stage {
+enum AnnouncementStage {
     /// Its opening is to be announced.
     Opening,
     /// Its opening is announced, and it is open.
@@ -109,7 +109,7 @@ enum Stage {
 struct KnownGate {
     facts: GateFacts,
     is_open: bool,
-    stage: Stage,
+    stage: AnnouncementStage,
     /// `None`: an attempt is in progress, or there is nothing to announce.
     due: Option<Instant>,
     backoff: Backoff,
@@ -149,7 +149,7 @@ impl GateAnnouncements {
             let gate = KnownGate {
                 facts,
                 is_open: true,
-                stage: Stage::Opening,
+                stage: AnnouncementStage::Opening,
                 due: Some(now),
                 backoff: self.backoff,
                 attempts: 0,
@@ -181,19 +181,19 @@ impl GateAnnouncements {
             return;
         };
         match (&gate.stage, sent) {
-            (Stage::Opening, true) => {
-                gate.stage = Stage::Announced;
+            (AnnouncementStage::Opening, true) => {
+                gate.stage = AnnouncementStage::Announced;
                 gate.settle(now, wall);
             }
-            (Stage::Closing(_), true) => {
+            (AnnouncementStage::Closing(_), true) => {
                 self.known.remove(key);
                 return;
             }
-            (Stage::Opening | Stage::Closing(_), false) => {
+            (AnnouncementStage::Opening | AnnouncementStage::Closing(_), false) => {
                 gate.attempts = gate.attempts.saturating_add(1);
                 gate.due = Some(now + gate.backoff.next_spread(spread));
             }
-            (Stage::Announced, _) => {}
+            (AnnouncementStage::Announced, _) => {}
         }
         if gate.is_over(wall) {
             self.known.remove(key);
@@ -204,8 +204,8 @@ impl GateAnnouncements {
 impl KnownGate {
     /// A gate whose opening was announced has closed: that is announced too.
     fn settle(&mut self, now: Instant, wall: Timestamp) {
-        if !self.is_open && matches!(self.stage, Stage::Announced) {
-            self.stage = Stage::Closing(wall);
+        if !self.is_open && matches!(self.stage, AnnouncementStage::Announced) {
+            self.stage = AnnouncementStage::Closing(wall);
             self.due = Some(now);
             self.backoff.reset();
             self.attempts = 0;
@@ -216,17 +216,17 @@ impl KnownGate {
     fn is_over(&self, wall: Timestamp) -> bool {
         match self.stage {
             // Nobody was told of it, so nobody needs to know that it has closed.
-            Stage::Opening => self.due.is_some() && (!self.is_open || self.facts.is_over(wall)),
-            Stage::Announced => false,
-            Stage::Closing(at) => self.due.is_some() && wall.duration_since(at) >= CLOSED_FOR,
+            AnnouncementStage::Opening => self.due.is_some() && (!self.is_open || self.facts.is_over(wall)),
+            AnnouncementStage::Announced => false,
+            AnnouncementStage::Closing(at) => self.due.is_some() && wall.duration_since(at) >= CLOSED_FOR,
         }
     }
 
     fn attempt(&mut self, key: &GateKey) -> Option<DueAnnouncement> {
         let (change, at) = match self.stage {
-            Stage::Opening => (GateChange::Opened, self.facts.opened_at),
-            Stage::Closing(at) => (GateChange::Closed, at),
-            Stage::Announced => return None,
+            AnnouncementStage::Opening => (GateChange::Opened, self.facts.opened_at),
+            AnnouncementStage::Closing(at) => (GateChange::Closed, at),
+            AnnouncementStage::Announced => return None,
         };
         self.due = None;
         let name: &str = change.into();

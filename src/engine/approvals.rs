@@ -132,13 +132,7 @@ impl Engine {
         let Some(plan) = self.batch_mut().and_then(|batch| batch.plan_mut(place)) else {
             return;
         };
-        let gate = RunGate {
-            id: gate_id(epoch, run, plan.tries),
-            kind,
-            opened_at: out.now,
-            expires_at,
-        };
-        out.record(opened(plan, run, gate));
+        out.record(opened(plan, (epoch, run), kind, (out.now, expires_at)));
     }
 
     /// A person answered a gate. An answer to a gate that is not open, or with the hash of other arguments, has no effect.
@@ -331,8 +325,19 @@ impl GateAnswer {
     }
 }
 
-/// Opens the gate of a run. Returns the line for the journal.
-pub(crate) fn opened(plan: &mut ToolRunPlan, run: ToolRunId, gate: RunGate) -> JournalRecord {
+/// Opens the gate of a run of this epoch, from and until these times. Returns the line for the journal.
+pub(crate) fn opened(
+    plan: &mut ToolRunPlan,
+    (epoch, run): (i64, ToolRunId),
+    kind: GateKind,
+    (opened_at, expires_at): (Timestamp, Timestamp),
+) -> JournalRecord {
+    let gate = RunGate {
+        id: gate_id(epoch, run, plan.tries),
+        kind,
+        opened_at,
+        expires_at,
+    };
     let line = gate_line(RecordKind::GateOpened, run, &gate.id, plan);
     plan.approval = RunApproval::Pending(gate);
     line
@@ -359,7 +364,7 @@ fn pause_reason(kind: GateKind) -> PauseReason {
 }
 
 /// The run identifies the gate within one epoch; after a try with an unknown outcome, the number of the next try.
-pub(crate) fn gate_id(epoch: i64, run: ToolRunId, tries: u32) -> String {
+fn gate_id(epoch: i64, run: ToolRunId, tries: u32) -> String {
     match tries {
         0 => format!("e{epoch}-{run}"),
         tries => format!("e{epoch}-{run}-try{}", tries.saturating_add(1)),

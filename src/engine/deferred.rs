@@ -13,22 +13,20 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::approvals::{
-    self, APPROVAL_REASONS, GateAnswer, RunApproval, RunGate, denied_by_person, expired_gate, gate_id,
-};
+use super::approvals::{self, APPROVAL_REASONS, GateAnswer, RunApproval, RunGate, denied_by_person, expired_gate};
 use super::effects::EffectBuffer;
 use super::guardrails::EndedToolRun;
 use super::machine::Engine;
 use super::message::{self, ToolCall};
 use super::notifications::{Notification, NotificationOrigin, NotificationPriority};
-use super::tool::{ResultArtifacts, ToolOutcome, ToolRun, ToolRunId};
+use super::tool::{ResultArtifacts, ToolOutcome, ToolRunId};
 use super::tools::admission::{DenialReason, DeniedCall};
 use super::tools::batch::{ToolBatch, ToolRunPlan, ToolSlot};
 use super::tools::expiry::{LONGEST_PAUSE, asked_before, expired};
 use super::tools::results::{render_outcome, shortened};
 use super::tools::{MAX_TRIES, plan_line};
 use super::untrusted::server_source;
-use super::{EngineEffect, OutcomeKind, RecordKind, time_math};
+use super::{OutcomeKind, RecordKind, time_math};
 use agentloop_api::status::GateKind;
 
 /// Most deferred calls. With more, the loop waits.
@@ -283,13 +281,8 @@ impl Engine {
         let expires_at = time_math::after(out.now, self.settings.approval_timeout);
         for call in &mut self.state.deferred.calls {
             if let RunApproval::Needed(kind) = call.plan.approval {
-                let gate = RunGate {
-                    id: gate_id(epoch, call.run, call.plan.tries),
-                    kind,
-                    opened_at: out.now,
-                    expires_at,
-                };
-                out.record(approvals::opened(&mut call.plan, call.run, gate));
+                let times = (out.now, expires_at);
+                out.record(approvals::opened(&mut call.plan, (epoch, call.run), kind, times));
             }
         }
     }
@@ -303,22 +296,7 @@ impl Engine {
         call.is_open = true;
         call.plan.sent();
         let plan = call.plan.clone();
-        if is_new {
-            self.count_run(&plan, out);
-        }
-        let note = if is_new { "" } else { "repeated" };
-        out.record(plan_line(RecordKind::ToolIntent, run, note, &plan, None));
-        self.running.insert(run, out.now);
-        let sent = ToolRun {
-            id: run,
-            name: plan.tool,
-            target: plan.target,
-            definition: plan.definition,
-            arguments,
-            idempotency_key: plan.key,
-            max_result_bytes: MOST_TOLD,
-        };
-        out.push(EngineEffect::RunTool(sent, plan.timeout));
+        self.start_run(plan.run(run, arguments, MOST_TOLD), &plan, is_new, out);
     }
 
     /// Whether a deferred run is under way, beside which no other is sent.

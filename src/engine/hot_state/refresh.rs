@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::super::effects::{EffectBuffer, journal_line};
 use super::super::machine::Engine;
 use super::super::message::ToolCall;
-use super::super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId};
+use super::super::tool::{ToolEffect, ToolOutcome, ToolRunId};
 use super::super::tools::admission::{self, AdmissionContext};
 use super::super::tools::batch::{MOST_READS, ToolRunPlan};
 use super::super::untrusted::server_source;
@@ -167,15 +167,7 @@ impl Engine {
         let note = if is_new { "" } else { "repeated" };
         out.record(tool_line(RecordKind::ToolIntent, id, &plan, note, None));
         self.running.insert(id, out.now);
-        let run = ToolRun {
-            target: plan.target.clone(),
-            definition: plan.definition.clone(),
-            id,
-            name: plan.tool,
-            arguments: serde_json::Map::new(),
-            idempotency_key: plan.key,
-            max_result_bytes: 0,
-        };
+        let run = plan.run(id, serde_json::Map::new(), 0);
         out.push(EngineEffect::RunTool(run, plan.timeout));
     }
 

@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::approvals::{RunApproval, RunGate};
 use crate::loop_detection::ToolCallEnding;
 use crate::message::ToolCall;
 use crate::modes::{LoopPace, ModeCallDecision};
-use crate::tool::{ResultArtifacts, ToolEffect, UnknownOutcomePolicy};
+use crate::tool::{ResultArtifacts, ToolEffect, ToolRun, ToolRunId, UnknownOutcomePolicy};
 use agentloop_api::status::GateKind;
 
 /// Concurrent read-only runs.
@@ -142,6 +143,19 @@ impl ToolRunPlan {
         self.tries = self.tries.saturating_add(1);
         if self.is_granted() {
             self.approval = RunApproval::Used;
+        }
+    }
+
+    /// The run as the worker executes it. `max_result_bytes`: see [`ToolRun`].
+    pub fn run(&self, id: ToolRunId, arguments: Map<String, Value>, max_result_bytes: usize) -> ToolRun {
+        ToolRun {
+            id,
+            name: self.tool.clone(),
+            target: self.target.clone(),
+            definition: self.definition.clone(),
+            arguments,
+            idempotency_key: self.key.clone(),
+            max_result_bytes,
         }
     }
 

@@ -172,25 +172,22 @@ impl Engine {
         let Some((plan, is_new)) = self.batch_mut().and_then(|batch| batch.send(place)) else {
             return;
         };
+        let run = plan.run(id, arguments, self.most_result_bytes());
+        self.start_run(run, &plan, is_new, out);
+    }
+
+    /// Records that a run is sent, and sends it. `is_new`: for the first time.
+    pub(crate) fn start_run(&mut self, run: ToolRun, plan: &ToolRunPlan, is_new: bool, out: &mut EffectBuffer) {
         if is_new {
-            self.count_run(&plan, out);
+            self.count_run(plan, out);
         }
         let note = if is_new { "" } else { "repeated" };
-        out.record(plan_line(RecordKind::ToolIntent, id, note, &plan, None));
-        self.running.insert(id, out.now);
-        let run = ToolRun {
-            id,
-            name: plan.tool,
-            target: plan.target,
-            definition: plan.definition,
-            arguments,
-            idempotency_key: plan.key,
-            max_result_bytes: self.most_result_bytes(),
-        };
+        out.record(plan_line(RecordKind::ToolIntent, run.id, note, plan, None));
+        self.running.insert(run.id, out.now);
         out.push(EngineEffect::RunTool(run, plan.timeout));
     }
 
-    pub(crate) fn count_run(&mut self, plan: &ToolRunPlan, out: &EffectBuffer) {
+    fn count_run(&mut self, plan: &ToolRunPlan, out: &EffectBuffer) {
         self.state.totals.count_run(!plan.only_looks());
         if plan.only_looks() {
             return;
