@@ -9,13 +9,11 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agentloop::api::amount::LimitAmounts;
 use agentloop::api::price::ModelPrice;
 use agentloop::link::messages::{AccountRemaining, AccountTerms, BudgetTerms, LimitName};
-use agentloop::link::pod::CONFIG_ENV;
 use agentloop::link::socket::CALL_HEADER;
 use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
@@ -38,6 +36,10 @@ const PAGE: usize = 4096;
 #[path = "leader.rs"]
 mod leader;
 
+#[path = "gateway_process.rs"]
+mod gateway_process;
+
+use gateway_process::GatewayProcess;
 use leader::{PLENTY, aside, listen};
 
 #[tokio::main(flavor = "current_thread")]
@@ -59,7 +61,7 @@ async fn main() {
         Gateway::start(model, on_disk(), limits()).await,
         Gateway::start(model, in_memory, limits()).await,
     ];
-    let disk = Disk::new(gateways[0].directory.path());
+    let disk = Disk::new(gateways[0].process.directory.path());
     let mut times: [Vec<Duration>; 5] = Default::default();
     for call in 0..WARM + CALLS {
         let body = request(call);
@@ -156,59 +158,22 @@ impl Way {
 }
 
 struct Gateway {
-    process: Child,
-    directory: TempDir,
+    process: GatewayProcess,
     way: Way,
 }
 
 impl Gateway {
-    /// A gateway with these limits, attached.
+    /// A gateway with these limits.
     async fn start(model: SocketAddr, directory: TempDir, terms: BudgetTerms) -> Self {
-        let path = |name: &str| directory.path().join(name);
-        let (link, _) = leader::start(terms, None);
-        std::fs::write(path("ca.crt"), link.ca).expect("the CA is written");
-        std::fs::write(path("token"), "token").expect("the token is written");
-        let config = json!({
-            "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 1, "linkUrl": format!("https://{}", link.address),
-            "spec": {"model": {
-                "api": "OpenAIChat", "name": "m", "baseURL": format!("http://{model}/v1/"), "maxOutputTokens": 1_000,
-            }},
-        });
-        let process = Command::new(env!("CARGO_BIN_EXE_agentloop"))
-            .arg("gateway")
-            .env_clear()
-            .env(CONFIG_ENV, config.to_string())
-            .env("AGENTLOOP_SOCKET", path("socket"))
-            .env("AGENTLOOP_RECORD_DIR", directory.path())
-            .env("AGENTLOOP_LINK_TOKEN_FILE", path("token"))
-            .env("AGENTLOOP_LINK_CA_FILE", path("ca.crt"))
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("a gateway starts");
-        let client = Client::builder()
-            .unix_socket(path("socket"))
-            .no_proxy()
-            .tls_certs_only([]);
+        let spec = json!({"model": {
+            "api": "OpenAIChat", "name": "m", "baseURL": format!("http://{model}/v1/"), "maxOutputTokens": 1_000,
+        }});
+        let process = GatewayProcess::start(spec, directory, terms).await;
         let way = Way {
-            client: client.build().expect("a client needs nothing"),
+            client: process.client.clone(),
             url: "http://gateway".into(),
         };
-        let gateway = Self {
-            process,
-            directory,
-            way,
-        };
-        gateway.attached().await;
-        gateway
-    }
-
-    async fn attached(&self) {
-        let session = || self.way.client.get("http://gateway/v1/session").send();
-        let start = Instant::now();
-        while !session().await.is_ok_and(|response| response.status().is_success()) {
-            assert!(start.elapsed() < Duration::from_secs(10), "the gateway does not attach");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        Self { process, way }
     }
 
     /// As the worker does once the answer is in its journal.
@@ -216,13 +181,6 @@ impl Gateway {
         let url = format!("http://gateway/v1/calls/t{}c1a1/ack", call + 1);
         let response = self.way.client.post(url).send().await;
         assert!(response.is_ok_and(|response| response.status().is_success()));
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

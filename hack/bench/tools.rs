@@ -5,7 +5,7 @@
 #![allow(clippy::expect_used, reason = "a bench that cannot run ends")]
 
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,6 @@ use agentloop::api::tools::ToolsSpec;
 use agentloop::engine::ids;
 use agentloop::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
 use agentloop::link::messages::BudgetTerms;
-use agentloop::link::pod::CONFIG_ENV;
 use agentloop::worker::artifacts::ArtifactStore;
 use agentloop::worker::tools::McpTools;
 use axum::http::StatusCode;
@@ -29,10 +28,14 @@ use tokio::net::TcpListener;
 #[path = "leader.rs"]
 mod leader;
 
+#[path = "gateway_process.rs"]
+mod gateway_process;
+
 #[path = "figures.rs"]
 mod figures;
 
 use figures::{figures, say};
+use gateway_process::GatewayProcess;
 use leader::{aside, listen};
 
 const CALLS: u32 = 2_000;
@@ -46,7 +49,7 @@ async fn main() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let server = format!("http://{}/mcp", server());
     let spec = json!({"servers": [{"name": "bench", "url": server}]});
-    let gateway = Gateway::start(&spec).await;
+    let gateway = gateway(&spec).await;
     let spec: ToolsSpec = serde_json::from_value(spec).expect("a spec");
     let path = |name: &str| gateway.directory.path().join(name);
     let store = Arc::new(ArtifactStore::open(&path("journal")));
@@ -65,7 +68,7 @@ async fn main() {
     }
     figures("tool_call_direct", direct);
     figures("tool_call_adds", added);
-    let before = gateway.memory();
+    let before = memory(&gateway.process);
     let mut large = Vec::new();
     for number in 0..LARGE_RESULTS {
         large.push(run(&tools, WARM + CALLS + number, LARGE).await);
@@ -73,7 +76,7 @@ async fn main() {
     figures("tool_call_of_1_mib", large);
     say(&format!(
         "FIGURE gateway_rss_with_1_mib_results {:.1} MiB of its own, {before:.1} before",
-        gateway.memory()
+        memory(&gateway.process)
     ));
 }
 
@@ -155,59 +158,18 @@ fn answer(request: &Value) -> Response {
     Json(json!({"jsonrpc": "2.0", "id": request["id"], "result": result})).into_response()
 }
 
-struct Gateway {
-    process: Child,
-    directory: TempDir,
+/// A gateway of an Agent with these tools.
+async fn gateway(tools: &Value) -> GatewayProcess {
+    let directory = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("the target directory can be written");
+    let spec =
+        json!({"model": {"api": "OpenAIChat", "name": "m", "baseURL": "http://127.0.0.1:1/v1/"}, "tools": tools});
+    GatewayProcess::start(spec, directory, BudgetTerms::default()).await
 }
 
-impl Gateway {
-    async fn start(tools: &Value) -> Self {
-        let directory = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("the target directory can be written");
-        let path = |name: &str| directory.path().join(name);
-        let (link, _) = leader::start(BudgetTerms::default(), None);
-        std::fs::write(path("ca.crt"), link.ca).expect("the CA is written");
-        std::fs::write(path("token"), "token").expect("the token is written");
-        let config = json!({
-            "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 1, "linkUrl": format!("https://{}", link.address),
-            "spec": {"model": {"api": "OpenAIChat", "name": "m", "baseURL": "http://127.0.0.1:1/v1/"}, "tools": tools},
-        });
-        let process = Command::new(env!("CARGO_BIN_EXE_agentloop"))
-            .arg("gateway")
-            .env_clear()
-            .env(CONFIG_ENV, config.to_string())
-            .env("AGENTLOOP_SOCKET", path("socket"))
-            .env("AGENTLOOP_RECORD_DIR", directory.path())
-            .env("AGENTLOOP_LINK_TOKEN_FILE", path("token"))
-            .env("AGENTLOOP_LINK_CA_FILE", path("ca.crt"))
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("a gateway starts");
-        let client = Client::builder()
-            .unix_socket(path("socket"))
-            .no_proxy()
-            .tls_certs_only([]);
-        let client = client.build().expect("a client needs nothing");
-        let session = || client.get("http://gateway/v1/session").send();
-        let start = Instant::now();
-        while !session().await.is_ok_and(|response| response.status().is_success()) {
-            assert!(start.elapsed() < LIMIT, "the gateway does not attach");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        Self { process, directory }
-    }
-
-    /// Its private memory, in MiB.
-    fn memory(&self) -> f64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).expect("a size");
-        kib.parse::<f64>().expect("a number") / 1024.0
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+/// The private memory of a process, in MiB.
+fn memory(process: &Child) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).expect("a size");
+    kib.parse::<f64>().expect("a number") / 1024.0
 }
