@@ -18,6 +18,7 @@ pub use super::pod::{AccessMode, AgentStorage, PodSettings, RetentionPolicy, Upd
 pub use super::rate_limit::{LimitedResource, RateLimit};
 pub use super::skill::SkillSpec;
 use super::status::AgentStatus;
+pub use super::task::{ResponseEndpoint, TaskSpec};
 use super::tools::{TOOL, ToolsSpec};
 pub use super::workspace::WorkspaceSpec;
 
@@ -121,14 +122,22 @@ pub use super::workspace::WorkspaceSpec;
     )
 )]
 #[x_kube(
+    validation = Rule::new("!has(self.task) || self.mode == 'Task'").message(
+        "spec.task is supported in mode Task only: set spec.mode to Task, or remove spec.task"
+    ),
+    validation = Rule::new("self.mode != 'Task' || !has(self.continuous) || !(has(self.continuous.heartbeat) || has(self.continuous.preCheck))").message(
+        "spec.continuous.heartbeat and spec.continuous.preCheck are supported in mode Continuous only: remove them"
+    )
+)]
+#[x_kube(
     validation = Rule::new("!has(self.continuous) || !has(self.continuous.preCheck) || (has(self.continuous.preCheck.enabled) && !self.continuous.preCheck.enabled) || (has(self.hotState) && has(self.hotState.fields) && size(self.hotState.fields) > 0)").message(
         "spec.continuous.preCheck evaluates changes of spec.hotState.fields, which is empty: declare fields, or remove preCheck"
     )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSpec {
-    /// How the loop is driven. `Continuous`, the default and the only mode: the agent takes turns until it yields, and
-    /// sets its own pace. Immutable.
+    /// How the loop is driven. `Continuous`, the default: the agent takes turns until it yields, and sets its own pace.
+    /// `Task`: the agent works on one task after the other, and waits for the next one. Immutable.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self == oldSelf").message(
         "spec.mode is immutable: delete and recreate the Agent"
@@ -163,7 +172,10 @@ pub struct AgentSpec {
     /// Settings of mode `Continuous`.
     #[serde(default)]
     pub continuous: ContinuousSpec,
-    /// Tools that the model may call, in addition to `yield`.
+    /// Settings of mode `Task`. Absent: the defaults.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskSpec>,
+    /// Tools that the model may call, in addition to those of its mode: `yield` or `finish`.
     #[serde(default)]
     pub tools: ToolsSpec,
     /// Typed fields with the present state of the outside world, shown to the model with each call.
@@ -189,12 +201,65 @@ pub struct AgentSpec {
     pub pod: PodSettings,
 }
 
+/// A Secret whose values are sent as headers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeadersSecretRef<'a> {
+    /// Name of its directory in the gateway: that of the tool server, or [`RESPONSES_SECRET`].
+    pub dir: &'a str,
+    /// The field of the spec with the URL that it is sent to.
+    pub url_field: String,
+    /// The URL; `None`: a container of the pod.
+    pub url: Option<&'a str>,
+    /// The field of the spec that refers to it.
+    pub field: String,
+    /// Name of the Secret.
+    pub secret: &'a str,
+}
+
+/// Directory of the headers for `spec.task.responses`. No tool server can have this name.
+pub const RESPONSES_SECRET: &str = "task.responses";
+
+impl AgentSpec {
+    /// The Secrets whose values are sent as headers.
+    #[must_use]
+    pub fn header_secrets(&self) -> Vec<HeadersSecretRef<'_>> {
+        let servers = self.tools.servers.iter().filter_map(|server| {
+            let path = format!("spec.tools.servers[{}]", server.name);
+            Some(HeadersSecretRef {
+                dir: &server.name,
+                url_field: format!("{path}.url"),
+                url: server.url.as_deref(),
+                field: format!("{path}.headersSecretRef"),
+                secret: &server.headers_secret_ref.as_ref()?.name,
+            })
+        });
+        let responses = self.response_endpoint().and_then(|http| {
+            Some(HeadersSecretRef {
+                dir: RESPONSES_SECRET,
+                url_field: "spec.task.responses.http.url".to_owned(),
+                url: Some(&http.url),
+                field: "spec.task.responses.http.headersSecretRef".to_owned(),
+                secret: &http.headers_secret_ref.as_ref()?.name,
+            })
+        });
+        servers.chain(responses).collect()
+    }
+
+    /// The server that receives the responses to tasks.
+    #[must_use]
+    pub fn response_endpoint(&self) -> Option<&ResponseEndpoint> {
+        Some(&self.task.as_ref()?.responses.as_ref()?.http)
+    }
+}
+
 /// How a loop is driven.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AgentMode {
     /// The agent takes turns until it yields, sleeps for the time that it chose, and wakes.
     #[default]
     Continuous,
+    /// The agent works on one task after the other, each in its own conversation, and waits for the next one.
+    Task,
 }
 
 /// A text in a ConfigMap in the same namespace.

@@ -29,6 +29,7 @@ pub mod sensor;
 mod skill;
 pub mod source;
 pub mod status;
+pub mod task;
 pub mod toolbox;
 pub mod tools;
 pub mod unreadable;

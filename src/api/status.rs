@@ -7,6 +7,7 @@ use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 use super::budget::LedgerRecord;
 pub use super::pause::PauseReason;
+use super::task::Activation;
 use super::usage_counts::LoopCounts;
 
 /// Observed state of an Agent. Written by the controller only.
@@ -39,6 +40,10 @@ pub struct AgentStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub gates: Vec<Gate>,
+    /// The tasks that ended last, the newest first, at most 10. Only in mode `Task`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "atomic"))]
+    pub recent_activations: Vec<Activation>,
     /// AgentBudgets that the Agent draws on, as of this status.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
@@ -219,6 +224,10 @@ pub struct LoopStatus {
     /// Number of turns since the last sleep.
     #[schemars(range(min = 0))]
     pub consecutive_turns: i32,
+    /// Number of tasks that wait, in mode `Task`. Absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub waiting_tasks: Option<i64>,
     /// Untrusted content that the model has been shown and that may still be in its context. Absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub untrusted_content: Option<UntrustedContent>,

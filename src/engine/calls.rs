@@ -114,6 +114,9 @@ impl Engine {
         // Usage that the server does not report counts as the largest possible call, so that rate limits hold.
         let tokens = answer.tokens.unwrap_or_else(|| self.largest_use(&task));
         self.count_use(LimitedResource::LLMTokens, tokens, out);
+        if let (CallTask::Turn | CallTask::Summary(_), Some(turn)) = (&task, &mut self.state.turn) {
+            turn.count_usage(tokens, answer.cost.unwrap_or(0));
+        }
         match task {
             CallTask::Turn => self.handle_turn_answer((call, purpose), answer, out),
             CallTask::Summary(compaction) => self.handle_summary(compaction, call, answer, out),

@@ -31,6 +31,7 @@ pub fn journal_line(kind: RecordKind, turn: i64, note: impl Into<String>) -> Jou
         messages: Vec::new(),
         retract: 0,
         forget: 0..0,
+        task: None,
     }
 }
 

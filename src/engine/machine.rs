@@ -16,6 +16,7 @@ use super::model_call::CallStep;
 use super::modes::NextStep;
 use super::pauses::{self, budget::BudgetState};
 use super::snapshot::{CauseKind, ChosenSleep};
+use super::tasks::TaskQueue;
 use super::tool::ToolRunId;
 use super::tools::offer::ToolOffer;
 use super::turn::Turn;
@@ -45,6 +46,8 @@ pub struct Engine {
     pub(super) definitions_settled: bool,
     /// Values of the moment; not persisted.
     pub(super) hot: HotState,
+    /// The tasks that wait; persisted as rows of the journal.
+    pub(super) tasks: TaskQueue,
     /// Tool runs that this process has handed to the driver and awaits, with the time at which it did.
     pub(super) running: BTreeMap<ToolRunId, Timestamp>,
     /// The time of the driver's timer.
@@ -94,6 +97,7 @@ impl Engine {
             agent: String::new(),
             offer: ToolOffer::new(mode_tools),
             definitions_settled: true,
+            tasks: TaskQueue::default(),
             settings,
             running: BTreeMap::new(),
             timer: None,
@@ -174,6 +178,7 @@ impl Engine {
             EngineInput::Sensed(event) => self.receive_event(event, out),
             EngineInput::Score(question) => self.request_score(question, out),
             EngineInput::ScoreTaken { id } => self.acknowledge_score(&id),
+            EngineInput::TaskOffered(offer) => self.receive_task(offer, out),
             EngineInput::SensorFailed { sensor } => self.sensor_failed(&sensor, out),
             EngineInput::ResourceUsed { resource, amount } => self.count_use(resource, amount, out),
             EngineInput::ToolFinished {
@@ -241,6 +246,7 @@ impl Engine {
             self.state.counters.idle = IdleClock::default();
         }
         self.start_loop_detection(restarted);
+        self.interrupt_task_clock();
         // What the previous process knew of the link is out of date; the driver reports it again.
         self.state.reasons.remove(PauseReason::LinkLost);
         self.state.used.retain_limits(&self.settings.windows());
@@ -255,6 +261,7 @@ impl Engine {
         }
         self.ask_mode(out.now, |mode, context| mode.started(restarted, context));
         self.state.life.active();
+        self.offer_own_task(out);
         self.keep_gates_after_start(out.now);
         self.settle_interrupted_runs(outdated.as_deref(), out);
     }
@@ -313,6 +320,7 @@ impl Engine {
             self.end_sleep_if_over(out);
             self.note_transition(out);
             self.advance_deferred(out);
+            self.end_overdue_task(out);
             self.run_due_step(out);
             self.end_preparation();
             self.note_transition(out);
@@ -395,11 +403,13 @@ impl Engine {
         // Tool work that is possible now has been done; the rest waits for an input, not for a time.
         let due = self.due(now).filter(|due| self.tool_batch().is_none() || *due > now);
         let gates = self.first_gate_expiry();
+        let task = self.task_deadline();
         holds
             .chain(sleep)
             .chain(self.clock_changes)
             .chain(due)
             .chain(gates)
+            .chain(task)
             .min()
     }
 
@@ -414,6 +424,7 @@ impl Engine {
         let moved = |moment: Timestamp| moment.checked_sub(back).unwrap_or(now);
         self.state.next_turn = self.state.next_turn.map(moved);
         self.state.counters.idle.moved(back);
+        self.move_task_clock(back);
         self.state.used.handle_clock_rollback(now);
         self.state.scoring.moved(moved);
         self.ask_mode(now, |mode, context| mode.clock_set_back(context));

@@ -43,6 +43,7 @@ pub mod scoring;
 pub mod sensor_events;
 pub mod settings;
 mod snapshot;
+pub mod tasks;
 #[cfg(test)]
 mod tests;
 mod time_math;
@@ -66,6 +67,7 @@ use agentloop_api::usage_counts::{GuardrailTrip, LoopCounts};
 use budget::BudgetState;
 use message::{Message, ModelAnswer, ToolDefinition};
 use sensor_events::SensedEvent;
+use tasks::{TaskChange, TaskOffer};
 use tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
 pub use approvals::{GateAnswer, GateTerms, OpenGate};
@@ -74,7 +76,6 @@ pub use context::prompt::Skill;
 pub use ids::{CallId, CallIdError};
 pub use pauses::budget;
 pub use purpose::CallPurpose;
-pub use tools::admission::check_schema;
 pub use untrusted::UntrustedContent;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -113,6 +114,9 @@ pub enum EngineInput {
     },
     /// A complete event of a Sensor. Always journalled while the loop runs, see [`machine::Engine::accepts_input`].
     Sensed(SensedEvent),
+    /// A task. Fed until its acceptance is journalled; a repetition is ignored as long as the task is not over. Always
+    /// accepted in mode Task; [`machine::Engine::accepts_tasks`] says whether there is room.
+    TaskOffered(TaskOffer),
     /// A Sensor fails: it no longer receives or understands events. Fed once per outage.
     SensorFailed { sensor: String },
     /// A signal of a Sensor's event needs a score. Repeat it until [`machine::Engine::score_outcome`] has the outcome.
@@ -241,6 +245,8 @@ pub struct JournalRecord {
     pub retract: usize,
     /// Which messages then leave the live transcript, counted from the oldest (they stay in the journal's history).
     pub forget: Range<usize>,
+    /// The change of a task that it commits. In a box, since few records have one.
+    pub task: Option<Box<TaskChange>>,
 }
 
 /// What code reads from a record besides its kind.
@@ -363,6 +369,12 @@ pub enum RecordKind {
     ResultsCleared,
     /// The next turn is tried without a part of the history, since turns with it were refused. Its note names the part.
     HistoryDoubted,
+    /// A task was accepted, and waits. Its note is the id of the task.
+    TaskAccepted,
+    /// The work on a task has begun. Its note is the id of the task.
+    TaskStarted,
+    /// A task has its response. Its note is the id of the task, and how it ended.
+    TaskEnded,
     /// Old messages left the live transcript.
     Trimmed,
     /// Old messages left the live transcript, replaced by a summary.

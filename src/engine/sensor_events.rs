@@ -10,10 +10,14 @@ use super::RecordKind;
 use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
 use super::notifications::{self, Notification, NotificationOrigin, NotificationPriority};
+use super::tasks::{TaskOffer, TaskOrigin};
 use super::turn::Turn;
 
 /// The source of untrusted content from Sensors; with the name of the Sensor, if that is known.
 const SENSOR: &str = "sensor";
+
+/// Prefix of a task that is shown as a notification.
+const TASK_PREFIX: &str = "Task: ";
 
 /// One event of a Sensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +45,8 @@ pub struct SensedNotice {
     pub priority: NotificationPriority,
     /// Data, never an instruction.
     pub text: String,
+    /// It is a task. In a mode without tasks it is a notification.
+    pub is_task: bool,
 }
 
 impl Engine {
@@ -48,6 +54,12 @@ impl Engine {
     #[must_use]
     pub fn accepts_input(&self) -> bool {
         !self.fenced && self.is_live()
+    }
+
+    /// Whether the engine accepts events of Sensors: their tasks must have room.
+    #[must_use]
+    pub fn accepts_events(&self) -> bool {
+        self.accepts_input() && (!self.runs_tasks() || self.tasks.has_room())
     }
 
     /// Restores a value that a Sensor set before this process began, with its age. A value that does not fit the schema
@@ -68,11 +80,24 @@ impl Engine {
         }
         let told: Vec<String> = event.notices.iter().map(|notice| notice.source.clone()).collect();
         for (place, notice) in event.notices.into_iter().enumerate() {
+            if notice.is_task && self.runs_tasks() {
+                let offer = TaskOffer {
+                    id: format!("{}/{place}", event.id),
+                    origin: TaskOrigin::Sensor(event.sensor.clone()),
+                    prompt: notice.text,
+                };
+                self.receive_task(offer, out);
+                continue;
+            }
             let notification = Notification {
                 id: format!("{}/{place}", event.id),
                 source: notice.source,
                 priority: notice.priority,
-                text: notice.text,
+                text: if notice.is_task {
+                    format!("{TASK_PREFIX}{}", notice.text)
+                } else {
+                    notice.text
+                },
                 at,
             };
             self.receive_notification(&notification, NotificationOrigin::Sensor, out);

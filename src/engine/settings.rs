@@ -1,6 +1,7 @@
 //! The engine's settings, taken from a spec.
 
 use jiff::SignedDuration;
+use serde_json::Value;
 
 use super::guardrails::active_hours::{ActiveHours, ActiveHoursError};
 use super::hot_state::FieldSchema;
@@ -11,21 +12,54 @@ use agentloop_api::AgentSpec;
 use agentloop_api::agent::{AgentMode, ExhaustionPolicy, ImageInput, LoopDetection, ModelSpec};
 use agentloop_api::tools::WhilePending;
 use agentloop_support::hash::sha256_u64;
+use agentloop_support::json_schema;
 
 /// The mode of a loop, and the settings that only it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModeSettings {
     Continuous,
+    Task(TaskSettings),
     #[cfg(test)]
     Countdown {
         turns: u32,
     },
 }
 
-impl From<AgentMode> for ModeSettings {
-    fn from(mode: AgentMode) -> Self {
-        match mode {
-            AgentMode::Continuous => Self::Continuous,
+/// How one task is worked on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskSettings {
+    /// The task of the spec itself.
+    pub prompt: Option<String>,
+    /// The most model calls.
+    pub max_iterations: u32,
+    /// Tokens from which on no further call is made.
+    pub max_tokens: u64,
+    /// The longest time, without pauses.
+    pub max_duration: SignedDuration,
+    /// The JSON schema of the response; `None`: any text.
+    pub response_schema: Option<Value>,
+}
+
+impl TryFrom<&AgentSpec> for ModeSettings {
+    type Error = SettingsError;
+
+    fn try_from(spec: &AgentSpec) -> Result<Self, SettingsError> {
+        match spec.mode {
+            AgentMode::Continuous => Ok(Self::Continuous),
+            AgentMode::Task => {
+                let task = spec.task.clone().unwrap_or_default();
+                let response_schema = task.schema();
+                if let Some(schema) = &response_schema {
+                    json_schema::check(schema).map_err(SettingsError::ResponseSchema)?;
+                }
+                Ok(Self::Task(TaskSettings {
+                    prompt: task.prompt,
+                    max_iterations: task.max_iterations,
+                    max_tokens: task.max_tokens,
+                    max_duration: SignedDuration::from_secs(task.max_duration_seconds.into()),
+                    response_schema,
+                }))
+            }
         }
     }
 }
@@ -91,6 +125,15 @@ pub struct EngineSettings {
 }
 
 impl EngineSettings {
+    /// The settings of mode Task, if that is the mode.
+    pub(super) fn task(&self) -> Option<&TaskSettings> {
+        if let ModeSettings::Task(settings) = &self.mode {
+            Some(settings)
+        } else {
+            None
+        }
+    }
+
     /// The limit of actions per minute.
     pub(super) fn actions(&self) -> ResourceLimit {
         ResourceLimit::of_actions_per_minute(self.actions_per_minute)
@@ -122,6 +165,8 @@ impl EngineSettings {
 pub enum SettingsError {
     #[error(transparent)]
     Hours(#[from] ActiveHoursError),
+    #[error("spec.task.responseSchema is not a usable JSON schema: {0}")]
+    ResponseSchema(String),
 }
 
 impl TryFrom<&AgentSpec> for EngineSettings {
@@ -129,7 +174,7 @@ impl TryFrom<&AgentSpec> for EngineSettings {
 
     fn try_from(spec: &AgentSpec) -> Result<Self, SettingsError> {
         Ok(Self {
-            mode: spec.mode.into(),
+            mode: spec.try_into()?,
             min_delay: SignedDuration::from_millis(spec.r#loop.min_delay_milliseconds.into()),
             quick_text_turns: spec.guardrails.max_consecutive_turns / 2,
             longest_text_delay: SignedDuration::from_secs(60),

@@ -25,6 +25,7 @@ use super::pauses::holds::Pauses;
 use super::precheck::PreCheckState;
 use super::resources::ResourceTracker;
 use super::scoring::ScoringState;
+use super::tasks::TaskLog;
 use super::totals::Totals;
 use super::turn::Turn;
 use super::untrusted::ContentTrust;
@@ -80,6 +81,9 @@ pub struct EngineSnapshot {
     pub(super) definitions: DefinitionPins,
     /// How the server's token counts compare with the estimate.
     pub(super) sizes: TokenEstimator,
+    /// The task under way, and the last ones.
+    #[serde(skip_serializing_if = "TaskLog::is_empty")]
+    pub(super) tasks: TaskLog,
     /// What the loop's mode keeps between turns.
     #[serde(flatten)]
     pub(super) mode: ModeState,

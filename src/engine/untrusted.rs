@@ -97,6 +97,12 @@ impl Engine {
         }
     }
 
+    /// A task of a Sensor begins: its text, which has just joined the transcript, may quote data from outside.
+    pub(crate) fn note_untrusted_task(&mut self, sensor: &str, now: Timestamp) {
+        let after = self.transcript.len().saturating_sub(1);
+        self.state.trust.add(after, format!("sensor/{sensor}"), now);
+    }
+
     /// A prompt is sent whose state block shows notifications and values: from the answer on, the transcript has what the model
     /// makes of them.
     pub(crate) fn note_shown_sources(&mut self) {

@@ -8,6 +8,7 @@ use super::lifecycle::{LifecyclePhase, PublicState};
 use super::machine::Engine;
 use super::resources::ResourceWait;
 use super::snapshot::ChosenSleep;
+use super::tasks::EndedTask;
 use super::untrusted::UntrustedContent;
 use super::{EngineEffect, RecordKind};
 use agentloop_api::condition::LoopSign;
@@ -42,6 +43,10 @@ pub struct LoopView {
     pub last_error: Option<(Timestamp, CallFailure)>,
     /// The open gates, in the order of their runs, then those for definitions.
     pub gates: Vec<OpenGate>,
+    /// The tasks that ended last, the newest first.
+    pub recent_tasks: Vec<EndedTask>,
+    /// Tasks that wait.
+    pub waiting_tasks: usize,
     /// The untrusted content of the conversation.
     pub untrusted: Option<UntrustedContent>,
     /// The repetition that the loop is in.
@@ -89,6 +94,8 @@ impl Engine {
             handled: state.handled.clone(),
             last_error: state.last_error.clone(),
             gates: self.view_gates(),
+            recent_tasks: state.tasks.recent().cloned().collect(),
+            waiting_tasks: self.tasks.count(),
             untrusted: state.trust.untrusted().cloned(),
             detected: self.detected(),
             light_model: self.light_model_failure().cloned(),
@@ -106,6 +113,7 @@ impl Engine {
             LifecyclePhase::Active if !self.state.reasons.is_empty() => LoopState::Paused,
             // A heartbeat may run during a sleep.
             LifecyclePhase::Active if self.mode().sleep().is_some() && self.state.turn.is_none() => LoopState::Sleeping,
+            LifecyclePhase::Active if self.waits_for_task() => LoopState::Sleeping,
             LifecyclePhase::Active => LoopState::Running,
         };
         let reasons = self.reported_pauses().into_iter().map(|held| held.reason).collect();
@@ -118,6 +126,7 @@ impl Engine {
         if public == *self.state.life.public() {
             return;
         }
+        self.set_task_clock(public.state == LoopState::Running, out.now);
         if public.state == LoopState::Running {
             self.state.counters.idle.awake(out.now);
         } else {
@@ -158,6 +167,10 @@ impl Engine {
     }
 
     fn wake_condition(&self, state: LoopState) -> Option<WakeCondition> {
+        if state == LoopState::Sleeping && self.runs_tasks() {
+            let (r#type, value) = (WakeType::Event, "task".to_owned());
+            return Some(WakeCondition { r#type, value });
+        }
         let sleep = self.mode().sleep().filter(|_| state == LoopState::Sleeping)?;
         let names = &sleep.wake_early_if;
         let (r#type, value) = if names.is_empty() {

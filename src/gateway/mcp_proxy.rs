@@ -11,23 +11,22 @@ use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use reqwest::{Client, Url};
 use serde::Deserialize;
 
+use super::headers_secret::HeadersSecret;
 use super::http;
 use super::link_state::{LinkRefusal, LinkState};
 use super::redaction::SecretRedactor;
 use crate::api::toolbox::DEFAULT_MCP_PATH;
-use crate::api::tools::{ServerEndpoint, ToolServer, is_tool_header};
+use crate::api::tools::{ServerEndpoint, ToolServer};
 use crate::link::pod::TOOL_SOCKET_FILE;
 use crate::link::socket::{MCP_FAILURE_HEADER, NO_ANSWER, NOT_SENT};
 use crate::sensing::address::AddressPolicy;
 use crate::support::clock::ClockReading;
 
-/// Longest value of a header.
-const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// Prefix of the protocol's headers, which pass in both directions.
 const PROTOCOL_PREFIX: &str = "mcp-";
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -55,13 +54,6 @@ struct ProxiedServer {
     /// The client and URL to use, or why there is none.
     target: Result<(Client, Url), String>,
     headers: Option<HeadersSecret>,
-}
-
-/// The mounted Secret of a server.
-struct HeadersSecret {
-    dir: PathBuf,
-    /// For messages.
-    field: String,
 }
 
 /// The only field of a request that matters here. JSON with the field twice is rejected: this parser and the server's
@@ -171,7 +163,11 @@ impl ProxiedServer {
             Ok(target) => target,
             Err(message) => return not_sent(StatusCode::BAD_GATEWAY, message.clone()),
         };
-        let secret = match self.secret_headers() {
+        let secret = match self
+            .headers
+            .as_ref()
+            .map_or_else(|| Ok(HeaderMap::new()), HeadersSecret::read)
+        {
             Ok(secret) => secret,
             Err(message) => return not_sent(StatusCode::BAD_GATEWAY, message),
         };
@@ -201,42 +197,6 @@ impl ProxiedServer {
                 failed(StatusCode::BAD_GATEWAY, NO_ANSWER, message)
             }
         }
-    }
-
-    /// The headers from the mounted Secret. Messages contain neither its keys nor its values.
-    fn secret_headers(&self) -> Result<HeaderMap, String> {
-        let mut headers = HeaderMap::new();
-        let Some(HeadersSecret { dir, field }) = &self.headers else {
-            return Ok(headers);
-        };
-        let secret = format!("the Secret of {field}");
-        let unreadable = |_| format!("{secret} cannot be read; it is mounted once it exists");
-        for entry in std::fs::read_dir(dir).map_err(unreadable)? {
-            let entry = entry.map_err(unreadable)?;
-            let key = entry.file_name().to_string_lossy().into_owned();
-            // Links and directories of the kubelet.
-            if key.starts_with("..") {
-                continue;
-            }
-            if !is_tool_header(&key) {
-                return Err(format!(
-                    "one of the keys of {secret} is not an allowed header name: remove the key"
-                ));
-            }
-            let value = std::fs::read(entry.path()).map_err(unreadable)?;
-            let value = value.trim_ascii_end();
-            let value = HeaderValue::from_bytes(value)
-                .ok()
-                .filter(|_| value.len() <= MAX_HEADER_BYTES);
-            let (Ok(name), Some(mut value)) = (HeaderName::try_from(&key), value) else {
-                return Err(format!(
-                    "one of the values of {secret} is not a single short line of text: correct the value"
-                ));
-            };
-            value.set_sensitive(true);
-            headers.insert(name, value);
-        }
-        Ok(headers)
     }
 }
 

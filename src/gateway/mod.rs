@@ -7,6 +7,7 @@ mod budget;
 mod calls;
 mod deliveries;
 mod failures;
+mod headers_secret;
 mod http;
 mod images;
 mod in_flight;
@@ -18,6 +19,7 @@ mod request;
 mod server;
 mod shutdown_retry;
 mod store;
+mod task_responses;
 #[cfg(test)]
 mod text_tests;
 mod uplink;
@@ -50,6 +52,7 @@ use crate::support::clock::ClockReading;
 
 pub use self::mcp_proxy::ServerDirs;
 pub use self::store::CallStoreError;
+use self::task_responses::ResponseSender;
 
 /// Time for calls in flight when the pod ends. The worker has drained before, and 5 s remain for the pod in all.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
@@ -145,10 +148,12 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         Arc::clone(&contact),
         &policy,
     );
+    let responses = ResponseSender::new(&options.config, &options.tool_dirs.headers, &policy);
     let router = server::router(GatewayState {
         calls: Arc::clone(&calls),
         contact,
         mcp: Arc::new(mcp),
+        responses: Arc::new(responses),
         link,
         deliveries,
         loop_report,

@@ -24,8 +24,10 @@ use super::in_flight::{AnswerItem, InFlightCall};
 use super::link_state::LinkState;
 use super::mcp_proxy::McpProxy;
 use super::store::{CallEnd, ModelCall};
+use super::task_responses::ResponseSender;
 use super::upstream::EVENT_STREAM;
 use crate::api::failure::{CallFailure, FailureKind};
+use crate::engine::tasks::TaskResponse;
 use crate::engine::{CallId, CallPurpose};
 use crate::link::client::LinkClient;
 use crate::link::deliveries::{DeliveryAck, POLL_SECONDS};
@@ -47,6 +49,7 @@ pub struct GatewayState {
     pub calls: Arc<ModelCalls>,
     pub contact: Arc<LinkState>,
     pub mcp: Arc<McpProxy>,
+    pub responses: Arc<ResponseSender>,
     /// The connection to the controller and the pod's epoch, for event subscriptions.
     pub link: (Arc<LinkClient>, i64),
     pub deliveries: Arc<DeliveryQueue>,
@@ -74,6 +77,7 @@ pub fn router(gateway: GatewayState) -> Router {
         .route("/v1/calls/{id}/ack", post(acknowledge))
         .route("/v1/calls/{id}/cancel", post(cancel))
         .route("/v1/mcp/{server}", post(mcp).get(mcp).delete(mcp))
+        .route("/v1/task-responses", post(response))
         .route("/v1/report", put(report))
         .route("/v1/readings", post(forward_events))
         .route("/v1/events", get(events))
@@ -82,6 +86,14 @@ pub fn router(gateway: GatewayState) -> Router {
         .route("/v1/healthz", get(StatusCode::OK))
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
         .with_state(gateway)
+}
+
+/// Sends a response to a task once. 200 with the status of the server, or 502 with why there is none.
+async fn response(State(gateway): State<GatewayState>, Json(response): Json<TaskResponse>) -> Response {
+    match gateway.responses.send(&response).await {
+        Ok(status) => Json(status.as_u16()).into_response(),
+        Err(message) => (StatusCode::BAD_GATEWAY, message).into_response(),
+    }
 }
 
 async fn session(State(gateway): State<GatewayState>) -> Response {

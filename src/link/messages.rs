@@ -22,6 +22,7 @@ use agentloop_api::{
         Gate, HandledRequests, LastError, LoopOutcome, LoopState, LoopUsage, PauseReason, UntrustedContent,
         WakeCondition,
     },
+    task::Activation,
     usage_counts::LoopCounts,
 };
 use agentloop_ledger::account::{GrantRefusal, GrantRequest, LeaseStatement};
@@ -417,6 +418,12 @@ pub struct LoopReport {
     /// Untrusted content that the model has been shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub untrusted_content: Option<UntrustedContent>,
+    /// The tasks that ended last, the newest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub recent_activations: Vec<Activation>,
+    /// Tasks that wait.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub waiting_tasks: i64,
     /// What the loop counts over the life of its Agent.
     #[serde(flatten)]
     pub counts: LoopCounts,

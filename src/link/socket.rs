@@ -9,6 +9,7 @@
 //! | `POST /v1/calls/{id}/ack` | the outcome is in the journal: the gateway may delete it |
 //! | `POST /v1/calls/{id}/cancel` | cut the call in flight |
 //! | `POST`, `GET`, `DELETE /v1/mcp/{server}` | forwarded to that tool server of the spec, streaming; [`MCP_FAILURE_HEADER`] |
+//! | `POST /v1/task-responses` | a response to a task for `spec.task.responses`, sent once: 200 with the status of the receiver, or 502 with a message |
 //! | `PUT /v1/report` | a [`LoopReport`](super::messages::LoopReport), relayed upwards |
 //! | `POST /v1/readings` | an [`EventsPage`](super::events::EventsPage) for a subscriber, relayed; 502: not now |
 //! | `GET /v1/events` | server-sent events, each a [`SocketEvent`]: at once, on change, and every 5 s |

@@ -91,6 +91,9 @@ pub struct SensorNotification {
     pub source: String,
     pub text: String,
     pub priority: SignalPriority,
+    /// It is a task, see [`TASK_PREFIX`](super::rules::TASK_PREFIX).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_task: bool,
 }
 
 /// Events of one Sensor for one receiver, in order.

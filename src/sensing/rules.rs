@@ -25,8 +25,8 @@ pub const MOST_VALUE_BYTES: usize = 8 * 1024;
 pub const MOST_TEXT_BYTES: usize = 2 * 1024;
 /// Most bytes of a notification as a JSON string.
 pub const MOST_ESCAPED_BYTES: usize = 2 * MOST_TEXT_BYTES;
-/// Prefix of a task.
-const TASK: &str = "Task: ";
+/// Prefix of the text of a task.
+pub const TASK_PREFIX: &str = "Task: ";
 /// Suffix of a truncated text.
 const CUT: &str = " [cut]";
 
@@ -316,7 +316,13 @@ impl SensorRules {
     ) -> Result<(Vec<SignalScoreRequest>, Vec<SensorNotification>), FieldError> {
         let notice = |source, priority| {
             let text = self.text(variables, payload)?;
-            Ok::<_, FieldError>(SensorNotification { source, text, priority })
+            let is_task = self.is_task;
+            Ok::<_, FieldError>(SensorNotification {
+                source,
+                text,
+                priority,
+                is_task,
+            })
         };
         let (mut questions, mut notices) = (Vec::new(), Vec::new());
         for EvaluatedSignal { signal, holds } in seen {
@@ -353,7 +359,7 @@ impl SensorRules {
             .evaluate(variables)
             .map_err(|failure| invalid(failure.to_string()))?
         {
-            Value::String(text) if self.is_task => Ok(truncate(format!("{TASK}{text}"))),
+            Value::String(text) if self.is_task => Ok(truncate(format!("{TASK_PREFIX}{text}"))),
             Value::String(text) => Ok(truncate(text)),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
                 Err(invalid("is not a string: use string() or json()".into()))

@@ -86,6 +86,7 @@ impl SignalScoreRequest {
             ..notice.clone()
         };
         let marked = |notice: SensorNotification| SensorNotification {
+            is_task: false,
             text: format!("{UNSCORED}{}", notice.text),
             ..notice
         };

@@ -21,7 +21,7 @@ use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::machine::Engine;
 use crate::engine::message::ModelAnswer;
 use crate::engine::tool::{ToolOutcome, ToolRunId};
-use crate::engine::{CallId, EngineInput, GateAnswer, KnownTotals, StopCause};
+use crate::engine::{CallId, EngineInput, GateAnswer, KnownTotals, RecordKind, StopCause};
 use crate::link::deliveries::Delivery;
 use crate::link::messages::{Directives, LoopReport};
 use crate::link::socket::WorkerSession;
@@ -41,6 +41,7 @@ use super::reporter::GatewayReporter;
 use super::run_lease::RunLease;
 use super::sensors::LoopSensors;
 use super::sensors::file_watcher::{FileWatchers, WatchReport};
+use super::task_responses::ResponseDelivery;
 use super::tool_source::{self, FinishedToolRun, ToolOffer, ToolSource};
 
 /// Longest sleep before the clocks are checked again. Bounds how late a suspended machine or a changed clock is
@@ -82,6 +83,7 @@ pub struct LoopDriver<'a> {
     readings: EventPublisher,
     sensors: LoopSensors,
     deliveries: DeliveryPoller,
+    responses: ResponseDelivery,
     lookouts: FileWatchers,
     timer: Option<Timestamp>,
     calls: JoinSet<(CallId, Result<ModelAnswer, CallFailure>)>,
@@ -103,6 +105,8 @@ pub struct DriverParts<'a> {
     pub engine: Engine,
     pub sensors: LoopSensors,
     pub lookouts: FileWatchers,
+    /// Whether responses to tasks have a receiver.
+    pub sends_responses: bool,
     /// `None`: the Agent has only the engine's built-in tools.
     pub tools: Option<Arc<dyn ToolSource>>,
     /// Where the images are that prompts show.
@@ -136,6 +140,8 @@ enum DriverEvent {
     Asked(PageRequest),
     Delivered(Delivery),
     Saw(WatchReport),
+    /// The response at this position is delivered.
+    Responded(i64),
     Terminated,
     Moment,
 }
@@ -160,6 +166,7 @@ impl<'a> LoopDriver<'a> {
             readings: EventPublisher::new(parts.gateway),
             sensors: parts.sensors,
             deliveries: DeliveryPoller::new(parts.gateway),
+            responses: ResponseDelivery::new(parts.gateway, parts.sends_responses),
             lookouts: parts.lookouts,
             timer: None,
             calls: JoinSet::new(),
@@ -244,6 +251,8 @@ impl<'a> LoopDriver<'a> {
             link_silent: self.link == LinkFreshness::Silent,
         })?;
         self.apply_gateway_update(&mut world.gateway_updates)?;
+        // Responses that the previous process has not delivered.
+        self.responses.begin(&self.steps)?;
         // Events that the previous process left waiting for a score.
         self.check_scores()
     }
@@ -275,6 +284,10 @@ impl<'a> LoopDriver<'a> {
             }
             DriverEvent::Delivered(delivery) => self.take_delivery(&delivery),
             DriverEvent::Saw(sighting) => self.handle_watch_report(sighting),
+            DriverEvent::Responded(seq) => {
+                self.steps.response_delivered(seq)?;
+                self.responses.begin(&self.steps)
+            }
             DriverEvent::Asked(ask) => self.readings.answer(ask, &self.steps),
             DriverEvent::Moment => Ok(()),
         }
@@ -296,6 +309,7 @@ impl<'a> LoopDriver<'a> {
             },
             delivery = self.deliveries.next(), if listens => DriverEvent::Delivered(delivery),
             sighting = self.lookouts.next(), if listens => DriverEvent::Saw(sighting),
+            seq = self.responses.next() => DriverEvent::Responded(seq),
             // Last, so that readers of events never delay the loop.
             ask = self.readings.next_request() => DriverEvent::Asked(ask),
             () = moment => DriverEvent::Moment,
@@ -456,6 +470,9 @@ impl<'a> LoopDriver<'a> {
         let lost = self.is_lost_since(&lines);
         for action in actions {
             self.perform(action, lost);
+        }
+        if lines.iter().any(|line| line.kind == RecordKind::TaskEnded) {
+            self.responses.begin(&self.steps)?;
         }
         result
     }

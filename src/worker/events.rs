@@ -47,6 +47,9 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::ToolsChanged => "tools:changed",
         RecordKind::GateOpened => "gate:opened",
         RecordKind::GateResolved => "gate:resolved",
+        RecordKind::TaskAccepted => "task:accepted",
+        RecordKind::TaskStarted => "task:started",
+        RecordKind::TaskEnded => "task:ended",
         RecordKind::RequestHandled => "loop:request_handled",
     }
 }

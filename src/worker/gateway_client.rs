@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::budget::BudgetState;
 use crate::engine::message::ModelAnswer;
+use crate::engine::tasks::TaskResponse;
 use crate::engine::{CallId, CallPurpose};
 use crate::link::deliveries::{Delivery, DeliveryAck, POLL_SECONDS};
 use crate::link::events::{EventsPage, EventsResponse};
@@ -39,6 +40,8 @@ const ERRAND_TRIES: u32 = 60;
 const EVENT_SILENCE: Duration = Duration::from_secs(15);
 /// Timeout of a short request.
 const SHORT: Duration = Duration::from_secs(5);
+/// Longest time in which the gateway makes one attempt to send a response.
+const RESPONSE_ATTEMPT: Duration = Duration::from_secs(35);
 /// Timeout of a page of events: the controller may wait for its reader before it answers.
 const EVENTS_TAKEN: Duration = Duration::from_secs(15);
 
@@ -152,6 +155,20 @@ impl GatewayClient {
     pub async fn delivered(&self, delivered: &DeliveryAck) -> Result<(), String> {
         let request = self.http.post(url("/v1/deliveries/ack")).json(delivered);
         short(request.timeout(SHORT * 3)).await.map(drop)
+    }
+
+    /// Sends a response to a task once. Returns the status of its receiver.
+    pub async fn send_response(&self, response: &TaskResponse) -> Result<u16, String> {
+        let request = self.http.post(url("/v1/task-responses")).json(response);
+        let answer = request
+            .timeout(SHORT + RESPONSE_ATTEMPT)
+            .send()
+            .await
+            .map_err(describe_error)?;
+        if answer.status() == StatusCode::BAD_GATEWAY {
+            return Err(answer.text().await.map_err(describe_error)?);
+        }
+        answer.json().await.map_err(describe_error)
     }
 
     /// Makes one model call. Retries with the same id until the gateway has reported how it ended, so that a call is

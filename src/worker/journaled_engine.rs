@@ -10,7 +10,7 @@ use crate::engine::machine::{Engine, LoopView};
 use crate::engine::tool::ToolRunId;
 use crate::engine::{EngineEffect, EngineInput, JournalRecord, Skill, StopCause};
 
-use super::journal::{CommittedBatch, Journal, JournalError, JournalLine, JournalPage, SensorRecord};
+use super::journal::{CommittedBatch, Journal, JournalError, JournalLine, JournalPage, SensorRecord, WaitingResponse};
 
 pub struct JournaledEngine<'a> {
     engine: Engine,
@@ -70,10 +70,20 @@ impl<'a> JournaledEngine<'a> {
         self.engine.set_skills(skills);
     }
 
-    /// Whether an input would have an effect now.
+    /// Whether an event would have an effect now.
     #[must_use]
     pub fn accepts_sensor_events(&self) -> bool {
-        self.engine.accepts_input()
+        self.engine.accepts_events()
+    }
+
+    /// Returns the oldest response to a task that has not been delivered.
+    pub fn next_response(&self) -> Result<Option<WaitingResponse>, JournalError> {
+        self.journal.next_response()
+    }
+
+    /// Records that a response was delivered.
+    pub fn response_delivered(&self, seq: i64) -> Result<(), JournalError> {
+        self.journal.response_delivered(seq)
     }
 
     /// Returns the outcome of the last request for a score, if there is one.

@@ -20,6 +20,7 @@ pub mod reporter;
 pub mod run_lease;
 pub mod sensors;
 pub mod startup;
+pub mod task_responses;
 #[cfg(test)]
 mod text_tests;
 pub mod tool_source;

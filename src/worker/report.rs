@@ -4,8 +4,10 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::api::status::{Gate, LastError, UntrustedContent};
+use crate::api::task::Activation;
 use crate::engine::OpenGate;
 use crate::engine::machine::LoopView;
+use crate::engine::tasks::EndedTask;
 use crate::link::messages::{DetectedLoop, HeldReason, LoopReport, ModelReport};
 use crate::support::text::truncate_bytes;
 
@@ -35,6 +37,8 @@ pub fn from_view(view: LoopView) -> LoopReport {
             since: Time(content.since),
             source: content.source,
         }),
+        recent_activations: view.recent_tasks.into_iter().map(activation).collect(),
+        waiting_tasks: view.waiting_tasks.try_into().unwrap_or(i64::MAX),
         counts: view.counts,
         consecutive_errors: view.consecutive_errors.try_into().unwrap_or(i32::MAX),
         consecutive_turns: view.consecutive_turns.try_into().unwrap_or(i32::MAX),
@@ -69,6 +73,20 @@ fn gate(open: OpenGate) -> Gate {
         opened_at: Time(gate.opened_at),
         expires_at: gate.expires_at.map(Time),
         untrusted_content_source: because_of,
+    }
+}
+
+fn activation(task: EndedTask) -> Activation {
+    Activation {
+        id: task.id,
+        kind: task.kind,
+        started_at: Time(task.started_at),
+        completed_at: Time(task.completed_at),
+        outcome: task.outcome,
+        reason: task.reason,
+        iterations: task.iterations,
+        tokens: task.tokens.try_into().unwrap_or(i64::MAX),
+        cost_micro_usd: task.cost,
     }
 }
 

@@ -177,6 +177,10 @@ impl WorkerProcess {
                     Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
                     None => Engine::new(settings),
                 };
+                engine.restore_tasks(restored.tasks);
+                if spec.response_endpoint().is_none() {
+                    journal.drop_responses()?;
+                }
                 for (field, value, at) in sensors.values() {
                     engine.restore_field(field, value.clone(), at);
                 }
@@ -185,6 +189,7 @@ impl WorkerProcess {
                     engine,
                     sensors,
                     lookouts: FileWatchers::new(workspace),
+                    sends_responses: spec.response_endpoint().is_some(),
                     tools: tools(&spec.tools, &self.options.socket, Arc::clone(&artifacts))?,
                     artifacts,
                     model: &spec.model,

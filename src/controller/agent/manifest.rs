@@ -17,7 +17,7 @@ use kube::{Resource, ResourceExt};
 use super::context::ReconcilerSettings;
 use super::objects;
 use super::tool_containers;
-use crate::api::agent::{KeyRef, PodSettings, SkillSpec, UpdateStrategy};
+use crate::api::agent::{HeadersSecretRef, KeyRef, PodSettings, RESPONSES_SECRET, SkillSpec, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
 use crate::controller::pod_security;
 use crate::controller::runtime::names;
@@ -152,9 +152,9 @@ fn gateway(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Containe
             mounts.push(mount("light-script", directory(LIGHT_SCRIPT_FILE), true));
         }
     }
-    for (server, _) in header_secrets(&agent.spec) {
-        let directory = format!("{TOOL_HEADERS_DIR}/{server}");
-        mounts.push(mount(&header_volume(server), &directory, true));
+    for HeadersSecretRef { dir, .. } in agent.spec.header_secrets() {
+        let directory = format!("{TOOL_HEADERS_DIR}/{dir}");
+        mounts.push(mount(&header_volume(dir), &directory, true));
     }
     mounts.extend(tool_containers::gateway_mounts(&agent.spec.tools));
     Container {
@@ -252,10 +252,10 @@ fn volumes(agent: &Agent) -> Vec<Volume> {
     }
     volumes.extend(workspace_volume(agent));
     volumes.extend(tool_containers::volumes(&agent.spec));
-    volumes.extend(header_secrets(&agent.spec).map(|(server, secret)| Volume {
-        name: header_volume(server),
+    volumes.extend(agent.spec.header_secrets().into_iter().map(|headers| Volume {
+        name: header_volume(headers.dir),
         secret: Some(SecretVolumeSource {
-            secret_name: Some(secret.into()),
+            secret_name: Some(headers.secret.into()),
             default_mode: Some(GROUP_READABLE),
             ..SecretVolumeSource::default()
         }),
@@ -264,14 +264,11 @@ fn volumes(agent: &Agent) -> Vec<Volume> {
     volumes
 }
 
-/// Tool servers with a `headersSecretRef`, and the name of the Secret.
-fn header_secrets(spec: &AgentSpec) -> impl Iterator<Item = (&str, &str)> {
-    let servers = spec.tools.servers.iter();
-    servers.filter_map(|server| Some((server.name.as_str(), server.headers_secret_ref.as_ref()?.name.as_str())))
-}
-
-fn header_volume(server: &str) -> String {
-    format!("tool-{server}")
+fn header_volume(dir: &str) -> String {
+    match dir {
+        RESPONSES_SECRET => "task-responses".to_owned(),
+        server => format!("tool-{server}"),
+    }
 }
 
 /// An empty volume of limited size, in memory or on the node's disk.

@@ -17,6 +17,7 @@ use super::snapshot::AgentSnapshot;
 use super::text_checks::TextKind;
 use super::validate::{
     AgentReferences, ModelReferences, ReferenceLookup, approval_conditions_text, environment_references,
+    response_schema_text,
 };
 use crate::api::agent::{KeyRef, ModelSpec};
 use crate::controller::runtime::error::{ReconcileError, call, find};
@@ -104,22 +105,28 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
             None => Ok(None),
         }
     };
-    let servers = spec.tools.servers.iter();
-    let headers = futures::future::try_join_all(servers.filter_map(|server| {
-        let secret = server.headers_secret_ref.as_ref()?;
-        Some(async move { Ok((server.name.clone(), keys(ctx, subject, &secret.name).await?)) })
-    }));
+    let headers = spec
+        .header_secrets()
+        .into_iter()
+        .map(|headers| async move { Ok((headers.dir.to_owned(), keys(ctx, subject, headers.secret).await?)) });
+    let headers = futures::future::try_join_all(headers);
     let environment = environment_references(spec).map(|(field, kind, name)| async move {
         Ok::<_, ReconcileError>((field, exists(ctx, subject, kind, name).await?))
     });
     let environment = futures::future::try_join_all(environment);
-    let conditions = async {
-        match approval_conditions_text(&spec.tools) {
-            Some(text) => Ok(ctx.shared.texts.check(TextKind::ApprovalConditions, text).await.err()),
-            None => Ok(None),
+    let texts = async {
+        for (kind, text) in [
+            (TextKind::ApprovalConditions, approval_conditions_text(&spec.tools)),
+            (TextKind::ResponseSchema, response_schema_text(spec)),
+        ] {
+            let Some(text) = text else { continue };
+            if let Err(error) = ctx.shared.texts.check(kind, text).await {
+                return Ok(Some(error));
+            }
         }
+        Ok(None)
     };
-    let (model, light, instructions, skills, workspace, headers, environment, conditions) = tokio::try_join!(
+    let (model, light, instructions, skills, workspace, headers, environment, texts) = tokio::try_join!(
         model,
         light,
         instructions,
@@ -127,7 +134,7 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
         workspace(ctx, subject),
         headers,
         environment,
-        conditions
+        texts
     )?;
     Ok(AgentReferences {
         model,
@@ -137,7 +144,7 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
         workspace,
         headers: headers.into_iter().collect(),
         environment: environment.into_iter().collect(),
-        conditions,
+        texts,
     })
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::context::ReconcilerSettings;
 use super::validate::{
     AgentReferences, ModelReferences, ReferenceLookup, approval_conditions, approval_conditions_text,
-    environment_references, script, validate,
+    environment_references, response_schema, response_schema_text, script, validate,
 };
 use crate::api::Agent;
 use crate::api::agent::{KeyRef, ModelSpec};
@@ -37,13 +37,12 @@ pub fn find_problem(
     };
     let spec = &agent.spec;
     let text = |reference: &KeyRef| look(ReferenceKind::ConfigMap, reference);
-    let headers = spec.tools.servers.iter().filter_map(|server| {
-        let secret = server.headers_secret_ref.as_ref()?;
-        let keys = find(ReferenceKind::Secret, &secret.name).map(|data| data.into_keys().collect());
-        Some((
-            server.name.clone(),
+    let headers = spec.header_secrets().into_iter().map(|headers| {
+        let keys = find(ReferenceKind::Secret, headers.secret).map(|data| data.into_keys().collect());
+        (
+            headers.dir.to_owned(),
             keys.map_or(ReferenceLookup::NoObject, ReferenceLookup::Found),
-        ))
+        )
     });
     let key = |reference: &KeyRef| match look(ReferenceKind::Secret, reference) {
         ReferenceLookup::NoObject => ReferenceLookup::NoObject,
@@ -79,7 +78,9 @@ pub fn find_problem(
         environment: environment_references(spec)
             .map(|(field, kind, name)| (field, find(kind, name).is_some()))
             .collect(),
-        conditions: approval_conditions_text(&spec.tools).and_then(|text| approval_conditions(&text).err()),
+        texts: approval_conditions_text(&spec.tools)
+            .and_then(|text| approval_conditions(&text).err())
+            .or_else(|| response_schema_text(spec).and_then(|text| response_schema(&text).err())),
     };
     validate(agent, &references, settings)
         .err()

@@ -101,6 +101,10 @@ pub(super) fn compute(facts: &AgentStatusInput<'_>) -> AgentStatus {
         gates: facts
             .report()
             .map_or_else(|| old.gates.clone(), |report| report.gates.clone()),
+        recent_activations: facts.report().map_or_else(
+            || old.recent_activations.clone(),
+            |report| report.recent_activations.clone(),
+        ),
         budgets: facts
             .shares
             .map_or_else(|| old.budgets.clone(), |shares| shares.budgets.clone()),
@@ -169,10 +173,13 @@ fn loop_status(facts: &AgentStatusInput<'_>) -> LoopStatus {
     status.turn = facts.known.turn;
     status.consecutive_errors = report.map_or(old.consecutive_errors, |report| report.consecutive_errors);
     status.consecutive_turns = report.map_or(old.consecutive_turns, |report| report.consecutive_turns);
-    // Content outlives the pod, with the history.
-    status.untrusted_content = match report {
-        Some(report) => report.untrusted_content.clone(),
-        None => old.untrusted_content.clone(),
+    // Content outlives the pod, with the history; so do tasks, in the journal.
+    (status.untrusted_content, status.waiting_tasks) = match report {
+        Some(report) => (
+            report.untrusted_content.clone(),
+            Some(report.waiting_tasks).filter(|tasks| *tasks > 0),
+        ),
+        None => (old.untrusted_content.clone(), old.waiting_tasks),
     };
     if status.since.is_none() {
         let same = facts.old.r#loop.is_some() && status.state == old.state;

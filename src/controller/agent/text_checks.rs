@@ -1,4 +1,4 @@
-//! Validates texts that are long to parse, scripts of scripted models and approval conditions: outside the reconciler, one at
+//! Validates texts that are long to parse, scripts of scripted models, approval conditions and schemas: outside the reconciler, one at
 //! a time, and each text only once.
 //!
 //! The author of a text determines how long its check takes. It may delay other checks, but never the leader.
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-use super::validate::{approval_conditions, script};
+use super::validate::{approval_conditions, response_schema, script};
 use crate::support::hash::sha256;
 
 /// Limit of cached verdicts. When it is reached, all are dropped; texts still in use are then checked again once.
@@ -25,6 +25,8 @@ pub(super) enum TextKind {
     Script,
     /// The approval conditions of an Agent, see [`approval_conditions`].
     ApprovalConditions,
+    /// `spec.task.responseSchema` as JSON.
+    ResponseSchema,
 }
 
 impl TextKind {
@@ -32,6 +34,7 @@ impl TextKind {
         match self {
             Self::Script => script(text),
             Self::ApprovalConditions => approval_conditions(text),
+            Self::ResponseSchema => response_schema(text),
         }
     }
 
@@ -39,6 +42,7 @@ impl TextKind {
         match self {
             Self::Script => sha256(text),
             Self::ApprovalConditions => sha256(format!("approval conditions {text}")),
+            Self::ResponseSchema => sha256(format!("response schema {text}")),
         }
     }
 }

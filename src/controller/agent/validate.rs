@@ -19,6 +19,7 @@ use crate::controller::budget::assignment::{CallObstacle as Unlimited, CallObsta
 use crate::controller::runtime::names;
 use crate::link::pod::MOST_SKILL_BYTES;
 use crate::sensing::expression::{Expression, ExpressionScope, PatternAllowance};
+use crate::support::json_schema;
 
 /// Limit of a label value and of a pod's host name.
 const LONGEST_NAME: usize = 63;
@@ -55,8 +56,8 @@ pub(super) struct AgentReferences {
     pub(super) headers: BTreeMap<String, ReferenceLookup<Vec<String>>>,
     /// Whether the objects of [`environment_references`] exist, by field.
     pub(super) environment: BTreeMap<String, bool>,
-    /// The first error of the approval conditions, if any.
-    pub(super) conditions: Option<String>,
+    /// The first error of the approval conditions and of the response schema, if any.
+    pub(super) texts: Option<String>,
 }
 
 /// The results of reading the references of one model.
@@ -166,7 +167,7 @@ pub(super) fn validate(
             message,
         });
     }
-    if let Some(error) = &references.conditions {
+    if let Some(error) = &references.texts {
         return Err(InvalidAgent::spec(error));
     }
     of_model("spec.model", &agent.spec.model, &references.model)?;
@@ -181,9 +182,9 @@ pub(super) fn validate(
     }
     skills(&agent.spec.skills, &references.skills)?;
     workspace(agent, references.workspace.as_ref())?;
-    for server in &agent.spec.tools.servers {
-        if let (Some(secret), Some(looked)) = (&server.headers_secret_ref, references.headers.get(&server.name)) {
-            headers(looked, &server.name, &secret.name)?;
+    for secret in agent.spec.header_secrets() {
+        if let Some(looked) = references.headers.get(secret.dir) {
+            headers(looked, &secret.field, secret.secret)?;
         }
     }
     for (field, kind, name) in environment_references(&agent.spec) {
@@ -228,19 +229,15 @@ pub(super) fn plain_http_secrets(spec: &AgentSpec) -> impl Iterator<Item = (Stri
             secret.name.as_str(),
         ))
     });
-    let servers = spec.tools.servers.iter().filter_map(|server| {
-        let secret = server.headers_secret_ref.as_ref()?;
-        let field = format!("spec.tools.servers[{}].url", server.name);
-        Some((field, server.url.as_deref()?, secret.name.as_str()))
-    });
+    let headers = spec.header_secrets().into_iter();
+    let headers = headers.filter_map(|headers| Some((headers.url_field, headers.url?, headers.secret)));
     models
-        .chain(servers)
+        .chain(headers)
         .filter(|(_, url, _)| url.starts_with("http://"))
         .map(|(field, _, secret)| (field, secret))
 }
 
-fn headers(looked: &ReferenceLookup<Vec<String>>, server: &str, secret: &str) -> Result<(), InvalidAgent> {
-    let field = format!("spec.tools.servers[{server}].headersSecretRef");
+fn headers(looked: &ReferenceLookup<Vec<String>>, field: &str, secret: &str) -> Result<(), InvalidAgent> {
     let missing = |message| InvalidAgent {
         reason: InvalidReason::SecretNotFound,
         message,
@@ -381,6 +378,18 @@ pub(super) fn script(text: &str) -> Result<(), String> {
     crate::provider::scripted::ModelScript::parse(text)
         .map(|_| ())
         .map_err(|error| error.to_string())
+}
+
+/// `spec.task.responseSchema` as a text; `None`: it has none.
+pub(super) fn response_schema_text(spec: &AgentSpec) -> Option<String> {
+    Some(spec.task.as_ref()?.schema()?.to_string())
+}
+
+/// Compiles what [`response_schema_text`] returned; the error is the message for the user.
+pub(super) fn response_schema(text: &str) -> Result<(), String> {
+    let schema = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    json_schema::check(&schema)
+        .map_err(|error| format!("spec.task.responseSchema is not a usable JSON schema: {error}"))
 }
 
 /// The approval conditions of a spec as one text; `None`: it has none.

@@ -71,6 +71,14 @@ impl LoopDetector {
         self.recent = RecentCalls::default();
     }
 
+    /// Another task begins.
+    fn another_task(&mut self) {
+        self.forget_calls();
+        self.reset_after_sleep();
+        self.pauses = 0;
+        self.turn_ends();
+    }
+
     /// The turn was given up, and will be tried again.
     pub(super) fn turn_failed(&mut self) {
         self.recent.reset_after_sleep();
@@ -126,6 +134,11 @@ impl LoopDetector {
 }
 
 impl Engine {
+    /// Another task begins, which may repeat what was done for the one before.
+    pub(super) fn watch_another_task(&mut self) {
+        self.state.watch.another_task();
+    }
+
     /// At the start of a process: drops what the settings no longer want, and starts from scratch if the loop had
     /// ended.
     pub(super) fn start_loop_detection(&mut self, restarted: bool) {

@@ -9,6 +9,7 @@
 pub mod continuous;
 #[cfg(test)]
 pub mod countdown;
+pub mod task;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -18,9 +19,12 @@ use super::message::{ToolCall, ToolDefinition};
 use super::resources::ResourceTracker;
 use super::settings::{EngineSettings, ModeSettings};
 use super::snapshot::{ChosenSleep, TurnBriefing};
+use super::tasks::TaskOffer;
 use super::turn::kind::TurnKind;
 use agentloop_api::status::LoopOutcome;
 use continuous::ContinuousState;
+use serde_json::Value;
+use task::TaskState;
 
 /// What a mode may look at.
 #[derive(Clone, Copy)]
@@ -35,6 +39,8 @@ pub struct ModeContext<'a> {
     pub wake_events: Option<&'a [String]>,
     /// Tool servers that have not answered yet.
     pub silent_servers: &'a [String],
+    /// The task that waits longest.
+    pub next_task: Option<&'a TaskOffer>,
 }
 
 /// What comes next in a loop without an open turn.
@@ -83,6 +89,8 @@ pub enum LoopPace {
         /// Why, in the agent's words.
         reason: String,
     },
+    /// The turn has reached its goal, with this result.
+    Finish { result: Value },
     /// The end of the loop.
     Shutdown,
 }
@@ -100,6 +108,15 @@ pub enum ModeCallDecision {
         result_after_runs: Option<String>,
     },
     /// Nothing follows but this result, which says how to fix the call.
+    Rejected(String),
+}
+
+/// What an answer without a tool call leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TextDecision {
+    /// The turn ends.
+    EndsTurn,
+    /// The turn continues with this message to the model.
     Rejected(String),
 }
 
@@ -161,6 +178,11 @@ pub trait LoopMode {
     /// Decides on a call in a turn of this kind. `None`: it is not a call of a tool of the mode.
     fn decide_call(&self, kind: TurnKind, call: &ToolCall, context: &ModeContext<'_>) -> Option<ModeCallDecision>;
 
+    /// Decides on an answer without a tool call.
+    fn decide_text(&self, _text: &str, _context: &ModeContext<'_>) -> TextDecision {
+        TextDecision::EndsTurn
+    }
+
     /// What the model is told when turns without a tool call are delayed more and more. `None`: they do not.
     fn text_turn_note(&self) -> Option<&'static str> {
         None
@@ -209,11 +231,14 @@ pub trait LoopMode {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(untagged, from = "StoredModeState")]
 pub enum ModeState {
-    Continuous(ContinuousState),
+    Task {
+        task: TaskState,
+    },
     #[cfg(test)]
     Countdown {
         countdown: countdown::CountdownState,
     },
+    Continuous(ContinuousState),
 }
 
 /// The fields of a snapshot that can hold a [`ModeState`].
@@ -221,6 +246,7 @@ pub enum ModeState {
 struct StoredModeState {
     #[serde(flatten)]
     continuous: ContinuousState,
+    task: Option<TaskState>,
     #[cfg(test)]
     countdown: Option<countdown::CountdownState>,
 }
@@ -230,6 +256,9 @@ impl From<StoredModeState> for ModeState {
         #[cfg(test)]
         if let Some(countdown) = stored.countdown {
             return Self::Countdown { countdown };
+        }
+        if let Some(task) = stored.task {
+            return Self::Task { task };
         }
         Self::Continuous(stored.continuous)
     }
@@ -241,6 +270,7 @@ impl ModeSettings {
     pub fn sleep_tool(&self) -> Option<&'static str> {
         match self {
             Self::Continuous => Some(continuous::yield_tool::NAME),
+            Self::Task(_) => None,
             #[cfg(test)]
             Self::Countdown { .. } => None,
         }
@@ -258,6 +288,9 @@ impl ModeState {
     fn new(settings: &ModeSettings) -> Self {
         match settings {
             ModeSettings::Continuous => Self::default(),
+            ModeSettings::Task(_) => Self::Task {
+                task: TaskState::default(),
+            },
             #[cfg(test)]
             ModeSettings::Countdown { .. } => Self::Countdown {
                 countdown: countdown::CountdownState::default(),
@@ -279,6 +312,7 @@ impl ModeState {
     pub(super) fn mode(&self) -> &dyn LoopMode {
         match self {
             Self::Continuous(state) => state,
+            Self::Task { task } => task,
             #[cfg(test)]
             Self::Countdown { countdown } => countdown,
         }
@@ -287,6 +321,7 @@ impl ModeState {
     fn mode_mut(&mut self) -> &mut dyn LoopMode {
         match self {
             Self::Continuous(state) => state,
+            Self::Task { task } => task,
             #[cfg(test)]
             Self::Countdown { countdown } => countdown,
         }
@@ -306,6 +341,7 @@ impl Engine {
             next_turn: self.state.next_turn,
             wake_events: self.offer.wake_events(),
             silent_servers: self.offer.toolbox().silent(),
+            next_task: self.tasks.first(),
         }
     }
 

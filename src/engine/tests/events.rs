@@ -33,7 +33,12 @@ pub(super) fn notified(notification: Notification) -> EngineInput {
         at,
     } = notification;
     EngineInput::Sensed(SensedEvent {
-        notices: vec![SensedNotice { source, priority, text }],
+        notices: vec![SensedNotice {
+            source,
+            priority,
+            text,
+            is_task: false,
+        }],
         ..event_of(&id, at)
     })
 }

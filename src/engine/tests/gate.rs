@@ -81,7 +81,10 @@ fn a_tool_whose_schema_cannot_be_used_is_not_offered_and_another_documents_is_no
         json!({"$ref": "file:///etc/passwd"}),
         json!({"properties": {"a": {"pattern": "("}}}),
     ] {
-        assert!(crate::check_schema(&parameters).is_err(), "{parameters}");
+        assert!(
+            agentloop_support::json_schema::check(&parameters).is_err(),
+            "{parameters}"
+        );
         let mut driver = Driver::fresh(settings());
         driver.offer(vec![broken(parameters), tool("files__read", ToolEffect::Read)]);
         driver.start(1);

@@ -38,6 +38,7 @@ mod scoring;
 mod sensors;
 mod sleeping;
 mod stops;
+mod tasks;
 mod texts;
 mod tool_failures;
 mod tools;
@@ -196,6 +197,7 @@ struct Driver {
     forgotten: usize,
     /// All definitions that were ever pinned, each with its tool.
     pinned: BTreeSet<(String, String)>,
+    tasks: tasks::TaskTable,
 }
 
 impl Driver {
@@ -237,6 +239,7 @@ impl Driver {
             untrusted: BTreeSet::new(),
             forgotten: 0,
             pinned: BTreeSet::new(),
+            tasks: tasks::TaskTable::default(),
         }
     }
 
@@ -268,6 +271,7 @@ impl Driver {
         let snapshot = serde_json::from_str(&saved).unwrap();
         self.engine = Engine::restore(self.settings.clone(), snapshot, self.transcript.clone());
         self.engine.set_instructions("Watch the stars.".into());
+        self.engine.restore_tasks(self.tasks.waiting.clone());
         self.offer(self.tools.clone());
         self.start(epoch)
     }
@@ -368,6 +372,7 @@ impl Driver {
             assert!(record.forget.is_empty(), "{record:?}");
         }
         self.transcript.extend(record.messages.iter().cloned());
+        self.tasks.change(record);
         self.journal.push(record.clone());
     }
 
@@ -570,6 +575,7 @@ impl Driver {
                     | EngineInput::ResourceUsed { .. }
                     | EngineInput::ToolFinished { .. }
                     | EngineInput::Sensed(_)
+                    | EngineInput::TaskOffered(_)
                     | EngineInput::SensorFailed { .. }
                     | EngineInput::GateAnswered(_)
                     | EngineInput::Score(_)

@@ -20,6 +20,7 @@ fn event(seq: u32, updates: Vec<(&str, Value)>, notices: &[(&str, NotificationPr
         notices: notices
             .iter()
             .map(|(source, priority)| SensedNotice {
+                is_task: false,
                 source: (*source).into(),
                 priority: *priority,
                 text: format!("news {seq}."),

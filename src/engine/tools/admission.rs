@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use jsonschema::{PatternOptions, Validator};
+use jsonschema::Validator;
 use serde_json::{Map, Value, json};
 use strum::AsRefStr;
 
@@ -18,6 +18,7 @@ use crate::runtime_mark::without_marks;
 use crate::tool::{ToolEffect, ToolRunId, ToolSpec};
 use agentloop_api::status::GateKind;
 use agentloop_support::hash::sha256_hex;
+use agentloop_support::json_schema;
 
 /// Denials of one tool in one turn after which all its calls are denied until the turn ends.
 pub const MOST_DENIALS: u32 = 3;
@@ -27,8 +28,6 @@ const MAX_TOLD: usize = 500;
 pub const MAX_SHOWN_ARGUMENTS: usize = 48 * 1024;
 /// Tool names that are listed to a model that called an unknown tool.
 const MAX_NAMES: usize = 64;
-/// Steps that a pattern of a tool's schema may take on one text: a server's pattern must not block the loop.
-const MAX_BACKTRACKS: usize = 100_000;
 
 /// Why a call is not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr)]
@@ -123,7 +122,7 @@ impl Toolbox {
             if of_mode.contains(&spec.name) || known.contains_key(&spec.name) {
                 continue;
             }
-            let Ok(schema) = compile(&spec.parameters) else {
+            let Ok(schema) = json_schema::compile(&spec.parameters) else {
                 continue;
             };
             offered.push(ToolDefinition {
@@ -309,11 +308,6 @@ impl KnownTool {
     }
 }
 
-/// Checks that a tool's schema can be used. A source leaves a tool with an unusable schema out, and reports the error.
-pub fn check_schema(parameters: &Value) -> Result<(), String> {
-    compile(parameters).map(|_| ())
-}
-
 /// The schema for the model, with no mark of the runtime in any text or name. Calls are checked against the original: only a
 /// server that imitates a mark in what its tool requires makes that tool useless.
 fn without_marks_in(schema: &Value) -> Value {
@@ -327,14 +321,6 @@ fn without_marks_in(schema: &Value) -> Value {
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => schema.clone(),
     }
-}
-
-/// Fetches nothing: a schema that refers to another document cannot be used.
-fn compile(parameters: &Value) -> Result<Validator, String> {
-    jsonschema::options()
-        .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACKS))
-        .build(parameters)
-        .map_err(|error| truncate(&error.to_string()).into_owned())
 }
 
 /// Denies the last call of an answer that was truncated at its limit of so many tokens.

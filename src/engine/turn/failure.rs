@@ -199,12 +199,17 @@ impl Engine {
             }
         }
         let failure = self.with_doubt(failure, out);
-        let errors = self.state.counters.streaks.add(PauseReason::ConsecutiveErrors);
-        let delay = time_math::doubled(self.settings.min_delay, errors, self.settings.max_delay);
-        self.state.next_turn = Some(time_math::after(out.now, delay.max(retry::retry_after(&failure))));
-        self.check_error_limit(&failure.to_string(), out);
+        self.count_failed_turn(&failure, out);
         self.state.last_error = Some((out.now, failure));
         self.mode_turn_ended(kind, &TurnEnd::Failed { acted }, out);
+    }
+
+    /// A failed turn delays the next one, and pauses the loop at the limit of failed turns in a row.
+    pub(crate) fn count_failed_turn(&mut self, failure: &CallFailure, out: &mut EffectBuffer) {
+        let errors = self.state.counters.streaks.add(PauseReason::ConsecutiveErrors);
+        let delay = time_math::doubled(self.settings.min_delay, errors, self.settings.max_delay);
+        self.state.next_turn = Some(time_math::after(out.now, delay.max(retry::retry_after(failure))));
+        self.check_error_limit(&failure.to_string(), out);
     }
 
     /// Takes the agent's own failed turn, and blames the notifications that it showed. `None`: there is no turn, or it
@@ -221,7 +226,12 @@ impl Engine {
 
     /// A turn failed. Only a refusal of the prompt can be caused by what it showed; trouble of the server or the network
     /// cannot.
-    fn blame_notifications(&mut self, shown: &ShownNotifications, failure: &CallFailure, out: &mut EffectBuffer) {
+    pub(crate) fn blame_notifications(
+        &mut self,
+        shown: &ShownNotifications,
+        failure: &CallFailure,
+        out: &mut EffectBuffer,
+    ) {
         if failure.kind != FailureKind::BadResponse {
             return;
         }

@@ -6,27 +6,49 @@ use crate::CallPurpose;
 
 /// What a turn is for.
 ///
-/// Stored as the flag `heartbeat`, so that journals from before there were kinds can be read. A kind that is neither needs
-/// its own field in the snapshot.
+/// Stored as the flag `heartbeat` where it is one of the first two, so that journals from before there were kinds can be
+/// read, and by its name otherwise.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[serde(from = "bool", into = "bool")]
+#[serde(from = "StoredTurnKind", into = "StoredTurnKind")]
 pub enum TurnKind {
     /// Part of the agent's own work.
     #[default]
     Own,
     /// A heartbeat, beside that work.
     Heartbeat,
+    /// The whole work on one task.
+    Task,
 }
 
-impl From<bool> for TurnKind {
-    fn from(is_heartbeat: bool) -> Self {
-        if is_heartbeat { Self::Heartbeat } else { Self::Own }
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum StoredTurnKind {
+    IsHeartbeat(bool),
+    Named(NamedTurnKind),
+}
+
+#[derive(Serialize, Deserialize)]
+enum NamedTurnKind {
+    Task,
+}
+
+impl From<StoredTurnKind> for TurnKind {
+    fn from(stored: StoredTurnKind) -> Self {
+        match stored {
+            StoredTurnKind::IsHeartbeat(false) => Self::Own,
+            StoredTurnKind::IsHeartbeat(true) => Self::Heartbeat,
+            StoredTurnKind::Named(NamedTurnKind::Task) => Self::Task,
+        }
     }
 }
 
-impl From<TurnKind> for bool {
+impl From<TurnKind> for StoredTurnKind {
     fn from(kind: TurnKind) -> Self {
-        kind == TurnKind::Heartbeat
+        match kind {
+            TurnKind::Own => Self::IsHeartbeat(false),
+            TurnKind::Heartbeat => Self::IsHeartbeat(true),
+            TurnKind::Task => Self::Named(NamedTurnKind::Task),
+        }
     }
 }
 
@@ -53,6 +75,10 @@ pub struct TurnRules {
     pub detects_loops: bool,
     /// What is too large for its prompt is summarized by a separate call.
     pub summarizes: bool,
+    /// If rate limits leave no room for its next call, `loop.exhaustionPolicy` may end it.
+    pub may_be_skipped: bool,
+    /// It has its own conversation, and yet its failure counts as one of the loop.
+    pub failure_counts: bool,
     /// Its first message tells the cause and the notes of the loop, and its own notes are shown in the next turn.
     pub has_briefing: bool,
 }
@@ -70,6 +96,8 @@ impl TurnKind {
                 shows_notifications: true,
                 detects_loops: true,
                 summarizes: true,
+                may_be_skipped: true,
+                failure_counts: false,
                 has_briefing: true,
             },
             Self::Heartbeat => TurnRules {
@@ -84,6 +112,23 @@ impl TurnKind {
                 // It repeats its calls by design.
                 detects_loops: false,
                 summarizes: false,
+                may_be_skipped: true,
+                failure_counts: false,
+                has_briefing: false,
+            },
+            Self::Task => TurnRules {
+                purpose: CallPurpose::Turn,
+                note: "task",
+                is_prepared: true,
+                own_session: true,
+                counts_as_turn: true,
+                offers_mode_tools: true,
+                shows_notifications: true,
+                detects_loops: true,
+                summarizes: false,
+                // Its requester waits for the response.
+                may_be_skipped: false,
+                failure_counts: true,
                 has_briefing: false,
             },
         }
@@ -97,10 +142,14 @@ mod tests {
     use super::TurnKind;
 
     #[test]
-    fn a_kind_is_stored_as_the_flag_of_earlier_journals() {
-        for (kind, flag) in [(TurnKind::Own, false), (TurnKind::Heartbeat, true)] {
-            assert_eq!(serde_json::to_value(kind).unwrap(), json!(flag));
-            assert_eq!(serde_json::from_value::<TurnKind>(json!(flag)).unwrap(), kind);
+    fn a_kind_is_stored_as_the_flag_of_earlier_journals_or_by_its_name() {
+        for (kind, stored) in [
+            (TurnKind::Own, json!(false)),
+            (TurnKind::Heartbeat, json!(true)),
+            (TurnKind::Task, json!("Task")),
+        ] {
+            assert_eq!(serde_json::to_value(kind).unwrap(), stored);
+            assert_eq!(serde_json::from_value::<TurnKind>(stored).unwrap(), kind);
         }
     }
 }

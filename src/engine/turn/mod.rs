@@ -14,15 +14,17 @@ use crate::effects::{EffectBuffer, answer_line, journal_line, trip_line};
 use crate::guardrails::{self, Guardrail, RestKind, TurnLimit};
 use crate::machine::{Engine, SentPrompt};
 use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
-use crate::modes::{LoopPace, NextStep, TurnEnd, TurnOpening};
+use crate::modes::{LoopPace, NextStep, TextDecision, TurnEnd, TurnOpening};
 use crate::notifications;
 use crate::precheck::PreCheckState;
 use crate::snapshot::{CauseKind, TurnBriefing};
+use crate::tasks::TaskEnding;
 use crate::turn::kind::TurnKind;
 use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::agent::{ExhaustionPolicy, LimitedResource};
 use agentloop_api::failure::CallFailure;
 use agentloop_api::status::LoopOutcome;
+use agentloop_api::task::TaskLimit;
 use agentloop_api::usage_counts::GuardrailTrip;
 pub use state::Turn;
 use state::UnseenEvents;
@@ -36,6 +38,10 @@ impl Engine {
         } else {
             (TurnBriefing::default(), None)
         };
+        if kind == TurnKind::Task {
+            // Its notes concern the loop, not the task.
+            self.state.briefing = TurnBriefing::default();
+        }
         let opening = TurnOpening {
             number: self.state.totals.next_turn(),
             briefing: &briefing,
@@ -63,6 +69,9 @@ impl Engine {
             detail: RecordDetail::TurnStarted(kind.rules().purpose),
             ..journal_line(RecordKind::TurnStarted, number, kind.rules().note)
         });
+        if kind == TurnKind::Task {
+            self.begin_task(out);
+        }
         self.send_attempt(out);
     }
 
@@ -151,7 +160,8 @@ impl Engine {
     /// waits in any case.
     pub(crate) fn skip_rest_if_wanted(&mut self, out: &mut EffectBuffer) {
         let has_begun = self.state.turn.as_ref().is_some_and(|turn| turn.own_call() > 1);
-        if !has_begun || self.settings.exhaustion_policy != ExhaustionPolicy::Skip {
+        if !has_begun || !self.turn_rules().may_be_skipped || self.settings.exhaustion_policy != ExhaustionPolicy::Skip
+        {
             return;
         }
         self.add_note("the last turn was ended early, since guardrails.rateLimits left no room for another call");
@@ -205,10 +215,35 @@ impl Engine {
             self.add_note(&note);
         }
         if answer.tool_calls.is_empty() {
-            self.count_text_turn();
-            self.complete_turn(&LoopPace::Continue, out);
+            self.handle_text(answer, out);
         } else {
             self.begin_tool_batch(call, answer, out);
+        }
+    }
+
+    /// The model answered without a tool call, which ends the turn unless its mode rejects the answer.
+    fn handle_text(&mut self, answer: &ModelAnswer, out: &mut EffectBuffer) {
+        self.count_text_turn();
+        let text = answer.text.as_deref().unwrap_or_default();
+        let decision = match self.state.turn.as_ref().map(Turn::kind) {
+            Some(TurnKind::Task) if answer.finish == FinishReason::Length => TextDecision::Rejected(format!(
+                "Your answer was cut at the output limit of {} tokens. Respond again, in fewer words.",
+                self.settings.max_output_tokens
+            )),
+            _ => self.mode().decide_text(text, &self.mode_context(out.now)),
+        };
+        let calls = self.state.turn.as_ref().map_or(0, Turn::own_call);
+        match decision {
+            TextDecision::Rejected(text) if !self.ended_by_guardrail(calls, out) => {
+                let text = format!("[From the runtime, not from a person.] {text}");
+                let message = Arc::new(Message::User { text });
+                self.append(std::slice::from_ref(&message));
+                out.attach(vec![message], || {
+                    journal_line(RecordKind::CallAnswered, self.turn_number(), "")
+                });
+                self.next_call(out);
+            }
+            TextDecision::Rejected(_) | TextDecision::EndsTurn => self.complete_turn(&LoopPace::Continue, out),
         }
     }
 
@@ -220,7 +255,18 @@ impl Engine {
     }
 
     pub(crate) fn ended_by_guardrail(&mut self, calls: u32, out: &mut EffectBuffer) -> bool {
-        if self.ending().is_some() {
+        let is_task = self
+            .state
+            .turn
+            .as_ref()
+            .is_some_and(|turn| turn.kind() == TurnKind::Task);
+        if is_task {
+            let limit = self.task_limit();
+            if let (Some(limit), Some(turn)) = (limit, &mut self.state.turn) {
+                turn.limited(limit);
+                return true;
+            }
+        } else if self.ending().is_some() {
             return true;
         }
         let settings = &self.settings;
@@ -230,6 +276,9 @@ impl Engine {
         };
         out.record(trip_line(self.turn_number(), Some(trip), &*note));
         self.add_note(&note);
+        if let (true, Some(turn)) = (is_task, &mut self.state.turn) {
+            turn.limited(TaskLimit::MaxIterations);
+        }
         true
     }
 
@@ -266,6 +315,7 @@ impl Engine {
             LoopPace::Continue => "continue",
             LoopPace::Sleep { .. } => "sleep",
             LoopPace::Shutdown => "shutdown",
+            LoopPace::Finish { .. } => "finish",
         };
         // The kept notifications join the transcript in the record that completes the turn: both are committed, or
         // neither.
@@ -276,7 +326,7 @@ impl Engine {
         });
         let rest = match pace {
             LoopPace::Sleep { wait, .. } => self.record_rest(*wait, out.now),
-            LoopPace::Continue | LoopPace::Shutdown => RestKind::None,
+            LoopPace::Continue | LoopPace::Shutdown | LoopPace::Finish { .. } => RestKind::None,
         };
         self.inspect_turn(pace, out);
         self.hot.mark_committed();
@@ -358,9 +408,17 @@ impl Engine {
         };
         self.state.totals.complete_turn();
         let last_text = last_text.unwrap_or_default();
-        // The next turn of this kind begins with its answer.
-        self.state.trust.kept_elsewhere();
-        self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
+        if turn.kind() == TurnKind::Task {
+            let ending = self.task_ending(&turn, pace);
+            self.state.inbox.acknowledge(turn.shown());
+            self.state.counters.streaks.turn_completed();
+            self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
+            self.end_task(&turn, ending, out);
+        } else {
+            // The next turn of this kind begins with its answer.
+            self.state.trust.kept_elsewhere();
+            self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
+        }
         self.mode_turn_ended(
             turn.kind(),
             &TurnEnd::Completed {
@@ -374,6 +432,13 @@ impl Engine {
     /// The current turn, which has its own conversation, failed. This does not count as a failure of the loop.
     pub(crate) fn fail_own_session(&mut self, turn: &Turn, failure: CallFailure, out: &mut EffectBuffer) {
         self.retract_session(turn, RecordKind::TurnFailed, failure.kind.as_ref(), out);
+        if turn.kind() == TurnKind::Task {
+            self.blame_notifications(turn.shown(), &failure, out);
+            self.end_task(turn, TaskEnding::Failed(failure.clone()), out);
+        }
+        if turn.rules().failure_counts {
+            self.count_failed_turn(&failure, out);
+        }
         self.state.last_error = Some((out.now, failure));
         self.mode_turn_ended(
             turn.kind(),

@@ -8,6 +8,7 @@ use super::kind::{TurnKind, TurnRules};
 use crate::notifications::ShownNotifications;
 use crate::snapshot::TurnBriefing;
 use crate::tools::batch::ToolBatch;
+use agentloop_api::task::TaskLimit;
 
 /// Summaries in one turn; each covers as much as fits into one call.
 pub const MOST_SUMMARIES: u32 = 4;
@@ -57,6 +58,12 @@ pub struct Turn {
     /// changes.
     #[serde(default)]
     outdated: Option<String>,
+    /// What its calls have used.
+    #[serde(default)]
+    used: TurnUsage,
+    /// The limit that has ended it; only results of tool runs are awaited.
+    #[serde(default)]
+    limit: Option<TaskLimit>,
     /// What it is for.
     #[serde(default, rename = "heartbeat")]
     kind: TurnKind,
@@ -83,6 +90,8 @@ impl Turn {
             unseen: UnseenEvents::default(),
             silent: 0,
             outdated: None,
+            used: TurnUsage::default(),
+            limit: None,
             kind,
             briefing,
         }
@@ -247,6 +256,31 @@ impl Turn {
         self.outdated.take()
     }
 
+    /// One of its calls was answered.
+    pub fn count_usage(&mut self, tokens: u64, cost: i64) {
+        self.used.tokens = self.used.tokens.saturating_add(tokens);
+        self.used.cost = self.used.cost.saturating_add(cost);
+    }
+
+    /// Tokens of its answered calls.
+    pub fn tokens(&self) -> u64 {
+        self.used.tokens
+    }
+
+    /// Cost of its answered calls in micro-dollars, as far as it is known.
+    pub fn cost(&self) -> i64 {
+        self.used.cost
+    }
+
+    /// A limit has ended it.
+    pub fn limited(&mut self, limit: TaskLimit) {
+        self.limit.get_or_insert(limit);
+    }
+
+    pub fn limit(&self) -> Option<TaskLimit> {
+        self.limit
+    }
+
     /// It has ended: what its last prompt did not show.
     pub(super) fn into_unseen(self) -> UnseenEvents {
         self.unseen
@@ -256,6 +290,14 @@ impl Turn {
     pub(super) fn into_briefing(self) -> TurnBriefing {
         self.briefing
     }
+}
+
+/// What the calls of a turn have used.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(default)]
+struct TurnUsage {
+    tokens: u64,
+    cost: i64,
 }
 
 /// Input that would end a sleep and that no prompt has shown.

@@ -14,6 +14,7 @@ fn question(gate: SignalGate, priority: SignalPriority) -> SignalScoreRequest {
         gate,
         cooldown_seconds: 0,
         notice: Some(SensorNotification {
+            is_task: false,
             source: "sensor/prices".into(),
             text: "up".into(),
             priority,

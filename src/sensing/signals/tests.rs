@@ -54,6 +54,7 @@ fn only_what_the_expression_lets_through_is_asked() {
         gate: SignalGate::Notify,
         cooldown_seconds: 60,
         notice: Some(SensorNotification {
+            is_task: false,
             source: "sensor/prices".into(),
             text: "6".into(),
             priority: SignalPriority::High,

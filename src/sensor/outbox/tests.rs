@@ -59,6 +59,7 @@ fn event(n: i64, field: &str) -> SensorEvent {
             value: json!(n),
         }],
         notifications: vec![SensorNotification {
+            is_task: false,
             source: "sensor/s".into(),
             text: n.to_string(),
             priority: SignalPriority::Normal,

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::write::{JournalWriteError, put};
 use super::{HISTORY_TURNS, STEP_BYTES};
 use crate::engine::message::{Message, ToolCall};
+use crate::engine::tasks::{TaskChange, TaskResponse};
 use crate::engine::{CallPurpose, JournalRecord, RecordDetail, RecordKind, RecordedUsage, ids};
 use crate::support::hash::sha256_u64;
 use crate::support::text::first_bytes;
@@ -103,6 +104,7 @@ impl HistoryWriter<'_> {
                 self.begin(turn, task, &turn.key())?;
             }
             RecordKind::CallAnswered => self.answered(record)?,
+            RecordKind::TaskStarted | RecordKind::TaskEnded => self.task(record)?,
             RecordKind::ToolOutcome | RecordKind::ToolDenied => self.outcome(record)?,
             RecordKind::TurnCompleted => self.end(
                 MemberTurn::of(record),
@@ -156,9 +158,28 @@ impl HistoryWriter<'_> {
             | RecordKind::HistoryDoubted
             | RecordKind::Trimmed
             | RecordKind::Compacted
+            | RecordKind::TaskAccepted
             | RecordKind::RequestHandled => {}
         }
         self.results(record)
+    }
+
+    /// The execution of a task has its id; one that a limit ended has not succeeded.
+    fn task(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
+        let of = MemberTurn::of(record);
+        match record.task.as_deref() {
+            Some(TaskChange::Started(id)) => {
+                let execution = self.execution(of)?;
+                self.transaction
+                    .prepare_cached("UPDATE agent_execution_history SET task_id = ?2 WHERE id = ?1")?
+                    .execute(params![execution, id])?;
+                Ok(())
+            }
+            Some(TaskChange::Ended(TaskResponse {
+                reason: Some(limit), ..
+            })) => Ok(self.end(of, ExecutionKind::Turn, "failed", &json!({"failure": limit.as_ref()}))?),
+            Some(TaskChange::Accepted(_) | TaskChange::Ended(_)) | None => Ok(()),
+        }
     }
 
     fn begin(&self, of: MemberTurn, task: CallPurpose, key: &Value) -> rusqlite::Result<String> {

@@ -9,6 +9,7 @@ mod history;
 mod lines;
 mod schema;
 mod sensor_records;
+mod tasks;
 mod write;
 
 use std::fs::File;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::engine::JournalRecord;
 use crate::engine::machine::EngineSnapshot;
 use crate::engine::message::Message;
+use crate::engine::tasks::TaskOffer;
 use crate::engine::tool::ToolRunId;
 use crate::support::disk;
 use crate::support::disk::BallastFile;
@@ -29,6 +31,7 @@ pub use copy::{CopyError, copy};
 pub use error::JournalError;
 pub use lines::{JournalLine, JournalPage};
 pub use sensor_records::SensorRecord;
+pub use tasks::WaitingResponse;
 use write::{JournalBatch, JournalWriteError};
 
 /// Turns whose messages are kept in the history.
@@ -51,7 +54,7 @@ const OWNER_KEY: &str = "owner";
 const VALUE: &str = "SELECT value FROM kv WHERE key = ?1";
 /// Format of the state that the tables hold as JSON: the snapshot, the messages and the Sensor records. Raise it with
 /// each change that an older agentloop cannot read, such as a new value of an enum.
-const FORMAT: i64 = 2;
+const FORMAT: i64 = 3;
 /// The live transcript of the main member.
 const TRANSCRIPT: &str = "SELECT json FROM messages WHERE live = 1 AND member = 0 ORDER BY id";
 
@@ -76,6 +79,8 @@ pub struct RestoredJournal {
     pub untold: Vec<JournalLine>,
     /// One record per Sensor.
     pub kept: Vec<SensorRecord>,
+    /// The tasks that wait, oldest first.
+    pub tasks: Vec<TaskOffer>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -245,6 +250,28 @@ impl Journal {
         lines::requested_call(&self.connection, run, bytes).map_err(|error| self.sqlite(&error))
     }
 
+    /// Returns the oldest response to a task that has not been delivered.
+    pub fn next_response(&self) -> Result<Option<WaitingResponse>, JournalError> {
+        tasks::first_undelivered(&self.connection).map_err(|error| self.unwritten(error))
+    }
+
+    /// Records that a response was delivered.
+    pub fn response_delivered(&self, seq: i64) -> Result<(), JournalError> {
+        tasks::delivered(&self.connection, seq).map_err(|error| self.sqlite(&error))
+    }
+
+    /// Nobody receives responses: those that wait are kept like delivered ones.
+    pub fn drop_responses(&self) -> Result<(), JournalError> {
+        tasks::drop_undelivered(&self.connection).map_err(|error| self.sqlite(&error))
+    }
+
+    fn unwritten(&self, error: JournalWriteError) -> JournalError {
+        match error {
+            JournalWriteError::Sqlite(error) => self.sqlite(&error),
+            JournalWriteError::Json(error) => self.failed(error.to_string()),
+        }
+    }
+
     /// Returns the error of a journal whose last commit used the ballast.
     #[must_use]
     pub fn full_error(&self) -> JournalError {
@@ -308,6 +335,7 @@ impl Journal {
             transcript: self.transcript()?,
             untold: if in_order { Vec::new() } else { self.last_batch()? },
             kept: sensor_records::read_all(&self.connection).map_err(|error| self.sqlite(&error))?,
+            tasks: tasks::waiting(&self.connection).map_err(|error| self.unwritten(error))?,
         })
     }
 

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Version of the tables, kept in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 6;
+pub(super) const VERSION: i64 = 7;
 
 /// Version 1. `journal`: one line per event, without text of prompts or answers. `messages`: the conversation; `live`
 /// rows are the transcript that the engine still sends, the others are history. `kv`: the engine's snapshot and the
@@ -113,8 +113,26 @@ DROP INDEX messages_live;
 CREATE INDEX messages_live ON messages (member, id) WHERE live = 1;
 ";
 
+/// Version 7: the tasks of an Agent in mode `Task`. `state` is `Waiting`, `Running` or `Ended`; `offer` is the task as
+/// JSON while it waits, `response` the response once it has ended.
+const VERSION_7: &str = "
+CREATE TABLE tasks (
+    seq INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    at TEXT NOT NULL,
+    state TEXT NOT NULL,
+    offer TEXT,
+    response TEXT,
+    undelivered INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX tasks_waiting ON tasks (seq) WHERE state = 'Waiting';
+CREATE INDEX tasks_undelivered ON tasks (seq) WHERE undelivered = 1;
+";
+
 /// Step `n` migrates version `n` to version `n + 1`; version 0 is an empty file.
-pub(super) const STEPS: [&str; 6] = [VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5, VERSION_6];
+pub(super) const STEPS: [&str; 7] = [
+    VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5, VERSION_6, VERSION_7,
+];
 
 /// Returns the version of the tables; 0 for an empty file.
 pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {

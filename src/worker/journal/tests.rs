@@ -43,6 +43,7 @@ fn record(kind: RecordKind, turn: i64, messages: Vec<Message>) -> JournalRecord 
         messages: messages.into_iter().map(Into::into).collect(),
         retract: 0,
         forget: 0..0,
+        task: None,
     }
 }
 
@@ -192,7 +193,7 @@ fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
     assert!(
         error
             .to_string()
-            .contains("schema version 7 and this agentloop supports versions up to 6")
+            .contains("schema version 8 and this agentloop supports versions up to 7")
     );
     assert_eq!(refusal(dir.path(), 1).kind(), "JournalNewer");
 }

@@ -10,6 +10,7 @@ use crate::engine::{JournalRecord, RecordKind};
 
 use super::history::HistoryWriter;
 use super::sensor_records::{self, SensorRecord};
+use super::tasks;
 use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, JournalLine, PRUNE_EVERY_TURNS};
 
 /// Lines that are kept even on a full volume.
@@ -57,6 +58,9 @@ pub(super) fn write_batch(
         lines.push(JournalLine::of(transaction.last_insert_rowid(), now, record));
         messages(&transaction, record)?;
         history.write(record)?;
+        if let Some(change) = &record.task {
+            tasks::write(&transaction, now, change)?;
+        }
     }
     if let Some(kept) = kept {
         sensor_records::put(&transaction, now, kept)?;

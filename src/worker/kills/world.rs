@@ -479,7 +479,12 @@ pub(super) fn event(notification: Notification) -> SensedEvent {
         sensor: "news".into(),
         at,
         updates: Vec::new(),
-        notices: vec![SensedNotice { source, priority, text }],
+        notices: vec![SensedNotice {
+            source,
+            priority,
+            text,
+            is_task: false,
+        }],
         wakes: Vec::new(),
     }
 }

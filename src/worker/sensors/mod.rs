@@ -26,7 +26,7 @@ use crate::link::deliveries::DeliveryAck;
 use crate::link::sensor_messages::{LastEvent, SensorReport, SensorTerms};
 use crate::sensing;
 use crate::sensing::delivery::{Delivery, MOST_SEQ, SensorEvent};
-use crate::sensing::rules::{RulesOutcome, SensorRules};
+use crate::sensing::rules::{RulesOutcome, SensorRules, TASK_PREFIX};
 use crate::sensing::schedule::{self, DueTick, TickCalendar};
 use crate::sensing::watch::{FileChange, FileFingerprint};
 
@@ -504,7 +504,11 @@ fn sensed(uid: &str, name: &str, event: SensorEvent) -> SensedEvent {
             .map(|notice| SensedNotice {
                 source: notice.source,
                 priority: priority(notice.priority),
-                text: notice.text,
+                text: match notice.text.strip_prefix(TASK_PREFIX) {
+                    Some(task) if notice.is_task => task.to_owned(),
+                    _ => notice.text,
+                },
+                is_task: notice.is_task,
             })
             .collect(),
         wakes: event.wakes,

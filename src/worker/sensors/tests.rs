@@ -367,6 +367,7 @@ fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_r
 /// Builds an event of this outbox with this number and text.
 fn event_of(outbox: &str, seq: i64) -> Delivery {
     let notice = crate::sensing::delivery::SensorNotification {
+        is_task: false,
         source: "sensor/prices".into(),
         text: format!("{outbox}-{seq}"),
         priority: SignalPriority::Normal,

@@ -14,7 +14,7 @@ use crate::tools::everything::{self, Everything};
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 
 /// An example, with these changes, as `all.yaml`.
-fn example(bench: &Bench, name: &str, changes: &[(&str, String)]) -> String {
+pub fn example(bench: &Bench, name: &str, changes: &[(&str, String)]) -> String {
     let mut text = std::fs::read_to_string(format!("{EXAMPLES}/{name}")).unwrap();
     for (from, to) in changes {
         assert!(text.contains(from), "{name} has no {from}");
@@ -101,7 +101,7 @@ async fn the_example_of_a_metric_wakes_its_agent_with_a_real_prometheus() {
 }
 
 /// The lines of an example that sign and send a request, for this port.
-fn sender(text: &str, port: &str) -> String {
+pub fn sender(text: &str, port: &str) -> String {
     let lines = text.lines().filter_map(|line| line.strip_prefix("#   "));
     let starts = ["id=", "body=", "sum=", "curl "];
     let lines = lines.filter(|line| starts.iter().any(|start| line.starts_with(start)));
@@ -110,7 +110,7 @@ fn sender(text: &str, port: &str) -> String {
 }
 
 /// Sends it as soon as somebody listens and knows for whom.
-async fn send(run: &Run, script: &str, expected: &str) {
+pub async fn send(run: &Run, script: &str, expected: &str) {
     let deadline = Instant::now() + Duration::from_mins(1);
     loop {
         let sent = Command::new("sh").args(["-c", script]).output().await.unwrap();

@@ -9,3 +9,4 @@ mod loops;
 mod process;
 mod sensors;
 mod sources;
+mod tasks;

@@ -181,7 +181,7 @@ async fn a_stream_goes_on_after_its_last_event_though_the_run_is_killed() {
 }
 
 /// Signs as the docs say, with the real openssl, and sends.
-async fn send(url: &str, id: &str, body: &str, key: &str) -> u16 {
+pub async fn send(url: &str, id: &str, body: &str, key: &str) -> u16 {
     let script = r#"printf %s "$BODY" | openssl dgst -sha256 -hmac "$KEY" -hex -r | cut -d' ' -f1"#;
     let signed = Command::new("sh")
         .args(["-c", script])

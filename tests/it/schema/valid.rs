@@ -471,6 +471,7 @@ prop_compose! {
                 heartbeat,
                 pre_check: pre_check.filter(|check| !check.enabled || !hot_state.fields.is_empty()),
             },
+            task: None,
             tools,
             hot_state,
             guardrails: GuardrailsSpec {

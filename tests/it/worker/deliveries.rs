@@ -17,6 +17,7 @@ fn event(seq: i64, priority: SignalPriority) -> SensorEvent {
         at: jiff::Timestamp::now(),
         updates: Vec::new(),
         notifications: vec![SensorNotification {
+            is_task: false,
             source: "sensor/buoy".into(),
             text: format!("swell-{seq}"),
             priority,

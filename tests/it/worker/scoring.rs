@@ -20,6 +20,7 @@ fn event(seq: i64) -> SensorEvent {
         gate: SignalGate::Notify,
         cooldown_seconds: 0,
         notice: Some(SensorNotification {
+            is_task: false,
             source: "sensor/buoy".into(),
             text: format!("swell-{seq}."),
             priority: SignalPriority::High,

@@ -226,6 +226,7 @@ impl Worker {
                 None => Engine::new(EngineSettings::try_from(&spec).unwrap()),
             };
             let parts = DriverParts {
+                sends_responses: false,
                 light_model: None,
                 agent: "agent".into(),
                 engine,

@@ -80,7 +80,7 @@ impl ContinuousState {
                 ..
             } => NextStep::Stop(LoopOutcome::Completed),
             TurnEnd::Completed {
-                pace: LoopPace::Continue,
+                pace: LoopPace::Continue | LoopPace::Finish { .. },
                 ..
             }
             | TurnEnd::Failed { .. } => NextStep::Begin {
@@ -128,14 +128,14 @@ impl LoopMode for ContinuousState {
                 self.beat.own_first = false;
                 prompt::turn_opening(opening.number, context.now, opening.briefing, opening.hot_state.clone())
             }
-            TurnKind::Heartbeat => self.beat.begin(opening.number, context),
+            TurnKind::Heartbeat | TurnKind::Task => self.beat.begin(opening.number, context),
         }
     }
 
     fn turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
         match kind {
             TurnKind::Own => self.after_own_turn(end, context),
-            TurnKind::Heartbeat => {
+            TurnKind::Heartbeat | TurnKind::Task => {
                 self.beat.ended(end, context.now);
                 self.next(context)
             }

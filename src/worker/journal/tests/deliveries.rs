@@ -70,6 +70,7 @@ fn of_513_sensors_the_one_that_was_silent_longest_is_forgotten_and_of_512_none()
 
 /// Undoes version 6.
 const WITHOUT_MEMBERS: &str = "
+DROP TABLE tasks;
 DROP INDEX messages_live;
 CREATE INDEX messages_live ON messages (id) WHERE live = 1;
 ALTER TABLE journal DROP COLUMN member;

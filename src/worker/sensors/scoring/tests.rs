@@ -22,6 +22,7 @@ fn question(signal: &str, cooldown_seconds: u32) -> SignalScoreRequest {
         gate: SignalGate::Both,
         cooldown_seconds,
         notice: Some(SensorNotification {
+            is_task: false,
             source: "sensor/prices".into(),
             text: "up".into(),
             priority: SignalPriority::Normal,

@@ -1,0 +1,230 @@
+//! Tasks: requests to the agent, each worked on and answered once, in the order of their arrival.
+//!
+//! Owns which tasks wait, which one is under way, its limits, and the response to it. When the next task begins is up to
+//! the mode. A waiting task is a row of the journal and not part of the snapshot, so that a long queue does not make each
+//! commit larger: every change is a [`TaskChange`] of the record that it is committed with.
+
+mod clock;
+mod limits;
+mod queue;
+pub mod response;
+
+use std::collections::VecDeque;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use agentloop_api::task::{MOST_RECENT, TaskKind, TaskLimit, TaskOutcome};
+
+use crate::effects::{EffectBuffer, journal_line};
+use crate::machine::Engine;
+use crate::turn::Turn;
+use crate::{JournalRecord, RecordKind};
+use clock::TaskClock;
+pub(crate) use queue::TaskQueue;
+pub use response::{TaskEnding, TaskResponse};
+
+/// A task that is offered to the loop.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct TaskOffer {
+    /// Unique to the task: an offer with a known id is a repetition.
+    pub id: String,
+    pub origin: TaskOrigin,
+    /// The text of the task. May contain data from outside.
+    pub prompt: String,
+}
+
+/// Where a task came from.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum TaskOrigin {
+    /// `spec.task.prompt`.
+    Spec,
+    /// An event of the Sensor with this name.
+    Sensor(String),
+}
+
+impl TaskOrigin {
+    #[must_use]
+    pub const fn kind(&self) -> TaskKind {
+        match self {
+            Self::Spec => TaskKind::Spec,
+            Self::Sensor(_) => TaskKind::Sensor,
+        }
+    }
+}
+
+/// A change of the journal's table of tasks.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TaskChange {
+    /// The task waits.
+    Accepted(TaskOffer),
+    /// The task of this id is under way.
+    Started(String),
+    /// The task has its response.
+    Ended(TaskResponse),
+}
+
+/// What is kept of tasks in the snapshot.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+pub struct TaskLog {
+    current: Option<CurrentTask>,
+    /// The tasks that ended last, the newest first.
+    recent: VecDeque<EndedTask>,
+    /// The id of the task of `spec.task.prompt` that was accepted last.
+    own: Option<String>,
+}
+
+/// The task under way.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct CurrentTask {
+    id: String,
+    origin: TaskOrigin,
+    started_at: Timestamp,
+    #[serde(default)]
+    clock: TaskClock,
+}
+
+/// A task that has ended, without its texts.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct EndedTask {
+    pub id: String,
+    pub kind: TaskKind,
+    pub started_at: Timestamp,
+    pub completed_at: Timestamp,
+    pub outcome: TaskOutcome,
+    /// Set only with [`TaskOutcome::LimitReached`].
+    pub reason: Option<TaskLimit>,
+    /// Model calls.
+    pub iterations: u32,
+    /// Tokens, as far as the server reported them.
+    pub tokens: u64,
+    /// Micro-dollars, as far as prices are known.
+    pub cost: i64,
+}
+
+impl TaskLog {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    pub fn recent(&self) -> impl Iterator<Item = &EndedTask> {
+        self.recent.iter()
+    }
+
+    fn ended(&mut self, task: EndedTask) {
+        self.recent.push_front(task);
+        self.recent.truncate(MOST_RECENT);
+    }
+}
+
+impl Engine {
+    /// The tasks that wait, as the journal has them; feed [`EngineInput::Started`](crate::EngineInput::Started) next.
+    pub fn restore_tasks(&mut self, waiting: Vec<TaskOffer>) {
+        self.tasks = TaskQueue::from(waiting);
+    }
+
+    /// Whether a task would be accepted now: the loop is in mode Task, and its queue has room.
+    #[must_use]
+    pub fn accepts_tasks(&self) -> bool {
+        self.accepts_input() && self.runs_tasks() && self.tasks.has_room()
+    }
+
+    pub(crate) fn runs_tasks(&self) -> bool {
+        self.settings.task().is_some()
+    }
+
+    /// A process has started: a new version of the spec brings its own task.
+    pub(crate) fn offer_own_task(&mut self, out: &mut EffectBuffer) {
+        let Some(prompt) = self.settings.task().and_then(|task| task.prompt.clone()) else {
+            return;
+        };
+        let id = format!("spec-{:016x}", self.settings.spec);
+        if self.state.tasks.own.as_ref() == Some(&id) {
+            return;
+        }
+        self.state.tasks.own = Some(id.clone());
+        let origin = TaskOrigin::Spec;
+        self.accept_task(TaskOffer { id, origin, prompt }, out);
+    }
+
+    /// Whether the loop has nothing to do until a task arrives.
+    pub(crate) fn waits_for_task(&self) -> bool {
+        self.runs_tasks() && self.state.turn.is_none() && self.tasks.first().is_none()
+    }
+
+    pub(crate) fn receive_task(&mut self, offer: TaskOffer, out: &mut EffectBuffer) {
+        if self.runs_tasks() {
+            self.accept_task(offer, out);
+        }
+    }
+
+    /// A task was offered, for the first time or again.
+    fn accept_task(&mut self, offer: TaskOffer, out: &mut EffectBuffer) {
+        let current = self.state.tasks.current.as_ref();
+        if self.tasks.has(&offer.id) || current.is_some_and(|task| task.id == offer.id) {
+            return;
+        }
+        out.record(JournalRecord {
+            task: Some(Box::new(TaskChange::Accepted(offer.clone()))),
+            ..journal_line(RecordKind::TaskAccepted, self.turn_number(), offer.id.clone())
+        });
+        self.tasks.push(offer);
+    }
+
+    /// The turn of the next task has begun: the task is under way.
+    pub(crate) fn begin_task(&mut self, out: &mut EffectBuffer) {
+        let Some(TaskOffer { id, origin, .. }) = self.tasks.pop() else {
+            return;
+        };
+        if let TaskOrigin::Sensor(sensor) = &origin {
+            self.note_untrusted_task(sensor, out.now);
+        }
+        // A task may repeat the calls of another one.
+        self.watch_another_task();
+        let mut clock = TaskClock::default();
+        clock.runs(out.now);
+        out.record(JournalRecord {
+            task: Some(Box::new(TaskChange::Started(id.clone()))),
+            ..journal_line(RecordKind::TaskStarted, self.turn_number(), id.clone())
+        });
+        self.state.tasks.current = Some(CurrentTask {
+            id,
+            origin,
+            started_at: out.now,
+            clock,
+        });
+    }
+
+    /// The turn of the current task has ended.
+    pub(crate) fn end_task(&mut self, turn: &Turn, ending: TaskEnding, out: &mut EffectBuffer) {
+        let Some(CurrentTask {
+            id, origin, started_at, ..
+        }) = self.state.tasks.current.take()
+        else {
+            return;
+        };
+        let ended = EndedTask {
+            id,
+            kind: origin.kind(),
+            started_at,
+            completed_at: out.now,
+            outcome: ending.outcome(),
+            reason: ending.limit(),
+            iterations: turn.own_call(),
+            tokens: turn.tokens(),
+            cost: turn.cost(),
+        };
+        let note = match ended.reason {
+            Some(limit) => format!("{}: {} ({limit})", ended.id, ended.outcome),
+            None => format!("{}: {}", ended.id, ended.outcome),
+        };
+        let response = TaskResponse::new(&ended, ending);
+        out.record(JournalRecord {
+            task: Some(Box::new(TaskChange::Ended(response))),
+            ..journal_line(RecordKind::TaskEnded, turn.number(), note)
+        });
+        self.state.tasks.ended(ended);
+    }
+}

@@ -1,0 +1,91 @@
+//! The table of tasks: which wait, and the responses to those that have ended.
+//!
+//! Written only in the transaction of the record that changes a task, so that a task is accepted, started and answered
+//! exactly once.
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::write::JournalWriteError;
+use crate::engine::tasks::{TaskChange, TaskOffer, TaskResponse};
+
+/// Tasks that have ended and are kept, the newest first. Responses that are to be delivered are kept in any case.
+pub const ENDED_TASKS: i64 = 1_000;
+
+/// A response that has not been delivered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WaitingResponse {
+    /// Position in the table, in the order in which the tasks were accepted.
+    pub seq: i64,
+    pub response: TaskResponse,
+}
+
+pub(super) fn write(connection: &Connection, now: Timestamp, change: &TaskChange) -> Result<(), JournalWriteError> {
+    match change {
+        TaskChange::Accepted(offer) => {
+            // A task whose id is known was answered, or will be.
+            connection
+                .prepare_cached("INSERT OR IGNORE INTO tasks (id, at, state, offer) VALUES (?1, ?2, 'Waiting', ?3)")?
+                .execute(params![offer.id, now.to_string(), serde_json::to_string(offer)?])?;
+        }
+        TaskChange::Started(id) => {
+            connection
+                .prepare_cached("UPDATE tasks SET state = 'Running', offer = NULL WHERE id = ?1")?
+                .execute([id])?;
+        }
+        TaskChange::Ended(response) => {
+            connection
+                .prepare_cached("UPDATE tasks SET state = 'Ended', response = ?2, undelivered = 1 WHERE id = ?1")?
+                .execute(params![response.id, serde_json::to_string(response)?])?;
+            prune(connection)?;
+        }
+    }
+    Ok(())
+}
+
+/// The tasks that wait, oldest first.
+pub(super) fn waiting(connection: &Connection) -> Result<Vec<TaskOffer>, JournalWriteError> {
+    let rows: Vec<String> = connection
+        .prepare("SELECT offer FROM tasks WHERE state = 'Waiting' ORDER BY seq")?
+        .query_map([], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
+    rows.iter().map(|row| Ok(serde_json::from_str(row)?)).collect()
+}
+
+/// The oldest response that has not been delivered.
+pub(super) fn first_undelivered(connection: &Connection) -> Result<Option<WaitingResponse>, JournalWriteError> {
+    let row: Option<(i64, String)> = connection
+        .prepare_cached("SELECT seq, response FROM tasks WHERE undelivered = 1 ORDER BY seq LIMIT 1")?
+        .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    row.map(|(seq, response)| {
+        Ok(WaitingResponse {
+            seq,
+            response: serde_json::from_str(&response)?,
+        })
+    })
+    .transpose()
+}
+
+pub(super) fn delivered(connection: &Connection, seq: i64) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("UPDATE tasks SET undelivered = 0 WHERE seq = ?1")?
+        .execute([seq])?;
+    Ok(())
+}
+
+/// Without an outbox, no response is to be delivered.
+pub(super) fn drop_undelivered(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute("UPDATE tasks SET undelivered = 0 WHERE undelivered = 1", [])?;
+    Ok(())
+}
+
+fn prune(connection: &Connection) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached(
+            "DELETE FROM tasks WHERE state = 'Ended' AND undelivered = 0
+             AND seq <= (SELECT max(seq) FROM tasks) - ?1",
+        )?
+        .execute([ENDED_TASKS])?;
+    Ok(())
+}

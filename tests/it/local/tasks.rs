@@ -1,0 +1,239 @@
+//! Mode Task in a run without a cluster: tasks come in as webhooks, and responses go out to a server of the test.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use axum::{Json, Router};
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+
+use super::examples::{example, sender};
+use super::process::{Bench, agent, script};
+use super::sources;
+use crate::support::clusters::has;
+use crate::support::ports::free_port;
+
+const KEY: &str = "canary-3c9a-key";
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// What a receiver was sent: the idempotency key, the header of the Secret and the body, also of what it refused.
+#[derive(Default)]
+struct Received {
+    all: Vec<(String, Option<String>, Value)>,
+    /// Keys that were accepted, in order.
+    accepted: Vec<String>,
+    /// Answers so many requests with 503, after it has read them.
+    unavailable: u32,
+}
+
+type Shared = Arc<Mutex<Received>>;
+
+async fn receive(State(received): State<Shared>, headers: HeaderMap, Json(body): Json<Value>) -> StatusCode {
+    let mut received = received.lock().unwrap();
+    let header = |name: &str| headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+    let key = header("idempotency-key").expect("a key");
+    received.all.push((key.clone(), header("authorization"), body));
+    if received.unavailable > 0 {
+        received.unavailable -= 1;
+        return StatusCode::SERVICE_UNAVAILABLE;
+    }
+    if !received.accepted.contains(&key) {
+        received.accepted.push(key);
+    }
+    StatusCode::NO_CONTENT
+}
+
+/// A server that receives responses, and its port.
+async fn receiver(unavailable: u32) -> (Shared, u16) {
+    let received = Shared::default();
+    received.lock().unwrap().unavailable = unavailable;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let router = Router::new()
+        .route("/responses", post(receive))
+        .with_state(received.clone());
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (received, port)
+}
+
+async fn until_accepted(received: &Shared, count: usize) {
+    let deadline = Instant::now() + PATIENCE;
+    while received.lock().unwrap().accepted.len() < count {
+        let so_far = received.lock().unwrap().accepted.len();
+        assert!(Instant::now() < deadline, "{so_far} of {count} responses");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn the_example_of_a_triage_answers_each_webhook_once_in_its_form() {
+    if !has("openssl") || !has("curl") {
+        return;
+    }
+    let (received, to) = receiver(1).await;
+    let (mut bench, port) = (Bench::new(), free_port().to_string());
+    let text = example(&bench, "triage.yaml", &[(":8905", format!(":{to}"))]);
+    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let script = sender(&text, &port);
+    for expected in ["202", "200"] {
+        super::examples::send(&run, &script, expected).await;
+    }
+    until_accepted(&received, 1).await;
+    run.until("triage", "asleep", |line| line["state"] == "Sleeping").await;
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
+    let received = received.lock().unwrap();
+    let [(first, None, refused), (second, None, body)] = &received.all[..] else {
+        panic!("{:?}", received.all);
+    };
+    assert_eq!((first, refused), (second, body), "the same until it is accepted");
+    assert_eq!(
+        body["result"],
+        json!({"severity": "high", "summary": "The shop is down."})
+    );
+    assert_eq!(
+        (&body["channel"], &body["outcome"], &body["iterations"]),
+        (&json!("responses"), &json!("Completed"), &json!(2)),
+        "the text was no response of the required form"
+    );
+    assert_eq!(body["agent"]["name"], "triage");
+    assert!(first.ends_with(body["id"].as_str().unwrap()));
+}
+
+/// An Agent in mode Task whose tasks are signed webhooks, with the script `turns`.
+fn answering(bench: &Bench, turns: &Value, task: &Value) {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "keys" },
+        "stringData": { "hook": KEY, "Authorization": format!("Bearer {KEY}") },
+    });
+    let sensor = json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": { "name": "tickets" },
+        "spec": {
+            "agentNames": ["a"],
+            "source": { "webhook": { "scheme": "GitHub", "secretKeyRef": { "name": "keys", "key": "hook" } } },
+            "task": { "prompt": "'Ticket ' + string(payload.n)" },
+            "limits": { "perMinute": 60_000 },
+        },
+    });
+    let spec = agent("a", &json!({ "mode": "Task", "task": task }));
+    bench.write("all.yaml", &[script("a", turns), secret, spec, sensor]);
+}
+
+#[tokio::test]
+async fn each_of_60_tasks_of_three_clients_is_answered_once_although_all_parts_are_killed() {
+    if !has("openssl") {
+        return;
+    }
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (received, to) = receiver(0).await;
+    let mut bench = Bench::new();
+    let responses = json!({ "http": { "url": format!("http://127.0.0.1:{to}/responses") } });
+    answering(
+        &bench,
+        &json!([{ "text": "done", "delayMilliseconds": 20 }]),
+        &json!({ "responses": responses }),
+    );
+    let port = free_port().to_string();
+    let url = format!("http://127.0.0.1:{port}/");
+    let clients = ["a", "b", "c"].map(|client| {
+        let url = url.clone();
+        tokio::spawn(async move {
+            for n in 0..20 {
+                let status = sources::send(
+                    &url,
+                    &format!("{client}-{n}"),
+                    &json!({ "n": format!("{client}-{n}") }).to_string(),
+                    KEY,
+                )
+                .await;
+                assert!([200, 202].contains(&status), "{client}-{n}: {status}");
+            }
+        })
+    });
+    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    for killed_after in [5, 15, 30, 45] {
+        until_accepted(&received, killed_after).await;
+        run.kill().await;
+        run = bench.run(&["--events", "--webhook-port", &port]);
+    }
+    for client in clients {
+        client.await.unwrap();
+    }
+    until_accepted(&received, 60).await;
+    run.until("a", "asleep", |line| line["state"] == "Sleeping").await;
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
+    let received = received.lock().unwrap();
+    assert_eq!(received.accepted.len(), 60, "no task has a second response");
+    let mut of: BTreeMap<&str, &Value> = BTreeMap::new();
+    for (key, _, body) in &received.all {
+        assert_eq!(body["outcome"], "Completed", "{body}");
+        let before = of.insert(key, body);
+        assert!(before.is_none_or(|before| before == body), "another response to {key}");
+    }
+    // Their ids end with the numbers that the Sensor gave them, in the order of their arrival.
+    let numbers = received.accepted.iter().map(|key| {
+        let mut parts = key.rsplit('/').skip(1);
+        parts.next().unwrap().parse::<u64>().unwrap()
+    });
+    assert!(numbers.is_sorted(), "{:?}", received.accepted);
+}
+
+#[tokio::test]
+async fn a_response_has_the_headers_of_the_secret_and_a_failure_goes_to_the_channel_of_errors() {
+    if !has("openssl") {
+        return;
+    }
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (received, to) = receiver(0).await;
+    let mut bench = Bench::new();
+    let http = json!({
+        "url": format!("http://127.0.0.1:{to}/responses"), "headersSecretRef": { "name": "headers" },
+    });
+    answering(
+        &bench,
+        &json!([{ "fail": { "status": 400 } }, { "text": "done" }]),
+        &json!({ "responses": { "http": http } }),
+    );
+    let mut text = std::fs::read_to_string(bench.path("all.yaml")).unwrap();
+    text.push_str(&format!(
+        "---\napiVersion: v1\nkind: Secret\nmetadata: {{name: headers}}\nstringData: {{Authorization: Bearer {KEY}}}\n"
+    ));
+    std::fs::write(bench.path("all.yaml"), text).unwrap();
+    let port = free_port().to_string();
+    let url = format!("http://127.0.0.1:{port}/");
+    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    for n in ["1", "2"] {
+        assert_eq!(sources::send(&url, n, &json!({ "n": n }).to_string(), KEY).await, 202);
+        until_accepted(&received, n.parse().unwrap()).await;
+    }
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
+    let received = received.lock().unwrap();
+    let sent = received.all.iter().map(|(_, authorization, body)| {
+        assert_eq!(authorization.as_deref(), Some(format!("Bearer {KEY}").as_str()));
+        (body["channel"].as_str().unwrap(), body["outcome"].as_str().unwrap())
+    });
+    assert_eq!(
+        sent.collect::<Vec<_>>(),
+        [("agent-errors", "Failed"), ("responses", "Completed")]
+    );
+    assert!(!run.out().contains(KEY) && !run.err().contains(KEY));
+}
+
+#[tokio::test]
+async fn a_schema_that_cannot_be_used_is_named_and_nothing_is_started() {
+    let mut bench = Bench::new();
+    answering(
+        &bench,
+        &json!([{ "text": "done" }]),
+        &json!({ "responseSchema": { "type": "tree" } }),
+    );
+    let mut run = bench.run(&[]);
+    assert_eq!(run.ended().await.code(), Some(2));
+    assert!(run.err().contains("spec.task.responseSchema"), "{}", run.err());
+}
