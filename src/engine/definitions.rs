@@ -279,11 +279,7 @@ impl Engine {
             return;
         };
         drop(gates);
-        let how = match (answer.approved, answer.by.as_deref()) {
-            (true, by) => format!("approved by {}", by.unwrap_or("an unknown user")),
-            (false, _) => "denied".to_owned(),
-        };
-        let Some(gate) = self.close_definition_gate(&name, &how, out) else {
+        let Some(gate) = self.close_definition_gate(&name, &answer.how(), out) else {
             return;
         };
         let listed = &self.offer.listed().tools;

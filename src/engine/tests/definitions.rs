@@ -91,7 +91,7 @@ impl Driver {
             gate: id.into(),
             arguments: hash.into(),
             approved,
-            by: approved.then(|| "ann".into()),
+            by: Some(if approved { "ann" } else { "bob" }.into()),
         }));
     }
 
@@ -352,7 +352,10 @@ fn denied_definitions_stay_withheld_without_a_gate_and_others_open_one() {
     let mut driver = Driver::with_files();
     driver.lists(with("two"));
     driver.decide(false);
-    assert_eq!(driver.notes(RecordKind::GateResolved), ["tools-files-e1-1 denied"]);
+    assert_eq!(
+        driver.notes(RecordKind::GateResolved),
+        ["tools-files-e1-1 denied by bob"]
+    );
     driver.restart(2);
     for text in ["two", "one", "two"] {
         driver.lists(with(text));
