@@ -1,11 +1,13 @@
 //! Pinned definitions of tools: a server that changes or adds tools reaches no prompt with that before a person has approved it,
 //! where its rule says so, and nothing else waits.
 
+mod changes;
+
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
 use super::super::OpenGate;
-use super::super::tool::DeclaredDefinition;
+use super::super::tool::{DeclaredDefinition, DefinitionParts};
 use super::work::{tool, wants};
 use super::*;
 use agentloop_api::status::{GateKind, MAX_GATES};
@@ -16,6 +18,7 @@ fn asks(name: &str, text: &str) -> ToolSpec {
         description: format!("{name}: {text}"),
         definition: Some(DeclaredDefinition {
             hash: format!("hash of {text}"),
+            parts: DefinitionParts::default(),
             server: "at https://a".into(),
             holds_changes: true,
             holds_new: true,
@@ -620,7 +623,10 @@ fn a_snapshot_of_a_version_without_pins_begins_with_the_first_definitions() {
     );
     assert_eq!(
         serde_json::to_value(&driver.saved).unwrap()["definitions"]["files"],
-        json!({"server": "at https://a", "tools": {"files__read": "hash of two"}, "gates": 0})
+        json!({
+            "server": "at https://a", "tools": {"files__read": "hash of two"}, "gates": 0,
+            "parts": {"files__read": {"description": "", "annotations": "", "schema": ""}},
+        })
     );
 }
 

@@ -9,7 +9,9 @@ use crate::api::AgentSpec;
 use crate::engine::machine::Engine;
 use crate::engine::message::{FinishReason, ModelAnswer, ToolCall};
 use crate::engine::settings::EngineSettings;
-use crate::engine::tool::{DeclaredDefinition, ResultArtifacts, ToolOutcome, ToolSpec, UnknownOutcomePolicy};
+use crate::engine::tool::{
+    DeclaredDefinition, DefinitionParts, ResultArtifacts, ToolOutcome, ToolSpec, UnknownOutcomePolicy,
+};
 use crate::engine::{EngineEffect, EngineInput, GateAnswer, KnownTotals};
 use crate::worker::journaled_engine::JournaledEngine;
 
@@ -45,6 +47,7 @@ fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
 fn tools(definition: &str) -> Vec<ToolSpec> {
     let declared = DeclaredDefinition {
         hash: definition.into(),
+        parts: DefinitionParts::default(),
         server: "files".into(),
         holds_changes: false,
         holds_new: false,
