@@ -69,7 +69,8 @@ pub struct AgentStatus {
 pub const MAX_GATES: usize = 20;
 
 /// A request for an approval. Approve it with the annotations `agentloop.dev/approve: <id>:<argumentsHash>` and
-/// `agentloop.dev/approved-by: <your user name>`, or deny it with `agentloop.dev/deny: <id>`.
+/// `agentloop.dev/approved-by: <your user name>`, or deny it with `agentloop.dev/deny: <id>`. Or answer it over the
+/// controller's API: `POST /v1/namespaces/{ns}/agents/{name}/gates/{gate}`.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Gate {

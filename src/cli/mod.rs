@@ -9,6 +9,7 @@ use crate::local::manifest::ManifestError;
 mod controller;
 mod crds;
 mod gateway;
+mod history;
 mod journal;
 mod mcp_bridge;
 mod pod;
@@ -55,6 +56,8 @@ enum Command {
     Run(run::RunArgs),
     /// Write a copy of an Agent's journal, an SQLite database, to standard output; the Agent may keep running.
     Journal(journal::JournalArgs),
+    /// Print the executions, steps and tool decisions in a copy of a journal as JSON lines.
+    History(history::HistoryArgs),
     /// Print the custom resource definitions, or write them to a directory.
     Crds(crds::CrdsArgs),
     /// Exit with 0 if the gateway of this pod is healthy.
@@ -87,6 +90,7 @@ impl Cli {
             Command::Sensor(args) => args.run(),
             Command::Run(args) => args.run(),
             Command::Journal(args) => args.run(),
+            Command::History(args) => args.run(),
             Command::Crds(args) => args.run(),
             Command::Probe(args) => args.run(),
             Command::Toolbox(args) => args.run(),

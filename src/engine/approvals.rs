@@ -375,6 +375,7 @@ fn gate_line(kind: RecordKind, run: ToolRunId, note: &str, plan: &ToolRunPlan) -
     tool_line(kind, run, note, |line| {
         line.tool = Some(plan.tool.clone());
         line.effect = Some(plan.effect);
+        line.key = Some(plan.key.clone());
         line.arguments = Some(plan.arguments.clone());
     })
 }

@@ -18,6 +18,7 @@ use serde_json::json;
 
 use crate::RecordKind;
 use crate::approvals::{GateAnswer, GateTerms, OpenGate};
+use crate::definition_parts::DefinitionParts;
 use crate::effects::{EffectBuffer, journal_line};
 use crate::machine::Engine;
 use crate::tool::{DeclaredDefinition, ToolSpec};
@@ -29,6 +30,8 @@ use agentloop_support::hash::sha256_hex;
 const MAX_PINS: usize = 256;
 /// Most servers with pins. Beyond it, those without listed tools are dropped: the spec no longer names them.
 const MAX_SERVERS: usize = 32;
+/// Most parameters of a server's tools of which hashes are kept. Beyond it, a change of a tool is named without its parts.
+const MAX_PARAMETERS: usize = 512;
 /// Most tools that a record names of each kind.
 const MAX_NAMES: usize = 10;
 
@@ -48,6 +51,9 @@ struct PinnedServer {
     /// [`DeclaredDefinition::server`] when they were pinned.
     server: String,
     tools: Definitions,
+    /// The parts of the pinned definitions, as far as they are known.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    parts: BTreeMap<String, DefinitionParts>,
     /// The open gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     gate: Option<DefinitionGate>,
@@ -123,6 +129,16 @@ impl DefinitionPins {
         self.gates().count()
     }
 
+    /// Keeps the parts of the definitions in this list that are pinned.
+    fn keep_parts(&mut self, listed: &[ToolSpec]) {
+        for (spec, declared) in listed.iter().filter_map(|spec| Some((spec, spec.definition.as_ref()?))) {
+            let pins = self.servers.get_mut(spec.server());
+            if let Some(pins) = pins.filter(|pins| pins.tools.get(&spec.name) == Some(&declared.hash)) {
+                pins.keep_parts(&spec.name, &declared.parts);
+            }
+        }
+    }
+
     /// Drops the pins of servers that the spec no longer names, if there are many.
     fn drop_servers(&mut self, listed: &ToolList) {
         if self.servers.len() > MAX_SERVERS {
@@ -135,26 +151,58 @@ impl DefinitionPins {
 
 impl PinnedServer {
     fn pin(&mut self, tools: Definitions, listed: &[ToolSpec]) {
+        // Those of the definitions before.
+        self.parts.retain(|name, _| !tools.contains_key(name));
         self.tools.extend(tools);
         self.denied = None;
         if self.tools.len() > MAX_PINS {
             let listed: BTreeSet<&str> = listed.iter().map(|spec| &*spec.name).collect();
             self.tools.retain(|name, _| listed.contains(&**name));
+            self.parts.retain(|name, _| listed.contains(&**name));
         }
     }
 
-    /// The changed and the new tools of these, for a record.
-    fn names(&self, tools: &Definitions) -> String {
-        let (changed, new): (Vec<&str>, Vec<&str>) = tools
-            .keys()
-            .map(|name| &**name)
-            .partition(|name| self.tools.contains_key(*name));
-        let kinds = [("changed", changed), ("new", new)].into_iter();
+    /// Keeps the parts of a pinned definition, if there is room for them.
+    fn keep_parts(&mut self, name: &str, parts: &DefinitionParts) {
+        if self.parts.contains_key(name) {
+            return;
+        }
+        let kept: usize = self.parts.values().map(DefinitionParts::parameters).sum();
+        if kept + parts.parameters() <= MAX_PARAMETERS {
+            self.parts.insert(name.to_owned(), parts.clone());
+        }
+    }
+
+    /// The changed and the new ones of these listed tools, for a record.
+    fn names(&self, tools: &Definitions, listed: &[ToolSpec]) -> String {
+        let (changed, new): (Vec<&String>, Vec<&String>) =
+            tools.keys().partition(|name| self.tools.contains_key(*name));
+        let changed = changed
+            .into_iter()
+            .map(|name| self.changed_name(name, listed))
+            .collect();
+        let new = new.into_iter().cloned().collect::<Vec<String>>();
+        let kinds: [(&str, Vec<String>); 2] = [("changed", changed), ("new", new)];
+        let kinds = kinds.into_iter();
         let kinds = kinds.filter(|(_, names)| !names.is_empty());
         let kinds: Vec<String> = kinds
             .map(|(kind, names)| format!("{kind} {}", first_names(&names)))
             .collect();
         kinds.join("; ")
+    }
+
+    /// A changed tool, with the parts of its definition that differ from what is pinned.
+    fn changed_name(&self, name: &str, listed: &[ToolSpec]) -> String {
+        let declared = listed.iter().find(|spec| spec.name == name);
+        let declared = declared.and_then(|spec| spec.definition.as_ref());
+        let parts = self.parts.get(name).zip(declared);
+        match parts
+            .map(|(old, new)| old.difference(&new.parts))
+            .filter(|parts| !parts.is_empty())
+        {
+            Some(parts) => format!("{name} ({parts})"),
+            None => name.to_owned(),
+        }
     }
 }
 
@@ -196,8 +244,9 @@ impl Engine {
             } else if !found.accepted.is_empty() {
                 self.pin_accepted(name, std::mem::take(&mut found.accepted), &listed.tools, out);
             }
-            self.hold(name, &found.held, out);
+            self.hold(name, (&found.held, &listed.tools), out);
         }
+        self.state.definitions.keep_parts(&listed.tools);
         self.state.definitions.drop_servers(&listed);
     }
 
@@ -224,13 +273,13 @@ impl Engine {
         let Some(pins) = self.state.definitions.servers.get_mut(name) else {
             return;
         };
-        let note = format!("{name}: {}", pins.names(&tools));
+        let note = format!("{name}: {}", pins.names(&tools, listed));
         pins.pin(tools, listed);
         out.record(journal_line(RecordKind::ToolsChanged, self.turn_number(), note));
     }
 
     /// A gate is open for these definitions of a server, and for no others, unless a person has denied them.
-    fn hold(&mut self, name: &str, held: &Definitions, out: &mut EffectBuffer) {
+    fn hold(&mut self, name: &str, (held, listed): (&Definitions, &[ToolSpec]), out: &mut EffectBuffer) {
         let Some(pins) = self.state.definitions.servers.get(name) else {
             return;
         };
@@ -255,7 +304,7 @@ impl Engine {
         };
         pins.gates = pins.gates.saturating_add(1);
         let id = format!("tools-{name}-e{epoch}-{}", pins.gates);
-        let note = format!("{id}: {}", pins.names(held));
+        let note = format!("{id}: {}", pins.names(held, listed));
         pins.gate = Some(DefinitionGate {
             id,
             opened_at: out.now,
@@ -279,11 +328,7 @@ impl Engine {
             return;
         };
         drop(gates);
-        let how = match (answer.approved, answer.by.as_deref()) {
-            (true, by) => format!("approved by {}", by.unwrap_or("an unknown user")),
-            (false, _) => "denied".to_owned(),
-        };
-        let Some(gate) = self.close_definition_gate(&name, &how, out) else {
+        let Some(gate) = self.close_definition_gate(&name, &answer.how(), out) else {
             return;
         };
         let listed = &self.offer.listed().tools;
@@ -294,6 +339,7 @@ impl Engine {
                 pins.denied = Some(gate.hash());
             }
         }
+        self.state.definitions.keep_parts(&self.offer.listed().tools);
         self.definitions_settled = false;
         self.withhold();
     }
@@ -349,7 +395,7 @@ fn hash(tools: &Definitions) -> String {
     sha256_hex(json!(tools).to_string(), 16)
 }
 
-fn first_names(names: &[&str]) -> String {
+fn first_names(names: &[String]) -> String {
     let mut text = names[..names.len().min(MAX_NAMES)].join(", ");
     if names.len() > MAX_NAMES {
         let _ = write!(text, " and {} more", names.len() - MAX_NAMES);

@@ -19,6 +19,7 @@ mod calls;
 mod context;
 mod counters;
 mod deferred;
+pub mod definition_parts;
 mod definitions;
 mod early_snapshot;
 mod effects;

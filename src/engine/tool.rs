@@ -8,6 +8,7 @@ use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use super::definition_parts::DefinitionParts;
 pub use super::ids::ToolRunId;
 
 /// The side effects of a tool.
@@ -121,6 +122,8 @@ impl ToolSpec {
 pub struct DeclaredDefinition {
     /// Hash of the whole definition, before anything is truncated.
     pub hash: String,
+    /// Its parts, to say which of them differ.
+    pub parts: DefinitionParts,
     /// Identifies the server's address, image and credentials; the same for all of its tools. If it changes, a person has
     /// edited the spec.
     pub server: String,

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::artifacts::NotStored;
-use super::journal::{CopyError, JournalError};
+use super::journal::{CopyError, ExportError, JournalError};
 
 #[test]
 fn the_errors_of_the_worker() {
@@ -46,6 +46,21 @@ fn the_errors_of_the_worker() {
             CopyError::Io(io::ErrorKind::PermissionDenied.into()),
             CopyError::NoJournal,
             CopyError::Changed,
+        ]
+    ));
+    rows.extend(variants!(
+        "agentloop history",
+        [
+            ExportError::Unreadable {
+                file: "watcher.sqlite".into(),
+                detail: "file is not a database".into(),
+            },
+            ExportError::OtherVersion {
+                file: "watcher.sqlite".into(),
+                found: 6,
+                known: 7,
+            },
+            ExportError::Io(io::ErrorKind::BrokenPipe.into()),
         ]
     ));
     rows.extend(variants!(

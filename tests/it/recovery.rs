@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agentloop::api::Agent;
-use agentloop::api::status::{LoopState, LoopUsage};
+use agentloop::api::status::{Gate, LoopState, LoopUsage};
 use agentloop::controller::agent::{ReconcilerParts, ReconcilerSettings, run};
 use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::gate_answers::GateAnswerRecorder;
 use agentloop::controller::pod_sessions::PodSessions;
 use agentloop::controller::runtime::WallClock;
+use agentloop::link::answers::{GateAnswerBody, GateVerdict};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -343,6 +345,70 @@ async fn a_leader_that_was_replaced_writes_nothing_over_what_its_successor_wrote
     rig.pass(20).await;
     assert_eq!(rig.status("coast").usage.unwrap().calls, 50, "totals never step back");
     assert_eq!(rig.state("coast"), LoopState::Paused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_is_open_when_the_leader_is_killed_stays_open_and_its_answer_reaches_the_pod_through_the_next_one()
+{
+    let mut rig = Rig::start().await;
+    rig.bring_up("coast", &json!({})).await;
+    let gate = |id: &str| -> Gate {
+        let gate = json!({
+            "id": id, "kind": "ToolCallNeedsApproval", "tool": "bank__pay", "argumentsHash": format!("hash-of-{id}"),
+            "openedAt": "2026-11-22T14:00:00Z", "expiresAt": "2026-11-22T15:00:00Z",
+        });
+        serde_json::from_value(gate).unwrap()
+    };
+    let mut waits = in_state(LoopState::Paused);
+    waits.gates = vec![gate("first"), gate("second")];
+    rig.report("coast", waits.clone(), LoopUsage::default());
+    rig.pass(20).await;
+    assert_eq!(rig.status("coast").gates, waits.gates);
+
+    rig.kill().await;
+    rig.annotate("coast", "agentloop.dev/deny", "second");
+    rig.boot().await;
+    rig.pass(20).await;
+    assert_eq!(
+        rig.status("coast").gates,
+        waits.gates,
+        "as long as the pod says nothing"
+    );
+    let body = GateAnswerBody {
+        answer: GateVerdict::Approve,
+        arguments_hash: "hash-of-first".into(),
+    };
+    let recorder = GateAnswerRecorder::new(rig.server.client());
+    let answered = recorder
+        .record(&agent_key("coast"), ("first", &body), "ann", (rig.clock)())
+        .await;
+    assert_eq!(answered.unwrap().by.as_deref(), Some("ann"));
+
+    rig.report("coast", waits, LoopUsage::default());
+    rig.settle().await;
+    let given = || {
+        let attached = rig
+            .running()
+            .loops
+            .attach(&agent_key("coast"), &rig.live_pod("coast"), (rig.clock)());
+        let directives = attached.unwrap().1;
+        let answers = directives.borrow().gate_answers.clone();
+        answers
+            .into_iter()
+            .map(|given| (given.id, given.arguments_hash, given.approved, given.by))
+            .collect::<Vec<_>>()
+    };
+    let expected = [("first", true, Some("ann")), ("second", false, None)];
+    let expected =
+        expected.map(|(id, approved, by)| (id.to_owned(), format!("hash-of-{id}"), approved, by.map(str::to_owned)));
+    assert_eq!(given(), expected);
+    rig.report("coast", in_state(LoopState::Running), LoopUsage::default());
+    rig.pass(20).await;
+    assert_eq!(rig.status("coast").gates, []);
+    // They leave with the next reconcile.
+    rig.annotate("coast", "agentloop.dev/wake", "later");
+    rig.settle().await;
+    assert_eq!(given(), []);
 }
 
 #[tokio::test(start_paused = true)]

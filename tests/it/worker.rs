@@ -13,6 +13,7 @@ mod restarts;
 mod scoring;
 mod tools;
 
+use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
 use agentloop::api::status::{LoopState, PauseReason};
@@ -109,6 +110,41 @@ async fn the_journal_shows_on_stdout_line_by_line_without_any_text() {
     let in_file = bench.query("SELECT count(*) FROM journal");
     assert_eq!(i64::try_from(kinds.len()).unwrap(), in_file);
     bench.assert_discreet();
+}
+
+#[tokio::test]
+async fn the_history_of_a_running_worker_is_exported_from_a_copy_of_its_journal() {
+    let mut bench = Bench::new();
+    let (_gateway, mut worker, _) = asleep(&mut bench).await;
+    let agentloop = |args: &[&OsStr]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_agentloop"));
+        command.args(args).output().unwrap()
+    };
+    let copied = agentloop(&["journal".as_ref(), "--journal-dir".as_ref(), bench.journal.as_ref()]);
+    let copy = bench.dir.path().join("copy.sqlite");
+    std::fs::write(&copy, copied.stdout).unwrap();
+    let exported = agentloop(&["history".as_ref(), copy.as_ref()]);
+    assert!(exported.status.success(), "{exported:?}");
+    let text = String::from_utf8(exported.stdout).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let executions: Vec<Value> = lines
+        .iter()
+        .filter(|line| line["record"] == "execution")
+        .map(|line| json!([line["turn"], line["final_status"], line["state_snapshot"]["end"]]))
+        .collect();
+    assert_eq!(
+        executions,
+        [json!([1, "success", "continue"]), json!([2, "success", "sleep"])]
+    );
+    let steps = lines.iter().filter(|line| line["record"] == "step");
+    let texts: Vec<&Value> = steps.map(|line| &line["reasoning"]).collect();
+    assert_eq!(texts[0], &json!(format!("think {CANARY}")));
+    assert!(worker.is_running());
+    // The journal itself is the worker's.
+    let refused = agentloop(&["history".as_ref(), bench.journal.join("journal.sqlite").as_ref()]);
+    let words = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(words.contains("`agentloop journal` has written"), "{words}");
 }
 
 #[tokio::test]

@@ -22,7 +22,6 @@ use super::message::{Message, ToolCall};
 use super::modes::LoopPace;
 use super::tools::admission::DenialReason;
 use super::tools::batch::{ToolBatch, ToolSlot};
-use super::tools::tool_line;
 use super::view::DetectedRepetition;
 use super::{JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::agent::DetectionMode;
@@ -316,10 +315,7 @@ impl Engine {
 
     fn deny_repetition(&mut self, place: usize, out: &mut EffectBuffer) {
         let rules = self.rules();
-        let (Some(id), Some(tool)) = (
-            self.run_id(place),
-            self.wanted_call(place).map(|wanted| wanted.name.clone()),
-        ) else {
+        let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted_call(place).cloned()) else {
             return;
         };
         self.close_gate(place, "withdrawn: the call repeats a loop", out);
@@ -341,14 +337,7 @@ impl Engine {
             "fix": format!("this call is denied for the rest of this turn: do something else{sleep}"),
         });
         // It does not count against the tool: its other calls are allowed.
-        out.record(tool_line(
-            RecordKind::ToolDenied,
-            id,
-            DenialReason::Repeated.as_ref(),
-            |line| {
-                line.tool = Some(tool);
-            },
-        ));
+        out.record(self.denied_line(id, &wanted, DenialReason::Repeated));
         // A `yield` beside it waits until the model has seen this.
         if let Some(batch) = self.batch_mut() {
             batch.deny_repetition(place, error.to_string());

@@ -143,6 +143,36 @@ fn a_denial_is_recorded_with_the_name_of_who_denied_if_it_is_known() {
 }
 
 #[test]
+fn the_lines_about_a_call_name_the_same_arguments_and_the_key_of_its_run() {
+    let mut driver = waiting();
+    driver.answer_gate("e1-t1c1r1", true);
+    driver.done(1, "gone");
+    driver.answer(wants(&["repo__delete", "nothing"]));
+    driver.answer_gate("e1-t1c2r1", false);
+    let of = |kind| driver.lines(kind);
+    let [first, second] = of(RecordKind::GateOpened)[..] else {
+        panic!("two gates");
+    };
+    let [approved, denied] = of(RecordKind::GateResolved)[..] else {
+        panic!("two answers");
+    };
+    let sent = of(RecordKind::ToolIntent)[0];
+    for line in [approved, sent] {
+        assert_eq!((&line.key, &line.arguments), (&first.key, &first.arguments));
+    }
+    assert_eq!((&denied.key, &denied.arguments), (&second.key, &second.arguments));
+    assert!(first.key.is_some() && first.key != second.key);
+    // A call that is not run has no key.
+    let [unknown, rejected] = of(RecordKind::ToolDenied)[..] else {
+        panic!("two denials");
+    };
+    assert_eq!((&rejected.key, &rejected.arguments), (&None, &second.arguments));
+    assert_eq!(rejected.effect, Some(ToolEffect::Destructive));
+    assert_eq!((&unknown.tool, unknown.effect), (&None, None));
+    assert_eq!(unknown.arguments, second.arguments, "both have none");
+}
+
+#[test]
 fn a_gate_expires_at_its_time_and_not_a_second_before_which_denies_the_call() {
     let mut driver = waiting();
     driver.pass(seconds(3599));

@@ -1,11 +1,13 @@
 //! Pinned definitions of tools: a server that changes or adds tools reaches no prompt with that before a person has approved it,
 //! where its rule says so, and nothing else waits.
 
+mod changes;
+
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
 use super::super::OpenGate;
-use super::super::tool::DeclaredDefinition;
+use super::super::tool::{DeclaredDefinition, DefinitionParts};
 use super::work::{tool, wants};
 use super::*;
 use agentloop_api::status::{GateKind, MAX_GATES};
@@ -16,6 +18,7 @@ fn asks(name: &str, text: &str) -> ToolSpec {
         description: format!("{name}: {text}"),
         definition: Some(DeclaredDefinition {
             hash: format!("hash of {text}"),
+            parts: DefinitionParts::default(),
             server: "at https://a".into(),
             holds_changes: true,
             holds_new: true,
@@ -91,7 +94,7 @@ impl Driver {
             gate: id.into(),
             arguments: hash.into(),
             approved,
-            by: approved.then(|| "ann".into()),
+            by: Some(if approved { "ann" } else { "bob" }.into()),
         }));
     }
 
@@ -352,7 +355,10 @@ fn denied_definitions_stay_withheld_without_a_gate_and_others_open_one() {
     let mut driver = Driver::with_files();
     driver.lists(with("two"));
     driver.decide(false);
-    assert_eq!(driver.notes(RecordKind::GateResolved), ["tools-files-e1-1 denied"]);
+    assert_eq!(
+        driver.notes(RecordKind::GateResolved),
+        ["tools-files-e1-1 denied by bob"]
+    );
     driver.restart(2);
     for text in ["two", "one", "two"] {
         driver.lists(with(text));
@@ -617,7 +623,10 @@ fn a_snapshot_of_a_version_without_pins_begins_with_the_first_definitions() {
     );
     assert_eq!(
         serde_json::to_value(&driver.saved).unwrap()["definitions"]["files"],
-        json!({"server": "at https://a", "tools": {"files__read": "hash of two"}, "gates": 0})
+        json!({
+            "server": "at https://a", "tools": {"files__read": "hash of two"}, "gates": 0,
+            "parts": {"files__read": {"description": "", "annotations": "", "schema": ""}},
+        })
     );
 }
 

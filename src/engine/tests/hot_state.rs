@@ -334,6 +334,7 @@ fn a_tool_whose_definition_is_withheld_fills_no_field() {
     let listed = |hash: &str| ToolSpec {
         definition: Some(DeclaredDefinition {
             hash: hash.into(),
+            parts: super::super::tool::DefinitionParts::default(),
             server: "s".into(),
             holds_changes: true,
             holds_new: true,

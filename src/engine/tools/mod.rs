@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use self::admission::{AdmissionContext, DeniedCall};
+use self::admission::{AdmissionContext, DenialReason, DeniedCall};
 use self::batch::{JoinedResult, NextRun, ToolBatch, ToolRunPlan, ToolSlot};
 use self::expiry::{LONGEST_CALL, LONGEST_PAUSE, asked_before, expired};
 use crate::approvals::RunApproval;
@@ -101,12 +101,19 @@ impl Engine {
 
     /// Journals that a call is not run. Returns its result.
     pub(crate) fn deny(&self, id: ToolRunId, wanted: &ToolCall, denied: DeniedCall, out: &mut EffectBuffer) -> String {
-        // A name that no source declares is the model's text.
-        let tool = self.offer.knows(&wanted.name).then(|| wanted.name.clone());
-        out.record(tool_line(RecordKind::ToolDenied, id, denied.why.as_ref(), |line| {
-            line.tool = tool;
-        }));
+        out.record(self.denied_line(id, wanted, denied.why));
         denied.text
+    }
+
+    /// The record of a call that is not run.
+    pub(crate) fn denied_line(&self, id: ToolRunId, wanted: &ToolCall, why: DenialReason) -> JournalRecord {
+        tool_line(RecordKind::ToolDenied, id, why.as_ref(), |line| {
+            // A name that no source declares is the model's text.
+            line.tool = self.offer.knows(&wanted.name).then(|| wanted.name.clone());
+            line.effect = self.offer.toolbox().effect(&wanted.name);
+            let arguments = message::arguments(&wanted.arguments);
+            line.arguments = arguments.as_ref().map(admission::arguments_hash);
+        })
     }
 
     /// Advances the [`ToolCall`]s as far as possible now.
@@ -272,13 +279,8 @@ impl Engine {
         };
         if kind == OutcomeKind::Unknown && plan.retries() && plan.tries < MAX_TRIES {
             // It stays open, and is sent again.
-            out.record(plan_line(
-                RecordKind::ToolOutcome,
-                id,
-                "will be repeated",
-                plan,
-                Some(kind),
-            ));
+            let note = "will be repeated";
+            out.record(plan_line(RecordKind::ToolOutcome, id, note, plan, Some(kind)));
             return;
         }
         if kind == OutcomeKind::Unknown && plan.asks() && plan.tries < MAX_TRIES {

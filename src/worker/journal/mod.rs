@@ -5,6 +5,7 @@
 
 mod copy;
 mod error;
+mod export;
 mod history;
 mod lines;
 mod schema;
@@ -29,6 +30,7 @@ use crate::support::disk;
 use crate::support::disk::BallastFile;
 pub use copy::{CopyError, copy};
 pub use error::JournalError;
+pub use export::{ExportError, export};
 pub use lines::{JournalLine, JournalPage};
 pub use sensor_records::SensorRecord;
 pub use tasks::WaitingResponse;

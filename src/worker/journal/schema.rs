@@ -3,7 +3,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Version of the tables, kept in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 7;
+pub(super) const VERSION: i64 = 8;
 
 /// Version 1. `journal`: one line per event, without text of prompts or answers. `messages`: the conversation; `live`
 /// rows are the transcript that the engine still sends, the others are history. `kv`: the engine's snapshot and the
@@ -113,9 +113,49 @@ DROP INDEX messages_live;
 CREATE INDEX messages_live ON messages (member, id) WHERE live = 1;
 ";
 
-/// Version 7: the tasks of an Agent in mode `Task`. `state` is `Waiting`, `Running` or `Ended`; `offer` is the task as
-/// JSON while it waits, `response` the response once it has ended.
+/// Version 7: what was decided about each tool call, and what became of it, for users: a view of the lines about tools,
+/// documented in docs/reference/journal.md. The note of a line about a gate begins with the gate's id; when the gate is
+/// closed, the rest says how. Nothing writes to it, so it is as complete as the lines. Member and turn have at most one
+/// execution of their own; the rows of questions about a turn are not it.
 const VERSION_7: &str = "
+CREATE VIEW agent_execution_audit AS
+WITH execution AS (
+    SELECT turn, member, max(id) AS id FROM agent_execution_history
+    WHERE task_id NOT IN ('Precheck', 'Signal') GROUP BY turn, member
+), line AS (
+    SELECT *,
+        CASE WHEN kind IN ('GateOpened', 'GateResolved') THEN substr(note, 1, instr(note || ' ', ' ') - 1) END AS word,
+        CASE WHEN kind = 'GateResolved' THEN substr(note, instr(note || ' ', ' ') + 1) END AS closed
+    FROM journal
+    WHERE kind IN ('ToolDenied', 'GateOpened', 'GateResolved', 'ToolsPinned', 'ToolsChanged')
+        OR (kind IN ('ToolIntent', 'ToolOutcome') AND run IS NOT NULL)
+)
+SELECT line.seq, line.at, execution.id AS execution_id, line.turn, line.member,
+    substr(line.run, 1, instr(line.run, 'r') - 1) AS call, line.run, line.tool, line.effect,
+    CASE
+        WHEN kind = 'ToolIntent' THEN 'Allowed'
+        WHEN kind = 'ToolDenied' THEN 'Denied'
+        WHEN kind = 'GateOpened' THEN 'Asked'
+        WHEN kind = 'ToolsPinned' THEN 'Pinned'
+        WHEN kind = 'ToolsChanged' THEN 'Accepted'
+        WHEN closed GLOB 'approved*' THEN 'Approved'
+        WHEN closed GLOB 'denied*' THEN 'Rejected'
+        WHEN closed GLOB 'expired*' THEN 'Expired'
+        WHEN closed GLOB 'superseded*' THEN 'Superseded'
+        WHEN closed GLOB 'withdrawn*' THEN 'Withdrawn'
+    END AS decision,
+    rtrim(line.word, ':') AS gate,
+    CASE
+        WHEN closed GLOB 'approved by *' THEN nullif(substr(closed, 13), 'an unknown user')
+        WHEN closed GLOB 'denied by *' THEN substr(closed, 11)
+    END AS decided_by,
+    line.key AS idempotency_key, line.arguments AS arguments_hash, line.outcome, line.note
+FROM line LEFT JOIN execution ON execution.turn = line.turn AND execution.member = line.member;
+";
+
+/// Version 8: the tasks of an Agent in mode `Task`. `state` is `Waiting`, `Running` or `Ended`; `offer` is the task as
+/// JSON while it waits, `response` the response once it has ended.
+const VERSION_8: &str = "
 CREATE TABLE tasks (
     seq INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -130,8 +170,8 @@ CREATE INDEX tasks_undelivered ON tasks (seq) WHERE undelivered = 1;
 ";
 
 /// Step `n` migrates version `n` to version `n + 1`; version 0 is an empty file.
-pub(super) const STEPS: [&str; 7] = [
-    VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5, VERSION_6, VERSION_7,
+pub(super) const STEPS: [&str; 8] = [
+    VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5, VERSION_6, VERSION_7, VERSION_8,
 ];
 
 /// Returns the version of the tables; 0 for an empty file.

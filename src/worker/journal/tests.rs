@@ -1,5 +1,6 @@
 //! Tests of the journal.
 
+mod audit;
 mod copy;
 mod deliveries;
 mod full_volume;
@@ -193,7 +194,7 @@ fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
     assert!(
         error
             .to_string()
-            .contains("schema version 8 and this agentloop supports versions up to 7")
+            .contains("schema version 9 and this agentloop supports versions up to 8")
     );
     assert_eq!(refusal(dir.path(), 1).kind(), "JournalNewer");
 }

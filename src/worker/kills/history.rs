@@ -54,6 +54,17 @@ impl History {
         );
         let kept = texts(connection, "SELECT call FROM agent_execution_steps ORDER BY call");
         assert_eq!(kept, answered, "each answered call is a step, once");
+        let lines = texts(
+            connection,
+            "SELECT seq || '' FROM journal WHERE kind LIKE 'Gate%' OR kind = 'ToolDenied'
+             OR (kind IN ('ToolIntent', 'ToolOutcome') AND run IS NOT NULL) ORDER BY seq",
+        );
+        let audited = texts(
+            connection,
+            "SELECT seq || '' FROM agent_execution_audit
+             WHERE (decision IS NULL) = (outcome IS NOT NULL) AND execution_id IS NOT NULL ORDER BY seq",
+        );
+        assert_eq!(audited, lines, "each line about a tool is a row of the audit, once");
         for (kind, status) in [("TurnCompleted", "success"), ("TurnFailed", "failed")] {
             let ended = format!("SELECT turn || '' FROM journal WHERE kind = '{kind}' ORDER BY turn || ''");
             let rows = format!(

@@ -13,7 +13,9 @@ use crate::api::toolbox::{ToolContainer, ToolboxSpec};
 use crate::api::tools::{
     self as api, ApprovalDefault, DEFAULT_TIMEOUT_SECONDS, DefinitionChanges, ServerEndpoint, ToolApproval, ToolServer,
 };
-use crate::engine::tool::{ApprovalCondition, DeclaredDefinition, ToolEffect, ToolSpec, UnknownOutcomePolicy};
+use crate::engine::tool::{
+    ApprovalCondition, DeclaredDefinition, DefinitionParts, ToolEffect, ToolSpec, UnknownOutcomePolicy,
+};
 use crate::sensing::expression::{Expression, ExpressionScope, ExpressionVariables};
 use crate::support::hash::sha256_hex;
 use crate::support::text::first_bytes;
@@ -200,6 +202,7 @@ fn declared(server: &ToolServer, access: &AccessRules, own: &str, tool: &Tool) -
     let holds = server.definition_changes == DefinitionChanges::Ask;
     (server.endpoint() != ServerEndpoint::Toolbox).then(|| DeclaredDefinition {
         hash: definition_hash(own, tool),
+        parts: DefinitionParts::of(whole_description(tool), &tool.input_schema, &json!(tool.annotations)),
         server: access.target(server, ""),
         holds_changes: holds,
         // A name in `only` was chosen by a person.
@@ -533,6 +536,8 @@ mod tests {
         let [one, other] = ["a", "b"].map(|end| of_server(&server(json!({})), vec![long(end)]));
         assert_eq!(one.specs[0].description, other.specs[0].description);
         assert_ne!(one.definition("s__t"), other.definition("s__t"));
+        let parts = |catalog: &ToolCatalog| catalog.specs[0].definition.clone().unwrap().parts;
+        assert_ne!(parts(&one), parts(&other));
         assert!(one.definition("s__t").is_some() && one.definition("s__u").is_none());
     }
 

@@ -172,6 +172,14 @@ impl Rig {
         controller.task.await.unwrap();
     }
 
+    /// Ends the controller in the middle of what it does.
+    pub async fn kill(&mut self) {
+        let controller = self.controller.take().unwrap();
+        controller.task.abort();
+        assert!(controller.task.await.unwrap_err().is_cancelled());
+        controller.shutdown.cancel();
+    }
+
     pub fn running(&self) -> &Controller {
         self.controller.as_ref().unwrap()
     }

@@ -6,7 +6,7 @@ use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::ModelAnswer;
 use agentloop::engine::settings::EngineSettings;
-use agentloop::engine::{CallId, EngineEffect, EngineInput, GateAnswer, KnownTotals};
+use agentloop::engine::{CallId, EngineEffect, EngineInput, GateAnswer, KnownTotals, RecordKind};
 use agentloop::worker::tool_source::ToolOffer;
 use jiff::{SignedDuration, Timestamp};
 
@@ -26,6 +26,8 @@ struct Loop {
     call: Option<CallId>,
     /// The descriptions of the tools in the newest prompt.
     prompt: Vec<String>,
+    /// What the records of opened gates say.
+    opened: Vec<String>,
 }
 
 impl Loop {
@@ -39,6 +41,7 @@ impl Loop {
             now: Timestamp::now(),
             call: None,
             prompt: Vec::new(),
+            opened: Vec::new(),
         };
         new.lists(offer);
         new.feed(EngineInput::Started {
@@ -62,6 +65,10 @@ impl Loop {
             if let EngineEffect::CallModel { call, tools, .. } = effect {
                 self.call = Some(call);
                 self.prompt = tools.iter().map(|tool| tool.description.to_string()).collect();
+            } else if let EngineEffect::Record(record) = effect
+                && record.kind == RecordKind::GateOpened
+            {
+                self.opened.push(record.note);
             }
         }
     }
@@ -133,6 +140,14 @@ async fn a_tool_that_its_server_changes_is_withheld_until_the_change_is_approved
     assert!(agent.shows("Adds two numbers."), "the others are not withheld");
     let open = agent.engine.view().gates.remove(0);
     assert_eq!((open.gate.kind, &*open.tool), (GateKind::ToolDefinitionsChanged, "hub"));
+    let [opened] = &agent.opened[..] else {
+        panic!("one gate: {:?}", agent.opened)
+    };
+    assert!(
+        opened.ends_with(": changed hub__note (description, annotations, parameters -text, schema)"),
+        "{opened}"
+    );
+    assert!(!opened.contains("keys of the cluster"), "{opened}");
     agent.feed(EngineInput::GateAnswered(GateAnswer {
         gate: open.gate.id,
         arguments: open.arguments,

@@ -11,7 +11,8 @@ use agentloop::api::status::LoopState;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::settings::EngineSettings;
 use agentloop::engine::tool::{
-    DeclaredDefinition, ResultArtifacts, StoredImage, ToolEffect, ToolOutcome, ToolRun, ToolSpec, UnknownOutcomePolicy,
+    DeclaredDefinition, DefinitionParts, ResultArtifacts, StoredImage, ToolEffect, ToolOutcome, ToolRun, ToolSpec,
+    UnknownOutcomePolicy,
 };
 use agentloop::worker::artifacts::ArtifactStore;
 use agentloop::worker::driver::{DriveOutcome, DriverInputs, DriverParts, LoopDriver};
@@ -481,6 +482,7 @@ async fn a_sleeping_loop_asks_about_changed_tools_at_once() {
     let listed = |hash: &str| ToolSpec {
         definition: Some(DeclaredDefinition {
             hash: hash.into(),
+            parts: DefinitionParts::default(),
             server: "s".into(),
             holds_changes: true,
             holds_new: true,

@@ -68,9 +68,10 @@ fn of_513_sensors_the_one_that_was_silent_longest_is_forgotten_and_of_512_none()
     assert_eq!(count(&journal, "SELECT seq FROM deliveries WHERE sensor = '0000'"), 2);
 }
 
-/// Undoes version 6.
+/// Undoes versions 6 to 8.
 const WITHOUT_MEMBERS: &str = "
 DROP TABLE tasks;
+DROP VIEW agent_execution_audit;
 DROP INDEX messages_live;
 CREATE INDEX messages_live ON messages (id) WHERE live = 1;
 ALTER TABLE journal DROP COLUMN member;

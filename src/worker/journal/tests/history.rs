@@ -92,7 +92,7 @@ fn row(journal: &Journal, sql: &str) -> Value {
     rows.remove(0)
 }
 
-fn rows(journal: &Journal, sql: &str) -> Vec<Value> {
+pub(super) fn rows(journal: &Journal, sql: &str) -> Vec<Value> {
     let mut select = journal.connection.prepare(sql).unwrap();
     let columns = select.column_count();
     let read = |row: &rusqlite::Row<'_>| {

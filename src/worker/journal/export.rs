@@ -1,0 +1,96 @@
+//! Exports what an Agent did as JSON lines: its executions, their steps, and the audit of its tool calls.
+//!
+//! Reads a copy of a journal, and never changes it. The journal itself is locked while its worker runs, and a second copy of
+//! it has no room in the pod.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags, Row};
+use serde_json::{Map, Value};
+
+use super::schema;
+
+/// What is exported, in this order: the value of `record` in its lines, the table, and the order of its rows.
+const TABLES: [(&str, &str, &str); 3] = [
+    ("execution", "agent_execution_history", "id"),
+    ("step", "agent_execution_steps", "id"),
+    ("audit", "agent_execution_audit", "seq"),
+];
+/// Columns whose text is JSON.
+const JSON_COLUMNS: [&str; 3] = ["action", "result", "state_snapshot"];
+
+#[cfg_attr(test, derive(strum::EnumCount))]
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// The file cannot be read, or is not a database.
+    #[error("cannot read {} as a journal ({detail}): give the file that `agentloop journal` has written", .file.display())]
+    Unreadable {
+        file: PathBuf,
+        /// The error of SQLite.
+        detail: String,
+    },
+    /// Its tables are those of another version of agentloop.
+    #[error(
+        "the journal {} has schema version {found} and this agentloop exports version {known}: use the agentloop of its \
+         worker, or copy the journal again after an update of the worker",
+        .file.display()
+    )]
+    OtherVersion {
+        file: PathBuf,
+        /// Schema version of the file.
+        found: i64,
+        /// Schema version of this agentloop.
+        known: i64,
+    },
+    /// The lines could not be written.
+    #[error("cannot write the history: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Writes the history in this copy of a journal as JSON lines.
+pub fn export(copy: &Path, to: &mut impl Write) -> Result<(), ExportError> {
+    let unreadable = |error: rusqlite::Error| ExportError::Unreadable {
+        file: copy.into(),
+        detail: error.to_string(),
+    };
+    let connection = Connection::open_with_flags(copy, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(unreadable)?;
+    let found = schema::version(&connection).map_err(unreadable)?;
+    if found != schema::VERSION {
+        return Err(ExportError::OtherVersion {
+            file: copy.into(),
+            found,
+            known: schema::VERSION,
+        });
+    }
+    for (record, table, order) in TABLES {
+        let sql = format!("SELECT * FROM {table} ORDER BY {order}");
+        let mut select = connection.prepare(&sql).map_err(unreadable)?;
+        let columns: Vec<String> = select.column_names().map(str::to_owned).collect();
+        let mut rows = select.query([]).map_err(unreadable)?;
+        while let Some(row) = rows.next().map_err(unreadable)? {
+            let mut line = Map::from_iter([("record".to_owned(), record.into())]);
+            for (place, column) in columns.iter().enumerate() {
+                line.insert(column.clone(), value(row, place, column).map_err(unreadable)?);
+            }
+            writeln!(to, "{}", Value::Object(line))?;
+        }
+    }
+    to.flush()?;
+    Ok(())
+}
+
+fn value(row: &Row<'_>, place: usize, column: &str) -> rusqlite::Result<Value> {
+    Ok(match row.get_ref(place)? {
+        ValueRef::Integer(number) => number.into(),
+        ValueRef::Real(number) => number.into(),
+        ValueRef::Text(text) => {
+            let text = String::from_utf8_lossy(text).into_owned();
+            let json = JSON_COLUMNS.contains(&column).then(|| serde_json::from_str(&text).ok());
+            json.flatten().unwrap_or(Value::String(text))
+        }
+        // No table has any.
+        ValueRef::Blob(_) | ValueRef::Null => Value::Null,
+    })
+}
