@@ -321,9 +321,9 @@ pub struct NotificationSpec {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskSpec {
-    /// CEL expression over `payload`, `previous` and `now` that gives the text of the task. The agent receives it as a
-    /// notification that starts with `Task: `, one per event, however many signals hold. Without signals, each accepted
-    /// event is a task.
+    /// CEL expression over `payload`, `previous` and `now` that gives the text of the task, at most 2,048 bytes. One per
+    /// event, however many signals hold. Without signals, each accepted event is a task. An agent in another mode than
+    /// `Task` receives it as a notification that starts with `Task: `.
     #[schemars(length(min = 1, max = 4096))]
     pub prompt: String,
 }

@@ -27,13 +27,14 @@ use super::store::{CallEnd, ModelCall};
 use super::task_responses::ResponseSender;
 use super::upstream::EVENT_STREAM;
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::engine::tasks::TaskResponse;
 use crate::engine::{CallId, CallPurpose};
 use crate::link::client::LinkClient;
 use crate::link::deliveries::{DeliveryAck, POLL_SECONDS};
 use crate::link::events::EventsPage;
 use crate::link::messages::LoopReport;
-use crate::link::socket::{CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER};
+use crate::link::socket::{
+    CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, OutgoingResponse, PURPOSE_HEADER,
+};
 use crate::provider::WireFormat;
 use crate::support::clock::ClockReading;
 
@@ -89,7 +90,7 @@ pub fn router(gateway: GatewayState) -> Router {
 }
 
 /// Sends a response to a task once. 200 with the status of the server, or 502 with why there is none.
-async fn response(State(gateway): State<GatewayState>, Json(response): Json<TaskResponse>) -> Response {
+async fn response(State(gateway): State<GatewayState>, Json(response): Json<OutgoingResponse>) -> Response {
     match gateway.responses.send(&response).await {
         Ok(status) => Json(status.as_u16()).into_response(),
         Err(message) => (StatusCode::BAD_GATEWAY, message).into_response(),

@@ -10,13 +10,13 @@ use std::time::Duration;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use reqwest::{Client, Url};
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::headers_secret::HeadersSecret;
 use super::http;
 use crate::api::agent::RESPONSES_SECRET;
-use crate::api::task::TaskOutcome;
-use crate::engine::tasks::TaskResponse;
 use crate::link::pod::PodConfig;
+use crate::link::socket::OutgoingResponse;
 use crate::sensing::address::AddressPolicy;
 
 /// Longest time for one attempt.
@@ -45,9 +45,8 @@ struct ResponseTarget {
 #[derive(Serialize)]
 struct ResponseBody<'a> {
     agent: &'a AgentIdentity,
-    channel: &'static str,
     #[serde(flatten)]
-    response: &'a TaskResponse,
+    response: &'a Map<String, Value>,
 }
 
 impl ResponseSender {
@@ -72,7 +71,7 @@ impl ResponseSender {
     }
 
     /// Sends a response once. Returns the status of the server, or why there is none.
-    pub(super) async fn send(&self, response: &TaskResponse) -> Result<StatusCode, String> {
+    pub(super) async fn send(&self, response: &OutgoingResponse) -> Result<StatusCode, String> {
         let Some(target) = &self.target else {
             return Err("spec.task.responses is not set".to_owned());
         };
@@ -86,11 +85,7 @@ impl ResponseSender {
         headers.insert(IDEMPOTENCY_KEY, key);
         let body = ResponseBody {
             agent: &self.agent,
-            channel: match response.outcome {
-                TaskOutcome::Failed => "agent-errors",
-                TaskOutcome::Completed | TaskOutcome::LimitReached => "responses",
-            },
-            response,
+            response: &response.body,
         };
         let sending = client.post(url.clone()).headers(headers).json(&body).timeout(ATTEMPT);
         let answer = sending.send().await.map_err(|error| http::cause(&error))?;

@@ -9,7 +9,7 @@
 //! | `POST /v1/calls/{id}/ack` | the outcome is in the journal: the gateway may delete it |
 //! | `POST /v1/calls/{id}/cancel` | cut the call in flight |
 //! | `POST`, `GET`, `DELETE /v1/mcp/{server}` | forwarded to that tool server of the spec, streaming; [`MCP_FAILURE_HEADER`] |
-//! | `POST /v1/task-responses` | a response to a task for `spec.task.responses`, sent once: 200 with the status of the receiver, or 502 with a message |
+//! | `POST /v1/task-responses` | an [`OutgoingResponse`] for `spec.task.responses`, sent once: 200 with the status of the receiver, or 502 with a message |
 //! | `PUT /v1/report` | a [`LoopReport`](super::messages::LoopReport), relayed upwards |
 //! | `POST /v1/readings` | an [`EventsPage`](super::events::EventsPage) for a subscriber, relayed; 502: not now |
 //! | `GET /v1/events` | server-sent events, each a [`SocketEvent`]: at once, on change, and every 5 s |
@@ -26,6 +26,7 @@
 //! whole answer, or in an event named [`COST_EVENT`] at the end of a stream. The server's own bytes are unchanged.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::messages::{Directives, LoopTotals};
 
@@ -57,6 +58,16 @@ pub struct WorkerSession {
     pub epoch: i64,
     /// Totals from which a worker with a new journal continues.
     pub known: LoopTotals,
+}
+
+/// The response to a task, for the server of `spec.task.responses`. The gateway adds which Agent it comes from.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct OutgoingResponse {
+    /// Id of the task.
+    pub id: String,
+    /// What the server receives, opaque to the gateway.
+    pub body: Map<String, Value>,
 }
 
 /// The gateway's state, as sent to the worker.

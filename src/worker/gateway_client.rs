@@ -16,13 +16,13 @@ use tokio::time::sleep;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::budget::BudgetState;
 use crate::engine::message::ModelAnswer;
-use crate::engine::tasks::TaskResponse;
 use crate::engine::{CallId, CallPurpose};
 use crate::link::deliveries::{Delivery, DeliveryAck, POLL_SECONDS};
 use crate::link::events::{EventsPage, EventsResponse};
 use crate::link::messages::LoopReport;
 use crate::link::socket::{
-    CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER, SocketEvent, WorkerSession,
+    CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, OutgoingResponse, PURPOSE_HEADER, SocketEvent,
+    WorkerSession,
 };
 use crate::provider::WireFormat;
 use crate::support::backoff::Backoff;
@@ -158,7 +158,7 @@ impl GatewayClient {
     }
 
     /// Sends a response to a task once. Returns the status of its receiver.
-    pub async fn send_response(&self, response: &TaskResponse) -> Result<u16, String> {
+    pub async fn send_response(&self, response: &OutgoingResponse) -> Result<u16, String> {
         let request = self.http.post(url("/v1/task-responses")).json(response);
         let answer = request
             .timeout(SHORT + RESPONSE_ATTEMPT)

@@ -6,11 +6,15 @@
 
 use futures::FutureExt;
 use futures::future::{self, BoxFuture};
+use serde_json::{Map, Value};
 use tokio::time::{Duration, sleep};
 
 use super::gateway_client::GatewayClient;
 use super::journal::{JournalError, WaitingResponse};
 use super::journaled_engine::JournaledEngine;
+use crate::api::task::TaskOutcome;
+use crate::engine::tasks::TaskResponse;
+use crate::link::socket::OutgoingResponse;
 use crate::support::backoff::{Backoff, jitter};
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -60,6 +64,7 @@ impl ResponseDelivery {
 
 async fn deliver(gateway: GatewayClient, waiting: WaitingResponse) -> i64 {
     let WaitingResponse { seq, response } = waiting;
+    let response = outgoing(&response);
     let mut backoff = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
     let mut refusals = 0;
     loop {
@@ -85,5 +90,22 @@ async fn deliver(gateway: GatewayClient, waiting: WaitingResponse) -> i64 {
         };
         tracing::debug!(task = response.id, detail, "failed to deliver a response; retrying");
         sleep(backoff.next_spread(jitter())).await;
+    }
+}
+
+/// What the receiver is sent, apart from which Agent it comes from.
+fn outgoing(response: &TaskResponse) -> OutgoingResponse {
+    let mut body = match serde_json::to_value(response) {
+        Ok(Value::Object(body)) => body,
+        Ok(_) | Err(_) => Map::new(),
+    };
+    let channel = match response.outcome {
+        TaskOutcome::Failed => "agent-errors",
+        TaskOutcome::Completed | TaskOutcome::LimitReached => "responses",
+    };
+    body.insert("channel".to_owned(), channel.into());
+    OutgoingResponse {
+        id: response.id.clone(),
+        body,
     }
 }
