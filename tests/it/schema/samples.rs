@@ -170,7 +170,16 @@ fn pre_check(check: &Value) -> Value {
     with(scripted(), &json!({"spec": {"continuous": {"preCheck": check}}}))
 }
 
+fn tasks(task: &Value) -> Value {
+    with(scripted(), &json!({"spec": {"mode": "Task", "task": task}}))
+}
+
+fn response_server(url: &str) -> Value {
+    tasks(&json!({"responses": {"http": {"url": url}}}))
+}
+
 fn top() -> Vec<Row> {
+    let heartbeat = json!({"spec": {"continuous": {"heartbeat": {"everySeconds": 60, "prompt": "look"}}}});
     let from = json!({"configMapKeyRef": {"name": "texts", "key": "prompt"}});
     let elsewhere = json!({"spec": {"instructions": null, "instructionsFrom": from}});
     let both = json!({"spec": {"instructionsFrom": from}});
@@ -194,6 +203,33 @@ fn top() -> Vec<Row> {
             "the agent has no instructions",
             vec![scripted(), with(scripted(), &elsewhere)],
             vec![with(scripted(), &json!({"spec": {"instructions": null}}))],
+        ),
+        row(
+            "spec.task is supported in mode Task only",
+            vec![scripted(), tasks(&json!({"maxIterations": 5}))],
+            vec![with(scripted(), &json!({"spec": {"task": {"maxIterations": 5}}}))],
+        ),
+        row(
+            "spec.continuous.heartbeat and spec.continuous.preCheck are supported in mode Continuous only",
+            vec![with(scripted(), &heartbeat), tasks(&json!({}))],
+            vec![with(tasks(&json!({})), &heartbeat)],
+        ),
+        row(
+            "spec.task.responses.http.url must be http(s)://host[:port][/path]",
+            vec![
+                response_server("https://example.com/responses"),
+                response_server("http://10.0.0.1:8080"),
+            ],
+            vec![
+                response_server("ftp://example.com"),
+                response_server("https://ann:secret@example.com/"),
+                response_server("https://example.com/a b"),
+            ],
+        ),
+        row(
+            "spec.task.responses.http.url must not have a fragment",
+            vec![response_server("https://example.com/?set=all")],
+            vec![response_server("https://example.com/#all")],
         ),
         row(
             "spec.continuous.preCheck evaluates changes of spec.hotState.fields",

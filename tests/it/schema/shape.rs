@@ -10,6 +10,7 @@ pub const EMBEDDED: &[&str] = &[
     "spec.lightModel.extraBody",
     "spec.model.extraBody",
     "spec.pod.affinity",
+    "spec.task.responseSchema",
     "spec.pod.tolerations[]",
     "spec.pod.topologySpreadConstraints[]",
     "spec.pod.imagePullSecrets[]",
