@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::active_hours::{ActiveHoursSpec, DayOfWeek};
 use super::bounds::{DNS_SUBDOMAIN, KEY};
+pub use super::goal::{AcceptanceCriterion, CommandCriterion, ConfidenceSpec, GoalSpec};
 pub use super::hot_state::{FieldType, HotField, HotStateSpec};
 use super::light_model;
 pub use super::model::{
@@ -125,10 +126,21 @@ pub use super::workspace::WorkspaceSpec;
         "spec.continuous.preCheck evaluates changes of spec.hotState.fields, which is empty: declare fields, or remove preCheck"
     )
 )]
+#[x_kube(
+    validation = Rule::new("!has(self.mode) || self.mode != 'Goal' || has(self.goal)").message(
+        "spec.mode is Goal, which needs spec.goal: add spec.goal.description and spec.goal.acceptanceCriteria"
+    ),
+    validation = Rule::new("!has(self.goal) || has(self.mode) && self.mode == 'Goal'").message(
+        "spec.goal has no effect without mode Goal: set spec.mode to Goal, or remove spec.goal"
+    ),
+    validation = Rule::new("!has(self.goal) || !self.goal.acceptanceCriteria.exists(c, has(c.command)) || has(self.tools) && has(self.tools.builtin) && 'Shell' in self.tools.builtin").message(
+        "spec.goal.acceptanceCriteria has a command, which needs Shell in spec.tools.builtin: add it there, or use another check"
+    )
+)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSpec {
-    /// How the loop is driven. `Continuous`, the default and the only mode: the agent takes turns until it yields, and
-    /// sets its own pace. Immutable.
+    /// How the loop is driven. `Continuous`, the default: the agent takes turns until it yields, and sets its own pace.
+    /// `Goal`: it works in steps until the criteria of `goal` are met, or a limit ends it. Immutable.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self == oldSelf").message(
         "spec.mode is immutable: delete and recreate the Agent"
@@ -163,7 +175,10 @@ pub struct AgentSpec {
     /// Settings of mode `Continuous`.
     #[serde(default)]
     pub continuous: ContinuousSpec,
-    /// Tools that the model may call, in addition to `yield`.
+    /// Settings of mode `Goal`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goal: Option<GoalSpec>,
+    /// Tools that the model may call, in addition to those of the mode, such as `yield`.
     #[serde(default)]
     pub tools: ToolsSpec,
     /// Typed fields with the present state of the outside world, shown to the model with each call.
@@ -195,6 +210,8 @@ pub enum AgentMode {
     /// The agent takes turns until it yields, sleeps for the time that it chose, and wakes.
     #[default]
     Continuous,
+    /// The agent works in steps until the criteria of `spec.goal` are met, or a limit ends its loop.
+    Goal,
 }
 
 /// A text in a ConfigMap in the same namespace.

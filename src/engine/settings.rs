@@ -5,6 +5,7 @@ use jiff::SignedDuration;
 use super::guardrails::active_hours::{ActiveHours, ActiveHoursError};
 use super::hot_state::FieldSchema;
 use super::modes::continuous::heartbeat::HeartbeatSettings;
+use super::modes::goal::GoalSettings;
 use super::precheck;
 use super::resources::ResourceLimit;
 use agentloop_api::AgentSpec;
@@ -16,17 +17,24 @@ use agentloop_support::hash::sha256_u64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModeSettings {
     Continuous,
+    Goal(Box<GoalSettings>),
     #[cfg(test)]
     Countdown {
         turns: u32,
     },
 }
 
-impl From<AgentMode> for ModeSettings {
-    fn from(mode: AgentMode) -> Self {
-        match mode {
+impl TryFrom<&AgentSpec> for ModeSettings {
+    type Error = SettingsError;
+
+    fn try_from(spec: &AgentSpec) -> Result<Self, SettingsError> {
+        Ok(match spec.mode {
             AgentMode::Continuous => Self::Continuous,
-        }
+            AgentMode::Goal => {
+                let goal = spec.goal.as_ref().ok_or(SettingsError::NoGoal)?;
+                Self::Goal(Box::new(goal.try_into()?))
+            }
+        })
     }
 }
 
@@ -122,6 +130,19 @@ impl EngineSettings {
 pub enum SettingsError {
     #[error(transparent)]
     Hours(#[from] ActiveHoursError),
+    #[error("spec.mode is Goal, which needs spec.goal: add a description and criteria")]
+    NoGoal,
+    #[error("spec.goal.maxCostUSD must be a decimal number with at most six decimals, such as \"2.50\"")]
+    GoalCost,
+    #[error("spec.goal.acceptanceCriteria: {field} of {name} cannot be used: {problem}")]
+    GoalCriterion {
+        /// Name of the criterion.
+        name: String,
+        /// The field, within the criterion.
+        field: String,
+        /// What is wrong with it.
+        problem: String,
+    },
 }
 
 impl TryFrom<&AgentSpec> for EngineSettings {
@@ -129,7 +150,7 @@ impl TryFrom<&AgentSpec> for EngineSettings {
 
     fn try_from(spec: &AgentSpec) -> Result<Self, SettingsError> {
         Ok(Self {
-            mode: spec.mode.into(),
+            mode: spec.try_into()?,
             min_delay: SignedDuration::from_millis(spec.r#loop.min_delay_milliseconds.into()),
             quick_text_turns: spec.guardrails.max_consecutive_turns / 2,
             longest_text_delay: SignedDuration::from_secs(60),

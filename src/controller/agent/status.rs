@@ -101,6 +101,9 @@ pub(super) fn compute(facts: &AgentStatusInput<'_>) -> AgentStatus {
         gates: facts
             .report()
             .map_or_else(|| old.gates.clone(), |report| report.gates.clone()),
+        goal: facts
+            .report()
+            .map_or_else(|| old.goal.clone(), |report| report.goal.clone()),
         budgets: facts
             .shares
             .map_or_else(|| old.budgets.clone(), |shares| shares.budgets.clone()),

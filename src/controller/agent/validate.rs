@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::claims::WorkspaceProblem;
 use super::context::ReconcilerSettings;
+use super::goal_spec;
 use super::manifest;
 use super::preflight::ReferenceKind;
 use crate::api::agent::{AgentSpec, KeyRef, ModelSpec, SkillSpec};
@@ -156,6 +157,9 @@ pub(super) fn validate(
     name(agent)?;
     size(agent, settings)?;
     zone(agent)?;
+    if let Some(problem) = agent.spec.goal.as_ref().and_then(goal_spec::problem) {
+        return Err(InvalidAgent::spec(problem));
+    }
     let pods = &settings.policy.pods;
     let refused = pods
         .problem(&agent.spec.pod)

@@ -9,18 +9,24 @@
 pub mod continuous;
 #[cfg(test)]
 pub mod countdown;
+pub mod goal;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
+use super::CallPurpose;
 use super::machine::Engine;
 use super::message::{ToolCall, ToolDefinition};
 use super::resources::ResourceTracker;
 use super::settings::{EngineSettings, ModeSettings};
 use super::snapshot::{ChosenSleep, TurnBriefing};
 use super::turn::kind::TurnKind;
-use agentloop_api::status::LoopOutcome;
+use agentloop_api::failure::CallFailure;
+use agentloop_api::goal::GoalEnd;
+use agentloop_api::status::{GateKind, LoopOutcome};
 use continuous::ContinuousState;
+use goal::GoalState;
 
 /// What a mode may look at.
 #[derive(Clone, Copy)]
@@ -35,6 +41,8 @@ pub struct ModeContext<'a> {
     pub wake_events: Option<&'a [String]>,
     /// Tool servers that have not answered yet.
     pub silent_servers: &'a [String],
+    /// The last failure of a call or a turn.
+    pub last_failure: Option<&'a CallFailure>,
 }
 
 /// What comes next in a loop without an open turn.
@@ -42,6 +50,12 @@ pub struct ModeContext<'a> {
 pub enum NextStep {
     /// A turn of this kind begins, not before this time. Pauses and rate limits can delay it.
     Begin { kind: TurnKind, at: Timestamp },
+    /// The model call of [`LoopMode::question`]; its answer goes to [`LoopMode::answered`].
+    Ask,
+    /// The tool run of [`LoopMode::check`]; its end goes to [`LoopMode::checked`].
+    Check,
+    /// The gate of [`LoopMode::approval`]; its answer goes to [`LoopMode::approval_answered`].
+    RequestApproval,
     /// Nothing, until a sleep is over or an input arrives.
     Wait,
     /// The loop ends.
@@ -64,7 +78,7 @@ pub enum TurnEnd<'a> {
     Completed {
         /// What its model requested with a tool of the mode; an answer without tool calls requests `Continue`.
         pace: &'a LoopPace,
-        /// The text of its last answer, if the turn has its own conversation.
+        /// The text of its last answer.
         last_text: &'a str,
     },
     /// It was given up. `acted`: a tool with side effects had run in it.
@@ -85,6 +99,61 @@ pub enum LoopPace {
     },
     /// The end of the loop.
     Shutdown,
+    /// A check of this result.
+    Finish { result: String },
+    /// A confidence check.
+    CheckConfidence {
+        /// Why, in the agent's words.
+        reason: String,
+    },
+}
+
+/// A question of a mode to the main model, without tools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModeQuestion {
+    pub purpose: CallPurpose,
+    /// The system message.
+    pub text: String,
+    pub data: String,
+}
+
+/// A tool run of a mode between turns. It is not requested by the model and needs no approval; a run that a restart
+/// interrupts is repeated, whatever its effect.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModeCheck {
+    /// Name of the tool, as the model calls it.
+    pub tool: &'static str,
+    pub arguments: Map<String, Value>,
+}
+
+/// How a tool run of a mode ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckEnd<'a> {
+    /// It ran, with this result.
+    Ran(&'a str),
+    /// It failed, was not run, or its outcome is unknown: why.
+    NotRun(&'a str),
+}
+
+/// What a person must approve before the loop continues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModeApproval {
+    pub kind: GateKind,
+    /// Why the loop waits. No text of a model or a tool.
+    pub message: String,
+}
+
+/// The progress of a loop in mode `Goal`, as seen from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GoalView {
+    /// Completed steps.
+    pub steps: u32,
+    /// The criteria, and whether each was met at its last check.
+    pub criteria: Vec<(String, bool)>,
+    /// In percent.
+    pub last_confidence: Option<u8>,
+    /// What ended the loop.
+    pub end: Option<GoalEnd>,
 }
 
 /// The decision on a call of one of the mode's tools.
@@ -166,6 +235,56 @@ pub trait LoopMode {
         None
     }
 
+    /// What the system prompt says after [`LoopMode::runtime_text`]. The same in every call of a loop.
+    fn assignment(&self, _settings: &EngineSettings) -> Option<String> {
+        None
+    }
+
+    /// A call of the turn under way has its result. `was_admitted`: it was not rejected by the mode or as a repetition.
+    fn call_ended(&mut self, _call: &ToolCall, _text: &str, _was_admitted: bool, _has_failed: bool) {}
+
+    /// A model call was answered, whatever its purpose. `cost`: in micro-dollars, if known.
+    fn call_answered(&mut self, _cost: Option<i64>) {}
+
+    /// A detected loop would force a sleep. True: the mode asks a person instead, once the turn has ended.
+    fn loop_detected(&mut self) -> bool {
+        false
+    }
+
+    /// The loop ends.
+    fn loop_ended(&mut self, _context: &ModeContext<'_>) {}
+
+    /// The question that [`NextStep::Ask`] is about.
+    fn question(&self, _context: &ModeContext<'_>) -> Option<ModeQuestion> {
+        None
+    }
+
+    /// The question was answered; `None`: there is no answer, and no retry would bring one. Whether it could be read.
+    fn answered(&mut self, _answer: Option<&str>, _context: &ModeContext<'_>) -> bool {
+        false
+    }
+
+    /// The run that [`NextStep::Check`] is about.
+    fn check(&self, _context: &ModeContext<'_>) -> Option<ModeCheck> {
+        None
+    }
+
+    /// The run has ended.
+    fn checked(&mut self, _end: CheckEnd<'_>, _context: &ModeContext<'_>) {}
+
+    /// What [`NextStep::RequestApproval`] is about.
+    fn approval(&self, _context: &ModeContext<'_>) -> Option<ModeApproval> {
+        None
+    }
+
+    /// A person has answered, or the gate has expired, after so long.
+    fn approval_answered(&mut self, _approved: bool, _waited: SignedDuration) {}
+
+    /// The progress towards a goal, for people.
+    fn goal_view(&self, _settings: &EngineSettings) -> Option<GoalView> {
+        None
+    }
+
     /// The sleep that the loop is in, if any.
     fn sleep(&self) -> Option<&ChosenSleep> {
         None
@@ -210,6 +329,9 @@ pub trait LoopMode {
 #[serde(untagged, from = "StoredModeState")]
 pub enum ModeState {
     Continuous(ContinuousState),
+    Goal {
+        goal: Box<GoalState>,
+    },
     #[cfg(test)]
     Countdown {
         countdown: countdown::CountdownState,
@@ -221,6 +343,7 @@ pub enum ModeState {
 struct StoredModeState {
     #[serde(flatten)]
     continuous: ContinuousState,
+    goal: Option<Box<GoalState>>,
     #[cfg(test)]
     countdown: Option<countdown::CountdownState>,
 }
@@ -230,6 +353,9 @@ impl From<StoredModeState> for ModeState {
         #[cfg(test)]
         if let Some(countdown) = stored.countdown {
             return Self::Countdown { countdown };
+        }
+        if let Some(goal) = stored.goal {
+            return Self::Goal { goal };
         }
         Self::Continuous(stored.continuous)
     }
@@ -241,6 +367,7 @@ impl ModeSettings {
     pub fn sleep_tool(&self) -> Option<&'static str> {
         match self {
             Self::Continuous => Some(continuous::yield_tool::NAME),
+            Self::Goal(_) => None,
             #[cfg(test)]
             Self::Countdown { .. } => None,
         }
@@ -258,6 +385,7 @@ impl ModeState {
     fn new(settings: &ModeSettings) -> Self {
         match settings {
             ModeSettings::Continuous => Self::default(),
+            ModeSettings::Goal(_) => Self::Goal { goal: Box::default() },
             #[cfg(test)]
             ModeSettings::Countdown { .. } => Self::Countdown {
                 countdown: countdown::CountdownState::default(),
@@ -279,6 +407,7 @@ impl ModeState {
     pub(super) fn mode(&self) -> &dyn LoopMode {
         match self {
             Self::Continuous(state) => state,
+            Self::Goal { goal } => &**goal,
             #[cfg(test)]
             Self::Countdown { countdown } => countdown,
         }
@@ -287,6 +416,7 @@ impl ModeState {
     fn mode_mut(&mut self) -> &mut dyn LoopMode {
         match self {
             Self::Continuous(state) => state,
+            Self::Goal { goal } => &mut **goal,
             #[cfg(test)]
             Self::Countdown { countdown } => countdown,
         }
@@ -306,6 +436,7 @@ impl Engine {
             next_turn: self.state.next_turn,
             wake_events: self.offer.wake_events(),
             silent_servers: self.offer.toolbox().silent(),
+            last_failure: self.state.last_error.as_ref().map(|(_, failure)| failure),
         }
     }
 

@@ -14,6 +14,9 @@ mod events;
 mod expiry;
 mod failures;
 mod gate;
+mod goal;
+mod goal_gates;
+mod goal_recovery;
 mod heartbeat;
 mod held_results;
 mod history;
@@ -419,9 +422,10 @@ impl Driver {
                 let parted = next.is_some_and(|next| matches!(**next, Message::Tool { .. }));
                 assert!(!parted, "a call and its results leave together");
             }
-            CallPurpose::Precheck | CallPurpose::Signal => {}
+            CallPurpose::Precheck | CallPurpose::Signal | CallPurpose::Judge | CallPurpose::Confidence => {}
         }
-        assert_eq!(call.call == 0, self.purpose.uses_light_model());
+        let is_between = self.purpose.uses_light_model() || self.purpose.is_of_mode();
+        assert_eq!(call.call == 0, is_between);
         check_prompt(messages);
         self.in_flight = Some(call);
         self.issued.push(call);
@@ -468,13 +472,17 @@ impl Driver {
                     tool.effect == ToolEffect::Read
                         || tool.idempotent
                         || tool.on_unknown == UnknownOutcomePolicy::Retry
+                        || self.engine.state.requests.runs(run.id)
                         || self.approvals(run.id).any(|note| note.contains("-try"))
                 });
                 assert!(may, "{} was sent twice", run.id);
             }
         }
         let is_after = self.untrusted.contains(&(run.id.turn, run.id.call));
-        if rule(&run.name).is_some_and(|tool| tool.needs_approval || (is_after && tool.needs_approval_after_untrusted))
+        let is_of_user = self.engine.state.requests.runs(run.id);
+        if !is_of_user
+            && rule(&run.name)
+                .is_some_and(|tool| tool.needs_approval || (is_after && tool.needs_approval_after_untrusted))
         {
             let tries = self.sent.iter().filter(|sent| sent.id == run.id).count();
             assert!(self.approvals(run.id).count() > tries, "{} was not approved", run.id);
@@ -529,6 +537,11 @@ impl Driver {
                 | PauseReason::QuotaExceeded
                 | PauseReason::ModelRefused => {
                     matches!(input, EngineInput::ResumeRequested { .. })
+                }
+                PauseReason::LowConfidence | PauseReason::Escalated => {
+                    // A new process may run another mode.
+                    matches!(input, EngineInput::GateAnswered(_) | EngineInput::Started { .. })
+                        || before.first_gate_expiry().is_some_and(|at| at <= self.now)
                 }
                 PauseReason::ToolCallNeedsApproval | PauseReason::UnknownOutcome => {
                     // The end of a deferred call makes room for the one that the loop waits for.

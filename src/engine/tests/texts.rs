@@ -88,6 +88,8 @@ fn pauses(rows: &mut Rows) {
     drive(rows, closed, 0, |_| {});
     note(rows, &approvals::waiting());
     note(rows, &approvals::of_unknown_outcome());
+    note(rows, &goal_gates::doubtful());
+    note(rows, &goal_gates::looping());
     let mut driver = with(|_| {});
     for _ in 0..3 {
         driver.restart(1);

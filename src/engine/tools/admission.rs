@@ -314,6 +314,13 @@ pub fn check_schema(parameters: &Value) -> Result<(), String> {
     compile(parameters).map(|_| ())
 }
 
+/// Checks that a value fits a schema. The error says what does not fit, or why the schema cannot be used.
+pub fn fits_schema(schema: &Value, value: &Value) -> Result<(), String> {
+    let validator = compile(schema)?;
+    let checked = validator.validate(value);
+    checked.map_err(|problem| truncate(&problem.to_string()).into_owned())
+}
+
 /// The schema for the model, with no mark of the runtime in any text or name. Calls are checked against the original: only a
 /// server that imitates a mark in what its tool requires makes that tool useless.
 fn without_marks_in(schema: &Value) -> Value {

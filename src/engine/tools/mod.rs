@@ -213,6 +213,10 @@ impl Engine {
         {
             self.state.totals.count_run_time(&tool, out.now.duration_since(sent));
         }
+        if self.state.requests.runs(id) {
+            self.mode_check_ended(outcome, out);
+            return;
+        }
         if id.is_refresh() {
             self.refresh_finished(id, outcome, out);
             return;
@@ -360,6 +364,10 @@ impl Engine {
             if let Some(told) = ending.and_then(|ending| self.inspect_call(&wanted, &text, ending, out)) {
                 text = format!("{text}\n[{told}]");
             }
+            let (was_admitted, has_failed) = (ending.is_some(), ending.is_none_or(|end| end == ToolCallEnding::Failed));
+            self.ask_mode(out.now, |mode, _| {
+                mode.call_ended(&wanted, &text, was_admitted, has_failed)
+            });
             let id = wanted.id;
             let message = Arc::new(Message::Tool {
                 id,
@@ -451,7 +459,7 @@ impl Engine {
     /// Name of the tool of an open run.
     fn tool_of(&self, id: ToolRunId) -> Option<&str> {
         if id.is_refresh() {
-            return self.refresh_tool(id);
+            return self.refresh_tool(id).or_else(|| self.state.requests.tool());
         }
         if let Some(call) = self.state.deferred.find(id) {
             return Some(&call.plan.tool);

@@ -4,6 +4,7 @@ mod failure;
 pub mod kind;
 pub mod state;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -114,7 +115,12 @@ impl Engine {
     }
 
     fn system_prompt(&self) -> String {
-        prompt::system_prompt(&self.instructions, self.mode().runtime_text(), &self.skills)
+        let mode = self.mode();
+        let mut runtime = Cow::Borrowed(mode.runtime_text());
+        if let Some(assignment) = mode.assignment(&self.settings) {
+            runtime = format!("{runtime}\n\n{assignment}").into();
+        }
+        prompt::system_prompt(&self.instructions, &runtime, &self.skills)
     }
 
     /// Estimated tokens of what every prompt contains.
@@ -246,6 +252,7 @@ impl Engine {
 
     pub(crate) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
         self.drop_deferred(out);
+        self.ask_mode(out.now, |mode, context| mode.loop_ended(context));
         self.state.life.end(outcome);
         self.note_transition(out);
     }
@@ -266,6 +273,8 @@ impl Engine {
             LoopPace::Continue => "continue",
             LoopPace::Sleep { .. } => "sleep",
             LoopPace::Shutdown => "shutdown",
+            LoopPace::Finish { .. } => "finish",
+            LoopPace::CheckConfidence { .. } => "check confidence",
         };
         // The kept notifications join the transcript in the record that completes the turn: both are committed, or
         // neither.
@@ -276,7 +285,9 @@ impl Engine {
         });
         let rest = match pace {
             LoopPace::Sleep { wait, .. } => self.record_rest(*wait, out.now),
-            LoopPace::Continue | LoopPace::Shutdown => RestKind::None,
+            LoopPace::Continue | LoopPace::Shutdown | LoopPace::Finish { .. } | LoopPace::CheckConfidence { .. } => {
+                RestKind::None
+            }
         };
         self.inspect_turn(pace, out);
         self.hot.mark_committed();
@@ -287,7 +298,11 @@ impl Engine {
         self.state.doubt.turn_ended();
         self.state.next_turn = Some(time_math::after(out.now, self.delay()));
         self.state.briefing.set_cause(CauseKind::Loop, prompt::GOES_ON);
-        let end = TurnEnd::Completed { pace, last_text: "" };
+        let last_text = self.last_words().to_owned();
+        let end = TurnEnd::Completed {
+            pace,
+            last_text: &last_text,
+        };
         let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, &end, context));
         self.follow_turn(next, rest, &unseen, out);
     }
@@ -295,7 +310,8 @@ impl Engine {
     /// Does what the mode says follows a completed turn, as far as the guardrails allow.
     fn follow_turn(&mut self, next: NextStep, rest: RestKind, unseen: &UnseenEvents, out: &mut EffectBuffer) {
         match next {
-            NextStep::Begin { .. } => match self.ending() {
+            NextStep::Begin { .. } | NextStep::Ask | NextStep::Check | NextStep::RequestApproval => match self.ending()
+            {
                 Some(outcome) => {
                     let trip = GuardrailTrip::of_outcome(outcome);
                     out.record(trip_line(self.turn_number(), trip, outcome.as_ref()));

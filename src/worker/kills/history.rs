@@ -58,7 +58,7 @@ impl History {
             let ended = format!("SELECT turn || '' FROM journal WHERE kind = '{kind}' ORDER BY turn || ''");
             let rows = format!(
                 "SELECT turn || '' FROM agent_execution_history
-                 WHERE task_id NOT IN ('Precheck', 'Signal') AND final_status = '{status}' ORDER BY turn || ''"
+                 WHERE task_id NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence') AND final_status = '{status}' ORDER BY turn || ''"
             );
             assert_eq!(texts(connection, &rows), texts(connection, &ended), "{kind}");
         }
@@ -91,7 +91,7 @@ impl History {
             let own = history
                 .executions
                 .iter()
-                .filter(|execution| !["Precheck", "Signal"].contains(&&*execution.task));
+                .filter(|execution| !["Precheck", "Signal", "Judge", "Confidence"].contains(&&*execution.task));
             own.map(|execution| (execution.turn, execution.status.clone()))
                 .collect()
         };
