@@ -188,13 +188,20 @@ impl Engine {
         out.push(EngineEffect::RunTool(run, plan.timeout));
     }
 
-    /// Name of the tool of a run that fills a field.
+    /// Name of the tool of a run before the turn.
     pub(crate) fn refresh_tool(&self, id: ToolRunId) -> Option<&str> {
+        if self.state.requests.runs(id) {
+            return self.state.requests.tool();
+        }
         Some(&self.state.refresh.runs.get(&id.index)?.plan.tool)
     }
 
-    /// A run that fills a field ended.
+    /// A run before the turn ended.
     pub(crate) fn refresh_finished(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+        if self.state.requests.runs(id) {
+            self.mode_check_ended(outcome, out);
+            return;
+        }
         let Some(FieldRun { field, plan }) = self.state.refresh.runs.remove(&id.index) else {
             return;
         };

@@ -17,6 +17,7 @@ mod gate;
 mod goal;
 mod goal_gates;
 mod goal_recovery;
+mod goal_texts;
 mod heartbeat;
 mod held_results;
 mod history;
@@ -34,6 +35,7 @@ mod notifications;
 mod offers;
 mod poison;
 mod precheck;
+mod prompt_rules;
 mod random;
 mod rates;
 mod runtime_mark;
@@ -55,6 +57,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 use self::events::{happens, notified, value_of, without_its_line};
+use self::prompt_rules::check_prompt;
 use super::context::prompt_size as sizes;
 use super::guardrails::active_hours::{ActiveHours, WindowPosition};
 use super::machine::{Engine, EngineSnapshot};
@@ -690,24 +693,4 @@ impl Driver {
         let of_kind = self.journal.iter().filter(|record| record.kind == kind);
         of_kind.map(|record| record.note.as_str()).collect()
     }
-}
-
-/// A prompt that servers accept: the system message first, turns begun by a user message, each tool call followed by
-/// its result and each result preceded by its call.
-fn check_prompt(messages: &[Arc<Message>]) {
-    assert!(matches!(*messages[0], Message::System { .. }));
-    assert!(matches!(*messages[1], Message::User { .. }), "{:?}", messages[1]);
-    let mut open: Vec<&str> = Vec::new();
-    for message in &messages[1..] {
-        match &**message {
-            Message::System { .. } => panic!("a second system message"),
-            Message::Tool { id, .. } => assert_eq!(open.remove(0), id),
-            Message::User { .. } => assert!(open.is_empty(), "no result for {open:?}"),
-            Message::Assistant { tool_calls, .. } => {
-                assert!(open.is_empty(), "no result for {open:?}");
-                open = tool_calls.iter().map(|call| call.id.as_str()).collect();
-            }
-        }
-    }
-    assert!(open.is_empty(), "no result for {open:?}");
 }

@@ -213,10 +213,6 @@ impl Engine {
         {
             self.state.totals.count_run_time(&tool, out.now.duration_since(sent));
         }
-        if self.state.requests.runs(id) {
-            self.mode_check_ended(outcome, out);
-            return;
-        }
         if id.is_refresh() {
             self.refresh_finished(id, outcome, out);
             return;
@@ -459,7 +455,7 @@ impl Engine {
     /// Name of the tool of an open run.
     fn tool_of(&self, id: ToolRunId) -> Option<&str> {
         if id.is_refresh() {
-            return self.refresh_tool(id).or_else(|| self.state.requests.tool());
+            return self.refresh_tool(id);
         }
         if let Some(call) = self.state.deferred.find(id) {
             return Some(&call.plan.tool);

@@ -51,7 +51,10 @@ pub fn assignment(goal: &GoalSettings) -> String {
                     "\n- {name}: the result of finish is JSON that fits the schema {schema}."
                 )
             }
-            CriterionCheck::Judge(question) => write!(text, "\n- {name}: of the result of finish, {question}"),
+            CriterionCheck::Judge(question) => write!(
+                text,
+                "\n- {name}: a judge of the result of finish says yes to: {question}"
+            ),
             CriterionCheck::Command { run, pass_regex: None } => write!(text, "\n- {name}: `{run}` has exit code 0."),
             CriterionCheck::Command {
                 run,
