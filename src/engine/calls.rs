@@ -176,7 +176,7 @@ impl Engine {
         match failed.task {
             CallTask::Score => self.score_failed(call, failure, out),
             CallTask::PreCheck(_) => self.pre_check_failed(failure, out),
-            CallTask::Question(purpose, _) => self.mode_question_failed((call, purpose), failure, out),
+            CallTask::Question(purpose, _) => self.mode_question_failed((call, purpose), &failure, out),
             CallTask::Turn | CallTask::Summary(_) => self.handle_model_failure(call, failure, out),
         }
     }

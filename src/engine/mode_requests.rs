@@ -43,6 +43,8 @@ pub struct ModeRequests {
     gate: Option<RequestedGate>,
     /// How many gates were opened.
     gates: u64,
+    /// The source of outputs of runs that the first messages of turns show, if it is not trusted.
+    untrusted: Option<String>,
 }
 
 /// A run that has no outcome.
@@ -101,6 +103,13 @@ impl ModeRequests {
 }
 
 impl Engine {
+    /// A turn begins: its first message shows what runs have printed, now or earlier.
+    pub(super) fn note_shown_outputs(&mut self, now: Timestamp) {
+        if let Some(source) = self.state.requests.untrusted.clone() {
+            self.state.trust.add(self.transcript.len(), source, now);
+        }
+    }
+
     /// When the question of the mode may be asked.
     pub(super) fn mode_question_due(&self) -> Timestamp {
         self.state.requests.ask_at.unwrap_or(Timestamp::MIN)
@@ -138,13 +147,13 @@ impl Engine {
     pub(super) fn mode_question_failed(
         &mut self,
         (call, purpose): (CallId, CallPurpose),
-        failure: CallFailure,
+        failure: &CallFailure,
         out: &mut EffectBuffer,
     ) {
         let requests = &mut self.state.requests;
         let counts = failure.kind != agentloop_api::failure::FailureKind::LinkLost;
         requests.failures = requests.failures.saturating_add(u32::from(counts));
-        let next = retry::decide(&failure, call, requests.failures, out.now);
+        let next = retry::decide(failure, call, requests.failures, out.now);
         self.state.last_error = Some((out.now, failure.clone()));
         match next {
             RetryDecision::Retry(wait) => self.state.requests.ask_at = Some(time_math::after(out.now, wait)),
@@ -237,11 +246,11 @@ impl Engine {
     }
 
     /// The tool run of the mode ended.
-    pub(super) fn mode_check_ended(&mut self, outcome: ToolOutcome, out: &mut EffectBuffer) {
+    pub(super) fn mode_check_ended(&mut self, outcome: &ToolOutcome, out: &mut EffectBuffer) {
         let Some(RequestedRun { id, plan, .. }) = self.state.requests.run.take() else {
             return;
         };
-        let (kind, end) = match &outcome {
+        let (kind, end) = match outcome {
             ToolOutcome::Done { text } => (OutcomeKind::Ok, CheckEnd::Ran(text)),
             ToolOutcome::Failed { text } => (OutcomeKind::Error, CheckEnd::NotRun(text)),
             ToolOutcome::Unavailable { message } => (OutcomeKind::Unavailable, CheckEnd::NotRun(message)),
@@ -249,9 +258,7 @@ impl Engine {
         };
         out.record(plan_line(RecordKind::ToolOutcome, id, "", &plan, Some(kind)));
         if !plan.trusted {
-            // The next step tells the model what it printed.
-            let after = self.transcript.len();
-            self.state.trust.add(after, server_source(&plan.tool), out.now);
+            self.state.requests.untrusted = Some(server_source(&plan.tool));
         }
         self.state.counters.idle.skip(out.now);
         self.ask_mode(out.now, |mode, context| mode.checked(end, context));
@@ -312,7 +319,7 @@ impl Engine {
         if let Some(gate) = self.close_mode_gate(how, out) {
             let waited = out.now.duration_since(gate.opened_at);
             self.ask_mode(out.now, |mode, _| {
-                mode.approval_answered(approved, waited.max(jiff::SignedDuration::ZERO))
+                mode.approval_answered(approved, waited.max(jiff::SignedDuration::ZERO));
             });
         }
     }

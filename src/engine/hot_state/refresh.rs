@@ -199,7 +199,7 @@ impl Engine {
     /// A run before the turn ended.
     pub(crate) fn refresh_finished(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
         if self.state.requests.runs(id) {
-            self.mode_check_ended(outcome, out);
+            self.mode_check_ended(&outcome, out);
             return;
         }
         let Some(FieldRun { field, plan }) = self.state.refresh.runs.remove(&id.index) else {

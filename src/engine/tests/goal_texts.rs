@@ -7,10 +7,10 @@ use crate::modes::goal::CriterionCheck;
 type Rows = Vec<(String, String, String)>;
 
 fn system(driver: &Driver) -> &str {
-    match &*driver.prompt[0] {
-        Message::System { text } => text,
-        other => panic!("no system message: {other:?}"),
-    }
+    let Message::System { text } = &*driver.prompt[0] else {
+        panic!("no system message");
+    };
+    text
 }
 
 #[test]

@@ -362,7 +362,7 @@ impl Engine {
             }
             let (was_admitted, has_failed) = (ending.is_some(), ending.is_none_or(|end| end == ToolCallEnding::Failed));
             self.ask_mode(out.now, |mode, _| {
-                mode.call_ended(&wanted, &text, was_admitted, has_failed)
+                mode.call_ended(&wanted, &text, was_admitted, has_failed);
             });
             let id = wanted.id;
             let message = Arc::new(Message::Tool {

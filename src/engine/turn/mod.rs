@@ -47,6 +47,7 @@ impl Engine {
             self.state.next_turn = None;
             self.state.pre_check = PreCheckState::default();
             self.state.call.own_turn_begins();
+            self.note_shown_outputs(out.now);
         }
         self.open_turn(text, briefing, kind, out);
     }

@@ -133,7 +133,7 @@ struct Validation {
     failed: bool,
 }
 
-fn goal<'a>(settings: &'a EngineSettings) -> Option<&'a GoalSettings> {
+fn goal(settings: &EngineSettings) -> Option<&GoalSettings> {
     if let ModeSettings::Goal(goal) = &settings.mode {
         Some(goal)
     } else {
@@ -391,9 +391,10 @@ impl LoopMode for GoalState {
                 if let LoopPace::CheckConfidence { reason } = pace {
                     self.requested = Some(reason.clone());
                 }
-                let result = match pace {
-                    LoopPace::Finish { result } => Some(&**result),
-                    _ => None,
+                let result = if let LoopPace::Finish { result } = pace {
+                    Some(&**result)
+                } else {
+                    None
                 };
                 self.validate(result, context);
             }
