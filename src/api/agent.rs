@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::active_hours::{ActiveHoursSpec, DayOfWeek};
 use super::bounds::{DNS_SUBDOMAIN, KEY};
+pub use super::goal::{AcceptanceCriterion, CommandCriterion, ConfidenceSpec, GoalSpec};
 pub use super::hot_state::{FieldType, HotField, HotStateSpec};
 use super::light_model;
 pub use super::model::{
@@ -134,10 +135,22 @@ pub use super::workspace::WorkspaceSpec;
         "spec.continuous.preCheck evaluates changes of spec.hotState.fields, which is empty: declare fields, or remove preCheck"
     )
 )]
+#[x_kube(
+    validation = Rule::new("!has(self.mode) || self.mode != 'Goal' || has(self.goal)").message(
+        "spec.mode is Goal, which needs spec.goal: add spec.goal.description and spec.goal.acceptanceCriteria"
+    ),
+    validation = Rule::new("!has(self.goal) || has(self.mode) && self.mode == 'Goal'").message(
+        "spec.goal has no effect without mode Goal: set spec.mode to Goal, or remove spec.goal"
+    ),
+    validation = Rule::new("!has(self.goal) || !self.goal.acceptanceCriteria.exists(c, has(c.command)) || has(self.tools) && has(self.tools.builtin) && 'Shell' in self.tools.builtin").message(
+        "spec.goal.acceptanceCriteria has a command, which needs Shell in spec.tools.builtin: add it there, or use another check"
+    )
+)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSpec {
     /// How the loop is driven. `Continuous`, the default: the agent takes turns until it yields, and sets its own pace.
-    /// `Task`: the agent works on one task after the other, and waits for the next one. Immutable.
+    /// `Task`: the agent works on one task after the other, and waits for the next one.
+    /// `Goal`: it works in steps until the criteria of `goal` are met, or a limit ends it. Immutable.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self == oldSelf").message(
         "spec.mode is immutable: delete and recreate the Agent"
@@ -175,7 +188,10 @@ pub struct AgentSpec {
     /// Settings of mode `Task`. Absent: the defaults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskSpec>,
-    /// Tools that the model may call, in addition to those of its mode: `yield` or `finish`.
+    /// Settings of mode `Goal`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goal: Option<GoalSpec>,
+    /// Tools that the model may call, in addition to those of its mode, such as `yield` or `finish`.
     #[serde(default)]
     pub tools: ToolsSpec,
     /// Typed fields with the present state of the outside world, shown to the model with each call.
@@ -260,6 +276,8 @@ pub enum AgentMode {
     Continuous,
     /// The agent works on one task after the other, each in its own conversation, and waits for the next one.
     Task,
+    /// The agent works in steps until the criteria of `spec.goal` are met, or a limit ends its loop.
+    Goal,
 }
 
 /// A text in a ConfigMap in the same namespace.

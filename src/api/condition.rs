@@ -41,6 +41,11 @@ pub enum ConditionType {
     LoopDetected,
     /// A request for an approval is open.
     ApprovalPending,
+    /// The confidence that the goal will be reached is below `goal.confidence.thresholdPercent`, or its estimate cannot be
+    /// read; cleared when the continuation is approved.
+    LowConfidence,
+    /// Only in mode `Goal`, once the loop has ended: True if all criteria were met, otherwise False.
+    Succeeded,
     /// No contact between pod and controller for 60 s; the loop does nothing until it is restored.
     LinkLost,
     /// False while the model cannot be used.

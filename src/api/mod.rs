@@ -15,6 +15,7 @@ pub mod crd;
 pub mod endpoint;
 pub mod extra;
 pub mod failure;
+pub mod goal;
 pub mod hot_state;
 mod light_model;
 mod model;

@@ -72,6 +72,12 @@ pub enum PauseReason {
     /// The outcome of a tool call is unknown, and its repetition waits for an approval; cleared when it is approved or
     /// denied, or its gate expires.
     UnknownOutcome,
+    /// The confidence that the goal will be reached is too low, or its estimate cannot be read, and the loop waits for an
+    /// approval to continue; cleared when it is approved or denied, or its gate expires.
+    LowConfidence,
+    /// A loop in mode `Goal` repeats itself and waits for an approval to continue; cleared when it is approved or denied, or
+    /// its gate expires.
+    Escalated,
     /// The limits of the Agent are unknown or unusable; cleared when they are usable.
     BudgetUnavailable,
     /// The server billed more than the bound of a call; cleared by the request `agentloop.dev/resume`.
@@ -154,6 +160,7 @@ impl PauseReason {
                 Row::guardrail(Room { probed: false }, Shown::BudgetExhausted)
             }
             Self::BudgetAsk => Row::guardrail(Room { probed: false }, Shown::ApprovalPending),
+            Self::LowConfidence | Self::Escalated => Row::guardrail(Answer, Shown::ApprovalPending),
             Self::ToolCallNeedsApproval | Self::UnknownOutcome => Row::outage(Answer, Some(Shown::ApprovalPending)),
             // `Accepted` shows what is wrong with the limits, since the controller finds it.
             Self::BudgetUnavailable => Row::outage(Room { probed: true }, None).recovering(),

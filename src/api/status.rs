@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 use super::budget::LedgerRecord;
+use super::goal::GoalStatus;
 pub use super::pause::PauseReason;
 use super::task::Activation;
 use super::usage_counts::LoopCounts;
@@ -32,6 +33,9 @@ pub struct AgentStatus {
     /// State of the loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#loop: Option<LoopStatus>,
+    /// Progress of a loop in mode `Goal`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub goal: Option<GoalStatus>,
     /// Usage since the Agent was created, counted by the gateway. Never reset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<LoopUsage>,
@@ -79,10 +83,12 @@ pub struct Gate {
     pub id: String,
     /// What the gate is for.
     pub kind: GateKind,
-    /// Tool of the call, as the model calls it. For `ToolDefinitionsChanged`: the server.
+    /// Tool of the call, as the model calls it. For `ToolDefinitionsChanged`: the server. For `LowConfidence` and
+    /// `Escalated`: `goal`.
     #[schemars(length(max = 64))]
     pub tool: String,
     /// Hash of the arguments of the call. For `ToolDefinitionsChanged`: hash of the definitions that would be accepted.
+    /// For `LowConfidence` and `Escalated`: hash of what is to be approved.
     #[schemars(length(max = 64))]
     pub arguments_hash: String,
     /// Time at which the gate was opened.
@@ -118,6 +124,10 @@ pub enum GateKind {
     UnknownOutcome,
     /// Changed and new tools of a server are offered to the model only if they are approved. The loop continues without them.
     ToolDefinitionsChanged,
+    /// A loop in mode `Goal` whose confidence is too low continues only if that is approved.
+    LowConfidence,
+    /// A loop in mode `Goal` that repeats itself continues only if that is approved.
+    Escalated,
 }
 
 /// Accounts of the Agent's own limits.
@@ -182,12 +192,14 @@ pub enum LoopState {
     strum::Display,
 )]
 pub enum LoopOutcome {
-    /// The agent ended its loop (`yield` with mode `shutdown`).
+    /// The agent ended its loop (`yield` with mode `shutdown`), or met its goal.
     Completed,
     /// The loop was awake for `guardrails.idleTimeoutSeconds` without an effective action.
     Idle,
-    /// The loop repeated itself through all forced sleeps of `guardrails.loopDetection`.
+    /// The loop repeated itself through all forced sleeps of `guardrails.loopDetection`, or reached a limit of `goal`.
     Failed,
+    /// A loop in mode `Goal` needed an approval to continue, which was denied or not given in time.
+    Escalated,
 }
 
 /// State of a loop.
@@ -210,7 +222,8 @@ pub struct LoopStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake: Option<WakeCondition>,
     /// How the loop ended. Absent unless it has ended. `Completed`: the agent ended it. `Idle`: no effective action for
-    /// `guardrails.idleTimeoutSeconds`. `Failed`: it repeated itself through all forced sleeps.
+    /// `guardrails.idleTimeoutSeconds`. `Failed`: it repeated itself through all forced sleeps, or reached a limit of `goal`.
+    /// `Escalated`: in mode `Goal`, its continuation was not approved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<LoopOutcome>,
     /// Epoch of the pod. A newer pod has a higher epoch and fences the older ones.

@@ -133,11 +133,13 @@ fn folder(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Why a run fails: an Agent that cannot run, or whose loop ended with outcome Failed.
+/// Why a run fails: an Agent that cannot run, or whose loop ended with outcome Failed or Escalated.
 fn failure(row: AgentRow) -> Option<String> {
     let why = match (row.at_rest, row.outcome) {
         (LoopActivity::Refused, _) => row.message.unwrap_or_default(),
-        (_, Some(LoopOutcome::Failed)) => "its loop ended with outcome Failed".to_owned(),
+        (_, Some(outcome @ (LoopOutcome::Failed | LoopOutcome::Escalated))) => {
+            format!("its loop ended with outcome {outcome}")
+        }
         (_, Some(LoopOutcome::Completed | LoopOutcome::Idle) | None) => return None,
     };
     Some(format!("Agent {}: {why}", row.agent))

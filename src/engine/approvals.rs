@@ -192,7 +192,12 @@ impl Engine {
     pub(crate) fn first_gate_expiry(&self) -> Option<Timestamp> {
         let gates = self.tool_batch().into_iter().flat_map(ToolBatch::gates);
         let deferred = self.state.deferred.gates().map(|(_, gate)| gate.expires_at);
-        gates.map(|(_, _, gate)| gate.expires_at).chain(deferred).min()
+        let of_mode = self.state.requests.open_gate().map(|gate| gate.expires_at);
+        gates
+            .map(|(_, _, gate)| gate.expires_at)
+            .chain(deferred)
+            .chain(of_mode)
+            .min()
     }
 
     /// The gate of this position closes, if one is open.
@@ -244,7 +249,10 @@ impl Engine {
         };
         let (id, until) = (&gate.id, gate.expires_at);
         let message = match gate.kind {
-            GateKind::ToolCallNeedsApproval | GateKind::ToolDefinitionsChanged => {
+            GateKind::ToolCallNeedsApproval
+            | GateKind::ToolDefinitionsChanged
+            | GateKind::LowConfidence
+            | GateKind::Escalated => {
                 let tool = &plan.tool;
                 let because_of = plan.because_of.as_deref().map(because_of).unwrap_or_default();
                 format!("the call of {tool} waits for an approval{because_of} (gate {id})")
@@ -275,7 +283,12 @@ impl Engine {
 
     /// All open gates: those of runs in their order, and those for definitions.
     pub(crate) fn view_gates(&self) -> Vec<OpenGate> {
-        self.gates().into_iter().chain(self.definition_gates()).collect()
+        let of_mode = self.state.requests.reported_gate();
+        self.gates()
+            .into_iter()
+            .chain(of_mode)
+            .chain(self.definition_gates())
+            .collect()
     }
 
     /// The open gates, in the order of their runs.
@@ -307,6 +320,7 @@ impl Engine {
 
     fn for_each_gate(&mut self, change: impl Fn(&mut RunGate)) {
         self.state.deferred.for_each_gate(&change);
+        self.state.requests.for_each_gate(&change);
         if let Some(batch) = self.batch_mut() {
             batch.for_each_gate(change);
         }
@@ -355,11 +369,13 @@ fn because_of(source: &str) -> String {
     format!(", since the model has been shown untrusted content of {source}")
 }
 
-fn pause_reason(kind: GateKind) -> PauseReason {
+pub(crate) fn pause_reason(kind: GateKind) -> PauseReason {
     match kind {
         // The last one is never the gate of a run.
         GateKind::ToolCallNeedsApproval | GateKind::ToolDefinitionsChanged => PauseReason::ToolCallNeedsApproval,
         GateKind::UnknownOutcome => PauseReason::UnknownOutcome,
+        GateKind::LowConfidence => PauseReason::LowConfidence,
+        GateKind::Escalated => PauseReason::Escalated,
     }
 }
 

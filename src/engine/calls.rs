@@ -2,7 +2,7 @@
 //!
 //! Owns what holds for every call: it is journalled before it is sent, counted against the limits, acknowledged once its
 //! outcome is recorded, and probes the pauses that wait for room. What its answer means is up to its owner: `turn`,
-//! `compaction`, `precheck`, `scoring`.
+//! `compaction`, `precheck`, `scoring`, `mode_requests`.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct CallContent {
 }
 
 impl CallContent {
-    /// A question to the light model, which calls no tools.
+    /// A question, whose answer calls no tools.
     fn question(messages: [Message; 2]) -> Self {
         Self {
             messages: messages.map(Arc::new).into(),
@@ -85,7 +85,7 @@ impl Engine {
 
     fn call_content(&mut self) -> CallContent {
         match self.state.call.task() {
-            Some(CallTask::PreCheck([text, data])) => CallContent::question([
+            Some(CallTask::PreCheck([text, data]) | CallTask::Question(_, [text, data])) => CallContent::question([
                 Message::System { text: text.clone() },
                 Message::User { text: data.clone() },
             ]),
@@ -108,9 +108,10 @@ impl Engine {
         out.push(EngineEffect::Acknowledge { call });
         if purpose.uses_light_model() {
             self.note_light_answer();
-        } else {
+        } else if task.is_of_turn() {
             self.calibrate_sizes(answer.input_tokens);
         }
+        self.ask_mode(out.now, |mode, _| mode.call_answered(answer.cost));
         // Usage that the server does not report counts as the largest possible call, so that rate limits hold.
         let tokens = answer.tokens.unwrap_or_else(|| self.largest_use(&task));
         self.count_use(LimitedResource::LLMTokens, tokens, out);
@@ -122,6 +123,7 @@ impl Engine {
             CallTask::Summary(compaction) => self.handle_summary(compaction, call, answer, out),
             CallTask::PreCheck(_) => self.handle_pre_check_answer(call, answer, out),
             CallTask::Score => self.handle_score_answer(call, answer, out),
+            CallTask::Question(..) => self.handle_mode_answer((call, purpose), answer, out),
         }
     }
 
@@ -131,6 +133,7 @@ impl Engine {
             CallTask::Turn | CallTask::Summary(_) => self.largest_call(),
             CallTask::PreCheck(question) => self.largest_pre_check(question),
             CallTask::Score => self.state.scoring.largest_use(&self.settings),
+            CallTask::Question(_, question) => self.largest_question(question),
         }
     }
 
@@ -176,6 +179,7 @@ impl Engine {
         match failed.task {
             CallTask::Score => self.score_failed(call, failure, out),
             CallTask::PreCheck(_) => self.pre_check_failed(failure, out),
+            CallTask::Question(purpose, _) => self.mode_question_failed((call, purpose), &failure, out),
             CallTask::Turn | CallTask::Summary(_) => self.handle_model_failure(call, failure, out),
         }
     }

@@ -42,15 +42,15 @@ pub struct ToolRunId {
     pub member: u16,
     /// The turn, from 1.
     pub turn: i64,
-    /// The model call within the turn whose answer requested it, from 1; 0 for a run that fills the hot state before
-    /// the turn.
+    /// The model call within the turn whose answer requested it, from 1; 0 for a run before the turn, which fills
+    /// the hot state or checks a criterion.
     pub call: u32,
     /// Its position among the tool calls of that answer, from 1.
     pub index: u32,
 }
 
 impl ToolRunId {
-    /// Whether its result goes to the hot state and not to the model.
+    /// Whether it precedes the turn: its result goes to the hot state or to the mode, and not to the model.
     #[must_use]
     pub fn is_refresh(self) -> bool {
         self.call == 0

@@ -193,6 +193,7 @@ impl Engine {
             EngineInput::ResumeRequested { token } => self.resume_requested(token, out),
             EngineInput::GateAnswered(answer) => {
                 self.definition_gate_answered(&answer, out);
+                self.mode_gate_answered(&answer, out);
                 self.gate_answered(&answer, out);
             }
             EngineInput::BudgetChanged { budget } => self.budget_changed(budget, out),
@@ -312,6 +313,7 @@ impl Engine {
     fn advance(&mut self, out: &mut EffectBuffer) {
         if self.state.life.is_active() && !self.fenced {
             self.expire_gates(out);
+            self.settle_mode_gate(out);
             self.settle_definitions(out);
             self.clear_expired(out.now);
             // Pauses and the sleep end before anything starts, and the transition is journalled before what it allows.
@@ -361,6 +363,9 @@ impl Engine {
                     self.begin_turn(kind, out);
                 }
             }
+            NextStep::Ask => self.ask_mode_question(out),
+            NextStep::Check => self.run_mode_check(out),
+            NextStep::RequestApproval => self.open_mode_gate(out),
             NextStep::Begin { .. } | NextStep::Wait => {}
         }
     }
@@ -388,7 +393,10 @@ impl Engine {
     fn next_step_due(&self, now: Timestamp) -> Option<Timestamp> {
         match self.next_step(now) {
             NextStep::Begin { at, .. } => Some(at),
-            NextStep::Stop(_) => Some(Timestamp::MIN),
+            // It may have side effects, and waits for the link without a time.
+            NextStep::Check if !self.state.reasons.allow_actions() => None,
+            NextStep::Stop(_) | NextStep::Check | NextStep::RequestApproval => Some(Timestamp::MIN),
+            NextStep::Ask => Some(self.mode_question_due()),
             NextStep::Wait => None,
         }
     }
@@ -427,6 +435,7 @@ impl Engine {
         self.move_task_clock(back);
         self.state.used.handle_clock_rollback(now);
         self.state.scoring.moved(moved);
+        self.state.requests.moved(moved);
         self.ask_mode(now, |mode, context| mode.clock_set_back(context));
         self.hot.moved(back);
         self.limit_light_wait(now);

@@ -31,6 +31,7 @@ mod light_model;
 mod loop_detection;
 pub mod machine;
 pub mod message;
+mod mode_requests;
 mod model_call;
 mod modes;
 pub mod notifications;
@@ -75,6 +76,7 @@ pub use approvals::{GateAnswer, GateTerms, OpenGate};
 pub use context::budget_health::BudgetHealth;
 pub use context::prompt::Skill;
 pub use ids::{CallId, CallIdError};
+pub use modes::GoalView;
 pub use pauses::budget;
 pub use purpose::CallPurpose;
 pub use untrusted::UntrustedContent;
@@ -359,6 +361,9 @@ pub enum RecordKind {
     NotificationDropped,
     /// A guardrail was reached. Its note is the reason that it raised, or the limit.
     GuardrailTriggered,
+    /// A question of the mode got no clear answer. Its note is the purpose of the call, and the kind of the failure or
+    /// `Unreadable`.
+    QuestionFailed,
     /// The pre-check found nothing that matters: the next turn is skipped, and the sleep continues.
     PrecheckSkipped,
     /// The pre-check had no clear answer: the turn runs. Its note is the failure's kind, or `Unreadable`.

@@ -27,6 +27,8 @@ pub enum CallTask {
     PreCheck([String; 2]),
     /// The score of the signal that is asked for.
     Score,
+    /// The question of the mode: its purpose, the task and the data.
+    Question(CallPurpose, [String; 2]),
 }
 
 impl CallTask {
@@ -37,10 +39,11 @@ impl CallTask {
             Self::Summary(_) => CallPurpose::Compaction,
             Self::PreCheck(_) => CallPurpose::Precheck,
             Self::Score => CallPurpose::Signal,
+            Self::Question(purpose, _) => *purpose,
         }
     }
 
-    const fn is_of_turn(&self) -> bool {
+    pub const fn is_of_turn(&self) -> bool {
         matches!(self, Self::Turn | Self::Summary(_))
     }
 }
@@ -109,7 +112,7 @@ impl CallSlot {
     pub fn compaction(&self) -> Option<Compaction> {
         match self.task()? {
             CallTask::Summary(compaction) => Some(*compaction),
-            CallTask::Turn | CallTask::PreCheck(_) | CallTask::Score => None,
+            CallTask::Turn | CallTask::PreCheck(_) | CallTask::Score | CallTask::Question(..) => None,
         }
     }
 

@@ -28,6 +28,10 @@ pub enum CallPurpose {
     Precheck,
     /// The score of a signal of a Sensor.
     Signal,
+    /// Whether the result of a loop in mode `Goal` meets a criterion.
+    Judge,
+    /// The confidence that a loop in mode `Goal` reaches its goal.
+    Confidence,
 }
 
 impl CallPurpose {
@@ -35,8 +39,14 @@ impl CallPurpose {
     #[must_use]
     pub fn uses_light_model(self) -> bool {
         match self {
-            Self::Turn | Self::Compaction | Self::Heartbeat => false,
+            Self::Turn | Self::Compaction | Self::Heartbeat | Self::Judge | Self::Confidence => false,
             Self::Precheck | Self::Signal => true,
         }
+    }
+
+    /// Whether it answers a question of the mode between two turns.
+    #[must_use]
+    pub fn is_of_mode(self) -> bool {
+        matches!(self, Self::Judge | Self::Confidence)
     }
 }

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::guardrails::active_hours::{ActiveHours, ActiveHoursError};
 use super::hot_state::FieldSchema;
 use super::modes::continuous::heartbeat::HeartbeatSettings;
+use super::modes::goal::GoalSettings;
 use super::precheck;
 use super::resources::ResourceLimit;
 use agentloop_api::AgentSpec;
@@ -19,6 +20,7 @@ use agentloop_support::json_schema;
 pub enum ModeSettings {
     Continuous,
     Task(TaskSettings),
+    Goal(Box<GoalSettings>),
     #[cfg(test)]
     Countdown {
         turns: u32,
@@ -46,6 +48,10 @@ impl TryFrom<&AgentSpec> for ModeSettings {
     fn try_from(spec: &AgentSpec) -> Result<Self, SettingsError> {
         match spec.mode {
             AgentMode::Continuous => Ok(Self::Continuous),
+            AgentMode::Goal => {
+                let goal = spec.goal.as_ref().ok_or(SettingsError::NoGoal)?;
+                Ok(Self::Goal(Box::new(goal.try_into()?)))
+            }
             AgentMode::Task => {
                 let task = spec.task.clone().unwrap_or_default();
                 let response_schema = task.schema();
@@ -167,6 +173,19 @@ pub enum SettingsError {
     Hours(#[from] ActiveHoursError),
     #[error("spec.task.responseSchema is not a usable JSON schema: {0}")]
     ResponseSchema(String),
+    #[error("spec.mode is Goal, which needs spec.goal: add a description and criteria")]
+    NoGoal,
+    #[error("spec.goal.maxCostUSD must be a decimal number with at most six decimals, such as \"2.50\"")]
+    GoalCost,
+    #[error("spec.goal.acceptanceCriteria: {field} of {name} cannot be used: {problem}")]
+    GoalCriterion {
+        /// Name of the criterion.
+        name: String,
+        /// The field, within the criterion.
+        field: String,
+        /// What is wrong with it.
+        problem: String,
+    },
 }
 
 impl TryFrom<&AgentSpec> for EngineSettings {

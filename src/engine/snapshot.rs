@@ -17,6 +17,7 @@ use super::hot_state::HotStateRefresh;
 use super::lifecycle::Lifecycle;
 use super::light_model::LightModelOutage;
 use super::loop_detection::LoopDetector;
+use super::mode_requests::ModeRequests;
 use super::model_call::CallSlot;
 use super::modes::ModeState;
 use super::notifications::NotificationInbox;
@@ -52,6 +53,8 @@ pub struct EngineSnapshot {
     pub(super) pre_check: PreCheckState,
     /// The signal that is being scored.
     pub(super) scoring: ScoringState,
+    /// What the mode has requested between two turns.
+    pub(super) requests: ModeRequests,
     /// When the next own turn may begin, if neither a pause nor a sleep holds the loop.
     pub(super) next_turn: Option<Timestamp>,
     pub(super) reasons: Pauses,

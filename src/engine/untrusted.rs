@@ -42,7 +42,7 @@ impl ContentTrust {
     }
 
     /// Untrusted content is, or will be, the message after so many messages of the transcript, or precedes it in the prompt.
-    fn add(&mut self, after: usize, source: String, at: Timestamp) {
+    pub fn add(&mut self, after: usize, source: String, at: Timestamp) {
         match &mut self.untrusted {
             Some(known) => known.after = known.after.min(after),
             None => {

@@ -6,6 +6,7 @@ use super::approvals::OpenGate;
 use super::effects::{EffectBuffer, journal_line, trip_line};
 use super::lifecycle::{LifecyclePhase, PublicState};
 use super::machine::Engine;
+use super::modes::GoalView;
 use super::resources::ResourceWait;
 use super::snapshot::ChosenSleep;
 use super::tasks::EndedTask;
@@ -51,6 +52,8 @@ pub struct LoopView {
     pub untrusted: Option<UntrustedContent>,
     /// The repetition that the loop is in.
     pub detected: Option<DetectedRepetition>,
+    /// The progress of a loop in mode `Goal`.
+    pub goal: Option<GoalView>,
     /// Why the light model cannot be used, if only a user can fix that.
     pub light_model: Option<CallFailure>,
 }
@@ -98,6 +101,7 @@ impl Engine {
             waiting_tasks: self.tasks.count(),
             untrusted: state.trust.untrusted().cloned(),
             detected: self.detected(),
+            goal: self.mode().goal_view(&self.settings),
             light_model: self.light_model_failure().cloned(),
         }
     }

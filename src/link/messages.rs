@@ -17,6 +17,7 @@ use agentloop_api::{
     amount::{Amount, LimitAmounts},
     condition::LoopSign,
     failure::{CallFailure, FailureKind},
+    goal::GoalStatus,
     price::ModelPrice,
     status::{
         Gate, HandledRequests, LastError, LoopOutcome, LoopState, LoopUsage, PauseReason, UntrustedContent,
@@ -438,6 +439,9 @@ pub struct LoopReport {
     /// The repetition that the loop is in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detected: Option<DetectedLoop>,
+    /// The progress of a loop in mode `Goal`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub goal: Option<GoalStatus>,
     /// How the last call to `spec.lightModel` failed, while only a user can fix that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub light_model: Option<ModelReport>,

@@ -84,7 +84,7 @@ pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result
         gateway_updates,
         terminate,
     };
-    let result = worker.run().await;
+    let result = Box::pin(worker.run()).await;
     events.abort();
     result
 }

@@ -5,7 +5,7 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
 use super::agents::{Agent, script, scripted};
-use super::cluster::{AGENTS, Namespace, shared};
+use super::cluster::{AGENTS, Namespace, leader, shared};
 use crate::tools::python::{self, Edition, McpServer};
 
 /// Two calls that need an approval, and the end once the model has seen their results.
@@ -105,8 +105,14 @@ fn a_call_waits_for_its_approval_across_pods_and_a_denied_one_never_runs() {
     agent.until("the denial", 60, |agent| (gates(agent) == open[..1]).then_some(()));
     assert!(acts(&server).is_empty());
 
+    // The leader is killed while the call waits: the answer reaches the pod through the next one.
+    let old = leader(&cluster.system);
+    let name = old["metadata"]["name"].as_str().unwrap();
+    cluster
+        .system
+        .ok(&["delete", "pod", name, "--grace-period=0", "--force", "--wait=false"]);
     answer(&agent, &[("approve", format!("{id}:{hash}")), by]);
-    let ended = agent.until("an end", 60, |agent| {
+    let ended = agent.until("an end", 120, |agent| {
         (agent["status"]["loop"]["outcome"] == "Completed").then(|| agent.clone())
     });
     assert_eq!(acts(&server), ["note canary-one"]);

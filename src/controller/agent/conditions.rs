@@ -10,6 +10,7 @@ use strum::IntoEnumIterator;
 
 use super::apply::PodObstacle;
 use super::gateway_loop_detection;
+use super::goal_conditions as goal;
 use super::intent::{Intent, RestReason};
 use super::requests;
 use super::status::AgentStatusInput;
@@ -67,6 +68,7 @@ pub(super) fn compute(facts: &AgentStatusInput<'_>, status: &LoopStatus) -> Vec<
     conditions.guardrails();
     conditions.idle(status);
     conditions.loop_detected();
+    goal::set(&mut conditions, status);
     conditions.link();
     conditions.model();
     conditions.light_model();
@@ -99,9 +101,9 @@ fn reason_message(reason: &str, message: impl Into<String>) -> ReasonMessage {
     }
 }
 
-struct AgentConditions<'a> {
-    facts: &'a AgentStatusInput<'a>,
-    list: ConditionList,
+pub(super) struct AgentConditions<'a> {
+    pub(super) facts: &'a AgentStatusInput<'a>,
+    pub(super) list: ConditionList,
 }
 
 impl AgentConditions<'_> {
@@ -470,15 +472,17 @@ impl AgentConditions<'_> {
                     "the loop is stopping because spec.suspend is true",
                 ));
             }
-            // An idle timeout and a yield to the end are regular outcomes; only a detected loop leaves a failed Agent.
+            // An idle timeout and a yield to the end are regular outcomes; only a detected loop and a goal that was not
+            // reached leave a failed Agent.
             (Some(RestReason::Completed), _) => {
                 if let Some(idle) = self.holds(ConditionType::IdleTimeoutReached) {
                     return AgentReadiness::Ready(reason_message(&idle.type_, idle.message.clone()));
                 }
-                if status.outcome == Some(LoopOutcome::Failed) {
-                    let held = self.holds(ConditionType::LoopDetected);
+                if let Some(outcome @ (LoopOutcome::Failed | LoopOutcome::Escalated)) = status.outcome {
+                    let goal = self.list.find(ConditionType::Succeeded);
+                    let held = goal.or_else(|| self.holds(ConditionType::LoopDetected));
                     let message = held.map_or_else(String::new, |held| held.message.clone());
-                    return AgentReadiness::Stalled(reason_message(LoopOutcome::Failed.as_ref(), message));
+                    return AgentReadiness::Stalled(reason_message(outcome.as_ref(), message));
                 }
                 let message =
                     "the agent ended its loop; change the spec or set the annotation agentloop.dev/wake to restart it";

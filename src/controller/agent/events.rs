@@ -78,10 +78,13 @@ fn from_loop(old: &AgentStatus, new: &AgentStatus) -> Option<KubeEvent> {
             let held = condition::find(&new.conditions, ConditionType::IdleTimeoutReached)?;
             return Some(KubeEvent::warning(&held.type_, "End", held.message.clone()));
         }
-        (None, Some(LoopOutcome::Failed)) => {
-            let held = condition::find(&new.conditions, ConditionType::LoopDetected);
+        (None, Some(outcome @ (LoopOutcome::Failed | LoopOutcome::Escalated))) => {
+            let held = [ConditionType::Succeeded, ConditionType::LoopDetected];
+            let held = held
+                .into_iter()
+                .find_map(|type_| condition::find(&new.conditions, type_));
             let note = held.map_or("", |held| &held.message);
-            return Some(KubeEvent::warning(LoopOutcome::Failed.as_ref(), "End", note));
+            return Some(KubeEvent::warning(outcome.as_ref(), "End", note));
         }
         (Some(_), _) | (None, None) => {}
     }

@@ -19,6 +19,10 @@ mod decide_tests;
 mod detection_tests;
 mod events;
 mod gateway_loop_detection;
+mod goal_conditions;
+mod goal_spec;
+#[cfg(test)]
+mod goal_tests;
 mod intent;
 #[cfg(test)]
 mod kstatus;

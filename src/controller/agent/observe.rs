@@ -10,6 +10,7 @@ use kube::api::Api;
 use kube::core::Status;
 
 use super::claims::{self, ClaimState, VolumeClaim};
+use super::goal_spec;
 use super::preflight::ReferenceKind;
 use super::reads::NeededReads;
 use super::reconcile::{ReconcileContext, ReconciledAgent};
@@ -118,6 +119,7 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
         for (kind, text) in [
             (TextKind::ApprovalConditions, approval_conditions_text(&spec.tools)),
             (TextKind::ResponseSchema, response_schema_text(spec)),
+            (TextKind::Goal, goal_spec::text(spec)),
         ] {
             let Some(text) = text else { continue };
             if let Err(error) = ctx.shared.texts.check(kind, text).await {

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::context::ReconcilerSettings;
+use super::goal_spec;
 use super::validate::{
     AgentReferences, ModelReferences, ReferenceLookup, approval_conditions, approval_conditions_text,
     environment_references, response_schema, response_schema_text, script, validate,
@@ -80,7 +81,8 @@ pub fn find_problem(
             .collect(),
         texts: approval_conditions_text(&spec.tools)
             .and_then(|text| approval_conditions(&text).err())
-            .or_else(|| response_schema_text(spec).and_then(|text| response_schema(&text).err())),
+            .or_else(|| response_schema_text(spec).and_then(|text| response_schema(&text).err()))
+            .or_else(|| goal_spec::text(spec).and_then(|text| goal_spec::check(&text).err())),
     };
     validate(agent, &references, settings)
         .err()

@@ -40,6 +40,9 @@ pub(super) fn gate_message(gate: &Gate) -> String {
              loop continues without them (gate {id}; the event gate:opened names the tools)"
         ),
         GateKind::ToolCallNeedsApproval => format!("the call of {tool} waits for an approval{because_of} (gate {id})"),
+        GateKind::LowConfidence | GateKind::Escalated => {
+            format!("the loop waits for an approval to continue towards its goal (gate {id})")
+        }
         GateKind::UnknownOutcome => {
             format!("the outcome of a call of {tool} is unknown; repeating it waits for an approval (gate {id})")
         }

@@ -105,6 +105,9 @@ pub(super) fn compute(facts: &AgentStatusInput<'_>) -> AgentStatus {
             || old.recent_activations.clone(),
             |report| report.recent_activations.clone(),
         ),
+        goal: facts
+            .report()
+            .map_or_else(|| old.goal.clone(), |report| report.goal.clone()),
         budgets: facts
             .shares
             .map_or_else(|| old.budgets.clone(), |shares| shares.budgets.clone()),

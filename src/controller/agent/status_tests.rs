@@ -11,6 +11,7 @@ use strum::IntoEnumIterator;
 use super::apply::PodObstacle;
 use super::events;
 use super::gateway_loop_detection::LoopFinding;
+use super::goal_tests;
 use super::intent::{Intent, ReplaceReason, RestReason};
 use super::kstatus::{KstatusVerdict, verdict};
 use super::status::{AgentStatusInput, compute};
@@ -33,7 +34,7 @@ pub(super) fn now() -> Timestamp {
     "2026-11-22T14:00:00Z".parse().unwrap()
 }
 
-fn agent(suspend: bool) -> Agent {
+pub(super) fn agent(suspend: bool) -> Agent {
     let metadata = serde_json::json!({ "name": "coast", "namespace": "team-a", "uid": "u", "generation": 3 });
     let spec = serde_json::json!({ "model": { "api": "Scripted", "name": "demo" }, "suspend": suspend });
     let kind = serde_json::json!({ "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "metadata": metadata, "spec": spec });
@@ -80,6 +81,8 @@ fn failing(kind: FailureKind) -> ReceivedReport {
 #[expect(clippy::struct_excessive_bools, reason = "each varies on its own")]
 pub(super) struct Case {
     pub(super) suspend: bool,
+    /// The Agent is in mode `Goal`.
+    pub(super) goal: bool,
     /// The Agent has a light model.
     pub(super) light: bool,
     pub(super) verdict: Result<(), InvalidAgent>,
@@ -100,6 +103,7 @@ impl Default for Case {
     fn default() -> Self {
         Self {
             suspend: false,
+            goal: false,
             light: false,
             verdict: Ok(()),
             intent: Intent::Keep,
@@ -119,7 +123,11 @@ impl Default for Case {
 
 impl Case {
     pub(super) fn status(&self) -> AgentStatus {
-        let mut agent = agent(self.suspend);
+        let mut agent = if self.goal {
+            goal_tests::goal_agent()
+        } else {
+            agent(self.suspend)
+        };
         agent.spec.light_model = self.light.then(|| agent.spec.model.clone());
         let detection = &mut agent.spec.guardrails.loop_detection;
         detection.mode = if self.enforce {
@@ -131,7 +139,7 @@ impl Case {
     }
 
     /// The status of this Agent in the same situation.
-    fn status_of(&self, agent: &Agent) -> AgentStatus {
+    pub(super) fn status_of(&self, agent: &Agent) -> AgentStatus {
         compute(&AgentStatusInput {
             agent,
             old: &self.old,

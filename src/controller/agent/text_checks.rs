@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
+use super::goal_spec;
 use super::validate::{approval_conditions, response_schema, script};
 use crate::support::hash::sha256;
 
@@ -27,6 +28,8 @@ pub(super) enum TextKind {
     ApprovalConditions,
     /// `spec.task.responseSchema` as JSON.
     ResponseSchema,
+    /// `spec.goal` as JSON.
+    Goal,
 }
 
 impl TextKind {
@@ -35,6 +38,7 @@ impl TextKind {
             Self::Script => script(text),
             Self::ApprovalConditions => approval_conditions(text),
             Self::ResponseSchema => response_schema(text),
+            Self::Goal => goal_spec::check(text),
         }
     }
 
@@ -43,6 +47,7 @@ impl TextKind {
             Self::Script => sha256(text),
             Self::ApprovalConditions => sha256(format!("approval conditions {text}")),
             Self::ResponseSchema => sha256(format!("response schema {text}")),
+            Self::Goal => sha256(format!("goal {text}")),
         }
     }
 }

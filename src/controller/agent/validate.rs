@@ -56,7 +56,7 @@ pub(super) struct AgentReferences {
     pub(super) headers: BTreeMap<String, ReferenceLookup<Vec<String>>>,
     /// Whether the objects of [`environment_references`] exist, by field.
     pub(super) environment: BTreeMap<String, bool>,
-    /// The first error of the approval conditions and of the response schema, if any.
+    /// The first error of the texts that are long to check, if any: see [`TextKind`](super::text_checks::TextKind).
     pub(super) texts: Option<String>,
 }
 

@@ -63,7 +63,20 @@ impl Engine {
         self.running.keys().any(|run| run.is_refresh())
     }
 
-    fn plan_refresh(&mut self, out: &mut EffectBuffer) {
+    /// An id for a run before the next turn that has none yet.
+    pub(crate) fn id_before_turn(&mut self) -> ToolRunId {
+        self.begin_refresh();
+        let refresh = &mut self.state.refresh;
+        refresh.planned = refresh.planned.saturating_add(1);
+        ToolRunId {
+            member: ids::MAIN,
+            turn: refresh.turn,
+            call: 0,
+            index: refresh.planned,
+        }
+    }
+
+    fn begin_refresh(&mut self) {
         let coming = self.state.totals.next_turn();
         if self.state.refresh.turn != coming {
             self.state.refresh = HotStateRefresh {
@@ -71,6 +84,10 @@ impl Engine {
                 ..HotStateRefresh::default()
             };
         }
+    }
+
+    fn plan_refresh(&mut self, out: &mut EffectBuffer) {
+        self.begin_refresh();
         let wanted: Vec<FieldSchema> = self.hot.fields_to_refresh(out.now).cloned().collect();
         for field in wanted {
             let runs = &self.state.refresh.runs;
@@ -171,13 +188,20 @@ impl Engine {
         out.push(EngineEffect::RunTool(run, plan.timeout));
     }
 
-    /// Name of the tool of a run that fills a field.
+    /// Name of the tool of a run before the turn.
     pub(crate) fn refresh_tool(&self, id: ToolRunId) -> Option<&str> {
+        if self.state.requests.runs(id) {
+            return self.state.requests.tool();
+        }
         Some(&self.state.refresh.runs.get(&id.index)?.plan.tool)
     }
 
-    /// A run that fills a field ended.
+    /// A run before the turn ended.
     pub(crate) fn refresh_finished(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+        if self.state.requests.runs(id) {
+            self.mode_check_ended(&outcome, out);
+            return;
+        }
         let Some(FieldRun { field, plan }) = self.state.refresh.runs.remove(&id.index) else {
             return;
         };

@@ -5,7 +5,7 @@
 
 mod escalation;
 mod signals;
-mod signature;
+pub(crate) mod signature;
 
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use serde_json::json;
 use escalation::{EscalationRules, EscalationStep, LoopEpisode, MOST_PAUSES};
 pub use signals::ToolCallEnding;
 use signals::{LoopSignal, RecentCalls};
-use signature::ShortHash;
+pub(crate) use signature::{CallSignature, ShortHash};
 
 use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
@@ -207,7 +207,7 @@ impl Engine {
         watch.turn_ends();
     }
 
-    fn last_words(&self) -> &str {
+    pub(super) fn last_words(&self) -> &str {
         let answer = self.transcript.iter().rev().find_map(|message| match &**message {
             Message::Assistant { text, .. } => Some(text.as_deref().unwrap_or_default()),
             Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
@@ -266,6 +266,9 @@ impl Engine {
                 "such calls are denied for the rest of this turn; do something else{}",
                 if tool.is_some() { ", or sleep" } else { "" }
             ),
+            EscalationStep::Paused if self.ask_mode(out.now, |mode, _| mode.loop_detected()) => {
+                "a person decides after this step whether you continue".to_owned()
+            }
             EscalationStep::Paused => format!(
                 "the loop is forced to sleep for {} s",
                 self.pause_for_loop(out).as_secs()

@@ -25,7 +25,7 @@ pub struct CountdownState {
 fn turns(context: &ModeContext<'_>) -> u32 {
     match context.settings.mode {
         ModeSettings::Countdown { turns } => turns,
-        ModeSettings::Continuous | ModeSettings::Task(_) => 0,
+        ModeSettings::Continuous | ModeSettings::Goal(_) | ModeSettings::Task(_) => 0,
     }
 }
 

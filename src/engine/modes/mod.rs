@@ -9,11 +9,14 @@
 pub mod continuous;
 #[cfg(test)]
 pub mod countdown;
+pub mod goal;
 pub mod task;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
+use super::CallPurpose;
 use super::machine::Engine;
 use super::message::{ToolCall, ToolDefinition};
 use super::resources::ResourceTracker;
@@ -21,9 +24,11 @@ use super::settings::{EngineSettings, ModeSettings};
 use super::snapshot::{ChosenSleep, TurnBriefing};
 use super::tasks::TaskOffer;
 use super::turn::kind::TurnKind;
-use agentloop_api::status::LoopOutcome;
+use agentloop_api::failure::CallFailure;
+use agentloop_api::goal::GoalEnd;
+use agentloop_api::status::{GateKind, LoopOutcome};
 use continuous::ContinuousState;
-use serde_json::Value;
+use goal::GoalState;
 use task::TaskState;
 
 /// What a mode may look at.
@@ -41,6 +46,8 @@ pub struct ModeContext<'a> {
     pub silent_servers: &'a [String],
     /// The task that waits longest.
     pub next_task: Option<&'a TaskOffer>,
+    /// The last failure of a call or a turn.
+    pub last_failure: Option<&'a CallFailure>,
 }
 
 /// What comes next in a loop without an open turn.
@@ -48,6 +55,12 @@ pub struct ModeContext<'a> {
 pub enum NextStep {
     /// A turn of this kind begins, not before this time. Pauses and rate limits can delay it.
     Begin { kind: TurnKind, at: Timestamp },
+    /// The model call of [`LoopMode::question`]; its answer goes to [`LoopMode::answered`].
+    Ask,
+    /// The tool run of [`LoopMode::check`]; its end goes to [`LoopMode::checked`].
+    Check,
+    /// The gate of [`LoopMode::approval`]; its answer goes to [`LoopMode::approval_answered`].
+    RequestApproval,
     /// Nothing, until a sleep is over or an input arrives.
     Wait,
     /// The loop ends.
@@ -70,7 +83,7 @@ pub enum TurnEnd<'a> {
     Completed {
         /// What its model requested with a tool of the mode; an answer without tool calls requests `Continue`.
         pace: &'a LoopPace,
-        /// The text of its last answer, if the turn has its own conversation.
+        /// The text of its last answer.
         last_text: &'a str,
     },
     /// It was given up. `acted`: a tool with side effects had run in it.
@@ -93,6 +106,59 @@ pub enum LoopPace {
     Finish { result: Value },
     /// The end of the loop.
     Shutdown,
+    /// A confidence check.
+    CheckConfidence {
+        /// Why, in the agent's words.
+        reason: String,
+    },
+}
+
+/// A question of a mode to the main model, without tools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModeQuestion {
+    pub purpose: CallPurpose,
+    /// The system message.
+    pub text: String,
+    pub data: String,
+}
+
+/// A tool run of a mode between turns. It is not requested by the model and needs no approval; a run that a restart
+/// interrupts is repeated, whatever its effect.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModeCheck {
+    /// Name of the tool, as the model calls it.
+    pub tool: &'static str,
+    pub arguments: Map<String, Value>,
+}
+
+/// How a tool run of a mode ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckEnd<'a> {
+    /// It ran, with this result.
+    Ran(&'a str),
+    /// It failed, was not run, or its outcome is unknown: why.
+    NotRun(&'a str),
+}
+
+/// What a person must approve before the loop continues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModeApproval {
+    pub kind: GateKind,
+    /// Why the loop waits. No text of a model or a tool.
+    pub message: String,
+}
+
+/// The progress of a loop in mode `Goal`, as seen from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GoalView {
+    /// Completed steps.
+    pub steps: u32,
+    /// The criteria, and whether each was met at its last check.
+    pub criteria: Vec<(String, bool)>,
+    /// In percent.
+    pub last_confidence: Option<u8>,
+    /// What ended the loop.
+    pub end: Option<GoalEnd>,
 }
 
 /// The decision on a call of one of the mode's tools.
@@ -188,6 +254,56 @@ pub trait LoopMode {
         None
     }
 
+    /// What the system prompt says after [`LoopMode::runtime_text`]. The same in every call of a loop.
+    fn assignment(&self, _settings: &EngineSettings) -> Option<String> {
+        None
+    }
+
+    /// A call of the turn under way has its result. `was_admitted`: it was not rejected by the mode or as a repetition.
+    fn call_ended(&mut self, _call: &ToolCall, _text: &str, _was_admitted: bool, _has_failed: bool) {}
+
+    /// A model call was answered, whatever its purpose. `cost`: in micro-dollars, if known.
+    fn call_answered(&mut self, _cost: Option<i64>) {}
+
+    /// A detected loop would force a sleep. True: the mode asks a person instead, once the turn has ended.
+    fn loop_detected(&mut self) -> bool {
+        false
+    }
+
+    /// The loop ends.
+    fn loop_ended(&mut self, _context: &ModeContext<'_>) {}
+
+    /// The question that [`NextStep::Ask`] is about.
+    fn question(&self, _context: &ModeContext<'_>) -> Option<ModeQuestion> {
+        None
+    }
+
+    /// The question was answered; `None`: there is no answer, and no retry would bring one. Whether it could be read.
+    fn answered(&mut self, _answer: Option<&str>, _context: &ModeContext<'_>) -> bool {
+        false
+    }
+
+    /// The run that [`NextStep::Check`] is about.
+    fn check(&self, _context: &ModeContext<'_>) -> Option<ModeCheck> {
+        None
+    }
+
+    /// The run has ended.
+    fn checked(&mut self, _end: CheckEnd<'_>, _context: &ModeContext<'_>) {}
+
+    /// What [`NextStep::RequestApproval`] is about.
+    fn approval(&self, _context: &ModeContext<'_>) -> Option<ModeApproval> {
+        None
+    }
+
+    /// A person has answered, or the gate has expired, after so long.
+    fn approval_answered(&mut self, _approved: bool, _waited: SignedDuration) {}
+
+    /// The progress towards a goal, for people.
+    fn goal_view(&self, _settings: &EngineSettings) -> Option<GoalView> {
+        None
+    }
+
     /// The sleep that the loop is in, if any.
     fn sleep(&self) -> Option<&ChosenSleep> {
         None
@@ -231,14 +347,17 @@ pub trait LoopMode {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(untagged, from = "StoredModeState")]
 pub enum ModeState {
+    Continuous(ContinuousState),
     Task {
         task: TaskState,
+    },
+    Goal {
+        goal: Box<GoalState>,
     },
     #[cfg(test)]
     Countdown {
         countdown: countdown::CountdownState,
     },
-    Continuous(ContinuousState),
 }
 
 /// The fields of a snapshot that can hold a [`ModeState`].
@@ -247,6 +366,7 @@ struct StoredModeState {
     #[serde(flatten)]
     continuous: ContinuousState,
     task: Option<TaskState>,
+    goal: Option<Box<GoalState>>,
     #[cfg(test)]
     countdown: Option<countdown::CountdownState>,
 }
@@ -260,6 +380,9 @@ impl From<StoredModeState> for ModeState {
         if let Some(task) = stored.task {
             return Self::Task { task };
         }
+        if let Some(goal) = stored.goal {
+            return Self::Goal { goal };
+        }
         Self::Continuous(stored.continuous)
     }
 }
@@ -271,6 +394,7 @@ impl ModeSettings {
         match self {
             Self::Continuous => Some(continuous::yield_tool::NAME),
             Self::Task(_) => None,
+            Self::Goal(_) => None,
             #[cfg(test)]
             Self::Countdown { .. } => None,
         }
@@ -291,6 +415,7 @@ impl ModeState {
             ModeSettings::Task(_) => Self::Task {
                 task: TaskState::default(),
             },
+            ModeSettings::Goal(_) => Self::Goal { goal: Box::default() },
             #[cfg(test)]
             ModeSettings::Countdown { .. } => Self::Countdown {
                 countdown: countdown::CountdownState::default(),
@@ -313,6 +438,7 @@ impl ModeState {
         match self {
             Self::Continuous(state) => state,
             Self::Task { task } => task,
+            Self::Goal { goal } => &**goal,
             #[cfg(test)]
             Self::Countdown { countdown } => countdown,
         }
@@ -322,6 +448,7 @@ impl ModeState {
         match self {
             Self::Continuous(state) => state,
             Self::Task { task } => task,
+            Self::Goal { goal } => &mut **goal,
             #[cfg(test)]
             Self::Countdown { countdown } => countdown,
         }
@@ -342,6 +469,7 @@ impl Engine {
             wake_events: self.offer.wake_events(),
             silent_servers: self.offer.toolbox().silent(),
             next_task: self.tasks.first(),
+            last_failure: self.state.last_error.as_ref().map(|(_, failure)| failure),
         }
     }
 

@@ -60,3 +60,14 @@ pub(super) fn without_its_line(effects: Vec<EngineEffect>) -> Vec<EngineEffect> 
     let came = |effect: &EngineEffect| matches!(effect, EngineEffect::Record(record) if record.kind == RecordKind::SensorUpdated);
     effects.into_iter().filter(|effect| !came(effect)).collect()
 }
+
+/// Inputs that must not end a pause that is not theirs.
+pub(super) fn try_everything_but(driver: &mut Driver, resume_too: bool) {
+    driver.feed(EngineInput::WakeRequested { token: "w".into() });
+    driver.feed(happens("chat"));
+    driver.feed(EngineInput::LinkBack);
+    driver.feed(EngineInput::Timer);
+    if resume_too {
+        resume(driver, "r");
+    }
+}

@@ -14,6 +14,10 @@ mod events;
 mod expiry;
 mod failures;
 mod gate;
+mod goal;
+mod goal_gates;
+mod goal_recovery;
+mod goal_texts;
 mod heartbeat;
 mod held_results;
 mod history;
@@ -31,6 +35,7 @@ mod notifications;
 mod offers;
 mod poison;
 mod precheck;
+mod prompt_rules;
 mod random;
 mod rates;
 mod runtime_mark;
@@ -52,8 +57,8 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use self::events::{happens, notified, value_of, without_its_line};
-use self::texts::check_prompt;
+use self::events::{happens, notified, try_everything_but, value_of, without_its_line};
+use self::prompt_rules::check_prompt;
 use super::context::prompt_size as sizes;
 use super::guardrails::active_hours::{ActiveHours, WindowPosition};
 use super::machine::{Engine, EngineSnapshot};
@@ -152,17 +157,6 @@ fn failure(kind: FailureKind) -> CallFailure {
 
 fn resume(driver: &mut Driver, token: &str) {
     driver.feed(EngineInput::ResumeRequested { token: token.into() });
-}
-
-/// Inputs that must not end a pause that is not theirs.
-fn try_everything_but(driver: &mut Driver, resume_too: bool) {
-    driver.feed(EngineInput::WakeRequested { token: "w".into() });
-    driver.feed(happens("chat"));
-    driver.feed(EngineInput::LinkBack);
-    driver.feed(EngineInput::Timer);
-    if resume_too {
-        resume(driver, "r");
-    }
 }
 
 /// The worker's part: holds the journal, the timer and the call in flight.
@@ -425,9 +419,10 @@ impl Driver {
                 let parted = next.is_some_and(|next| matches!(**next, Message::Tool { .. }));
                 assert!(!parted, "a call and its results leave together");
             }
-            CallPurpose::Precheck | CallPurpose::Signal => {}
+            CallPurpose::Precheck | CallPurpose::Signal | CallPurpose::Judge | CallPurpose::Confidence => {}
         }
-        assert_eq!(call.call == 0, self.purpose.uses_light_model());
+        let is_between = self.purpose.uses_light_model() || self.purpose.is_of_mode();
+        assert_eq!(call.call == 0, is_between);
         check_prompt(messages);
         self.in_flight = Some(call);
         self.issued.push(call);
@@ -474,13 +469,17 @@ impl Driver {
                     tool.effect == ToolEffect::Read
                         || tool.idempotent
                         || tool.on_unknown == UnknownOutcomePolicy::Retry
+                        || self.engine.state.requests.runs(run.id)
                         || self.approvals(run.id).any(|note| note.contains("-try"))
                 });
                 assert!(may, "{} was sent twice", run.id);
             }
         }
         let is_after = self.untrusted.contains(&(run.id.turn, run.id.call));
-        if rule(&run.name).is_some_and(|tool| tool.needs_approval || (is_after && tool.needs_approval_after_untrusted))
+        let is_of_user = self.engine.state.requests.runs(run.id);
+        if !is_of_user
+            && rule(&run.name)
+                .is_some_and(|tool| tool.needs_approval || (is_after && tool.needs_approval_after_untrusted))
         {
             let tries = self.sent.iter().filter(|sent| sent.id == run.id).count();
             assert!(self.approvals(run.id).count() > tries, "{} was not approved", run.id);
@@ -535,6 +534,11 @@ impl Driver {
                 | PauseReason::QuotaExceeded
                 | PauseReason::ModelRefused => {
                     matches!(input, EngineInput::ResumeRequested { .. })
+                }
+                PauseReason::LowConfidence | PauseReason::Escalated => {
+                    // A new process may run another mode.
+                    matches!(input, EngineInput::GateAnswered(_) | EngineInput::Started { .. })
+                        || before.first_gate_expiry().is_some_and(|at| at <= self.now)
                 }
                 PauseReason::ToolCallNeedsApproval | PauseReason::UnknownOutcome => {
                     // The end of a deferred call makes room for the one that the loop waits for.

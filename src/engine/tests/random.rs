@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::super::context::digest::DigestDetail;
 use super::super::modes::continuous::heartbeat::HeartbeatSettings;
+use super::super::modes::goal::CriterionCheck;
 use super::super::notifications::{Notification, NotificationPriority};
 use super::super::precheck;
 use super::*;
@@ -57,6 +58,8 @@ fn answers() -> impl Strategy<Value = ModelAnswer> {
     prop_oneof![
         Just(ModelAnswer::default()),
         Just(says(r#"{"wake": false}"#)),
+        Just(says(r#"{"confidence": 70, "met": true}"#)),
+        prop::sample::select(vec!["o", "x"]).prop_map(goal::finish),
         (0..2000_usize).prop_map(|length| says(&"x".repeat(length))),
         (name, arguments).prop_map(|(name, arguments)| calls(name, arguments)),
         prop::collection::vec(prop::sample::select(names()), 1..7).prop_map(|names| work::wants(&names)),
@@ -180,6 +183,23 @@ fn forward(steps: Vec<Step>) -> Vec<Step> {
     (1..).zip(steps).map(forward).collect()
 }
 
+/// A goal that only an unlikely answer meets, with all kinds of checks.
+fn goals() -> EngineSettings {
+    goal::goal(|goal| {
+        // The window is small.
+        goal.description = "Count.".into();
+        goal.constraints.clear();
+        goal.criteria = vec![
+            goal::criterion("text", CriterionCheck::Regex("o".into())),
+            goal::criterion("tests", goal::command("x", Some("found"))),
+            goal::criterion("sense", goal::judge()),
+        ];
+        goal.max_steps = 8;
+        goal.timeout = seconds(600);
+        goal.confidence_every = 2;
+    })
+}
+
 /// The second has hours that end within most runs; the next timer is then a day away.
 fn small() -> impl Strategy<Value = EngineSettings> {
     let hours = prop_oneof![3 => Just(None), 1 => Just(Some(hours("UTC", "00:00", "00:02")))];
@@ -194,7 +214,11 @@ fn small() -> impl Strategy<Value = EngineSettings> {
         DetectionMode::Warn,
         DetectionMode::Disabled,
     ]);
-    let mode = prop_oneof![4 => Just(ModeSettings::Continuous), 1 => Just(ModeSettings::Countdown { turns: 4 })];
+    let mode = prop_oneof![
+        4 => Just(ModeSettings::Continuous),
+        1 => Just(ModeSettings::Countdown { turns: 4 }),
+        2 => Just(goals().mode),
+    ];
     let drawn = (hours, policy, heartbeat, any::<bool>(), detects, mode, any::<bool>());
     drawn.prop_map(
         |(active_hours, exhaustion_policy, heartbeat, pre_check, detects, mode, defers)| EngineSettings {
@@ -222,6 +246,14 @@ fn small() -> impl Strategy<Value = EngineSettings> {
             ..settings()
         },
     )
+}
+
+/// A loop with tools of all kinds.
+fn world(settings: EngineSettings) -> Driver {
+    let mut driver = Driver::fresh(settings);
+    driver.offer(approvals::gated_tools().into_iter().chain([goal::shell()]).collect());
+    driver.start(1);
+    driver
 }
 
 impl Driver {
@@ -334,6 +366,8 @@ impl Driver {
                     CallPurpose::Compaction => says("All is well."),
                     CallPurpose::Precheck => says(r#"{"wake": true}"#),
                     CallPurpose::Signal => says(r#"{"score": 1}"#),
+                    CallPurpose::Judge => says(r#"{"met": false}"#),
+                    CallPurpose::Confidence => says(r#"{"confidence": 90}"#),
                 };
                 let answer = if self.purpose == CallPurpose::Heartbeat {
                     says("well")
@@ -412,7 +446,7 @@ proptest! {
     /// Whatever has happened: with a provider and tools that answer, the loop continues.
     #[test]
     fn an_own_turn_completes_once_all_is_well_again(settings in small(), steps in prop::collection::vec(steps(), 1..60)) {
-        let mut driver = Driver::with_gates(settings);
+        let mut driver = world(settings);
         for step in &steps {
             driver.step(step);
         }
@@ -430,7 +464,7 @@ proptest! {
         filters in any::<bool>(),
     ) {
         let refuse = if filters { Driver::refused_turn } else { Driver::failed_turn };
-        let mut driver = Driver::with_gates(EngineSettings { active_hours: None, ..settings });
+        let mut driver = world(EngineSettings { active_hours: None, ..settings });
         for step in &steps {
             driver.step(step);
         }
@@ -441,7 +475,7 @@ proptest! {
 
     #[test]
     fn any_sequence_of_inputs_keeps_every_invariant(settings in small(), steps in prop::collection::vec(steps(), 1..60)) {
-        let mut driver = Driver::with_gates(settings);
+        let mut driver = world(settings);
         for step in &steps {
             driver.step(step);
         }
@@ -456,7 +490,7 @@ proptest! {
         restored_after in any::<prop::sample::Index>(),
     ) {
         // Values of the moment end with the process, and only the pre-check uses them.
-        let mut driver = Driver::with_gates(EngineSettings { pre_check: None, ..settings });
+        let mut driver = world(EngineSettings { pre_check: None, ..settings });
         let (past, future) = story.split_at(1 + restored_after.index(story.len() - 1));
         for step in past {
             driver.step(step);

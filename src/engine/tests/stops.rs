@@ -54,6 +54,8 @@ fn held_by(reason: PauseReason) -> Driver {
         }
         PauseReason::ToolCallNeedsApproval => driver = approvals::waiting(),
         PauseReason::UnknownOutcome => driver = approvals::of_unknown_outcome(),
+        PauseReason::LowConfidence => driver = goal_gates::doubtful(),
+        PauseReason::Escalated => driver = goal_gates::looping(),
         PauseReason::RateWindow => (0..40).for_each(|_| driver.turn()),
         PauseReason::OutsideActiveHours => {
             driver = Driver::started(EngineSettings {

@@ -354,9 +354,12 @@ fn content_that_leaves_with_a_summary_or_a_digest_has_not_left(#[case] summarize
             CallPurpose::Compaction if summarized => driver.answer(says("Nothing new so far.")),
             // No summary can be had.
             CallPurpose::Compaction => driver.answer(calls("files__read", "{}")),
-            CallPurpose::Turn | CallPurpose::Heartbeat | CallPurpose::Precheck | CallPurpose::Signal => {
-                driver.answer(says(&"x".repeat(400)))
-            }
+            CallPurpose::Turn
+            | CallPurpose::Heartbeat
+            | CallPurpose::Precheck
+            | CallPurpose::Signal
+            | CallPurpose::Judge
+            | CallPurpose::Confidence => driver.answer(says(&"x".repeat(400))),
         };
         driver.pass(seconds(3));
         if !shows(&driver) {

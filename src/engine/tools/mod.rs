@@ -362,6 +362,10 @@ impl Engine {
             if let Some(told) = ending.and_then(|ending| self.inspect_call(&wanted, &text, ending, out)) {
                 text = format!("{text}\n[{told}]");
             }
+            let (was_admitted, has_failed) = (ending.is_some(), ending.is_none_or(|end| end == ToolCallEnding::Failed));
+            self.ask_mode(out.now, |mode, _| {
+                mode.call_ended(&wanted, &text, was_admitted, has_failed);
+            });
             let id = wanted.id;
             let message = Arc::new(Message::Tool {
                 id,

@@ -4,6 +4,7 @@ mod failure;
 pub mod kind;
 pub mod state;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -52,6 +53,7 @@ impl Engine {
             self.state.next_turn = None;
             self.state.pre_check = PreCheckState::default();
             self.state.call.own_turn_begins();
+            self.note_shown_outputs(out.now);
         }
         self.open_turn(text, briefing, kind, out);
     }
@@ -123,7 +125,12 @@ impl Engine {
     }
 
     fn system_prompt(&self) -> String {
-        prompt::system_prompt(&self.instructions, self.mode().runtime_text(), &self.skills)
+        let mode = self.mode();
+        let mut runtime = Cow::Borrowed(mode.runtime_text());
+        if let Some(assignment) = mode.assignment(&self.settings) {
+            runtime = format!("{runtime}\n\n{assignment}").into();
+        }
+        prompt::system_prompt(&self.instructions, &runtime, &self.skills)
     }
 
     /// Estimated tokens of what every prompt contains.
@@ -295,6 +302,7 @@ impl Engine {
 
     pub(crate) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
         self.drop_deferred(out);
+        self.ask_mode(out.now, |mode, context| mode.loop_ended(context));
         self.state.life.end(outcome);
         self.note_transition(out);
     }
@@ -316,6 +324,7 @@ impl Engine {
             LoopPace::Sleep { .. } => "sleep",
             LoopPace::Shutdown => "shutdown",
             LoopPace::Finish { .. } => "finish",
+            LoopPace::CheckConfidence { .. } => "check confidence",
         };
         // The kept notifications join the transcript in the record that completes the turn: both are committed, or
         // neither.
@@ -326,7 +335,9 @@ impl Engine {
         });
         let rest = match pace {
             LoopPace::Sleep { wait, .. } => self.record_rest(*wait, out.now),
-            LoopPace::Continue | LoopPace::Shutdown | LoopPace::Finish { .. } => RestKind::None,
+            LoopPace::Continue | LoopPace::Shutdown | LoopPace::Finish { .. } | LoopPace::CheckConfidence { .. } => {
+                RestKind::None
+            }
         };
         self.inspect_turn(pace, out);
         self.hot.mark_committed();
@@ -337,7 +348,11 @@ impl Engine {
         self.state.doubt.turn_ended();
         self.state.next_turn = Some(time_math::after(out.now, self.delay()));
         self.state.briefing.set_cause(CauseKind::Loop, prompt::GOES_ON);
-        let end = TurnEnd::Completed { pace, last_text: "" };
+        let last_text = self.last_words().to_owned();
+        let end = TurnEnd::Completed {
+            pace,
+            last_text: &last_text,
+        };
         let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, &end, context));
         self.follow_turn(next, rest, &unseen, out);
     }
@@ -345,7 +360,8 @@ impl Engine {
     /// Does what the mode says follows a completed turn, as far as the guardrails allow.
     fn follow_turn(&mut self, next: NextStep, rest: RestKind, unseen: &UnseenEvents, out: &mut EffectBuffer) {
         match next {
-            NextStep::Begin { .. } => match self.ending() {
+            NextStep::Begin { .. } | NextStep::Ask | NextStep::Check | NextStep::RequestApproval => match self.ending()
+            {
                 Some(outcome) => {
                     let trip = GuardrailTrip::of_outcome(outcome);
                     out.record(trip_line(self.turn_number(), trip, outcome.as_ref()));

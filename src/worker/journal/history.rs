@@ -26,11 +26,11 @@ pub(super) const PRUNED_KEY: &str = "history";
 
 /// Queries for the execution of a turn, the newest pre-check before it, and the newest step in it.
 pub(super) const TURN: &str = "SELECT id FROM agent_execution_history
-    WHERE id >= ?1 AND id < ?2 AND member = ?3 AND task_id NOT IN ('Precheck', 'Signal') ORDER BY id DESC LIMIT 1";
+    WHERE id >= ?1 AND id < ?2 AND member = ?3 AND task_id NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence') ORDER BY id DESC LIMIT 1";
 pub(super) const PRECHECK: &str = "SELECT id FROM agent_execution_history
     WHERE id >= ?1 AND id < ?2 AND member = ?3 AND task_id = 'Precheck' ORDER BY rowid DESC LIMIT 1";
 pub(super) const NEWEST_STEP: &str = "SELECT rowid, json_array_length(action), result FROM agent_execution_steps
-    WHERE id >= ?1 AND id < ?2 AND member = ?3 AND purpose NOT IN ('Precheck', 'Signal') ORDER BY id DESC LIMIT 1";
+    WHERE id >= ?1 AND id < ?2 AND member = ?3 AND purpose NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence') ORDER BY id DESC LIMIT 1";
 
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
@@ -153,6 +153,7 @@ impl HistoryWriter<'_> {
             | RecordKind::Notified
             | RecordKind::NotificationDropped
             | RecordKind::PrecheckFailed
+            | RecordKind::QuestionFailed
             | RecordKind::GuardrailTriggered
             | RecordKind::ResultsCleared
             | RecordKind::HistoryDoubted
@@ -231,6 +232,8 @@ impl HistoryWriter<'_> {
         let question = match used.purpose {
             CallPurpose::Precheck => Some("wake"),
             CallPurpose::Signal => Some("scored"),
+            CallPurpose::Judge => Some("judged"),
+            CallPurpose::Confidence => Some("estimated"),
             CallPurpose::Turn | CallPurpose::Heartbeat | CallPurpose::Compaction => None,
         };
         let execution = if let Some(end) = question {

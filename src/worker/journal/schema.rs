@@ -121,7 +121,7 @@ const VERSION_7: &str = "
 CREATE VIEW agent_execution_audit AS
 WITH execution AS (
     SELECT turn, member, max(id) AS id FROM agent_execution_history
-    WHERE task_id NOT IN ('Precheck', 'Signal') GROUP BY turn, member
+    WHERE task_id NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence') GROUP BY turn, member
 ), line AS (
     SELECT *,
         CASE WHEN kind IN ('GateOpened', 'GateResolved') THEN substr(note, 1, instr(note || ' ', ' ') - 1) END AS word,

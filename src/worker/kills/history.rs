@@ -62,14 +62,16 @@ impl History {
         let audited = texts(
             connection,
             "SELECT seq || '' FROM agent_execution_audit
-             WHERE (decision IS NULL) = (outcome IS NOT NULL) AND execution_id IS NOT NULL ORDER BY seq",
+             WHERE (decision IS NULL) = (outcome IS NOT NULL) AND (execution_id IS NOT NULL
+                 OR turn > (SELECT max(turn) FROM agent_execution_history WHERE task_id IN ('Turn', 'Heartbeat')))
+             ORDER BY seq",
         );
         assert_eq!(audited, lines, "each line about a tool is a row of the audit, once");
         for (kind, status) in [("TurnCompleted", "success"), ("TurnFailed", "failed")] {
             let ended = format!("SELECT turn || '' FROM journal WHERE kind = '{kind}' ORDER BY turn || ''");
             let rows = format!(
                 "SELECT turn || '' FROM agent_execution_history
-                 WHERE task_id NOT IN ('Precheck', 'Signal') AND final_status = '{status}' ORDER BY turn || ''"
+                 WHERE task_id NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence') AND final_status = '{status}' ORDER BY turn || ''"
             );
             assert_eq!(texts(connection, &rows), texts(connection, &ended), "{kind}");
         }
@@ -102,7 +104,7 @@ impl History {
             let own = history
                 .executions
                 .iter()
-                .filter(|execution| !["Precheck", "Signal"].contains(&&*execution.task));
+                .filter(|execution| !["Precheck", "Signal", "Judge", "Confidence"].contains(&&*execution.task));
             own.map(|execution| (execution.turn, execution.status.clone()))
                 .collect()
         };

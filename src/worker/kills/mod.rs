@@ -8,6 +8,7 @@
 mod clocked;
 mod files;
 mod folder;
+mod goal;
 mod history;
 mod life;
 mod random;

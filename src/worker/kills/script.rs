@@ -9,7 +9,7 @@ use crate::api::failure::FailureKind;
 use crate::api::status::LoopState;
 use crate::engine::message::{FinishReason, ModelAnswer, ToolCall};
 use crate::engine::notifications::NotificationPriority;
-use crate::engine::settings::EngineSettings;
+use crate::engine::settings::{EngineSettings, ModeSettings};
 use crate::engine::tool::{ToolEffect, ToolSpec, UnknownOutcomePolicy};
 use crate::link::sensor_messages::SensorTerms;
 
@@ -163,6 +163,12 @@ pub(super) fn settings_of(spec: &Value) -> EngineSettings {
 pub(super) const APPROVED: &str = "bank__pay";
 pub(super) const DENIED: &str = "bank__close";
 
+/// What the gates of a loop in mode `Goal` show instead of a tool.
+pub(super) const GOAL: &str = "goal";
+
+/// The tool that runs commands of criteria; only offered in mode `Goal`.
+const SHELL: &str = "toolbox__shell";
+
 pub(super) const GATED: [&str; 2] = [APPROVED, DENIED];
 
 pub(super) const TOOLS: [&str; 8] = [
@@ -203,6 +209,7 @@ fn tools() -> Vec<ToolSpec> {
         tool("job__start", ToolEffect::Write, false, retry),
         tool(APPROVED, ToolEffect::Write, false, tell),
         tool(DENIED, ToolEffect::Destructive, false, tell),
+        tool(SHELL, ToolEffect::Destructive, false, tell),
     ]
 }
 
@@ -222,6 +229,7 @@ impl Script {
         tools()
             .into_iter()
             .filter(|tool| asks || !tool.needs_approval)
+            .filter(|tool| tool.name != SHELL || matches!(self.settings.mode, ModeSettings::Goal(_)))
             .collect()
     }
 
@@ -281,6 +289,15 @@ pub(super) fn of_heartbeat(turn: i64, call: u32, planned: Option<&Call>) -> Mode
 pub(super) fn pre_check(attempt: u32) -> ModelAnswer {
     ModelAnswer {
         text: Some(json!({"wake": attempt.is_multiple_of(2)}).to_string()),
+        tokens: Some(10),
+        ..ModelAnswer::default()
+    }
+}
+
+/// Returns the confidence that the goal is reached, which is low.
+pub(super) fn confidence() -> ModelAnswer {
+    ModelAnswer {
+        text: Some(json!({"confidence": 20}).to_string()),
         tokens: Some(10),
         ..ModelAnswer::default()
     }

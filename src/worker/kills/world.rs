@@ -176,6 +176,11 @@ impl World {
             self.calls.insert(id, Recorded::Open(self.now + seconds(5), end));
             return;
         }
+        if purpose.is_of_mode() {
+            self.calls
+                .insert(id, Recorded::Open(self.now + seconds(5), Ok(script::confidence())));
+            return;
+        }
         if purpose == CallPurpose::Heartbeat {
             self.heartbeats.insert(id.turn);
         }
@@ -379,7 +384,7 @@ impl World {
     fn see_gates(&mut self, view: &LoopView) {
         for open in &view.gates {
             let id = &open.gate.id;
-            let approved = open.tool == APPROVED;
+            let approved = [APPROVED, script::GOAL].contains(&&*open.tool);
             let answer = GateAnswer {
                 gate: id.clone(),
                 arguments: open.arguments.clone(),

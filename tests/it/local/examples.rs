@@ -1,4 +1,5 @@
-//! The examples of Sensors that listen in a pod of their own, run as their first lines say; on ports of the test's own.
+//! The examples of a goal, and of Sensors that listen in a pod of their own, run as their first lines say; on ports of the
+//! test's own.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -48,6 +49,21 @@ async fn until_woken(run: &mut Run, agent: &str) {
     run.interrupt().await;
     assert_eq!(run.cause().await, "Interrupted");
     assert!(!run.out().contains("hot_state_refused"), "{}", run.out());
+}
+
+#[tokio::test]
+async fn the_example_of_a_goal_reaches_it_in_its_second_step() {
+    let mut bench = Bench::new();
+    example(&bench, "goal.yaml", &[]);
+    let mut run = bench.run(&["--events"]);
+    assert_eq!(run.cause().await, "NothingRuns");
+    let agent = run.agent("counter");
+    assert_eq!(
+        (&agent["outcome"], &agent["turnsCompleted"]),
+        (&"Completed".into(), &2.into())
+    );
+    let judged = run.out().matches("\"note\":\"Judge\"").count();
+    assert_eq!(judged, 1, "{}", run.out());
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@
 
 mod budgets;
 mod descriptions;
+mod goals;
 pub mod reader;
 mod samples;
 mod sensors;

@@ -132,6 +132,7 @@ fn total(change: &Value) -> Value {
 /// All rules.
 pub fn rows() -> Vec<Row> {
     let mut all = top();
+    all.extend(super::goals::rows());
     all.extend(models());
     all.extend(models().iter().map(light));
     all.extend(storages());

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use agentloop::api::agent::{
     AccessMode, ActiveHoursSpec, Agent, AgentMode, AgentSpec, AgentStorage, BudgetRef, ContinuousSpec, DayOfWeek,
-    DetectionMode, ExhaustionPolicy, FieldType, GuardrailsSpec, HeartbeatSpec, HotField, HotStateSpec, KeyRef,
-    LimitedResource, LoopDetection, LoopSpec, ModelApi, ModelSpec, OutputLimitParameter, PodSettings, PreCheckSpec,
-    PromptCache, RateLimit, ReasoningEffort, ReasoningSpec, RetentionPolicy, SkillSpec, TextSource, ToolCalling,
-    TotalLimits, UpdateStrategy, WorkspaceSpec,
+    DetectionMode, ExhaustionPolicy, FieldType, GoalSpec, GuardrailsSpec, HeartbeatSpec, HotField, HotStateSpec,
+    KeyRef, LimitedResource, LoopDetection, LoopSpec, ModelApi, ModelSpec, OutputLimitParameter, PodSettings,
+    PreCheckSpec, PromptCache, RateLimit, ReasoningEffort, ReasoningSpec, RetentionPolicy, SkillSpec, TextSource,
+    ToolCalling, TotalLimits, UpdateStrategy, WorkspaceSpec,
 };
 use agentloop::api::price::{LongContextPrice, ModelPrice};
 use agentloop::api::toolbox::{
@@ -22,6 +22,7 @@ use proptest::option;
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::goals::goals;
 use super::reader::Schema;
 
 fn total() -> impl Strategy<Value = TotalLimits> {
@@ -447,12 +448,16 @@ prop_compose! {
         mode in prop_oneof![Just(DetectionMode::Enforce), Just(DetectionMode::Warn), Just(DetectionMode::Disabled)],
         exempt_tools in prop::collection::btree_set("[!-~]{1,20}", 0..4),
         budgets in prop::collection::btree_set("[a-z]{1,20}", 0..4),
-        (tools, hot_state) in (tools().boxed(), hot_state().boxed()),
+        (tools, hot_state, goal) in (tools().boxed(), hot_state().boxed(), option::of(goals().boxed()).boxed()),
         (storage, workspace) in (storage().boxed(), option::of(workspace()).boxed()),
         pod in pod().boxed(),
     ) -> AgentSpec {
+        let goal = goal.filter(|goal: &GoalSpec| {
+            let commands = goal.acceptance_criteria.iter().any(|criterion| criterion.command.is_some());
+            !commands || tools.builtin.contains(&BuiltinTools::Shell)
+        });
         AgentSpec {
-            mode: AgentMode::Continuous,
+            mode: if goal.is_some() { AgentMode::Goal } else { AgentMode::Continuous },
             suspend,
             instructions: prompt.clone().ok(),
             instructions_from: prompt.err(),
@@ -472,6 +477,7 @@ prop_compose! {
                 pre_check: pre_check.filter(|check| !check.enabled || !hot_state.fields.is_empty()),
             },
             task: None,
+            goal,
             tools,
             hot_state,
             guardrails: GuardrailsSpec {

@@ -14,6 +14,7 @@ use super::super::gateway_loop_detection::detect;
 use super::super::validate::{AgentReferences, ModelReferences, ReferenceLookup, validate};
 use super::*;
 use crate::api::condition::LoopSign;
+use crate::api::goal::GoalEnd;
 use crate::controller::budget::assignment::WindowedLimit;
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::watched_pod::WatchedPod;
@@ -146,6 +147,8 @@ fn reported_cases() -> Vec<Case> {
         light: true,
         ..of(light)
     });
+    cases.extend(GoalEnd::iter().map(goal_tests::ended_by));
+    cases.extend([Some(30), None].map(goal_tests::doubtful));
     for outcome in LoopOutcome::iter() {
         let mut ended = reported(LoopState::Stopped);
         let report = ended.report.loop_.as_mut().unwrap();

@@ -80,7 +80,8 @@ impl ContinuousState {
                 ..
             } => NextStep::Stop(LoopOutcome::Completed),
             TurnEnd::Completed {
-                pace: LoopPace::Continue | LoopPace::Finish { .. },
+                // The last two are of another mode.
+                pace: LoopPace::Continue | LoopPace::Finish { .. } | LoopPace::CheckConfidence { .. },
                 ..
             }
             | TurnEnd::Failed { .. } => NextStep::Begin {

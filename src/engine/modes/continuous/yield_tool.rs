@@ -109,7 +109,7 @@ pub fn result_after_runs(pace: &LoopPace) -> Option<String> {
             "Sleeping for {} s once the other calls of this answer are done.",
             wait.as_secs()
         )),
-        LoopPace::Continue | LoopPace::Shutdown | LoopPace::Finish { .. } => None,
+        LoopPace::Continue | LoopPace::Shutdown | LoopPace::Finish { .. } | LoopPace::CheckConfidence { .. } => None,
     }
 }
 

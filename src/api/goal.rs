@@ -1,0 +1,209 @@
+//! Settings and status of mode `Goal`.
+
+use std::collections::BTreeMap;
+
+use kube::KubeSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use strum::{AsRefStr, EnumIter, IntoStaticStr};
+
+use super::bounds::DNS_LABEL;
+
+/// What the agent of mode `Goal` is to achieve, how that is checked, and when the loop ends without it.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.maxCostUSD) || self.maxCostUSD.matches('^[0-9]{1,9}([.][0-9]{1,6})?$')").message(
+        "spec.goal.maxCostUSD must be a decimal number in quotes with at most six decimals, such as \"2.50\""
+    )
+)]
+pub struct GoalSpec {
+    /// The goal, at most 8,192 characters. It is part of the system prompt, after the instructions.
+    #[schemars(length(min = 1, max = 8192))]
+    pub description: String,
+    /// Checks that must all be met in the same step, 1 to 16. `command` is checked after each step that did not fail; `regex`,
+    /// `jsonSchema` and `judge` only after a call of `finish`, against its result. If all criteria are commands, the goal
+    /// can be met without `finish`.
+    #[schemars(length(min = 1, max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub acceptance_criteria: Vec<AcceptanceCriterion>,
+    /// Constraints on the way to the goal, by name, at most 16 of at most 1,024 characters. Shown to the model and to the
+    /// confidence check; nothing enforces them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 16, "additionalProperties" = {"type": "string", "maxLength": 1024}))]
+    pub constraints: BTreeMap<String, String>,
+    /// Maximum number of steps, 1 to 1,000; then the loop ends with outcome `Failed`. A step is one turn of the agent; all
+    /// attempts at it count as one. Defaults to 20.
+    #[serde(default = "default_max_steps")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub max_steps: u32,
+    /// Maximum number of attempts at one step, 1 to 10. An attempt fails if all of its tool calls fail, or if its turn
+    /// fails. The next one begins 2, 4, 8, … seconds later, is told the error, and may not begin with a call that has
+    /// already failed. Defaults to 3.
+    #[serde(default = "default_max_attempts")]
+    #[schemars(range(min = 1, max = 10))]
+    pub max_attempts: u32,
+    /// Maximum time from the start of the loop, in seconds, 1 to 2,592,000; then the loop ends with outcome `Failed`.
+    /// Evaluated between steps and while nothing pauses the loop. The time in which a confidence check or a detected loop
+    /// waits for an approval does not count. Defaults to 3,600.
+    #[serde(default = "default_timeout")]
+    #[schemars(range(min = 1, max = 2_592_000))]
+    pub timeout_seconds: u32,
+    /// Maximum cost of the calls of this loop in US dollars, a decimal string with at most six decimals, such as "2.50". Once
+    /// it is reached, the loop ends with outcome `Failed` after the step in progress. An answered call whose cost is unknown
+    /// ends the loop as well. An AgentBudget pauses the loop instead. Absent: no limit.
+    #[serde(default, rename = "maxCostUSD", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 20))]
+    pub max_cost_usd: Option<String>,
+    /// When the model is asked how confident it is that the goal will be reached.
+    #[serde(default)]
+    pub confidence: ConfidenceSpec,
+}
+
+fn default_max_steps() -> u32 {
+    20
+}
+
+fn default_max_attempts() -> u32 {
+    3
+}
+
+fn default_timeout() -> u32 {
+    3600
+}
+
+/// One check. Set exactly one of `regex`, `jsonSchema`, `judge` and `command`.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("[has(self.regex), has(self.jsonSchema), has(self.judge), has(self.command)].filter(set, set).size() == 1").message(
+        "each of spec.goal.acceptanceCriteria needs exactly one check: set regex, jsonSchema, judge or command, and remove the others"
+    )
+)]
+pub struct AcceptanceCriterion {
+    /// Name of the criterion, shown to the model and in the status.
+    #[schemars(length(min = 1, max = 63), regex(pattern = DNS_LABEL))]
+    pub name: String,
+    /// Regular expression, at most 1,024 characters, that matches anywhere in the result of `finish`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub regex: Option<String>,
+    /// JSON schema that the result of `finish` fits, which is then JSON. References to other documents are not resolved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "object")]
+    pub json_schema: Option<Value>,
+    /// Question about the result of `finish`, at most 4,096 characters, which a separate call of `spec.model` answers with
+    /// yes or no. Asked only once all other criteria are met.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub judge: Option<String>,
+    /// Shell command that succeeds. Needs `Shell` in `spec.tools.builtin`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<CommandCriterion>,
+}
+
+/// A shell command as a check. It runs in the toolbox without an approval. A run that a restart interrupts is repeated, so
+/// the command must be safe to repeat.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct CommandCriterion {
+    /// The command, at most 4,096 characters.
+    #[schemars(length(min = 1, max = 4096))]
+    pub run: String,
+    /// Regular expression, at most 1,024 characters, that matches anywhere in the output of the command. Absent: its exit
+    /// code must be 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub pass_regex: Option<String>,
+}
+
+/// When the model is asked how confident it is.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ConfidenceSpec {
+    /// Number of steps, 1 to 1,000, after which a separate call of `spec.model` estimates the confidence that the goal will
+    /// be reached. The agent can request it earlier with the tool `request_confidence_check`. Defaults to 5.
+    #[schemars(range(min = 1, max = 1000))]
+    pub every_steps: u32,
+    /// Confidence in percent, 0 to 100, below which the loop waits for an approval. An estimate that cannot be read counts as
+    /// 0. If the approval is denied or expires, the loop ends with outcome `Escalated`. Defaults to 50.
+    #[schemars(range(min = 0, max = 100))]
+    pub threshold_percent: u32,
+}
+
+impl Default for ConfidenceSpec {
+    fn default() -> Self {
+        Self {
+            every_steps: 5,
+            threshold_percent: 50,
+        }
+    }
+}
+
+fn object(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true, "maxProperties": 64})
+}
+
+/// Progress of a loop in mode `Goal`.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GoalStatus {
+    /// Share of the criteria that were met at their last check, in percent.
+    #[schemars(range(min = 0, max = 100))]
+    pub progress_percent: i32,
+    /// Number of completed steps.
+    #[schemars(range(min = 0))]
+    pub steps: i32,
+    /// The criteria.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub criteria: Vec<CriterionStatus>,
+    /// Confidence at the last confidence check, in percent. Absent: there was none, or its answer could not be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub last_confidence_percent: Option<i32>,
+    /// What ended the loop. Absent while it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end: Option<GoalEnd>,
+}
+
+/// A criterion, and whether it was met.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct CriterionStatus {
+    /// Name of the criterion.
+    #[schemars(length(max = 63))]
+    pub name: String,
+    /// Whether it was met at its last check.
+    pub met: bool,
+}
+
+/// What ends a loop in mode `Goal`. Of several that apply, the first one counts.
+#[derive(
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    AsRefStr,
+    IntoStaticStr,
+    EnumIter,
+    strum::Display,
+)]
+pub enum GoalEnd {
+    /// All criteria were met.
+    CriteriaMet,
+    /// The loop repeated itself, and its continuation was not approved.
+    LoopDetected,
+    /// The confidence was too low, and the continuation was not approved.
+    LowConfidence,
+    /// `timeoutSeconds` was reached.
+    Timeout,
+    /// `maxCostUSD` was reached, or the cost of a call is unknown.
+    CostLimit,
+    /// `maxSteps` was reached.
+    StepLimit,
+}

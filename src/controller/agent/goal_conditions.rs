@@ -1,0 +1,85 @@
+//! The conditions of mode `Goal`: `LowConfidence` and `Succeeded`. Pure.
+
+use super::conditions::AgentConditions;
+use crate::api::agent::AgentMode;
+use crate::api::condition::ConditionType;
+use crate::api::goal::{GoalEnd, GoalSpec, GoalStatus};
+use crate::api::status::{LoopOutcome, LoopStatus, PauseReason};
+
+const BELOW_THRESHOLD: &str = "BelowThreshold";
+const UNREADABLE: &str = "AnswerUnreadable";
+/// How to start a loop again.
+const RESTART: &str = "change the spec or set the annotation agentloop.dev/wake to start from the first step";
+
+/// Sets both. Without a report, `LowConfidence` is kept; `Succeeded` follows from the recorded outcome, so that it outlives
+/// the pod and its report.
+pub(super) fn set(conditions: &mut AgentConditions<'_>, status: &LoopStatus) {
+    low_confidence(conditions);
+    succeeded(conditions, status);
+}
+
+fn low_confidence(conditions: &mut AgentConditions<'_>) {
+    let type_ = ConditionType::LowConfidence;
+    let Some(report) = conditions.facts.report() else {
+        conditions.list.keep(type_);
+        return;
+    };
+    let held = report
+        .reasons
+        .iter()
+        .find(|held| held.reason == PauseReason::LowConfidence);
+    let Some(held) = held else {
+        conditions.list.clear(type_);
+        return;
+    };
+    let percent = report.goal.as_ref().and_then(|goal| goal.last_confidence_percent);
+    let reason = percent.map_or(UNREADABLE, |_| BELOW_THRESHOLD);
+    conditions.list.set(type_, true, reason, held.message.clone());
+}
+
+fn succeeded(conditions: &mut AgentConditions<'_>, status: &LoopStatus) {
+    let type_ = ConditionType::Succeeded;
+    let facts = conditions.facts;
+    let spec = &facts.agent.spec;
+    let (AgentMode::Goal, Some(outcome)) = (spec.mode, status.outcome) else {
+        // The loop has started again.
+        conditions.list.clear(type_);
+        return;
+    };
+    let reported = facts.report().map(|report| &report.goal);
+    let goal = reported.unwrap_or(&facts.old.goal).as_ref();
+    let message = message(outcome, goal, spec.goal.as_ref());
+    let met = outcome == LoopOutcome::Completed;
+    conditions.list.set(type_, met, outcome.as_ref(), message);
+}
+
+fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSpec>) -> String {
+    let steps = goal.map_or(0, |goal| goal.steps);
+    let why = match (goal.and_then(|goal| goal.end), outcome) {
+        (Some(GoalEnd::CriteriaMet), _) => return format!("all criteria were met after {steps} steps"),
+        (Some(GoalEnd::LoopDetected), _) => {
+            "the loop repeated itself, and its continuation was not approved".to_owned()
+        }
+        (Some(GoalEnd::LowConfidence), _) => {
+            "the confidence that the goal will be reached was too low, and the continuation was not approved".to_owned()
+        }
+        (Some(GoalEnd::Timeout), _) => format!(
+            "the goal was not reached within {} s (spec.goal.timeoutSeconds)",
+            spec.map_or(0, |goal| goal.timeout_seconds)
+        ),
+        (Some(GoalEnd::CostLimit), _) => {
+            "the cost reached spec.goal.maxCostUSD, or the cost of a call is unknown".to_owned()
+        }
+        (Some(GoalEnd::StepLimit), _) => "all steps are used (spec.goal.maxSteps)".to_owned(),
+        (None, LoopOutcome::Idle) => "guardrails.idleTimeoutSeconds was reached".to_owned(),
+        (None, LoopOutcome::Completed | LoopOutcome::Failed | LoopOutcome::Escalated) => {
+            "guardrails.loopDetection ended the loop".to_owned()
+        }
+    };
+    let unmet = goal.into_iter().flat_map(|goal| &goal.criteria);
+    let unmet: Vec<&str> = unmet.filter(|found| !found.met).map(|found| &*found.name).collect();
+    format!(
+        "{why}; after {steps} steps these criteria are not met: {}. {RESTART}",
+        unmet.join(", ")
+    )
+}

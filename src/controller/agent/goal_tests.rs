@@ -1,0 +1,191 @@
+//! Tests of the conditions and the status of mode `Goal`.
+
+use serde_json::json;
+use strum::IntoEnumIterator;
+
+use super::events;
+use super::intent::{Intent, RestReason};
+use super::status_tests::{Case, agent, held, reported};
+use crate::api::condition::{ConditionType, find};
+use crate::api::goal::{CriterionStatus, GoalEnd, GoalStatus};
+use crate::api::status::{LoopOutcome, LoopState, PauseReason};
+use crate::api::{Agent, AgentStatus};
+use crate::controller::pod_sessions::ReceivedReport;
+
+pub(super) fn goal_agent() -> Agent {
+    let mut object = serde_json::to_value(agent(false)).unwrap();
+    object["spec"]["mode"] = json!("Goal");
+    object["spec"]["goal"] = json!({"description": "Count.", "acceptanceCriteria": [{"name": "text", "regex": "x"}]});
+    serde_json::from_value(object).unwrap()
+}
+
+fn goal(end: Option<GoalEnd>, confidence: Option<i32>) -> GoalStatus {
+    let met = end == Some(GoalEnd::CriteriaMet);
+    GoalStatus {
+        progress_percent: if met { 100 } else { 0 },
+        steps: 4,
+        criteria: vec![CriterionStatus {
+            name: "text".into(),
+            met,
+        }],
+        last_confidence_percent: confidence,
+        end,
+    }
+}
+
+fn ended(outcome: LoopOutcome, end: Option<GoalEnd>) -> ReceivedReport {
+    let mut last_report = reported(LoopState::Stopped);
+    let report = last_report.report.loop_.as_mut().unwrap();
+    report.outcome = Some(outcome);
+    report.goal = Some(goal(end, None));
+    last_report
+}
+
+/// A loop that this has ended.
+pub(super) fn ended_by(end: GoalEnd) -> Case {
+    let outcome = match end {
+        GoalEnd::CriteriaMet => LoopOutcome::Completed,
+        GoalEnd::LoopDetected | GoalEnd::LowConfidence => LoopOutcome::Escalated,
+        GoalEnd::Timeout | GoalEnd::CostLimit | GoalEnd::StepLimit => LoopOutcome::Failed,
+    };
+    Case {
+        goal: true,
+        last_report: Some(ended(outcome, Some(end))),
+        intent: Intent::Rest(RestReason::Completed),
+        ..Case::default()
+    }
+}
+
+/// A loop whose confidence is this, which is too low.
+pub(super) fn doubtful(percent: Option<i32>) -> Case {
+    let mut last_report = held(LoopState::Paused, PauseReason::LowConfidence);
+    last_report.report.loop_.as_mut().unwrap().goal = Some(goal(None, percent));
+    Case {
+        goal: true,
+        last_report: Some(last_report),
+        ..Case::default()
+    }
+}
+
+fn condition(status: &AgentStatus, type_: ConditionType) -> Option<(&str, &str, &str)> {
+    let found = find(&status.conditions, type_)?;
+    Some((&found.status, &found.reason, &found.message))
+}
+
+#[test]
+fn succeeded_is_absent_while_the_loop_runs_and_follows_from_its_outcome_afterwards() {
+    let agent = goal_agent();
+    let running = Case::default();
+    assert_eq!(condition(&running.status_of(&agent), ConditionType::Succeeded), None);
+    let met = Case {
+        last_report: Some(ended(LoopOutcome::Completed, Some(GoalEnd::CriteriaMet))),
+        intent: Intent::RecordOutcome,
+        ..Case::default()
+    };
+    let recorded = met.status_of(&agent);
+    let expected = Some(("True", "Completed", "all criteria were met after 4 steps"));
+    assert_eq!(condition(&recorded, ConditionType::Succeeded), expected);
+    assert_eq!(recorded.goal.as_ref().unwrap().progress_percent, 100);
+    // The pod is gone, and with it the report.
+    let resting = Case {
+        old: recorded,
+        intent: Intent::Rest(RestReason::Completed),
+        pod: None,
+        last_report: None,
+        ..Case::default()
+    };
+    let status = resting.status_of(&agent);
+    assert_eq!(condition(&status, ConditionType::Succeeded), expected);
+    assert_eq!(status.goal.as_ref().unwrap().steps, 4);
+    // It starts again.
+    let again = Case {
+        old: status,
+        ..Case::default()
+    };
+    let inactive = Some(("False", "Inactive", ""));
+    assert_eq!(condition(&again.status_of(&agent), ConditionType::Succeeded), inactive);
+}
+
+#[test]
+fn each_other_end_is_named_with_what_is_missing_and_needs_a_person() {
+    for end in GoalEnd::iter().filter(|end| *end != GoalEnd::CriteriaMet) {
+        let case = ended_by(end);
+        let outcome = case
+            .last_report
+            .as_ref()
+            .unwrap()
+            .report
+            .loop_
+            .as_ref()
+            .unwrap()
+            .outcome
+            .unwrap();
+        let status = case.status_of(&goal_agent());
+        let (is_true, reason, message) = condition(&status, ConditionType::Succeeded).unwrap();
+        assert_eq!((is_true, reason), ("False", outcome.as_ref()), "{end}");
+        assert!(
+            message.contains("after 4 steps these criteria are not met: text."),
+            "{message}"
+        );
+        let stalled = condition(&status, ConditionType::Stalled).unwrap();
+        assert_eq!((stalled.1, stalled.2), (outcome.as_ref(), message), "{end}");
+        let notices = events::from_status(&Case::default().status_of(&goal_agent()), &status);
+        assert!(
+            notices
+                .iter()
+                .any(|notice| notice.warning && notice.reason == outcome.as_ref()),
+            "{end}"
+        );
+    }
+}
+
+#[test]
+fn an_agent_of_another_mode_never_succeeds() {
+    let case = Case {
+        last_report: Some(ended(LoopOutcome::Completed, None)),
+        ..Case::default()
+    };
+    assert_eq!(condition(&case.status(), ConditionType::Succeeded), None);
+}
+
+#[test]
+fn low_confidence_is_true_while_its_gate_is_open() {
+    let agent = goal_agent();
+    for (percent, reason) in [(Some(30), "BelowThreshold"), (None, "AnswerUnreadable")] {
+        let mut last_report = held(LoopState::Paused, PauseReason::LowConfidence);
+        last_report.report.loop_.as_mut().unwrap().goal = Some(goal(None, percent));
+        let case = Case {
+            last_report: Some(last_report),
+            ..Case::default()
+        };
+        let status = case.status_of(&agent);
+        assert_eq!(
+            condition(&status, ConditionType::LowConfidence),
+            Some(("True", reason, "why"))
+        );
+        let pending = condition(&status, ConditionType::ApprovalPending).unwrap();
+        assert_eq!((pending.0, pending.1), ("True", "LowConfidence"));
+        // Nobody has to look before the gate is answered.
+        assert_eq!(condition(&status, ConditionType::Ready).unwrap().1, "AwaitingApproval");
+        let silent = Case {
+            old: status.clone(),
+            last_report: None,
+            ..Case::default()
+        };
+        assert_eq!(
+            condition(&silent.status_of(&agent), ConditionType::LowConfidence)
+                .unwrap()
+                .0,
+            "True"
+        );
+        let answered = Case {
+            old: status,
+            ..Case::default()
+        };
+        let inactive = Some(("False", "Inactive", ""));
+        assert_eq!(
+            condition(&answered.status_of(&agent), ConditionType::LowConfidence),
+            inactive
+        );
+    }
+}

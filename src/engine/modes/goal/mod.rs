@@ -1,0 +1,641 @@
+//! Mode `Goal`: the agent works in steps until all criteria are met, or a limit or a person ends the loop.
+//!
+//! A step is one turn in the agent's lasting conversation, then the check of the criteria, then, now and then, a confidence
+//! check. A step whose calls all fail is attempted again, later and differently. Owns the order of these, what ends the loop,
+//! and what each of them means; the engine makes the calls, the tool runs and the gates.
+
+mod settings;
+mod texts;
+mod tools;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+pub use self::settings::{Criterion, CriterionCheck, GoalSettings};
+pub use self::texts::RUNTIME;
+use super::{
+    CheckEnd, GoalView, LoopMode, LoopPace, ModeApproval, ModeCallDecision, ModeCheck, ModeContext, ModeQuestion,
+    NextStep, TurnEnd, TurnOpening,
+};
+use crate::context::prompt;
+use crate::loop_detection::{CallSignature, ShortHash, signature};
+use crate::message::{self, ToolCall, ToolDefinition};
+use crate::runtime_mark::without_marks;
+use crate::settings::{EngineSettings, ModeSettings};
+use crate::time_math;
+use crate::turn::kind::TurnKind;
+use agentloop_api::goal::GoalEnd;
+use agentloop_api::status::{GateKind, LoopOutcome};
+
+/// Equal errors in a row that are a loop.
+pub const EQUAL_ERRORS: u32 = 3;
+/// The tool that runs the commands of criteria.
+const SHELL: &str = "toolbox__shell";
+/// Attempts that a confidence check is told.
+const MOST_HISTORY: usize = 5;
+/// Calls that are remembered as failed.
+const MOST_AVOIDED: usize = 32;
+/// Most bytes of an error, of what a check said and of what the agent wrote.
+const MAX_SAID: usize = 600;
+const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(1024);
+
+/// The state between the turns.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+pub struct GoalState {
+    /// When the loop began; later by the time in which it waited for a person.
+    started_at: Option<Timestamp>,
+    /// Completed steps.
+    steps: u32,
+    /// Failed attempts at the current step.
+    failed_attempts: u32,
+    /// When the next attempt may begin.
+    retry_at: Option<Timestamp>,
+    /// How the last attempt or step failed; empty: it did not.
+    last_error: String,
+    /// The attempt under way.
+    attempt: StepAttempt,
+    /// Calls that failed in the failed attempts at this step.
+    avoided: Vec<ShortHash>,
+    /// The error of the last failed attempt, and how often in a row.
+    same_error: (ShortHash, u32),
+    /// The result that was last handed in.
+    result: String,
+    criteria: BTreeMap<String, CriterionState>,
+    /// The check of the criteria that is under way.
+    validation: Option<Validation>,
+    /// All criteria were met in one check.
+    met: bool,
+    /// Completed steps at the last confidence check.
+    checked_at: u32,
+    last_confidence: Option<u8>,
+    /// Why the agent has requested a confidence check.
+    requested: Option<String>,
+    /// What has to be approved before the next step.
+    approval: Option<GateKind>,
+    /// What was not approved.
+    denied: Option<GateKind>,
+    /// Cost of all answered calls, in micro-dollars.
+    cost: i64,
+    /// A call was answered whose cost is unknown.
+    unknown_cost: bool,
+    /// The last attempts, oldest first.
+    history: VecDeque<StepRecord>,
+    /// What ended the loop.
+    ended: Option<GoalEnd>,
+}
+
+/// The tool calls of the attempt under way.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+struct StepAttempt {
+    calls: u32,
+    failed: u32,
+    /// Calls that were not rejected.
+    admitted: u32,
+    /// Those that failed.
+    failures: Vec<ShortHash>,
+    /// The result of the last one that failed.
+    error: String,
+}
+
+/// An attempt at a step, for the confidence check.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+struct StepRecord {
+    step: u32,
+    attempt: u32,
+    error: Option<String>,
+    /// The beginning of the text of its last answer.
+    text: String,
+}
+
+/// The last check of a criterion.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+struct CriterionState {
+    met: bool,
+    /// What it found.
+    said: String,
+}
+
+/// The check of the criteria after a step.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+struct Validation {
+    /// Names of criteria that are still to be checked, in order.
+    pending: VecDeque<String>,
+    /// Names of those that are met.
+    met: BTreeSet<String>,
+    /// One is not met.
+    failed: bool,
+}
+
+fn goal(settings: &EngineSettings) -> Option<&GoalSettings> {
+    if let ModeSettings::Goal(goal) = &settings.mode {
+        Some(goal)
+    } else {
+        None
+    }
+}
+
+impl GoalState {
+    /// What ends the loop, in this order.
+    fn end(&self, context: &ModeContext<'_>) -> Option<GoalEnd> {
+        let goal = goal(context.settings)?;
+        let age = self
+            .started_at
+            .map_or(SignedDuration::ZERO, |at| context.now.duration_since(at));
+        let is_over_cost = |most| self.unknown_cost || self.cost >= most;
+        [
+            (self.met, GoalEnd::CriteriaMet),
+            (self.denied == Some(GateKind::Escalated), GoalEnd::LoopDetected),
+            (self.denied == Some(GateKind::LowConfidence), GoalEnd::LowConfidence),
+            (age >= goal.timeout, GoalEnd::Timeout),
+            (goal.max_cost.is_some_and(is_over_cost), GoalEnd::CostLimit),
+            (self.steps >= goal.max_steps, GoalEnd::StepLimit),
+        ]
+        .into_iter()
+        .find_map(|(ends, end)| ends.then_some(end))
+    }
+
+    /// The criteria that were not met at their last check.
+    fn unmet<'a>(&self, goal: &'a GoalSettings) -> Vec<&'a str> {
+        let is_met = |name: &str| self.criteria.get(name).is_some_and(|criterion| criterion.met);
+        let names = goal.criteria.iter().map(|criterion| &*criterion.name);
+        names.filter(|name| !is_met(name)).collect()
+    }
+
+    /// What the last check of a criterion found.
+    fn said(&self, name: &str) -> Option<&str> {
+        let criterion = self.criteria.get(name)?;
+        (!criterion.said.is_empty()).then_some(&*criterion.said)
+    }
+
+    /// The criterion that is checked next by a model or a command.
+    fn pending<'a>(&self, settings: &'a EngineSettings) -> Option<&'a Criterion> {
+        let validation = self.validation.as_ref()?;
+        let goal = goal(settings)?;
+        let named = |name: &String| goal.criteria.iter().find(|criterion| criterion.name == *name);
+        let mut pending = validation.pending.iter().filter_map(named);
+        pending.find(|criterion| match criterion.check {
+            CriterionCheck::Command { .. } => true,
+            // A call is worth it only if it decides.
+            CriterionCheck::Judge(_) => !validation.failed,
+            CriterionCheck::Regex(_) | CriterionCheck::Schema(_) => false,
+        })
+    }
+
+    /// A step has ended without an error: its criteria are checked. `result`: what was handed in with `finish`.
+    fn validate(&mut self, result: Option<&str>, context: &ModeContext<'_>) {
+        let Some(goal) = goal(context.settings) else {
+            return;
+        };
+        if let Some(result) = result {
+            result.clone_into(&mut self.result);
+        }
+        let is_checked = |criterion: &&Criterion| result.is_some() || !criterion.check.needs_result();
+        let mut pending: Vec<&Criterion> = goal.criteria.iter().filter(is_checked).collect();
+        // Commands before judges, since judges decide last.
+        pending.sort_by_key(|criterion| matches!(criterion.check, CriterionCheck::Judge(_)));
+        self.validation = Some(Validation {
+            pending: pending.iter().map(|criterion| criterion.name.clone()).collect(),
+            ..Validation::default()
+        });
+        for criterion in pending {
+            let verdict = match &criterion.check {
+                CriterionCheck::Regex(regex) if settings::matches(regex, &self.result) => Ok(()),
+                CriterionCheck::Regex(regex) => Err(format!("the result does not match {regex}")),
+                CriterionCheck::Schema(schema) => settings::fits(schema, &self.result),
+                CriterionCheck::Judge(_) | CriterionCheck::Command { .. } => continue,
+            };
+            self.verdict(&criterion.name, verdict);
+        }
+        self.settle(context);
+    }
+
+    /// A criterion was checked. The error says what was found.
+    fn verdict(&mut self, name: &str, verdict: Result<(), String>) {
+        let met = verdict.is_ok();
+        let said = verdict.err().unwrap_or_default();
+        let said = prompt::truncate(without_marks(&said).trim(), MAX_SAID);
+        self.criteria.insert(name.to_owned(), CriterionState { met, said });
+        let Some(validation) = &mut self.validation else {
+            return;
+        };
+        validation.pending.retain(|pending| pending != name);
+        if met {
+            validation.met.insert(name.to_owned());
+        } else {
+            validation.failed = true;
+        }
+    }
+
+    /// Ends the step if all that can be checked was.
+    fn settle(&mut self, context: &ModeContext<'_>) {
+        if self.validation.is_none() || self.pending(context.settings).is_some() {
+            return;
+        }
+        let (Some(validation), Some(goal)) = (self.validation.take(), goal(context.settings)) else {
+            return;
+        };
+        self.steps = self.steps.saturating_add(1);
+        let mut criteria = goal.criteria.iter();
+        self.met = criteria.all(|criterion| validation.met.contains(&criterion.name));
+    }
+
+    fn record(&mut self, error: Option<&str>, text: &str) {
+        if self.history.len() >= MOST_HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back(StepRecord {
+            step: self.steps.saturating_add(1),
+            attempt: self.failed_attempts.saturating_add(1),
+            error: error.map(str::to_owned),
+            text: prompt::truncate(text.trim(), MAX_SAID),
+        });
+    }
+
+    fn attempt_failed(&mut self, attempt: StepAttempt, error: &str, text: &str, context: &ModeContext<'_>) {
+        let Some(goal) = goal(context.settings) else {
+            return;
+        };
+        let error = prompt::truncate(without_marks(error).trim(), MAX_SAID);
+        self.record(Some(&error), text);
+        self.avoided.extend(attempt.failures);
+        let surplus = self.avoided.len().saturating_sub(MOST_AVOIDED);
+        self.avoided.drain(..surplus);
+        let hash = signature::text(&error);
+        self.same_error = match self.same_error {
+            (same, times) if same == hash => (hash, times.saturating_add(1)),
+            _ => (hash, 1),
+        };
+        if self.same_error.1 >= EQUAL_ERRORS {
+            self.approval = Some(GateKind::Escalated);
+        }
+        self.failed_attempts = self.failed_attempts.saturating_add(1);
+        self.last_error = error;
+        if self.failed_attempts >= goal.max_attempts {
+            let last = std::mem::take(&mut self.last_error);
+            self.next_step();
+            self.last_error = format!("Failed after {} attempts, the last one: {last}", goal.max_attempts);
+            self.steps = self.steps.saturating_add(1);
+        } else {
+            let wait = time_math::doubled(SignedDuration::from_secs(1), self.failed_attempts, LONGEST_WAIT);
+            self.retry_at = Some(time_math::after(context.now, wait));
+        }
+    }
+
+    /// The attempts at the current step are over.
+    fn next_step(&mut self) {
+        self.failed_attempts = 0;
+        self.retry_at = None;
+        self.avoided.clear();
+        self.last_error.clear();
+    }
+
+    fn is_confidence_due(&self, goal: &GoalSettings) -> bool {
+        let since = self.steps.saturating_sub(self.checked_at);
+        self.failed_attempts == 0 && (self.requested.is_some() || since >= goal.confidence_every)
+    }
+
+    fn confidence_answered(&mut self, answer: Option<&str>, goal: &GoalSettings) {
+        self.checked_at = self.steps;
+        self.requested = None;
+        self.last_confidence = answer.and_then(read_confidence);
+        if self
+            .last_confidence
+            .is_none_or(|percent| percent < goal.confidence_threshold)
+        {
+            self.approval = Some(GateKind::LowConfidence);
+        }
+    }
+}
+
+impl LoopMode for GoalState {
+    fn runtime_text(&self) -> &'static str {
+        RUNTIME
+    }
+
+    fn assignment(&self, settings: &EngineSettings) -> Option<String> {
+        goal(settings).map(texts::assignment)
+    }
+
+    fn started(&mut self, restarted: bool, context: &ModeContext<'_>) {
+        if restarted {
+            *self = Self::default();
+        }
+        self.started_at.get_or_insert(context.now);
+        // An edit of the spec may have removed what was to be checked.
+        self.settle(context);
+    }
+
+    fn clock_set_back(&mut self, context: &ModeContext<'_>) {
+        let latest = time_math::after(context.now, LONGEST_WAIT);
+        self.started_at = self.started_at.map(|at| at.min(context.now));
+        self.retry_at = self.retry_at.map(|at| at.min(latest));
+    }
+
+    fn next(&self, context: &ModeContext<'_>) -> NextStep {
+        let Some(goal) = goal(context.settings) else {
+            return NextStep::Wait;
+        };
+        match self.end(context) {
+            Some(GoalEnd::CriteriaMet) => return NextStep::Stop(LoopOutcome::Completed),
+            Some(GoalEnd::LoopDetected | GoalEnd::LowConfidence) => return NextStep::Stop(LoopOutcome::Escalated),
+            Some(GoalEnd::Timeout | GoalEnd::CostLimit | GoalEnd::StepLimit) => {
+                return NextStep::Stop(LoopOutcome::Failed);
+            }
+            None => {}
+        }
+        match self.pending(context.settings).map(|criterion| &criterion.check) {
+            Some(CriterionCheck::Command { .. }) => return NextStep::Check,
+            Some(CriterionCheck::Judge(_)) => return NextStep::Ask,
+            Some(CriterionCheck::Regex(_) | CriterionCheck::Schema(_)) | None => {}
+        }
+        if self.approval.is_some() {
+            return NextStep::RequestApproval;
+        }
+        if self.is_confidence_due(goal) {
+            return NextStep::Ask;
+        }
+        let at = context.next_turn.unwrap_or(context.now);
+        NextStep::Begin {
+            kind: TurnKind::Own,
+            at: self.retry_at.map_or(at, |retry_at| retry_at.max(at)),
+        }
+    }
+
+    fn begin_turn(&mut self, _kind: TurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
+        self.attempt = StepAttempt::default();
+        goal(context.settings).map_or_else(String::new, |goal| texts::step_opening(self, goal, opening, context))
+    }
+
+    fn turn_ended(&mut self, _kind: TurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
+        let attempt = std::mem::take(&mut self.attempt);
+        let failed = attempt.calls > 0 && attempt.failed == attempt.calls;
+        match end {
+            TurnEnd::Completed {
+                pace: LoopPace::Continue,
+                last_text,
+            } if failed => {
+                let error = attempt.error.clone();
+                self.attempt_failed(attempt, &error, last_text, context);
+            }
+            TurnEnd::Completed { pace, last_text } => {
+                self.record(None, last_text);
+                self.same_error = (0, 0);
+                self.next_step();
+                if let LoopPace::CheckConfidence { reason } = pace {
+                    self.requested = Some(reason.clone());
+                }
+                let result = if let LoopPace::Finish { result } = pace {
+                    result.as_str()
+                } else {
+                    None
+                };
+                self.validate(result, context);
+            }
+            TurnEnd::Failed { .. } => {
+                let error = context.last_failure.map_or_else(String::new, ToString::to_string);
+                self.attempt_failed(attempt, &error, "", context);
+            }
+        }
+        self.next(context)
+    }
+
+    fn tools(&self, _settings: &EngineSettings, _events: Option<&[String]>) -> Vec<ToolDefinition> {
+        tools::definitions()
+    }
+
+    fn decide_call(&self, _kind: TurnKind, call: &ToolCall, _context: &ModeContext<'_>) -> Option<ModeCallDecision> {
+        if let Some(decision) = tools::decide(call) {
+            return Some(decision);
+        }
+        let CallSignature { raw, .. } = signature::call(&call.name, &call.arguments);
+        let repeats = self.attempt.admitted == 0 && self.avoided.contains(&raw);
+        repeats.then(|| {
+            ModeCallDecision::Rejected(format!(
+                "not run: {} with these arguments has already failed in an earlier attempt at this step; an attempt must begin \
+                 differently: use another tool, other arguments, or another way",
+                call.name
+            ))
+        })
+    }
+
+    fn call_ended(&mut self, call: &ToolCall, text: &str, was_admitted: bool, has_failed: bool) {
+        if tools::decide(call).is_some() {
+            return;
+        }
+        let attempt = &mut self.attempt;
+        attempt.calls = attempt.calls.saturating_add(1);
+        attempt.admitted = attempt.admitted.saturating_add(u32::from(was_admitted));
+        if has_failed {
+            attempt.failed = attempt.failed.saturating_add(1);
+            attempt.error = prompt::truncate(text, MAX_SAID);
+            if attempt.failures.len() < MOST_AVOIDED {
+                attempt.failures.push(signature::call(&call.name, &call.arguments).raw);
+            }
+        }
+    }
+
+    fn call_answered(&mut self, cost: Option<i64>) {
+        match cost {
+            Some(cost) => self.cost = self.cost.saturating_add(cost),
+            None => self.unknown_cost = true,
+        }
+    }
+
+    fn loop_detected(&mut self) -> bool {
+        self.approval = Some(GateKind::Escalated);
+        true
+    }
+
+    fn question(&self, context: &ModeContext<'_>) -> Option<ModeQuestion> {
+        let goal = goal(context.settings)?;
+        match self.pending(context.settings).map(|criterion| &criterion.check) {
+            Some(CriterionCheck::Judge(question)) => Some(texts::judge(goal, question, &self.result)),
+            Some(_) => None,
+            None => self.is_confidence_due(goal).then(|| texts::confidence(self, goal)),
+        }
+    }
+
+    fn answered(&mut self, answer: Option<&str>, context: &ModeContext<'_>) -> bool {
+        let Some(goal) = goal(context.settings) else {
+            return false;
+        };
+        match self.pending(context.settings) {
+            Some(Criterion {
+                name,
+                check: CriterionCheck::Judge(_),
+            }) => {
+                let verdict = answer.and_then(read_verdict);
+                let is_readable = verdict.is_some();
+                let unread = || Err("the judge gave no clear answer".to_owned());
+                self.verdict(name, verdict.unwrap_or_else(unread));
+                self.settle(context);
+                is_readable
+            }
+            Some(_) => false,
+            None => {
+                self.confidence_answered(answer, goal);
+                self.last_confidence.is_some()
+            }
+        }
+    }
+
+    fn check(&self, context: &ModeContext<'_>) -> Option<ModeCheck> {
+        match &self.pending(context.settings)?.check {
+            CriterionCheck::Command { run, .. } => Some(ModeCheck {
+                tool: SHELL,
+                arguments: Map::from_iter([("command".to_owned(), Value::String(run.clone()))]),
+            }),
+            CriterionCheck::Regex(_) | CriterionCheck::Schema(_) | CriterionCheck::Judge(_) => None,
+        }
+    }
+
+    fn checked(&mut self, end: CheckEnd<'_>, context: &ModeContext<'_>) {
+        let Some(Criterion {
+            name,
+            check: CriterionCheck::Command { pass_regex, .. },
+        }) = self.pending(context.settings)
+        else {
+            return;
+        };
+        let verdict = match (end, pass_regex) {
+            (CheckEnd::Ran(text), Some(regex)) if settings::matches(regex, text) => Ok(()),
+            (CheckEnd::Ran(text), None) if text.lines().next() == Some("exit code 0") => Ok(()),
+            (CheckEnd::Ran(text), _) => Err(last_bytes(text)),
+            (CheckEnd::NotRun(why), _) => Err(why.to_owned()),
+        };
+        self.verdict(name, verdict);
+        self.settle(context);
+    }
+
+    fn approval(&self, context: &ModeContext<'_>) -> Option<ModeApproval> {
+        let goal = goal(context.settings)?;
+        let kind = self.approval?;
+        let message = match (kind, self.last_confidence) {
+            (GateKind::LowConfidence, Some(percent)) => format!(
+                "after {} of {} steps the confidence that the goal will be reached is {percent} %, below {} % \
+                 (goal.confidence.thresholdPercent); the loop waits for an approval to continue",
+                self.steps, goal.max_steps, goal.confidence_threshold
+            ),
+            (GateKind::LowConfidence, None) => format!(
+                "after {} of {} steps the confidence that the goal will be reached could not be read; the loop waits for an \
+                 approval to continue",
+                self.steps, goal.max_steps
+            ),
+            _ => format!(
+                "after {} of {} steps the loop repeats itself; it waits for an approval to continue",
+                self.steps, goal.max_steps
+            ),
+        };
+        Some(ModeApproval { kind, message })
+    }
+
+    fn approval_answered(&mut self, approved: bool, waited: SignedDuration) {
+        let Some(kind) = self.approval.take() else {
+            return;
+        };
+        self.started_at = self.started_at.map(|at| time_math::after(at, waited));
+        if !approved {
+            self.denied = Some(kind);
+        } else if kind == GateKind::Escalated {
+            self.same_error = (0, 0);
+        }
+    }
+
+    fn loop_ended(&mut self, context: &ModeContext<'_>) {
+        self.ended = self.end(context);
+    }
+
+    fn goal_view(&self, settings: &EngineSettings) -> Option<GoalView> {
+        let goal = goal(settings)?;
+        let unmet = self.unmet(goal);
+        let names = goal.criteria.iter().map(|criterion| &*criterion.name);
+        Some(GoalView {
+            steps: self.steps,
+            criteria: names.map(|name| (name.to_owned(), !unmet.contains(&name))).collect(),
+            last_confidence: self.last_confidence,
+            end: self.ended,
+        })
+    }
+}
+
+/// The end of a command's output, where its result stands, with its first line, which has the exit code.
+fn last_bytes(text: &str) -> String {
+    if text.len() <= MAX_SAID {
+        return text.to_owned();
+    }
+    let status = text.lines().next().unwrap_or_default();
+    let status = &status[..status.floor_char_boundary(40)];
+    let from = text.ceil_char_boundary(text.len().saturating_sub(MAX_SAID - 60));
+    format!("{status}\n[cut] {}", &text[from..])
+}
+
+/// The confidence in an answer, rounded down; `None`: not a clear one.
+fn read_confidence(text: &str) -> Option<u8> {
+    let percent = message::last_object(text, "confidence")?.get("confidence")?.as_f64()?;
+    let whole = (0..=100_u8).rev().find(|whole| f64::from(*whole) <= percent)?;
+    (percent <= 100.0).then_some(whole)
+}
+
+/// The verdict in an answer; `None`: not a clear one.
+fn read_verdict(text: &str) -> Option<Result<(), String>> {
+    let answer = message::last_object(text, "met")?;
+    let met = answer.get("met")?.as_bool()?;
+    let reason = answer
+        .get("reason")
+        .and_then(Value::as_str)
+        .unwrap_or("the judge says no");
+    Some(if met { Ok(()) } else { Err(reason.to_owned()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_clear_answer_is_a_confidence() {
+        for (text, percent) in [
+            (r#"{"confidence": 0}"#, Some(0)),
+            (
+                r#"<think>{"confidence": 3}?</think> {"confidence": 71.9, "reason": "x"}"#,
+                Some(71),
+            ),
+            (r#"{"confidence": 101}"#, None),
+            (r#"{"confidence": -1}"#, None),
+            (r#"{"confidence": "85"}"#, None),
+            ("85", None),
+            ("", None),
+        ] {
+            assert_eq!(read_confidence(text), percent, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_a_clear_answer_is_a_verdict() {
+        assert_eq!(read_verdict(r#"{"met": true}"#), Some(Ok(())));
+        assert_eq!(
+            read_verdict(r#"{"met": false, "reason": "too short"}"#),
+            Some(Err("too short".to_owned()))
+        );
+        for text in [r#"{"met": "yes"}"#, "yes", ""] {
+            assert_eq!(read_verdict(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_long_output_keeps_its_exit_code_and_its_end() {
+        let text = format!("exit code 1\n{}the end", "ä".repeat(1000));
+        let said = last_bytes(&text);
+        assert!(
+            said.starts_with("exit code 1\n[cut] ä") && said.ends_with("the end"),
+            "{said}"
+        );
+        assert!(said.len() <= MAX_SAID, "{}", said.len());
+    }
+}

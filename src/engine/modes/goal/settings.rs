@@ -1,0 +1,166 @@
+//! What the engine needs of `spec.goal`.
+
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+
+use crate::settings::SettingsError;
+use agentloop_api::goal::{AcceptanceCriterion, GoalSpec};
+use agentloop_support::json_schema;
+
+/// The goal, how it is checked, and its limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GoalSettings {
+    pub description: String,
+    pub criteria: Vec<Criterion>,
+    /// Names and texts.
+    pub constraints: Vec<(String, String)>,
+    pub max_steps: u32,
+    pub max_attempts: u32,
+    pub timeout: SignedDuration,
+    /// In micro-dollars; `None`: no limit.
+    pub max_cost: Option<i64>,
+    /// Steps between two confidence checks.
+    pub confidence_every: u32,
+    /// In percent.
+    pub confidence_threshold: u8,
+}
+
+/// One criterion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Criterion {
+    pub name: String,
+    pub check: CriterionCheck,
+}
+
+/// How a criterion is checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CriterionCheck {
+    /// The result of `finish` matches this regular expression.
+    Regex(String),
+    /// The result of `finish` is JSON and fits this schema.
+    Schema(Value),
+    /// A model answers this question about the result of `finish` with yes.
+    Judge(String),
+    /// This shell command succeeds: its exit code is 0, or its output matches the regular expression.
+    Command { run: String, pass_regex: Option<String> },
+}
+
+impl CriterionCheck {
+    /// Whether it is about the result of `finish`.
+    pub const fn needs_result(&self) -> bool {
+        !matches!(self, Self::Command { .. })
+    }
+}
+
+impl TryFrom<&GoalSpec> for GoalSettings {
+    type Error = SettingsError;
+
+    fn try_from(goal: &GoalSpec) -> Result<Self, SettingsError> {
+        let criteria: Result<Vec<Criterion>, SettingsError> =
+            goal.acceptance_criteria.iter().map(Criterion::try_from).collect();
+        let max_cost = goal.max_cost_usd.as_deref();
+        let max_cost = max_cost.map(|text| micro_dollars(text).ok_or(SettingsError::GoalCost));
+        Ok(Self {
+            description: goal.description.clone(),
+            criteria: criteria?,
+            constraints: goal.constraints.clone().into_iter().collect(),
+            max_steps: goal.max_steps,
+            max_attempts: goal.max_attempts,
+            timeout: SignedDuration::from_secs(goal.timeout_seconds.into()),
+            max_cost: max_cost.transpose()?,
+            confidence_every: goal.confidence.every_steps,
+            confidence_threshold: u8::try_from(goal.confidence.threshold_percent).unwrap_or(100),
+        })
+    }
+}
+
+impl TryFrom<&AcceptanceCriterion> for Criterion {
+    type Error = SettingsError;
+
+    fn try_from(criterion: &AcceptanceCriterion) -> Result<Self, SettingsError> {
+        let unusable = |field: &str, problem: String| SettingsError::GoalCriterion {
+            name: criterion.name.clone(),
+            field: field.to_owned(),
+            problem,
+        };
+        let check = if let Some(regex) = &criterion.regex {
+            json_schema::check(&matching(regex)).map_err(|problem| unusable("regex", problem))?;
+            CriterionCheck::Regex(regex.clone())
+        } else if let Some(schema) = &criterion.json_schema {
+            json_schema::check(schema).map_err(|problem| unusable("jsonSchema", problem))?;
+            CriterionCheck::Schema(schema.clone())
+        } else if let Some(question) = &criterion.judge {
+            CriterionCheck::Judge(question.clone())
+        } else if let Some(command) = &criterion.command {
+            if let Some(regex) = &command.pass_regex {
+                json_schema::check(&matching(regex)).map_err(|problem| unusable("command.passRegex", problem))?;
+            }
+            CriterionCheck::Command {
+                run: command.run.clone(),
+                pass_regex: command.pass_regex.clone(),
+            }
+        } else {
+            return Err(unusable("regex", "no check is set".to_owned()));
+        };
+        Ok(Self {
+            name: criterion.name.clone(),
+            check,
+        })
+    }
+}
+
+/// A schema of the texts in which this regular expression matches somewhere.
+fn matching(regex: &str) -> Value {
+    json!({"type": "string", "pattern": regex})
+}
+
+/// Whether a regular expression matches anywhere in a text.
+pub fn matches(regex: &str, text: &str) -> bool {
+    json_schema::violation(&matching(regex), &Value::String(text.to_owned())).is_none()
+}
+
+/// Checks a result against a schema. The error says what does not fit.
+pub fn fits(schema: &Value, result: &str) -> Result<(), String> {
+    let value: Value = serde_json::from_str(result.trim()).map_err(|error| format!("it is not JSON: {error}"))?;
+    json_schema::violation(schema, &value).map_or(Ok(()), Err)
+}
+
+/// Reads an amount of US dollars with at most six decimals.
+fn micro_dollars(text: &str) -> Option<i64> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(decimals) || decimals.len() > 6 {
+        return None;
+    }
+    format!("{whole}{decimals:0<6}").parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_of_dollars_are_read_exactly_or_not_at_all() {
+        for (text, amount) in [
+            ("2.50", Some(2_500_000)),
+            ("0.000001", Some(1)),
+            ("25", Some(25_000_000)),
+            ("0.0000001", None),
+            ("-1", None),
+            ("1.", None),
+            ("", None),
+        ] {
+            assert_eq!(micro_dollars(text), amount, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_regular_expression_matches_anywhere_and_a_schema_says_what_does_not_fit() {
+        assert!(matches("[0-9]+ passed", "test result: ok. 12 passed"));
+        assert!(!matches("^[0-9]+ passed", "test result: ok. 12 passed"));
+        let schema = json!({"type": "object", "required": ["url"]});
+        assert_eq!(fits(&schema, " {\"url\": \"x\"}\n"), Ok(()));
+        assert!(fits(&schema, "{}").unwrap_err().contains("url"));
+        assert!(fits(&schema, "done").unwrap_err().contains("not JSON"));
+    }
+}

@@ -1,0 +1,81 @@
+//! A goal with a failed attempt, commands, a confidence check and its gate, with a kill at each boundary of the journal in
+//! turn.
+
+use serde_json::json;
+
+use super::script::{Call, Ends, Script, Turn, Want};
+use super::week::{Killer, Looks};
+use super::*;
+use crate::api::goal::GoalEnd;
+use crate::api::status::LoopOutcome;
+
+/// Three steps, the first one with two attempts. Only tools that may be repeated: an unknown outcome is a failure, and may
+/// make a step fail.
+fn steps() -> Script {
+    let turn = |tool, ends| Turn {
+        calls: vec![Call {
+            takes: 2,
+            wants: vec![Want { tool, takes: 1, ends }],
+            ..Call::default()
+        }],
+    };
+    let settings = script::settings_of(&json!({
+        "model": {"api": "OpenAIChat", "baseURL": "http://model", "name": "m"},
+        "mode": "Goal",
+        "goal": {
+            "description": "Keep the lights on.",
+            "acceptanceCriteria": [
+                {"name": "tests", "command": {"run": "make test"}},
+                {"name": "lint", "command": {"run": "make lint"}},
+            ],
+            "maxSteps": 3,
+            "timeoutSeconds": 2_592_000,
+            "confidence": {"everySteps": 2},
+        },
+    }));
+    Script {
+        settings,
+        turns: vec![
+            turn("files__read", Ends::Badly),
+            turn("db__put", Ends::Well),
+            turn("files__read", Ends::Well),
+            turn("db__put", Ends::Well),
+        ],
+        heartbeat: Turn::default(),
+        happenings: Vec::new(),
+        sensors: Vec::new(),
+    }
+}
+
+fn compare_goals(plain: &Run, found: &Run, deaths: &[Death]) {
+    compare(plain, found, deaths);
+    // A call that has expired meanwhile fails its attempt, and the goal takes another course.
+    if deaths.iter().any(|death| matches!(death, Death::Downtime(_))) {
+        return;
+    }
+    if let (Some(view), Some(expected)) = (&found.view, &plain.view) {
+        assert_eq!(view.goal, expected.goal);
+    }
+    // A gate or a check that was open is taken up again, and not made a second time.
+    let gates = |run: &Run| lines(run, "GateOpened", None).len();
+    assert!(gates(found) <= gates(plain));
+}
+
+#[test]
+fn a_worker_killed_at_any_boundary_of_a_goal_goes_on_as_if_nothing_had_happened() {
+    let mut looks = Looks::default();
+    let plain = undisturbed(&steps(), &mut looks);
+    let view = plain.view.as_ref().expect("an end");
+    let goal = view.goal.as_ref().expect("a goal");
+    assert_eq!(
+        (view.outcome, goal.end),
+        (Some(LoopOutcome::Failed), Some(GoalEnd::StepLimit))
+    );
+    assert_eq!((goal.steps, goal.last_confidence, view.turn), (3, Some(20), 4));
+    assert_eq!(lines(&plain, "GateOpened", None).len(), 1);
+    assert_eq!(lines(&plain, "ToolIntent", None).len(), 4 + 3 * 2, "two checks a step");
+    let mut killer = Killer::new(&plain, &looks, compare_goals);
+    undisturbed(&steps(), &mut killer);
+    let (boundaries, ways) = killer.count();
+    assert!(boundaries > 20 && ways.len() >= 4, "{boundaries}: {ways:?}");
+}
