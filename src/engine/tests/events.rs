@@ -1,5 +1,6 @@
 //! Sensor events with the parts that a test needs.
 
+use super::{Driver, resume};
 use jiff::Timestamp;
 use serde_json::Value;
 

@@ -199,11 +199,11 @@ async fn a_response_has_the_headers_of_the_secret_and_a_failure_goes_to_the_chan
         &json!([{ "fail": { "status": 400 } }, { "text": "done" }]),
         &json!({ "responses": { "http": http } }),
     );
-    let mut text = std::fs::read_to_string(bench.path("all.yaml")).unwrap();
-    text.push_str(&format!(
-        "---\napiVersion: v1\nkind: Secret\nmetadata: {{name: headers}}\nstringData: {{Authorization: Bearer {KEY}}}\n"
-    ));
-    std::fs::write(bench.path("all.yaml"), text).unwrap();
+    let text = std::fs::read_to_string(bench.path("all.yaml")).unwrap();
+    let headers = format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: headers}}\nstringData: {{Authorization: Bearer {KEY}}}\n"
+    );
+    std::fs::write(bench.path("all.yaml"), format!("{text}---\n{headers}")).unwrap();
     let port = free_port().to_string();
     let url = format!("http://127.0.0.1:{port}/");
     let mut run = bench.run(&["--events", "--webhook-port", &port]);
