@@ -128,6 +128,9 @@ pub use super::workspace::WorkspaceSpec;
     ),
     validation = Rule::new("self.mode != 'Task' || !has(self.continuous) || !(has(self.continuous.heartbeat) || has(self.continuous.preCheck))").message(
         "spec.continuous.heartbeat and spec.continuous.preCheck are supported in mode Continuous only: remove them"
+    ),
+    validation = Rule::new("self.mode != 'Task' || !has(self.tools) || !has(self.tools.approval) || !has(self.tools.approval.whilePending) || self.tools.approval.whilePending == 'Pause'").message(
+        "spec.tools.approval.whilePending must be Pause in mode Task: a call that runs later would be part of another task"
     )
 )]
 #[x_kube(

@@ -33,7 +33,7 @@ pub struct TaskSpec {
     /// Where the responses are sent. Absent: they are only kept in the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub responses: Option<TaskResponsesSpec>,
-    /// JSON schema of the response. If set, a task completes only with a response that matches it: the arguments of the
+    /// JSON schema of the response, with at most 16 patterns. If set, a task completes only with a response that matches it: the arguments of the
     /// tool `finish`, or an answer that consists of such JSON. The model is told about any other answer and continues,
     /// within the limits. References to other documents are not supported.
     #[serde(skip_serializing_if = "Map::is_empty")]
@@ -52,8 +52,8 @@ pub struct TaskResponsesSpec {
 /// A server that receives the response to each task, in order, as `POST` with a JSON body: `agent`, `channel`
 /// (`responses`, or `agent-errors` for a task that failed), `id`, `outcome`, `result` or `error`, `reason`, `iterations`
 /// and `tokensUsed`. The header `Idempotency-Key` is the same each time a response is sent. Any status 2xx accepts it.
-/// Other statuses and lost connections are retried with exponential backoff, up to 5 minutes apart; a response that is
-/// refused with another status 4xx than 408, 425 or 429 five times in a row is given up.
+/// Other statuses and lost connections are retried with exponential backoff, up to 5 minutes apart; a response that the
+/// server refuses for ten minutes with a status that says that it is wrong, such as 400 or 422, is given up.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ResponseEndpoint {
@@ -107,7 +107,7 @@ pub const MOST_RECENT: usize = 10;
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Activation {
-    /// Id of the task: that of the event of a Sensor, or `spec-` and a hash of the spec.
+    /// Id of the task: that of the event of a Sensor, or `spec-` with a hash of the spec and a number.
     #[schemars(length(max = 253))]
     pub id: String,
     /// Where the task came from.

@@ -116,7 +116,7 @@ impl Engine {
         let tokens = answer.tokens.unwrap_or_else(|| self.largest_use(&task));
         self.count_use(LimitedResource::LLMTokens, tokens, out);
         if let (CallTask::Turn | CallTask::Summary(_), Some(turn)) = (&task, &mut self.state.turn) {
-            turn.count_usage(tokens, answer.cost.unwrap_or(0));
+            turn.count_usage(answer.tokens, tokens, answer.cost.unwrap_or(0));
         }
         match task {
             CallTask::Turn => self.handle_turn_answer((call, purpose), answer, out),

@@ -224,7 +224,8 @@ impl TryFrom<&AgentSpec> for EngineSettings {
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
             image_input: spec.model.image_input,
             approval_timeout: SignedDuration::from_secs(spec.tools.approval.timeout_seconds.into()),
-            defers_approvals: spec.tools.approval.while_pending == WhilePending::Continue,
+            defers_approvals: spec.tools.approval.while_pending == WhilePending::Continue
+                && spec.mode != AgentMode::Task,
             loop_detection: spec.guardrails.loop_detection.clone(),
             spec: hash(spec),
         })

@@ -117,6 +117,7 @@ impl EngineSnapshot {
     pub fn inherited(self) -> Self {
         Self {
             life: self.life.inherited(),
+            tasks: self.tasks.inherited(),
             ..self
         }
     }

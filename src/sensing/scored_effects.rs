@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::delivery::{FieldValue, MOST_NAME_BYTES, MOST_PARTS, SensorEvent, SensorNotification};
+use super::rules::TASK_PREFIX;
 use agentloop_api::sensor::{SignalGate, SignalPriority};
 use agentloop_support::text::truncate_bytes;
 
@@ -85,10 +86,12 @@ impl SignalScoreRequest {
             source: self.signal.clone(),
             ..notice.clone()
         };
-        let marked = |notice: SensorNotification| SensorNotification {
-            is_task: false,
-            text: format!("{UNSCORED}{}", notice.text),
-            ..notice
+        let marked = |notice: SensorNotification| {
+            let text = match notice.text.strip_prefix(TASK_PREFIX) {
+                Some(task) if notice.is_task => format!("{TASK_PREFIX}{UNSCORED}{task}"),
+                _ => format!("{UNSCORED}{}", notice.text),
+            };
+            SensorNotification { text, ..notice }
         };
         match verdict {
             SignalVerdict::Holds => Some(held()),

@@ -1,26 +1,62 @@
 //! JSON schemas that others have written: those of tools, and those of responses.
 
-use jsonschema::{PatternOptions, Validator};
+use jsonschema::{FancyRegex, PatternOptions, Validator};
 use serde_json::Value;
 
 use crate::text::first_chars;
 
 /// Most steps back of a pattern: a pattern that needs more does not match.
 const MAX_BACKTRACKS: usize = 100_000;
+/// Most patterns of a schema that is checked, and most bytes of each once it is compiled.
+const MAX_PATTERNS: usize = 16;
+const MAX_PATTERN_BYTES: usize = 2 * 1024 * 1024;
 /// Most characters of a message.
 const MAX_MESSAGE: usize = 300;
 
 /// Compiles a schema. Fetches nothing: a schema that refers to another document cannot be used.
 pub fn compile(schema: &Value) -> Result<Validator, String> {
-    jsonschema::options()
-        .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACKS))
-        .build(schema)
-        .map_err(|error| first_chars(&error.to_string(), MAX_MESSAGE).to_owned())
+    build(schema, PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACKS))
 }
 
-/// Checks that a schema can be used.
+/// Checks that a schema can be used, within bounds on what that costs: for a process that checks the schemas of many
+/// users.
 pub fn check(schema: &Value) -> Result<(), String> {
-    compile(schema).map(drop)
+    let mut patterns = 0;
+    count_patterns(schema, &mut patterns);
+    if patterns > MAX_PATTERNS {
+        return Err(format!(
+            "it has {patterns} patterns, and {MAX_PATTERNS} are allowed: remove some"
+        ));
+    }
+    let patterns = PatternOptions::fancy_regex()
+        .backtrack_limit(MAX_BACKTRACKS)
+        .size_limit(MAX_PATTERN_BYTES);
+    build(schema, patterns).map(drop)
+}
+
+/// Counts what may be a pattern. Also counts properties that are called so, which need no exact number.
+fn count_patterns(schema: &Value, found: &mut usize) {
+    match schema {
+        Value::Array(items) => items.iter().for_each(|item| count_patterns(item, found)),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match (name.as_str(), value) {
+                    ("pattern", Value::String(_)) => *found += 1,
+                    ("patternProperties", Value::Object(patterns)) => *found += patterns.len(),
+                    _ => {}
+                }
+                count_patterns(value, found);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn build(schema: &Value, patterns: PatternOptions<FancyRegex>) -> Result<Validator, String> {
+    jsonschema::options()
+        .with_pattern_options(patterns)
+        .build(schema)
+        .map_err(|error| first_chars(&error.to_string(), MAX_MESSAGE).to_owned())
 }
 
 /// How a value violates a schema, or why the schema cannot be used; `None`: it does not.
@@ -63,5 +99,15 @@ mod tests {
             assert!(check(&schema).is_err(), "{schema}");
             assert!(violation(&schema, &json!(1)).is_some(), "{schema}");
         }
+    }
+
+    #[test]
+    fn a_schema_that_is_checked_has_a_bounded_number_of_patterns_of_a_bounded_size() {
+        let of = |count: usize, pattern: &str| json!({"allOf": vec![json!({"pattern": pattern}); count]});
+        assert_eq!(check(&of(MAX_PATTERNS, "^[a-z]{1,64}$")), Ok(()));
+        assert!(check(&of(MAX_PATTERNS + 1, "a")).is_err_and(|error| error.contains("17 patterns")));
+        assert!(check(&of(1, r"\w{3000}")).is_err());
+        let names = json!({"patternProperties": {"a": {}, "b": {}}, "not": of(15, "c")});
+        assert!(check(&names).is_err_and(|error| error.contains("17 patterns")));
     }
 }

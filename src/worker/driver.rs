@@ -252,7 +252,7 @@ impl<'a> LoopDriver<'a> {
         })?;
         self.apply_gateway_update(&mut world.gateway_updates)?;
         // Responses that the previous process has not delivered.
-        self.responses.begin(&self.steps)?;
+        self.responses.resume(&self.steps)?;
         // Events that the previous process left waiting for a score.
         self.check_scores()
     }
@@ -284,10 +284,7 @@ impl<'a> LoopDriver<'a> {
             }
             DriverEvent::Delivered(delivery) => self.take_delivery(&delivery),
             DriverEvent::Saw(sighting) => self.handle_watch_report(sighting),
-            DriverEvent::Responded(seq) => {
-                self.steps.response_delivered(seq)?;
-                self.responses.begin(&self.steps)
-            }
+            DriverEvent::Responded(seq) => self.responses.delivered(seq, &self.steps),
             DriverEvent::Asked(ask) => self.readings.answer(ask, &self.steps),
             DriverEvent::Moment => Ok(()),
         }
@@ -471,8 +468,9 @@ impl<'a> LoopDriver<'a> {
         for action in actions {
             self.perform(action, lost);
         }
-        if lines.iter().any(|line| line.kind == RecordKind::TaskEnded) {
-            self.responses.begin(&self.steps)?;
+        let ended = lines.iter().filter(|line| line.kind == RecordKind::TaskEnded).count();
+        if ended > 0 {
+            self.responses.added(ended, &self.steps)?;
         }
         result
     }

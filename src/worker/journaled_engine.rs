@@ -81,6 +81,11 @@ impl<'a> JournaledEngine<'a> {
         self.journal.next_response()
     }
 
+    /// Returns how many responses have not been delivered.
+    pub fn count_responses(&self) -> Result<usize, JournalError> {
+        self.journal.count_responses()
+    }
+
     /// Records that a response was delivered.
     pub fn response_delivered(&self, seq: i64) -> Result<(), JournalError> {
         self.journal.response_delivered(seq)

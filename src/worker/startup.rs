@@ -178,9 +178,7 @@ impl WorkerProcess {
                     None => Engine::new(settings),
                 };
                 engine.restore_tasks(restored.tasks);
-                if spec.response_endpoint().is_none() {
-                    journal.drop_responses()?;
-                }
+                journal.set_response_receiver(spec.response_endpoint().is_some())?;
                 for (field, value, at) in sensors.values() {
                     engine.restore_field(field, value.clone(), at);
                 }

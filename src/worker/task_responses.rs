@@ -7,7 +7,7 @@
 use futures::FutureExt;
 use futures::future::{self, BoxFuture};
 use serde_json::{Map, Value};
-use tokio::time::{Duration, sleep};
+use tokio::time::{Duration, Instant, sleep};
 
 use super::gateway_client::GatewayClient;
 use super::journal::{JournalError, WaitingResponse};
@@ -19,13 +19,20 @@ use crate::support::backoff::{Backoff, jitter};
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_mins(5);
-/// Attempts after which a response is given up that its receiver refuses for good.
+/// Refusals in a row after which a response is given up, and how long they must go on.
 const MOST_REFUSALS: u32 = 5;
+const LONGEST_REFUSAL: Duration = Duration::from_mins(10);
+/// Responses that wait, from which on no further task is accepted.
+const MOST_WAITING: usize = 1_000;
+/// Failed attempts after which a log line says so.
+const TOLD_AFTER: u32 = 3;
 
 pub struct ResponseDelivery {
     gateway: GatewayClient,
     /// The Agent has a receiver.
     is_enabled: bool,
+    /// Responses that have not been delivered.
+    waiting: usize,
     /// The delivery of the response at this position.
     sending: Option<BoxFuture<'static, i64>>,
 }
@@ -36,12 +43,40 @@ impl ResponseDelivery {
         Self {
             gateway: gateway.clone(),
             is_enabled,
+            waiting: 0,
             sending: None,
         }
     }
 
+    /// Continues with what the previous process has not delivered.
+    pub fn resume(&mut self, steps: &JournaledEngine<'_>) -> Result<(), JournalError> {
+        self.waiting = steps.count_responses()?;
+        self.begin(steps)
+    }
+
+    /// Tasks have ended.
+    pub fn added(&mut self, responses: usize, steps: &JournaledEngine<'_>) -> Result<(), JournalError> {
+        if self.is_enabled {
+            self.waiting = self.waiting.saturating_add(responses);
+        }
+        self.begin(steps)
+    }
+
+    /// The response at this position was delivered.
+    pub fn delivered(&mut self, seq: i64, steps: &JournaledEngine<'_>) -> Result<(), JournalError> {
+        self.waiting = self.waiting.saturating_sub(1);
+        steps.response_delivered(seq)?;
+        self.begin(steps)
+    }
+
+    /// Whether no further task may be accepted: the receiver must not fill the volume by being away.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.waiting >= MOST_WAITING
+    }
+
     /// Begins with the oldest response, unless one is being sent.
-    pub fn begin(&mut self, steps: &JournaledEngine<'_>) -> Result<(), JournalError> {
+    fn begin(&mut self, steps: &JournaledEngine<'_>) -> Result<(), JournalError> {
         if !self.is_enabled || self.sending.is_some() {
             return Ok(());
         }
@@ -66,14 +101,16 @@ async fn deliver(gateway: GatewayClient, waiting: WaitingResponse) -> i64 {
     let WaitingResponse { seq, response } = waiting;
     let response = outgoing(&response);
     let mut backoff = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
-    let mut refusals = 0;
+    let (mut failures, mut refusals, mut refused_since) = (0_u32, 0, Instant::now());
     loop {
         let detail = match gateway.send_response(&response).await {
             Ok(status) if (200..300).contains(&status) => return seq,
             Ok(status) => {
-                let is_refusal = (400..500).contains(&status) && ![408, 425, 429].contains(&status);
-                refusals = if is_refusal { refusals + 1 } else { 0 };
-                if refusals >= MOST_REFUSALS {
+                refusals = if refuses_for_good(status) { refusals + 1 } else { 0 };
+                if refusals == 1 {
+                    refused_since = Instant::now();
+                }
+                if refusals >= MOST_REFUSALS && refused_since.elapsed() >= LONGEST_REFUSAL {
                     tracing::warn!(
                         task = response.id,
                         status,
@@ -88,9 +125,21 @@ async fn deliver(gateway: GatewayClient, waiting: WaitingResponse) -> i64 {
                 detail
             }
         };
-        tracing::debug!(task = response.id, detail, "failed to deliver a response; retrying");
+        failures = failures.saturating_add(1);
+        if failures == TOLD_AFTER {
+            tracing::warn!(
+                task = response.id,
+                detail,
+                "failed to deliver a response to spec.task.responses; retrying"
+            );
+        }
         sleep(backoff.next_spread(jitter())).await;
     }
+}
+
+/// Whether the same response would be refused again. A missing permission or path may be repaired.
+fn refuses_for_good(status: u16) -> bool {
+    matches!(status, 400 | 405 | 406 | 409 | 410 | 411 | 413 | 415 | 422)
 }
 
 /// What the receiver is sent, apart from which Agent it comes from.

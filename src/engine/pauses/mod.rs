@@ -14,6 +14,7 @@ use crate::guardrails::{self, ClockDecision, ClockPause, EndedToolRun, Guardrail
 use crate::machine::Engine;
 use crate::settings::EngineSettings;
 use crate::snapshot::CauseKind;
+use crate::turn::kind::TurnKind;
 use crate::{EngineEffect, RecordKind, retry, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_api::pause::{PauseEnd, PauseReason};
@@ -210,12 +211,18 @@ impl Engine {
     }
 
     /// The worker ended during a turn. A turn that crashes the worker repeatedly must not be retried forever.
-    pub(crate) fn count_crash(&mut self, out: &EffectBuffer) {
+    pub(crate) fn count_crash(&mut self, out: &mut EffectBuffer) {
         let Some(turn) = &mut self.state.turn else {
             return;
         };
         let crashes = turn.count_crash();
         if crashes < MAX_CRASHES {
+            return;
+        }
+        if turn.kind() == TurnKind::Task {
+            // Others wait for theirs.
+            let message = format!("the worker ended {crashes} times during the task");
+            self.fail_turn(CallFailure::new(FailureKind::BadResponse, message), out);
             return;
         }
         let message = format!(
@@ -261,6 +268,16 @@ impl Engine {
         if let (FailureKind::CallExceedsLimit, Some(limit)) = (failure.kind, limit)
             && self.shrink_for_limit(limit, out)
         {
+            return;
+        }
+        let is_task = self
+            .state
+            .turn
+            .as_ref()
+            .is_some_and(|turn| turn.kind() == TurnKind::Task);
+        if is_task && failure.kind == FailureKind::CallExceedsLimit {
+            // It can never fit, however long the tasks behind it wait.
+            self.fail_turn(failure, out);
             return;
         }
         // If several limits refuse, only the latest one is shown.

@@ -3,17 +3,17 @@
 use jiff::Timestamp;
 
 use crate::effects::{EffectBuffer, call_line};
-use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
 use crate::modes::LoopPace;
 use crate::settings::TaskSettings;
-use crate::tools::batch::ToolSlot;
+use crate::tools::admission::{DenialReason, DeniedCall};
+use crate::tools::batch::{ToolBatch, ToolSlot};
 use crate::{EngineEffect, RecordKind};
 use agentloop_api::failure::FailureKind;
 use agentloop_api::task::TaskLimit;
 
 /// The result of a call that was not run when the time was over.
-const TOO_LATE: &str = "Not run: the task has exceeded its time limit.";
+const TOO_LATE: &str = "the task has exceeded its time limit";
 
 impl Engine {
     fn task_settings(&self) -> Option<&TaskSettings> {
@@ -33,7 +33,7 @@ impl Engine {
         if turn.own_call() >= settings.max_iterations {
             return Some(TaskLimit::MaxIterations);
         }
-        (turn.tokens() >= settings.max_tokens).then_some(TaskLimit::MaxTokens)
+        (turn.most_tokens() >= settings.max_tokens).then_some(TaskLimit::MaxTokens)
     }
 
     /// When the time of the task under way is over; `None`: it has none, or it does not pass now.
@@ -56,7 +56,7 @@ impl Engine {
             turn.limited(TaskLimit::MaxDuration);
         }
         if self.tool_batch().is_some() {
-            self.deny_waiting_calls();
+            self.deny_waiting_calls(out);
             return;
         }
         if let Some(call) = self.call_in_flight() {
@@ -69,14 +69,18 @@ impl Engine {
     }
 
     /// Calls of the last answer that have not been sent are not run.
-    fn deny_waiting_calls(&mut self) {
-        let Some(batch) = self.batch_mut() else {
-            return;
-        };
-        for place in 0..batch.places() {
-            if matches!(batch.slot(place), Some(ToolSlot::Waiting(_))) {
-                batch.end(place, ToolCallEnding::Failed, TOO_LATE.to_owned());
+    fn deny_waiting_calls(&mut self, out: &mut EffectBuffer) {
+        let places = self.tool_batch().map_or(0, ToolBatch::places);
+        for place in 0..places {
+            if !matches!(
+                self.tool_batch().and_then(|batch| batch.slot(place)),
+                Some(ToolSlot::Waiting(_))
+            ) {
+                continue;
             }
+            self.close_gate(place, "withdrawn: the task has ended", out);
+            let denied = DeniedCall::not_run(DenialReason::TaskEnded, TOO_LATE, "nothing: the task ends now");
+            self.reject(place, denied, out);
         }
     }
 

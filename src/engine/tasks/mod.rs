@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use agentloop_api::status::{LoopState, PauseReason};
 use agentloop_api::task::{MOST_RECENT, TaskKind, TaskLimit, TaskOutcome};
 
 use crate::effects::{EffectBuffer, journal_line};
@@ -71,8 +72,8 @@ pub struct TaskLog {
     current: Option<CurrentTask>,
     /// The tasks that ended last, the newest first.
     recent: VecDeque<EndedTask>,
-    /// The id of the task of `spec.task.prompt` that was accepted last.
-    own: Option<String>,
+    /// The spec whose task was accepted last.
+    own: Option<u64>,
 }
 
 /// The task under way.
@@ -113,6 +114,11 @@ impl TaskLog {
         self.recent.iter()
     }
 
+    /// The same for an Agent that was recreated: the task of its spec is a new one.
+    pub(crate) fn inherited(self) -> Self {
+        Self { own: None, ..self }
+    }
+
     fn ended(&mut self, task: EndedTask) {
         self.recent.push_front(task);
         self.recent.truncate(MOST_RECENT);
@@ -140,11 +146,13 @@ impl Engine {
         let Some(prompt) = self.settings.task().and_then(|task| task.prompt.clone()) else {
             return;
         };
-        let id = format!("spec-{:016x}", self.settings.spec);
-        if self.state.tasks.own.as_ref() == Some(&id) {
+        let spec = self.settings.spec;
+        if self.state.tasks.own == Some(spec) {
             return;
         }
-        self.state.tasks.own = Some(id.clone());
+        self.state.tasks.own = Some(spec);
+        // An earlier spec may return, and its task with it: with the turn, the id is not that of the first time.
+        let id = format!("spec-{spec:016x}-{}", self.state.totals.next_turn());
         let origin = TaskOrigin::Spec;
         self.accept_task(TaskOffer { id, origin, prompt }, out);
     }
@@ -181,10 +189,11 @@ impl Engine {
         if let TaskOrigin::Sensor(sensor) = &origin {
             self.note_untrusted_task(sensor, out.now);
         }
-        // A task may repeat the calls of another one.
-        self.watch_another_task();
         let mut clock = TaskClock::default();
-        clock.runs(out.now);
+        // Under a pause, this turn only asks whether there is room again.
+        if self.public_state().state == LoopState::Running {
+            clock.runs(out.now);
+        }
         out.record(JournalRecord {
             task: Some(Box::new(TaskChange::Started(id.clone()))),
             ..journal_line(RecordKind::TaskStarted, self.turn_number(), id.clone())
@@ -226,5 +235,8 @@ impl Engine {
             ..journal_line(RecordKind::TaskEnded, turn.number(), note)
         });
         self.state.tasks.ended(ended);
+        // The next task is not held for what this one repeated.
+        self.watch_another_task();
+        self.clear_pause(PauseReason::LoopDetected);
     }
 }

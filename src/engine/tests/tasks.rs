@@ -141,7 +141,7 @@ fn the_task_of_the_spec_runs_once_for_each_spec() {
     assert!(
         driver
             .observed()
-            .ends_with("task spec-0000000000000000.\n\ncount the stars")
+            .ends_with("task spec-0000000000000000-1.\n\ncount the stars")
     );
     driver.restart(1);
     driver.answer(says("9096"));
@@ -360,11 +360,7 @@ fn a_response_must_match_the_schema_and_the_model_may_try_again() {
             .contains("not a response of the required form: it is not JSON")
     );
     driver.answer(finishes(&json!({"severity": "awful"})));
-    assert!(
-        driver
-            .result()
-            .starts_with("the response was not accepted: /result/severity:")
-    );
+    assert!(driver.result().starts_with("the response was not accepted: /severity:"));
     driver.answer(finishes(&json!({"severity": "high"})));
     assert_eq!(driver.response().result, Some(json!({"severity": "high"})));
     driver.take("b");
@@ -542,4 +538,83 @@ fn in_another_mode_a_task_is_a_notification() {
             .as_deref()
             .is_some_and(|block| block.contains("Task: answer the mail"))
     );
+}
+
+#[test]
+fn a_call_that_waits_for_its_approval_when_the_time_is_over_is_withdrawn() {
+    let mut driver = Driver::fresh(with(mode()));
+    let asked = crate::tool::ToolSpec {
+        needs_approval: true,
+        ..super::work::tool("mail__send", ToolEffect::Destructive)
+    };
+    driver.offer(vec![super::work::tool("files__read", ToolEffect::Read), asked]);
+    driver.start(1);
+    driver.take("a");
+    driver.answer(wants(&["files__read", "mail__send"]));
+    driver.pass(seconds(300));
+    driver.feed(EngineInput::Timer);
+    driver.done(1, "a file");
+    assert_eq!(driver.response().reason, Some(TaskLimit::MaxDuration));
+    assert!(driver.engine.view().gates.is_empty());
+    assert_eq!(driver.notes(RecordKind::ToolDenied), ["TaskEnded"]);
+}
+
+#[test]
+fn a_task_that_can_never_fit_into_a_budget_fails_and_the_next_one_begins() {
+    let mut driver = at_work(mode());
+    driver.take("b");
+    driver.fail(FailureKind::CallExceedsLimit);
+    assert_eq!(driver.answered_tasks(), [("a", TaskOutcome::Failed)]);
+    while driver.in_flight.is_none() {
+        driver.next_timer();
+    }
+    driver.answer(says("smaller"));
+    assert_eq!(driver.answered_tasks()[1], ("b", TaskOutcome::Completed));
+}
+
+#[test]
+fn a_task_that_ends_the_worker_three_times_fails() {
+    let mut driver = at_work(mode());
+    for epoch in [1, 1] {
+        driver.restart(epoch);
+        assert!(driver.tasks.responses.is_empty());
+    }
+    driver.restart(1);
+    assert_eq!(driver.answered_tasks(), [("a", TaskOutcome::Failed)]);
+}
+
+#[test]
+fn a_spec_that_returns_runs_its_task_again_under_another_id() {
+    let own = TaskSettings {
+        prompt: Some("count the stars".into()),
+        ..mode()
+    };
+    let mut driver = Driver::with_tools(with(own));
+    for spec in [0, 1, 0] {
+        driver.settings.spec = spec;
+        driver.restart(1);
+        driver.answer(says("9096"));
+    }
+    let ids: Vec<&str> = driver.answered_tasks().iter().map(|(id, _)| *id).collect();
+    assert_eq!(
+        ids,
+        [
+            "spec-0000000000000000-1",
+            "spec-0000000000000001-2",
+            "spec-0000000000000000-3"
+        ]
+    );
+}
+
+#[test]
+fn unreported_tokens_count_towards_the_limit_and_not_as_used() {
+    let limited = TaskSettings {
+        max_tokens: 1000,
+        ..mode()
+    };
+    let mut driver = at_work(limited);
+    driver.answer(calls("files__read", "{}"));
+    driver.done(1, "a file");
+    let response = driver.response();
+    assert_eq!((response.reason, response.tokens_used), (Some(TaskLimit::MaxTokens), 0));
 }

@@ -54,6 +54,8 @@ pub enum DenialReason {
     ApprovalExpired,
     /// The same call waits for an approval already.
     AlreadyDeferred,
+    /// The time of its task is over.
+    TaskEnded,
     /// Its definition has changed, or it is new, and the rules of its server ask for an approval of that.
     DefinitionChanged,
 }

@@ -256,15 +256,21 @@ impl Turn {
         self.outdated.take()
     }
 
-    /// One of its calls was answered.
-    pub fn count_usage(&mut self, tokens: u64, cost: i64) {
-        self.used.tokens = self.used.tokens.saturating_add(tokens);
+    /// One of its calls was answered. `bound`: the tokens that it can have used at most.
+    pub fn count_usage(&mut self, tokens: Option<u64>, bound: u64, cost: i64) {
+        self.used.tokens = self.used.tokens.saturating_add(tokens.unwrap_or(0));
+        self.used.bound = self.used.bound.saturating_add(bound);
         self.used.cost = self.used.cost.saturating_add(cost);
     }
 
-    /// Tokens of its answered calls.
+    /// Tokens of its answered calls, as far as the server reported them.
     pub fn tokens(&self) -> u64 {
         self.used.tokens
+    }
+
+    /// Tokens of its answered calls; a call without a report counts as the largest possible one.
+    pub fn most_tokens(&self) -> u64 {
+        self.used.bound
     }
 
     /// Cost of its answered calls in micro-dollars, as far as it is known.
@@ -297,6 +303,7 @@ impl Turn {
 #[serde(default)]
 struct TurnUsage {
     tokens: u64,
+    bound: u64,
     cost: i64,
 }
 

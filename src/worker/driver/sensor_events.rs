@@ -18,7 +18,7 @@ const SENSORS_AT_ONCE: usize = MOST_DELIVERY_EVENTS;
 impl LoopDriver<'_> {
     /// Whether the loop takes Sensor events now. A loop that is stopping leaves them to the next pod.
     pub(super) fn accepts_sensor_events(&self) -> bool {
-        self.stop.is_none() && !self.stopped && self.steps.accepts_sensor_events()
+        self.stop.is_none() && !self.stopped && !self.responses.is_full() && self.steps.accepts_sensor_events()
     }
 
     pub(super) fn check_sensors(&mut self, now: Timestamp) -> Result<(), JournalError> {

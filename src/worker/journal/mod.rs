@@ -101,6 +101,8 @@ pub struct Journal {
     file: PathBuf,
     /// The version of agentloop that wrote the state, if its format is newer than [`FORMAT`].
     newer: Option<String>,
+    /// Whether responses to tasks have a receiver.
+    sends_responses: bool,
     /// Held until the journal is dropped; the kernel releases it when the process ends.
     _lock: File,
 }
@@ -138,6 +140,7 @@ impl Journal {
             dir: dir.into(),
             file,
             newer: None,
+            sends_responses: false,
             _lock: lock,
         };
         let restored = journal.read(owner)?;
@@ -200,6 +203,7 @@ impl Journal {
             records,
             snapshot,
             kept,
+            sends_responses: self.sends_responses,
         };
         let error = match write::write_batch(&mut self.connection, batch) {
             Ok(lines) => {
@@ -262,9 +266,18 @@ impl Journal {
         tasks::delivered(&self.connection, seq).map_err(|error| self.sqlite(&error))
     }
 
-    /// Nobody receives responses: those that wait are kept like delivered ones.
-    pub fn drop_responses(&self) -> Result<(), JournalError> {
+    /// Whether responses have a receiver from now on. Without one, those that wait are kept like delivered ones.
+    pub fn set_response_receiver(&mut self, exists: bool) -> Result<(), JournalError> {
+        self.sends_responses = exists;
+        if exists {
+            return Ok(());
+        }
         tasks::drop_undelivered(&self.connection).map_err(|error| self.sqlite(&error))
+    }
+
+    /// Returns how many responses have not been delivered.
+    pub fn count_responses(&self) -> Result<usize, JournalError> {
+        tasks::count_undelivered(&self.connection).map_err(|error| self.sqlite(&error))
     }
 
     fn unwritten(&self, error: JournalWriteError) -> JournalError {

@@ -20,7 +20,13 @@ pub struct WaitingResponse {
     pub response: TaskResponse,
 }
 
-pub(super) fn write(connection: &Connection, now: Timestamp, change: &TaskChange) -> Result<(), JournalWriteError> {
+/// `sends`: responses have a receiver.
+pub(super) fn write(
+    connection: &Connection,
+    now: Timestamp,
+    change: &TaskChange,
+    sends: bool,
+) -> Result<(), JournalWriteError> {
     match change {
         TaskChange::Accepted(offer) => {
             // A task whose id is known was answered, or will be.
@@ -35,8 +41,8 @@ pub(super) fn write(connection: &Connection, now: Timestamp, change: &TaskChange
         }
         TaskChange::Ended(response) => {
             connection
-                .prepare_cached("UPDATE tasks SET state = 'Ended', response = ?2, undelivered = 1 WHERE id = ?1")?
-                .execute(params![response.id, serde_json::to_string(response)?])?;
+                .prepare_cached("UPDATE tasks SET state = 'Ended', response = ?2, undelivered = ?3 WHERE id = ?1")?
+                .execute(params![response.id, serde_json::to_string(response)?, sends])?;
             prune(connection)?;
         }
     }
@@ -65,6 +71,12 @@ pub(super) fn first_undelivered(connection: &Connection) -> Result<Option<Waitin
         })
     })
     .transpose()
+}
+
+/// How many responses have not been delivered.
+pub(super) fn count_undelivered(connection: &Connection) -> rusqlite::Result<usize> {
+    let count: i64 = connection.query_row("SELECT count(*) FROM tasks WHERE undelivered = 1", [], |row| row.get(0))?;
+    Ok(usize::try_from(count).unwrap_or(0))
 }
 
 pub(super) fn delivered(connection: &Connection, seq: i64) -> rusqlite::Result<()> {

@@ -32,6 +32,8 @@ pub(super) struct JournalBatch<'a> {
     pub(super) snapshot: &'a EngineSnapshot,
     /// The new record of a Sensor, if its event caused the batch.
     pub(super) kept: Option<&'a SensorRecord>,
+    /// Whether responses to tasks have a receiver.
+    pub(super) sends_responses: bool,
 }
 
 /// Writes one batch, completely or not at all. Returns its [`JournalLine`]s.
@@ -45,6 +47,7 @@ pub(super) fn write_batch(
         records,
         snapshot,
         kept,
+        sends_responses,
     } = batch;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let history = HistoryWriter {
@@ -59,7 +62,7 @@ pub(super) fn write_batch(
         messages(&transaction, record)?;
         history.write(record)?;
         if let Some(change) = &record.task {
-            tasks::write(&transaction, now, change)?;
+            tasks::write(&transaction, now, change, sends_responses)?;
         }
     }
     if let Some(kept) = kept {

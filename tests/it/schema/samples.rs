@@ -132,6 +132,7 @@ fn total(change: &Value) -> Value {
 /// All rules.
 pub fn rows() -> Vec<Row> {
     let mut all = top();
+    all.extend(of_tasks());
     all.extend(super::goals::rows());
     all.extend(models());
     all.extend(models().iter().map(light));
@@ -179,8 +180,52 @@ fn response_server(url: &str) -> Value {
     tasks(&json!({"responses": {"http": {"url": url}}}))
 }
 
-fn top() -> Vec<Row> {
+fn of_tasks() -> Vec<Row> {
+    let deferring = json!({"spec": {"tools": {"approval": {"whilePending": "Continue"}}}});
     let heartbeat = json!({"spec": {"continuous": {"heartbeat": {"everySeconds": 60, "prompt": "look"}}}});
+    vec![
+        row(
+            "spec.task is supported in mode Task only",
+            vec![scripted(), tasks(&json!({"maxIterations": 5}))],
+            vec![with(scripted(), &json!({"spec": {"task": {"maxIterations": 5}}}))],
+        ),
+        row(
+            "spec.continuous.heartbeat and spec.continuous.preCheck are supported in mode Continuous only",
+            vec![with(scripted(), &heartbeat), tasks(&json!({}))],
+            vec![with(tasks(&json!({})), &heartbeat)],
+        ),
+        row(
+            "spec.tools.approval.whilePending must be Pause in mode Task",
+            vec![
+                with(scripted(), &deferring),
+                with(
+                    tasks(&json!({})),
+                    &json!({"spec": {"tools": {"approval": {"whilePending": "Pause"}}}}),
+                ),
+            ],
+            vec![with(tasks(&json!({})), &deferring)],
+        ),
+        row(
+            "spec.task.responses.http.url must be http(s)://host[:port][/path]",
+            vec![
+                response_server("https://example.com/responses"),
+                response_server("http://10.0.0.1:8080"),
+            ],
+            vec![
+                response_server("ftp://example.com"),
+                response_server("https://ann:secret@example.com/"),
+                response_server("https://example.com/a b"),
+            ],
+        ),
+        row(
+            "spec.task.responses.http.url must not have a fragment",
+            vec![response_server("https://example.com/?set=all")],
+            vec![response_server("https://example.com/#all")],
+        ),
+    ]
+}
+
+fn top() -> Vec<Row> {
     let from = json!({"configMapKeyRef": {"name": "texts", "key": "prompt"}});
     let elsewhere = json!({"spec": {"instructions": null, "instructionsFrom": from}});
     let both = json!({"spec": {"instructionsFrom": from}});
@@ -206,33 +251,6 @@ fn top() -> Vec<Row> {
             vec![with(scripted(), &json!({"spec": {"instructions": null}}))],
         ),
         row(
-            "spec.task is supported in mode Task only",
-            vec![scripted(), tasks(&json!({"maxIterations": 5}))],
-            vec![with(scripted(), &json!({"spec": {"task": {"maxIterations": 5}}}))],
-        ),
-        row(
-            "spec.continuous.heartbeat and spec.continuous.preCheck are supported in mode Continuous only",
-            vec![with(scripted(), &heartbeat), tasks(&json!({}))],
-            vec![with(tasks(&json!({})), &heartbeat)],
-        ),
-        row(
-            "spec.task.responses.http.url must be http(s)://host[:port][/path]",
-            vec![
-                response_server("https://example.com/responses"),
-                response_server("http://10.0.0.1:8080"),
-            ],
-            vec![
-                response_server("ftp://example.com"),
-                response_server("https://ann:secret@example.com/"),
-                response_server("https://example.com/a b"),
-            ],
-        ),
-        row(
-            "spec.task.responses.http.url must not have a fragment",
-            vec![response_server("https://example.com/?set=all")],
-            vec![response_server("https://example.com/#all")],
-        ),
-        row(
             "spec.continuous.preCheck evaluates changes of spec.hotState.fields",
             vec![
                 pre_check(&json!({"enabled": false, "prompt": "all"})),
@@ -255,16 +273,12 @@ fn top() -> Vec<Row> {
             ],
             vec![hot_field(&json!({"type": "Object", "maxItems": 20}))],
         ),
-        Row {
-            // One mode exists so far: any other is refused before the rule is asked.
-            server_says: Some("spec.mode: Unsupported value: \"Goal\": supported values: \"Continuous\""),
-            ..change(
-                "spec.mode is immutable",
-                scripted(),
-                vec![scripted(), with(scripted(), &json!({"spec": {"mode": "Continuous"}}))],
-                vec![with(scripted(), &json!({"spec": {"mode": "Goal"}}))],
-            )
-        },
+        change(
+            "spec.mode is immutable",
+            scripted(),
+            vec![scripted(), with(scripted(), &json!({"spec": {"mode": "Continuous"}}))],
+            vec![with(scripted(), &json!({"spec": {"mode": "Task"}}))],
+        ),
         row(
             "spec.loop.minDelayMilliseconds (default 100) must not exceed",
             vec![with(
