@@ -106,7 +106,7 @@ mod tests {
         let of = |count: usize, pattern: &str| json!({"allOf": vec![json!({"pattern": pattern}); count]});
         assert_eq!(check(&of(MAX_PATTERNS, "^[a-z]{1,64}$")), Ok(()));
         assert!(check(&of(MAX_PATTERNS + 1, "a")).is_err_and(|error| error.contains("17 patterns")));
-        assert!(check(&of(1, r"\w{3000}")).is_err());
+        assert!(check(&of(1, r"^\p{L}{900}$")).is_err());
         let names = json!({"patternProperties": {"a": {}, "b": {}}, "not": of(15, "c")});
         assert!(check(&names).is_err_and(|error| error.contains("17 patterns")));
     }
