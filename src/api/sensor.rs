@@ -111,7 +111,7 @@ pub struct SensorSpec {
     pub notification: Option<NotificationSpec>,
     /// Task for the receivers for each event. Mutually exclusive with `notification`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub task: Option<TaskSpec>,
+    pub task: Option<EventTaskSpec>,
     /// Limits on accepted events.
     #[serde(default)]
     pub limits: SensorLimits,
@@ -320,7 +320,7 @@ pub struct NotificationSpec {
 /// Task for the receivers.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct TaskSpec {
+pub struct EventTaskSpec {
     /// CEL expression over `payload`, `previous` and `now` that gives the text of the task, at most 2,048 bytes. One per
     /// event, however many signals hold. Without signals, each accepted event is a task. An agent in another mode than
     /// `Task` receives it as a notification that starts with `Task: `.

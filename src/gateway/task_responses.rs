@@ -43,7 +43,7 @@ struct ResponseTarget {
 
 /// What the server receives.
 #[derive(Serialize)]
-struct ResponseBody<'a> {
+struct SentResponse<'a> {
     agent: &'a AgentIdentity,
     #[serde(flatten)]
     response: &'a Map<String, Value>,
@@ -83,7 +83,7 @@ impl ResponseSender {
         let key = format!("{}/{}", self.agent.uid, response.id);
         let key = HeaderValue::from_str(&key).map_err(|_| "the id of the task is not a header value".to_owned())?;
         headers.insert(IDEMPOTENCY_KEY, key);
-        let body = ResponseBody {
+        let body = SentResponse {
             agent: &self.agent,
             response: &response.body,
         };

@@ -60,7 +60,7 @@ pub struct Turn {
     outdated: Option<String>,
     /// What its calls have used.
     #[serde(default)]
-    used: TurnUsage,
+    used: CountedUsage,
     /// The limit that has ended it; only results of tool runs are awaited.
     #[serde(default)]
     limit: Option<TaskLimit>,
@@ -90,7 +90,7 @@ impl Turn {
             unseen: UnseenEvents::default(),
             silent: 0,
             outdated: None,
-            used: TurnUsage::default(),
+            used: CountedUsage::default(),
             limit: None,
             kind,
             briefing,
@@ -301,7 +301,7 @@ impl Turn {
 /// What the calls of a turn have used.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
-struct TurnUsage {
+struct CountedUsage {
     tokens: u64,
     bound: u64,
     cost: i64,
