@@ -1,4 +1,4 @@
-//! Mode `Task`: `spec.task` says how an Agent works on one task, and `status.recentActivations` what came of it.
+//! Mode `Task`: `spec.task` says how an Agent works on one task, and `status.recentActivations` how tasks ended.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;

@@ -158,3 +158,51 @@ fn outgoing(response: &TaskResponse) -> OutgoingResponse {
         body,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::machine::Engine;
+    use crate::engine::settings::EngineSettings;
+    use crate::worker::journal::{Journal, JournalOwner};
+
+    #[test]
+    fn the_outbox_is_full_at_its_limit_and_has_room_once_a_response_is_delivered() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let dir = tempfile::tempdir().unwrap();
+        let owner = JournalOwner {
+            agent_uid: "agent".into(),
+            pod_uid: "pod".into(),
+            epoch: 1,
+        };
+        let (mut journal, _) = Journal::open(dir.path(), &owner).unwrap();
+        journal.claim(&owner).unwrap();
+        let spec = serde_json::from_value(serde_json::json!({
+            "mode": "Task", "instructions": "Answer.", "model": {"api": "OpenAIChat", "name": "m", "baseURL": "http://m"},
+        }))
+        .unwrap();
+        let engine = Engine::new(EngineSettings::try_from(&spec).unwrap());
+        let steps = JournaledEngine::new(engine, &mut journal);
+        let gateway = GatewayClient::new(&dir.path().join("socket")).unwrap();
+        let mut responses = ResponseDelivery::new(&gateway, true);
+        responses.added(MOST_WAITING - 1, &steps).unwrap();
+        assert!(!responses.is_full());
+        responses.added(1, &steps).unwrap();
+        assert!(responses.is_full());
+        responses.delivered(1, &steps).unwrap();
+        assert!(!responses.is_full());
+        let mut without = ResponseDelivery::new(&gateway, false);
+        without.added(MOST_WAITING, &steps).unwrap();
+        assert!(!without.is_full(), "without a receiver, none waits");
+    }
+
+    #[test]
+    fn a_response_is_refused_for_good_only_if_it_is_wrong_itself() {
+        for status in [400, 413, 422] {
+            assert!(refuses_for_good(status), "{status}");
+        }
+        for status in [200, 301, 401, 403, 404, 408, 425, 429, 500, 503] {
+            assert!(!refuses_for_good(status), "{status}");
+        }
+    }
+}

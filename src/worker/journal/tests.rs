@@ -6,6 +6,7 @@ mod deliveries;
 mod full_volume;
 mod history;
 mod requested_call;
+mod tasks;
 
 use std::io::{Read, Seek, SeekFrom, Write};
 
