@@ -19,6 +19,7 @@ pub mod goal;
 pub mod hot_state;
 mod light_model;
 mod model;
+pub mod money;
 mod namespaced_name;
 pub mod pause;
 mod pod;

@@ -6,6 +6,8 @@
 use std::fmt;
 
 use super::bound::CallBill;
+use agentloop_api::money;
+pub use agentloop_api::money::MoneyProblem;
 use agentloop_api::price::{LongContextPrice, ModelPrice};
 
 /// Rates are in quarters of a micro-dollar per million tokens, since a cache write costs 1.25 times the input by
@@ -21,21 +23,6 @@ pub struct MoneyError {
     pub field: String,
     /// What is wrong with it.
     pub problem: MoneyProblem,
-}
-
-/// What is wrong with an amount of money.
-#[cfg_attr(test, derive(strum::EnumCount))]
-#[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MoneyProblem {
-    /// Not digits, optionally followed by a point and digits.
-    #[error("must be US dollars as a decimal number in quotes, such as \"3.00\"")]
-    NotDecimal,
-    /// Finer than a millionth of a dollar.
-    #[error("must have at most six decimals")]
-    TooFine,
-    /// Larger than 64 bits.
-    #[error("is too large; the largest amount is 9223372036854.775807")]
-    TooLarge,
 }
 
 impl fmt::Display for MoneyError {
@@ -63,24 +50,10 @@ impl MoneyError {
 
 /// Parses US dollars into micro-dollars: digits, and at most six decimals after a point.
 pub fn micro_usd(text: &str) -> Result<i64, MoneyError> {
-    micro(text).map_err(|problem| MoneyError {
+    money::micro_usd(text).map_err(|problem| MoneyError {
         field: String::new(),
         problem,
     })
-}
-
-fn micro(text: &str) -> Result<i64, MoneyProblem> {
-    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
-    if !digits(whole) || !digits(decimals) {
-        return Err(MoneyProblem::NotDecimal);
-    }
-    if decimals.len() > 6 {
-        return Err(MoneyProblem::TooFine);
-    }
-    format!("{whole}{decimals:0<6}")
-        .parse()
-        .map_err(|_| MoneyProblem::TooLarge)
 }
 
 /// The [`ModelPrice`]s of each kind of token, in quarters of a micro-dollar per million.

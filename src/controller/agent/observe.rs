@@ -10,16 +10,12 @@ use kube::api::Api;
 use kube::core::Status;
 
 use super::claims::{self, ClaimState, VolumeClaim};
-use super::goal_spec;
 use super::preflight::ReferenceKind;
 use super::reads::NeededReads;
 use super::reconcile::{ReconcileContext, ReconciledAgent};
 use super::snapshot::AgentSnapshot;
 use super::text_checks::TextKind;
-use super::validate::{
-    AgentReferences, ModelReferences, ReferenceLookup, approval_conditions_text, environment_references,
-    response_schema_text,
-};
+use super::validate::{AgentReferences, ModelReferences, ReferenceLookup, environment_references};
 use crate::api::agent::{KeyRef, ModelSpec};
 use crate::controller::runtime::error::{ReconcileError, call, find};
 
@@ -116,12 +112,7 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
     });
     let environment = futures::future::try_join_all(environment);
     let texts = async {
-        for (kind, text) in [
-            (TextKind::ApprovalConditions, approval_conditions_text(&spec.tools)),
-            (TextKind::ResponseSchema, response_schema_text(spec)),
-            (TextKind::Goal, goal_spec::text(spec)),
-        ] {
-            let Some(text) = text else { continue };
+        for (kind, text) in TextKind::of_spec(spec) {
             if let Err(error) = ctx.shared.texts.check(kind, text).await {
                 return Ok(Some(error));
             }

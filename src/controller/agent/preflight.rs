@@ -6,11 +6,8 @@
 use std::collections::BTreeMap;
 
 use super::context::ReconcilerSettings;
-use super::goal_spec;
-use super::validate::{
-    AgentReferences, ModelReferences, ReferenceLookup, approval_conditions, approval_conditions_text,
-    environment_references, response_schema, response_schema_text, script, validate,
-};
+use super::text_checks::TextKind;
+use super::validate::{AgentReferences, ModelReferences, ReferenceLookup, environment_references, script, validate};
 use crate::api::Agent;
 use crate::api::agent::{KeyRef, ModelSpec};
 
@@ -79,10 +76,7 @@ pub fn find_problem(
         environment: environment_references(spec)
             .map(|(field, kind, name)| (field, find(kind, name).is_some()))
             .collect(),
-        texts: approval_conditions_text(&spec.tools)
-            .and_then(|text| approval_conditions(&text).err())
-            .or_else(|| response_schema_text(spec).and_then(|text| response_schema(&text).err()))
-            .or_else(|| goal_spec::text(spec).and_then(|text| goal_spec::check(&text).err())),
+        texts: TextKind::of_spec(spec).find_map(|(kind, text)| kind.verdict(&text).err()),
     };
     validate(agent, &references, settings)
         .err()

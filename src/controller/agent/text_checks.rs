@@ -10,7 +10,8 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use super::goal_spec;
-use super::validate::{approval_conditions, response_schema, script};
+use super::validate::{approval_conditions, approval_conditions_text, response_schema, response_schema_text, script};
+use crate::api::AgentSpec;
 use crate::support::hash::sha256;
 
 /// Limit of cached verdicts. When it is reached, all are dropped; texts still in use are then checked again once.
@@ -33,7 +34,18 @@ pub(super) enum TextKind {
 }
 
 impl TextKind {
-    fn verdict(self, text: &str) -> TextVerdict {
+    /// The texts of a spec itself that are checked, in the order in which their errors are reported.
+    pub(super) fn of_spec(spec: &AgentSpec) -> impl Iterator<Item = (Self, String)> {
+        let texts = [
+            (Self::ApprovalConditions, approval_conditions_text(&spec.tools)),
+            (Self::ResponseSchema, response_schema_text(spec)),
+            (Self::Goal, goal_spec::text(spec)),
+        ];
+        texts.into_iter().filter_map(|(kind, text)| Some((kind, text?)))
+    }
+
+    /// Checks a text of this kind, which may take long.
+    pub(super) fn verdict(self, text: &str) -> TextVerdict {
         match self {
             Self::Script => script(text),
             Self::ApprovalConditions => approval_conditions(text),

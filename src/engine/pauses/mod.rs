@@ -14,7 +14,6 @@ use crate::guardrails::{self, ClockDecision, ClockPause, EndedToolRun, Guardrail
 use crate::machine::Engine;
 use crate::settings::EngineSettings;
 use crate::snapshot::CauseKind;
-use crate::turn::kind::TurnKind;
 use crate::{EngineEffect, RecordKind, retry, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_api::pause::{PauseEnd, PauseReason};
@@ -219,7 +218,7 @@ impl Engine {
         if crashes < MAX_CRASHES {
             return;
         }
-        if turn.kind() == TurnKind::Task {
+        if turn.rules().works_on_task {
             // Others wait for theirs.
             let message = format!("the worker ended {crashes} times during the task");
             self.fail_turn(CallFailure::new(FailureKind::BadResponse, message), out);
@@ -270,12 +269,7 @@ impl Engine {
         {
             return;
         }
-        let is_task = self
-            .state
-            .turn
-            .as_ref()
-            .is_some_and(|turn| turn.kind() == TurnKind::Task);
-        if is_task && failure.kind == FailureKind::CallExceedsLimit {
+        if self.turn_rules().works_on_task && failure.kind == FailureKind::CallExceedsLimit {
             // It can never fit, however long the tasks behind it wait.
             self.fail_turn(failure, out);
             return;

@@ -77,8 +77,9 @@ pub struct TurnRules {
     pub summarizes: bool,
     /// If rate limits leave no room for its next call, `loop.exhaustionPolicy` may end it.
     pub may_be_skipped: bool,
-    /// It has its own conversation, and yet its failure counts as one of the loop.
-    pub failure_counts: bool,
+    /// It is the work on a task: limits of the task end it, its end is the task's, and its failure counts as one of the
+    /// loop.
+    pub works_on_task: bool,
     /// Its first message tells the cause and the notes of the loop, and its own notes are shown in the next turn.
     pub has_briefing: bool,
 }
@@ -97,7 +98,7 @@ impl TurnKind {
                 detects_loops: true,
                 summarizes: true,
                 may_be_skipped: true,
-                failure_counts: false,
+                works_on_task: false,
                 has_briefing: true,
             },
             Self::Heartbeat => TurnRules {
@@ -113,7 +114,7 @@ impl TurnKind {
                 detects_loops: false,
                 summarizes: false,
                 may_be_skipped: true,
-                failure_counts: false,
+                works_on_task: false,
                 has_briefing: false,
             },
             Self::Task => TurnRules {
@@ -128,7 +129,7 @@ impl TurnKind {
                 summarizes: false,
                 // Its requester waits for the response.
                 may_be_skipped: false,
-                failure_counts: true,
+                works_on_task: true,
                 has_briefing: false,
             },
         }

@@ -39,7 +39,7 @@ impl Engine {
         } else {
             (TurnBriefing::default(), None)
         };
-        if kind == TurnKind::Task {
+        if rules.works_on_task {
             // Its notes concern the loop, not the task.
             self.state.briefing = TurnBriefing::default();
         }
@@ -71,7 +71,7 @@ impl Engine {
             detail: RecordDetail::TurnStarted(kind.rules().purpose),
             ..journal_line(RecordKind::TurnStarted, number, kind.rules().note)
         });
-        if kind == TurnKind::Task {
+        if kind.rules().works_on_task {
             self.begin_task(out);
         }
         self.send_attempt(out);
@@ -232,12 +232,13 @@ impl Engine {
     fn handle_text(&mut self, answer: &ModelAnswer, out: &mut EffectBuffer) {
         self.count_text_turn();
         let text = answer.text.as_deref().unwrap_or_default();
-        let decision = match self.state.turn.as_ref().map(Turn::kind) {
-            Some(TurnKind::Task) if answer.finish == FinishReason::Length => TextDecision::Rejected(format!(
+        let decision = if self.turn_rules().works_on_task && answer.finish == FinishReason::Length {
+            TextDecision::Rejected(format!(
                 "Your answer was cut at the output limit of {} tokens. Respond again, in fewer words.",
                 self.settings.max_output_tokens
-            )),
-            _ => self.mode().decide_text(text, &self.mode_context(out.now)),
+            ))
+        } else {
+            self.mode().decide_text(text, &self.mode_context(out.now))
         };
         let calls = self.state.turn.as_ref().map_or(0, Turn::own_call);
         match decision {
@@ -262,11 +263,7 @@ impl Engine {
     }
 
     pub(crate) fn ended_by_guardrail(&mut self, calls: u32, out: &mut EffectBuffer) -> bool {
-        let is_task = self
-            .state
-            .turn
-            .as_ref()
-            .is_some_and(|turn| turn.kind() == TurnKind::Task);
+        let is_task = self.turn_rules().works_on_task;
         if is_task {
             let limit = self.task_limit();
             if let (Some(limit), Some(turn)) = (limit, &mut self.state.turn) {
@@ -424,7 +421,7 @@ impl Engine {
         };
         self.state.totals.complete_turn();
         let last_text = last_text.unwrap_or_default();
-        if turn.kind() == TurnKind::Task {
+        if turn.rules().works_on_task {
             let ending = self.task_ending(&turn, pace);
             self.state.inbox.acknowledge(turn.shown());
             self.state.counters.streaks.turn_completed();
@@ -448,11 +445,9 @@ impl Engine {
     /// The current turn, which has its own conversation, failed. This does not count as a failure of the loop.
     pub(crate) fn fail_own_session(&mut self, turn: &Turn, failure: CallFailure, out: &mut EffectBuffer) {
         self.retract_session(turn, RecordKind::TurnFailed, failure.kind.as_ref(), out);
-        if turn.kind() == TurnKind::Task {
+        if turn.rules().works_on_task {
             self.blame_notifications(turn.shown(), &failure, out);
             self.end_task(turn, TaskEnding::Failed(failure.clone()), out);
-        }
-        if turn.rules().failure_counts {
             self.count_failed_turn(&failure, out);
         }
         self.state.last_error = Some((out.now, failure));

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::settings::SettingsError;
 use agentloop_api::goal::{AcceptanceCriterion, GoalSpec};
+use agentloop_api::money::micro_usd;
 use agentloop_support::json_schema;
 
 /// The goal, how it is checked, and its limits.
@@ -59,7 +60,7 @@ impl TryFrom<&GoalSpec> for GoalSettings {
         let criteria: Result<Vec<Criterion>, SettingsError> =
             goal.acceptance_criteria.iter().map(Criterion::try_from).collect();
         let max_cost = goal.max_cost_usd.as_deref();
-        let max_cost = max_cost.map(|text| micro_dollars(text).ok_or(SettingsError::GoalCost));
+        let max_cost = max_cost.map(|text| micro_usd(text).map_err(|_| SettingsError::GoalCost));
         Ok(Self {
             description: goal.description.clone(),
             criteria: criteria?,
@@ -125,34 +126,9 @@ pub fn fits(schema: &Value, result: &str) -> Result<(), String> {
     json_schema::violation(schema, &value).map_or(Ok(()), Err)
 }
 
-/// Reads an amount of US dollars with at most six decimals.
-fn micro_dollars(text: &str) -> Option<i64> {
-    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
-    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    if !digits(whole) || !digits(decimals) || decimals.len() > 6 {
-        return None;
-    }
-    format!("{whole}{decimals:0<6}").parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn amounts_of_dollars_are_read_exactly_or_not_at_all() {
-        for (text, amount) in [
-            ("2.50", Some(2_500_000)),
-            ("0.000001", Some(1)),
-            ("25", Some(25_000_000)),
-            ("0.0000001", None),
-            ("-1", None),
-            ("1.", None),
-            ("", None),
-        ] {
-            assert_eq!(micro_dollars(text), amount, "{text}");
-        }
-    }
 
     #[test]
     fn a_regular_expression_matches_anywhere_and_a_schema_says_what_does_not_fit() {
