@@ -29,6 +29,13 @@ use agentloop_api::status::{GateKind, MAX_GATES};
 const ANSWER_GRACE: SignedDuration = SignedDuration::from_secs(60);
 /// The reasons of a pause for an approval.
 pub(crate) const APPROVAL_REASONS: [PauseReason; 2] = [PauseReason::ToolCallNeedsApproval, PauseReason::UnknownOutcome];
+/// Why a loop waits for a person.
+pub(crate) const GATE_REASONS: [PauseReason; 4] = [
+    PauseReason::ToolCallNeedsApproval,
+    PauseReason::UnknownOutcome,
+    PauseReason::LowConfidence,
+    PauseReason::Escalated,
+];
 
 /// Whether a person must approve a run before it is sent.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -312,9 +319,12 @@ impl Engine {
     }
 
     /// The clock was set back: no gate is open for longer than its whole time.
-    pub(crate) fn limit_gates(&mut self, now: Timestamp) {
+    pub(crate) fn limit_gates(&mut self, back: SignedDuration, now: Timestamp) {
         let latest = time_math::after(now, self.settings.approval_timeout);
-        let limit = |gate: &mut RunGate| gate.expires_at = gate.expires_at.min(latest);
+        let limit = |gate: &mut RunGate| {
+            gate.opened_at = time_math::before(gate.opened_at, back);
+            gate.expires_at = gate.expires_at.min(latest);
+        };
         self.for_each_gate(limit);
     }
 

@@ -10,6 +10,7 @@ use super::effects::{EffectBuffer, call_line};
 use super::machine::Engine;
 use super::message::{Message, ModelAnswer, ToolDefinition};
 use super::model_call::{CallStep, CallTask, FailedAttempt};
+use super::modes::ModeQuestion;
 use super::pauses::budget;
 use super::{CallId, CallPurpose, EngineEffect, RecordKind};
 use agentloop_api::agent::LimitedResource;
@@ -123,7 +124,10 @@ impl Engine {
             CallTask::Summary(compaction) => self.handle_summary(compaction, call, answer, out),
             CallTask::PreCheck(_) => self.handle_pre_check_answer(call, answer, out),
             CallTask::Score => self.handle_score_answer(call, answer, out),
-            CallTask::Question(..) => self.handle_mode_answer((call, purpose), answer, out),
+            CallTask::Question(_, [text, data]) => {
+                let question = ModeQuestion { purpose, text, data };
+                self.handle_mode_answer(call, question, answer, out);
+            }
         }
     }
 
@@ -179,7 +183,10 @@ impl Engine {
         match failed.task {
             CallTask::Score => self.score_failed(call, failure, out),
             CallTask::PreCheck(_) => self.pre_check_failed(failure, out),
-            CallTask::Question(purpose, _) => self.mode_question_failed((call, purpose), &failure, out),
+            CallTask::Question(purpose, [text, data]) => {
+                let question = ModeQuestion { purpose, text, data };
+                self.mode_question_failed(call, question, &failure, out);
+            }
             CallTask::Turn | CallTask::Summary(_) => self.handle_model_failure(call, failure, out),
         }
     }

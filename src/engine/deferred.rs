@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::approvals::{self, APPROVAL_REASONS, GateAnswer, RunApproval, RunGate, denied_by_person, expired_gate};
+use super::approvals::{self, GATE_REASONS, GateAnswer, RunApproval, RunGate, denied_by_person, expired_gate};
 use super::effects::EffectBuffer;
 use super::guardrails::EndedToolRun;
 use super::machine::Engine;
@@ -263,9 +263,10 @@ impl Engine {
         }
     }
 
-    /// A pause for another approval does not hold a deferred run: the loop may be waiting for the room that it has.
+    /// A pause for another answer does not hold a deferred run: it was approved by itself, and the loop may be waiting for the
+    /// room that it has.
     fn may_send_deferred(&self, now: Timestamp) -> bool {
-        let free = self.state.reasons.are_free_apart_from(&APPROVAL_REASONS, now);
+        let free = self.state.reasons.are_free_apart_from(&GATE_REASONS, now);
         free && self.state.life.is_active() && !self.fenced && self.running.is_empty()
     }
 

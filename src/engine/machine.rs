@@ -364,6 +364,7 @@ impl Engine {
                 }
             }
             NextStep::Ask => self.ask_mode_question(out),
+            NextStep::Check if self.is_deferred_under_way() => {}
             NextStep::Check => self.run_mode_check(out),
             NextStep::RequestApproval => self.open_mode_gate(out),
             NextStep::Begin { .. } | NextStep::Wait => {}
@@ -393,8 +394,8 @@ impl Engine {
     fn next_step_due(&self, now: Timestamp) -> Option<Timestamp> {
         match self.next_step(now) {
             NextStep::Begin { at, .. } => Some(at),
-            // It may have side effects, and waits for the link without a time.
-            NextStep::Check if !self.state.reasons.allow_actions() => None,
+            // It may have side effects, and waits for the link and for a deferred run without a time.
+            NextStep::Check if !self.state.reasons.allow_actions() || self.is_deferred_under_way() => None,
             NextStep::Stop(_) | NextStep::Check | NextStep::RequestApproval => Some(Timestamp::MIN),
             NextStep::Ask => Some(self.mode_question_due()),
             NextStep::Wait => None,
@@ -436,14 +437,14 @@ impl Engine {
         self.state.used.handle_clock_rollback(now);
         self.state.scoring.moved(moved);
         self.state.requests.moved(moved);
-        self.ask_mode(now, |mode, context| mode.clock_set_back(context));
+        self.ask_mode(now, |mode, context| mode.clock_set_back(back, context));
         self.hot.moved(back);
         self.limit_light_wait(now);
         self.state.call.moved(moved);
         let settings = &self.settings;
         let longest = |reason| pauses::longest_hold(reason, settings);
         self.state.reasons.clock_set_back(now, longest);
-        self.limit_gates(now);
+        self.limit_gates(back, now);
     }
 
     /// The turn that a journal record belongs to.

@@ -178,27 +178,39 @@ pub fn arguments(text: &str) -> Option<Map<String, Value>> {
     serde_json::from_str(text).ok()
 }
 
-/// The last JSON object in a text that has this field: some models think aloud first, and some add explanations to the
-/// object.
+/// The JSON object that a model was requested to answer with. Reasoning before it, in `<think>` tags, and text around it are
+/// ignored.
+///
+/// `None`: there is none with this field, one is not well-formed, or two differ in the field. What such an answer means is not
+/// known: a model that says no may quote an object of the text that it judges, which says yes.
 #[must_use]
-pub fn last_object(text: &str, field: &str) -> Option<Map<String, Value>> {
-    let mut found = None;
-    let mut rest = text;
+pub fn answered_object(text: &str, field: &str) -> Option<Map<String, Value>> {
+    let mut found: Option<Map<String, Value>> = None;
+    let mut rest = without_reasoning(text)?;
     while let Some(start) = rest.find('{') {
         rest = &rest[start..];
         let mut objects = serde_json::Deserializer::from_str(rest).into_iter::<Map<String, Value>>();
-        let read = match objects.next() {
-            Some(Ok(object)) => {
-                if object.contains_key(field) {
-                    found = Some(object);
-                }
-                objects.byte_offset()
-            }
-            Some(Err(_)) | None => 1,
-        };
-        rest = &rest[read..];
+        let object = objects.next()?.ok()?;
+        rest = &rest[objects.byte_offset()..];
+        match &found {
+            Some(before) if object.get(field).is_some_and(|value| before.get(field) != Some(value)) => return None,
+            None if object.contains_key(field) => found = Some(object),
+            Some(_) | None => {}
+        }
     }
     found
+}
+
+/// What follows the reasoning at the beginning of an answer. Some servers leave out its opening tag. `None`: it does not end.
+fn without_reasoning(text: &str) -> Option<&str> {
+    const END: &str = "</think>";
+    if let Some(reasoning) = text.trim_start().strip_prefix("<think>") {
+        return reasoning.split_once(END).map(|(_, answer)| answer);
+    }
+    match text.split_once(END) {
+        Some((reasoning, answer)) if !reasoning.contains('{') => Some(answer),
+        Some(_) | None => Some(text),
+    }
 }
 
 /// A tool as offered to the model.

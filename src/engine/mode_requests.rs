@@ -12,16 +12,16 @@ use std::collections::BTreeMap;
 use super::approvals::{GateAnswer, OpenGate, RunGate, pause_reason};
 use super::effects::{EffectBuffer, answer_line, journal_line};
 use super::machine::Engine;
-use super::message::{ModelAnswer, ToolCall};
+use super::message::{FinishReason, ModelAnswer, ToolCall};
 use super::model_call::CallTask;
-use super::modes::{CheckEnd, ModeApproval, ModeCheck};
+use super::modes::{CheckEnd, ModeApproval, ModeCheck, ModeQuestion};
 use super::retry::{self, RetryDecision};
 use super::tool::{ToolOutcome, ToolRunId};
 use super::tools::admission::{self, AdmissionContext};
 use super::tools::batch::ToolRunPlan;
 use super::tools::plan_line;
 use super::untrusted::server_source;
-use super::{CallId, CallPurpose, EngineEffect, JournalRecord, OutcomeKind, RecordDetail, RecordKind, time_math};
+use super::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordDetail, RecordKind, time_math};
 use crate::approvals::RunApproval;
 use crate::context::prompt_size;
 use agentloop_api::failure::CallFailure;
@@ -30,6 +30,7 @@ use agentloop_support::hash::sha256_hex;
 /// What such a gate shows instead of a tool.
 const GATE: &str = "goal";
 const UNREADABLE: &str = "Unreadable";
+const OUTDATED: &str = "Outdated";
 
 /// What is requested now.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -134,19 +135,23 @@ impl Engine {
 
     pub(super) fn handle_mode_answer(
         &mut self,
-        of: (CallId, CallPurpose),
+        call: CallId,
+        question: ModeQuestion,
         answer: &ModelAnswer,
         out: &mut EffectBuffer,
     ) {
         let note = format!("{:?}", answer.finish);
-        out.record(answer_line(of, answer, note, Vec::new()));
-        self.question_ended(of.1, answer.text.as_deref(), UNREADABLE, out);
+        out.record(answer_line((call, question.purpose), answer, note, Vec::new()));
+        let is_complete = matches!(answer.finish, FinishReason::Stop | FinishReason::ToolCalls);
+        let text = answer.text.as_deref().map(|text| if is_complete { text } else { "" });
+        self.question_ended(question, text, UNREADABLE, out);
     }
 
     /// The call for the question failed, and no limit had refused it.
     pub(super) fn mode_question_failed(
         &mut self,
-        (call, purpose): (CallId, CallPurpose),
+        call: CallId,
+        question: ModeQuestion,
         failure: &CallFailure,
         out: &mut EffectBuffer,
     ) {
@@ -165,15 +170,22 @@ impl Engine {
                 self.raise_pause(reason, Some(time_math::after(out.now, wait)), message);
             }
             RetryDecision::AwaitLink => self.link_refused(out),
-            RetryDecision::GiveUp => self.question_ended(purpose, None, failure.kind.as_ref(), out),
+            RetryDecision::GiveUp => self.question_ended(question, None, failure.kind.as_ref(), out),
         }
     }
 
     /// The question has its answer, or none. `problem`: why it would not be clear.
-    fn question_ended(&mut self, purpose: CallPurpose, answer: Option<&str>, problem: &str, out: &mut EffectBuffer) {
+    fn question_ended(&mut self, question: ModeQuestion, answer: Option<&str>, problem: &str, out: &mut EffectBuffer) {
         (self.state.requests.failures, self.state.requests.ask_at) = (0, None);
         // The time of the call is not time without an action.
         self.state.counters.idle.skip(out.now);
+        let purpose = question.purpose;
+        if self.mode().question(&self.mode_context(out.now)) != Some(question) {
+            // The spec was edited while the call was open.
+            let note = format!("{}: {OUTDATED}", purpose.as_ref());
+            out.record(journal_line(RecordKind::QuestionFailed, self.turn_number(), note));
+            return;
+        }
         if !self.ask_mode(out.now, |mode, context| mode.answered(answer, context)) {
             let note = format!("{}: {problem}", purpose.as_ref());
             let detail = match answer {
@@ -185,6 +197,13 @@ impl Engine {
                 ..journal_line(RecordKind::QuestionFailed, self.turn_number(), note)
             });
         }
+        self.end_after_check(out);
+    }
+
+    /// A part of the check of a step is over: a guardrail that waited for the check may end the loop.
+    fn end_after_check(&mut self, out: &mut EffectBuffer) {
+        let next = self.next_step(out.now);
+        self.end_by_guardrail(next, out);
     }
 
     /// Sends the tool run of the mode; after a restart again, under the same id.
@@ -194,6 +213,16 @@ impl Engine {
         };
         let is_same = |run: &RequestedRun| run.plan.tool == check.tool && run.arguments == check.arguments;
         if !self.state.requests.run.as_ref().is_some_and(is_same) {
+            if let Some(RequestedRun { id, plan, .. }) = self.state.requests.run.take() {
+                // The spec was edited while it was under way.
+                out.record(plan_line(
+                    RecordKind::ToolOutcome,
+                    id,
+                    OUTDATED,
+                    &plan,
+                    Some(OutcomeKind::Unknown),
+                ));
+            }
             match self.plan_check(check) {
                 Ok(run) => self.state.requests.run = Some(run),
                 Err(why) => {
@@ -262,6 +291,7 @@ impl Engine {
         }
         self.state.counters.idle.skip(out.now);
         self.ask_mode(out.now, |mode, context| mode.checked(end, context));
+        self.end_after_check(out);
     }
 
     /// Opens the gate of the mode, and pauses the loop.

@@ -193,7 +193,12 @@ impl Engine {
         } else if self.state.watch.called {
             self.state.watch.last_text = (0, 0);
         } else {
-            let text = signature::text(self.last_words());
+            let text = match pace {
+                // Results may differ in numbers alone.
+                LoopPace::Finish { result: handed_in } => signature::exact(&handed_in.to_string()),
+                LoopPace::CheckConfidence { reason } => signature::text(reason),
+                LoopPace::Continue | LoopPace::Sleep { .. } | LoopPace::Shutdown => signature::text(self.last_words()),
+            };
             if let Some(signal) = self.state.watch.observe_text(text)
                 && let Some(told) = self.escalate(signal, None, out)
             {

@@ -64,6 +64,11 @@ pub fn text(answer: &str) -> ShortHash {
     short_hash(&["text", &masked(&words.join(" ").to_lowercase())])
 }
 
+/// The signature of a text, of which every byte counts.
+pub fn exact(text: &str) -> ShortHash {
+    short_hash(&["exact", text])
+}
+
 /// A text with ids and times masked.
 fn steady(text: &str) -> String {
     mask(text, false)

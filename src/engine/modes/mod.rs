@@ -225,8 +225,8 @@ pub trait LoopMode {
     /// A process has started. `restarted`: the loop had ended, and starts again.
     fn started(&mut self, _restarted: bool, _context: &ModeContext<'_>) {}
 
-    /// The clock was set back: nothing may last longer from now on than its own limit.
-    fn clock_set_back(&mut self, _context: &ModeContext<'_>) {}
+    /// The clock was set back by this: times move with it, and nothing may last longer from now on than its own limit.
+    fn clock_set_back(&mut self, _back: SignedDuration, _context: &ModeContext<'_>) {}
 
     /// What comes next. Asked whenever no turn is open, any number of times.
     fn next(&self, context: &ModeContext<'_>) -> NextStep;
@@ -273,7 +273,7 @@ pub trait LoopMode {
     /// The loop ends.
     fn loop_ended(&mut self, _context: &ModeContext<'_>) {}
 
-    /// The question that [`NextStep::Ask`] is about.
+    /// The question that [`NextStep::Ask`] is about. An answer counts only if this is still the question then.
     fn question(&self, _context: &ModeContext<'_>) -> Option<ModeQuestion> {
         None
     }

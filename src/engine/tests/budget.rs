@@ -26,7 +26,7 @@ fn until(driver: &Driver, wait: i64, kind: FailureKind) -> CallFailure {
     }
 }
 
-fn revision(revision: u64) -> BudgetState {
+pub(super) fn revision(revision: u64) -> BudgetState {
     BudgetState {
         revision,
         ..BudgetState::default()
@@ -263,7 +263,7 @@ fn what_a_person_must_look_at_clears_by_a_resume_request_only_once_per_token() {
     }
 }
 
-fn stops() -> BudgetState {
+pub(super) fn stops() -> BudgetState {
     BudgetState {
         revision: 1,
         held: true,

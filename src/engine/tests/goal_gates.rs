@@ -4,7 +4,7 @@ use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::json;
 
-use super::goal::{finish, goal};
+use super::goal::{ended, finish, goal};
 use super::*;
 use crate::modes::goal::GoalSettings;
 use agentloop_api::goal::GoalEnd;
@@ -42,10 +42,6 @@ fn answer_gate(driver: &mut Driver, approved: bool) {
         approved,
         by: Some("ann".into()),
     }));
-}
-
-fn ended(driver: &Driver) -> (Option<LoopOutcome>, Option<GoalEnd>) {
-    (driver.engine.view().outcome, driver.goal_view().end)
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod expiry;
 mod failures;
 mod gate;
 mod goal;
+mod goal_checks;
 mod goal_gates;
 mod goal_recovery;
 mod goal_texts;

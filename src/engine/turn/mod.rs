@@ -357,21 +357,38 @@ impl Engine {
     /// Does what the mode says follows a completed turn, as far as the guardrails allow.
     fn follow_turn(&mut self, next: NextStep, rest: RestKind, unseen: &UnseenEvents, out: &mut EffectBuffer) {
         match next {
-            NextStep::Begin { .. } | NextStep::Ask | NextStep::Check | NextStep::RequestApproval => match self.ending()
-            {
-                Some(outcome) => {
-                    let trip = GuardrailTrip::of_outcome(outcome);
-                    out.record(trip_line(self.turn_number(), trip, outcome.as_ref()));
-                    self.end_loop(outcome, out);
+            NextStep::Begin { .. } | NextStep::Ask | NextStep::Check | NextStep::RequestApproval => {
+                if !self.end_by_guardrail(next, out) {
+                    self.after_turn(rest, out);
                 }
-                None => self.after_turn(rest, out),
-            },
+            }
             NextStep::Wait => {
                 self.end_sleep_for(unseen, out);
                 self.after_turn(rest, out);
             }
             NextStep::Stop(outcome) => self.end_loop(outcome, out),
         }
+    }
+
+    /// Ends the loop if a guardrail or a detected loop says so, and nothing is left to be checked before this step: the turn
+    /// may have reached the goal.
+    pub(crate) fn end_by_guardrail(&mut self, next: NextStep, out: &mut EffectBuffer) -> bool {
+        let is_check = match next {
+            NextStep::Check => true,
+            NextStep::Ask => {
+                let question = self.mode().question(&self.mode_context(out.now));
+                question.is_some_and(|question| question.purpose == CallPurpose::Judge)
+            }
+            NextStep::Stop(_) => return false,
+            NextStep::Begin { .. } | NextStep::RequestApproval | NextStep::Wait => false,
+        };
+        let Some(outcome) = self.ending().filter(|_| !is_check) else {
+            return false;
+        };
+        let trip = GuardrailTrip::of_outcome(outcome);
+        out.record(trip_line(self.turn_number(), trip, outcome.as_ref()));
+        self.end_loop(outcome, out);
+        true
     }
 
     /// Tells the mode that a turn has ended that is not followed by the checks of a completed one: it failed, or had its

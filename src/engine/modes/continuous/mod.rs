@@ -7,7 +7,7 @@ mod precheck;
 mod sleep;
 pub mod yield_tool;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -101,7 +101,7 @@ impl LoopMode for ContinuousState {
         self.beat.schedule(context);
     }
 
-    fn clock_set_back(&mut self, context: &ModeContext<'_>) {
+    fn clock_set_back(&mut self, _back: SignedDuration, context: &ModeContext<'_>) {
         self.beat.schedule(context);
         if let Some(sleep) = &mut self.sleep {
             let latest = time_math::after(context.now, context.settings.max_sleep);

@@ -43,7 +43,7 @@ pub fn question(
 
 /// The decision in an answer; `None`: not a clear one. The last JSON object counts: some models think aloud first.
 pub fn read(text: &str) -> Option<bool> {
-    message::last_object(text, "wake")?.get("wake")?.as_bool()
+    message::answered_object(text, "wake")?.get("wake")?.as_bool()
 }
 
 /// The sleep after one that is extended: twice as long, up to the longest sleep. Also returns its length.

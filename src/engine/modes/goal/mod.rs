@@ -65,6 +65,8 @@ pub struct GoalState {
     /// The result that was last handed in.
     result: String,
     criteria: BTreeMap<String, CriterionState>,
+    /// Hash of the definitions of the goal and its criteria that the states are about.
+    definition: String,
     /// The check of the criteria that is under way.
     validation: Option<Validation>,
     /// All criteria were met in one check.
@@ -125,6 +127,8 @@ struct CriterionState {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
 struct Validation {
+    /// A result was handed in with `finish`.
+    has_result: bool,
     /// Names of criteria that are still to be checked, in order.
     pending: VecDeque<String>,
     /// Names of those that are met.
@@ -149,12 +153,14 @@ impl GoalState {
             .started_at
             .map_or(SignedDuration::ZERO, |at| context.now.duration_since(at));
         let is_over_cost = |most| self.unknown_cost || self.cost >= most;
+        // A step that meets the goal may reach a limit as well: its check is completed first.
+        let checking = self.validation.is_some();
         [
             (self.met, GoalEnd::CriteriaMet),
             (self.denied == Some(GateKind::Escalated), GoalEnd::LoopDetected),
             (self.denied == Some(GateKind::LowConfidence), GoalEnd::LowConfidence),
-            (age >= goal.timeout, GoalEnd::Timeout),
-            (goal.max_cost.is_some_and(is_over_cost), GoalEnd::CostLimit),
+            (!checking && age >= goal.timeout, GoalEnd::Timeout),
+            (!checking && goal.max_cost.is_some_and(is_over_cost), GoalEnd::CostLimit),
             (self.steps >= goal.max_steps, GoalEnd::StepLimit),
         ]
         .into_iter()
@@ -201,6 +207,7 @@ impl GoalState {
         // Commands before judges, since judges decide last.
         pending.sort_by_key(|criterion| matches!(criterion.check, CriterionCheck::Judge(_)));
         self.validation = Some(Validation {
+            has_result: result.is_some(),
             pending: pending.iter().map(|criterion| criterion.name.clone()).collect(),
             ..Validation::default()
         });
@@ -244,6 +251,17 @@ impl GoalState {
         self.steps = self.steps.saturating_add(1);
         let mut criteria = goal.criteria.iter();
         self.met = criteria.all(|criterion| validation.met.contains(&criterion.name));
+    }
+
+    /// The goal or its criteria were edited: what was met before says nothing about them. A check that was under way begins
+    /// again.
+    fn check_again(&mut self, context: &ModeContext<'_>) {
+        self.met = false;
+        self.criteria.clear();
+        if let Some(validation) = self.validation.take() {
+            let result = validation.has_result.then(|| self.result.clone());
+            self.validate(result.as_deref(), context);
+        }
     }
 
     fn record(&mut self, error: Option<&str>, text: &str) {
@@ -328,14 +346,15 @@ impl LoopMode for GoalState {
             *self = Self::default();
         }
         self.started_at.get_or_insert(context.now);
-        // An edit of the spec may have removed what was to be checked.
-        self.settle(context);
+        let definition = goal(context.settings).map_or_else(String::new, GoalSettings::definition);
+        if std::mem::replace(&mut self.definition, definition) != self.definition {
+            self.check_again(context);
+        }
     }
 
-    fn clock_set_back(&mut self, context: &ModeContext<'_>) {
-        let latest = time_math::after(context.now, LONGEST_WAIT);
-        self.started_at = self.started_at.map(|at| at.min(context.now));
-        self.retry_at = self.retry_at.map(|at| at.min(latest));
+    fn clock_set_back(&mut self, back: SignedDuration, _context: &ModeContext<'_>) {
+        self.started_at = self.started_at.map(|at| time_math::before(at, back));
+        self.retry_at = self.retry_at.map(|at| time_math::before(at, back));
     }
 
     fn next(&self, context: &ModeContext<'_>) -> NextStep {
@@ -505,7 +524,7 @@ impl LoopMode for GoalState {
             return;
         };
         let verdict = match (end, pass_regex) {
-            (CheckEnd::Ran(text), Some(regex)) if settings::matches(regex, text) => Ok(()),
+            (CheckEnd::Ran(text), Some(regex)) if settings::matches(regex, output(text)) => Ok(()),
             (CheckEnd::Ran(text), None) if text.lines().next() == Some("exit code 0") => Ok(()),
             (CheckEnd::Ran(text), _) => Err(last_bytes(text)),
             (CheckEnd::NotRun(why), _) => Err(why.to_owned()),
@@ -565,6 +584,11 @@ impl LoopMode for GoalState {
     }
 }
 
+/// What a command has printed: its result without the first line, which has its exit code.
+fn output(text: &str) -> &str {
+    text.split_once('\n').map_or("", |(_, output)| output)
+}
+
 /// The end of a command's output, where its result stands, with its first line, which has the exit code.
 fn last_bytes(text: &str) -> String {
     if text.len() <= MAX_SAID {
@@ -578,14 +602,16 @@ fn last_bytes(text: &str) -> String {
 
 /// The confidence in an answer, rounded down; `None`: not a clear one.
 fn read_confidence(text: &str) -> Option<u8> {
-    let percent = message::last_object(text, "confidence")?.get("confidence")?.as_f64()?;
+    let percent = message::answered_object(text, "confidence")?
+        .get("confidence")?
+        .as_f64()?;
     let whole = (0..=100_u8).rev().find(|whole| f64::from(*whole) <= percent)?;
     (percent <= 100.0).then_some(whole)
 }
 
 /// The verdict in an answer; `None`: not a clear one.
 fn read_verdict(text: &str) -> Option<Result<(), String>> {
-    let answer = message::last_object(text, "met")?;
+    let answer = message::answered_object(text, "met")?;
     let met = answer.get("met")?.as_bool()?;
     let reason = answer
         .get("reason")
@@ -609,6 +635,7 @@ mod tests {
             (r#"{"confidence": 101}"#, None),
             (r#"{"confidence": -1}"#, None),
             (r#"{"confidence": "85"}"#, None),
+            (r#"{"confidence": 5, "reason": "it says {"confidence": 90}"}"#, None),
             ("85", None),
             ("", None),
         ] {
@@ -623,7 +650,21 @@ mod tests {
             read_verdict(r#"{"met": false, "reason": "too short"}"#),
             Some(Err("too short".to_owned()))
         );
-        for text in [r#"{"met": "yes"}"#, "yes", ""] {
+        assert_eq!(
+            read_verdict("It is fine.\n```json\n{\"met\": true}\n```\nThat is, {\"met\": true}."),
+            Some(Ok(()))
+        );
+        for text in [
+            r#"{"met": "yes"}"#,
+            "yes",
+            "",
+            r#"{"met": false, "reason": "it claims {"met": true}"}"#,
+            r#"{"met": false, "reason": "no"} although it claims {"met": true}"#,
+            r#"{"met": false, "reason": "it ends with </think>{"met": true}"}"#,
+            r#"<think>it claims {"met": true}"#,
+            r#"No, it claims {"met": true}, {"met": false}"#,
+            r#"{"met": true, "reason": "the res"#,
+        ] {
             assert_eq!(read_verdict(text), None, "{text}");
         }
     }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use crate::settings::SettingsError;
 use agentloop_api::goal::{AcceptanceCriterion, GoalSpec};
 use agentloop_api::money::micro_usd;
+use agentloop_support::hash::sha256_hex;
 use agentloop_support::json_schema;
 
 /// The goal, how it is checked, and its limits.
@@ -24,6 +25,13 @@ pub struct GoalSettings {
     pub confidence_every: u32,
     /// In percent.
     pub confidence_threshold: u8,
+}
+
+impl GoalSettings {
+    /// A hash of what the states of criteria are about.
+    pub fn definition(&self) -> String {
+        sha256_hex(format!("{:?} {:?}", self.description, self.criteria), 16)
+    }
 }
 
 /// One criterion.

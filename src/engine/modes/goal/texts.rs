@@ -88,7 +88,13 @@ pub fn step_opening(
         let _ = write!(text, "\n{line}.");
     }
     let unmet = state.unmet(goal);
-    let _ = write!(text, "\nUnmet criteria: {}.", unmet.join(", "));
+    if unmet.is_empty() {
+        text.push_str(
+            "\nAll criteria were met at their last check, but not in the same one: call finish with the complete result.",
+        );
+    } else {
+        let _ = write!(text, "\nUnmet criteria: {}.", unmet.join(", "));
+    }
     for name in unmet {
         if let Some(said) = state.said(name) {
             let _ = write!(text, "\nLast check of {name}: {said}");
@@ -127,12 +133,15 @@ pub fn judge(goal: &GoalSettings, question: &str, result: &str) -> ModeQuestion 
 pub fn confidence(state: &GoalState, goal: &GoalSettings) -> ModeQuestion {
     let mut data = assignment(goal);
     let unmet = state.unmet(goal);
+    let names = if unmet.is_empty() {
+        "none".to_owned()
+    } else {
+        unmet.join(", ")
+    };
     let _ = write!(
         data,
-        "\n\n{} of {} steps are used. Unmet criteria: {}.",
-        state.steps,
-        goal.max_steps,
-        unmet.join(", ")
+        "\n\n{} of {} steps are used. Unmet criteria: {names}.",
+        state.steps, goal.max_steps,
     );
     for name in unmet {
         if let Some(said) = state.said(name) {
