@@ -6,7 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::intent::{Intent, RestReason};
 use super::status_tests::{Case, now, reported};
 use crate::api::condition::{ConditionType, find};
-use crate::api::status::{Gate, GateKind, LoopState, UntrustedContent};
+use crate::api::status::{Gate, GateKind, LoopState, PauseReason, UntrustedContent};
+use crate::link::messages::HeldReason;
 
 fn content() -> UntrustedContent {
     UntrustedContent {
@@ -88,6 +89,31 @@ fn a_gate_for_definitions_says_which_server_and_how_to_answer_while_the_loop_run
     let status = case.status();
     let pending = find(&status.conditions, ConditionType::ApprovalPending).unwrap();
     assert_eq!(pending.status, "False");
+}
+
+#[test]
+fn of_several_gates_the_one_that_holds_the_loop_says_how_to_answer() {
+    let mut case = waiting(None);
+    let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
+    report.gates.push(Gate {
+        id: "goal-e1-1".into(),
+        kind: GateKind::LowConfidence,
+        tool: "goal".into(),
+        arguments_hash: "77ab".into(),
+        ..report.gates[0].clone()
+    });
+    report.reasons = vec![HeldReason {
+        reason: PauseReason::LowConfidence,
+        until: None,
+        message: "the confidence is low (gate goal-e1-1)".into(),
+    }];
+    let status = case.status();
+    let message = &find(&status.conditions, ConditionType::ApprovalPending)
+        .unwrap()
+        .message;
+    assert!(message.contains("To approve gate goal-e1-1: "), "{message}");
+    assert!(message.contains("agentloop.dev/approve=goal-e1-1:77ab"), "{message}");
+    assert!(message.ends_with("; 1 more gate is in status.gates"), "{message}");
 }
 
 #[test]

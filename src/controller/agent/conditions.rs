@@ -19,7 +19,7 @@ use crate::api::AGENT_LABEL;
 use crate::api::condition::ConditionType;
 use crate::api::failure::{FailureKind, ModelEvidence};
 use crate::api::pause::PauseEnd;
-use crate::api::status::{LoopOutcome, LoopState, LoopStatus, PauseReason};
+use crate::api::status::{Gate, LoopOutcome, LoopState, LoopStatus, PauseReason};
 use crate::controller::gate_annotations;
 use crate::controller::plain_http::plain_http_warning;
 use crate::controller::runtime::condition_list::ConditionList;
@@ -235,7 +235,10 @@ impl AgentConditions<'_> {
                         "resumes at"
                     };
                     let until = held.until.map(|until| format!("; {ends} {}", rfc3339_seconds(until)));
-                    let answer = self.how_to_answer(report, type_);
+                    // Several gates can be open. The first one of this kind is not always the one that holds the loop.
+                    let is_named = |gate: &&Gate| held.message.ends_with(&format!("(gate {})", gate.id));
+                    let gate = report.gates.iter().find(is_named).or(report.gates.first());
+                    let answer = self.how_to_answer(report, gate.filter(|_| type_ == ConditionType::ApprovalPending));
                     let message = format!("{}{}{answer}", held.message, until.unwrap_or_default());
                     self.list.set(type_, true, held.reason.as_ref(), message);
                 }
@@ -243,7 +246,7 @@ impl AgentConditions<'_> {
                     // Its run is not the next one yet, or it is for definitions.
                     Some(gate) => {
                         let message = requests::gate_message(gate);
-                        let answer = self.how_to_answer(report, type_);
+                        let answer = self.how_to_answer(report, Some(gate));
                         self.list
                             .set(type_, true, gate.kind.as_ref(), format!("{message}{answer}"));
                     }
@@ -253,9 +256,9 @@ impl AgentConditions<'_> {
         }
     }
 
-    /// How to answer the open gates; empty for other conditions.
-    fn how_to_answer(&self, report: &LoopReport, type_: ConditionType) -> String {
-        let (Some(gate), ConditionType::ApprovalPending) = (report.gates.first(), type_) else {
+    /// How to answer this gate, and that there are others.
+    fn how_to_answer(&self, report: &LoopReport, gate: Option<&Gate>) -> String {
+        let Some(gate) = gate else {
             return String::new();
         };
         let agent = self.facts.agent;

@@ -78,6 +78,11 @@ fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSp
     };
     let unmet = goal.into_iter().flat_map(|goal| &goal.criteria);
     let unmet: Vec<&str> = unmet.filter(|found| !found.met).map(|found| &*found.name).collect();
+    if unmet.is_empty() && goal.is_some_and(|goal| !goal.criteria.is_empty()) {
+        return format!(
+            "{why}; after {steps} steps each criterion was met, but not all of them in one check. {RESTART}"
+        );
+    }
     format!(
         "{why}; after {steps} steps these criteria are not met: {}. {RESTART}",
         unmet.join(", ")

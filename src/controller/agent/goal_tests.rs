@@ -140,6 +140,20 @@ fn each_other_end_is_named_with_what_is_missing_and_needs_a_person() {
 }
 
 #[test]
+fn criteria_that_were_met_in_different_checks_are_no_success() {
+    let mut case = ended_by(GoalEnd::StepLimit);
+    let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
+    report.goal.as_mut().unwrap().criteria[0].met = true;
+    let status = case.status_of(&goal_agent());
+    let (is_true, _, message) = condition(&status, ConditionType::Succeeded).unwrap();
+    assert_eq!(is_true, "False");
+    assert!(
+        message.contains("after 4 steps each criterion was met, but not all of them in one check."),
+        "{message}"
+    );
+}
+
+#[test]
 fn an_agent_of_another_mode_never_succeeds() {
     let case = Case {
         last_report: Some(ended(LoopOutcome::Completed, None)),

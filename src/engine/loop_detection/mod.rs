@@ -271,7 +271,8 @@ impl Engine {
                 "such calls are denied for the rest of this turn; do something else{}",
                 if tool.is_some() { ", or sleep" } else { "" }
             ),
-            EscalationStep::Paused if self.ask_mode(out.now, |mode, _| mode.loop_detected()) => {
+            EscalationStep::Paused if self.mode().escalates_loops() => {
+                self.ask_mode(out.now, |mode, _| mode.loop_detected());
                 "a person decides after this step whether you continue".to_owned()
             }
             EscalationStep::Paused => format!(
@@ -358,6 +359,9 @@ impl Engine {
         let then = match episode.step {
             EscalationStep::Nudged => "the model was warned".to_owned(),
             EscalationStep::Denied => "the model was warned, and such calls are denied until its turn ends".to_owned(),
+            EscalationStep::Paused if self.mode().escalates_loops() => {
+                "a person decides after the current step whether the loop continues".to_owned()
+            }
             EscalationStep::Paused => format!(
                 "the loop is forced to sleep, {} of {MOST_PAUSES} times in a row; the annotation agentloop.dev/resume ends \
                  the sleep, and progress resets the count",

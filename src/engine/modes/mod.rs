@@ -265,10 +265,13 @@ pub trait LoopMode {
     /// A model call was answered, whatever its purpose. `cost`: in micro-dollars, if known.
     fn call_answered(&mut self, _cost: Option<i64>) {}
 
-    /// A detected loop would force a sleep. True: the mode asks a person instead, once the turn has ended.
-    fn loop_detected(&mut self) -> bool {
+    /// Whether a person decides on a detected loop once its turn has ended, instead of a forced sleep.
+    fn escalates_loops(&self) -> bool {
         false
     }
+
+    /// A loop was detected on which a person decides.
+    fn loop_detected(&mut self) {}
 
     /// The loop ends.
     fn loop_ended(&mut self, _context: &ModeContext<'_>) {}

@@ -215,6 +215,11 @@ fn a_loop_of_calls_asks_a_person_instead_of_a_forced_sleep() {
         ["RepeatedCall: Nudged", "RepeatedCall: Denied", "RepeatedCall: Paused"]
     );
     assert_eq!(driver.reasons(), [], "the turn may end in peace");
+    let detected = driver.engine.view().detected.unwrap().message;
+    assert!(
+        detected.ends_with(": a person decides after the current step whether the loop continues"),
+        "{detected}"
+    );
     driver.answer(says("I am stuck."));
     assert_eq!(driver.reasons(), [PauseReason::Escalated]);
     answer_gate(&mut driver, false);

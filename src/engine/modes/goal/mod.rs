@@ -467,9 +467,12 @@ impl LoopMode for GoalState {
         }
     }
 
-    fn loop_detected(&mut self) -> bool {
-        self.approval = Some(GateKind::Escalated);
+    fn escalates_loops(&self) -> bool {
         true
+    }
+
+    fn loop_detected(&mut self) {
+        self.approval = Some(GateKind::Escalated);
     }
 
     fn question(&self, context: &ModeContext<'_>) -> Option<ModeQuestion> {
