@@ -107,7 +107,8 @@ pub const MOST_RECENT: usize = 10;
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Activation {
-    /// Id of the task: that of the event of a Sensor, or `spec-` with a hash of the spec and a number.
+    /// Id of the task: that of the event of a Sensor, `spec-` with a hash of the spec and a number, or `request-` with the id
+    /// that the client gave.
     #[schemars(length(max = 253))]
     pub id: String,
     /// Where the task came from.
@@ -151,6 +152,8 @@ pub enum TaskKind {
     Spec,
     /// An event of a Sensor.
     Sensor,
+    /// A request to the API of the controller.
+    Request,
 }
 
 /// How a task ended.

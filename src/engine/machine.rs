@@ -178,7 +178,7 @@ impl Engine {
             EngineInput::Sensed(event) => self.receive_event(event, out),
             EngineInput::Score(question) => self.request_score(question, out),
             EngineInput::ScoreTaken { id } => self.acknowledge_score(&id),
-            EngineInput::TaskOffered(offer) => self.receive_task(offer, out),
+            EngineInput::TaskOffered(offer) => self.accept_task(offer, out),
             EngineInput::SensorFailed { sensor } => self.sensor_failed(&sensor, out),
             EngineInput::ResourceUsed { resource, amount } => self.count_use(resource, amount, out),
             EngineInput::ToolFinished {

@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 
+use super::requests::REQUEST_LIMITS;
 use crate::effects::{EffectBuffer, call_line};
 use crate::machine::Engine;
 use crate::modes::LoopPace;
@@ -17,7 +18,8 @@ const TOO_LATE: &str = "the task has exceeded its time limit";
 
 impl Engine {
     fn task_settings(&self) -> Option<&TaskSettings> {
-        self.state.tasks.current.as_ref().and(self.settings.task())
+        self.state.tasks.current.as_ref()?;
+        Some(self.settings.task().unwrap_or(&REQUEST_LIMITS))
     }
 
     /// The limit that the task under way has reached before another model call.
@@ -27,7 +29,7 @@ impl Engine {
         if let Some(limit) = turn.limit() {
             return Some(limit);
         }
-        if self.state.watch.has_failed() {
+        if turn.rules().detects_loops && self.state.watch.has_failed() {
             return Some(TaskLimit::LoopDetected);
         }
         if turn.own_call() >= settings.max_iterations {

@@ -7,6 +7,7 @@
 mod clock;
 mod limits;
 mod queue;
+pub(crate) mod requests;
 pub mod response;
 
 use std::collections::VecDeque;
@@ -42,6 +43,8 @@ pub enum TaskOrigin {
     Spec,
     /// An event of the Sensor with this name.
     Sensor(String),
+    /// A request of the user with this name.
+    Request(String),
 }
 
 impl TaskOrigin {
@@ -50,6 +53,7 @@ impl TaskOrigin {
         match self {
             Self::Spec => TaskKind::Spec,
             Self::Sensor(_) => TaskKind::Sensor,
+            Self::Request(_) => TaskKind::Request,
         }
     }
 }
@@ -131,10 +135,11 @@ impl Engine {
         self.tasks = TaskQueue::from(waiting);
     }
 
-    /// Whether a task would be accepted now: the loop is in mode Task, and its queue has room.
+    /// Whether a task would be accepted now: the queue has room. In a mode other than Task it is answered in a turn beside
+    /// the agent's own work.
     #[must_use]
     pub fn accepts_tasks(&self) -> bool {
-        self.accepts_input() && self.runs_tasks() && self.tasks.has_room()
+        self.accepts_input() && self.tasks.has_room()
     }
 
     pub(crate) fn runs_tasks(&self) -> bool {
@@ -162,14 +167,8 @@ impl Engine {
         self.runs_tasks() && self.state.turn.is_none() && self.tasks.first().is_none()
     }
 
-    pub(crate) fn receive_task(&mut self, offer: TaskOffer, out: &mut EffectBuffer) {
-        if self.runs_tasks() {
-            self.accept_task(offer, out);
-        }
-    }
-
     /// A task was offered, for the first time or again.
-    fn accept_task(&mut self, offer: TaskOffer, out: &mut EffectBuffer) {
+    pub(crate) fn accept_task(&mut self, offer: TaskOffer, out: &mut EffectBuffer) {
         let current = self.state.tasks.current.as_ref();
         if self.tasks.has(&offer.id) || current.is_some_and(|task| task.id == offer.id) {
             return;
@@ -235,8 +234,10 @@ impl Engine {
             ..journal_line(RecordKind::TaskEnded, turn.number(), note)
         });
         self.state.tasks.ended(ended);
-        // The next task is not held for what this one repeated.
-        self.watch_another_task();
-        self.clear_pause(PauseReason::LoopDetected);
+        if turn.rules().detects_loops {
+            // The next task is not held for what this one repeated.
+            self.watch_another_task();
+            self.clear_pause(PauseReason::LoopDetected);
+        }
     }
 }

@@ -39,6 +39,7 @@ mod precheck;
 mod prompt_rules;
 mod random;
 mod rates;
+mod requests;
 mod runtime_mark;
 mod scoring;
 mod sensors;
@@ -390,7 +391,7 @@ impl Driver {
             self.check_head(&messages[1]);
         }
         match self.purpose {
-            CallPurpose::Heartbeat => {
+            CallPurpose::Heartbeat | CallPurpose::Chat => {
                 let own = self.engine.state.turn.as_ref().expect("a turn").messages();
                 let before = self.transcript.len() - own;
                 assert_eq!(

@@ -143,6 +143,7 @@ fn steps() -> impl Strategy<Value = Step> {
     let input = prop_oneof![
         3 => Just(EngineInput::Timer),
         1 => prop_oneof![Just("chat"), Just("other")].prop_map(happens),
+        2 => (0..20_u8).prop_map(|id| EngineInput::TaskOffered(requests::request(&id.to_string()))),
         2 => notifications().prop_map(notified),
         1 => token.clone().prop_map(|token| EngineInput::WakeRequested { token: token.into() }),
         1 => token.prop_map(|token| EngineInput::ResumeRequested { token: token.into() }),
@@ -363,7 +364,7 @@ impl Driver {
                 }
                 let answer = match self.purpose {
                     CallPurpose::Turn | CallPurpose::Heartbeat => calls("yield", r#"{"sleep": 20}"#),
-                    CallPurpose::Compaction => says("All is well."),
+                    CallPurpose::Compaction | CallPurpose::Chat => says("All is well."),
                     CallPurpose::Precheck => says(r#"{"wake": true}"#),
                     CallPurpose::Signal => says(r#"{"score": 1}"#),
                     CallPurpose::Judge => says(r#"{"met": false}"#),

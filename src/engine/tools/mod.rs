@@ -363,9 +363,7 @@ impl Engine {
                 text = format!("{text}\n[{told}]");
             }
             let (was_admitted, has_failed) = (ending.is_some(), ending.is_none_or(|end| end == ToolCallEnding::Failed));
-            self.ask_mode(out.now, |mode, _| {
-                mode.call_ended(&wanted, &text, was_admitted, has_failed);
-            });
+            self.mode_call_ended(&wanted, &text, was_admitted, has_failed, out.now);
             let id = wanted.id;
             let message = Arc::new(Message::Tool {
                 id,
@@ -408,13 +406,6 @@ impl Engine {
 
     pub(crate) fn batch_mut(&mut self) -> Option<&mut ToolBatch> {
         self.state.turn.as_mut()?.batch_mut()
-    }
-
-    /// The decision of the mode on a call; `None`: it is not of one of its tools. The mode decides as soon as the
-    /// answer is there: such a call is not a run, and its result joins the transcript with those of the other calls.
-    fn mode_decision(&self, wanted: &ToolCall, now: Timestamp) -> Option<ModeCallDecision> {
-        let kind = self.state.turn.as_ref()?.kind();
-        self.mode().decide_call(kind, wanted, &self.mode_context(now))
     }
 
     /// The call behind a slot. The answer is in the transcript, before the results that have joined.

@@ -39,7 +39,7 @@ impl Engine {
         } else {
             (TurnBriefing::default(), None)
         };
-        if rules.works_on_task {
+        if rules.works_on_task && rules.counts_as_turn {
             // Its notes concern the loop, not the task.
             self.state.briefing = TurnBriefing::default();
         }
@@ -48,7 +48,11 @@ impl Engine {
             briefing: &briefing,
             hot_state,
         };
-        let text = self.ask_mode(out.now, |mode, context| mode.begin_turn(kind, &opening, context));
+        let text = if rules.is_of_mode {
+            self.ask_mode(out.now, |mode, context| mode.begin_turn(kind, &opening, context))
+        } else {
+            self.request_opening(out.now)
+        };
         if !rules.own_session {
             self.state.next_turn = None;
             self.state.pre_check = PreCheckState::default();
@@ -237,6 +241,8 @@ impl Engine {
                 "Your answer was cut at the output limit of {} tokens. Respond again, in fewer words.",
                 self.settings.max_output_tokens
             ))
+        } else if !self.turn_rules().is_of_mode {
+            TextDecision::EndsTurn
         } else {
             self.mode().decide_text(text, &self.mode_context(out.now))
         };
@@ -299,6 +305,7 @@ impl Engine {
 
     pub(crate) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
         self.drop_deferred(out);
+        self.fail_waiting_requests(out);
         self.ask_mode(out.now, |mode, context| mode.loop_ended(context));
         self.state.life.end(outcome);
         self.note_transition(out);
@@ -394,6 +401,9 @@ impl Engine {
     /// Tells the mode that a turn has ended that is not followed by the checks of a completed one: it failed, or had its
     /// own conversation.
     pub(crate) fn mode_turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, out: &mut EffectBuffer) {
+        if !kind.rules().is_of_mode {
+            return;
+        }
         let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, end, context));
         if let NextStep::Stop(outcome) = next {
             self.end_loop(outcome, out);
@@ -441,7 +451,9 @@ impl Engine {
         if turn.rules().works_on_task {
             let ending = self.task_ending(&turn, pace);
             self.state.inbox.acknowledge(turn.shown());
-            self.state.counters.streaks.turn_completed();
+            if turn.rules().counts_as_turn {
+                self.state.counters.streaks.turn_completed();
+            }
             self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
             self.end_task(&turn, ending, out);
         } else {
@@ -465,7 +477,9 @@ impl Engine {
         if turn.rules().works_on_task {
             self.blame_notifications(turn.shown(), &failure, out);
             self.end_task(turn, TaskEnding::Failed(failure.clone()), out);
-            self.count_failed_turn(&failure, out);
+            if turn.rules().counts_as_turn {
+                self.count_failed_turn(&failure, out);
+            }
         }
         self.state.last_error = Some((out.now, failure));
         self.mode_turn_ended(

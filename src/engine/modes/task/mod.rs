@@ -65,6 +65,7 @@ impl LoopMode for TaskState {
         let from = match origin {
             TaskOrigin::Spec => String::new(),
             TaskOrigin::Sensor(name) => format!(", from sensor/{name}"),
+            TaskOrigin::Request(user) => format!(", requested by {user}"),
         };
         format!(
             "Turn {}, {}: task {id}{from}.\n\n{}",
