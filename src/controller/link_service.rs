@@ -20,6 +20,7 @@ use super::gate_answers::GateAnswerRecorder;
 use super::identity::PodAuthenticator;
 use super::pod_sessions::{LivePod, PodSessions};
 use super::runtime::{EventSink, WallClock};
+use super::task_relay::{TaskRelay, random_id};
 use crate::api::NamespacedName;
 use crate::ledger::account::LeaseHolder;
 use crate::link::answers::{AnsweredGate, GateAnswerRequest};
@@ -32,6 +33,7 @@ use crate::link::messages::{
     RefusalCode,
 };
 use crate::link::server::{LinkHandler, PodIdentity};
+use crate::link::task_requests::{AcceptedTask, ID_PREFIX, RelayedTaskAck, RequestedTask, TaskRequest};
 use crate::telemetry::metrics::Metrics;
 
 /// How long a page of events waits for a slow reader, and how often it checks for room.
@@ -49,6 +51,8 @@ pub struct ControllerLink {
     pub loops: Arc<PodSessions>,
     /// Relays the events of sensor pods.
     pub relay: Arc<DeliveryRelay>,
+    /// Relays the tasks of users.
+    pub tasks: Arc<TaskRelay>,
     /// The Agents, once the caches are filled. Until then, every request is refused with a retryable code.
     pub agents: Arc<OnceLock<AgentsView>>,
     /// The [`BudgetLedger`].
@@ -221,6 +225,43 @@ impl LinkHandler for ControllerLink {
         self.answers
             .record(&agent, (&request.gate, &request.body), &user, (self.clock)())
             .await
+    }
+
+    async fn request_task(
+        &self,
+        token: &str,
+        address: IpAddr,
+        request: &TaskRequest,
+    ) -> Result<AcceptedTask, ClientRefusal> {
+        let agents = self
+            .view()
+            .map_err(|refusal| event_subscriptions::unavailable(&refusal.message))?;
+        let agent = NamespacedName::new(&request.namespace, &request.name);
+        let action = ClientAction::RequestTasks;
+        let user = self.access.check((token, address), &agent, action).await?;
+        let receiver = agents.reference(&agent).and_then(|reference| reference.uid);
+        let receiver = receiver.ok_or_else(|| no_agent(&agent))?;
+        let id = request.body.id.clone().map_or_else(random_id, Ok)?;
+        let task = RequestedTask {
+            receiver,
+            id: format!("{ID_PREFIX}{id}"),
+            user,
+            prompt: request.body.prompt.clone(),
+        };
+        self.tasks.submit(&agent, task).await
+    }
+
+    fn requested_tasks(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<RequestedTask>, PodRefusal> {
+        self.attach_pod(pod, epoch)?;
+        Ok(self.tasks.register_gateway(&self.agent_of(pod)?))
+    }
+
+    fn task_acknowledged(&self, pod: &PodIdentity, ack: RelayedTaskAck) -> Result<(), PodRefusal> {
+        let agent = self.agent_of(pod)?;
+        self.loops
+            .record_contact(&agent, &live_pod(pod, ack.epoch), (self.clock)())?;
+        self.tasks.acknowledged(&agent, &ack.ack);
+        Ok(())
     }
 
     fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, PodRefusal> {

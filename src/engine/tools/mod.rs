@@ -23,7 +23,7 @@ use crate::guardrails::EndedToolRun;
 use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
 use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
-use crate::modes::{LoopPace, ModeCallDecision};
+use crate::modes::LoopPace;
 use crate::tool::{ResultArtifacts, ToolOutcome, ToolRun, ToolRunId};
 use crate::tools::results::render_outcome;
 use crate::turn::Turn;
