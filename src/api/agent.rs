@@ -123,6 +123,9 @@ pub use super::workspace::WorkspaceSpec;
     )
 )]
 #[x_kube(
+    validation = Rule::new("!has(self.task) || !has(self.task.minIntervalSeconds) || has(self.task.prompt)").message(
+        "spec.task.minIntervalSeconds repeats spec.task.prompt: set the prompt, or remove the interval"
+    ),
     validation = Rule::new("!has(self.task) || self.mode == 'Task'").message(
         "spec.task is supported in mode Task only: set spec.mode to Task, or remove spec.task"
     ),

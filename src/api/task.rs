@@ -12,11 +12,17 @@ use super::tools::SecretRef;
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TaskSpec {
-    /// A task that runs once for each version of the spec, at most 32,768 characters. `suspend` does not count as a
+    /// A task of the agent's own, at most 32,768 characters. It is worked on once for each version of the spec, or again and
+    /// again with `minIntervalSeconds`. `suspend` does not count as a
     /// change. Absent: the agent is purely reactive and waits for the tasks of Sensors.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32768))]
     pub prompt: Option<String>,
+    /// If set, `prompt` is a task again whenever no other task waits and so many seconds have passed since the last one of it
+    /// ended, 1 to 31,536,000. Absent: it is worked on once for each version of the spec.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 31_536_000))]
+    pub min_interval_seconds: Option<u32>,
     /// Maximum number of model calls for one task, 1 to 1,000. At the limit the task ends with outcome `LimitReached`
     /// and reason `MaxIterations`. `guardrails.maxCallsPerTurn` applies as well. Defaults to 10.
     #[schemars(range(min = 1, max = 1000))]
@@ -91,6 +97,7 @@ impl Default for TaskSpec {
     fn default() -> Self {
         Self {
             prompt: None,
+            min_interval_seconds: None,
             max_iterations: 10,
             max_tokens: 100_000,
             max_duration_seconds: 300,

@@ -321,6 +321,7 @@ impl Engine {
             self.recheck_rate_limits(out);
             self.end_sleep_if_over(out);
             self.note_transition(out);
+            self.repeat_own_task(out);
             self.advance_deferred(out);
             self.end_overdue_task(out);
             self.run_due_step(out);
@@ -419,6 +420,7 @@ impl Engine {
             .chain(due)
             .chain(gates)
             .chain(task)
+            .chain(self.own_task_due())
             .min()
     }
 

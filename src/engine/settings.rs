@@ -32,6 +32,8 @@ pub enum ModeSettings {
 pub struct TaskSettings {
     /// The task of the spec itself.
     pub prompt: Option<String>,
+    /// The time after which it is a task again; `None`: never.
+    pub min_interval: Option<SignedDuration>,
     /// The most model calls.
     pub max_iterations: u32,
     /// Tokens from which on no further call is made.
@@ -60,6 +62,9 @@ impl TryFrom<&AgentSpec> for ModeSettings {
                 }
                 Ok(Self::Task(TaskSettings {
                     prompt: task.prompt,
+                    min_interval: task
+                        .min_interval_seconds
+                        .map(|interval| SignedDuration::from_secs(interval.into())),
                     max_iterations: task.max_iterations,
                     max_tokens: task.max_tokens,
                     max_duration: SignedDuration::from_secs(task.max_duration_seconds.into()),

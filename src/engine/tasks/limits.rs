@@ -9,7 +9,7 @@ use crate::modes::LoopPace;
 use crate::settings::TaskSettings;
 use crate::tools::admission::{DenialReason, DeniedCall};
 use crate::tools::batch::{ToolBatch, ToolSlot};
-use crate::{EngineEffect, RecordKind};
+use crate::{EngineEffect, RecordKind, time_math};
 use agentloop_api::failure::FailureKind;
 use agentloop_api::task::TaskLimit;
 
@@ -105,8 +105,10 @@ impl Engine {
     }
 
     pub(crate) fn move_task_clock(&mut self, back: jiff::SignedDuration) {
-        if let Some(current) = &mut self.state.tasks.current {
+        let tasks = &mut self.state.tasks;
+        if let Some(current) = &mut tasks.current {
             current.clock.moved(back);
         }
+        tasks.own_ended_at = tasks.own_ended_at.map(|at| time_math::before(at, back));
     }
 }

@@ -21,7 +21,7 @@ use agentloop_api::task::{MOST_RECENT, TaskKind, TaskLimit, TaskOutcome};
 use crate::effects::{EffectBuffer, journal_line};
 use crate::machine::Engine;
 use crate::turn::Turn;
-use crate::{JournalRecord, RecordKind};
+use crate::{JournalRecord, RecordKind, time_math};
 use clock::TaskClock;
 pub(crate) use queue::TaskQueue;
 pub use response::{TaskEnding, TaskResponse};
@@ -78,6 +78,8 @@ pub struct TaskLog {
     recent: VecDeque<EndedTask>,
     /// The spec whose task was accepted last.
     own: Option<u64>,
+    /// When the last task of a spec ended.
+    own_ended_at: Option<Timestamp>,
 }
 
 /// The task under way.
@@ -120,7 +122,11 @@ impl TaskLog {
 
     /// The same for an Agent that was recreated: the task of its spec is a new one.
     pub(crate) fn inherited(self) -> Self {
-        Self { own: None, ..self }
+        Self {
+            own: None,
+            own_ended_at: None,
+            ..self
+        }
     }
 
     fn ended(&mut self, task: EndedTask) {
@@ -148,13 +154,30 @@ impl Engine {
 
     /// A process has started: a new version of the spec brings its own task.
     pub(crate) fn offer_own_task(&mut self, out: &mut EffectBuffer) {
+        if self.state.tasks.own != Some(self.settings.spec) {
+            self.accept_own_task(out);
+        }
+    }
+
+    /// When the task of the spec is one again, if no other task waits then.
+    pub(crate) fn own_task_due(&self) -> Option<Timestamp> {
+        let interval = self.settings.task()?.min_interval?;
+        let ended_at = self.state.tasks.own_ended_at.filter(|_| self.waits_for_task())?;
+        Some(time_math::after(ended_at, interval))
+    }
+
+    /// Offers the task of the spec again once its interval is over.
+    pub(crate) fn repeat_own_task(&mut self, out: &mut EffectBuffer) {
+        if self.own_task_due().is_some_and(|due| due <= out.now) {
+            self.accept_own_task(out);
+        }
+    }
+
+    fn accept_own_task(&mut self, out: &mut EffectBuffer) {
         let Some(prompt) = self.settings.task().and_then(|task| task.prompt.clone()) else {
             return;
         };
         let spec = self.settings.spec;
-        if self.state.tasks.own == Some(spec) {
-            return;
-        }
         self.state.tasks.own = Some(spec);
         // An earlier spec may return, and its task with it: with the turn, the id is not that of the first time.
         let id = format!("spec-{spec:016x}-{}", self.state.totals.next_turn());
@@ -228,6 +251,9 @@ impl Engine {
             Some(limit) => format!("{}: {} ({limit})", ended.id, ended.outcome),
             None => format!("{}: {}", ended.id, ended.outcome),
         };
+        if ended.kind == TaskKind::Spec {
+            self.state.tasks.own_ended_at = Some(out.now);
+        }
         let response = TaskResponse::new(&ended, ending);
         out.record(JournalRecord {
             task: Some(Box::new(TaskChange::Ended(response))),

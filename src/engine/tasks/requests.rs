@@ -20,6 +20,7 @@ use agentloop_support::clock::rfc3339_seconds;
 /// The limits of a request, which are the defaults of `spec.task`. Of model calls, `guardrails.maxCallsPerTurn` is the limit.
 pub static REQUEST_LIMITS: TaskSettings = TaskSettings {
     prompt: None,
+    min_interval: None,
     max_iterations: u32::MAX,
     max_tokens: 100_000,
     max_duration: SignedDuration::from_secs(300),

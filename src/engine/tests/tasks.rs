@@ -47,6 +47,7 @@ impl TaskTable {
 fn mode() -> TaskSettings {
     TaskSettings {
         prompt: None,
+        min_interval: None,
         max_iterations: 10,
         max_tokens: 100_000,
         max_duration: seconds(300),
@@ -599,6 +600,78 @@ fn a_spec_that_returns_runs_its_task_again_under_another_id() {
             "spec-0000000000000000-3"
         ]
     );
+}
+
+/// A loop whose own task is done, and due again after 900 s.
+fn repeating() -> Driver {
+    let mut driver = Driver::with_tools(with(TaskSettings {
+        prompt: Some("count the stars".into()),
+        min_interval: Some(seconds(900)),
+        ..mode()
+    }));
+    driver.pass(seconds(10));
+    driver.answer(says("9096"));
+    driver
+}
+
+#[test]
+fn the_task_of_the_spec_is_one_again_after_its_interval_and_not_before() {
+    let mut driver = repeating();
+    let due = driver.now + seconds(900);
+    assert_eq!(
+        (driver.state(), driver.engine.view().resumes_at),
+        (LoopState::Sleeping, Some(due))
+    );
+    driver.pass(seconds(899));
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    driver.restart(1);
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    driver.pass(seconds(1));
+    driver.answer(says("9097"));
+    assert_eq!(driver.tasks.responses.len(), 2);
+    // After a failure as well.
+    driver.pass(seconds(900));
+    driver.fail(FailureKind::BadResponse);
+    assert_eq!(driver.response().outcome, TaskOutcome::Failed);
+    driver.pass(seconds(899));
+    assert_eq!(driver.in_flight, None);
+    driver.pass(seconds(1));
+    assert!(driver.in_flight.is_some());
+}
+
+#[test]
+fn other_tasks_come_before_the_task_of_the_spec() {
+    let mut driver = repeating();
+    driver.pass(seconds(890));
+    driver.take("a");
+    driver.take("b");
+    driver.pass(seconds(20));
+    driver.answer(says("first"));
+    driver.answer(says("second"));
+    assert!(driver.observed().contains("count the stars"), "{}", driver.observed());
+    assert_eq!(driver.tasks.responses.len(), 3);
+}
+
+#[test]
+fn a_pause_holds_one_repetition_and_no_more() {
+    let mut driver = repeating();
+    driver.feed(EngineInput::LinkLost);
+    driver.pass(seconds(5000));
+    assert_eq!(driver.engine.view().waiting_tasks, 1, "however long the pause is");
+    driver.feed(EngineInput::LinkBack);
+    driver.answer(says("9097"));
+    driver.pass(seconds(899));
+    assert_eq!(driver.tasks.responses.len(), 2);
+    assert_eq!(driver.in_flight, None);
+}
+
+#[test]
+fn a_clock_that_was_set_back_does_not_delay_the_task_of_the_spec() {
+    let mut driver = repeating();
+    driver.now -= seconds(5000);
+    driver.feed(EngineInput::Timer);
+    driver.pass(seconds(900));
+    assert!(driver.in_flight.is_some());
 }
 
 #[test]

@@ -144,7 +144,13 @@ async fn requests_are_answered_once_each_while_worker_and_gateway_are_killed() {
     400,
     "id must have 1 to 63 letters"
 )]
-#[case::unknown_field(Some(EDITOR), "a/x", r#"{"prompt": "x", "wait": 1}"#, 400, "the body is not the expected JSON")]
+#[case::unknown_field(
+    Some(EDITOR),
+    "a/x",
+    r#"{"prompt": "x", "wait": 1}"#,
+    400,
+    "the body is not the expected JSON"
+)]
 #[tokio::test]
 async fn what_is_wrong_with_a_request_is_said(
     #[case] token: Option<&str>,

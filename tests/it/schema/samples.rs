@@ -190,6 +190,14 @@ fn of_tasks() -> Vec<Row> {
             vec![with(scripted(), &json!({"spec": {"task": {"maxIterations": 5}}}))],
         ),
         row(
+            "spec.task.minIntervalSeconds repeats spec.task.prompt",
+            vec![
+                tasks(&json!({"prompt": "look", "minIntervalSeconds": 900})),
+                tasks(&json!({"prompt": "look"})),
+            ],
+            vec![tasks(&json!({"minIntervalSeconds": 900}))],
+        ),
+        row(
             "spec.continuous.heartbeat and spec.continuous.preCheck are supported in mode Continuous only",
             vec![with(scripted(), &heartbeat), tasks(&json!({}))],
             vec![with(tasks(&json!({})), &heartbeat)],
