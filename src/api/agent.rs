@@ -126,6 +126,12 @@ pub use super::workspace::WorkspaceSpec;
     validation = Rule::new("!has(self.task) || !has(self.task.minIntervalSeconds) || has(self.task.prompt)").message(
         "spec.task.minIntervalSeconds repeats spec.task.prompt: set the prompt, or remove the interval"
     ),
+    validation = Rule::new("!has(self.task) || !has(self.task.idlePodSeconds) || !has(self.task.minIntervalSeconds)").message(
+        "spec.task.idlePodSeconds and spec.task.minIntervalSeconds exclude each other: nothing would start the pod for the interval"
+    ),
+    validation = Rule::new("!has(self.task) || !has(self.task.idlePodSeconds) || !self.storage.ephemeral").message(
+        "spec.task.idlePodSeconds needs a volume that outlives the pod: set spec.storage.ephemeral to false"
+    ),
     validation = Rule::new("!has(self.task) || self.mode == 'Task'").message(
         "spec.task is supported in mode Task only: set spec.mode to Task, or remove spec.task"
     ),

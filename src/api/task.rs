@@ -23,6 +23,11 @@ pub struct TaskSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 31_536_000))]
     pub min_interval_seconds: Option<u32>,
+    /// If set, an Agent without a task gives its pod back after so many seconds, 1 to 86,400. The next task of a Sensor with
+    /// its own pod, or of a user, creates a pod again. Absent: the pod stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86_400))]
+    pub idle_pod_seconds: Option<u32>,
     /// Maximum number of model calls for one task, 1 to 1,000. At the limit the task ends with outcome `LimitReached`
     /// and reason `MaxIterations`. `guardrails.maxCallsPerTurn` applies as well. Defaults to 10.
     #[schemars(range(min = 1, max = 1000))]
@@ -98,6 +103,7 @@ impl Default for TaskSpec {
         Self {
             prompt: None,
             min_interval_seconds: None,
+            idle_pod_seconds: None,
             max_iterations: 10,
             max_tokens: 100_000,
             max_duration_seconds: 300,

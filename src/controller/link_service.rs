@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use super::access::{ClientAction, ClientAuthorizer};
 use super::agent::{self, AgentsView};
 use super::budget::BudgetLedger;
-use super::delivery_relay::DeliveryRelay;
+use super::delivery_relay::{DeliveryRelay, receiver_away};
 use super::event_subscriptions::{self, PageOutcome};
 use super::gate_answers::GateAnswerRecorder;
 use super::identity::PodAuthenticator;
@@ -38,6 +38,8 @@ use crate::telemetry::metrics::Metrics;
 
 /// How long a page of events waits for a slow reader, and how often it checks for room.
 const ROOM_WAIT: Duration = Duration::from_secs(5);
+/// How long a request waits for the pod of an Agent that was scaled to zero.
+const START_WAIT: Duration = Duration::from_secs(20);
 const ROOM_LOOK: Duration = Duration::from_millis(100);
 
 pub struct ControllerLink {
@@ -83,6 +85,16 @@ impl ControllerLink {
             code: RefusalCode::Unknown,
             message: format!("Agent {agent} does not exist"),
         })
+    }
+
+    /// Requests the pod of an Agent that was scaled to zero. Whether it has none, or one that is about to go.
+    fn starts_from_zero(&self, agents: &AgentsView, agent: &NamespacedName) -> bool {
+        let is_going = self.loops.reports_scaled_to_zero(agent);
+        let is_gone = agents.is_scaled_to_zero(agent) && !self.tasks.is_connected(agent);
+        if is_going || is_gone {
+            self.loops.want_pod(agent);
+        }
+        is_going || is_gone
     }
 
     fn view(&self) -> Result<&AgentsView, PodRefusal> {
@@ -248,6 +260,10 @@ impl LinkHandler for ControllerLink {
             user,
             prompt: request.body.prompt.clone(),
         };
+        if self.starts_from_zero(agents, &agent) {
+            let is_there = || self.tasks.is_connected(&agent) && !self.loops.reports_scaled_to_zero(&agent);
+            self.tasks.until_connected(START_WAIT, is_there).await;
+        }
         self.tasks.submit(&agent, task).await
     }
 
@@ -286,6 +302,12 @@ impl LinkHandler for ControllerLink {
     }
 
     async fn deliver(&self, pod: &PodIdentity, deliver: DeliveryRequest) -> Result<DeliveryAck, PodRefusal> {
+        let receiver = self.relay.receiver(pod, &deliver);
+        if receiver.is_some_and(|agent| self.view().is_ok_and(|agents| self.starts_from_zero(agents, &agent))) {
+            return Err(receiver_away(
+                "the receiver has no task and no pod; its pod is started; retry",
+            ));
+        }
         self.relay.deliver(pod, deliver).await
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::event_subscriptions::unavailable;
@@ -38,6 +38,8 @@ struct RelayTable {
 pub struct TaskRelay {
     table: Mutex<RelayTable>,
     wait: Duration,
+    /// A gateway has connected.
+    connected: Notify,
 }
 
 impl TaskRelay {
@@ -47,6 +49,7 @@ impl TaskRelay {
         Self {
             table: Mutex::default(),
             wait,
+            connected: Notify::new(),
         }
     }
 
@@ -57,7 +60,30 @@ impl TaskRelay {
         table.gateways.insert(agent.clone(), line);
         // The previous gateway may never pass these on. A client repeats its request, now to this one.
         table.waiting.retain(|waiting| waiting.agent != *agent);
+        self.connected.notify_waiters();
         tasks
+    }
+
+    /// Waits until a gateway connects and this is so, for at most `limit`.
+    pub async fn until_connected(&self, limit: Duration, is_ready: impl Fn() -> bool) {
+        // A pod that takes longer is there when the client repeats its request.
+        let _ = timeout(limit, async {
+            loop {
+                let connected = self.connected.notified();
+                if is_ready() {
+                    return;
+                }
+                connected.await;
+            }
+        })
+        .await;
+    }
+
+    /// Whether the Agent's gateway is connected.
+    #[must_use]
+    pub fn is_connected(&self, agent: &NamespacedName) -> bool {
+        let table = self.lock();
+        table.gateways.get(agent).is_some_and(|gateway| !gateway.is_closed())
     }
 
     /// Passes the receipt of a worker to the requests that wait for it.
@@ -226,6 +252,34 @@ mod tests {
         };
         let (refused, _new) = tokio::join!(relay.submit(&one, task("a")), replaced);
         assert!(refused.unwrap_err().message.contains("was replaced"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_a_gateway_continues_once_it_is_connected_or_the_time_is_over() {
+        let relay = TaskRelay::new(Duration::from_secs(60));
+        let one = agent("one");
+        let begun = tokio::time::Instant::now();
+        relay
+            .until_connected(Duration::from_secs(9), || relay.is_connected(&one))
+            .await;
+        assert_eq!(begun.elapsed(), Duration::from_secs(9));
+        let connects = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let _other = relay.register_gateway(&agent("other"));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            relay.register_gateway(&one)
+        };
+        let ((), gateway) = tokio::join!(
+            relay.until_connected(Duration::from_secs(9), || relay.is_connected(&one)),
+            connects
+        );
+        assert_eq!(begun.elapsed(), Duration::from_secs(11));
+        relay
+            .until_connected(Duration::from_secs(9), || relay.is_connected(&one))
+            .await;
+        assert_eq!(begun.elapsed(), Duration::from_secs(11));
+        drop(gateway);
+        assert!(!relay.is_connected(&one));
     }
 
     #[tokio::test]

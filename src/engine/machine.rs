@@ -179,6 +179,7 @@ impl Engine {
             EngineInput::Score(question) => self.request_score(question, out),
             EngineInput::ScoreTaken { id } => self.acknowledge_score(&id),
             EngineInput::TaskOffered(offer) => self.accept_task(offer, out),
+            EngineInput::ScaleDown => self.scale_down(out),
             EngineInput::SensorFailed { sensor } => self.sensor_failed(&sensor, out),
             EngineInput::ResourceUsed { resource, amount } => self.count_use(resource, amount, out),
             EngineInput::ToolFinished {

@@ -117,9 +117,11 @@ pub enum EngineInput {
     },
     /// A complete event of a Sensor. Always journalled while the loop runs, see [`machine::Engine::accepts_input`].
     Sensed(SensedEvent),
-    /// A task. Fed until its acceptance is journalled; a repetition is ignored as long as the task is not over. Always
-    /// accepted in mode Task; [`machine::Engine::accepts_tasks`] says whether there is room.
+    /// A task. Fed until its acceptance is journalled; a repetition is ignored as long as the task is not over.
+    /// [`machine::Engine::accepts_tasks`] says whether there is room.
     TaskOffered(TaskOffer),
+    /// Nothing outside the loop needs the pod: it ends if [`machine::Engine::scale_down_due`] says so.
+    ScaleDown,
     /// A Sensor fails: it no longer receives or understands events. Fed once per outage.
     SensorFailed { sensor: String },
     /// A signal of a Sensor's event needs a score. Repeat it until [`machine::Engine::score_outcome`] has the outcome.

@@ -34,6 +34,8 @@ pub struct TaskSettings {
     pub prompt: Option<String>,
     /// The time after which it is a task again; `None`: never.
     pub min_interval: Option<SignedDuration>,
+    /// How long a loop without a task keeps its pod; `None`: for ever.
+    pub idle_pod: Option<SignedDuration>,
     /// The most model calls.
     pub max_iterations: u32,
     /// Tokens from which on no further call is made.
@@ -65,6 +67,7 @@ impl TryFrom<&AgentSpec> for ModeSettings {
                     min_interval: task
                         .min_interval_seconds
                         .map(|interval| SignedDuration::from_secs(interval.into())),
+                    idle_pod: task.idle_pod_seconds.map(|idle| SignedDuration::from_secs(idle.into())),
                     max_iterations: task.max_iterations,
                     max_tokens: task.max_tokens,
                     max_duration: SignedDuration::from_secs(task.max_duration_seconds.into()),

@@ -331,7 +331,9 @@ impl<'a> LoopDriver<'a> {
         let drain = self.drain_from.map(|from| self.drain.saturating_sub(now.since(from)));
         let sensor = self.sensors.next(now.wall).filter(|_| self.accepts_sensor_events());
         let sensor = sensor.map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
-        [timer, silence, lease, drain, sensor]
+        let idle = self.scale_down_due();
+        let idle = idle.map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
+        [timer, silence, lease, drain, sensor, idle]
             .into_iter()
             .flatten()
             .fold(LOOK_AGAIN, Duration::min)
@@ -349,7 +351,8 @@ impl<'a> LoopDriver<'a> {
         if !self.stopped && self.drain_from.is_some_and(|from| now.since(from) >= self.drain) {
             self.feed(EngineInput::DrainEnded)?;
         }
-        self.check_sensors(now.wall)
+        self.check_sensors(now.wall)?;
+        self.check_scale_down(now.wall)
     }
 
     /// Reports to the engine each threshold of the [`RunLease`] that has passed.

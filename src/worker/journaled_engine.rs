@@ -60,6 +60,12 @@ impl<'a> JournaledEngine<'a> {
         self.engine.accepts_input()
     }
 
+    /// When the loop has had no task for so long that it gives its pod back; `None`: not as it is.
+    #[must_use]
+    pub fn scale_down_due(&self) -> Option<Timestamp> {
+        self.engine.scale_down_due()
+    }
+
     /// Whether a task would be accepted now.
     #[must_use]
     pub fn accepts_tasks(&self) -> bool {

@@ -9,6 +9,7 @@ mod limits;
 mod queue;
 pub(crate) mod requests;
 pub mod response;
+mod scale_down;
 
 use std::collections::VecDeque;
 

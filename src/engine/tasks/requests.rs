@@ -21,6 +21,7 @@ use agentloop_support::clock::rfc3339_seconds;
 pub static REQUEST_LIMITS: TaskSettings = TaskSettings {
     prompt: None,
     min_interval: None,
+    idle_pod: None,
     max_iterations: u32::MAX,
     max_tokens: 100_000,
     max_duration: SignedDuration::from_secs(300),

@@ -583,6 +583,7 @@ impl Driver {
                     | EngineInput::ToolFinished { .. }
                     | EngineInput::Sensed(_)
                     | EngineInput::TaskOffered(_)
+                    | EngineInput::ScaleDown
                     | EngineInput::SensorFailed { .. }
                     | EngineInput::GateAnswered(_)
                     | EngineInput::Score(_)

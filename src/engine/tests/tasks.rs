@@ -9,6 +9,7 @@ use super::work::wants;
 use super::*;
 use crate::settings::TaskSettings;
 use crate::tasks::{TaskChange, TaskOffer, TaskOrigin, TaskResponse};
+use agentloop_api::status::LoopOutcome;
 use agentloop_api::task::{TaskLimit, TaskOutcome};
 
 /// The worker's table of tasks.
@@ -48,6 +49,7 @@ fn mode() -> TaskSettings {
     TaskSettings {
         prompt: None,
         min_interval: None,
+        idle_pod: None,
         max_iterations: 10,
         max_tokens: 100_000,
         max_duration: seconds(300),
@@ -600,6 +602,68 @@ fn a_spec_that_returns_runs_its_task_again_under_another_id() {
             "spec-0000000000000000-3"
         ]
     );
+}
+
+/// A loop that keeps its pod for 60 s without a task, and has answered one.
+fn scaling() -> Driver {
+    let mut driver = at_work(TaskSettings {
+        idle_pod: Some(seconds(60)),
+        ..mode()
+    });
+    driver.answer(says("done"));
+    driver
+}
+
+#[test]
+fn a_loop_without_a_task_gives_its_pod_back_at_its_time_and_not_before() {
+    let mut driver = scaling();
+    let due = driver.now + seconds(60);
+    assert_eq!(driver.engine.scale_down_due(), Some(due));
+    driver.pass(seconds(59));
+    driver.feed(EngineInput::ScaleDown);
+    assert_eq!(driver.engine.view().outcome, None);
+    driver.take("b");
+    assert_eq!(driver.engine.scale_down_due(), None);
+    driver.answer(says("done"));
+    driver.pass(seconds(59));
+    driver.feed(EngineInput::ScaleDown);
+    assert_eq!(
+        driver.engine.view().outcome,
+        None,
+        "the time begins with the end of the last task"
+    );
+    driver.pass(seconds(1));
+    driver.feed(EngineInput::ScaleDown);
+    assert_eq!(driver.engine.view().outcome, Some(LoopOutcome::ScaledToZero));
+    assert!(driver.stopped && !driver.engine.accepts_tasks());
+    driver.take("c");
+    assert_eq!(
+        driver.tasks.waiting,
+        [],
+        "nothing is accepted by a pod that is about to go"
+    );
+    driver.restart(2);
+    assert_eq!(
+        (driver.state(), driver.engine.view().outcome),
+        (LoopState::Sleeping, None)
+    );
+    driver.take("c");
+    driver.answer(says("done"));
+    assert_eq!(driver.tasks.responses.len(), 3);
+}
+
+#[test]
+fn a_paused_loop_and_one_without_the_setting_keep_their_pods() {
+    let mut driver = scaling();
+    driver.feed(EngineInput::LinkLost);
+    driver.pass(seconds(600));
+    driver.feed(EngineInput::ScaleDown);
+    assert_eq!(driver.engine.view().outcome, None);
+    let mut driver = at_work(mode());
+    driver.answer(says("done"));
+    driver.pass(seconds(100_000));
+    driver.feed(EngineInput::ScaleDown);
+    assert_eq!(driver.engine.view().outcome, None);
 }
 
 /// A loop whose own task is done, and due again after 900 s.

@@ -3,6 +3,8 @@
 //! A receipt is sent once the task is on disk, so what a client is told outlives the pod. What the loop does with the task is
 //! up to the engine.
 
+use jiff::Timestamp;
+
 use super::LoopDriver;
 use crate::engine::EngineInput;
 use crate::engine::tasks::{TaskOffer, TaskOrigin};
@@ -10,6 +12,19 @@ use crate::link::task_requests::{RequestedTask, TaskAck, TaskReceipt};
 use crate::worker::journal::JournalError;
 
 impl LoopDriver<'_> {
+    /// When the loop gives its pod back. Responses are delivered first, and events that only this pod can receive keep it.
+    pub(super) fn scale_down_due(&self) -> Option<Timestamp> {
+        let needs_pod = self.stop.is_some() || self.responses.is_waiting() || self.sensors.needs_pod();
+        self.steps.scale_down_due().filter(|_| !needs_pod)
+    }
+
+    pub(super) fn check_scale_down(&mut self, now: Timestamp) -> Result<(), JournalError> {
+        if self.scale_down_due().is_some_and(|due| due <= now) {
+            self.feed(EngineInput::ScaleDown)?;
+        }
+        Ok(())
+    }
+
     /// Takes a task, unless its id is known.
     pub(super) fn take_task(&mut self, task: RequestedTask) -> Result<(), JournalError> {
         let RequestedTask { id, user, prompt, .. } = task;

@@ -184,6 +184,47 @@ async fn each_of_60_tasks_of_three_clients_is_answered_once_although_all_parts_a
 }
 
 #[tokio::test]
+async fn an_agent_without_tasks_has_no_pod_until_the_next_one_arrives() {
+    if !has("openssl") {
+        return;
+    }
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (received, to) = receiver(0).await;
+    let mut bench = Bench::new();
+    let responses = json!({ "http": { "url": format!("http://127.0.0.1:{to}/responses") } });
+    answering(
+        &bench,
+        &json!([{ "text": "done" }]),
+        &json!({ "responses": responses, "idlePodSeconds": 1 }),
+    );
+    let port = free_port().to_string();
+    let url = format!("http://127.0.0.1:{port}/");
+    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let gone = |turns: usize| {
+        move |line: &Value| line["outcome"] == "ScaledToZero" && line["state"] == "Stopped" && line["turn"] == turns
+    };
+    for n in 1..=3 {
+        run.until("a", "without a pod", gone(n - 1)).await;
+        let begun = Instant::now();
+        let status = sources::send(&url, &n.to_string(), &json!({ "n": n }).to_string(), KEY).await;
+        assert_eq!(status, 202);
+        until_accepted(&received, n).await;
+        println!("from zero to the response: {:?}", begun.elapsed());
+    }
+    run.until("a", "without a pod", gone(3)).await;
+    // A run that is started later leaves it without one.
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
+    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    assert_eq!(sources::send(&url, "4", &json!({ "n": 4 }).to_string(), KEY).await, 202);
+    until_accepted(&received, 4).await;
+    run.until("a", "without a pod", gone(4)).await;
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
+    assert_eq!(received.lock().unwrap().all.len(), 4);
+}
+
+#[tokio::test]
 async fn a_response_has_the_headers_of_the_secret_and_a_failure_goes_to_the_channel_of_errors() {
     if !has("openssl") {
         return;

@@ -198,6 +198,24 @@ fn of_tasks() -> Vec<Row> {
             vec![tasks(&json!({"minIntervalSeconds": 900}))],
         ),
         row(
+            "spec.task.idlePodSeconds and spec.task.minIntervalSeconds exclude each other",
+            vec![tasks(&json!({"prompt": "look", "idlePodSeconds": 60}))],
+            vec![tasks(
+                &json!({"prompt": "look", "idlePodSeconds": 60, "minIntervalSeconds": 900}),
+            )],
+        ),
+        row(
+            "spec.task.idlePodSeconds needs a volume that outlives the pod",
+            vec![with(
+                tasks(&json!({})),
+                &json!({"spec": {"storage": {"ephemeral": true}}}),
+            )],
+            vec![with(
+                tasks(&json!({"idlePodSeconds": 60})),
+                &json!({"spec": {"storage": {"ephemeral": true}}}),
+            )],
+        ),
+        row(
             "spec.continuous.heartbeat and spec.continuous.preCheck are supported in mode Continuous only",
             vec![with(scripted(), &heartbeat), tasks(&json!({}))],
             vec![with(tasks(&json!({})), &heartbeat)],
