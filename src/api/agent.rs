@@ -12,6 +12,7 @@ use super::bounds::{DNS_SUBDOMAIN, KEY};
 pub use super::goal::{AcceptanceCriterion, CommandCriterion, ConfidenceSpec, GoalSpec};
 pub use super::hot_state::{FieldType, HotField, HotStateSpec};
 use super::light_model;
+pub use super::memory::MemorySpec;
 pub use super::model::{
     ImageInput, ModelApi, ModelSpec, OutputLimitParameter, PromptCache, ReasoningEffort, ReasoningSpec, ToolCalling,
 };
@@ -209,6 +210,9 @@ pub struct AgentSpec {
     /// Typed fields with the present state of the outside world, shown to the model with each call.
     #[serde(default)]
     pub hot_state: HotStateSpec,
+    /// Notes that the agent keeps with the tool `memory`. Absent: the tool is not offered; notes that exist are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemorySpec>,
     /// Limits that are enforced outside the model.
     #[serde(default)]
     pub guardrails: GuardrailsSpec,

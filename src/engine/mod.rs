@@ -30,6 +30,7 @@ mod lifecycle;
 mod light_model;
 mod loop_detection;
 pub mod machine;
+mod memory;
 pub mod message;
 mod mode_requests;
 mod model_call;

@@ -11,6 +11,7 @@ use super::precheck;
 use super::resources::ResourceLimit;
 use agentloop_api::AgentSpec;
 use agentloop_api::agent::{AgentMode, ExhaustionPolicy, ImageInput, LoopDetection, ModelSpec};
+use agentloop_api::memory::MemorySpec;
 use agentloop_api::tools::WhilePending;
 use agentloop_support::hash::sha256_u64;
 use agentloop_support::json_schema;
@@ -124,6 +125,8 @@ pub struct EngineSettings {
     pub light_context_tokens: u32,
     /// Fields of the hot state.
     pub hot_state: Vec<FieldSchema>,
+    /// The most bytes of all notes of the tool `memory`; `None`: it is not offered.
+    pub memory_bytes: Option<usize>,
     /// The most bytes of one tool result.
     pub max_result_bytes: usize,
     /// Which images the model is shown; `None`: none.
@@ -229,6 +232,7 @@ impl TryFrom<&AgentSpec> for EngineSettings {
             light_output_tokens: spec.light_model.as_ref().map(ModelSpec::output_limit),
             light_context_tokens: spec.light_model.as_ref().map_or(0, |light| light.context_tokens),
             hot_state: spec.hot_state.fields.iter().map(FieldSchema::from).collect(),
+            memory_bytes: spec.memory.as_ref().map(MemorySpec::most_bytes),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
             image_input: spec.model.image_input,
             approval_timeout: SignedDuration::from_secs(spec.tools.approval.timeout_seconds.into()),

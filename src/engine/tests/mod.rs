@@ -31,6 +31,7 @@ mod lifecycle;
 mod light_model;
 mod limits;
 mod loops;
+mod memory;
 mod modes;
 mod notifications;
 mod offers;
@@ -100,6 +101,7 @@ fn settings() -> EngineSettings {
         light_context_tokens: 128_000,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
+        memory_bytes: None,
         image_input: None,
         approval_timeout: seconds(3600),
         defers_approvals: false,
