@@ -84,7 +84,7 @@ pub fn parse(arguments: &str) -> Result<NoteOperation, NoteRefusal> {
     match arguments.keys().next() {
         Some(name) => {
             let fix = format!("{operation} takes no such argument: leave it out");
-            Err(NoteRefusal::new(&first_chars(name, MAX_TOLD), fix))
+            Err(NoteRefusal::new(first_chars(name, MAX_TOLD), fix))
         }
         None => Ok(wanted),
     }

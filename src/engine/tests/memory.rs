@@ -296,7 +296,8 @@ fn a_note_that_is_too_long_for_a_result_is_viewed_in_parts() {
         max_result_bytes: 1024,
         ..remembering()
     });
-    let text: String = (0..400).map(|number| format!("{number} ä\n")).collect();
+    let lines: Vec<String> = (0..400).map(|number| format!("{number} ä\n")).collect();
+    let text = lines.concat();
     driver.memory(&write("long", &text));
     let (mut read, mut offset, mut parts) = (String::new(), 0, 0);
     while offset < text.len() {
