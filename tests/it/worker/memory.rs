@@ -26,7 +26,7 @@ async fn each_call_takes_effect_once_and_notes_outlast_killed_workers_and_their_
     );
     gateway.keep(
         "t1c2a1",
-        memory(&json!({"operation": "replace", "title": "plan", "old": "1", "new": "1+"})),
+        memory(&json!({"operation": "replace", "title": "plan", "old": ": 1", "new": ": 1+"})),
     );
     let worker = bench.worker(&gateway);
     gateway
@@ -41,9 +41,9 @@ async fn each_call_takes_effect_once_and_notes_outlast_killed_workers_and_their_
         .await;
     let (_, request) = log.calls.last().unwrap();
     let request = request["messages"].to_string();
-    let viewed = json!(format!("[note \"plan\", 16 bytes: 0 to 16, the end]\n{text}+")).to_string();
+    let viewed = json!(format!("[note \"plan\", 15 bytes: 0 to 15, the end]\n{text}+")).to_string();
     assert!(request.contains(viewed.trim_matches('"')), "{request}");
-    let listed = json!("Notes in `memory`, 20 of 1024 bytes:\n\"plan\": 16 bytes").to_string();
+    let listed = json!("Notes in `memory`, 19 of 1024 bytes:\n\"plan\": 15 bytes").to_string();
     assert!(request.contains(listed.trim_matches('"')), "{request}");
     let tools = log.calls[0].1["tools"].as_array().unwrap();
     let names: Vec<&Value> = tools.iter().map(|tool| &tool["function"]["name"]).collect();
