@@ -185,6 +185,7 @@ fn settings(context_tokens: u32) -> EngineSettings {
         actions_per_minute: 10,
         pre_check: None,
         hot_state: Vec::new(),
+        memory_bytes: None,
         max_result_bytes: 32 * 1024,
         image_input: None,
         approval_timeout: SignedDuration::from_hours(1),
