@@ -14,7 +14,8 @@ pub use super::hot_state::{FieldType, HotField, HotStateSpec};
 use super::light_model;
 pub use super::memory::MemorySpec;
 pub use super::model::{
-    ImageInput, ModelApi, ModelSpec, OutputLimitParameter, PromptCache, ReasoningEffort, ReasoningSpec, ToolCalling,
+    ImageInput, ModelApi, ModelSpec, OutputLimitParameter, PromptCache, ReasoningEffort, ReasoningSpec,
+    StructuredOutput, ToolCalling,
 };
 pub use super::pod::{AccessMode, AgentStorage, PodSettings, RetentionPolicy, UpdateStrategy};
 pub use super::rate_limit::{LimitedResource, RateLimit};

@@ -14,6 +14,7 @@
 #[macro_use]
 extern crate agentloop_texts;
 
+pub mod answer_schema;
 mod approvals;
 mod calls;
 mod context;
@@ -67,6 +68,7 @@ use serde::{Deserialize, Serialize};
 use agentloop_api::agent::LimitedResource;
 use agentloop_api::failure::CallFailure;
 use agentloop_api::usage_counts::{GuardrailTrip, LoopCounts};
+use answer_schema::AnswerSchema;
 use budget::BudgetState;
 use message::{Message, ModelAnswer, ToolDefinition};
 use sensor_events::SensedEvent;
@@ -206,6 +208,8 @@ pub enum EngineEffect {
         state: Option<String>,
         /// The tools offered; shared with the engine, since their schemas may be large.
         tools: Arc<[ToolDefinition]>,
+        /// What the answer must look like, if the spec says that the server can enforce it.
+        answer_schema: Option<Arc<AnswerSchema>>,
     },
     /// Run a tool, for at most this long; a run cut off by then has an unknown outcome. The engine decides how many run
     /// concurrently.

@@ -26,6 +26,7 @@ pub static REQUEST_LIMITS: TaskSettings = TaskSettings {
     max_tokens: 100_000,
     max_duration: SignedDuration::from_secs(300),
     response_schema: None,
+    answer_schema: None,
 };
 
 /// The result of a call of a tool of the mode, which are offered in each turn since the provider's prompt cache begins with

@@ -46,6 +46,7 @@ mod scoring;
 mod sensors;
 mod sleeping;
 mod stops;
+mod structured_output;
 mod tasks;
 mod texts;
 mod tool_failures;
@@ -73,7 +74,7 @@ use super::tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRun, ToolRunId, 
 use super::{
     CallId, CallPurpose, EngineEffect, EngineInput, GateAnswer, JournalRecord, KnownTotals, RecordKind, StopCause,
 };
-use agentloop_api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection};
+use agentloop_api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection, StructuredOutput};
 use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_api::status::{LoopState, PauseReason};
 
@@ -103,6 +104,8 @@ fn settings() -> EngineSettings {
         max_result_bytes: 32 * 1024,
         memory_bytes: None,
         image_input: None,
+        structured_output: StructuredOutput::Disabled,
+        light_structured_output: StructuredOutput::Disabled,
         approval_timeout: seconds(3600),
         defers_approvals: false,
         // Tests of other rules repeat the same text.
@@ -178,6 +181,7 @@ struct Driver {
     prompt: Vec<Arc<Message>>,
     purpose: CallPurpose,
     block: Option<String>,
+    answer_schema: Option<Arc<super::answer_schema::AnswerSchema>>,
     timer: Option<Timestamp>,
     acknowledged: Vec<CallId>,
     cancelled: Vec<CallId>,
@@ -223,6 +227,7 @@ impl Driver {
             prompt: Vec::new(),
             purpose: CallPurpose::Turn,
             block: None,
+            answer_schema: None,
             timer: None,
             acknowledged: Vec::new(),
             cancelled: Vec::new(),
@@ -322,7 +327,9 @@ impl Driver {
                     messages,
                     state,
                     tools,
+                    answer_schema,
                 } => {
+                    self.answer_schema.clone_from(answer_schema);
                     self.purpose = *purpose;
                     self.block.clone_from(state);
                     self.check_offer(tools);

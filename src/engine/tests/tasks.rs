@@ -54,6 +54,7 @@ fn mode() -> TaskSettings {
         max_tokens: 100_000,
         max_duration: seconds(300),
         response_schema: None,
+        answer_schema: None,
     }
 }
 

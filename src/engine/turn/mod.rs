@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use crate::answer_schema::AnswerSchema;
 use crate::calls::CallContent;
 use crate::context::{images, prompt, prompt_size};
 use crate::effects::{EffectBuffer, answer_line, journal_line, trip_line};
@@ -117,6 +118,8 @@ impl Engine {
         }
         let sent = prompt_size::messages_size(&messages, 0) + self.offer.toolbox().tokens();
         let sent = sent + state.as_deref().map_or(0, prompt_size::message_size);
+        let answer_schema = self.turn_schema();
+        let sent = sent + prompt_size::schema_size(answer_schema.as_deref());
         self.sent_prompt = Some(SentPrompt {
             tokens: sent + self.image_tokens(),
             has_images: images > 0,
@@ -125,7 +128,15 @@ impl Engine {
             messages,
             state,
             tools: self.offer.toolbox().offered(),
+            answer_schema,
         }
+    }
+
+    /// The schema of the answer that ends the turn under way, if the server is told one.
+    fn turn_schema(&self) -> Option<Arc<AnswerSchema>> {
+        let rules = self.turn_rules();
+        let is_response = rules.works_on_task && rules.is_of_mode && self.compaction().is_none();
+        self.settings.task().filter(|_| is_response)?.answer_schema.clone()
     }
 
     fn system_prompt(&self) -> String {
@@ -142,6 +153,7 @@ impl Engine {
         let state = self.state_block().map_or(0, |block| prompt_size::message_size(&block));
         prompt_size::message_size(&self.system_prompt())
             + self.offer.toolbox().tokens()
+            + prompt_size::schema_size(self.turn_schema().as_deref())
             + self.head_tokens()
             + state
             + self.image_tokens()

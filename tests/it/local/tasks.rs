@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::examples::{example, sender};
 use super::process::{Bench, agent, script};
 use super::sources;
+use crate::gateway::provider::{Act, Provider};
 use crate::support::clusters::has;
 use crate::support::ports::free_port;
 
@@ -277,4 +278,55 @@ async fn a_schema_that_cannot_be_used_is_named_and_nothing_is_started() {
     let mut run = bench.run(&[]);
     assert_eq!(run.ended().await.code(), Some(2));
     assert!(run.err().contains("spec.task.responseSchema"), "{}", run.err());
+}
+
+#[tokio::test]
+async fn the_schema_of_a_response_reaches_the_model_server_beside_the_tools_and_the_answer_is_validated() {
+    let provider = Provider::start().await;
+    let says = |text: &str| {
+        let message = json!({"role": "assistant", "content": text});
+        let usage = json!({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15});
+        let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
+        Act::json(200, &json!({"choices": [choice], "usage": usage}).to_string())
+    };
+    provider.will(says("It is bad."));
+    provider.will(says(r#"{"severity": "high"}"#));
+    let schema = json!({
+        "type": "object",
+        "properties": {"severity": {"type": "string", "enum": ["low", "high"]}},
+        "required": ["severity"],
+        "additionalProperties": false,
+    });
+    let spec = json!({
+        "mode": "Task",
+        "model": {
+            "api": "OpenAIChat", "name": "m", "baseURL": format!("http://{}/v1", provider.address), "stream": false,
+            "structuredOutput": "Always",
+        },
+        "task": {"prompt": "The shop is down.", "responseSchema": schema},
+    });
+    let mut bench = Bench::new();
+    bench.write("all.yaml", &[agent("a", &spec)]);
+    let mut run = bench.run(&[]);
+    provider.until_asked(2).await;
+    run.until("a", "the task completed", |line| {
+        line["state"] == "Sleeping" || line["outcome"] == "Completed"
+    })
+    .await;
+    run.interrupt().await;
+    let form = json!({"name": "response", "schema": schema, "strict": true});
+    let seen = provider.seen();
+    assert_eq!(
+        seen.len(),
+        2,
+        "the first answer has not the form, and no other follows the second"
+    );
+    for call in seen {
+        let body: Value = serde_json::from_str(&call.body).unwrap();
+        assert_eq!(
+            body["response_format"],
+            json!({"type": "json_schema", "json_schema": form})
+        );
+        assert_eq!(body["tools"][0]["function"]["name"], "finish");
+    }
 }

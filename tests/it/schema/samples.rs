@@ -351,6 +351,7 @@ fn models() -> Vec<Row> {
     rows.extend(wire_formats());
     rows.push(tool_calling());
     rows.extend(image_input());
+    rows.extend(structured_output());
     rows.extend(reasoning());
     rows.extend(prices());
     rows.extend([
@@ -647,6 +648,38 @@ fn image_input() -> Vec<Row> {
                 model(&shown(39_999, json!({}))),
                 model(&shown(3_999, json!({"maxImages": 20, "tokensPerImage": 100}))),
             ],
+        ),
+    ]
+}
+
+fn structured_output() -> Vec<Row> {
+    vec![
+        row(
+            "spec.model.structuredOutput is not supported with api Scripted",
+            vec![
+                model(&json!({"structuredOutput": "Always"})),
+                with(
+                    anthropic(),
+                    &json!({"spec": {"model": {"structuredOutput": "WithoutTools"}}}),
+                ),
+                with(
+                    scripted(),
+                    &json!({"spec": {"model": {"structuredOutput": "Disabled"}}}),
+                ),
+            ],
+            vec![with(
+                scripted(),
+                &json!({"spec": {"model": {"structuredOutput": "WithoutTools"}}}),
+            )],
+        ),
+        row(
+            "spec.model.structuredOutput Always is not supported with toolCalling Structured",
+            vec![model(
+                &json!({"structuredOutput": "WithoutTools", "toolCalling": "Structured"}),
+            )],
+            vec![model(
+                &json!({"structuredOutput": "Always", "toolCalling": "Structured"}),
+            )],
         ),
     ]
 }

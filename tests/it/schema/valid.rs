@@ -6,7 +6,7 @@ use agentloop::api::agent::{
     AccessMode, ActiveHoursSpec, Agent, AgentMode, AgentSpec, AgentStorage, BudgetRef, ContinuousSpec, DayOfWeek,
     DetectionMode, ExhaustionPolicy, FieldType, GoalSpec, GuardrailsSpec, HeartbeatSpec, HotField, HotStateSpec,
     KeyRef, LimitedResource, LoopDetection, LoopSpec, MemorySpec, ModelApi, ModelSpec, OutputLimitParameter,
-    PodSettings, PreCheckSpec, PromptCache, RateLimit, ReasoningEffort, ReasoningSpec, RetentionPolicy, SkillSpec,
+    PodSettings, PreCheckSpec, PromptCache, RateLimit, ReasoningEffort, ReasoningSpec, RetentionPolicy, SkillSpec, StructuredOutput,
     TextSource, ToolCalling, TotalLimits, UpdateStrategy, WorkspaceSpec,
 };
 use agentloop::api::price::{LongContextPrice, ModelPrice};
@@ -123,6 +123,7 @@ prop_compose! {
         parameter in any::<bool>(),
         price in option::of(price()),
         structured in any::<bool>(),
+        told in prop::sample::select(vec![StructuredOutput::Disabled, StructuredOutput::WithoutTools, StructuredOutput::Always]),
         reasons in prop::sample::select(vec![None, Some(false), Some(true)]),
         cached in prop::sample::select(vec![PromptCache::Auto, PromptCache::Disabled, PromptCache::OneHour]),
     ) -> ModelSpec {
@@ -163,6 +164,11 @@ prop_compose! {
             stream_idle_timeout_seconds: idle_share.min(timeout_seconds),
             scripted,
             image_input: None,
+            structured_output: match (api, told) {
+                (ModelApi::Scripted, _) => StructuredOutput::Disabled,
+                (ModelApi::OpenAIChat, StructuredOutput::Always) if structured => StructuredOutput::WithoutTools,
+                _ => told,
+            },
         }
     }
 }
