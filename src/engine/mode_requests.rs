@@ -202,7 +202,7 @@ impl Engine {
 
     /// A part of the check of a step is over: a guardrail that waited for the check may end the loop.
     fn end_after_check(&mut self, out: &mut EffectBuffer) {
-        let next = self.next_step(out.now);
+        let next = self.mode().next(&self.mode_context(out.now));
         self.end_by_guardrail(next, out);
     }
 
