@@ -146,12 +146,16 @@ impl LinkHandler for Generous {
         unreachable!("nobody answers gates here")
     }
 
-    async fn request_task(
+    async fn authorize_task(
         &self,
         _token: &str,
         _address: IpAddr,
-        _request: &TaskRequest,
-    ) -> Result<AcceptedTask, ClientRefusal> {
+        _agent: (&str, &str),
+    ) -> Result<String, ClientRefusal> {
+        unreachable!("nobody requests tasks here")
+    }
+
+    async fn request_task(&self, _user: &str, _request: &TaskRequest) -> Result<AcceptedTask, ClientRefusal> {
         unreachable!("nobody requests tasks here")
     }
 

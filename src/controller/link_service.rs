@@ -239,25 +239,31 @@ impl LinkHandler for ControllerLink {
             .await
     }
 
-    async fn request_task(
+    async fn authorize_task(
         &self,
         token: &str,
         address: IpAddr,
-        request: &TaskRequest,
-    ) -> Result<AcceptedTask, ClientRefusal> {
+        (namespace, name): (&str, &str),
+    ) -> Result<String, ClientRefusal> {
+        self.view()
+            .map_err(|refusal| event_subscriptions::unavailable(&refusal.message))?;
+        let agent = NamespacedName::new(namespace, name);
+        let action = ClientAction::RequestTasks;
+        self.access.check((token, address), &agent, action).await
+    }
+
+    async fn request_task(&self, user: &str, request: &TaskRequest) -> Result<AcceptedTask, ClientRefusal> {
         let agents = self
             .view()
             .map_err(|refusal| event_subscriptions::unavailable(&refusal.message))?;
         let agent = NamespacedName::new(&request.namespace, &request.name);
-        let action = ClientAction::RequestTasks;
-        let user = self.access.check((token, address), &agent, action).await?;
         let receiver = agents.reference(&agent).and_then(|reference| reference.uid);
         let receiver = receiver.ok_or_else(|| no_agent(&agent))?;
         let id = request.body.id.clone().map_or_else(random_id, Ok)?;
         let task = RequestedTask {
             receiver,
             id: format!("{ID_PREFIX}{id}"),
-            user,
+            user: user.to_owned(),
             prompt: request.body.prompt.clone(),
         };
         if self.starts_from_zero(agents, &agent) {

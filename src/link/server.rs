@@ -114,12 +114,18 @@ pub trait LinkHandler: Send + Sync + 'static {
         address: IpAddr,
         request: &GateAnswerRequest,
     ) -> impl Future<Output = Result<AnsweredGate, ClientRefusal>> + Send;
-    /// The holder of this token requests that an Agent works on a task, from `address`; returns once the task is on the
-    /// disk of its worker.
-    fn request_task(
+    /// The user who holds this token, if that user may request tasks of this Agent, from `address`. Asked before the body of
+    /// a request is read.
+    fn authorize_task(
         &self,
         token: &str,
         address: IpAddr,
+        agent: (&str, &str),
+    ) -> impl Future<Output = Result<String, ClientRefusal>> + Send;
+    /// This user requests that an Agent works on a task; returns once the task is on the disk of its worker.
+    fn request_task(
+        &self,
+        user: &str,
         request: &TaskRequest,
     ) -> impl Future<Output = Result<AcceptedTask, ClientRefusal>> + Send;
     /// Tasks that users request of the Agent of this pod, from now on.
@@ -325,7 +331,8 @@ async fn directives<L: LinkHandler>(State(server): State<LinkServer<L>>, caller:
             let deliveries =
                 ReceiverStream::new(deliveries).map(|delivery| Event::default().event("delivery").json_data(delivery));
             let tasks = ReceiverStream::new(tasks).map(|task| Event::default().event("task").json_data(task));
-            let events = with_end_marker(stream::select(deliveries, tasks));
+            // The stream ends with the first of them: another one of this pod has replaced it.
+            let events = stream::select(with_end_marker(deliveries), with_end_marker(tasks));
             sse_response(&server, stream::select(directives_stream(levels), events))
         }
         Err(refusal) => refuse(&*server.link, &refusal),

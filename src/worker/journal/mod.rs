@@ -56,7 +56,7 @@ const OWNER_KEY: &str = "owner";
 const VALUE: &str = "SELECT value FROM kv WHERE key = ?1";
 /// Format of the state that the tables hold as JSON: the snapshot, the messages and the Sensor records. Raise it with
 /// each change that an older agentloop cannot read, such as a new value of an enum.
-const FORMAT: i64 = 3;
+const FORMAT: i64 = 4;
 /// The live transcript of the main member.
 const TRANSCRIPT: &str = "SELECT json FROM messages WHERE live = 1 AND member = 0 ORDER BY id";
 

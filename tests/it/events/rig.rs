@@ -204,6 +204,11 @@ impl Rig {
         format!("https://{address}/v1/namespaces/{namespace}/agents/{name}/events{query}")
     }
 
+    /// What the model says, from the next start of the gateway on.
+    pub fn set_script(&self, script: &str) {
+        std::fs::write(self.path("script"), script).unwrap();
+    }
+
     pub fn tasks_url(&self, agent: &str) -> String {
         self.events_url(agent, "").replace("/events", "/tasks")
     }
