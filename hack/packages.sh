@@ -10,7 +10,7 @@ image="umoci:umoci"
 plane="openssl:openssl util-linux:flock"
 node="containerd:containerd runc:runc containernetworking-plugins:/usr/lib/cni/bridge iptables:iptables
   iproute2:ip mount:umount"
-test="prometheus:promtool busybox-static:busybox python3:python3 nodejs:node npm:npm curl:curl"
+test="prometheus:promtool postgresql:/usr/lib/postgresql busybox-static:busybox python3:python3 nodejs:node npm:npm curl:curl"
 bench="strace:strace"
 python="python3-venv:/var/lib/dpkg/info/python3-venv.list"
 

@@ -168,6 +168,7 @@ impl Gateway {
             tasks: Arc::new(agentloop::controller::task_relay::TaskRelay::new(Duration::from_secs(
                 1,
             ))),
+            history: None,
             metrics,
             events: EventSink::new().0,
             clock: Arc::new(Timestamp::now),

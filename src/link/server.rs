@@ -35,6 +35,7 @@ use super::deliveries::{
 };
 use super::events::{ClientRefusal, EventStream, EventsPage, EventsResponse, ReadRequest};
 use super::events_route;
+use super::history::{HistoryAck, HistoryBatch};
 use super::messages::{
     AttachRequest, AttachResponse, Directives, HEARTBEAT_SECONDS, LeaseRequest, LeaseResponse, OLDEST_PROTOCOL,
     PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode, common_protocol,
@@ -100,6 +101,12 @@ pub trait LinkHandler: Send + Sync + 'static {
         pod: &PodIdentity,
         page: EventsPage,
     ) -> impl Future<Output = Result<EventsResponse, PodRefusal>> + Send;
+    /// A pod uploads rows of its Agent's history; answered once they are stored.
+    fn history(
+        &self,
+        pod: &PodIdentity,
+        batch: HistoryBatch,
+    ) -> impl Future<Output = Result<HistoryAck, PodRefusal>> + Send;
     /// The holder of this token subscribes to an Agent's events, from `address`.
     fn read(
         &self,
@@ -206,6 +213,7 @@ fn router<L: LinkHandler>(link: Arc<L>, limits: LinkLimits, stop: CancellationTo
         .route("/v1/lease", post(lease::<L>))
         .route("/v1/directives", get(directives::<L>))
         .route("/v1/events", post(events::<L>))
+        .route("/v1/history", post(history::<L>))
         .route(
             "/v1/namespaces/{namespace}/agents/{name}/events",
             get(events_route::events::<L>),
@@ -349,6 +357,22 @@ async fn events<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: Lin
     };
     match answer.await {
         Ok(answer) => Json(answer).into_response(),
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
+}
+
+async fn history<L: LinkHandler>(
+    State(server): State<LinkServer<L>>,
+    caller: LinkCaller,
+    request: Request,
+) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
+        let batch = read(request, server.limits.read_timeout).await?;
+        server.link.history(&pod, batch).await
+    };
+    match answer.await {
+        Ok(stored) => Json(stored).into_response(),
         Err(refusal) => refuse(&*server.link, &refusal),
     }
 }
