@@ -94,6 +94,17 @@ fn count(rig: &Rig, series: &str) -> u64 {
 
 #[tokio::test]
 async fn the_loop_goes_on_without_the_database_and_every_row_is_there_once_when_it_is_back() {
+    outage(Duration::ZERO).await;
+}
+
+#[tokio::test]
+#[ignore = "takes more than a minute"]
+async fn a_minute_without_the_database_is_made_up_for() {
+    outage(Duration::from_mins(1)).await;
+}
+
+/// The database crashes in the middle of a run and stays away for this long, and at least for 40 turns.
+async fn outage(at_least: Duration) {
     let mut postgres = Postgres::start();
     let mut rig = Rig::with_history(Some(store(&postgres))).await;
     rig.start_pod();
@@ -105,10 +116,10 @@ async fn the_loop_goes_on_without_the_database_and_every_row_is_there_once_when_
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     postgres.crash();
-    let before = turn(&rig);
-    let deadline = Instant::now() + 2 * PATIENCE;
+    let (before, since) = (turn(&rig), Instant::now());
+    let deadline = since + at_least + 2 * PATIENCE;
     let unavailable = r#"agentloop_history_batches_total{result="unavailable"}"#;
-    while turn(&rig) < before + 40 || count(&rig, unavailable) < 2 {
+    while turn(&rig) < before + 40 || count(&rig, unavailable) < 2 || since.elapsed() < at_least {
         assert!(Instant::now() < deadline, "{} after {before}", turn(&rig));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -200,7 +200,7 @@ fn programs() -> PathBuf {
     let mut found: Vec<_> = versions.map(|version| version.path().join("bin")).collect();
     found.sort();
     let found = found.into_iter().rfind(|bin| bin.join("initdb").is_file());
-    found.expect("Postgres is not installed: run hack/packages.sh test")
+    found.expect("Postgres is not installed: run hack/packages.sh database")
 }
 
 /// Uid and gid of the user `postgres`.
