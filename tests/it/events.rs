@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod reader;
-mod tasks;
 pub mod rig;
+mod tasks;
 
 use agentloop::controller::pod_sessions::LivePod;
 use agentloop::link::events::{EventLine, EventsPage, EventsResponse, PAGE_LINES};
