@@ -300,6 +300,7 @@ fn authorized_session<'a>(
         })
 }
 
+#[must_use]
 pub fn receiver_away(message: &str) -> PodRefusal {
     PodRefusal {
         code: RefusalCode::Away,

@@ -205,7 +205,7 @@ mod tests {
 
     /// Submits a task whose worker answers with this.
     async fn answered(receipt: TaskReceipt) -> Result<AcceptedTask, ClientRefusal> {
-        let relay = TaskRelay::new(Duration::from_secs(60));
+        let relay = TaskRelay::new(Duration::from_mins(1));
         let mut gateway = relay.register_gateway(&agent("one"));
         let one = agent("one");
         let worker = async {
@@ -246,7 +246,7 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_gateway_and_after_its_replacement_a_request_is_refused_at_once() {
-        let relay = TaskRelay::new(Duration::from_secs(60));
+        let relay = TaskRelay::new(Duration::from_mins(1));
         let one = agent("one");
         let refusal = relay.submit(&one, task("a")).await.unwrap_err();
         assert!(refusal.message.contains("no connected pod"), "{}", refusal.message);
@@ -261,7 +261,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_waits_for_a_gateway_continues_once_it_is_connected_or_the_time_is_over() {
-        let relay = TaskRelay::new(Duration::from_secs(60));
+        let relay = TaskRelay::new(Duration::from_mins(1));
         let one = agent("one");
         let begun = tokio::time::Instant::now();
         relay
@@ -289,7 +289,7 @@ mod tests {
 
     #[tokio::test]
     async fn tasks_on_their_way_and_requests_that_wait_are_bounded() {
-        let relay = TaskRelay::new(Duration::from_secs(60));
+        let relay = TaskRelay::new(Duration::from_mins(1));
         let one = agent("one");
         let mut gateway = relay.register_gateway(&one);
         let mut waiting = Vec::new();

@@ -115,7 +115,7 @@ mod tests {
     async fn a_task_whose_client_was_refused_meanwhile_is_dropped() {
         let tasks = queue();
         tasks.put(task("old", "uid"));
-        tokio::time::sleep(Duration::from_secs(ACCEPT_SECONDS) - Duration::from_millis(1)).await;
+        tokio::time::sleep(Duration::from_millis(ACCEPT_SECONDS * 1000 - 1)).await;
         tasks.put(task("new", "uid"));
         tokio::time::sleep(Duration::from_millis(1)).await;
         let next = tasks.next(Duration::from_secs(1)).await;

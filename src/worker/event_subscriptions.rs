@@ -186,26 +186,6 @@ fn size(line: &EventLine) -> usize {
     texts.map(|text| json_bytes(text)).sum()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_size_of_a_line_is_that_of_its_json() {
-        let line = EventLine {
-            note: "\u{1}\"".repeat(10),
-            messages: vec!["\\".repeat(1000)],
-            ..EventLine::default()
-        };
-        let json = serde_json::to_string(&line).unwrap().len();
-        assert!(
-            (size(&line)..size(&line) + LINE_BYTES).contains(&json),
-            "{json} {}",
-            size(&line)
-        );
-    }
-}
-
 struct SubscriptionTask {
     reading: EventSubscription,
     gateway: GatewayClient,
@@ -250,5 +230,25 @@ impl SubscriptionTask {
         };
         self.asks.send(ask).await.ok()?;
         page.await.ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_line_is_that_of_its_json() {
+        let line = EventLine {
+            note: "\u{1}\"".repeat(10),
+            messages: vec!["\\".repeat(1000)],
+            ..EventLine::default()
+        };
+        let json = serde_json::to_string(&line).unwrap().len();
+        assert!(
+            (size(&line)..size(&line) + LINE_BYTES).contains(&json),
+            "{json} {}",
+            size(&line)
+        );
     }
 }

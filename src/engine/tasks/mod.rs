@@ -120,6 +120,7 @@ impl TaskLog {
     }
 
     /// Whether a turn of the mode that is due comes before the next request.
+    #[must_use]
     pub fn is_own_turn_first(&self) -> bool {
         self.own_turn_first
     }
