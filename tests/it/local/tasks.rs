@@ -206,11 +206,9 @@ async fn an_agent_without_tasks_has_no_pod_until_the_next_one_arrives() {
     };
     for n in 1..=3 {
         run.until("a", "without a pod", gone(n - 1)).await;
-        let begun = Instant::now();
         let status = sources::send(&url, &n.to_string(), &json!({ "n": n }).to_string(), KEY).await;
         assert_eq!(status, 202);
         until_accepted(&received, n).await;
-        println!("from zero to the response: {:?}", begun.elapsed());
     }
     run.until("a", "without a pod", gone(3)).await;
     // A run that is started later leaves it without one.
