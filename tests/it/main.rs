@@ -18,6 +18,7 @@ mod leftovers;
 mod link;
 mod local;
 mod metrics;
+mod plugin;
 mod recovery;
 mod rooms;
 mod schema;

@@ -65,6 +65,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "controller",
         ],
     ),
+    // A client of the API server and of the link, like any other.
+    ("plugin", &["api", "link", "support"]),
     (
         "cli",
         &[
@@ -80,6 +82,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "gateway",
             "controller",
             "local",
+            "plugin",
             "toolbox",
         ],
     ),
