@@ -2,7 +2,9 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod forward;
 mod link;
+mod program;
 mod rig;
 
 use agentloop::plugin::ExitStatus;

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use futures::FutureExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
@@ -90,9 +91,13 @@ async fn forward(mut stream: TcpStream, pods: &Api<Pod>, namespace: &str) -> Res
     let Some(mut remote) = forwarder.take_stream(port) else {
         return Err(format!("the port-forward to pod {name} has no stream"));
     };
+    let problem = forwarder.take_error(port);
     // A connection that ends is no failure of the port-forward: its user sees it.
     let _ = copy_bidirectional(&mut stream, &mut remote).await;
-    Ok(())
+    match problem.and_then(FutureExt::now_or_never).flatten() {
+        Some(problem) => Err(format!("the port-forward to pod {name} failed: {problem}")),
+        None => Ok(()),
+    }
 }
 
 /// Name of the pod that leads, and the port of the link in it.

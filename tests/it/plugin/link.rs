@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use super::rig::{NOW, Rig, TOKEN};
 
 /// A response to one request.
-enum Answer {
+pub enum Answer {
     /// A stream of these server-sent events, which then ends.
     Stream(Vec<(&'static str, i64, Value)>),
     /// A status with a JSON body.
@@ -27,10 +27,11 @@ enum Answer {
     Broken,
 }
 
-use Answer::{Broken, Json as Reply, Stream};
+pub use Answer::Stream;
+use Answer::{Broken, Json as Reply};
 
 #[derive(Clone, Default)]
-struct Controller {
+pub struct Controller {
     answers: Arc<Mutex<VecDeque<Answer>>>,
     /// Requests: path with query, and body.
     requests: Arc<Mutex<Vec<(String, Value)>>>,
@@ -70,7 +71,7 @@ impl Controller {
             .collect()
     }
 
-    fn tasks(&self) -> Vec<Value> {
+    pub fn tasks(&self) -> Vec<Value> {
         let requests = self.requests.lock().unwrap();
         requests
             .iter()
@@ -81,9 +82,9 @@ impl Controller {
 }
 
 /// A fake controller that gives these answers in order, and the plugin that reaches it.
-struct Fake {
-    controller: Controller,
-    rig: Rig,
+pub struct Fake {
+    pub controller: Controller,
+    pub rig: Rig,
     server: JoinHandle<()>,
 }
 
@@ -94,7 +95,7 @@ impl Drop for Fake {
 }
 
 impl Fake {
-    async fn start(answers: Vec<Answer>) -> Self {
+    pub async fn start(answers: Vec<Answer>) -> Self {
         let controller = Controller {
             answers: Arc::new(Mutex::new(answers.into())),
             ..Controller::default()
@@ -132,7 +133,7 @@ impl Fake {
     }
 }
 
-fn start(seq: i64) -> Answer {
+pub fn start(seq: i64) -> Answer {
     Stream(vec![("start", seq, json!({"seq": seq}))])
 }
 
@@ -144,7 +145,7 @@ fn event(name: &'static str, seq: i64, more: &Value) -> (&'static str, i64, Valu
     (name, seq, data)
 }
 
-fn accepted(state: &str) -> Answer {
+pub fn accepted(state: &str) -> Answer {
     Reply(202, json!({"id": "request-a", "state": state}))
 }
 
@@ -159,7 +160,7 @@ fn ended(seq: i64, response: &Value) -> (&'static str, i64, Value) {
     )
 }
 
-fn completed(seq: i64, result: &Value) -> (&'static str, i64, Value) {
+pub fn completed(seq: i64, result: &Value) -> (&'static str, i64, Value) {
     ended(
         seq,
         &json!({"outcome": "Completed", "result": result, "iterations": 2, "tokensUsed": 30}),

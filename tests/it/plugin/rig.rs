@@ -109,7 +109,7 @@ impl Rig {
         self.server.put("apps/deployments", deployment);
     }
 
-    /// Runs a command line; an argument in quotes is one word.
+    /// Runs a command line.
     pub async fn run(&self, line: &str) -> Done {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let status = self.run_on(line, &mut out, &mut err).await;
@@ -121,14 +121,7 @@ impl Rig {
     }
 
     async fn run_on(&self, line: &str, out: &mut Vec<u8>, err: &mut Vec<u8>) -> ExitStatus {
-        let quoted = line.split('"').enumerate();
-        let words = quoted.flat_map(|(index, part)| match index % 2 {
-            0 => part.split_whitespace().map(str::to_owned).collect(),
-            _ => vec![part.to_owned()],
-        });
-        let words = std::iter::once("kubectl-agentloop".to_owned()).chain(words);
-        let matches = agentloop::plugin::command().try_get_matches_from(words).unwrap();
-        let arguments = PluginArgs::from_arg_matches(&matches).unwrap();
+        let arguments = parse(line);
         let session = self.session().with_flags(&arguments.connection);
         let mut screen = Screen { out, err };
         match commands::execute(&session, arguments.command, &mut screen).await {
@@ -154,6 +147,18 @@ impl Rig {
             clock: Arc::new(|| NOW.parse().unwrap()),
         }
     }
+}
+
+/// The arguments of a command line; text in quotes is one word.
+pub fn parse(line: &str) -> PluginArgs {
+    let quoted = line.split('"').enumerate();
+    let words = quoted.flat_map(|(index, part)| match index % 2 {
+        0 => part.split_whitespace().map(str::to_owned).collect(),
+        _ => vec![part.to_owned()],
+    });
+    let words = std::iter::once("kubectl-agentloop".to_owned()).chain(words);
+    let matches = agentloop::plugin::command().try_get_matches_from(words).unwrap();
+    PluginArgs::from_arg_matches(&matches).unwrap()
 }
 
 /// A client of the API server that has doubles for what the server in memory does not serve.
