@@ -63,7 +63,8 @@ const USE: &str = "The plugin is the same static binary as everything else, unde
     ln -s agentloop ~/.local/bin/kubectl-agentloop            # kubectl agentloop status
     ln -s agentloop ~/.local/bin/kubectl_complete-agentloop   # completion of kubectl agentloop, by kubectl's own completion
 
-`agentloop kubectl status` does the same without a link. `kubectl agentloop check` tells whether the cluster can run Agents, and what you may
+`agentloop kubectl status` does the same without a link. For [Krew](https://krew.sigs.k8s.io), `hack/krew.sh` writes the archive and the manifest of a
+release. `kubectl agentloop check` tells whether the cluster can run Agents, and what you may
 do.
 
 The plugin has the rights of your kubeconfig, and does nothing that `kubectl` and the [API of the link](events.md#over-the-link) cannot do.

@@ -10,7 +10,7 @@ use kube::{Api, Client, Config};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::api::{Agent, AgentBudget, NamespacedName};
+use crate::api::{Agent, AgentBudget, GROUP, NamespacedName};
 
 use super::arguments::{ConnectionArgs, OutputFormat};
 use super::failure::{PluginError, is_not_found};
@@ -173,7 +173,15 @@ where
     };
     let found = api.list(&parameters).await;
     let mut found = found
-        .map_err(|error| PluginError::cluster(format!("list {plural}"), &error))?
+        .map_err(|error| {
+            if is_not_found(&error) {
+                PluginError::Refused(format!(
+                    "the cluster does not serve {plural}.{GROUP}: agentloop is not installed; see kubectl agentloop check"
+                ))
+            } else {
+                PluginError::cluster(format!("list {plural}"), &error)
+            }
+        })?
         .items;
     found.sort_by_cached_key(|object| NamespacedName::of_metadata(object.meta()));
     Ok(found)

@@ -118,7 +118,7 @@ pub(super) async fn cost(
             ));
         }
         Some(since) => {
-            // Budgets of the platform are in another namespace than the Agents.
+            // With -A, also those of the platform, which are in the namespace of the controller.
             let budgets = session.list_budgets().await?;
             costs::of_budgets((&agents, &budgets), by, (since, session.now()))
         }

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use crate::plugin::arguments::{ChatArgs, RunArgs};
 use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::link::{LinkFailure, TaskSubmission, UserLink};
+use crate::plugin::screens::printable;
 use crate::plugin::session::{PluginSession, Screen};
 use crate::plugin::tasks::task_run::Interrupt;
 use crate::plugin::tasks::{Conversation, TaskEnd, TaskRun};
@@ -38,7 +39,14 @@ pub(super) async fn run(
     match run.run(screen.err, interrupt.as_mut()).await {
         Ok(TaskEnd::Response(response)) => {
             if !session.print_data(&response, screen)? {
-                writeln!(screen.out, "{}", response.result_text())?;
+                let text = response.result_text();
+                // Byte for byte for programs.
+                let text = if io::stdout().is_terminal() {
+                    printable::lines(&text)
+                } else {
+                    text
+                };
+                writeln!(screen.out, "{text}")?;
             }
             if let Some(problem) = response.problem() {
                 writeln!(screen.err, "error: {problem}")?;
@@ -170,7 +178,7 @@ async fn converse(
                 }
                 let text = response.result_text();
                 if !text.is_empty() {
-                    writeln!(screen.out, "{text}")?;
+                    writeln!(screen.out, "{}", printable::lines(&text))?;
                     conversation.add(message, &text);
                 }
             }

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 
 use super::figures::duration;
+use super::printable::one_line;
 use crate::api::money::dollars;
 use crate::api::status::LoopUsage;
 use crate::link::events::EventLine;
@@ -49,7 +50,7 @@ impl EventPrinter {
         details.extend(Some(event.note.clone()).filter(|note| !note.is_empty()));
         details.extend(took);
         let text = format!("{time}  {turn:<6}  {name:<19}  {}", details.join("  "));
-        Some(printable(text.trim_end()))
+        Some(one_line(text.trim_end()))
     }
 
     /// How long the turn or the tool run took that this event ends.
@@ -116,11 +117,6 @@ fn all_tokens(usage: &LoopUsage) -> i64 {
 /// The columns of a line about usage.
 fn head(now: Timestamp) -> String {
     format!("{}  {:<6}  {:<19}  ", now.strftime("%Y-%m-%dT%H:%M:%SZ"), "", "usage")
-}
-
-/// Without control characters: names of tools and of servers come from others.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ pub mod costs;
 pub mod event_lines;
 pub mod explanation;
 pub mod figures;
+pub mod printable;
 pub mod status;
 pub mod table;
 pub mod turns;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::printable::one_line;
+
 /// Space between two columns.
 const GAP: &str = "   ";
 /// What a cell without a value shows.
@@ -51,12 +53,12 @@ impl fmt::Display for TextTable {
     }
 }
 
-/// A cell in one line and without control characters: part of the text comes from others.
+/// A cell in one line.
 fn shown(cell: &str) -> String {
     if cell.is_empty() {
         return NONE.into();
     }
-    cell.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    one_line(cell)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::api::NamespacedName;
 use crate::link::events::EventLine;
 use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::link::{EventCursor, FollowedEvents, LinkFailure, TaskReceipt, TaskSubmission, UserLink};
+use crate::plugin::screens::printable::one_line;
 
 /// Most attempts to request the task, when it is unknown whether an attempt arrived.
 const MAX_ATTEMPTS: u32 = 5;
@@ -75,7 +76,7 @@ impl TaskResponse {
         for part in [&self.reason, &self.error].into_iter().flatten() {
             let _ = write!(text, ": {part}");
         }
-        Some(text)
+        Some(one_line(&text))
     }
 }
 
@@ -236,7 +237,7 @@ impl TaskWatch {
             "tool:denied" if self.verbose && self.working => format!("denied {tool}: {}", event.note),
             _ => return None,
         };
-        Some(line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
+        Some(one_line(&line))
     }
 }
 

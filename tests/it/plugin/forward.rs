@@ -118,7 +118,7 @@ async fn bridge(stream: TcpStream, controller: SocketAddr) {
 }
 
 /// A controller with TLS, whose journal of each Agent has 7 lines that are too old to be kept.
-async fn controller(authority: &CertificateAuthority) -> (SocketAddr, JoinHandle<()>) {
+fn controller(authority: &CertificateAuthority) -> (SocketAddr, JoinHandle<()>) {
     let leaf = authority
         .sign(&["agentloop-link.agentloop-system.svc".into()], Timestamp::now())
         .unwrap();
@@ -162,7 +162,7 @@ async fn events(api: &Api) -> (ExitStatus, String) {
 async fn events_are_read_through_a_port_forward_to_the_leader_with_its_certificate() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let authority = CertificateAuthority::make(Timestamp::now()).unwrap();
-    let (address, serving) = controller(&authority).await;
+    let (address, serving) = controller(&authority);
     let api = Api::start(&authority.certificate, Some(address)).await;
     assert_eq!(events(&api).await, (ExitStatus::Success, String::new()));
     // A pod with another certificate is not the controller.

@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use futures::StreamExt;
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -21,14 +22,24 @@ use super::rig::{NOW, Rig, TOKEN};
 pub enum Answer {
     /// A stream of these server-sent events, which then ends.
     Stream(Vec<(&'static str, i64, Value)>),
+    /// A stream of these events that stays open.
+    OpenStream(Vec<(&'static str, i64, Value)>),
     /// A status with a JSON body.
     Json(u16, Value),
     /// The connection breaks before a response.
     Broken,
 }
 
-pub use Answer::Stream;
 use Answer::{Broken, Json as Reply};
+pub use Answer::{OpenStream, Stream};
+
+/// Server-sent events after a comment, as the controller's heartbeats are.
+fn sse(events: Vec<(&'static str, i64, Value)>) -> String {
+    let lines = events
+        .into_iter()
+        .map(|(name, id, data)| format!("event: {name}\nid: {id}\ndata: {data}\n\n"));
+    format!(": alive\n\n{}", lines.collect::<String>())
+}
 
 #[derive(Clone, Default)]
 pub struct Controller {
@@ -48,11 +59,10 @@ impl Controller {
             .pop_front()
             .expect("an answer for each request")
         {
-            Stream(events) => {
-                let lines = events
-                    .into_iter()
-                    .map(|(name, id, data)| format!("event: {name}\nid: {id}\ndata: {data}\n\n"));
-                Response::new(Body::from(format!(": alive\n\n{}", lines.collect::<String>())))
+            Stream(events) => Response::new(Body::from(sse(events))),
+            OpenStream(events) => {
+                let first = futures::stream::iter([Ok::<_, std::io::Error>(Bytes::from(sse(events)))]);
+                Response::new(Body::from_stream(first.chain(futures::stream::pending())))
             }
             Reply(status, body) => (StatusCode::from_u16(status).unwrap(), Json(body)).into_response(),
             Broken => {

@@ -6,12 +6,12 @@ use std::process::{Output, Stdio};
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 
-use super::link::{Answer, Fake, Stream, accepted, completed, start};
+use super::link::{Answer, Fake, OpenStream, Stream, accepted, completed, start};
 use super::rig::TOKEN;
 
 /// A fake cluster with a kubeconfig, and the program under the name that kubectl runs.
@@ -48,9 +48,8 @@ impl Program {
         Self { fake, dir, server }
     }
 
-    /// Runs the program of that name with this input.
-    async fn run(&self, name: &str, arguments: &[&str], input: &str) -> Output {
-        let mut child = Command::new(self.dir.path().join(name))
+    fn spawn(&self, name: &str, arguments: &[&str]) -> Child {
+        Command::new(self.dir.path().join(name))
             .args(arguments)
             .env("KUBECONFIG", self.dir.path().join("config"))
             .stdin(Stdio::piped())
@@ -58,7 +57,12 @@ impl Program {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .unwrap();
+            .unwrap()
+    }
+
+    /// Runs the program of that name with this input.
+    async fn run(&self, name: &str, arguments: &[&str], input: &str) -> Output {
+        let mut child = self.spawn(name, arguments);
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(input.as_bytes()).await.unwrap();
         drop(stdin);
@@ -150,4 +154,23 @@ async fn a_prompt_may_come_from_standard_input() {
     let done = program.run("kubectl-agentloop", &arguments, "Two\nlines\n").await;
     assert_eq!((done.status.code(), text(&done.stdout)), (Some(0), "done\n".into()));
     assert_eq!(program.fake.controller.tasks()[0]["prompt"], "Two\nlines\n");
+}
+
+#[tokio::test]
+async fn an_interrupted_run_says_how_to_wait_for_the_task_again() {
+    let program = Program::start(vec![start(0), accepted("Accepted"), OpenStream(Vec::new())]).await;
+    let link = program.fake.rig.link.clone();
+    let arguments = ["run", "helper", "-p", "x", "-v", "--id", "once", "--link-url", &link];
+    let mut child = program.spawn("kubectl-agentloop", &arguments);
+    let mut err = BufReader::new(child.stderr.take().unwrap());
+    let mut first = String::new();
+    err.read_line(&mut first).await.unwrap();
+    assert_eq!(first, "request-a: Accepted\n");
+    let id = child.id().unwrap().to_string();
+    let signalled = Command::new("kill").args(["-INT", &id]).status().await.unwrap();
+    assert!(signalled.success());
+    let mut rest = String::new();
+    err.read_to_string(&mut rest).await.unwrap();
+    assert!(rest.contains("kubectl agentloop run helper --id once"), "{rest}");
+    assert_eq!(child.wait().await.unwrap().code(), Some(3));
 }

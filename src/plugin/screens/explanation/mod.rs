@@ -9,8 +9,10 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Serialize;
+use strum::IntoEnumIterator;
 
 use super::figures::{age, moment};
+use super::printable::one_line;
 use crate::api::agent::AgentMode;
 use crate::api::condition::{self, ConditionType};
 use crate::api::pause::PauseReason;
@@ -125,10 +127,10 @@ fn pause_message(reason: PauseReason, conditions: &[Condition]) -> String {
     let found = shown.and_then(|type_| condition::find(conditions, type_));
     // `ModelAvailable` is False while it applies, the others are True.
     let applies = |found: &&Condition| (found.status == "True") != (shown == Some(ConditionType::ModelAvailable));
-    found
-        .filter(applies)
-        .map(|found| found.message.clone())
-        .unwrap_or_default()
+    let is_of_another =
+        |found: &&Condition| PauseReason::iter().any(|other| other != reason && other.as_ref() == found.reason);
+    let found = found.filter(|found| applies(found) && !is_of_another(found));
+    found.map(|found| found.message.clone()).unwrap_or_default()
 }
 
 fn ended_message(outcome: LoopOutcome, conditions: &[Condition]) -> String {
@@ -245,11 +247,6 @@ impl Explanation {
         }
         text
     }
-}
-
-/// Without control characters: parts of messages come from other servers.
-fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]

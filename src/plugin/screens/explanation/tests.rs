@@ -2,7 +2,6 @@
 
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
-use strum::IntoEnumIterator;
 
 use super::*;
 
@@ -205,4 +204,21 @@ fn a_time_that_has_passed_is_no_time_at_which_the_loop_continues() {
     let at = |at: &str| of(&agent(&json!({"loop": {"state": "Sleeping", "resumesAt": at}})), now()).resumes_at;
     assert_eq!(at(NOW), None);
     assert!(at("2026-11-22T14:00:01Z").is_some());
+}
+
+#[test]
+fn a_condition_that_shows_one_pause_does_not_explain_another() {
+    let mut status = paused(
+        "BudgetExhausted",
+        &condition(
+            "BudgetExhausted",
+            "True",
+            "BudgetExhausted",
+            "budget team-a has no room",
+        ),
+    );
+    status["loop"]["reasons"] = json!(["BudgetExhausted", "TokensPerHour"]);
+    let causes = of(&agent(&status), now()).causes;
+    let messages: Vec<&str> = causes.iter().map(|cause| cause.message.as_str()).collect();
+    assert_eq!(messages, ["budget team-a has no room", ""]);
 }
