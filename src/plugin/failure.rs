@@ -59,6 +59,7 @@ impl ExitStatus {
 }
 
 /// Why a command fails.
+#[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(thiserror::Error, Debug)]
 pub enum PluginError {
     /// The request cannot be fulfilled as it was made; the message says why.

@@ -86,3 +86,6 @@ impl PluginArgs {
         })
     }
 }
+
+#[cfg(test)]
+mod text_tests;
