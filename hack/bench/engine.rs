@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use agentloop::api::agent::{ExhaustionPolicy, LoopDetection};
+use agentloop::api::agent::{ExhaustionPolicy, LoopDetection, StructuredOutput};
 use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{FinishReason, ModelAnswer, ToolCall};
@@ -185,8 +185,11 @@ fn settings(context_tokens: u32) -> EngineSettings {
         actions_per_minute: 10,
         pre_check: None,
         hot_state: Vec::new(),
+        memory_bytes: None,
         max_result_bytes: 32 * 1024,
         image_input: None,
+        structured_output: StructuredOutput::Disabled,
+        light_structured_output: StructuredOutput::Disabled,
         approval_timeout: SignedDuration::from_hours(1),
         defers_approvals: false,
         // They are called again and again.

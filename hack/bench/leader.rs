@@ -10,6 +10,7 @@ use agentloop::api::amount::Amount;
 use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::task_relay::TaskRelay;
 use agentloop::link::answers::{AnsweredGate, GateAnswerRequest};
 use agentloop::link::deliveries::{
     DELIVERY_SECONDS, Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
@@ -20,6 +21,7 @@ use agentloop::link::messages::{
     LoopTotals, PROTOCOL, PodRefusal, PodReport,
 };
 use agentloop::link::server::{LinkHandler, LinkLimits, PodIdentity, PodKind, serve};
+use agentloop::link::task_requests::{ACCEPT_SECONDS, AcceptedTask, RelayedTaskAck, RequestedTask, TaskRequest};
 use axum_server::tls_rustls::RustlsConfig;
 use jiff::Timestamp;
 use tokio::net::TcpListener;
@@ -66,6 +68,7 @@ pub fn start(terms: BudgetTerms, sensor: Option<SensorDirectives>) -> (Leader, W
         let link = Arc::new(Generous {
             directives,
             relay,
+            tasks: TaskRelay::new(Duration::from_secs(ACCEPT_SECONDS)),
             arrived,
         });
         serve(listener, tls, link, LinkLimits::default(), CancellationToken::new())
@@ -82,6 +85,7 @@ pub fn start(terms: BudgetTerms, sensor: Option<SensorDirectives>) -> (Leader, W
 struct Generous {
     directives: watch::Sender<Directives>,
     relay: DeliveryRelay,
+    tasks: TaskRelay,
     arrived: mpsc::UnboundedSender<(Instant, i64)>,
 }
 
@@ -140,6 +144,24 @@ impl LinkHandler for Generous {
         _request: &GateAnswerRequest,
     ) -> Result<AnsweredGate, ClientRefusal> {
         unreachable!("nobody answers gates here")
+    }
+
+    async fn request_task(
+        &self,
+        _token: &str,
+        _address: IpAddr,
+        _request: &TaskRequest,
+    ) -> Result<AcceptedTask, ClientRefusal> {
+        unreachable!("nobody requests tasks here")
+    }
+
+    fn requested_tasks(&self, _pod: &PodIdentity, _epoch: i64) -> Result<mpsc::Receiver<RequestedTask>, PodRefusal> {
+        Ok(self.tasks.register_gateway(&agent()))
+    }
+
+    fn task_acknowledged(&self, _pod: &PodIdentity, ack: RelayedTaskAck) -> Result<(), PodRefusal> {
+        self.tasks.acknowledged(&agent(), &ack.ack);
+        Ok(())
     }
 
     async fn read(&self, _token: &str, _address: IpAddr, _request: &ReadRequest) -> Result<EventStream, ClientRefusal> {

@@ -12,8 +12,10 @@ use super::bounds::{DNS_SUBDOMAIN, KEY};
 pub use super::goal::{AcceptanceCriterion, CommandCriterion, ConfidenceSpec, GoalSpec};
 pub use super::hot_state::{FieldType, HotField, HotStateSpec};
 use super::light_model;
+pub use super::memory::MemorySpec;
 pub use super::model::{
-    ImageInput, ModelApi, ModelSpec, OutputLimitParameter, PromptCache, ReasoningEffort, ReasoningSpec, ToolCalling,
+    ImageInput, ModelApi, ModelSpec, OutputLimitParameter, PromptCache, ReasoningEffort, ReasoningSpec,
+    StructuredOutput, ToolCalling,
 };
 pub use super::pod::{AccessMode, AgentStorage, PodSettings, RetentionPolicy, UpdateStrategy};
 pub use super::rate_limit::{LimitedResource, RateLimit};
@@ -123,6 +125,15 @@ pub use super::workspace::WorkspaceSpec;
     )
 )]
 #[x_kube(
+    validation = Rule::new("!has(self.task) || !has(self.task.minIntervalSeconds) || has(self.task.prompt)").message(
+        "spec.task.minIntervalSeconds repeats spec.task.prompt: set the prompt, or remove the interval"
+    ),
+    validation = Rule::new("!has(self.task) || !has(self.task.idlePodSeconds) || !has(self.task.minIntervalSeconds)").message(
+        "spec.task.idlePodSeconds and spec.task.minIntervalSeconds exclude each other: nothing would start the pod for the interval"
+    ),
+    validation = Rule::new("!has(self.task) || !has(self.task.idlePodSeconds) || !self.storage.ephemeral").message(
+        "spec.task.idlePodSeconds needs a volume that outlives the pod: set spec.storage.ephemeral to false"
+    ),
     validation = Rule::new("!has(self.task) || self.mode == 'Task'").message(
         "spec.task is supported in mode Task only: set spec.mode to Task, or remove spec.task"
     ),
@@ -200,6 +211,9 @@ pub struct AgentSpec {
     /// Typed fields with the present state of the outside world, shown to the model with each call.
     #[serde(default)]
     pub hot_state: HotStateSpec,
+    /// Notes that the agent keeps with the tool `memory`. Absent: the tool is not offered; notes that exist are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemorySpec>,
     /// Limits that are enforced outside the model.
     #[serde(default)]
     pub guardrails: GuardrailsSpec,

@@ -19,6 +19,7 @@ pub mod failure;
 pub mod goal;
 pub mod hot_state;
 mod light_model;
+pub mod memory;
 mod model;
 pub mod money;
 mod namespaced_name;

@@ -60,6 +60,26 @@ pub enum ToolCalling {
     Structured,
 }
 
+/// Which requests carry the JSON schema of their answer.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StructuredOutput {
+    /// None: what an answer must look like is said in words only.
+    #[default]
+    Disabled,
+    /// Those without tools: questions of the runtime that are answered with one JSON object.
+    WithoutTools,
+    /// Also those with tools.
+    Always,
+}
+
+impl StructuredOutput {
+    /// Whether no request carries a schema.
+    #[must_use]
+    pub fn is_disabled(&self) -> bool {
+        *self == Self::Disabled
+    }
+}
+
 /// How much a model reasons before an answer.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningEffort {
@@ -223,6 +243,12 @@ impl Default for ImageInput {
     validation = Rule::new("!has(self.imageInput) || self.imageInput.maxImages * self.imageInput.tokensPerImage * 2 <= self.contextTokens").message(
         "spec.model.imageInput: maxImages (default 4) times tokensPerImage (default 5000) must not exceed half of spec.model.contextTokens: lower one of them"
     ),
+    validation = Rule::new("!has(self.structuredOutput) || self.structuredOutput == 'Disabled' || self.api != 'Scripted'").message(
+        "spec.model.structuredOutput is not supported with api Scripted: remove it"
+    ),
+    validation = Rule::new("!has(self.structuredOutput) || self.structuredOutput != 'Always' || self.toolCalling == 'Native'").message(
+        "spec.model.structuredOutput Always is not supported with toolCalling Structured, whose requests with tools carry a schema of their own: set WithoutTools"
+    ),
     validation = Rule::new("self.streamIdleTimeoutSeconds <= self.timeoutSeconds").message(
         "spec.model.streamIdleTimeoutSeconds (default 60) must not exceed spec.model.timeoutSeconds (default 300): lower the first or raise the second"
     )
@@ -321,6 +347,14 @@ pub struct ModelSpec {
     /// answer is a JSON object of a schema that is sent as `response_format`.
     #[serde(default)]
     pub tool_calling: ToolCalling,
+    /// Which requests carry the JSON schema that their answer must match, so that the server enforces it
+    /// (`response_format` with `OpenAIChat`, `text.format` with `OpenAIResponses`, `output_config.format` with
+    /// `AnthropicMessages`). `Disabled`, the default: none, since servers without the feature reject it.
+    /// `WithoutTools`: questions of the runtime, such as pre-checks, scores, and judges of a goal. `Always`: also the
+    /// calls of a task with `spec.task.responseSchema`, which have tools; only for servers that still let the model call
+    /// tools then. Answers are validated in any case.
+    #[serde(default, skip_serializing_if = "StructuredOutput::is_disabled")]
+    pub structured_output: StructuredOutput,
     /// Shows the model the newest images of tool results, for models that take images: PNG and JPEG, at most 1 MiB each.
     /// Absent: images are only named in words. An empty object: shown, with the default limits. Prompts of `lightModel`
     /// contain no tool results, so it has no effect there.

@@ -200,6 +200,8 @@ pub enum LoopOutcome {
     Failed,
     /// A loop in mode `Goal` needed an approval to continue, which was denied or not given in time.
     Escalated,
+    /// A loop in mode `Task` had no task for `task.idlePodSeconds`. The next one starts it again.
+    ScaledToZero,
 }
 
 /// State of a loop.

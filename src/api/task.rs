@@ -12,11 +12,22 @@ use super::tools::SecretRef;
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TaskSpec {
-    /// A task that runs once for each version of the spec, at most 32,768 characters. `suspend` does not count as a
+    /// A task of the agent's own, at most 32,768 characters. It is worked on once for each version of the spec, or again and
+    /// again with `minIntervalSeconds`. `suspend` does not count as a
     /// change. Absent: the agent is purely reactive and waits for the tasks of Sensors.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32768))]
     pub prompt: Option<String>,
+    /// If set, `prompt` is a task again whenever no other task waits and so many seconds have passed since the last one of it
+    /// ended, 1 to 31,536,000. Absent: it is worked on once for each version of the spec.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 31_536_000))]
+    pub min_interval_seconds: Option<u32>,
+    /// If set, an Agent without a task gives its pod back after so many seconds, 1 to 86,400. The next task of a Sensor with
+    /// its own pod, or of a user, creates a pod again. Absent: the pod stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86_400))]
+    pub idle_pod_seconds: Option<u32>,
     /// Maximum number of model calls for one task, 1 to 1,000. At the limit the task ends with outcome `LimitReached`
     /// and reason `MaxIterations`. `guardrails.maxCallsPerTurn` applies as well. Defaults to 10.
     #[schemars(range(min = 1, max = 1000))]
@@ -91,6 +102,8 @@ impl Default for TaskSpec {
     fn default() -> Self {
         Self {
             prompt: None,
+            min_interval_seconds: None,
+            idle_pod_seconds: None,
             max_iterations: 10,
             max_tokens: 100_000,
             max_duration_seconds: 300,
@@ -107,7 +120,8 @@ pub const MOST_RECENT: usize = 10;
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Activation {
-    /// Id of the task: that of the event of a Sensor, or `spec-` with a hash of the spec and a number.
+    /// Id of the task: that of the event of a Sensor, `spec-` with a hash of the spec and a number, or `request-` with the id
+    /// that the client gave.
     #[schemars(length(max = 253))]
     pub id: String,
     /// Where the task came from.
@@ -151,6 +165,8 @@ pub enum TaskKind {
     Spec,
     /// An event of a Sensor.
     Sensor,
+    /// A request to the API of the controller.
+    Request,
 }
 
 /// How a task ended.

@@ -301,7 +301,7 @@ pub struct ToolServer {
     pub trusted: bool,
     /// Names of the only tools of this server that are offered to the model, as the server names them, at most 128.
     /// Absent or empty: all of them. List only the tools that the Agent needs: each offered tool costs tokens in every
-    /// call, and a tool that is not offered cannot be called. An Agent is offered at most 127 tools in total.
+    /// call, and a tool that is not offered cannot be called. An Agent is offered at most 125 tools in total.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), extend("x-kubernetes-list-type" = "set", "items" = {
         "type": "string",

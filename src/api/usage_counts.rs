@@ -57,7 +57,7 @@ impl GuardrailTrip {
     pub const fn of_outcome(outcome: LoopOutcome) -> Option<Self> {
         match outcome {
             LoopOutcome::Idle => Some(Self::IdleTimeout),
-            LoopOutcome::Completed | LoopOutcome::Failed | LoopOutcome::Escalated => None,
+            LoopOutcome::Completed | LoopOutcome::Failed | LoopOutcome::Escalated | LoopOutcome::ScaledToZero => None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Decides who may read an Agent's events and answer its gates: a TokenReview identifies the user, a
+//! Decides who may read an Agent's events, answer its gates and request tasks: a TokenReview identifies the user, a
 //! `SubjectAccessReview` checks the permission.
 //!
 //! Accepts any token with the audience of the API server. Caches nothing: a subscription is long, answers are rare, and a
@@ -34,6 +34,8 @@ pub enum ClientAction {
     ReadMessages,
     /// Answer its gates.
     Approve,
+    /// Request that it works on tasks.
+    RequestTasks,
 }
 
 impl ClientAction {
@@ -41,6 +43,7 @@ impl ClientAction {
         match self {
             Self::ReadEvents | Self::ReadMessages => "get",
             Self::Approve => "approve",
+            Self::RequestTasks => "create",
         }
     }
 
@@ -49,12 +52,17 @@ impl ClientAction {
             Self::ReadEvents => Some("events"),
             Self::ReadMessages => Some("messages"),
             Self::Approve => None,
+            Self::RequestTasks => Some("tasks"),
         }
     }
 
     /// The refusal of a user who lacks the permission.
     fn denial(self, user: &str, agent: &NamespacedName) -> String {
         match self.subresource() {
+            Some("tasks") => format!(
+                "{user} may not create agents/tasks of Agent {agent}; if the chart sets rbac.aggregate, the roles edit and admin \
+                 grant it"
+            ),
             Some(subresource) => format!(
                 "{user} may not get agents/{subresource} of Agent {agent}; if the chart sets rbac.aggregate, \
                  the roles view, edit and admin grant agents/events, and edit and admin grant agents/messages"

@@ -214,6 +214,16 @@ impl DeliveryRelay {
         }
     }
 
+    /// The receiver of this delivery, if it is one.
+    #[must_use]
+    pub fn receiver(&self, pod: &PodIdentity, deliver: &DeliveryRequest) -> Option<NamespacedName> {
+        let mut table = self.lock();
+        let directives = authorized_session(&mut table, pod).ok()?.directives.borrow();
+        let mut receivers = directives.receivers.iter().flatten();
+        let receiver = receivers.find(|receiver| receiver.uid == deliver.receiver)?;
+        Some(NamespacedName::new(&pod.namespace, &receiver.name))
+    }
+
     fn forward(
         &self,
         pod: &PodIdentity,
@@ -290,7 +300,7 @@ fn authorized_session<'a>(
         })
 }
 
-fn receiver_away(message: &str) -> PodRefusal {
+pub fn receiver_away(message: &str) -> PodRefusal {
     PodRefusal {
         code: RefusalCode::Away,
         message: message.into(),

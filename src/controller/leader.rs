@@ -29,9 +29,11 @@ use super::reconcile_metrics::MetricsObserver;
 use super::runtime::events::{publish, recorder};
 use super::runtime::{EventSink, GRACE, ReconcileMetrics, WallClock};
 use super::sensor::{self, SensorRegistry};
+use super::task_relay::TaskRelay;
 use crate::api::NamespacedName;
 use crate::link::deliveries::DELIVERY_SECONDS;
 use crate::link::server::{self, LinkLimits};
+use crate::link::task_requests::ACCEPT_SECONDS;
 use crate::telemetry::budget_collector::BudgetCollector;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
@@ -238,6 +240,7 @@ impl Leader {
             answers: GateAnswerRecorder::new(self.client.clone()),
             loops: loops.clone(),
             relay,
+            tasks: Arc::new(TaskRelay::new(Duration::from_secs(ACCEPT_SECONDS))),
             agents: agents.clone(),
             budgets: budgets.clone(),
             metrics: self.metrics.clone(),

@@ -14,12 +14,13 @@ use tokio::time::{Instant, sleep};
 use super::access::{ClientAction, ClientAuthorizer};
 use super::agent::{self, AgentsView};
 use super::budget::BudgetLedger;
-use super::delivery_relay::DeliveryRelay;
+use super::delivery_relay::{DeliveryRelay, receiver_away};
 use super::event_subscriptions::{self, PageOutcome};
 use super::gate_answers::GateAnswerRecorder;
 use super::identity::PodAuthenticator;
 use super::pod_sessions::{LivePod, PodSessions};
 use super::runtime::{EventSink, WallClock};
+use super::task_relay::{TaskRelay, random_id};
 use crate::api::NamespacedName;
 use crate::ledger::account::LeaseHolder;
 use crate::link::answers::{AnsweredGate, GateAnswerRequest};
@@ -32,10 +33,13 @@ use crate::link::messages::{
     RefusalCode,
 };
 use crate::link::server::{LinkHandler, PodIdentity};
+use crate::link::task_requests::{AcceptedTask, ID_PREFIX, RelayedTaskAck, RequestedTask, TaskRequest};
 use crate::telemetry::metrics::Metrics;
 
 /// How long a page of events waits for a slow reader, and how often it checks for room.
 const ROOM_WAIT: Duration = Duration::from_secs(5);
+/// How long a request waits for the pod of an Agent that was scaled to zero.
+const START_WAIT: Duration = Duration::from_secs(20);
 const ROOM_LOOK: Duration = Duration::from_millis(100);
 
 pub struct ControllerLink {
@@ -49,6 +53,8 @@ pub struct ControllerLink {
     pub loops: Arc<PodSessions>,
     /// Relays the events of sensor pods.
     pub relay: Arc<DeliveryRelay>,
+    /// Relays the tasks of users.
+    pub tasks: Arc<TaskRelay>,
     /// The Agents, once the caches are filled. Until then, every request is refused with a retryable code.
     pub agents: Arc<OnceLock<AgentsView>>,
     /// The [`BudgetLedger`].
@@ -79,6 +85,16 @@ impl ControllerLink {
             code: RefusalCode::Unknown,
             message: format!("Agent {agent} does not exist"),
         })
+    }
+
+    /// Requests the pod of an Agent that was scaled to zero. Whether it has none, or one that is about to go.
+    fn starts_from_zero(&self, agents: &AgentsView, agent: &NamespacedName) -> bool {
+        let is_going = self.loops.reports_scaled_to_zero(agent);
+        let is_gone = agents.is_scaled_to_zero(agent) && !self.tasks.is_connected(agent);
+        if is_going || is_gone {
+            self.loops.want_pod(agent);
+        }
+        is_going || is_gone
     }
 
     fn view(&self) -> Result<&AgentsView, PodRefusal> {
@@ -223,6 +239,47 @@ impl LinkHandler for ControllerLink {
             .await
     }
 
+    async fn request_task(
+        &self,
+        token: &str,
+        address: IpAddr,
+        request: &TaskRequest,
+    ) -> Result<AcceptedTask, ClientRefusal> {
+        let agents = self
+            .view()
+            .map_err(|refusal| event_subscriptions::unavailable(&refusal.message))?;
+        let agent = NamespacedName::new(&request.namespace, &request.name);
+        let action = ClientAction::RequestTasks;
+        let user = self.access.check((token, address), &agent, action).await?;
+        let receiver = agents.reference(&agent).and_then(|reference| reference.uid);
+        let receiver = receiver.ok_or_else(|| no_agent(&agent))?;
+        let id = request.body.id.clone().map_or_else(random_id, Ok)?;
+        let task = RequestedTask {
+            receiver,
+            id: format!("{ID_PREFIX}{id}"),
+            user,
+            prompt: request.body.prompt.clone(),
+        };
+        if self.starts_from_zero(agents, &agent) {
+            let is_there = || self.tasks.is_connected(&agent) && !self.loops.reports_scaled_to_zero(&agent);
+            self.tasks.until_connected(START_WAIT, is_there).await;
+        }
+        self.tasks.submit(&agent, task).await
+    }
+
+    fn requested_tasks(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<RequestedTask>, PodRefusal> {
+        self.attach_pod(pod, epoch)?;
+        Ok(self.tasks.register_gateway(&self.agent_of(pod)?))
+    }
+
+    fn task_acknowledged(&self, pod: &PodIdentity, ack: RelayedTaskAck) -> Result<(), PodRefusal> {
+        let agent = self.agent_of(pod)?;
+        self.loops
+            .record_contact(&agent, &live_pod(pod, ack.epoch), (self.clock)())?;
+        self.tasks.acknowledged(&agent, &ack.ack);
+        Ok(())
+    }
+
     fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, PodRefusal> {
         self.attach_pod(pod, epoch)?;
         Ok(self.relay.register_gateway(&self.agent_of(pod)?))
@@ -245,6 +302,12 @@ impl LinkHandler for ControllerLink {
     }
 
     async fn deliver(&self, pod: &PodIdentity, deliver: DeliveryRequest) -> Result<DeliveryAck, PodRefusal> {
+        let receiver = self.relay.receiver(pod, &deliver);
+        if receiver.is_some_and(|agent| self.view().is_ok_and(|agents| self.starts_from_zero(agents, &agent))) {
+            return Err(receiver_away(
+                "the receiver has no task and no pod; its pod is started; retry",
+            ));
+        }
         self.relay.deliver(pod, deliver).await
     }
 

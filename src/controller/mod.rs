@@ -28,5 +28,6 @@ pub mod reconcile_metrics;
 mod review_limiter;
 pub mod runtime;
 pub mod sensor;
+pub mod task_relay;
 #[cfg(test)]
 mod text_tests;

@@ -4,7 +4,7 @@
 //! no other; each report with changes triggers a reconcile of its Agent. After a restart the table is empty until the
 //! gateways have attached again, and the status must keep its values until then.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
@@ -14,6 +14,7 @@ use super::event_subscriptions::{
     EventSubscriptions, PageOutcome, PageReceiver, READINGS_OF_ALL, READINGS_OF_ONE, too_many, unavailable,
 };
 use crate::api::NamespacedName;
+use crate::api::status::LoopOutcome;
 use crate::link::events::{ClientRefusal, EventSubscription, EventsPage};
 use crate::link::messages::{BudgetTerms, Directives, LoopTotals, PodRefusal, PodReport, RefusalCode};
 use crate::link::sensor_messages::SensorTerms;
@@ -56,6 +57,8 @@ struct SessionTable {
     lost_leases: HashMap<NamespacedName, i64>,
     /// The Sensors that run in each Agent's pod, whether it has one or not.
     sensors: HashMap<NamespacedName, Vec<SensorTerms>>,
+    /// Agents without a pod for which something has arrived.
+    wanted: HashSet<NamespacedName>,
     /// The events that can wake each Agent's loop, whether it has a pod or not.
     wake_events: HashMap<NamespacedName, Vec<String>>,
 }
@@ -111,6 +114,7 @@ impl PodSessions {
                     readings: EventSubscriptions::default(),
                 };
                 table.entries.insert(agent.clone(), entry);
+                table.wanted.remove(agent);
             }
         }
     }
@@ -176,6 +180,30 @@ impl PodSessions {
         let mut table = self.lock();
         table.entries.remove(agent);
         table.lost_leases.remove(agent);
+    }
+
+    /// Something has arrived for an Agent that was scaled to zero: the reconciler creates its pod. Lost with this process;
+    /// the sender repeats what it has.
+    pub fn want_pod(&self, agent: &NamespacedName) {
+        if self.lock().wanted.insert(agent.clone()) {
+            // Fails only during shutdown.
+            let _ = self.changed.send(agent.clone());
+        }
+    }
+
+    /// Whether the last report of the pod that has the session says that the loop has ended for want of tasks.
+    #[must_use]
+    pub fn reports_scaled_to_zero(&self, agent: &NamespacedName) -> bool {
+        let table = self.lock();
+        let report = table.entries.get(agent).and_then(|entry| entry.last_report.as_ref());
+        let outcome = report.and_then(|last| last.report.loop_.as_ref()?.outcome);
+        outcome == Some(LoopOutcome::ScaledToZero)
+    }
+
+    /// Whether something waits for the pod of an Agent.
+    #[must_use]
+    pub fn is_wanted(&self, agent: &NamespacedName) -> bool {
+        self.lock().wanted.contains(agent)
     }
 
     /// The last report of a pod other than `pod_uid` that still has the session, with that pod. `None` for `pod_uid`:

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::answer_schema::AnswerSchema;
 use super::effects::{EffectBuffer, call_line};
 use super::machine::Engine;
 use super::message::{Message, ModelAnswer, ToolDefinition};
@@ -13,6 +14,7 @@ use super::model_call::{CallStep, CallTask, FailedAttempt};
 use super::modes::ModeQuestion;
 use super::pauses::budget;
 use super::{CallId, CallPurpose, EngineEffect, RecordKind};
+use crate::context::prompt_size;
 use agentloop_api::agent::LimitedResource;
 use agentloop_api::failure::{CallFailure, FailureKind};
 
@@ -22,15 +24,18 @@ pub struct CallContent {
     /// The state block, after the messages.
     pub state: Option<String>,
     pub tools: Arc<[ToolDefinition]>,
+    /// What the answer must look like.
+    pub answer_schema: Option<Arc<AnswerSchema>>,
 }
 
 impl CallContent {
     /// A question, whose answer calls no tools.
-    fn question(messages: [Message; 2]) -> Self {
+    fn question(messages: [Message; 2], answer_schema: Option<Arc<AnswerSchema>>) -> Self {
         Self {
             messages: messages.map(Arc::new).into(),
             state: None,
             tools: Arc::from([]),
+            answer_schema,
         }
     }
 }
@@ -74,23 +79,33 @@ impl Engine {
         };
         self.in_flight = true;
         let purpose = self.call_purpose();
-        let CallContent { messages, state, tools } = self.call_content();
+        let CallContent {
+            messages,
+            state,
+            tools,
+            answer_schema,
+        } = self.call_content();
         out.push(EngineEffect::CallModel {
             call,
             purpose,
             messages,
             state,
             tools,
+            answer_schema,
         });
     }
 
     fn call_content(&mut self) -> CallContent {
+        let schema = self.settings.question_schema(self.call_purpose());
         match self.state.call.task() {
-            Some(CallTask::PreCheck([text, data]) | CallTask::Question(_, [text, data])) => CallContent::question([
-                Message::System { text: text.clone() },
-                Message::User { text: data.clone() },
-            ]),
-            Some(CallTask::Score) => CallContent::question(self.state.scoring.messages(&self.settings)),
+            Some(CallTask::PreCheck([text, data]) | CallTask::Question(_, [text, data])) => {
+                let messages = [
+                    Message::System { text: text.clone() },
+                    Message::User { text: data.clone() },
+                ];
+                CallContent::question(messages, schema)
+            }
+            Some(CallTask::Score) => CallContent::question(self.state.scoring.messages(&self.settings), schema),
             Some(CallTask::Turn | CallTask::Summary(_)) | None => self.turn_content(),
         }
     }
@@ -114,7 +129,7 @@ impl Engine {
         }
         self.ask_mode(out.now, |mode, _| mode.call_answered(answer.cost));
         // Usage that the server does not report counts as the largest possible call, so that rate limits hold.
-        let tokens = answer.tokens.unwrap_or_else(|| self.largest_use(&task));
+        let tokens = answer.tokens.unwrap_or_else(|| self.largest_use(&task, purpose));
         self.count_use(LimitedResource::LLMTokens, tokens, out);
         if let (CallTask::Turn | CallTask::Summary(_), Some(turn)) = (&task, &mut self.state.turn) {
             turn.count_usage(answer.tokens, tokens, answer.cost.unwrap_or(0));
@@ -132,13 +147,15 @@ impl Engine {
     }
 
     /// Estimated tokens of the largest possible call for this task.
-    fn largest_use(&self, task: &CallTask) -> u64 {
-        match task {
-            CallTask::Turn | CallTask::Summary(_) => self.largest_call(),
+    fn largest_use(&self, task: &CallTask, purpose: CallPurpose) -> u64 {
+        let question = match task {
+            CallTask::Turn | CallTask::Summary(_) => return self.largest_call(),
             CallTask::PreCheck(question) => self.largest_pre_check(question),
             CallTask::Score => self.state.scoring.largest_use(&self.settings),
             CallTask::Question(_, question) => self.largest_question(question),
-        }
+        };
+        let schema = self.settings.question_schema(purpose);
+        question.saturating_add(prompt_size::schema_size(schema.as_deref()))
     }
 
     pub(super) fn handle_call_failure(&mut self, call: CallId, failure: CallFailure, out: &mut EffectBuffer) {

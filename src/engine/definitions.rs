@@ -216,10 +216,10 @@ impl Engine {
     /// The tools of the sources have changed. Never journalled.
     pub(crate) fn tools_listed(&mut self, tools: Vec<ToolSpec>, silent: Vec<String>) {
         let withheld = self.state.definitions.withheld(&tools);
-        let mode_tools = self.mode().tools(&self.settings, self.offer.wake_events());
+        let own_tools = self.own_tools(self.offer.wake_events());
         let in_turn = self.state.turn.is_some();
         let listed = ToolList { tools, silent };
-        self.offer.tools_changed(listed, withheld, mode_tools, in_turn);
+        self.offer.tools_changed(listed, withheld, own_tools, in_turn);
         self.definitions_settled = false;
     }
 
@@ -347,9 +347,9 @@ impl Engine {
     /// Offers what the pins allow: now, or from the next turn on.
     fn withhold(&mut self) {
         let withheld = self.state.definitions.withheld(&self.offer.listed().tools);
-        let mode_tools = self.mode().tools(&self.settings, self.offer.wake_events());
+        let own_tools = self.own_tools(self.offer.wake_events());
         let in_turn = self.state.turn.is_some();
-        self.offer.withheld_changed(withheld, mode_tools, in_turn);
+        self.offer.withheld_changed(withheld, own_tools, in_turn);
     }
 
     /// The open gates for definitions, by server.

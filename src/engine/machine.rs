@@ -18,7 +18,7 @@ use super::pauses::{self, budget::BudgetState};
 use super::snapshot::{CauseKind, ChosenSleep};
 use super::tasks::TaskQueue;
 use super::tool::ToolRunId;
-use super::tools::offer::ToolOffer;
+use super::tools::offer::{self, ToolOffer};
 use super::turn::Turn;
 use super::turn::kind::{TurnKind, TurnRules};
 use super::{
@@ -85,7 +85,7 @@ impl Engine {
             mode: snapshot.mode.in_mode(&settings.mode),
             ..snapshot
         };
-        let mode_tools = snapshot.mode.mode().tools(&settings, None);
+        let own_tools = offer::own_tools(snapshot.mode.mode(), &settings, None);
         Self {
             hot: HotState::new(settings.hot_state.clone()),
             instructions: String::new(),
@@ -95,7 +95,7 @@ impl Engine {
             in_flight: false,
             sent_prompt: None,
             agent: String::new(),
-            offer: ToolOffer::new(mode_tools),
+            offer: ToolOffer::new(own_tools),
             definitions_settled: true,
             tasks: TaskQueue::default(),
             settings,
@@ -134,9 +134,9 @@ impl Engine {
             return Vec::new();
         }
         if let EngineInput::WakeEventsChanged { names } = input {
-            let mode_tools = self.mode().tools(&self.settings, Some(&names));
+            let own_tools = self.own_tools(Some(&names));
             let in_turn = self.state.turn.is_some();
-            self.offer.wake_events_changed(names, mode_tools, in_turn);
+            self.offer.wake_events_changed(names, own_tools, in_turn);
             return Vec::new();
         }
         let mut out = EffectBuffer::new(now);
@@ -178,7 +178,8 @@ impl Engine {
             EngineInput::Sensed(event) => self.receive_event(event, out),
             EngineInput::Score(question) => self.request_score(question, out),
             EngineInput::ScoreTaken { id } => self.acknowledge_score(&id),
-            EngineInput::TaskOffered(offer) => self.receive_task(offer, out),
+            EngineInput::TaskOffered(offer) => self.accept_task(offer, out),
+            EngineInput::ScaleDown => self.scale_down(out),
             EngineInput::SensorFailed { sensor } => self.sensor_failed(&sensor, out),
             EngineInput::ResourceUsed { resource, amount } => self.count_use(resource, amount, out),
             EngineInput::ToolFinished {
@@ -321,6 +322,7 @@ impl Engine {
             self.recheck_rate_limits(out);
             self.end_sleep_if_over(out);
             self.note_transition(out);
+            self.repeat_own_task(out);
             self.advance_deferred(out);
             self.end_overdue_task(out);
             self.run_due_step(out);
@@ -419,6 +421,7 @@ impl Engine {
             .chain(due)
             .chain(gates)
             .chain(task)
+            .chain(self.own_task_due())
             .min()
     }
 

@@ -14,6 +14,7 @@
 #[macro_use]
 extern crate agentloop_texts;
 
+pub mod answer_schema;
 mod approvals;
 mod calls;
 mod context;
@@ -30,6 +31,7 @@ mod lifecycle;
 mod light_model;
 mod loop_detection;
 pub mod machine;
+mod memory;
 pub mod message;
 mod mode_requests;
 mod model_call;
@@ -66,6 +68,7 @@ use serde::{Deserialize, Serialize};
 use agentloop_api::agent::LimitedResource;
 use agentloop_api::failure::CallFailure;
 use agentloop_api::usage_counts::{GuardrailTrip, LoopCounts};
+use answer_schema::AnswerSchema;
 use budget::BudgetState;
 use message::{Message, ModelAnswer, ToolDefinition};
 use sensor_events::SensedEvent;
@@ -117,9 +120,11 @@ pub enum EngineInput {
     },
     /// A complete event of a Sensor. Always journalled while the loop runs, see [`machine::Engine::accepts_input`].
     Sensed(SensedEvent),
-    /// A task. Fed until its acceptance is journalled; a repetition is ignored as long as the task is not over. Always
-    /// accepted in mode Task; [`machine::Engine::accepts_tasks`] says whether there is room.
+    /// A task. Fed until its acceptance is journalled; a repetition is ignored as long as the task is not over.
+    /// [`machine::Engine::accepts_tasks`] says whether there is room.
     TaskOffered(TaskOffer),
+    /// Nothing outside the loop needs the pod: it ends if [`machine::Engine::scale_down_due`] says so.
+    ScaleDown,
     /// A Sensor fails: it no longer receives or understands events. Fed once per outage.
     SensorFailed { sensor: String },
     /// A signal of a Sensor's event needs a score. Repeat it until [`machine::Engine::score_outcome`] has the outcome.
@@ -203,6 +208,8 @@ pub enum EngineEffect {
         state: Option<String>,
         /// The tools offered; shared with the engine, since their schemas may be large.
         tools: Arc<[ToolDefinition]>,
+        /// What the answer must look like, if the spec says that the server can enforce it.
+        answer_schema: Option<Arc<AnswerSchema>>,
     },
     /// Run a tool, for at most this long; a run cut off by then has an unknown outcome. The engine decides how many run
     /// concurrently.

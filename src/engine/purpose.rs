@@ -22,6 +22,8 @@ pub enum CallPurpose {
     Turn,
     /// A call of a heartbeat.
     Heartbeat,
+    /// A call of a turn that answers a request beside the agent's own work.
+    Chat,
     /// A summary of old turns, which replaces them in the prompt.
     Compaction,
     /// A pre-check: whether a turn is worth it.
@@ -39,7 +41,7 @@ impl CallPurpose {
     #[must_use]
     pub fn uses_light_model(self) -> bool {
         match self {
-            Self::Turn | Self::Compaction | Self::Heartbeat | Self::Judge | Self::Confidence => false,
+            Self::Turn | Self::Compaction | Self::Heartbeat | Self::Chat | Self::Judge | Self::Confidence => false,
             Self::Precheck | Self::Signal => true,
         }
     }

@@ -155,7 +155,8 @@ impl From<char> for Symbol {
     }
 }
 
-fn is_invisible(character: char) -> bool {
+/// Whether a character is invisible, although it may count as a letter.
+pub fn is_invisible(character: char) -> bool {
     INVISIBLE.iter().any(|range| range.contains(&u32::from(character)))
 }
 

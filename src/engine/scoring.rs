@@ -221,7 +221,7 @@ impl ScoreQuestion {
             without_marks(&self.data)
         );
         let text = [HEAD, self.prompt.trim(), TAIL].join("\n");
-        let data = settings.for_light_model(&data, text.len());
+        let data = settings.for_light_model(CallPurpose::Signal, &data, text.len());
         [Message::System { text }, Message::User { text: data }]
     }
 

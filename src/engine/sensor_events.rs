@@ -86,7 +86,7 @@ impl Engine {
                     origin: TaskOrigin::Sensor(event.sensor.clone()),
                     prompt: notice.text,
                 };
-                self.receive_task(offer, out);
+                self.accept_task(offer, out);
                 continue;
             }
             let notification = Notification {

@@ -1,8 +1,12 @@
 //! The engine's settings, taken from a spec.
 
+use std::sync::Arc;
+
 use jiff::SignedDuration;
 use serde_json::Value;
 
+use super::CallPurpose;
+use super::answer_schema::AnswerSchema;
 use super::guardrails::active_hours::{ActiveHours, ActiveHoursError};
 use super::hot_state::FieldSchema;
 use super::modes::continuous::heartbeat::HeartbeatSettings;
@@ -10,7 +14,8 @@ use super::modes::goal::GoalSettings;
 use super::precheck;
 use super::resources::ResourceLimit;
 use agentloop_api::AgentSpec;
-use agentloop_api::agent::{AgentMode, ExhaustionPolicy, ImageInput, LoopDetection, ModelSpec};
+use agentloop_api::agent::{AgentMode, ExhaustionPolicy, ImageInput, LoopDetection, ModelSpec, StructuredOutput};
+use agentloop_api::memory::MemorySpec;
 use agentloop_api::tools::WhilePending;
 use agentloop_support::hash::sha256_u64;
 use agentloop_support::json_schema;
@@ -32,6 +37,10 @@ pub enum ModeSettings {
 pub struct TaskSettings {
     /// The task of the spec itself.
     pub prompt: Option<String>,
+    /// The time after which it is a task again; `None`: never.
+    pub min_interval: Option<SignedDuration>,
+    /// How long a loop without a task keeps its pod; `None`: for ever.
+    pub idle_pod: Option<SignedDuration>,
     /// The most model calls.
     pub max_iterations: u32,
     /// Tokens from which on no further call is made.
@@ -40,6 +49,8 @@ pub struct TaskSettings {
     pub max_duration: SignedDuration,
     /// The JSON schema of the response; `None`: any text.
     pub response_schema: Option<Value>,
+    /// The same, as the server is told; `None`: it is not told.
+    pub answer_schema: Option<Arc<AnswerSchema>>,
 }
 
 impl TryFrom<&AgentSpec> for ModeSettings {
@@ -58,8 +69,17 @@ impl TryFrom<&AgentSpec> for ModeSettings {
                 if let Some(schema) = &response_schema {
                     json_schema::check(schema).map_err(SettingsError::ResponseSchema)?;
                 }
+                let is_told = spec.model.structured_output == StructuredOutput::Always;
+                let told = response_schema.as_ref().filter(|_| is_told);
                 Ok(Self::Task(TaskSettings {
+                    answer_schema: told
+                        .and_then(|schema| AnswerSchema::new("response", schema))
+                        .map(Arc::new),
                     prompt: task.prompt,
+                    min_interval: task
+                        .min_interval_seconds
+                        .map(|interval| SignedDuration::from_secs(interval.into())),
+                    idle_pod: task.idle_pod_seconds.map(|idle| SignedDuration::from_secs(idle.into())),
                     max_iterations: task.max_iterations,
                     max_tokens: task.max_tokens,
                     max_duration: SignedDuration::from_secs(task.max_duration_seconds.into()),
@@ -116,10 +136,16 @@ pub struct EngineSettings {
     pub light_context_tokens: u32,
     /// Fields of the hot state.
     pub hot_state: Vec<FieldSchema>,
+    /// The most bytes of all notes of the tool `memory`; `None`: it is not offered.
+    pub memory_bytes: Option<usize>,
     /// The most bytes of one tool result.
     pub max_result_bytes: usize,
     /// Which images the model is shown; `None`: none.
     pub image_input: Option<ImageInput>,
+    /// Which calls to the model tell the server what the answer must look like.
+    pub structured_output: StructuredOutput,
+    /// The same of the light model.
+    pub light_structured_output: StructuredOutput,
     /// Time in which a person must approve a tool call.
     pub approval_timeout: SignedDuration,
     /// Whether the loop goes on while a call waits for an approval.
@@ -140,19 +166,31 @@ impl EngineSettings {
         }
     }
 
+    /// The schema of the answer to a question without tools, if its server is told one.
+    pub(super) fn question_schema(&self, purpose: CallPurpose) -> Option<Arc<AnswerSchema>> {
+        let told = if purpose.uses_light_model() {
+            self.light_structured_output
+        } else {
+            self.structured_output
+        };
+        AnswerSchema::of_question(purpose).filter(|_| !told.is_disabled())
+    }
+
     /// The limit of actions per minute.
     pub(super) fn actions(&self) -> ResourceLimit {
         ResourceLimit::of_actions_per_minute(self.actions_per_minute)
     }
 
-    /// Truncates data for the light model, so that it fits into the context window beside so many bytes of
-    /// instructions. How that model counts is unknown: two bytes count as a token, which is safe.
-    pub(super) fn for_light_model(&self, data: &str, words: usize) -> String {
+    /// Truncates data for a question to the light model, so that it fits into the context window beside so many bytes of
+    /// instructions and the schema of the answer. How that model counts is unknown: two bytes count as a token, which is
+    /// safe.
+    pub(super) fn for_light_model(&self, purpose: CallPurpose, data: &str, words: usize) -> String {
         let tokens = self
             .light_context_tokens
             .saturating_sub(self.light_output_tokens.unwrap_or_default());
         let room = usize::try_from(u64::from(tokens) * 2).unwrap_or(usize::MAX);
-        let most = room.saturating_sub(words);
+        let schema = self.question_schema(purpose).map_or(0, |schema| schema.bytes());
+        let most = room.saturating_sub(words).saturating_sub(schema);
         if data.len() <= most {
             return data.to_owned();
         }
@@ -221,8 +259,14 @@ impl TryFrom<&AgentSpec> for EngineSettings {
             light_output_tokens: spec.light_model.as_ref().map(ModelSpec::output_limit),
             light_context_tokens: spec.light_model.as_ref().map_or(0, |light| light.context_tokens),
             hot_state: spec.hot_state.fields.iter().map(FieldSchema::from).collect(),
+            memory_bytes: spec.memory.as_ref().map(MemorySpec::most_bytes),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
             image_input: spec.model.image_input,
+            structured_output: spec.model.structured_output,
+            light_structured_output: spec
+                .light_model
+                .as_ref()
+                .map_or(StructuredOutput::Disabled, |light| light.structured_output),
             approval_timeout: SignedDuration::from_secs(spec.tools.approval.timeout_seconds.into()),
             defers_approvals: spec.tools.approval.while_pending == WhilePending::Continue
                 && spec.mode != AgentMode::Task,

@@ -17,6 +17,7 @@ use super::hot_state::HotStateRefresh;
 use super::lifecycle::Lifecycle;
 use super::light_model::LightModelOutage;
 use super::loop_detection::LoopDetector;
+use super::memory::notes::MemoryNotes;
 use super::mode_requests::ModeRequests;
 use super::model_call::CallSlot;
 use super::modes::ModeState;
@@ -87,6 +88,9 @@ pub struct EngineSnapshot {
     /// The task under way, and the last ones.
     #[serde(skip_serializing_if = "TaskLog::is_empty")]
     pub(super) tasks: TaskLog,
+    /// The notes of the tool `memory`.
+    #[serde(skip_serializing_if = "MemoryNotes::is_empty")]
+    pub(super) memory: MemoryNotes,
     /// What the loop's mode keeps between turns.
     #[serde(flatten)]
     pub(super) mode: ModeState,

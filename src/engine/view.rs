@@ -165,7 +165,7 @@ impl Engine {
     fn resumes_at(&self, state: LoopState) -> Option<Timestamp> {
         match state {
             LoopState::Paused => self.state.reasons.last_end(),
-            LoopState::Sleeping => self.mode().sleep().map(ChosenSleep::ends),
+            LoopState::Sleeping => self.mode().sleep().map(ChosenSleep::ends).or(self.own_task_due()),
             LoopState::Starting | LoopState::Running | LoopState::Stopping | LoopState::Stopped => None,
         }
     }

@@ -16,6 +16,7 @@ mod mcp_proxy;
 mod model_field;
 mod redaction;
 mod request;
+mod requested_tasks;
 mod server;
 mod shutdown_retry;
 mod store;
@@ -39,6 +40,7 @@ use self::deliveries::DeliveryQueue;
 use self::link_state::LinkState;
 use self::mcp_proxy::McpProxy;
 use self::model_field::ModelField;
+use self::requested_tasks::RequestedTasks;
 use self::server::GatewayState;
 use self::store::{CallStore, ModelNames};
 use self::uplink::GatewayUplink;
@@ -122,6 +124,11 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         &options.config.uid,
         options.config.epoch,
     ));
+    let tasks = Arc::new(RequestedTasks::new(
+        Arc::clone(&client),
+        &options.config.uid,
+        options.config.epoch,
+    ));
     let loop_report = watch::Sender::new(None);
     let link = (Arc::clone(&client), options.config.epoch);
     let uplink = GatewayUplink {
@@ -132,6 +139,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         calls: Arc::clone(&calls),
         budget: Arc::clone(&budget),
         deliveries: Arc::clone(&deliveries),
+        tasks: Arc::clone(&tasks),
         loop_report: loop_report.subscribe(),
     };
     let keep = Arc::clone(&budget).maintain_leases(loop_report.subscribe());
@@ -156,6 +164,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         responses: Arc::new(responses),
         link,
         deliveries,
+        tasks,
         loop_report,
     });
     let serve = async { axum::serve(listener, router).await };

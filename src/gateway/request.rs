@@ -23,10 +23,10 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::images::{self, ImageCount};
 use super::model_field::ModelField;
-use crate::api::agent::{ImageInput, ModelSpec};
+use crate::api::agent::{ImageInput, ModelSpec, ToolCalling};
 use crate::api::extra::{OWN_FIELDS, REFUSED_FIELDS};
 use crate::provider::WireFormat;
-use crate::provider::request_schema::{ForcedField, PartSchema, RequestSchema};
+use crate::provider::request_schema::{ForcedField, MAX_ANSWER_SCHEMA, PartSchema, RequestSchema};
 
 /// Fields whose content is not shown to the model, in any format.
 const UNSEEN: [&str; 5] = ["model", "stream", "stream_options", "cache_control", "prompt_cache_key"];
@@ -54,6 +54,7 @@ pub struct RequestRules {
     max_bytes: usize,
     /// Which images it may have; `None`: none.
     image_input: Option<ImageInput>,
+    tool_calling: ToolCalling,
     /// Name of the output limit that the server supports.
     output_limit: &'static str,
     extra: Vec<(String, Box<RawValue>)>,
@@ -77,6 +78,8 @@ pub enum RequestError {
     NotText(&'static str),
     /// An image beyond those that the spec allows.
     Image,
+    /// A JSON schema of the answer with so many bytes, which are too many.
+    AnswerSchema(usize),
     /// A tool that the server runs.
     ServerTool,
     Malformed(&'static str),
@@ -110,6 +113,9 @@ impl RequestError {
                 "the request has an image that {model}.imageInput does not allow, or too many: allowed are PNG and JPEG in \
                  base64, within maxImages and tokensPerImage"
             ),
+            Self::AnswerSchema(bytes) => {
+                format!("the JSON schema of the answer has {bytes} bytes, but at most {MAX_ANSWER_SCHEMA} are allowed")
+            }
             Self::ServerTool => "the request has a tool that the server itself runs: its cost has no bound".to_owned(),
             Self::Malformed(field) => format!("the request field {field} has the wrong type"),
             Self::TooLong { bytes, most } => format!(
@@ -247,6 +253,7 @@ impl RequestRules {
             max_output_tokens: model.output_limit(),
             max_bytes: context.saturating_mul(BYTES_PER_TOKEN).saturating_add(SPARE_BYTES),
             image_input: model.image_input,
+            tool_calling: model.tool_calling,
             output_limit: format.output_limit(model, host),
             extra,
         })
@@ -318,6 +325,7 @@ impl RequestRules {
                 setting.has_only(known)?;
             }
         }
+        self.check_answer_schema(fields)?;
         for tool in get::<Vec<RawObject>>(&fields.0, "tools")?.unwrap_or_default() {
             let kind = tool
                 .get("type")
@@ -328,6 +336,27 @@ impl RequestRules {
             tool.has_only(schema.tool_fields)?;
         }
         Ok(traits)
+    }
+
+    /// Checks that the form of the answer is that of the worker, which is a JSON schema, and that the schema is not too large.
+    fn check_answer_schema(&self, fields: &RawObject) -> Result<(), RequestError> {
+        let mut inner: Option<RawObject> = None;
+        for (name, known) in self.schema.answer {
+            let Some(value) = inner.as_ref().unwrap_or(fields).get(name) else {
+                return Ok(());
+            };
+            let object: RawObject = read(value, name)?;
+            object.has_only(known)?;
+            if !matches!(object.kind(name)?.as_str(), "" | "json_schema") {
+                return Err(RequestError::Malformed(name));
+            }
+            inner = Some(object);
+        }
+        let schema = inner.as_ref().and_then(|format| format.get("schema"));
+        let bytes = schema.map_or(0, |schema| schema.get().len());
+        // With `Structured` it contains those of all tools.
+        let is_small = bytes <= MAX_ANSWER_SCHEMA || self.tool_calling == ToolCalling::Structured;
+        is_small.then_some(()).ok_or(RequestError::AnswerSchema(bytes))
     }
 
     fn check_message(&self, message: &RawObject) -> Result<MessageTraits, RequestError> {
@@ -618,7 +647,7 @@ mod tests {
     #[test]
     fn each_message_each_tool_and_each_other_field_is_a_part_of_the_prompt() {
         let checked = checked(
-            r#"{"model":"m","stream":true,"messages":[{"role":"user"}, {"name": "x"}],"tools":[{"type":"function"},{"function":2}],"response_format":{"x":[1]}}"#,
+            r#"{"model":"m","stream":true,"messages":[{"role":"user"}, {"name": "x"}],"tools":[{"type":"function"},{"function":2}],"tool_choice":{"x":[1]}}"#,
         )
         .unwrap();
         let parts = checked.parts();
@@ -661,13 +690,10 @@ mod tests {
     #[test]
     fn other_values_pass_byte_for_byte() {
         let odd = r#"{"b": 1.0e2,  "a":[ 12345678901234567890123,"\u00e9é" ]}"#;
-        let passed = apply(&format!(
-            r#"{{"model":"m","response_format":{odd},"temperature":0.10}}"#
-        ))
-        .unwrap();
+        let passed = apply(&format!(r#"{{"model":"m","tool_choice":{odd},"temperature":0.10}}"#)).unwrap();
         assert_eq!(
             passed,
-            format!(r#"{{"model":"m","response_format":{odd},"temperature":0.10,"max_tokens":77}}"#)
+            format!(r#"{{"model":"m","tool_choice":{odd},"temperature":0.10,"max_tokens":77}}"#)
         );
     }
 
@@ -822,6 +848,90 @@ mod tests {
         assert!(rules.apply(body(most).as_bytes()).is_ok());
         let error = rules.apply(body(most + 1).as_bytes()).err();
         assert_eq!(error, Some(RequestError::TooLong { bytes: most + 1, most }));
+    }
+
+    /// A request of this API that asks for an answer of this schema.
+    fn told(api: &str, schema: &str) -> String {
+        match api {
+            "OpenAIChat" => format!(
+                r#"{{"model":"m","response_format":{{"type":"json_schema","json_schema":{{"name":"a","schema":{schema},"strict":true}}}},"max_tokens":77}}"#
+            ),
+            "OpenAIResponses" => format!(
+                r#"{{"model":"m","text":{{"format":{{"type":"json_schema","name":"a","schema":{schema},"strict":true}}}},"max_output_tokens":77,"store":false}}"#
+            ),
+            _ => format!(
+                r#"{{"model":"m","output_config":{{"effort":"low","format":{{"type":"json_schema","schema":{schema}}}}},"max_tokens":77}}"#
+            ),
+        }
+    }
+
+    #[rstest]
+    #[case("OpenAIChat")]
+    #[case("OpenAIResponses")]
+    #[case("AnthropicMessages")]
+    fn a_schema_of_the_answer_passes_up_to_its_bound_and_counts_with_all_its_bytes(#[case] api: &str) {
+        let apply = |more: &Value, body: &str| {
+            let mut model = serde_json::json!({"api": api});
+            model.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            rules(&model)?.apply(body.as_bytes())
+        };
+        let schema = |bytes: usize| format!(r#"{{"title":"{}"}}"#, "x".repeat(bytes - r#"{"title":""}"#.len()));
+        let body = told(api, &schema(MAX_ANSWER_SCHEMA));
+        let checked = apply(&serde_json::json!({}), &body).unwrap();
+        assert_eq!(String::from_utf8(checked.body().unwrap()).unwrap(), body);
+        let counted = |checked: &CheckedRequest| checked.parts().iter().map(|part| part.bytes.len()).sum::<usize>();
+        let small = apply(&serde_json::json!({}), &told(api, &schema(100))).unwrap();
+        assert_eq!(counted(&checked) - counted(&small), MAX_ANSWER_SCHEMA - 100);
+        assert!(
+            checked.parts().iter().all(|part| !part.is_message),
+            "it counts like a tool"
+        );
+        let large = told(api, &schema(MAX_ANSWER_SCHEMA + 1));
+        let error = apply(&serde_json::json!({}), &large).err();
+        assert_eq!(error, Some(RequestError::AnswerSchema(MAX_ANSWER_SCHEMA + 1)));
+        // Such a schema contains those of all tools, and only the length of the request bounds it.
+        if api == "OpenAIChat" {
+            assert!(apply(&serde_json::json!({"toolCalling": "Structured"}), &large).is_ok());
+        }
+    }
+
+    #[rstest]
+    #[case(
+        "OpenAIChat",
+        r#""response_format":{"type":"grammar"}"#,
+        RequestError::Malformed("response_format")
+    )]
+    #[case(
+        "OpenAIChat",
+        r#""response_format":"json""#,
+        RequestError::Malformed("response_format")
+    )]
+    #[case(
+        "OpenAIChat",
+        r#""response_format":{"type":"json_schema","grammar":"x"}"#,
+        unknown("grammar")
+    )]
+    #[case(
+        "OpenAIChat",
+        r#""response_format":{"json_schema":{"description":"x"}}"#,
+        unknown("description")
+    )]
+    #[case("OpenAIResponses", r#""text":{"verbosity":"high"}"#, unknown("verbosity"))]
+    #[case(
+        "OpenAIResponses",
+        r#""text":{"format":{"type":"text"}}"#,
+        RequestError::Malformed("format")
+    )]
+    #[case("AnthropicMessages", r#""output_config":{"task_budget":{}}"#, unknown("task_budget"))]
+    #[case(
+        "AnthropicMessages",
+        r#""output_config":{"format":{"type":"x"}}"#,
+        RequestError::Malformed("format")
+    )]
+    fn another_form_of_the_answer_is_refused(#[case] api: &str, #[case] field: &str, #[case] expected: RequestError) {
+        let body = format!(r#"{{"model":"m",{field}}}"#);
+        let rules = rules(&serde_json::json!({ "api": api })).unwrap();
+        assert_eq!(rules.apply(body.as_bytes()).err(), Some(expected));
     }
 
     #[test]

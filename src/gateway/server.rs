@@ -23,6 +23,7 @@ use super::deliveries::DeliveryQueue;
 use super::in_flight::{AnswerItem, InFlightCall};
 use super::link_state::LinkState;
 use super::mcp_proxy::McpProxy;
+use super::requested_tasks::RequestedTasks;
 use super::store::{CallEnd, ModelCall};
 use super::task_responses::ResponseSender;
 use super::upstream::EVENT_STREAM;
@@ -35,6 +36,7 @@ use crate::link::messages::LoopReport;
 use crate::link::socket::{
     CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, OutgoingResponse, PURPOSE_HEADER,
 };
+use crate::link::task_requests::TaskAck;
 use crate::provider::WireFormat;
 use crate::support::clock::ClockReading;
 
@@ -54,6 +56,7 @@ pub struct GatewayState {
     /// The connection to the controller and the pod's epoch, for event subscriptions.
     pub link: (Arc<LinkClient>, i64),
     pub deliveries: Arc<DeliveryQueue>,
+    pub tasks: Arc<RequestedTasks>,
     /// The last [`LoopReport`] of the worker.
     pub loop_report: watch::Sender<Option<LoopReport>>,
 }
@@ -84,6 +87,8 @@ pub fn router(gateway: GatewayState) -> Router {
         .route("/v1/events", get(events))
         .route("/v1/deliveries", get(delivery))
         .route("/v1/deliveries/ack", post(delivered))
+        .route("/v1/tasks", get(requested_task))
+        .route("/v1/tasks/ack", post(acknowledge_task))
         .route("/v1/healthz", get(StatusCode::OK))
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
         .with_state(gateway)
@@ -269,6 +274,20 @@ async fn delivery(State(gateway): State<GatewayState>) -> Response {
 
 async fn delivered(State(gateway): State<GatewayState>, Json(delivered): Json<DeliveryAck>) -> Response {
     match gateway.deliveries.report_delivered(delivered).await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
+    }
+}
+
+async fn requested_task(State(gateway): State<GatewayState>) -> Response {
+    match gateway.tasks.next(Duration::from_secs(POLL_SECONDS)).await {
+        Some(task) => Json(task).into_response(),
+        None => StatusCode::NO_CONTENT.into_response(),
+    }
+}
+
+async fn acknowledge_task(State(gateway): State<GatewayState>, Json(ack): Json<TaskAck>) -> Response {
+    match gateway.tasks.acknowledge(ack).await {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
         Err(error) => (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
     }

@@ -83,6 +83,7 @@ fn refused_requests() -> Rows {
         RequestError::Image,
         RequestError::ServerTool,
         RequestError::Malformed("messages"),
+        RequestError::AnswerSchema(40_000),
         RequestError::TooLong {
             bytes: 900_000,
             most: 512_000,

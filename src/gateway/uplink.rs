@@ -14,6 +14,7 @@ use super::budget::GatewayBudget;
 use super::calls::ModelCalls;
 use super::deliveries::DeliveryQueue;
 use super::link_state::LinkState;
+use super::requested_tasks::RequestedTasks;
 use super::shutdown_retry;
 use crate::link::client::{DirectiveEvent, LinkClient, LinkError};
 use crate::link::messages::{
@@ -44,6 +45,7 @@ pub struct GatewayUplink {
     pub budget: Arc<GatewayBudget>,
     /// Receives the events of Sensors.
     pub deliveries: Arc<DeliveryQueue>,
+    pub tasks: Arc<RequestedTasks>,
     /// The [`LoopReport`]s of the worker.
     pub loop_report: watch::Receiver<Option<LoopReport>>,
 }
@@ -152,6 +154,7 @@ impl GatewayUplink {
             match event? {
                 DirectiveEvent::Directives(directives) => self.contact.directed(*directives),
                 DirectiveEvent::Delivery(delivery) => self.deliveries.put(*delivery),
+                DirectiveEvent::Task(task) => self.tasks.put(*task),
                 DirectiveEvent::Heartbeat => {}
             }
         }

@@ -21,6 +21,7 @@ use super::messages::{
     AttachRequest, AttachResponse, Directives, HEARTBEAT_SECONDS, LeaseRequest, LeaseResponse, PodRefusal, PodReport,
     RefusalCode,
 };
+use super::task_requests::{RelayedTaskAck, RequestedTask};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -65,6 +66,8 @@ pub enum DirectiveEvent {
     Directives(Box<Directives>),
     /// Events of a Sensor for this pod's Agent.
     Delivery(Box<Delivery>),
+    /// A task that a user requests.
+    Task(Box<RequestedTask>),
     /// The connection is alive.
     Heartbeat,
 }
@@ -123,6 +126,7 @@ impl LinkClient {
             match (event.event.as_deref(), event.data) {
                 (Some("directives"), Some(data)) => Ok(DirectiveEvent::Directives(Box::new(parse(&data)?))),
                 (Some("delivery"), Some(data)) => Ok(DirectiveEvent::Delivery(Box::new(parse(&data)?))),
+                (Some("task"), Some(data)) => Ok(DirectiveEvent::Task(Box::new(parse(&data)?))),
                 // Comments and events of later versions only show that the connection is alive.
                 _ => Ok(DirectiveEvent::Heartbeat),
             }
@@ -132,6 +136,11 @@ impl LinkClient {
     /// Acknowledges events that the worker has on disk.
     pub async fn delivered(&self, delivered: &RelayedDeliveryAck) -> Result<(), LinkError> {
         self.post("/v1/delivered", delivered).await.map(drop)
+    }
+
+    /// Sends what the worker has decided on a task.
+    pub async fn acknowledge_task(&self, ack: &RelayedTaskAck) -> Result<(), LinkError> {
+        self.post("/v1/tasks/ack", ack).await.map(drop)
     }
 
     /// Follows the [`Directives`] of a sensor pod; `None` is a heartbeat. The stream ends with the connection.

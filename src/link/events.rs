@@ -22,6 +22,8 @@ pub const RECENT_MESSAGES: usize = 12;
 pub const MOST_MESSAGE_BYTES: usize = 2048;
 /// Most bytes of the call of a `gate:opened`.
 pub const MOST_CALL_BYTES: usize = 64 * 1024;
+/// Most bytes of the response of a `task:ended`.
+pub const MOST_RESPONSE_BYTES: usize = 64 * 1024;
 /// The cursor of a reader that begins at the present end of the journal, `after=latest`.
 pub const LATEST: i64 = i64::MAX;
 /// What the reason of an end contains if the cursor is beyond the journal, which may be a new one.
@@ -69,7 +71,8 @@ pub struct EventLine {
     pub note: String,
     /// Only for subscriptions with messages. For `autonomy:loop_detected`: the last messages of the model and results of its
     /// tools, newest last, each as JSON and cut after [`MOST_MESSAGE_BYTES`] bytes. For `gate:opened`: the call that waits
-    /// for an approval, with its arguments, as JSON and cut after [`MOST_CALL_BYTES`] bytes.
+    /// for an approval, with its arguments, as JSON and cut after [`MOST_CALL_BYTES`] bytes. For `task:ended`: the response,
+    /// as JSON, a longer result than [`MOST_RESPONSE_BYTES`] as a text that is cut.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<String>,
 }
@@ -176,6 +179,8 @@ pub enum ClientRefusalCode {
     Conflict,
     /// 429: too many subscriptions.
     TooManyReaders,
+    /// 429: too many tasks wait.
+    TooManyTasks,
     /// 503: not possible now; the message gives the reason.
     Unavailable,
 }

@@ -121,7 +121,7 @@ fn status(code: ClientRefusalCode) -> StatusCode {
         ClientRefusalCode::Forbidden => StatusCode::FORBIDDEN,
         ClientRefusalCode::NotFound => StatusCode::NOT_FOUND,
         ClientRefusalCode::Conflict => StatusCode::CONFLICT,
-        ClientRefusalCode::TooManyReaders => StatusCode::TOO_MANY_REQUESTS,
+        ClientRefusalCode::TooManyReaders | ClientRefusalCode::TooManyTasks => StatusCode::TOO_MANY_REQUESTS,
         ClientRefusalCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
     }
 }

@@ -23,6 +23,8 @@ pub mod pod;
 pub mod sensor_messages;
 pub mod server;
 pub mod socket;
+pub mod task_requests;
+mod tasks_route;
 #[cfg(test)]
 mod text_tests;
 #[cfg(test)]

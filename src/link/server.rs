@@ -39,6 +39,8 @@ use super::messages::{
     AttachRequest, AttachResponse, Directives, HEARTBEAT_SECONDS, LeaseRequest, LeaseResponse, OLDEST_PROTOCOL,
     PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode, common_protocol,
 };
+use super::task_requests::{AcceptedTask, RelayedTaskAck, RequestedTask, TaskRequest};
+use super::tasks_route;
 use agentloop_support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 
 /// Largest request body in bytes.
@@ -112,6 +114,18 @@ pub trait LinkHandler: Send + Sync + 'static {
         address: IpAddr,
         request: &GateAnswerRequest,
     ) -> impl Future<Output = Result<AnsweredGate, ClientRefusal>> + Send;
+    /// The holder of this token requests that an Agent works on a task, from `address`; returns once the task is on the
+    /// disk of its worker.
+    fn request_task(
+        &self,
+        token: &str,
+        address: IpAddr,
+        request: &TaskRequest,
+    ) -> impl Future<Output = Result<AcceptedTask, ClientRefusal>> + Send;
+    /// Tasks that users request of the Agent of this pod, from now on.
+    fn requested_tasks(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<RequestedTask>, PodRefusal>;
+    /// The Agent of this pod has decided on a task.
+    fn task_acknowledged(&self, pod: &PodIdentity, ack: RelayedTaskAck) -> Result<(), PodRefusal>;
     /// Events of sensor pods for the Agent of this pod, from now on.
     fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, PodRefusal>;
     /// The Agent of this pod has events on disk.
@@ -194,6 +208,11 @@ fn router<L: LinkHandler>(link: Arc<L>, limits: LinkLimits, stop: CancellationTo
             "/v1/namespaces/{namespace}/agents/{name}/gates/{gate}",
             post(answers_route::answer::<L>),
         )
+        .route(
+            "/v1/namespaces/{namespace}/agents/{name}/tasks",
+            post(tasks_route::request_task::<L>),
+        )
+        .route("/v1/tasks/ack", post(tasks_route::acknowledge::<L>))
         .route("/v1/delivered", post(delivered::<L>))
         .route("/v1/sensor", get(sensor::<L>))
         .route("/v1/sensor/report", post(sensor_report::<L>))
@@ -298,16 +317,16 @@ async fn directives<L: LinkHandler>(State(server): State<LinkServer<L>>, caller:
         let query = Query::<DirectivesQuery>::try_from_uri(&uri)
             .map_err(|_| malformed("the query must be epoch=N with the epoch of the pod".into()))?;
         let levels = server.link.directives(&pod, query.epoch)?;
-        Ok((levels, server.link.deliveries(&pod, query.epoch)?))
+        let deliveries = server.link.deliveries(&pod, query.epoch)?;
+        Ok((levels, deliveries, server.link.requested_tasks(&pod, query.epoch)?))
     };
     match answer.await {
-        Ok((levels, deliveries)) => {
+        Ok((levels, deliveries, tasks)) => {
             let deliveries =
                 ReceiverStream::new(deliveries).map(|delivery| Event::default().event("delivery").json_data(delivery));
-            sse_response(
-                &server,
-                stream::select(directives_stream(levels), with_end_marker(deliveries)),
-            )
+            let tasks = ReceiverStream::new(tasks).map(|task| Event::default().event("task").json_data(task));
+            let events = with_end_marker(stream::select(deliveries, tasks));
+            sse_response(&server, stream::select(directives_stream(levels), events))
         }
         Err(refusal) => refuse(&*server.link, &refusal),
     }
@@ -456,7 +475,7 @@ impl<S: Sync> FromRequestParts<S> for LinkCaller {
 }
 
 /// The pod behind a request; refuses pods of another kind than the route is for.
-async fn authenticate<L: LinkHandler>(
+pub(super) async fn authenticate<L: LinkHandler>(
     server: &LinkServer<L>,
     caller: &LinkCaller,
     kind: PodKind,
@@ -478,7 +497,7 @@ async fn authenticate<L: LinkHandler>(
     Ok(pod)
 }
 
-async fn read<T: DeserializeOwned>(request: Request, longest: Duration) -> Result<T, PodRefusal> {
+pub(super) async fn read<T: DeserializeOwned>(request: Request, longest: Duration) -> Result<T, PodRefusal> {
     let body = read_body(request, longest, MAX_BODY_BYTES);
     body.await.map_err(malformed)
 }
@@ -515,7 +534,7 @@ fn malformed(message: String) -> PodRefusal {
     }
 }
 
-fn refuse<L: LinkHandler>(link: &L, refusal: &PodRefusal) -> Response {
+pub(super) fn refuse<L: LinkHandler>(link: &L, refusal: &PodRefusal) -> Response {
     link.refused(refusal);
     let answer = (status(refusal.code), Json(refusal));
     if refusal.code == RefusalCode::Unauthenticated {

@@ -10,6 +10,7 @@ use super::events::{EventsPage, EventsResponse};
 use super::messages::{
     AttachRequest, AttachResponse, Directives, LeaseRequest, LeaseResponse, PROTOCOL, PodRefusal, PodReport,
 };
+use super::task_requests::{RelayedTaskAck, RequestedTask};
 use agentloop_sensing::delivery::Delivery;
 
 /// Keywords that say what a message looks like. Texts, defaults and rules of the custom resources do not.
@@ -75,6 +76,8 @@ fn the_messages_of_a_version_keep_their_shapes() {
         "GET /v1/directives, event delivery": Delivery,
         "POST /v1/events": EventsPage,
         "POST /v1/events, answer": EventsResponse,
+        "GET /v1/directives, event task": RequestedTask,
+        "POST /v1/tasks/ack": RelayedTaskAck,
         "POST /v1/delivered": RelayedDeliveryAck,
         "GET /v1/sensor, event directives": SensorDirectives,
         "POST /v1/sensor/report": SensorPodReport,

@@ -96,12 +96,15 @@ fn of_status(agent: &Agent, empty: AgentRow) -> AgentRow {
     let stale = loop_.outcome.is_none() && !agent.spec.suspend && refused.is_none();
     let rest = match (refused, loop_.outcome) {
         (Some(_), _) => LoopActivity::Refused,
+        // Its next task starts it again.
+        (None, Some(LoopOutcome::ScaledToZero)) => LoopActivity::Alive,
         (None, Some(_)) if status.observed_generation == agent.metadata.generation => LoopActivity::Resting,
         (None, _) => LoopActivity::Alive,
     };
+    let scaled = loop_.outcome == Some(LoopOutcome::ScaledToZero);
     AgentRow {
         state: if stale { LoopState::Starting } else { loop_.state },
-        outcome: loop_.outcome.filter(|_| rest == LoopActivity::Resting),
+        outcome: loop_.outcome.filter(|_| scaled || rest == LoopActivity::Resting),
         turns: (loop_.turn, usage.counts.turns),
         tokens: usage.input_tokens + usage.output_tokens,
         message: refused.map(|condition| format!("{}: {}", condition.reason, condition.message)),
@@ -132,7 +135,11 @@ fn of_report(report: &PodReport, loop_: &LoopReport, written: AgentRow) -> Agent
             .filter(|_| loop_.consecutive_errors > 0 || loop_.state == LoopState::Stopped)
             .map(|error| error.kind.clone()),
         message: message.filter(|_| waits_for_person),
-        at_rest: if waits_for_person || loop_.outcome.is_some() {
+        at_rest: if waits_for_person
+            || loop_
+                .outcome
+                .is_some_and(|outcome| outcome != LoopOutcome::ScaledToZero)
+        {
             LoopActivity::Resting
         } else {
             LoopActivity::Alive

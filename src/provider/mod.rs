@@ -17,6 +17,8 @@
 extern crate agentloop_texts;
 
 pub mod answer;
+#[cfg(test)]
+mod answer_schema_tests;
 mod anthropic_messages;
 pub mod endpoint;
 #[cfg(test)]
@@ -244,6 +246,7 @@ mod tests {
                     tools: &[],
                     lifetime: Some(CacheLifetime::FiveMinutes),
                     cache_key: None,
+                    answer_schema: None,
                 };
                 format.body(&model, &prompt)[format.schema().conversation].to_string()
             };

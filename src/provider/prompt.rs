@@ -1,6 +1,7 @@
 //! The input of a model call, independent of any wire format.
 
 use agentloop_api::agent::ModelSpec;
+use agentloop_engine::answer_schema::AnswerSchema;
 use agentloop_engine::message::{ReasoningContent, ToolDefinition};
 use agentloop_engine::tool::{ResultArtifacts, StoredImage};
 
@@ -25,6 +26,8 @@ pub struct ModelPrompt<'a, M> {
     pub lifetime: Option<CacheLifetime>,
     /// Routes calls with the same prefix to the same server, whose cache holds it; `None` for no affinity.
     pub cache_key: Option<&'a str>,
+    /// What the answer must look like; `None`: the server is not told.
+    pub answer_schema: Option<&'a AnswerSchema>,
 }
 
 impl<'a, M> ModelPrompt<'a, M> {
@@ -38,6 +41,7 @@ impl<'a, M> ModelPrompt<'a, M> {
             images: None,
             lifetime: None,
             cache_key: None,
+            answer_schema: None,
         }
     }
 }

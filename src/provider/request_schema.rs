@@ -2,6 +2,11 @@
 //!
 //! A table for each format, because a field that is not known may raise the bill in a way that only its server knows.
 
+use agentloop_engine::answer_schema::AnswerSchema;
+
+/// The most bytes of the JSON schema of an answer.
+pub const MAX_ANSWER_SCHEMA: usize = AnswerSchema::MAX_BYTES;
+
 /// The allowed fields of a request.
 #[derive(Debug)]
 pub struct RequestSchema {
@@ -15,6 +20,9 @@ pub struct RequestSchema {
     pub unseen: &'static [&'static str],
     /// The fields of settings that are objects.
     pub settings: &'static [(&'static str, &'static [&'static str])],
+    /// The fields on the way to the JSON schema of the answer, each in the one before, with what each may contain. The
+    /// schema is in the field `schema` of the last.
+    pub answer: &'static [(&'static str, &'static [&'static str])],
     /// The field with the conversation, a list of entries.
     pub conversation: &'static str,
     /// A field with text in parts that is not a part of the conversation.

@@ -4,6 +4,7 @@
 
 mod actions;
 mod sensor_events;
+mod tasks;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::engine::{CallId, EngineInput, GateAnswer, KnownTotals, RecordKind, St
 use crate::link::deliveries::Delivery;
 use crate::link::messages::{Directives, LoopReport};
 use crate::link::socket::WorkerSession;
+use crate::link::task_requests::RequestedTask;
 use crate::support::clock::ClockReading;
 
 use super::artifacts::ArtifactStore;
@@ -38,6 +40,7 @@ use super::journaled_engine::{JournaledEngine, StepOutcome};
 use super::prompt_cache;
 use super::report;
 use super::reporter::GatewayReporter;
+use super::requested_tasks::TaskPoller;
 use super::run_lease::RunLease;
 use super::sensors::LoopSensors;
 use super::sensors::file_watcher::{FileWatchers, WatchReport};
@@ -83,6 +86,7 @@ pub struct LoopDriver<'a> {
     readings: EventPublisher,
     sensors: LoopSensors,
     deliveries: DeliveryPoller,
+    tasks: TaskPoller,
     responses: ResponseDelivery,
     lookouts: FileWatchers,
     timer: Option<Timestamp>,
@@ -139,6 +143,7 @@ enum DriverEvent {
     GatewayUpdated,
     Asked(PageRequest),
     Delivered(Delivery),
+    Requested(RequestedTask),
     Saw(WatchReport),
     /// The response at this position is delivered.
     Responded(i64),
@@ -166,6 +171,7 @@ impl<'a> LoopDriver<'a> {
             readings: EventPublisher::new(parts.gateway),
             sensors: parts.sensors,
             deliveries: DeliveryPoller::new(parts.gateway),
+            tasks: TaskPoller::new(parts.gateway),
             responses: ResponseDelivery::new(parts.gateway, parts.sends_responses),
             lookouts: parts.lookouts,
             timer: None,
@@ -283,6 +289,7 @@ impl<'a> LoopDriver<'a> {
                 self.stop(StopCause::Drain)
             }
             DriverEvent::Delivered(delivery) => self.take_delivery(&delivery),
+            DriverEvent::Requested(task) => self.take_task(task),
             DriverEvent::Saw(sighting) => self.handle_watch_report(sighting),
             DriverEvent::Responded(seq) => self.responses.delivered(seq, &self.steps),
             DriverEvent::Asked(ask) => self.readings.answer(ask, &self.steps),
@@ -305,6 +312,7 @@ impl<'a> LoopDriver<'a> {
                 (Err(_), None) => DriverEvent::Moment,
             },
             delivery = self.deliveries.next(), if listens => DriverEvent::Delivered(delivery),
+            task = self.tasks.next() => DriverEvent::Requested(task),
             sighting = self.lookouts.next(), if listens => DriverEvent::Saw(sighting),
             seq = self.responses.next() => DriverEvent::Responded(seq),
             // Last, so that readers of events never delay the loop.
@@ -323,7 +331,9 @@ impl<'a> LoopDriver<'a> {
         let drain = self.drain_from.map(|from| self.drain.saturating_sub(now.since(from)));
         let sensor = self.sensors.next(now.wall).filter(|_| self.accepts_sensor_events());
         let sensor = sensor.map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
-        [timer, silence, lease, drain, sensor]
+        let idle = self.scale_down_due();
+        let idle = idle.map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
+        [timer, silence, lease, drain, sensor, idle]
             .into_iter()
             .flatten()
             .fold(LOOK_AGAIN, Duration::min)
@@ -341,7 +351,8 @@ impl<'a> LoopDriver<'a> {
         if !self.stopped && self.drain_from.is_some_and(|from| now.since(from) >= self.drain) {
             self.feed(EngineInput::DrainEnded)?;
         }
-        self.check_sensors(now.wall)
+        self.check_sensors(now.wall)?;
+        self.check_scale_down(now.wall)
     }
 
     /// Reports to the engine each threshold of the [`RunLease`] that has passed.

@@ -12,7 +12,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::engine::RecordKind;
 use crate::link::events::{
-    EventLine, EventSubscription, EventsPage, MOST_CALL_BYTES, MOST_MESSAGE_BYTES, PAGE_LINES, RECENT_MESSAGES,
+    EventLine, EventSubscription, EventsPage, MOST_CALL_BYTES, MOST_MESSAGE_BYTES, MOST_RESPONSE_BYTES, PAGE_LINES,
+    RECENT_MESSAGES,
 };
 
 use super::events;
@@ -147,6 +148,11 @@ impl EventPublisher {
 fn messages_of(kind: RecordKind, line: &EventLine, steps: &JournaledEngine<'_>) -> Result<Vec<String>, JournalError> {
     if kind == RecordKind::LoopDetected {
         return steps.recent_messages(line.turn, (RECENT_MESSAGES, MOST_MESSAGE_BYTES));
+    }
+    if kind == RecordKind::TaskEnded {
+        let id = line.note.rsplit_once(": ").map_or(&*line.note, |(id, _)| id);
+        let response = steps.task_response(id, MOST_RESPONSE_BYTES)?;
+        return Ok(response.into_iter().collect());
     }
     let gate = line.run.as_ref().filter(|_| kind == RecordKind::GateOpened);
     let run = gate.and_then(|run| run.parse().ok());

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use reqwest::{Client, Response, StatusCode};
+use serde::de::DeserializeOwned;
 use sse_stream::SseStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -24,6 +25,7 @@ use crate::link::socket::{
     CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, OutgoingResponse, PURPOSE_HEADER, SocketEvent,
     WorkerSession,
 };
+use crate::link::task_requests::{RequestedTask, TaskAck};
 use crate::provider::WireFormat;
 use crate::support::backoff::Backoff;
 use crate::support::clock::ClockReading;
@@ -127,34 +129,48 @@ impl GatewayClient {
 
     /// Waits for the next events of a sensor pod.
     pub async fn next_delivery(&self) -> Delivery {
-        let mut retry = RetryDelay::default();
-        loop {
-            match self.delivery_once().await {
-                Ok(Some(delivery)) => return delivery,
-                Ok(None) => retry = RetryDelay::default(),
-                Err(detail) => {
-                    retry
-                        .wait_after("failed to poll the gateway for deliveries; retrying", &detail)
-                        .await;
-                }
-            }
-        }
-    }
-
-    async fn delivery_once(&self) -> Result<Option<Delivery>, String> {
-        let longest = SHORT + Duration::from_secs(POLL_SECONDS);
-        let response = short(self.http.get(url("/v1/deliveries")).timeout(longest)).await?;
-        match response.status() {
-            StatusCode::OK => response.json().await.map(Some).map_err(describe_error),
-            StatusCode::NO_CONTENT => Ok(None),
-            status => Err(format!("status {}", status.as_u16())),
-        }
+        let failed = "failed to poll the gateway for deliveries; retrying";
+        self.poll("/v1/deliveries", failed).await
     }
 
     /// Acknowledges events of a sensor pod that are on disk. Sent once: if it is lost, the events are redelivered.
     pub async fn delivered(&self, delivered: &DeliveryAck) -> Result<(), String> {
         let request = self.http.post(url("/v1/deliveries/ack")).json(delivered);
         short(request.timeout(SHORT * 3)).await.map(drop)
+    }
+
+    /// Waits for the next task that a user requests.
+    pub async fn next_task(&self) -> RequestedTask {
+        self.poll("/v1/tasks", "failed to poll the gateway for tasks; retrying")
+            .await
+    }
+
+    /// Sends the receipt of a task. Sent once: if it is lost, the client repeats its request.
+    pub async fn acknowledge_task(&self, ack: &TaskAck) -> Result<(), String> {
+        let request = self.http.post(url("/v1/tasks/ack")).json(ack);
+        short(request.timeout(SHORT * 3)).await.map(drop)
+    }
+
+    /// Waits for the next item at a route that answers late, or with 204 when there was none for [`POLL_SECONDS`].
+    async fn poll<T: DeserializeOwned>(&self, route: &str, failed: &'static str) -> T {
+        let mut retry = RetryDelay::default();
+        loop {
+            match self.poll_once(route).await {
+                Ok(Some(item)) => return item,
+                Ok(None) => retry = RetryDelay::default(),
+                Err(detail) => retry.wait_after(failed, &detail).await,
+            }
+        }
+    }
+
+    async fn poll_once<T: DeserializeOwned>(&self, route: &str) -> Result<Option<T>, String> {
+        let longest = SHORT + Duration::from_secs(POLL_SECONDS);
+        let response = short(self.http.get(url(route)).timeout(longest)).await?;
+        match response.status() {
+            StatusCode::OK => response.json().await.map(Some).map_err(describe_error),
+            StatusCode::NO_CONTENT => Ok(None),
+            status => Err(format!("status {}", status.as_u16())),
+        }
     }
 
     /// Sends a response to a task once. Returns the status of its receiver.

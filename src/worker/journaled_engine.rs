@@ -54,6 +54,40 @@ impl<'a> JournaledEngine<'a> {
         self.journal.requested_call(run, bytes)
     }
 
+    /// Whether the loop takes input.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.engine.accepts_input()
+    }
+
+    /// When the loop has had no task for so long that it gives its pod back; `None`: not as it is.
+    #[must_use]
+    pub fn scale_down_due(&self) -> Option<Timestamp> {
+        self.engine.scale_down_due()
+    }
+
+    /// Whether a task would be accepted now.
+    #[must_use]
+    pub fn accepts_tasks(&self) -> bool {
+        self.engine.accepts_tasks()
+    }
+
+    /// Returns the line after which those of a task begin; `None`: the task is not known. 0: its lines are no longer kept.
+    pub fn find_task(&self, id: &str) -> Result<Option<i64>, JournalError> {
+        self.journal.find_task(id)
+    }
+
+    /// Returns the response to a task as JSON, with its result shortened to about so many bytes; `None`: it is no longer
+    /// kept.
+    pub fn task_response(&self, id: &str, bytes: usize) -> Result<Option<String>, JournalError> {
+        self.journal.task_response(id, bytes)
+    }
+
+    /// Returns the number of the newest line.
+    pub fn last_line(&self) -> Result<i64, JournalError> {
+        Ok(self.journal.lines_after(0, 0)?.newest)
+    }
+
     /// Returns the state that a restart would continue from.
     #[cfg(test)]
     pub(super) fn snapshot(&self) -> crate::engine::machine::EngineSnapshot {

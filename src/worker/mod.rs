@@ -17,6 +17,7 @@ mod kills;
 mod prompt_cache;
 pub mod report;
 pub mod reporter;
+pub mod requested_tasks;
 pub mod run_lease;
 pub mod sensors;
 pub mod startup;

@@ -69,6 +69,12 @@ impl ResponseDelivery {
         self.begin(steps)
     }
 
+    /// Whether a response waits to be delivered.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.waiting > 0
+    }
+
     /// Whether no further task may be accepted: the receiver must not fill the volume by being away.
     #[must_use]
     pub fn is_full(&self) -> bool {

@@ -158,6 +158,9 @@ impl Rig {
             answers: GateAnswerRecorder::new(api.clone()),
             loops: loops.clone(),
             relay: Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0),
+            tasks: Arc::new(agentloop::controller::task_relay::TaskRelay::new(Duration::from_secs(
+                5,
+            ))),
             agents: Arc::new(agents),
             budgets: idle_ledger(api, &loops),
             metrics: Arc::new(Metrics::new().unwrap()),

@@ -4,6 +4,7 @@
 
 mod reader;
 mod rig;
+mod tasks;
 
 use agentloop::controller::pod_sessions::LivePod;
 use agentloop::link::events::{EventLine, EventsPage, EventsResponse, PAGE_LINES};

@@ -167,6 +167,9 @@ impl Rig {
             answers: GateAnswerRecorder::new(api_server(reviews.clone())),
             loops: loops.clone(),
             relay: relay.clone(),
+            tasks: Arc::new(agentloop::controller::task_relay::TaskRelay::new(Duration::from_secs(
+                5,
+            ))),
             agents,
             budgets: idle_ledger(api_server(reviews.clone()), &loops),
             metrics: metrics.clone(),

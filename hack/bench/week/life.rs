@@ -176,6 +176,7 @@ impl Life {
                         messages,
                         state,
                         tools,
+                        ..
                     } => {
                         let tools = tools
                             .iter()

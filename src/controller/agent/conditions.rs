@@ -487,6 +487,11 @@ impl AgentConditions<'_> {
                     let message = held.map_or_else(String::new, |held| held.message.clone());
                     return AgentReadiness::Stalled(reason_message(outcome.as_ref(), message));
                 }
+                if status.outcome == Some(LoopOutcome::ScaledToZero) {
+                    let message =
+                        "the agent had no task for spec.task.idlePodSeconds and has no pod; the next task starts it";
+                    return AgentReadiness::Ready(reason_message(LoopOutcome::ScaledToZero.as_ref(), message));
+                }
                 let message =
                     "the agent ended its loop; change the spec or set the annotation agentloop.dev/wake to restart it";
                 return AgentReadiness::Ready(reason_message("Completed", message));

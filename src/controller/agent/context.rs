@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, ResourceRequirements};
 use kube::Resource as _;
 use kube::runtime::reflector::{ObjectRef, Store};
 
+use crate::api::status::LoopOutcome;
 use crate::api::{Agent, NamespacedName};
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::ReconcileResult;
@@ -69,6 +70,17 @@ impl AgentsView {
         let reference = ObjectRef::new(&agent.name).within(&agent.namespace);
         let found = self.stores.iter().find_map(|store| store.get(&reference))?;
         Some(found.object_ref(&()))
+    }
+
+    /// Whether this Agent has no pod because it has no task.
+    #[must_use]
+    pub fn is_scaled_to_zero(&self, agent: &NamespacedName) -> bool {
+        let reference = ObjectRef::new(&agent.name).within(&agent.namespace);
+        let found = self.stores.iter().find_map(|store| store.get(&reference));
+        let status = found
+            .as_ref()
+            .and_then(|found| found.0.as_ref().ok()?.status.as_ref()?.r#loop.as_ref());
+        status.is_some_and(|status| status.outcome == Some(LoopOutcome::ScaledToZero))
     }
 
     /// Waits until every store has been filled once.

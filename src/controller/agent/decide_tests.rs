@@ -11,14 +11,14 @@ use serde_json::json;
 use super::apply::{AppliedPlan, PodObstacle};
 use super::context::ReconcilerSettings;
 use super::decide::{PodStep, ReconcilePlan, decide};
-use super::intent::Intent;
+use super::intent::{Intent, PodSituation, RestReason};
 use super::observe::{NodeState, ObservedAgent};
 use super::reconcile_state::ReconcileStates;
 use super::snapshot::{AgentSnapshot, ObservedLimits, ObservedSensors};
 use super::status_tests::{now, pod, reported};
 use super::validate::InvalidReason;
 use crate::api::condition::{ConditionType, condition};
-use crate::api::status::LoopState;
+use crate::api::status::{LoopOutcome, LoopState, LoopStatus};
 use crate::api::{Agent, NamespacedName};
 use crate::controller::budget::assignment::{CallObstacle, CallObstacleReason};
 use crate::controller::budget::shares::LimitShares;
@@ -67,6 +67,7 @@ impl Situation {
     fn new() -> Self {
         let key = NamespacedName::new("team-a", "coast");
         let snapshot = AgentSnapshot {
+            is_wanted: false,
             now: now(),
             memory: ReconcileStates::default().load(&key, "u", now()),
             last: LastStatus::default(),
@@ -122,6 +123,32 @@ fn the_plan_of_a_healthy_agent_keeps_its_pod_and_its_link() {
     assert_eq!(plan.link_grant.map(|grant| grant.pod.uid).as_deref(), Some("pod"));
     assert!(plan.block.is_none() && plan.obstacle.is_none() && !plan.silent);
     assert_eq!(plan.reported, Some(&[][..]));
+}
+
+#[test]
+fn a_loop_that_was_scaled_to_zero_gets_a_pod_once_something_arrives_and_one_that_ended_does_not() {
+    for (outcome, is_wanted, intent) in [
+        (LoopOutcome::ScaledToZero, false, Intent::Rest(RestReason::Completed)),
+        (LoopOutcome::ScaledToZero, true, Intent::Create),
+        (LoopOutcome::Completed, true, Intent::Rest(RestReason::Completed)),
+    ] {
+        let mut situation = Situation::new();
+        let snapshot = situation.snapshot();
+        (snapshot.pod, snapshot.report, snapshot.is_wanted) = (None, None, is_wanted);
+        snapshot.last.status.observed_generation = Some(3);
+        snapshot.last.status.r#loop = Some(LoopStatus {
+            outcome: Some(outcome),
+            ..LoopStatus::default()
+        });
+        let (agent, settings) = (agent(), settings());
+        let found = PodSituation {
+            agent: &agent,
+            snapshot: &situation.observed.snapshot,
+            settings: &settings,
+        }
+        .intent();
+        assert_eq!(found, intent, "{outcome} {is_wanted}");
+    }
 }
 
 #[test]

@@ -86,6 +86,8 @@ fn from_loop(old: &AgentStatus, new: &AgentStatus) -> Option<KubeEvent> {
             let note = held.map_or("", |held| &held.message);
             return Some(KubeEvent::warning(outcome.as_ref(), "End", note));
         }
+        // Neither the end nor the next start is worth an Event: both are regular, and frequent.
+        (None, Some(LoopOutcome::ScaledToZero)) => return None,
         (Some(_), _) | (None, None) => {}
     }
     let up = matches!(now.state, LoopState::Running | LoopState::Sleeping | LoopState::Paused);

@@ -72,7 +72,7 @@ fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSp
         }
         (Some(GoalEnd::StepLimit), _) => "all steps are used (spec.goal.maxSteps)".to_owned(),
         (None, LoopOutcome::Idle) => "guardrails.idleTimeoutSeconds was reached".to_owned(),
-        (None, LoopOutcome::Completed | LoopOutcome::Failed | LoopOutcome::Escalated) => {
+        (None, LoopOutcome::Completed | LoopOutcome::Failed | LoopOutcome::Escalated | LoopOutcome::ScaledToZero) => {
             "guardrails.loopDetection ended the loop".to_owned()
         }
     };

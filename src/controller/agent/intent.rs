@@ -196,11 +196,15 @@ impl PodSituation<'_> {
         (self.recorded_outcome() && !self.restart_wanted()).then_some(RestReason::Completed)
     }
 
-    /// A completed loop restarts for a new spec or an open request. An idle one does not restart for a resume request:
-    /// it has nothing to resume.
+    /// A completed loop restarts for a new spec or an open request, and one that was scaled to zero for a task. An idle one
+    /// does not restart for a resume request: it has nothing to resume.
     fn restart_wanted(&self) -> bool {
         let open = requests::open(self.agent, self.snapshot.status());
-        let idle = self.outcome() == Some(LoopOutcome::Idle);
+        let scaled = self.outcome() == Some(LoopOutcome::ScaledToZero);
+        if scaled && self.snapshot.is_wanted {
+            return true;
+        }
+        let idle = scaled || self.outcome() == Some(LoopOutcome::Idle);
         self.snapshot.status().observed_generation != self.agent.metadata.generation
             || open.wake.is_some()
             || open.resume.is_some() && !idle

@@ -30,6 +30,8 @@ pub(super) struct AgentSnapshot {
     pub(super) report: Option<ReceivedReport>,
     /// The last report of another pod, whose session still exists: the pod is gone.
     pub(super) final_report: Option<(LivePod, ReceivedReport)>,
+    /// Something for the Agent has arrived while it had no pod.
+    pub(super) is_wanted: bool,
     /// The last contact with the pod.
     pub(super) last_contact: Option<Timestamp>,
     /// The token limits that apply.
@@ -74,6 +76,7 @@ impl AgentSnapshot {
                 memory.written.as_deref(),
             ),
             report: uid.and_then(|uid| shared.loops.last_report(key, uid)),
+            is_wanted: shared.loops.is_wanted(key),
             final_report: shared.loops.final_report(key, uid),
             last_contact: uid.and_then(|uid| shared.loops.last_contact(key, uid)),
             windows: shared.budgets.windows(key),

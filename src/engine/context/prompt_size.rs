@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::answer_schema::AnswerSchema;
 use crate::message::{Message, ToolDefinition};
 use crate::settings::EngineSettings;
 use crate::tool::ResultArtifacts;
@@ -283,6 +284,12 @@ pub fn tools_size(tools: &[ToolDefinition]) -> u64 {
             text_tokens(&tool.name) + text_tokens(&tool.description) + text_tokens(&tool.parameters.to_string())
         })
         .sum()
+}
+
+/// Estimated tokens of the schema of an answer, if the server is told one.
+#[must_use]
+pub fn schema_size(schema: Option<&AnswerSchema>) -> u64 {
+    schema.map_or(0, |schema| bytes_tokens(schema.bytes()))
 }
 
 fn tokens(message: &Message, is_cleared: bool) -> u64 {

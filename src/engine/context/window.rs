@@ -391,7 +391,7 @@ impl Engine {
             ))
             .collect();
         let health = (!own.is_empty()).then(|| own.join("\n"));
-        let parts = [self.notifications_block(now), self.hot.block(now)];
+        let parts = [self.notifications_block(now), self.hot.block(now), self.memory_block()];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         if parts.is_empty() {
             return Some(format!(

@@ -173,7 +173,8 @@ impl Engine {
         }
         let signal = watch.recent.signal()?;
         // A name that no source declares is the model's text.
-        let known = self.offer.toolbox().knows(&wanted.name);
+        let toolbox = self.offer.toolbox();
+        let known = toolbox.knows(&wanted.name) || toolbox.is_own(&wanted.name);
         let tool = if known { wanted.name.as_str() } else { "an unknown tool" };
         self.escalate(signal, Some(tool.to_owned()), out)
     }

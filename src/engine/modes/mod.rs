@@ -22,7 +22,7 @@ use super::message::{ToolCall, ToolDefinition};
 use super::resources::ResourceTracker;
 use super::settings::{EngineSettings, ModeSettings};
 use super::snapshot::{ChosenSleep, TurnBriefing};
-use super::tasks::TaskOffer;
+use super::tasks::{TaskOffer, requests};
 use super::turn::kind::TurnKind;
 use agentloop_api::failure::CallFailure;
 use agentloop_api::goal::GoalEnd;
@@ -489,8 +489,42 @@ impl Engine {
         answer
     }
 
+    /// The decision of the mode on a call; `None`: it is not of one of its tools. The mode decides as soon as the
+    /// answer is there: such a call is not a run, and its result joins the transcript with those of the other calls.
+    pub(super) fn mode_decision(&self, wanted: &ToolCall, now: Timestamp) -> Option<ModeCallDecision> {
+        let kind = self.state.turn.as_ref()?.kind();
+        if !kind.rules().is_of_mode {
+            let tools = self.mode().tools(&self.settings, None);
+            let is_offered = tools.iter().any(|tool| tool.name == wanted.name);
+            return is_offered.then(|| requests::reject_mode_tool(&wanted.name));
+        }
+        self.mode().decide_call(kind, wanted, &self.mode_context(now))
+    }
+
+    /// Tells the mode that a call of its turn has its result.
+    pub(super) fn mode_call_ended(
+        &mut self,
+        call: &ToolCall,
+        text: &str,
+        was_admitted: bool,
+        has_failed: bool,
+        now: Timestamp,
+    ) {
+        if self.turn_rules().is_of_mode {
+            self.ask_mode(now, |mode, _| mode.call_ended(call, text, was_admitted, has_failed));
+        }
+    }
+
     /// What comes next if no turn is open.
     pub(super) fn next_step(&self, now: Timestamp) -> NextStep {
-        self.mode().next(&self.mode_context(now))
+        match self.mode().next(&self.mode_context(now)) {
+            NextStep::Stop(outcome) => NextStep::Stop(outcome),
+            // Requests come first, since people wait for the answers.
+            _ if self.has_request() => NextStep::Begin {
+                kind: TurnKind::Chat,
+                at: now,
+            },
+            next => next,
+        }
     }
 }

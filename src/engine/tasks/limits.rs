@@ -2,13 +2,14 @@
 
 use jiff::Timestamp;
 
+use super::requests::REQUEST_LIMITS;
 use crate::effects::{EffectBuffer, call_line};
 use crate::machine::Engine;
 use crate::modes::LoopPace;
 use crate::settings::TaskSettings;
 use crate::tools::admission::{DenialReason, DeniedCall};
 use crate::tools::batch::{ToolBatch, ToolSlot};
-use crate::{EngineEffect, RecordKind};
+use crate::{EngineEffect, RecordKind, time_math};
 use agentloop_api::failure::FailureKind;
 use agentloop_api::task::TaskLimit;
 
@@ -17,7 +18,8 @@ const TOO_LATE: &str = "the task has exceeded its time limit";
 
 impl Engine {
     fn task_settings(&self) -> Option<&TaskSettings> {
-        self.state.tasks.current.as_ref().and(self.settings.task())
+        self.state.tasks.current.as_ref()?;
+        Some(self.settings.task().unwrap_or(&REQUEST_LIMITS))
     }
 
     /// The limit that the task under way has reached before another model call.
@@ -27,7 +29,7 @@ impl Engine {
         if let Some(limit) = turn.limit() {
             return Some(limit);
         }
-        if self.state.watch.has_failed() {
+        if turn.rules().detects_loops && self.state.watch.has_failed() {
             return Some(TaskLimit::LoopDetected);
         }
         if turn.own_call() >= settings.max_iterations {
@@ -103,8 +105,10 @@ impl Engine {
     }
 
     pub(crate) fn move_task_clock(&mut self, back: jiff::SignedDuration) {
-        if let Some(current) = &mut self.state.tasks.current {
+        let tasks = &mut self.state.tasks;
+        if let Some(current) = &mut tasks.current {
             current.clock.moved(back);
         }
+        tasks.own_ended_at = tasks.own_ended_at.map(|at| time_math::before(at, back));
     }
 }

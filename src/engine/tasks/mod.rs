@@ -7,7 +7,9 @@
 mod clock;
 mod limits;
 mod queue;
+pub(crate) mod requests;
 pub mod response;
+mod scale_down;
 
 use std::collections::VecDeque;
 
@@ -20,7 +22,7 @@ use agentloop_api::task::{MOST_RECENT, TaskKind, TaskLimit, TaskOutcome};
 use crate::effects::{EffectBuffer, journal_line};
 use crate::machine::Engine;
 use crate::turn::Turn;
-use crate::{JournalRecord, RecordKind};
+use crate::{JournalRecord, RecordKind, time_math};
 use clock::TaskClock;
 pub(crate) use queue::TaskQueue;
 pub use response::{TaskEnding, TaskResponse};
@@ -42,6 +44,8 @@ pub enum TaskOrigin {
     Spec,
     /// An event of the Sensor with this name.
     Sensor(String),
+    /// A request of the user with this name.
+    Request(String),
 }
 
 impl TaskOrigin {
@@ -50,6 +54,7 @@ impl TaskOrigin {
         match self {
             Self::Spec => TaskKind::Spec,
             Self::Sensor(_) => TaskKind::Sensor,
+            Self::Request(_) => TaskKind::Request,
         }
     }
 }
@@ -74,6 +79,8 @@ pub struct TaskLog {
     recent: VecDeque<EndedTask>,
     /// The spec whose task was accepted last.
     own: Option<u64>,
+    /// When the last task of a spec ended.
+    own_ended_at: Option<Timestamp>,
 }
 
 /// The task under way.
@@ -116,7 +123,11 @@ impl TaskLog {
 
     /// The same for an Agent that was recreated: the task of its spec is a new one.
     pub(crate) fn inherited(self) -> Self {
-        Self { own: None, ..self }
+        Self {
+            own: None,
+            own_ended_at: None,
+            ..self
+        }
     }
 
     fn ended(&mut self, task: EndedTask) {
@@ -131,10 +142,11 @@ impl Engine {
         self.tasks = TaskQueue::from(waiting);
     }
 
-    /// Whether a task would be accepted now: the loop is in mode Task, and its queue has room.
+    /// Whether a task would be accepted now: the queue has room. In a mode other than Task it is answered in a turn beside
+    /// the agent's own work.
     #[must_use]
     pub fn accepts_tasks(&self) -> bool {
-        self.accepts_input() && self.runs_tasks() && self.tasks.has_room()
+        self.accepts_input() && self.tasks.has_room()
     }
 
     pub(crate) fn runs_tasks(&self) -> bool {
@@ -143,13 +155,30 @@ impl Engine {
 
     /// A process has started: a new version of the spec brings its own task.
     pub(crate) fn offer_own_task(&mut self, out: &mut EffectBuffer) {
+        if self.state.tasks.own != Some(self.settings.spec) {
+            self.accept_own_task(out);
+        }
+    }
+
+    /// When the task of the spec is one again, if no other task waits then.
+    pub(crate) fn own_task_due(&self) -> Option<Timestamp> {
+        let interval = self.settings.task()?.min_interval?;
+        let ended_at = self.state.tasks.own_ended_at.filter(|_| self.waits_for_task())?;
+        Some(time_math::after(ended_at, interval))
+    }
+
+    /// Offers the task of the spec again once its interval is over.
+    pub(crate) fn repeat_own_task(&mut self, out: &mut EffectBuffer) {
+        if self.own_task_due().is_some_and(|due| due <= out.now) {
+            self.accept_own_task(out);
+        }
+    }
+
+    fn accept_own_task(&mut self, out: &mut EffectBuffer) {
         let Some(prompt) = self.settings.task().and_then(|task| task.prompt.clone()) else {
             return;
         };
         let spec = self.settings.spec;
-        if self.state.tasks.own == Some(spec) {
-            return;
-        }
         self.state.tasks.own = Some(spec);
         // An earlier spec may return, and its task with it: with the turn, the id is not that of the first time.
         let id = format!("spec-{spec:016x}-{}", self.state.totals.next_turn());
@@ -162,14 +191,8 @@ impl Engine {
         self.runs_tasks() && self.state.turn.is_none() && self.tasks.first().is_none()
     }
 
-    pub(crate) fn receive_task(&mut self, offer: TaskOffer, out: &mut EffectBuffer) {
-        if self.runs_tasks() {
-            self.accept_task(offer, out);
-        }
-    }
-
     /// A task was offered, for the first time or again.
-    fn accept_task(&mut self, offer: TaskOffer, out: &mut EffectBuffer) {
+    pub(crate) fn accept_task(&mut self, offer: TaskOffer, out: &mut EffectBuffer) {
         let current = self.state.tasks.current.as_ref();
         if self.tasks.has(&offer.id) || current.is_some_and(|task| task.id == offer.id) {
             return;
@@ -229,14 +252,19 @@ impl Engine {
             Some(limit) => format!("{}: {} ({limit})", ended.id, ended.outcome),
             None => format!("{}: {}", ended.id, ended.outcome),
         };
+        if ended.kind == TaskKind::Spec {
+            self.state.tasks.own_ended_at = Some(out.now);
+        }
         let response = TaskResponse::new(&ended, ending);
         out.record(JournalRecord {
             task: Some(Box::new(TaskChange::Ended(response))),
             ..journal_line(RecordKind::TaskEnded, turn.number(), note)
         });
         self.state.tasks.ended(ended);
-        // The next task is not held for what this one repeated.
-        self.watch_another_task();
-        self.clear_pause(PauseReason::LoopDetected);
+        if turn.rules().detects_loops {
+            // The next task is not held for what this one repeated.
+            self.watch_another_task();
+            self.clear_pause(PauseReason::LoopDetected);
+        }
     }
 }

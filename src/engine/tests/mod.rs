@@ -31,6 +31,7 @@ mod lifecycle;
 mod light_model;
 mod limits;
 mod loops;
+mod memory;
 mod modes;
 mod notifications;
 mod offers;
@@ -39,11 +40,13 @@ mod precheck;
 mod prompt_rules;
 mod random;
 mod rates;
+mod requests;
 mod runtime_mark;
 mod scoring;
 mod sensors;
 mod sleeping;
 mod stops;
+mod structured_output;
 mod tasks;
 mod texts;
 mod tool_failures;
@@ -71,7 +74,7 @@ use super::tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRun, ToolRunId, 
 use super::{
     CallId, CallPurpose, EngineEffect, EngineInput, GateAnswer, JournalRecord, KnownTotals, RecordKind, StopCause,
 };
-use agentloop_api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection};
+use agentloop_api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection, StructuredOutput};
 use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_api::status::{LoopState, PauseReason};
 
@@ -99,7 +102,10 @@ fn settings() -> EngineSettings {
         light_context_tokens: 128_000,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
+        memory_bytes: None,
         image_input: None,
+        structured_output: StructuredOutput::Disabled,
+        light_structured_output: StructuredOutput::Disabled,
         approval_timeout: seconds(3600),
         defers_approvals: false,
         // Tests of other rules repeat the same text.
@@ -175,6 +181,7 @@ struct Driver {
     prompt: Vec<Arc<Message>>,
     purpose: CallPurpose,
     block: Option<String>,
+    answer_schema: Option<Arc<super::answer_schema::AnswerSchema>>,
     timer: Option<Timestamp>,
     acknowledged: Vec<CallId>,
     cancelled: Vec<CallId>,
@@ -220,6 +227,7 @@ impl Driver {
             prompt: Vec::new(),
             purpose: CallPurpose::Turn,
             block: None,
+            answer_schema: None,
             timer: None,
             acknowledged: Vec::new(),
             cancelled: Vec::new(),
@@ -319,7 +327,9 @@ impl Driver {
                     messages,
                     state,
                     tools,
+                    answer_schema,
                 } => {
+                    self.answer_schema.clone_from(answer_schema);
                     self.purpose = *purpose;
                     self.block.clone_from(state);
                     self.check_offer(tools);
@@ -390,7 +400,7 @@ impl Driver {
             self.check_head(&messages[1]);
         }
         match self.purpose {
-            CallPurpose::Heartbeat => {
+            CallPurpose::Heartbeat | CallPurpose::Chat => {
                 let own = self.engine.state.turn.as_ref().expect("a turn").messages();
                 let before = self.transcript.len() - own;
                 assert_eq!(
@@ -582,6 +592,7 @@ impl Driver {
                     | EngineInput::ToolFinished { .. }
                     | EngineInput::Sensed(_)
                     | EngineInput::TaskOffered(_)
+                    | EngineInput::ScaleDown
                     | EngineInput::SensorFailed { .. }
                     | EngineInput::GateAnswered(_)
                     | EngineInput::Score(_)

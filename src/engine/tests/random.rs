@@ -44,6 +44,19 @@ fn names() -> Vec<&'static str> {
         .collect()
 }
 
+/// Arguments of `memory`.
+fn notes() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec![
+        r#"{"operation": "write", "title": "a", "text": "1"}"#,
+        r#"{"operation": "replace", "title": "a", "old": "1", "new": "1+"}"#,
+        r#"{"operation": "write", "title": "b", "text": "a longer text that does not always fit"}"#,
+        r#"{"operation": "view", "title": "b"}"#,
+        r#"{"operation": "view"}"#,
+        r#"{"operation": "delete", "title": "a"}"#,
+        "{}",
+    ])
+}
+
 fn answers() -> impl Strategy<Value = ModelAnswer> {
     let arguments = prop_oneof![
         Just(r#"{"sleep": 20, "wake_early_if": ["chat"]}"#),
@@ -57,6 +70,12 @@ fn answers() -> impl Strategy<Value = ModelAnswer> {
     let name = prop_oneof![3 => Just("yield"), 1 => Just("shell")];
     prop_oneof![
         Just(ModelAnswer::default()),
+        notes().prop_map(|arguments| calls("memory", arguments)),
+        (notes(), prop::sample::select(names())).prop_map(|(arguments, name)| {
+            let mut answer = work::wants(&[name, "memory"]);
+            answer.tool_calls[1].arguments = arguments.into();
+            answer
+        }),
         Just(says(r#"{"wake": false}"#)),
         Just(says(r#"{"confidence": 70, "met": true}"#)),
         prop::sample::select(vec!["o", "x"]).prop_map(goal::finish),
@@ -143,6 +162,7 @@ fn steps() -> impl Strategy<Value = Step> {
     let input = prop_oneof![
         3 => Just(EngineInput::Timer),
         1 => prop_oneof![Just("chat"), Just("other")].prop_map(happens),
+        2 => (0..20_u8).prop_map(|id| EngineInput::TaskOffered(requests::request(&id.to_string()))),
         2 => notifications().prop_map(notified),
         1 => token.clone().prop_map(|token| EngineInput::WakeRequested { token: token.into() }),
         1 => token.prop_map(|token| EngineInput::ResumeRequested { token: token.into() }),
@@ -219,9 +239,19 @@ fn small() -> impl Strategy<Value = EngineSettings> {
         1 => Just(ModeSettings::Countdown { turns: 4 }),
         2 => Just(goals().mode),
     ];
-    let drawn = (hours, policy, heartbeat, any::<bool>(), detects, mode, any::<bool>());
+    let memory = prop::option::of(Just(40_usize));
+    let drawn = (
+        hours,
+        policy,
+        heartbeat,
+        any::<bool>(),
+        detects,
+        mode,
+        any::<bool>(),
+        memory,
+    );
     drawn.prop_map(
-        |(active_hours, exhaustion_policy, heartbeat, pre_check, detects, mode, defers)| EngineSettings {
+        |(active_hours, exhaustion_policy, heartbeat, pre_check, detects, mode, defers, memory_bytes)| EngineSettings {
             mode,
             defers_approvals: defers,
             loop_detection: detection(detects),
@@ -236,7 +266,9 @@ fn small() -> impl Strategy<Value = EngineSettings> {
             actions_per_minute: 3,
             max_result_bytes: 500,
             // The smallest window in which the fixed parts of a prompt fit, with a notice about tools that are withheld.
-            context_tokens: 4096 + 1600,
+            // The tool `memory` and its notes need more.
+            context_tokens: 4096 + 1600 + if memory_bytes.is_some() { 400 } else { 0 },
+            memory_bytes,
             idle_timeout: seconds(120),
             rate_limits: vec![
                 rates::limit(LimitedResource::LLMCalls, 8, 30),
@@ -363,7 +395,7 @@ impl Driver {
                 }
                 let answer = match self.purpose {
                     CallPurpose::Turn | CallPurpose::Heartbeat => calls("yield", r#"{"sleep": 20}"#),
-                    CallPurpose::Compaction => says("All is well."),
+                    CallPurpose::Compaction | CallPurpose::Chat => says("All is well."),
                     CallPurpose::Precheck => says(r#"{"wake": true}"#),
                     CallPurpose::Signal => says(r#"{"score": 1}"#),
                     CallPurpose::Judge => says(r#"{"met": false}"#),

@@ -356,6 +356,7 @@ fn content_that_leaves_with_a_summary_or_a_digest_has_not_left(#[case] summarize
             CallPurpose::Compaction => driver.answer(calls("files__read", "{}")),
             CallPurpose::Turn
             | CallPurpose::Heartbeat
+            | CallPurpose::Chat
             | CallPurpose::Precheck
             | CallPurpose::Signal
             | CallPurpose::Judge

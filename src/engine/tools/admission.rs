@@ -80,8 +80,8 @@ impl DeniedCall {
 #[derive(Clone, Debug)]
 pub struct Toolbox {
     offered: Arc<[ToolDefinition]>,
-    /// Names of the tools of the mode, which are the first of those offered.
-    of_mode: BTreeSet<String>,
+    /// Names of the runtime's own tools, which are the first of those offered.
+    own: BTreeSet<String>,
     known: BTreeMap<String, Arc<KnownTool>>,
     /// Servers that have not answered yet: their tools are unknown.
     silent: Vec<String>,
@@ -107,21 +107,21 @@ pub struct KnownTool {
 }
 
 impl Toolbox {
-    /// Only the tools of the mode, since no source has declared its tools yet.
-    pub fn before_any_offer(mode_tools: Vec<ToolDefinition>) -> Self {
+    /// Only the runtime's own tools, since no source has declared its tools yet.
+    pub fn before_any_offer(own_tools: Vec<ToolDefinition>) -> Self {
         Self {
             is_offered: false,
-            ..Self::new(Vec::new(), Vec::new(), mode_tools)
+            ..Self::new(Vec::new(), Vec::new(), own_tools)
         }
     }
 
-    /// The tools of the mode and these tools. A tool with an unusable schema or a name that is taken is left out.
-    pub fn new(specs: Vec<ToolSpec>, silent: Vec<String>, mode_tools: Vec<ToolDefinition>) -> Self {
-        let of_mode = names(&mode_tools);
-        let mut offered = mode_tools;
+    /// The runtime's own tools and these. A tool with an unusable schema or a name that is taken is left out.
+    pub fn new(specs: Vec<ToolSpec>, silent: Vec<String>, own_tools: Vec<ToolDefinition>) -> Self {
+        let own = names(&own_tools);
+        let mut offered = own_tools;
         let mut known = BTreeMap::new();
         for spec in specs {
-            if of_mode.contains(&spec.name) || known.contains_key(&spec.name) {
+            if own.contains(&spec.name) || known.contains_key(&spec.name) {
                 continue;
             }
             let Ok(schema) = json_schema::compile(&spec.parameters) else {
@@ -137,7 +137,7 @@ impl Toolbox {
         Self {
             tokens: prompt_size::tools_size(&offered),
             offered: offered.into(),
-            of_mode,
+            own,
             known,
             silent,
             is_offered: true,
@@ -204,9 +204,9 @@ impl Toolbox {
         self.known.get(name).map(|known| known.spec.effect)
     }
 
-    /// Whether a tool may have had side effects, as far as is known. Tools of the mode have none.
+    /// Whether a tool may have had side effects, as far as is known. The runtime's own have none.
     pub fn may_act(&self, name: &str) -> bool {
-        !self.of_mode.contains(name) && self.effect(name) != Some(ToolEffect::Read)
+        !self.is_own(name) && self.effect(name) != Some(ToolEffect::Read)
     }
 
     /// Hash of the definition of a tool, as offered; `None`: unknown tool.
@@ -219,16 +219,21 @@ impl Toolbox {
         self.known.contains_key(name)
     }
 
+    /// Whether it is one of the runtime's own tools.
+    pub fn is_own(&self, name: &str) -> bool {
+        self.own.contains(name)
+    }
+
     /// Whether any source has declared its tools.
     pub fn is_offered(&self) -> bool {
         self.is_offered
     }
 
-    /// The same with other definitions of the mode's tools.
-    pub fn with_mode_tools(mut self, mode_tools: Vec<ToolDefinition>) -> Self {
-        let others = self.offered.iter().skip(self.of_mode.len()).cloned();
-        self.of_mode = names(&mode_tools);
-        self.offered = mode_tools.into_iter().chain(others).collect();
+    /// The same with other definitions of the runtime's own tools.
+    pub fn with_own_tools(mut self, own_tools: Vec<ToolDefinition>) -> Self {
+        let others = self.offered.iter().skip(self.own.len()).cloned();
+        self.own = names(&own_tools);
+        self.offered = own_tools.into_iter().chain(others).collect();
         self.tokens = prompt_size::tools_size(&self.offered);
         self
     }

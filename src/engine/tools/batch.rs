@@ -216,8 +216,8 @@ impl ToolBatch {
         self.end(self.slots.len() - 1, ToolCallEnding::Failed, text);
     }
 
-    /// The next call is of a tool of the mode, see [`Self::apply_decisions`].
-    pub fn add_mode_call(&mut self) {
+    /// The next call is of one of the runtime's own tools: its result follows, see [`Self::apply_decisions`] and [`Self::end`].
+    pub fn add_own_call(&mut self) {
         self.slots.push_back(ToolSlot::Result(String::new()));
     }
 

@@ -7,6 +7,7 @@
 pub mod admission;
 pub mod batch;
 pub mod expiry;
+mod lines;
 pub mod offer;
 pub mod results;
 
@@ -17,17 +18,18 @@ use jiff::{SignedDuration, Timestamp};
 use self::admission::{AdmissionContext, DenialReason, DeniedCall};
 use self::batch::{JoinedResult, NextRun, ToolBatch, ToolRunPlan, ToolSlot};
 use self::expiry::{LONGEST_CALL, LONGEST_PAUSE, asked_before, expired};
+pub(crate) use self::lines::{plan_line, tool_line};
 use crate::approvals::RunApproval;
 use crate::effects::{EffectBuffer, journal_line};
 use crate::guardrails::EndedToolRun;
 use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
 use crate::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
-use crate::modes::{LoopPace, ModeCallDecision};
+use crate::modes::LoopPace;
 use crate::tool::{ResultArtifacts, ToolOutcome, ToolRun, ToolRunId};
 use crate::tools::results::render_outcome;
 use crate::turn::Turn;
-use crate::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids, time_math};
+use crate::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ids, time_math};
 use agentloop_api::agent::LimitedResource;
 use agentloop_api::status::GateKind;
 
@@ -41,6 +43,7 @@ impl Engine {
     pub(crate) fn begin_tool_batch(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
         let mut work = ToolBatch::begun(out.now);
         let mut decisions = Vec::new();
+        let mut memory_calls = Vec::new();
         // The last call of a truncated answer may lack arguments and still fit the tool's schema.
         let cut = answer.tool_calls.len().checked_sub(1);
         let cut = cut.filter(|_| answer.finish == FinishReason::Length);
@@ -49,8 +52,12 @@ impl Engine {
             let admitted = if cut == Some(place) {
                 let denied = admission::truncated_call(self.settings.max_output_tokens);
                 Err(self.deny(id, wanted, denied, out))
+            } else if self.is_memory_call(wanted) {
+                work.add_own_call();
+                memory_calls.push(place);
+                continue;
             } else if let Some(decision) = self.mode_decision(wanted, out.now) {
-                work.add_mode_call();
+                work.add_own_call();
                 decisions.push((place, decision));
                 continue;
             } else {
@@ -68,6 +75,7 @@ impl Engine {
         if let Some(turn) = &mut self.state.turn {
             turn.begin_batch(work);
         }
+        self.run_memory_calls(&memory_calls, out);
         if self.turn_rules().counts_as_turn {
             self.state.counters.rest.end_text_turns();
         }
@@ -363,9 +371,9 @@ impl Engine {
                 text = format!("{text}\n[{told}]");
             }
             let (was_admitted, has_failed) = (ending.is_some(), ending.is_none_or(|end| end == ToolCallEnding::Failed));
-            self.ask_mode(out.now, |mode, _| {
-                mode.call_ended(&wanted, &text, was_admitted, has_failed);
-            });
+            if !self.is_memory_call(&wanted) {
+                self.mode_call_ended(&wanted, &text, was_admitted, has_failed, out.now);
+            }
             let id = wanted.id;
             let message = Arc::new(Message::Tool {
                 id,
@@ -408,13 +416,6 @@ impl Engine {
 
     pub(crate) fn batch_mut(&mut self) -> Option<&mut ToolBatch> {
         self.state.turn.as_mut()?.batch_mut()
-    }
-
-    /// The decision of the mode on a call; `None`: it is not of one of its tools. The mode decides as soon as the
-    /// answer is there: such a call is not a run, and its result joins the transcript with those of the other calls.
-    fn mode_decision(&self, wanted: &ToolCall, now: Timestamp) -> Option<ModeCallDecision> {
-        let kind = self.state.turn.as_ref()?.kind();
-        self.mode().decide_call(kind, wanted, &self.mode_context(now))
     }
 
     /// The call behind a slot. The answer is in the transcript, before the results that have joined.
@@ -559,42 +560,4 @@ fn run_id(turn: i64, call: u32, place: usize) -> ToolRunId {
         call,
         index: u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1),
     }
-}
-
-pub(crate) fn tool_line(
-    kind: RecordKind,
-    id: ToolRunId,
-    note: &str,
-    fill: impl FnOnce(&mut ToolLine),
-) -> JournalRecord {
-    let mut tool = ToolLine {
-        run: id,
-        tool: None,
-        effect: None,
-        key: None,
-        arguments: None,
-        outcome: None,
-    };
-    fill(&mut tool);
-    JournalRecord {
-        member: id.member,
-        tool: Some(tool),
-        ..journal_line(kind, id.turn, note)
-    }
-}
-
-pub(crate) fn plan_line(
-    kind: RecordKind,
-    id: ToolRunId,
-    note: &str,
-    plan: &ToolRunPlan,
-    outcome: Option<OutcomeKind>,
-) -> JournalRecord {
-    tool_line(kind, id, note, |line| {
-        line.tool = Some(plan.tool.clone());
-        line.effect = Some(plan.effect);
-        line.key = Some(plan.key.clone());
-        line.arguments = Some(plan.arguments.clone());
-        line.outcome = outcome;
-    })
 }

@@ -1,13 +1,31 @@
-//! What the model is offered: the tools of the loop's mode, such as `yield`, and those of the sources.
+//! What the model is offered: the runtime's own tools, which are those of the loop's mode, such as `yield`, and `memory`; and
+//! the tools of the sources.
 //!
 //! Owns when a change of the offer reaches the prompts, and what is offered of what the sources list. Journals nothing; what is
 //! withheld is decided in `definitions`.
 
 use std::collections::BTreeSet;
 
+use crate::machine::Engine;
+use crate::memory;
 use crate::message::ToolDefinition;
+use crate::modes::LoopMode;
+use crate::settings::EngineSettings;
 use crate::tool::{DeclaredDefinition, ToolSpec};
 use crate::tools::admission::{DenialReason, DeniedCall, Toolbox};
+
+/// The runtime's own tools, which come before all others in a prompt. `events`: those that can wake the loop, if known.
+pub fn own_tools(mode: &dyn LoopMode, settings: &EngineSettings, events: Option<&[String]>) -> Vec<ToolDefinition> {
+    let mut tools = mode.tools(settings, events);
+    tools.extend(settings.memory_bytes.map(memory::tool::definition));
+    tools
+}
+
+impl Engine {
+    pub(crate) fn own_tools(&self, events: Option<&[String]>) -> Vec<ToolDefinition> {
+        own_tools(self.mode(), &self.settings, events)
+    }
+}
 
 /// The tools of the prompts, and those of the next turn's.
 #[derive(Clone, Debug)]
@@ -32,10 +50,10 @@ pub struct ToolList {
 }
 
 impl ToolOffer {
-    /// Only the tools of the mode, since no source has declared its tools yet.
-    pub fn new(mode_tools: Vec<ToolDefinition>) -> Self {
+    /// Only the runtime's own tools, since no source has declared its tools yet.
+    pub fn new(own_tools: Vec<ToolDefinition>) -> Self {
         Self {
-            current: Toolbox::before_any_offer(mode_tools),
+            current: Toolbox::before_any_offer(own_tools),
             next: None,
             listed: ToolList::default(),
             withheld: BTreeSet::new(),
@@ -72,7 +90,7 @@ impl ToolOffer {
         &mut self,
         listed: ToolList,
         withheld: BTreeSet<String>,
-        mode_tools: Vec<ToolDefinition>,
+        own_tools: Vec<ToolDefinition>,
         in_turn: bool,
     ) {
         let answers = self
@@ -82,31 +100,31 @@ impl ToolOffer {
             .any(|server| !listed.silent.contains(server));
         let is_first = !self.current.is_offered();
         self.listed = listed;
-        self.offer(withheld, mode_tools, !in_turn || answers || is_first);
+        self.offer(withheld, own_tools, !in_turn || answers || is_first);
     }
 
     /// Other tools of the list are withheld.
-    pub fn withheld_changed(&mut self, withheld: BTreeSet<String>, mode_tools: Vec<ToolDefinition>, in_turn: bool) {
+    pub fn withheld_changed(&mut self, withheld: BTreeSet<String>, own_tools: Vec<ToolDefinition>, in_turn: bool) {
         if withheld != self.withheld {
-            self.offer(withheld, mode_tools, !in_turn);
+            self.offer(withheld, own_tools, !in_turn);
         }
     }
 
-    fn offer(&mut self, withheld: BTreeSet<String>, mode_tools: Vec<ToolDefinition>, at_once: bool) {
+    fn offer(&mut self, withheld: BTreeSet<String>, own_tools: Vec<ToolDefinition>, at_once: bool) {
         let offered = self.listed.tools.iter().filter(|spec| !withheld.contains(&spec.name));
         let silent = self.listed.silent.clone();
-        self.next = Some(Toolbox::new(offered.cloned().collect(), silent, mode_tools));
+        self.next = Some(Toolbox::new(offered.cloned().collect(), silent, own_tools));
         self.withheld = withheld;
         if at_once {
             self.turn_begins();
         }
     }
 
-    /// The events that can wake the loop; the mode's tools list them from the next turn on.
-    pub fn wake_events_changed(&mut self, names: Vec<String>, mode_tools: Vec<ToolDefinition>, in_turn: bool) {
+    /// The events that can wake the loop; the runtime's own tools list them from the next turn on.
+    pub fn wake_events_changed(&mut self, names: Vec<String>, own_tools: Vec<ToolDefinition>, in_turn: bool) {
         self.wake_events = Some(names);
         let newest = self.next.take().unwrap_or_else(|| self.current.clone());
-        self.next = Some(newest.with_mode_tools(mode_tools));
+        self.next = Some(newest.with_own_tools(own_tools));
         if !in_turn {
             self.turn_begins();
         }

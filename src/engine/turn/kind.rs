@@ -18,6 +18,8 @@ pub enum TurnKind {
     Heartbeat,
     /// The whole work on one task.
     Task,
+    /// The answer to a request, beside the agent's own work.
+    Chat,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -30,6 +32,7 @@ enum StoredTurnKind {
 #[derive(Serialize, Deserialize)]
 enum NamedTurnKind {
     Task,
+    Chat,
 }
 
 impl From<StoredTurnKind> for TurnKind {
@@ -38,6 +41,7 @@ impl From<StoredTurnKind> for TurnKind {
             StoredTurnKind::IsHeartbeat(false) => Self::Own,
             StoredTurnKind::IsHeartbeat(true) => Self::Heartbeat,
             StoredTurnKind::Named(NamedTurnKind::Task) => Self::Task,
+            StoredTurnKind::Named(NamedTurnKind::Chat) => Self::Chat,
         }
     }
 }
@@ -48,6 +52,7 @@ impl From<TurnKind> for StoredTurnKind {
             TurnKind::Own => Self::IsHeartbeat(false),
             TurnKind::Heartbeat => Self::IsHeartbeat(true),
             TurnKind::Task => Self::Named(NamedTurnKind::Task),
+            TurnKind::Chat => Self::Named(NamedTurnKind::Chat),
         }
     }
 }
@@ -60,6 +65,8 @@ pub struct TurnRules {
     pub purpose: CallPurpose,
     /// The note of the record that begins it.
     pub note: &'static str,
+    /// The mode begins it, sees its calls, and is told how it ends.
+    pub is_of_mode: bool,
     /// Before it begins, the hot state is refreshed, and a pre-check may prevent it.
     pub is_prepared: bool,
     /// It has its own conversation, which leaves the transcript when it ends. It neither shows nor changes the
@@ -77,8 +84,7 @@ pub struct TurnRules {
     pub summarizes: bool,
     /// If rate limits leave no room for its next call, `loop.exhaustionPolicy` may end it.
     pub may_be_skipped: bool,
-    /// It is the work on a task: limits of the task end it, its end is the task's, and its failure counts as one of the
-    /// loop.
+    /// It is the work on a task: limits of the task end it, and its end is the task's.
     pub works_on_task: bool,
     /// Its first message tells the cause and the notes of the loop, and its own notes are shown in the next turn.
     pub has_briefing: bool,
@@ -90,6 +96,7 @@ impl TurnKind {
             Self::Own => TurnRules {
                 purpose: CallPurpose::Turn,
                 note: "",
+                is_of_mode: true,
                 is_prepared: true,
                 own_session: false,
                 counts_as_turn: true,
@@ -104,6 +111,7 @@ impl TurnKind {
             Self::Heartbeat => TurnRules {
                 purpose: CallPurpose::Heartbeat,
                 note: "heartbeat",
+                is_of_mode: true,
                 is_prepared: false,
                 own_session: true,
                 counts_as_turn: false,
@@ -120,6 +128,7 @@ impl TurnKind {
             Self::Task => TurnRules {
                 purpose: CallPurpose::Turn,
                 note: "task",
+                is_of_mode: true,
                 is_prepared: true,
                 own_session: true,
                 counts_as_turn: true,
@@ -128,6 +137,24 @@ impl TurnKind {
                 detects_loops: true,
                 summarizes: false,
                 // Its requester waits for the response.
+                may_be_skipped: false,
+                works_on_task: true,
+                has_briefing: false,
+            },
+            Self::Chat => TurnRules {
+                purpose: CallPurpose::Chat,
+                note: "chat",
+                is_of_mode: false,
+                is_prepared: false,
+                own_session: true,
+                counts_as_turn: false,
+                // It leaves the sleep as it is.
+                offers_mode_tools: false,
+                shows_notifications: false,
+                // What is detected has consequences for the loop.
+                detects_loops: false,
+                summarizes: false,
+                // A person waits for the response.
                 may_be_skipped: false,
                 works_on_task: true,
                 has_briefing: false,
@@ -148,6 +175,7 @@ mod tests {
             (TurnKind::Own, json!(false)),
             (TurnKind::Heartbeat, json!(true)),
             (TurnKind::Task, json!("Task")),
+            (TurnKind::Chat, json!("Chat")),
         ] {
             assert_eq!(serde_json::to_value(kind).unwrap(), stored);
             assert_eq!(serde_json::from_value::<TurnKind>(stored).unwrap(), kind);

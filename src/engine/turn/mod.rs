@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use crate::answer_schema::AnswerSchema;
 use crate::calls::CallContent;
 use crate::context::{images, prompt, prompt_size};
 use crate::effects::{EffectBuffer, answer_line, journal_line, trip_line};
@@ -39,7 +40,7 @@ impl Engine {
         } else {
             (TurnBriefing::default(), None)
         };
-        if rules.works_on_task {
+        if rules.works_on_task && rules.counts_as_turn {
             // Its notes concern the loop, not the task.
             self.state.briefing = TurnBriefing::default();
         }
@@ -48,7 +49,11 @@ impl Engine {
             briefing: &briefing,
             hot_state,
         };
-        let text = self.ask_mode(out.now, |mode, context| mode.begin_turn(kind, &opening, context));
+        let text = if rules.is_of_mode {
+            self.ask_mode(out.now, |mode, context| mode.begin_turn(kind, &opening, context))
+        } else {
+            self.request_opening(out.now)
+        };
         if !rules.own_session {
             self.state.next_turn = None;
             self.state.pre_check = PreCheckState::default();
@@ -113,6 +118,8 @@ impl Engine {
         }
         let sent = prompt_size::messages_size(&messages, 0) + self.offer.toolbox().tokens();
         let sent = sent + state.as_deref().map_or(0, prompt_size::message_size);
+        let answer_schema = self.turn_schema();
+        let sent = sent + prompt_size::schema_size(answer_schema.as_deref());
         self.sent_prompt = Some(SentPrompt {
             tokens: sent + self.image_tokens(),
             has_images: images > 0,
@@ -121,7 +128,15 @@ impl Engine {
             messages,
             state,
             tools: self.offer.toolbox().offered(),
+            answer_schema,
         }
+    }
+
+    /// The schema of the answer that ends the turn under way, if the server is told one.
+    fn turn_schema(&self) -> Option<Arc<AnswerSchema>> {
+        let rules = self.turn_rules();
+        let is_response = rules.works_on_task && rules.is_of_mode && self.compaction().is_none();
+        self.settings.task().filter(|_| is_response)?.answer_schema.clone()
     }
 
     fn system_prompt(&self) -> String {
@@ -138,6 +153,7 @@ impl Engine {
         let state = self.state_block().map_or(0, |block| prompt_size::message_size(&block));
         prompt_size::message_size(&self.system_prompt())
             + self.offer.toolbox().tokens()
+            + prompt_size::schema_size(self.turn_schema().as_deref())
             + self.head_tokens()
             + state
             + self.image_tokens()
@@ -237,6 +253,8 @@ impl Engine {
                 "Your answer was cut at the output limit of {} tokens. Respond again, in fewer words.",
                 self.settings.max_output_tokens
             ))
+        } else if !self.turn_rules().is_of_mode {
+            TextDecision::EndsTurn
         } else {
             self.mode().decide_text(text, &self.mode_context(out.now))
         };
@@ -299,6 +317,7 @@ impl Engine {
 
     pub(crate) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
         self.drop_deferred(out);
+        self.fail_waiting_requests(out);
         self.ask_mode(out.now, |mode, context| mode.loop_ended(context));
         self.state.life.end(outcome);
         self.note_transition(out);
@@ -394,6 +413,9 @@ impl Engine {
     /// Tells the mode that a turn has ended that is not followed by the checks of a completed one: it failed, or had its
     /// own conversation.
     pub(crate) fn mode_turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, out: &mut EffectBuffer) {
+        if !kind.rules().is_of_mode {
+            return;
+        }
         let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, end, context));
         if let NextStep::Stop(outcome) = next {
             self.end_loop(outcome, out);
@@ -441,7 +463,9 @@ impl Engine {
         if turn.rules().works_on_task {
             let ending = self.task_ending(&turn, pace);
             self.state.inbox.acknowledge(turn.shown());
-            self.state.counters.streaks.turn_completed();
+            if turn.rules().counts_as_turn {
+                self.state.counters.streaks.turn_completed();
+            }
             self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
             self.end_task(&turn, ending, out);
         } else {
@@ -465,7 +489,9 @@ impl Engine {
         if turn.rules().works_on_task {
             self.blame_notifications(turn.shown(), &failure, out);
             self.end_task(turn, TaskEnding::Failed(failure.clone()), out);
-            self.count_failed_turn(&failure, out);
+            if turn.rules().counts_as_turn {
+                self.count_failed_turn(&failure, out);
+            }
         }
         self.state.last_error = Some((out.now, failure));
         self.mode_turn_ended(

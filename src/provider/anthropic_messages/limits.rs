@@ -41,6 +41,10 @@ pub(crate) static SCHEMA: RequestSchema = RequestSchema {
     output_limits: &[OUTPUT_LIMIT],
     unseen: &[],
     settings: &[],
+    answer: &[
+        ("output_config", &["effort", "format"]),
+        ("format", &["schema", "type"]),
+    ],
     conversation: "messages",
     text: Some("system"),
     // Messages have roles, and no types.

@@ -25,6 +25,11 @@ pub fn request<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M
             }
         }
     }
+    // The API rejects other schemas.
+    if let Some(schema) = prompt.answer_schema.filter(|schema| schema.is_exact) {
+        let config = body.entry("output_config").or_insert_with(|| json!({}));
+        config["format"] = json!({"type": "json_schema", "schema": schema.schema});
+    }
     body.insert("stream".into(), model.stream.into());
     let mark = prompt.lifetime.map(mark);
     if !prompt.tools.is_empty() {
@@ -467,6 +472,7 @@ mod tests {
             tools: &tools,
             lifetime: Some(CacheLifetime::OneHour),
             cache_key: None,
+            answer_schema: None,
         };
         let body = super::request(&model(), &prompt);
         let mark = json!({"type": "ephemeral", "ttl": "1h"});

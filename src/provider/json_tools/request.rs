@@ -2,7 +2,8 @@
 //!
 //! Writes the tools into the system message and past calls into the conversation. The schema sent is looser than the
 //! schemas of the tools and uses only keywords that every server supports. As with all calls, the engine's gate
-//! validates the arguments.
+//! validates the arguments. It takes the place of [`ModelPrompt::answer_schema`]: the schema of a response is a part of that
+//! of the tool `finish`.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -37,6 +38,7 @@ pub fn request<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M
         tools: &[],
         lifetime: prompt.lifetime,
         cache_key: prompt.cache_key,
+        answer_schema: None,
     };
     let mut body = openai_chat::request::request(model, &plain);
     if let Some(body) = body.as_object_mut() {

@@ -35,6 +35,10 @@ pub(crate) static SCHEMA: RequestSchema = RequestSchema {
     output_limits: &["max_tokens", "max_completion_tokens"],
     unseen: &[],
     settings: &[],
+    answer: &[
+        ("response_format", &["json_schema", "type"]),
+        ("json_schema", &["name", "schema", "strict"]),
+    ],
     conversation: "messages",
     text: None,
     // Messages have roles, and no types.

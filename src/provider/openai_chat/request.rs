@@ -26,6 +26,11 @@ pub fn request<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M
     if !prompt.tools.is_empty() {
         body.insert("tools".into(), prompt.tools.iter().map(tool).collect());
     }
+    if let Some(schema) = prompt.answer_schema {
+        let format = json!({"name": schema.name, "schema": schema.schema, "strict": schema.is_exact});
+        let format = json!({"type": "json_schema", "json_schema": format});
+        body.insert("response_format".into(), format);
+    }
     if let Some(effort) = model.reasoning.as_ref().and_then(|reasoning| reasoning.effort) {
         body.insert("reasoning_effort".into(), effort_name(effort).into());
     }
@@ -316,6 +321,7 @@ mod tests {
                 tools: &[],
                 lifetime: None,
                 cache_key: None,
+                answer_schema: None,
             };
             let body = super::request(&model(), &prompt);
             let all = body["messages"].as_array().unwrap().clone();
@@ -345,6 +351,7 @@ mod tests {
                 tools: &[],
                 lifetime: None,
                 cache_key: Some("uid"),
+                answer_schema: None,
             };
             super::request(&model, &prompt)
         };

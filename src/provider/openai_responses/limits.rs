@@ -33,6 +33,7 @@ pub(crate) static SCHEMA: RequestSchema = RequestSchema {
         "store",
         "stream",
         "temperature",
+        "text",
         "tool_choice",
         "tools",
     ],
@@ -41,6 +42,7 @@ pub(crate) static SCHEMA: RequestSchema = RequestSchema {
     unseen: &["include", "store"],
     // Modes of reasoning with several passes are billed for each of them.
     settings: &[("reasoning", &["effort"])],
+    answer: &[("text", &["format"]), ("format", &["name", "schema", "strict", "type"])],
     conversation: "input",
     text: Some("instructions"),
     entry,

@@ -9,6 +9,7 @@ use crate::openai_chat::request::{effort_name, is_keyed, sendable};
 use crate::prompt::{ModelPrompt, images_text, own, temperature};
 use crate::tool_call_ids::ToolCallIds;
 use agentloop_api::agent::ModelSpec;
+use agentloop_engine::answer_schema::AnswerSchema;
 use agentloop_engine::message::{Message, MessagePart, ReasoningContent, ToolCall, ToolDefinition};
 
 /// Builds the body of a request. The gateway adds the output limit.
@@ -32,6 +33,13 @@ pub fn request<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M
     }
     if !prompt.tools.is_empty() {
         body.insert("tools".into(), prompt.tools.iter().map(tool).collect());
+    }
+    if let Some(AnswerSchema {
+        name, schema, is_exact, ..
+    }) = prompt.answer_schema
+    {
+        let format = json!({"type": "json_schema", "name": name, "schema": schema, "strict": is_exact});
+        body.insert("text".into(), json!({ "format": format }));
     }
     body.insert("input".into(), conversation(model, prompt).into());
     if let Some(effort) = model.reasoning.as_ref().and_then(|reasoning| reasoning.effort) {

@@ -38,6 +38,7 @@ impl LoopDriver<'_> {
                 messages,
                 state,
                 tools,
+                answer_schema,
             } => {
                 let light = self.light_model.filter(|_| purpose.uses_light_model());
                 let model = light.unwrap_or(self.model);
@@ -56,6 +57,7 @@ impl LoopDriver<'_> {
                     tools: &tools,
                     lifetime,
                     cache_key: light.is_none().then_some(&*self.agent),
+                    answer_schema: answer_schema.as_deref(),
                 };
                 let body = format.body(model, &prompt);
                 let gateway = self.gateway.clone();

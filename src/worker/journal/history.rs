@@ -234,7 +234,7 @@ impl HistoryWriter<'_> {
             CallPurpose::Signal => Some("scored"),
             CallPurpose::Judge => Some("judged"),
             CallPurpose::Confidence => Some("estimated"),
-            CallPurpose::Turn | CallPurpose::Heartbeat | CallPurpose::Compaction => None,
+            CallPurpose::Turn | CallPurpose::Heartbeat | CallPurpose::Chat | CallPurpose::Compaction => None,
         };
         let execution = if let Some(end) = question {
             let execution = self.begin(turn, used.purpose, &json!([call.to_string()]))?;

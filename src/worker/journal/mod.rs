@@ -261,6 +261,17 @@ impl Journal {
         tasks::first_undelivered(&self.connection).map_err(|error| self.unwritten(error))
     }
 
+    /// Returns the line after which those of a task begin; `None`: the task is not known. 0: its lines are no longer kept.
+    pub fn find_task(&self, id: &str) -> Result<Option<i64>, JournalError> {
+        tasks::find(&self.connection, id).map_err(|error| self.sqlite(&error))
+    }
+
+    /// Returns the response to a task as JSON, with its result shortened to about so many bytes; `None`: it is no longer
+    /// kept.
+    pub fn task_response(&self, id: &str, bytes: usize) -> Result<Option<String>, JournalError> {
+        tasks::response(&self.connection, id, bytes).map_err(|error| self.unwritten(error))
+    }
+
     /// Records that a response was delivered.
     pub fn response_delivered(&self, seq: i64) -> Result<(), JournalError> {
         tasks::delivered(&self.connection, seq).map_err(|error| self.sqlite(&error))

@@ -5,9 +5,11 @@
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
+use serde_json::Value;
 
 use super::write::JournalWriteError;
 use crate::engine::tasks::{TaskChange, TaskOffer, TaskResponse};
+use crate::support::text::{first_bytes, with_ellipsis};
 
 /// Tasks that have ended and are kept, the newest first. Responses that are to be delivered are kept in any case.
 pub const ENDED_TASKS: i64 = 1_000;
@@ -56,6 +58,40 @@ pub(super) fn waiting(connection: &Connection) -> Result<Vec<TaskOffer>, Journal
         .query_map([], |row| row.get(0))?
         .collect::<Result<_, _>>()?;
     rows.iter().map(|row| Ok(serde_json::from_str(row)?)).collect()
+}
+
+/// The line before those of a task; `None`: the task is not known. 0: its lines are no longer kept.
+pub(super) fn find(connection: &Connection, id: &str) -> rusqlite::Result<Option<i64>> {
+    let is_known = "SELECT EXISTS (SELECT 1 FROM tasks WHERE id = ?1)";
+    if !connection
+        .prepare_cached(is_known)?
+        .query_row([id], |row| row.get::<_, bool>(0))?
+    {
+        return Ok(None);
+    }
+    let line = "SELECT coalesce(min(seq) - 1, 0) FROM journal WHERE kind = 'TaskAccepted' AND note = ?1";
+    connection
+        .prepare_cached(line)?
+        .query_row([id], |row| row.get(0))
+        .map(Some)
+}
+
+/// The response to a task as JSON. A longer result is a text that ends with an ellipsis.
+pub(super) fn response(connection: &Connection, id: &str, bytes: usize) -> Result<Option<String>, JournalWriteError> {
+    let row: Option<String> = connection
+        .prepare_cached("SELECT response FROM tasks WHERE id = ?1 AND response IS NOT NULL")?
+        .query_row([id], |row| row.get(0))
+        .optional()?;
+    let text = match row {
+        Some(text) if text.len() > bytes => text,
+        short => return Ok(short),
+    };
+    let mut response: TaskResponse = serde_json::from_str(&text)?;
+    response.result = response.result.map(|result| {
+        let text = result.as_str().map_or_else(|| result.to_string(), str::to_owned);
+        Value::String(with_ellipsis(first_bytes(&text, bytes), &text))
+    });
+    Ok(Some(serde_json::to_string(&response)?))
 }
 
 /// The oldest response that has not been delivered.

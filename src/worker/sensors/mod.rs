@@ -215,6 +215,13 @@ impl LoopSensors {
         self.running.iter().filter_map(of).min()
     }
 
+    /// Whether something is received or scored here: without the pod it would be missed.
+    #[must_use]
+    pub fn needs_pod(&self) -> bool {
+        let receives = self.running.values().any(|running| running.compiled.is_some());
+        receives || self.memories.values().any(|memory| !memory.waiting.is_empty())
+    }
+
     /// Returns a step that is due now.
     pub fn due(&mut self, now: Timestamp) -> Option<SensorTransition> {
         for (uid, running) in &mut self.running {

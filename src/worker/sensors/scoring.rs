@@ -49,6 +49,10 @@ pub enum ScoringStep {
 }
 
 impl ScoreQueue {
+    pub(super) fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.events.len() >= MOST_WAITING
     }

@@ -21,9 +21,9 @@ use crate::support::hash::sha256_hex;
 use crate::support::text::first_bytes;
 
 pub(super) const MAX_TOOLS: usize = 128;
-/// Maximum number of tools of all servers: `OpenAIChat` servers accept 128 per request, two of which are the runtime's,
-/// `yield` and `artifact_read`.
-pub(super) const MAX_TOOLS_IN_ALL: usize = 126;
+/// Maximum number of tools of all servers: `OpenAIChat` servers accept 128 per request, up to four of which are the runtime's:
+/// two of the mode, `memory` and `artifact_read`.
+pub(super) const MAX_TOOLS_IN_ALL: usize = 124;
 /// Maximum bytes of names, descriptions and schemas of all tools together. They are part of every prompt.
 pub(super) const MAX_DEFINITIONS: usize = 256 * 1024;
 /// Maximum length of a tool's description in bytes; a longer one is truncated.
@@ -399,7 +399,7 @@ mod tests {
             let (offered, left_out) = bounded([&catalog("a", 100, 1), &catalog("b", count, 1)]);
             (offered.len(), left_out)
         };
-        assert_eq!((all(26), all(27)), ((126, 0), (126, 1)));
+        assert_eq!((all(24), all(25)), ((124, 0), (124, 1)));
         let (offered, left_out) = bounded([&catalog("a", 70, MAX_DESCRIPTION), &catalog("b", 1, 1)]);
         assert!(left_out > 0 && offered.len() + left_out == 71);
         let size = |spec: &ToolSpec| spec.name.len() + spec.description.len() + spec.parameters.to_string().len();

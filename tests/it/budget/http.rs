@@ -63,6 +63,9 @@ impl Link {
             answers: GateAnswerRecorder::new(api_server(Arc::default())),
             loops: leader.loops.clone(),
             relay: Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0),
+            tasks: Arc::new(agentloop::controller::task_relay::TaskRelay::new(Duration::from_secs(
+                5,
+            ))),
             agents: Arc::new(OnceLock::from(view(&objects))),
             budgets: leader.budgets.clone(),
             metrics: Arc::new(Metrics::new().unwrap()),

@@ -78,6 +78,9 @@ impl Platform {
             answers: GateAnswerRecorder::new(controller),
             loops: loops.clone(),
             relay: Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0),
+            tasks: Arc::new(agentloop::controller::task_relay::TaskRelay::new(Duration::from_secs(
+                5,
+            ))),
             agents: Arc::new(OnceLock::from(view(&[object]))),
             budgets: idle_ledger(server.admin.clone(), &loops),
             metrics: Arc::new(Metrics::new().unwrap()),

@@ -244,6 +244,7 @@ fn the_clusters_own_roles_cover_agents_and_leave_their_status_to_the_controller(
             "{role}"
         );
         assert_eq!(rights.contains_key("agentloop.dev agents/messages"), writes, "{role}");
+        assert_eq!(rights.contains_key("agentloop.dev agents/tasks"), writes, "{role}");
         // Who is limited does not set the limit.
         let read = ["get", "list", "watch"].map(str::to_owned);
         assert_eq!(rights["agentloop.dev agentbudgets"], BTreeSet::from(read), "{role}");

@@ -163,6 +163,9 @@ impl Rig {
             answers: GateAnswerRecorder::new(api.clone()),
             loops: loops.clone(),
             relay: Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0),
+            tasks: Arc::new(agentloop::controller::task_relay::TaskRelay::new(Duration::from_secs(
+                5,
+            ))),
             agents: Arc::new(OnceLock::from(agents)),
             budgets: idle_ledger(api, &loops),
             metrics: Arc::new(Metrics::new().unwrap()),
@@ -199,6 +202,10 @@ impl Rig {
         let (namespace, name) = agent.split_once('/').unwrap();
         let address = self.address;
         format!("https://{address}/v1/namespaces/{namespace}/agents/{name}/events{query}")
+    }
+
+    pub fn tasks_url(&self, agent: &str) -> String {
+        self.events_url(agent, "").replace("/events", "/tasks")
     }
 
     /// What the pod of Agent `x` is to do.
@@ -263,7 +270,7 @@ impl Rig {
 
     fn role(&self, role: &str) -> Child {
         let config = json!({
-            "namespace": "a", "name": "x", "uid": "agent-uid", "epoch": EPOCH,
+            "namespace": "a", "name": "x", "uid": "uid-of-x", "epoch": EPOCH,
             "linkUrl": format!("https://{}", self.address),
             "spec": {
                 "instructions": format!("Be {CANARY}."),

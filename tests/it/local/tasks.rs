@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::examples::{example, sender};
 use super::process::{Bench, agent, script};
 use super::sources;
+use crate::gateway::provider::{Act, Provider};
 use crate::support::clusters::has;
 use crate::support::ports::free_port;
 
@@ -184,6 +185,47 @@ async fn each_of_60_tasks_of_three_clients_is_answered_once_although_all_parts_a
 }
 
 #[tokio::test]
+async fn an_agent_without_tasks_has_no_pod_until_the_next_one_arrives() {
+    if !has("openssl") {
+        return;
+    }
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (received, to) = receiver(0).await;
+    let mut bench = Bench::new();
+    let responses = json!({ "http": { "url": format!("http://127.0.0.1:{to}/responses") } });
+    answering(
+        &bench,
+        &json!([{ "text": "done" }]),
+        &json!({ "responses": responses, "idlePodSeconds": 1 }),
+    );
+    let port = free_port().to_string();
+    let url = format!("http://127.0.0.1:{port}/");
+    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let gone = |turns: usize| {
+        move |line: &Value| line["outcome"] == "ScaledToZero" && line["state"] == "Stopped" && line["turn"] == turns
+    };
+    for n in 1..=3 {
+        run.until("a", "without a pod", gone(n - 1)).await;
+        let begun = Instant::now();
+        let status = sources::send(&url, &n.to_string(), &json!({ "n": n }).to_string(), KEY).await;
+        assert_eq!(status, 202);
+        until_accepted(&received, n).await;
+        println!("from zero to the response: {:?}", begun.elapsed());
+    }
+    run.until("a", "without a pod", gone(3)).await;
+    // A run that is started later leaves it without one.
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
+    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    assert_eq!(sources::send(&url, "4", &json!({ "n": 4 }).to_string(), KEY).await, 202);
+    until_accepted(&received, 4).await;
+    run.until("a", "without a pod", gone(4)).await;
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
+    assert_eq!(received.lock().unwrap().all.len(), 4);
+}
+
+#[tokio::test]
 async fn a_response_has_the_headers_of_the_secret_and_a_failure_goes_to_the_channel_of_errors() {
     if !has("openssl") {
         return;
@@ -236,4 +278,55 @@ async fn a_schema_that_cannot_be_used_is_named_and_nothing_is_started() {
     let mut run = bench.run(&[]);
     assert_eq!(run.ended().await.code(), Some(2));
     assert!(run.err().contains("spec.task.responseSchema"), "{}", run.err());
+}
+
+#[tokio::test]
+async fn the_schema_of_a_response_reaches_the_model_server_beside_the_tools_and_the_answer_is_validated() {
+    let provider = Provider::start().await;
+    let says = |text: &str| {
+        let message = json!({"role": "assistant", "content": text});
+        let usage = json!({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15});
+        let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
+        Act::json(200, &json!({"choices": [choice], "usage": usage}).to_string())
+    };
+    provider.will(says("It is bad."));
+    provider.will(says(r#"{"severity": "high"}"#));
+    let schema = json!({
+        "type": "object",
+        "properties": {"severity": {"type": "string", "enum": ["low", "high"]}},
+        "required": ["severity"],
+        "additionalProperties": false,
+    });
+    let spec = json!({
+        "mode": "Task",
+        "model": {
+            "api": "OpenAIChat", "name": "m", "baseURL": format!("http://{}/v1", provider.address), "stream": false,
+            "structuredOutput": "Always",
+        },
+        "task": {"prompt": "The shop is down.", "responseSchema": schema},
+    });
+    let mut bench = Bench::new();
+    bench.write("all.yaml", &[agent("a", &spec)]);
+    let mut run = bench.run(&[]);
+    provider.until_asked(2).await;
+    run.until("a", "the task completed", |line| {
+        line["state"] == "Sleeping" || line["outcome"] == "Completed"
+    })
+    .await;
+    run.interrupt().await;
+    let form = json!({"name": "response", "schema": schema, "strict": true});
+    let seen = provider.seen();
+    assert_eq!(
+        seen.len(),
+        2,
+        "the first answer has not the form, and no other follows the second"
+    );
+    for call in seen {
+        let body: Value = serde_json::from_str(&call.body).unwrap();
+        assert_eq!(
+            body["response_format"],
+            json!({"type": "json_schema", "json_schema": form})
+        );
+        assert_eq!(body["tools"][0]["function"]["name"], "finish");
+    }
 }

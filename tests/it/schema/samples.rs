@@ -190,6 +190,32 @@ fn of_tasks() -> Vec<Row> {
             vec![with(scripted(), &json!({"spec": {"task": {"maxIterations": 5}}}))],
         ),
         row(
+            "spec.task.minIntervalSeconds repeats spec.task.prompt",
+            vec![
+                tasks(&json!({"prompt": "look", "minIntervalSeconds": 900})),
+                tasks(&json!({"prompt": "look"})),
+            ],
+            vec![tasks(&json!({"minIntervalSeconds": 900}))],
+        ),
+        row(
+            "spec.task.idlePodSeconds and spec.task.minIntervalSeconds exclude each other",
+            vec![tasks(&json!({"prompt": "look", "idlePodSeconds": 60}))],
+            vec![tasks(
+                &json!({"prompt": "look", "idlePodSeconds": 60, "minIntervalSeconds": 900}),
+            )],
+        ),
+        row(
+            "spec.task.idlePodSeconds needs a volume that outlives the pod",
+            vec![with(
+                tasks(&json!({})),
+                &json!({"spec": {"storage": {"ephemeral": true}}}),
+            )],
+            vec![with(
+                tasks(&json!({"idlePodSeconds": 60})),
+                &json!({"spec": {"storage": {"ephemeral": true}}}),
+            )],
+        ),
+        row(
             "spec.continuous.heartbeat and spec.continuous.preCheck are supported in mode Continuous only",
             vec![with(scripted(), &heartbeat), tasks(&json!({}))],
             vec![with(tasks(&json!({})), &heartbeat)],
@@ -325,6 +351,7 @@ fn models() -> Vec<Row> {
     rows.extend(wire_formats());
     rows.push(tool_calling());
     rows.extend(image_input());
+    rows.extend(structured_output());
     rows.extend(reasoning());
     rows.extend(prices());
     rows.extend([
@@ -621,6 +648,38 @@ fn image_input() -> Vec<Row> {
                 model(&shown(39_999, json!({}))),
                 model(&shown(3_999, json!({"maxImages": 20, "tokensPerImage": 100}))),
             ],
+        ),
+    ]
+}
+
+fn structured_output() -> Vec<Row> {
+    vec![
+        row(
+            "spec.model.structuredOutput is not supported with api Scripted",
+            vec![
+                model(&json!({"structuredOutput": "Always"})),
+                with(
+                    anthropic(),
+                    &json!({"spec": {"model": {"structuredOutput": "WithoutTools"}}}),
+                ),
+                with(
+                    scripted(),
+                    &json!({"spec": {"model": {"structuredOutput": "Disabled"}}}),
+                ),
+            ],
+            vec![with(
+                scripted(),
+                &json!({"spec": {"model": {"structuredOutput": "WithoutTools"}}}),
+            )],
+        ),
+        row(
+            "spec.model.structuredOutput Always is not supported with toolCalling Structured",
+            vec![model(
+                &json!({"structuredOutput": "WithoutTools", "toolCalling": "Structured"}),
+            )],
+            vec![model(
+                &json!({"structuredOutput": "Always", "toolCalling": "Structured"}),
+            )],
         ),
     ]
 }

@@ -251,6 +251,14 @@ fn refusals() -> Vec<(Value, &'static str)> {
             "spec.loop.historyTokens: Invalid value: 999",
         ),
         (
+            spec(json!({"memory": {"maxBytes": 1023}})),
+            "spec.memory.maxBytes: Invalid value: 1023",
+        ),
+        (
+            spec(json!({"memory": {"maxBytes": 65_537}})),
+            "spec.memory.maxBytes: Invalid value: 65537",
+        ),
+        (
             spec(json!({"loop": {"maxDelayMilliseconds": 99_999_999_999_u64}})),
             "spec.loop.maxDelayMilliseconds: Invalid value",
         ),
@@ -463,6 +471,7 @@ async fn a_real_api_server_names_misspelt_fields_and_numbers_out_of_bounds() {
         "guardrails": {"maxCallsPerTurn": 1000, "maxConsecutiveTurns": 10_000, "actionsPerMinute": 600,
             "maxConsecutiveToolFailures": 1000, "idleTimeoutSeconds": 2_592_000},
         "continuous": {"maxSleepSeconds": 2_592_000},
+        "memory": {"maxBytes": 65_536},
         "loop": {"maxDelayMilliseconds": 3_600_000, "maxConsecutiveErrors": 1000, "historyTokens": 10_000_000},
         "pod": {"resources": {"limits": {"memory": "1Gi", "cpu": 2}}},
     }});

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use agentloop::api::agent::{
     AccessMode, ActiveHoursSpec, Agent, AgentMode, AgentSpec, AgentStorage, BudgetRef, ContinuousSpec, DayOfWeek,
     DetectionMode, ExhaustionPolicy, FieldType, GoalSpec, GuardrailsSpec, HeartbeatSpec, HotField, HotStateSpec,
-    KeyRef, LimitedResource, LoopDetection, LoopSpec, ModelApi, ModelSpec, OutputLimitParameter, PodSettings,
-    PreCheckSpec, PromptCache, RateLimit, ReasoningEffort, ReasoningSpec, RetentionPolicy, SkillSpec, TextSource,
-    ToolCalling, TotalLimits, UpdateStrategy, WorkspaceSpec,
+    KeyRef, LimitedResource, LoopDetection, LoopSpec, MemorySpec, ModelApi, ModelSpec, OutputLimitParameter,
+    PodSettings, PreCheckSpec, PromptCache, RateLimit, ReasoningEffort, ReasoningSpec, RetentionPolicy, SkillSpec, StructuredOutput,
+    TextSource, ToolCalling, TotalLimits, UpdateStrategy, WorkspaceSpec,
 };
 use agentloop::api::price::{LongContextPrice, ModelPrice};
 use agentloop::api::toolbox::{
@@ -123,6 +123,7 @@ prop_compose! {
         parameter in any::<bool>(),
         price in option::of(price()),
         structured in any::<bool>(),
+        told in prop::sample::select(vec![StructuredOutput::Disabled, StructuredOutput::WithoutTools, StructuredOutput::Always]),
         reasons in prop::sample::select(vec![None, Some(false), Some(true)]),
         cached in prop::sample::select(vec![PromptCache::Auto, PromptCache::Disabled, PromptCache::OneHour]),
     ) -> ModelSpec {
@@ -163,6 +164,11 @@ prop_compose! {
             stream_idle_timeout_seconds: idle_share.min(timeout_seconds),
             scripted,
             image_input: None,
+            structured_output: match (api, told) {
+                (ModelApi::Scripted, _) => StructuredOutput::Disabled,
+                (ModelApi::OpenAIChat, StructuredOutput::Always) if structured => StructuredOutput::WithoutTools,
+                _ => told,
+            },
         }
     }
 }
@@ -361,6 +367,10 @@ prop_compose! {
     }
 }
 
+fn memory() -> impl Strategy<Value = MemorySpec> {
+    (1024_u32..=65_536).prop_map(|max_bytes| MemorySpec { max_bytes })
+}
+
 fn hot_state() -> impl Strategy<Value = HotStateSpec> {
     let fields = prop::collection::btree_map("[a-zA-Z][a-zA-Z0-9_]{0,62}", hot_field(), 0..=4);
     fields.prop_map(|fields| HotStateSpec {
@@ -448,7 +458,9 @@ prop_compose! {
         mode in prop_oneof![Just(DetectionMode::Enforce), Just(DetectionMode::Warn), Just(DetectionMode::Disabled)],
         exempt_tools in prop::collection::btree_set("[!-~]{1,20}", 0..4),
         budgets in prop::collection::btree_set("[a-z]{1,20}", 0..4),
-        (tools, hot_state, goal) in (tools().boxed(), hot_state().boxed(), option::of(goals().boxed()).boxed()),
+        (tools, hot_state, goal, memory) in (
+            tools().boxed(), hot_state().boxed(), option::of(goals().boxed()).boxed(), option::of(memory().boxed()),
+        ),
         (storage, workspace) in (storage().boxed(), option::of(workspace()).boxed()),
         pod in pod().boxed(),
     ) -> AgentSpec {
@@ -480,6 +492,7 @@ prop_compose! {
             goal,
             tools,
             hot_state,
+            memory,
             guardrails: GuardrailsSpec {
                 max_consecutive_turns,
                 max_calls_per_turn,

@@ -129,14 +129,14 @@ impl LoopMode for ContinuousState {
                 self.beat.own_first = false;
                 prompt::turn_opening(opening.number, context.now, opening.briefing, opening.hot_state.clone())
             }
-            TurnKind::Heartbeat | TurnKind::Task => self.beat.begin(opening.number, context),
+            TurnKind::Heartbeat | TurnKind::Task | TurnKind::Chat => self.beat.begin(opening.number, context),
         }
     }
 
     fn turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
         match kind {
             TurnKind::Own => self.after_own_turn(end, context),
-            TurnKind::Heartbeat | TurnKind::Task => {
+            TurnKind::Heartbeat | TurnKind::Task | TurnKind::Chat => {
                 self.beat.ended(end, context.now);
                 self.next(context)
             }

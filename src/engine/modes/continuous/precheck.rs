@@ -5,6 +5,7 @@ use jiff::SignedDuration;
 use serde_json::json;
 
 use super::sleep;
+use crate::CallPurpose;
 use crate::message;
 use crate::modes::ModeContext;
 use crate::precheck::PreCheckSettings;
@@ -37,7 +38,9 @@ pub fn question(
         rfc3339_seconds(context.now),
         without_marks(&facts),
     );
-    let data = context.settings.for_light_model(&data, task.len());
+    let data = context
+        .settings
+        .for_light_model(CallPurpose::Precheck, &data, task.len());
     [task, data]
 }
 

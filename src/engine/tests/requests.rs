@@ -1,0 +1,264 @@
+//! Requests: a loop in any mode answers them beside its own work, which goes on as if there had been none.
+
+use pretty_assertions::assert_eq;
+use rstest::rstest;
+use serde_json::json;
+
+use super::goal::{command, criterion, ended, finish, goal};
+use super::work::wants;
+use super::*;
+use crate::tasks::{TaskOffer, TaskOrigin};
+use agentloop_api::goal::GoalEnd;
+use agentloop_api::status::LoopOutcome;
+use agentloop_api::task::{TaskKind, TaskLimit, TaskOutcome};
+
+pub(super) fn request(id: &str) -> TaskOffer {
+    TaskOffer {
+        id: format!("request-{id}"),
+        origin: TaskOrigin::Request("ann".into()),
+        prompt: format!("how is {id}?"),
+    }
+}
+
+impl Driver {
+    fn ask(&mut self, id: &str) {
+        self.feed(EngineInput::TaskOffered(request(id)));
+    }
+}
+
+/// A loop that sleeps for an hour, from `00:00:00` on.
+fn asleep() -> Driver {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    driver
+}
+
+#[test]
+fn a_request_is_answered_in_a_sleep_which_ends_when_it_would_have() {
+    let mut driver = asleep();
+    let (transcript, until) = (driver.transcript.clone(), driver.engine.view().resumes_at);
+    let offered = driver.offered.clone();
+    driver.pass(seconds(600));
+    driver.ask("a");
+    assert_eq!(
+        (driver.purpose, driver.state()),
+        (CallPurpose::Chat, LoopState::Running)
+    );
+    assert_eq!(driver.prompt.len(), 2, "its own conversation: {:?}", driver.prompt);
+    assert_eq!(
+        driver.offered, offered,
+        "the cache of the provider begins with the tools"
+    );
+    let asked = driver.observed();
+    assert!(
+        asked.starts_with("Turn 2, 2026-01-01T00:10:00Z: request request-a from ann, beside"),
+        "{asked}"
+    );
+    assert!(asked.ends_with("\n\nhow is a?"), "{asked}");
+    driver.answer(says("All is well."));
+    assert_eq!(driver.transcript, transcript);
+    assert_eq!(
+        (driver.state(), driver.engine.view().resumes_at),
+        (LoopState::Sleeping, until)
+    );
+    assert_eq!(driver.response().result, Some(json!("All is well.")));
+    let recent = &driver.engine.view().recent_tasks[0];
+    assert_eq!((recent.kind, recent.iterations), (TaskKind::Request, 1));
+    driver.pass(seconds(3000));
+    assert!(
+        driver.observed().contains("the sleep that you chose is over"),
+        "{}",
+        driver.observed()
+    );
+}
+
+#[test]
+fn requests_wait_for_the_open_turn_and_come_before_the_next_one_in_order() {
+    let mut driver = Driver::with_tools(settings());
+    driver.ask("a");
+    driver.ask("b");
+    driver.ask("a");
+    assert_eq!(driver.purpose, CallPurpose::Turn);
+    driver.answer(says("Hm."));
+    for id in ["request-a", "request-b"] {
+        assert_eq!(driver.purpose, CallPurpose::Chat);
+        driver.answer(says("well"));
+        assert_eq!(driver.response().id, id);
+    }
+    driver.next_timer();
+    assert_eq!(driver.purpose, CallPurpose::Turn);
+    assert!(
+        driver.observed().contains("the loop continues"),
+        "{}",
+        driver.observed()
+    );
+    assert_eq!(driver.tasks.responses.len(), 2);
+}
+
+#[test]
+fn a_request_may_use_tools_but_not_those_of_the_mode() {
+    let mut driver = asleep();
+    driver.ask("a");
+    driver.answer(calls("yield", r#"{"sleep": 20}"#));
+    assert!(
+        driver.result().contains("not run: yield is for your own work"),
+        "{}",
+        driver.result()
+    );
+    driver.answer(wants(&["files__read"]));
+    driver.done(1, "a file");
+    driver.answer(says("There is a file."));
+    assert_eq!(driver.response().iterations, 3);
+    assert_eq!(driver.state(), LoopState::Sleeping);
+}
+
+#[rstest]
+#[case(3, Some(TaskLimit::MaxIterations))]
+#[case(4, None)]
+fn the_limit_of_calls_is_that_of_a_turn(#[case] most: u32, #[case] limit: Option<TaskLimit>) {
+    let mut driver = Driver::with_tools(EngineSettings {
+        max_calls_per_turn: most,
+        ..settings()
+    });
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    driver.ask("a");
+    for _ in 0..3 {
+        driver.answer(wants(&["files__read"]));
+        driver.done(1, "a file");
+    }
+    if limit.is_none() {
+        driver.answer(says("well"));
+    }
+    assert_eq!(driver.response().reason, limit);
+    assert_eq!(driver.state(), LoopState::Sleeping);
+}
+
+#[rstest]
+#[case(99_999, None)]
+#[case(100_000, Some(TaskLimit::MaxTokens))]
+fn its_tokens_are_limited(#[case] tokens: u64, #[case] limit: Option<TaskLimit>) {
+    let mut driver = asleep();
+    driver.ask("a");
+    driver.answer(ModelAnswer {
+        tokens: Some(tokens),
+        ..wants(&["files__read"])
+    });
+    driver.done(1, "a file");
+    if limit.is_none() {
+        driver.answer(says("well"));
+    }
+    assert_eq!(driver.response().reason, limit);
+}
+
+#[rstest]
+#[case(299, None)]
+#[case(300, Some(TaskLimit::MaxDuration))]
+fn its_time_is_limited(#[case] after: i64, #[case] limit: Option<TaskLimit>) {
+    let mut driver = asleep();
+    driver.ask("a");
+    driver.pass(seconds(after));
+    assert_eq!(driver.tasks.responses.len(), usize::from(limit.is_some()));
+    if limit.is_none() {
+        driver.answer(says("well"));
+    }
+    assert_eq!(driver.response().reason, limit);
+}
+
+#[test]
+fn a_request_that_fails_is_no_error_of_the_loop() {
+    let mut driver = Driver::with_tools(EngineSettings {
+        max_consecutive_errors: 1,
+        ..settings()
+    });
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    driver.ask("a");
+    driver.fail(FailureKind::BadResponse);
+    assert_eq!(driver.response().outcome, TaskOutcome::Failed);
+    assert_eq!((driver.state(), driver.reasons()), (LoopState::Sleeping, vec![]));
+}
+
+#[test]
+fn a_request_waits_while_the_loop_is_paused() {
+    let mut driver = Driver::with_tools(settings());
+    driver.fail(FailureKind::AuthenticationFailed);
+    driver.ask("a");
+    driver.pass(seconds(100));
+    assert_eq!(driver.engine.view().waiting_tasks, 1);
+    resume(&mut driver, "1");
+    driver.answer(says("Hm."));
+    assert_eq!(driver.purpose, CallPurpose::Chat);
+}
+
+#[test]
+fn a_request_between_a_step_and_its_check_is_no_part_of_the_goal() {
+    let mut driver = Driver::with_goal(goal(|goal| {
+        goal.criteria.push(criterion("tests", command("cargo test", None)));
+    }));
+    driver.ask("a");
+    driver.answer(finish("done"));
+    assert_eq!(driver.purpose, CallPurpose::Chat);
+    driver.answer(calls("files__read", "{}"));
+    driver.end(1, ToolOutcome::Failed { text: "no".into() });
+    driver.answer(says("well"));
+    assert_eq!(driver.goal_view().steps, 0);
+    let run = driver.running.values().next().unwrap().id;
+    driver.feed(EngineInput::ToolFinished {
+        run,
+        outcome: ToolOutcome::Done {
+            text: "exit code 0\nok".into(),
+        },
+        artifacts: ResultArtifacts::default(),
+    });
+    assert_eq!(ended(&driver).1, Some(GoalEnd::CriteriaMet));
+    assert_eq!(driver.response().outcome, TaskOutcome::Completed);
+}
+
+#[test]
+fn requests_that_wait_when_the_loop_ends_fail() {
+    let mut driver = Driver::with_goal(goal(|_| {}));
+    driver.ask("a");
+    driver.ask("b");
+    driver.answer(finish("done"));
+    assert_eq!(ended(&driver).0, Some(LoopOutcome::Completed));
+    assert_eq!(
+        driver.answered_tasks(),
+        [("request-a", TaskOutcome::Failed), ("request-b", TaskOutcome::Failed)]
+    );
+    assert!(driver.response().error.as_ref().unwrap().contains("the loop has ended"));
+    assert!(!driver.engine.accepts_tasks());
+}
+
+#[test]
+fn a_kill_at_any_point_loses_no_request_and_answers_none_twice() {
+    for kill in 0..12 {
+        let mut driver = asleep();
+        driver.ask("a");
+        driver.ask("b");
+        for step in 0..30 {
+            if step == kill {
+                driver.restart(i64::from(kill % 2) + 1);
+            }
+            if driver.tasks.responses.len() == 2 {
+                break;
+            }
+            if !driver.running.is_empty() {
+                driver.done(1, "a file");
+            } else if driver.in_flight.is_some() {
+                let first = driver.prompt.len() == 2;
+                driver.answer(if first { wants(&["files__read"]) } else { says("done") });
+            } else {
+                driver.next_timer();
+            }
+        }
+        assert_eq!(
+            driver.answered_tasks(),
+            [
+                ("request-a", TaskOutcome::Completed),
+                ("request-b", TaskOutcome::Completed)
+            ],
+            "killed before step {kill}"
+        );
+        assert_eq!(driver.state(), LoopState::Sleeping);
+    }
+}

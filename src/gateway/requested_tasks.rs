@@ -1,0 +1,122 @@
+//! Tasks of users in transit to the worker, and its receipts back to the controller.
+//!
+//! Keeps few of them, in memory only: a client that gets no answer repeats its request.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use crate::link::client::{LinkClient, LinkError};
+use crate::link::task_requests::{RelayedTaskAck, RequestedTask, TaskAck};
+
+/// Tasks that wait for the worker; more are dropped.
+const MOST: usize = 16;
+
+pub struct RequestedTasks {
+    waiting: Mutex<VecDeque<RequestedTask>>,
+    news: Notify,
+    client: Arc<LinkClient>,
+    agent: String,
+    epoch: i64,
+}
+
+impl RequestedTasks {
+    /// An empty queue for the Agent with this uid; receipts are sent through `client`.
+    pub fn new(client: Arc<LinkClient>, agent: &str, epoch: i64) -> Self {
+        Self {
+            waiting: Mutex::default(),
+            news: Notify::new(),
+            client,
+            agent: agent.into(),
+            epoch,
+        }
+    }
+
+    /// Queues a task for the worker. One for another Agent of the same name is dropped: its own gateway will get it.
+    pub fn put(&self, task: RequestedTask) {
+        if task.receiver != self.agent {
+            return;
+        }
+        let mut waiting = self.lock();
+        waiting.retain(|old| old.id != task.id);
+        if waiting.len() < MOST {
+            waiting.push_back(task);
+            self.news.notify_one();
+        }
+    }
+
+    /// The next task for the worker; waits up to `limit`.
+    pub async fn next(&self, limit: Duration) -> Option<RequestedTask> {
+        timeout(limit, async {
+            loop {
+                let news = self.news.notified();
+                if let Some(task) = self.lock().pop_front() {
+                    return task;
+                }
+                news.await;
+            }
+        })
+        .await
+        .ok()
+    }
+
+    /// Relays the worker's receipt, once. If it is lost, the client repeats its request.
+    pub async fn acknowledge(&self, ack: TaskAck) -> Result<(), LinkError> {
+        let epoch = self.epoch;
+        self.client.acknowledge_task(&RelayedTaskAck { epoch, ack }).await
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<RequestedTask>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+
+    fn queue() -> RequestedTasks {
+        let client = LinkClient::new("https://localhost:1", "/nowhere/token".into(), "/nowhere/ca".into());
+        RequestedTasks::new(Arc::new(client), "uid", 1)
+    }
+
+    fn task(id: &str, receiver: &str) -> RequestedTask {
+        RequestedTask {
+            receiver: receiver.into(),
+            id: id.into(),
+            user: "ann".into(),
+            prompt: "x".into(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_worker_gets_the_tasks_of_its_agent_in_order_and_a_repeated_one_once() {
+        let tasks = queue();
+        for (id, receiver) in [("a", "uid"), ("b", "another"), ("c", "uid"), ("a", "uid")] {
+            tasks.put(task(id, receiver));
+        }
+        let mut got = Vec::new();
+        while let Some(task) = tasks.next(Duration::from_secs(1)).await {
+            got.push(task.id);
+        }
+        assert_eq!(got, ["c", "a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn few_wait_and_more_are_dropped() {
+        let tasks = queue();
+        for id in 0..=MOST {
+            tasks.put(task(&id.to_string(), "uid"));
+        }
+        let mut got = 0;
+        while tasks.next(Duration::from_secs(1)).await.is_some() {
+            got += 1;
+        }
+        assert_eq!(got, MOST);
+    }
+}

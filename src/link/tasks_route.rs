@@ -1,0 +1,62 @@
+//! The routes of tasks that users request: for clients, and for the acknowledgements of pods.
+//!
+//! Owns the HTTP side only: body and status codes. Authorization and the way to the worker are up to
+//! [`Link::request_task`](super::server::LinkHandler::request_task).
+
+use axum::Json;
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+
+use super::events::{ClientRefusal, ClientRefusalCode};
+use super::events_route::{no_token, refuse_client};
+use super::server::{LinkCaller, LinkHandler, LinkServer, PodKind, authenticate, read, read_body, refuse};
+use super::task_requests::{MAX_REQUEST_BYTES, TaskRequest, TaskRequestBody};
+
+pub(super) async fn request_task<L: LinkHandler>(
+    State(server): State<LinkServer<L>>,
+    Path((namespace, name)): Path<(String, String)>,
+    caller: LinkCaller,
+    request: Request,
+) -> Response {
+    let accepted = async {
+        let (token, address) = caller.token().ok_or_else(no_token)?;
+        let body = read_body::<TaskRequestBody>(request, server.limits.read_timeout, MAX_REQUEST_BYTES).await;
+        let body = body.map_err(|message| malformed(format!(r#"{message}; send {{"prompt": "..."}}"#)))?;
+        if let Some(problem) = body.problem() {
+            return Err(malformed(problem));
+        }
+        let request = TaskRequest { namespace, name, body };
+        let accepted = server.link.request_task(token, address, &request).await?;
+        caller.mark_authenticated();
+        Ok::<_, ClientRefusal>(accepted)
+    };
+    match accepted.await {
+        Ok(accepted) => (StatusCode::ACCEPTED, Json(accepted)).into_response(),
+        Err(refusal) => refuse_client(refusal),
+    }
+}
+
+fn malformed(message: String) -> ClientRefusal {
+    ClientRefusal {
+        code: ClientRefusalCode::Malformed,
+        message,
+    }
+}
+
+pub(super) async fn acknowledge<L: LinkHandler>(
+    State(server): State<LinkServer<L>>,
+    caller: LinkCaller,
+    request: Request,
+) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
+        server
+            .link
+            .task_acknowledged(&pod, read(request, server.limits.read_timeout).await?)
+    };
+    match answer.await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
+}

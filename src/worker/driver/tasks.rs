@@ -1,0 +1,50 @@
+//! Tasks that users request: which are accepted, and the receipt that says so.
+//!
+//! A receipt is sent once the task is on disk, so what a client is told outlives the pod. What the loop does with the task is
+//! up to the engine.
+
+use jiff::Timestamp;
+
+use super::LoopDriver;
+use crate::engine::EngineInput;
+use crate::engine::tasks::{TaskOffer, TaskOrigin};
+use crate::link::task_requests::{RequestedTask, TaskAck, TaskReceipt};
+use crate::worker::journal::JournalError;
+
+impl LoopDriver<'_> {
+    /// When the loop gives its pod back. Responses are delivered first, and events that only this pod can receive keep it.
+    pub(super) fn scale_down_due(&self) -> Option<Timestamp> {
+        let needs_pod = self.stop.is_some() || self.responses.is_waiting() || self.sensors.needs_pod();
+        self.steps.scale_down_due().filter(|_| !needs_pod)
+    }
+
+    pub(super) fn check_scale_down(&mut self, now: Timestamp) -> Result<(), JournalError> {
+        if self.scale_down_due().is_some_and(|due| due <= now) {
+            self.feed(EngineInput::ScaleDown)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a task, unless its id is known.
+    pub(super) fn take_task(&mut self, task: RequestedTask) -> Result<(), JournalError> {
+        let RequestedTask { id, user, prompt, .. } = task;
+        let (receipt, after) = if let Some(after) = self.steps.find_task(&id)? {
+            (TaskReceipt::Repeated, after)
+        } else if self.stop.is_some() || self.stopped || !self.steps.is_live() {
+            (TaskReceipt::Stopped, 0)
+        } else if self.responses.is_full() || !self.steps.accepts_tasks() {
+            (TaskReceipt::QueueFull, 0)
+        } else {
+            let after = self.steps.last_line()?;
+            let origin = TaskOrigin::Request(user);
+            self.feed(EngineInput::TaskOffered(TaskOffer {
+                id: id.clone(),
+                origin,
+                prompt,
+            }))?;
+            (TaskReceipt::Accepted, after)
+        };
+        self.tasks.acknowledge(TaskAck { id, receipt, after });
+        Ok(())
+    }
+}
