@@ -93,7 +93,7 @@ needs `create` on `serviceaccounts/token` in the Agent's namespace. A port-forwa
 
 ## Tasks
 
-`run` requests a task with an id and waits for its end, over any number of connections. The result goes to standard output, everything else to
+`run` sends a [request](../tasks/requests.md) with an id and waits for its end, over any number of connections. The result goes to standard output, everything else to
 standard error. If it is interrupted, the task continues; the same command with `--id` waits for it again and requests nothing twice.
 
 Tasks of one Agent share no conversation. `chat` therefore sends what was said before with each message, up to 48 KiB, and leaves out the oldest

@@ -31,7 +31,15 @@ impl<'a> FollowedEvents<'a> {
         cursor: EventCursor,
         messages: bool,
     ) -> Result<Self, LinkFailure> {
-        let mut events = Self {
+        let mut events = Self::resume(link, agent, cursor, messages);
+        events.connect().await?;
+        Ok(events)
+    }
+
+    /// Connects with the first event that is asked for, and again for as long as that may help.
+    #[must_use]
+    pub fn resume(link: &'a UserLink<'a>, agent: &NamespacedName, cursor: EventCursor, messages: bool) -> Self {
+        Self {
             link,
             agent: agent.clone(),
             cursor,
@@ -39,9 +47,7 @@ impl<'a> FollowedEvents<'a> {
             feed: None,
             delay: FIRST_DELAY,
             interruption: None,
-        };
-        events.connect().await?;
-        Ok(events)
+        }
     }
 
     /// The number of the last event that was read; the newest one after a start with [`EventCursor::Latest`].

@@ -102,6 +102,9 @@ pub struct TaskReceipt {
     pub id: String,
     /// `Accepted`, or `Repeated` if there was a task with this key.
     pub state: String,
+    /// The cursor after which the events of the task begin.
+    #[serde(default)]
+    pub after: Option<i64>,
 }
 
 impl TaskReceipt {

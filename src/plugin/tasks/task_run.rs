@@ -129,19 +129,26 @@ impl<'a> TaskRun<'a> {
     }
 
     async fn until_end(&self, err: &mut (dyn Write + Send)) -> Result<TaskResponse, PluginError> {
-        // Before the task is requested, so that its end cannot be missed.
-        let events = FollowedEvents::open(self.link, self.agent, EventCursor::Latest, true).await?;
-        let newest = events.cursor();
+        // Before the task is requested, so that nothing is requested without the permission to read the response.
+        let before = FollowedEvents::open(self.link, self.agent, EventCursor::Latest, true).await;
+        let before = match before {
+            Ok(events) => Some(events),
+            // An Agent without tasks may have no pod: the request starts it.
+            Err(LinkFailure::Refused { status: 503, .. }) => None,
+            Err(failure) => return Err(failure.into()),
+        };
         let receipt = self.submit().await?;
         if self.verbose {
             writeln!(err, "{}: {}", receipt.id, receipt.state)?;
         }
+        let newest = before.as_ref().map(FollowedEvents::cursor);
         let mut watch = TaskWatch::new(&receipt, newest, self.verbose);
-        let mut events = if receipt.is_repeated() {
-            drop(events);
-            FollowedEvents::open(self.link, self.agent, EventCursor::After(0), true).await?
-        } else {
-            events
+        let mut events = match before {
+            Some(events) if !receipt.is_repeated() => events,
+            Some(_) | None => {
+                let after = EventCursor::After(receipt.after.unwrap_or(0));
+                FollowedEvents::resume(self.link, self.agent, after, true)
+            }
         };
         loop {
             let event = events.next().await?;
@@ -194,12 +201,12 @@ struct TaskWatch {
 }
 
 impl TaskWatch {
-    fn new(receipt: &TaskReceipt, newest: i64, verbose: bool) -> Self {
+    fn new(receipt: &TaskReceipt, newest: Option<i64>, verbose: bool) -> Self {
         Self {
             id: receipt.id.clone(),
             verbose,
             working: false,
-            unseen_until: receipt.is_repeated().then_some(newest),
+            unseen_until: newest.filter(|_| receipt.is_repeated()),
         }
     }
 
@@ -260,6 +267,7 @@ mod tests {
         TaskReceipt {
             id: "request-a".into(),
             state: state.into(),
+            after: None,
         }
     }
 
@@ -281,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_task_ends_with_its_own_event_only() {
-        let mut watch = TaskWatch::new(&receipt("Accepted"), 5, false);
+        let mut watch = TaskWatch::new(&receipt("Accepted"), Some(5), false);
         assert!(!ended(
             &watch.see(&event(6, "task:ended", "request-ab: Completed")).unwrap()
         ));
@@ -293,7 +301,7 @@ mod tests {
 
     #[test]
     fn tool_runs_are_shown_while_the_agent_works_on_the_task_and_gates_always() {
-        let mut watch = TaskWatch::new(&receipt("Accepted"), 5, true);
+        let mut watch = TaskWatch::new(&receipt("Accepted"), Some(5), true);
         assert_eq!(watch.see(&event(6, "tool:intent", "")).unwrap(), Seen::Nothing);
         watch.see(&event(7, "task:started", "request-a")).unwrap();
         let progress = |text: &str| Seen::Progress(text.to_owned());
@@ -313,10 +321,10 @@ mod tests {
 
     #[test]
     fn a_repeated_task_without_events_is_reported_instead_of_waited_for() {
-        let mut watch = TaskWatch::new(&receipt("Repeated"), 5, false);
+        let mut watch = TaskWatch::new(&receipt("Repeated"), Some(5), false);
         assert!(watch.see(&event(4, "task:ended", "request-b: Completed")).is_ok());
         assert!(watch.see(&event(5, "loop:started", "")).is_err());
-        let mut watch = TaskWatch::new(&receipt("Repeated"), 5, false);
+        let mut watch = TaskWatch::new(&receipt("Repeated"), Some(5), false);
         watch.see(&event(4, "task:accepted", "request-a")).unwrap();
         assert!(watch.see(&event(5, "loop:started", "")).is_ok());
     }

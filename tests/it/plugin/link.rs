@@ -289,6 +289,33 @@ async fn a_task_that_was_requested_before_is_found_in_the_events_that_are_kept()
 }
 
 #[tokio::test]
+async fn an_agent_without_a_pod_gets_one_by_the_request_and_its_events_begin_after_the_receipt() {
+    let unavailable = || {
+        Reply(
+            503,
+            json!({"code": "Unavailable", "message": "this Agent has no pod now"}),
+        )
+    };
+    let receipt = json!({"id": "request-a", "state": "Accepted", "after": 41});
+    let fake = Fake::start(vec![
+        unavailable(),
+        Reply(202, receipt),
+        unavailable(),
+        Stream(vec![completed(43, &json!("done"))]),
+    ])
+    .await;
+    let done = fake.rig.run("run helper -p x").await;
+    assert_eq!(
+        (done.status, done.out.as_str()),
+        (ExitStatus::Success, "done\n"),
+        "{}",
+        done.err
+    );
+    let expected = "GET team-a/helper/events?after=41&messages=true";
+    assert_eq!(fake.controller.lines()[2..], [expected, expected]);
+}
+
+#[tokio::test]
 async fn a_refusal_is_shown_with_its_fix_and_no_task_is_requested() {
     let refusal = json!({"code": "Forbidden", "message": "ann may not get agents/messages of Agent team-a/helper"});
     let fake = Fake::start(vec![Reply(403, refusal)]).await;

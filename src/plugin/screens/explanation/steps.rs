@@ -51,11 +51,19 @@ pub(super) fn refused(accepted: &Condition) -> Cause {
 }
 
 pub(super) fn ended(outcome: LoopOutcome, message: &str, target: &AgentTarget) -> Cause {
+    let (ends, step) = if outcome == LoopOutcome::ScaledToZero {
+        (
+            "with the next task, when the spec is changed, or on a wake request",
+            run(target),
+        )
+    } else {
+        ("when the spec is changed, or on a wake request", target.command("wake"))
+    };
     Cause {
         reason: outcome.to_string(),
         message: message.to_owned(),
-        ends: "when the spec is changed, or on a wake request".into(),
-        steps: vec![target.command("wake")],
+        ends: ends.into(),
+        steps: vec![step],
     }
 }
 
@@ -99,12 +107,16 @@ pub(super) fn lost(lost: &Condition) -> Cause {
     }
 }
 
+fn run(target: &AgentTarget) -> String {
+    format!("{} --prompt TEXT", target.command("run"))
+}
+
 pub(super) fn waits_for_task(target: &AgentTarget) -> Cause {
     Cause {
         reason: "Waiting".into(),
         message: "the agent has no task".into(),
         ends: "with the next task, of a Sensor or of a user".into(),
-        steps: vec![format!("{} --prompt TEXT", target.command("run"))],
+        steps: vec![run(target)],
     }
 }
 

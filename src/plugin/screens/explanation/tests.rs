@@ -144,7 +144,10 @@ fn others() -> Vec<(&'static str, Agent)> {
     let running = json!({"observedGeneration": 2, "loop": {"state": "Running", "consecutiveErrors": 2},
         "gates": [{"id": "tools-github-e3-1", "kind": "ToolDefinitionsChanged", "tool": "github", "argumentsHash": "aa", "openedAt": NOW}],
         "lastError": {"at": NOW, "kind": "Timeout", "message": "no answer within\n60 s"}});
+    let scaled = json!({"conditions": [condition("Ready", "True", "ScaledToZero", "the Agent has no task and no pod")],
+        "loop": {"state": "Stopped", "outcome": "ScaledToZero"}});
     vec![
+        ("scaled to zero", agent(&scaled)),
         ("not reconciled", agent(&Value::Null)),
         ("suspended", agent_with(&json!({"suspend": true}), &suspended)),
         ("sleeping", agent(&sleeping)),
