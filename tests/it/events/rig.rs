@@ -204,6 +204,16 @@ impl Rig {
         format!("https://{address}/v1/namespaces/{namespace}/agents/{name}/events{query}")
     }
 
+    /// The URL of the link.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// The CA bundle of the link.
+    pub fn authorities(&self) -> String {
+        std::fs::read_to_string(self.path("ca.crt")).unwrap()
+    }
+
     pub fn tasks_url(&self, agent: &str) -> String {
         self.events_url(agent, "").replace("/events", "/tasks")
     }
