@@ -3,7 +3,7 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
-"$ROOT/hack/packages.sh" build
+"$ROOT/hack/packages.sh" build database
 
 say "Format"
 cargo fmt --check

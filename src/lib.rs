@@ -12,6 +12,7 @@
 //! - [`mcp`]: the client of the Model Context Protocol. Imports no other module.
 //! - [`sensing`]: sources, expressions, signals and rules of Sensors. Imports `api`, `mcp` and `support`.
 //! - [`link`]: the protocol between pods and controller. Imports `api`, `ledger`, `sensing` and `support`.
+//! - [`history`]: histories of Agents in Postgres. Imports `link` and `support`.
 //! - [`api_server`]: an API server in memory, for `agentloop run` and for tests. Imports `api` and `support`.
 //! - [`toolbox`]: built-in tools as an MCP server, and the bridge to MCP servers that use standard input and output.
 //!   Imports `sensing` and `support`.
@@ -28,6 +29,7 @@ extern crate agentloop_texts;
 pub use agentloop_api as api;
 pub use agentloop_api_server as api_server;
 pub use agentloop_engine as engine;
+pub use agentloop_history as history;
 pub use agentloop_ledger as ledger;
 pub use agentloop_link as link;
 pub use agentloop_mcp as mcp;

@@ -16,6 +16,7 @@ use agentloop::link::deliveries::{
     DELIVERY_SECONDS, Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
 use agentloop::link::events::{ClientRefusal, EventStream, EventsPage, EventsResponse, ReadRequest};
+use agentloop::link::history::{HistoryAck, HistoryBatch};
 use agentloop::link::messages::{
     AccountResponse, AttachRequest, AttachResponse, BudgetTerms, Directives, LeaseGrant, LeaseRequest, LeaseResponse,
     LoopTotals, PROTOCOL, PodRefusal, PodReport,
@@ -146,12 +147,16 @@ impl LinkHandler for Generous {
         unreachable!("nobody answers gates here")
     }
 
-    async fn request_task(
+    async fn authorize_task(
         &self,
         _token: &str,
         _address: IpAddr,
-        _request: &TaskRequest,
-    ) -> Result<AcceptedTask, ClientRefusal> {
+        _agent: (&str, &str),
+    ) -> Result<String, ClientRefusal> {
+        unreachable!("nobody requests tasks here")
+    }
+
+    async fn request_task(&self, _user: &str, _request: &TaskRequest) -> Result<AcceptedTask, ClientRefusal> {
         unreachable!("nobody requests tasks here")
     }
 
@@ -162,6 +167,13 @@ impl LinkHandler for Generous {
     fn task_acknowledged(&self, _pod: &PodIdentity, ack: RelayedTaskAck) -> Result<(), PodRefusal> {
         self.tasks.acknowledged(&agent(), &ack.ack);
         Ok(())
+    }
+
+    async fn history(&self, _: &PodIdentity, batch: HistoryBatch) -> Result<HistoryAck, PodRefusal> {
+        Ok(HistoryAck {
+            stored: batch.last,
+            restart: false,
+        })
     }
 
     async fn read(&self, _token: &str, _address: IpAddr, _request: &ReadRequest) -> Result<EventStream, ClientRefusal> {

@@ -165,6 +165,10 @@ impl Gateway {
             agents: Arc::new(OnceLock::from(AgentsView::new(vec![store]))),
             budgets,
             relay: Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0),
+            tasks: Arc::new(agentloop::controller::task_relay::TaskRelay::new(Duration::from_secs(
+                1,
+            ))),
+            history: None,
             metrics,
             events: EventSink::new().0,
             clock: Arc::new(Timestamp::now),

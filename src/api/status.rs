@@ -44,7 +44,7 @@ pub struct AgentStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub gates: Vec<Gate>,
-    /// The tasks that ended last, the newest first, at most 10. Only in mode `Task`.
+    /// The tasks and requests that ended last, the newest first, at most 10.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "atomic"))]
     pub recent_activations: Vec<Activation>,
@@ -240,7 +240,7 @@ pub struct LoopStatus {
     /// Number of turns since the last sleep.
     #[schemars(range(min = 0))]
     pub consecutive_turns: i32,
-    /// Number of tasks that wait, in mode `Task`. Absent: none.
+    /// Number of tasks and requests that wait. Absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub waiting_tasks: Option<i64>,

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -15,9 +16,11 @@ use tokio_util::sync::CancellationToken;
 use crate::controller::agent::ReconcilerSettings;
 use crate::controller::election::LeaseTimes;
 use crate::controller::gate_webhook::{GateWebhook, WebhookTimes};
+use crate::controller::history::HistorySettings;
 use crate::controller::policy::{ANY, AgentPrices, MIN_OUTPUT_TOKENS, PlatformPolicy, PodPolicy, PriceTable};
 use crate::controller::process::{self, ControllerOptions, ElectionOptions};
 use crate::controller::sensor::pod::SensorPodSettings;
+use crate::history::HistoryStore;
 use crate::link::pod::{AgentEgress, PrivateAddresses};
 use crate::sensing::address::Cidr;
 
@@ -133,6 +136,18 @@ pub(super) struct ControllerArgs {
     /// File with the key that signs them: whsec_ and base64, or raw bytes.
     #[arg(long, env = "AGENTLOOP_APPROVAL_WEBHOOK_SECRET_FILE")]
     approval_webhook_secret_file: Option<PathBuf>,
+    /// File with the connection string of the Postgres database that stores the histories of Agents; absent: none does.
+    #[arg(long, env = "AGENTLOOP_HISTORY_POSTGRES_FILE")]
+    history_postgres_file: Option<PathBuf>,
+    /// PEM file with the CA of that database's certificate; takes precedence over sslrootcert in the connection string.
+    #[arg(long, env = "AGENTLOOP_HISTORY_POSTGRES_CA_FILE")]
+    history_postgres_ca_file: Option<PathBuf>,
+    /// Days after which executions and rows of the audit are deleted from that database; 0: never.
+    #[arg(
+        long, env = "AGENTLOOP_HISTORY_RETENTION_DAYS", default_value_t = 90,
+        value_parser = clap::value_parser!(u32).range(0..=36_500)
+    )]
+    history_retention_days: u32,
 }
 
 impl ControllerArgs {
@@ -212,6 +227,11 @@ impl ControllerArgs {
         };
         let webhook_url = self.approval_webhook_url.filter(|url| !url.is_empty());
         let gate_webhook = webhook_url.map(|url| webhook(&url, self.approval_webhook_secret_file.as_deref()));
+        let (ca_file, retention_days) = (self.history_postgres_ca_file, self.history_retention_days);
+        let history = self
+            .history_postgres_file
+            .map(|file| history(file, ca_file, retention_days))
+            .transpose()?;
         let mut watch_namespaces = self.watch_namespaces;
         watch_namespaces.retain(|namespace| !namespace.trim().is_empty());
         Ok(ControllerOptions {
@@ -239,6 +259,7 @@ impl ControllerArgs {
             pod_name,
             election,
             gate_webhook: gate_webhook.transpose()?,
+            history,
         })
     }
 }
@@ -266,6 +287,15 @@ fn webhook(url: &str, secret_file: Option<&Path>) -> anyhow::Result<GateWebhook>
             "--approval-webhook-url with --approval-webhook-secret-file {}: {why}",
             file.display()
         )
+    })
+}
+
+/// The database of the histories. Errors do not repeat its connection string, which has a password.
+fn history(file: PathBuf, ca_file: Option<PathBuf>, retention_days: u32) -> anyhow::Result<HistorySettings> {
+    let store = HistoryStore::new(file, ca_file).context("--history-postgres-file")?;
+    Ok(HistorySettings {
+        store: Arc::new(store),
+        retention_days,
     })
 }
 
@@ -445,6 +475,40 @@ mod tests {
     }
 
     #[test]
+    fn the_database_of_histories_is_named_in_a_file_whose_content_is_not_repeated() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let flag = format!("--history-postgres-file={}", file.path().display());
+        let with = |flags: &[&str]| {
+            let flags = ["--pod-name=a"].iter().chain(flags).copied().collect::<Vec<_>>();
+            options(&flags).map(|options| options.history)
+        };
+        assert!(with(&[]).unwrap().is_none());
+        std::fs::write(
+            file.path(),
+            "postgresql://u:canary@db.example.com/history?sslmode=require",
+        )
+        .unwrap();
+        assert_eq!(with(&[&flag]).unwrap().unwrap().retention_days, 90);
+        let never = with(&[&flag, "--history-retention-days=0"]).unwrap().unwrap();
+        assert_eq!(format!("{never:?}"), "HistorySettings(0 days)");
+        for (text, words) in [
+            (
+                "postgresql://u:canary@h/d?sslmode=verify-full",
+                "sslmode=verify-full requires a CA",
+            ),
+            ("postgresql://u:canary@h/d?sslmode=on", "sslmode=on is not supported"),
+            ("canary", "is not a connection string"),
+        ] {
+            std::fs::write(file.path(), text).unwrap();
+            let error = format!("{:#}", with(&[&flag]).unwrap_err());
+            assert!(
+                error.contains("--history-postgres-file") && error.contains(words) && !error.contains("canary"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
     fn bad_values_are_refused_in_words() {
         for (flag, word) in [
             ("--gateway-resources=cpu=1", "not resource requirements as JSON"),
@@ -454,6 +518,8 @@ mod tests {
             ("--lease-duration-seconds=8", "is not safe"),
             ("--prices-file=/absent", "cannot read --prices-file /absent"),
             ("--agent-prices=Maybe", "--agent-prices"),
+            ("--history-postgres-file=/absent", "cannot read /absent"),
+            ("--history-retention-days=36501", "36501 is not in 0..=36500"),
             ("--min-output-tokens=0", "0 is not in 1..=1000000"),
         ] {
             let error = format!("{:#}", options(&["--pod-name=a", flag]).unwrap_err());

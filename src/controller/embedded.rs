@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::agent::ReconcilerSettings;
 use super::gate_webhook::initialize_webhook_metrics;
+use super::history::initialize_history_metrics;
 use super::leader::{Leader, LeaderResources};
 use super::link_service::initialize_refusal_metrics;
 use super::pod_sessions::PodSessions;
@@ -45,6 +46,7 @@ pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), 
     let metrics = Arc::new(Metrics::new()?);
     initialize_refusal_metrics(&metrics);
     initialize_webhook_metrics(&metrics);
+    initialize_history_metrics(&metrics);
     let leader = Leader {
         client: alone.client,
         metrics,
@@ -59,6 +61,7 @@ pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), 
             pod_name: None,
             election: None,
             gate_webhook: None,
+            history: None,
         },
     };
     let ground = LeaderResources {

@@ -2,7 +2,6 @@
 //!
 //! They start and end together; if one of them ends unexpectedly, the process exits.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use super::budget::{BudgetLedger, LedgerSetup};
 use super::certificates::LinkCertificates;
 use super::delivery_relay::DeliveryRelay;
 use super::gate_answers::GateAnswerRecorder;
+use super::history::{self, HistoryReceiver};
 use super::identity::PodAuthenticator;
 use super::link_service::ControllerLink;
 use super::pod_sessions::PodSessions;
@@ -51,10 +51,11 @@ pub(super) struct LeaderResources {
 }
 
 impl LeaderResources {
-    fn bind(address: SocketAddr) -> Result<Self, ControllerError> {
+    fn bind(options: &ControllerOptions) -> Result<Self, ControllerError> {
         let (loops, changed) = PodSessions::new();
+        let address = options.link_address;
         Ok(Self {
-            loops: (Arc::new(loops), changed),
+            loops: (Arc::new(loops.with_history(options.history.is_some())), changed),
             listener: listen(address)?,
         })
     }
@@ -91,7 +92,7 @@ impl Leader {
         let Some(certificates) = stop.run_until_cancelled(certificates).await else {
             return Ok(());
         };
-        let ground = ground.map_or_else(|| LeaderResources::bind(self.options.link_address), Ok)?;
+        let ground = ground.map_or_else(|| LeaderResources::bind(&self.options), Ok)?;
         let mut parts = self.start(certificates, ground, &clock, stop);
         let unexpected = tokio::select! {
             // `stop` is checked first: tasks that end because of it have not ended unexpectedly.
@@ -158,6 +159,13 @@ impl Leader {
             parts.spawn(async move {
                 webhook.run(announced, metrics, clock, ends).await;
                 ControllerError::PartEnded("the webhook that announces gates")
+            });
+        }
+        if let Some(history) = self.options.history.clone() {
+            let (metrics, clock, ends) = (self.metrics.clone(), clock.clone(), stop.clone());
+            parts.spawn(async move {
+                history::delete_old_rows(history, (history::DELETE_EVERY, clock), metrics, ends).await;
+                ControllerError::PartEnded("the deletion of old histories")
             });
         }
         let recorder = recorder(self.client.clone(), self.instance());
@@ -241,6 +249,11 @@ impl Leader {
             loops: loops.clone(),
             relay,
             tasks: Arc::new(TaskRelay::new(Duration::from_secs(ACCEPT_SECONDS))),
+            history: self
+                .options
+                .history
+                .as_ref()
+                .map(|history| HistoryReceiver::new(history.store.clone(), self.metrics.clone())),
             agents: agents.clone(),
             budgets: budgets.clone(),
             metrics: self.metrics.clone(),

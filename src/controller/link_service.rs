@@ -17,17 +17,20 @@ use super::budget::BudgetLedger;
 use super::delivery_relay::{DeliveryRelay, receiver_away};
 use super::event_subscriptions::{self, PageOutcome};
 use super::gate_answers::GateAnswerRecorder;
+use super::history::{self, HistoryReceiver};
 use super::identity::PodAuthenticator;
 use super::pod_sessions::{LivePod, PodSessions};
 use super::runtime::{EventSink, WallClock};
 use super::task_relay::{TaskRelay, random_id};
 use crate::api::NamespacedName;
+use crate::history::HistoryAgent;
 use crate::ledger::account::LeaseHolder;
 use crate::link::answers::{AnsweredGate, GateAnswerRequest};
 use crate::link::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
 use crate::link::events::{ClientRefusal, ClientRefusalCode, EventStream, EventsPage, EventsResponse, ReadRequest};
+use crate::link::history::{HistoryAck, HistoryBatch};
 use crate::link::messages::{
     AttachRequest, AttachResponse, Directives, LeaseRequest, LeaseResponse, LoopTotals, PodRefusal, PodReport,
     RefusalCode,
@@ -59,6 +62,8 @@ pub struct ControllerLink {
     pub agents: Arc<OnceLock<AgentsView>>,
     /// The [`BudgetLedger`].
     pub budgets: Arc<BudgetLedger>,
+    /// Stores the histories of Agents, if a database is configured.
+    pub history: Option<HistoryReceiver>,
     /// Counts attaches, reports and refusals.
     pub metrics: Arc<Metrics>,
     pub events: EventSink,
@@ -81,10 +86,7 @@ impl ControllerLink {
         if self.view()?.contains(&agent) {
             return Ok(agent);
         }
-        Err(PodRefusal {
-            code: RefusalCode::Unknown,
-            message: format!("Agent {agent} does not exist"),
-        })
+        Err(no_longer(&agent))
     }
 
     /// Requests the pod of an Agent that was scaled to zero. Whether it has none, or one that is about to go.
@@ -199,6 +201,22 @@ impl LinkHandler for ControllerLink {
         }
     }
 
+    async fn history(&self, pod: &PodIdentity, batch: HistoryBatch) -> Result<HistoryAck, PodRefusal> {
+        let agent = self.agent_of(pod)?;
+        let now = (self.clock)();
+        self.loops.record_contact(&agent, &live_pod(pod, batch.epoch), now)?;
+        let history = self.history.as_ref().ok_or_else(history::not_configured)?;
+        // Recreated under its name in this moment: its new pod will send the history of the new Agent.
+        let uid = self.view()?.reference(&agent).and_then(|agent| agent.uid);
+        let uid = uid.ok_or_else(|| no_longer(&agent))?;
+        let agent = HistoryAgent {
+            uid: &uid,
+            namespace: &agent.namespace,
+            name: &agent.name,
+        };
+        history.receive(&agent, &batch, now).await
+    }
+
     async fn read(&self, token: &str, address: IpAddr, request: &ReadRequest) -> Result<EventStream, ClientRefusal> {
         let agents = self
             .view()
@@ -239,25 +257,31 @@ impl LinkHandler for ControllerLink {
             .await
     }
 
-    async fn request_task(
+    async fn authorize_task(
         &self,
         token: &str,
         address: IpAddr,
-        request: &TaskRequest,
-    ) -> Result<AcceptedTask, ClientRefusal> {
+        (namespace, name): (&str, &str),
+    ) -> Result<String, ClientRefusal> {
+        self.view()
+            .map_err(|refusal| event_subscriptions::unavailable(&refusal.message))?;
+        let agent = NamespacedName::new(namespace, name);
+        let action = ClientAction::RequestTasks;
+        self.access.check((token, address), &agent, action).await
+    }
+
+    async fn request_task(&self, user: &str, request: &TaskRequest) -> Result<AcceptedTask, ClientRefusal> {
         let agents = self
             .view()
             .map_err(|refusal| event_subscriptions::unavailable(&refusal.message))?;
         let agent = NamespacedName::new(&request.namespace, &request.name);
-        let action = ClientAction::RequestTasks;
-        let user = self.access.check((token, address), &agent, action).await?;
         let receiver = agents.reference(&agent).and_then(|reference| reference.uid);
         let receiver = receiver.ok_or_else(|| no_agent(&agent))?;
         let id = request.body.id.clone().map_or_else(random_id, Ok)?;
         let task = RequestedTask {
             receiver,
             id: format!("{ID_PREFIX}{id}"),
-            user,
+            user: user.to_owned(),
             prompt: request.body.prompt.clone(),
         };
         if self.starts_from_zero(agents, &agent) {
@@ -316,6 +340,13 @@ impl LinkHandler for ControllerLink {
             .link_refusals
             .with_label_values(&[refusal.code.as_ref()])
             .inc();
+    }
+}
+
+fn no_longer(agent: &NamespacedName) -> PodRefusal {
+    PodRefusal {
+        code: RefusalCode::Unknown,
+        message: format!("Agent {agent} does not exist"),
     }
 }
 

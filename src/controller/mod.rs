@@ -16,6 +16,7 @@ pub mod gate_annotations;
 mod gate_announcements;
 pub mod gate_answers;
 pub mod gate_webhook;
+pub mod history;
 pub mod identity;
 mod leader;
 pub mod link_service;

@@ -66,6 +66,8 @@ struct SessionTable {
 pub struct PodSessions {
     table: Mutex<SessionTable>,
     changed: mpsc::UnboundedSender<NamespacedName>,
+    /// Whether pods upload their histories.
+    stores_history: bool,
 }
 
 impl PodSessions {
@@ -77,9 +79,16 @@ impl PodSessions {
             Self {
                 table: Mutex::default(),
                 changed,
+                stores_history: false,
             },
             stream,
         )
+    }
+
+    /// Whether pods are told to upload their histories; by default not.
+    #[must_use]
+    pub fn with_history(self, stores_history: bool) -> Self {
+        Self { stores_history, ..self }
     }
 
     /// Registers the Agent's pod with the known totals and its directives. Idempotent; a different pod starts a new
@@ -91,6 +100,7 @@ impl PodSessions {
             budget: table.limits.get(agent).cloned(),
             sensors: table.sensors.get(agent).cloned(),
             wake_events: table.wake_events.get(agent).cloned(),
+            history: self.stores_history,
             ..directives
         };
         match table.entries.get_mut(agent) {

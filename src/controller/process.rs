@@ -18,6 +18,7 @@ use super::budget::record_writer::RecordConflictError;
 use super::connection::{READ_TIMEOUT, client};
 use super::election::{LEASE_NAME, LeaderCandidate, Leadership, LeaseTimes, set_leader_label};
 use super::gate_webhook::{GateWebhook, initialize_webhook_metrics};
+use super::history::{HistorySettings, initialize_history_metrics};
 use super::leader::Leader;
 use super::link_service::initialize_refusal_metrics;
 use super::sensor::pod::SensorPodSettings;
@@ -53,6 +54,8 @@ pub struct ControllerOptions {
     pub election: Option<ElectionOptions>,
     /// The webhook that announces gates.
     pub gate_webhook: Option<GateWebhook>,
+    /// Where histories are stored, if anywhere.
+    pub history: Option<HistorySettings>,
 }
 
 /// Options of the leader election.
@@ -93,6 +96,7 @@ pub async fn run(options: ControllerOptions, config: Config, stop: CancellationT
     let metrics = Arc::new(Metrics::new()?);
     initialize_refusal_metrics(&metrics);
     initialize_webhook_metrics(&metrics);
+    initialize_history_metrics(&metrics);
     let leads = metrics.leader.with_label_values(&[LEASE_NAME]);
     let readiness = Readiness::waiting("contact with the Kubernetes API");
     let probes = http::probes(readiness.clone());

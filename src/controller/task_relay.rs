@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::event_subscriptions::unavailable;
 use crate::api::NamespacedName;
 use crate::link::events::{ClientRefusal, ClientRefusalCode};
-use crate::link::task_requests::{AcceptedTask, AcceptedTaskState, RequestedTask, TaskAck, TaskReceipt};
+use crate::link::task_requests::{AcceptedTask, AcceptedTaskState, ID_PREFIX, RequestedTask, TaskAck, TaskReceipt};
 
 /// Tasks on their way to one gateway; further ones are refused.
 const QUEUE: usize = 16;
@@ -57,6 +57,7 @@ impl TaskRelay {
     pub fn register_gateway(&self, agent: &NamespacedName) -> mpsc::Receiver<RequestedTask> {
         let (line, tasks) = mpsc::channel(QUEUE);
         let mut table = self.lock();
+        table.gateways.retain(|_, gateway| !gateway.is_closed());
         table.gateways.insert(agent.clone(), line);
         // The previous gateway may never pass these on. A client repeats its request, now to this one.
         table.waiting.retain(|waiting| waiting.agent != *agent);
@@ -99,14 +100,17 @@ impl TaskRelay {
     pub async fn submit(&self, agent: &NamespacedName, task: RequestedTask) -> Result<AcceptedTask, ClientRefusal> {
         let id = task.id.clone();
         let receipt = self.forward(agent, task)?;
+        // It may have been accepted. The id is the one that the client chooses, without the prefix.
+        let again = |why: &str| {
+            let key = id.strip_prefix(ID_PREFIX).unwrap_or(&id);
+            unavailable(&format!(
+                "{why}; retry with the id {key}, since a request with a known id has no further effect"
+            ))
+        };
         let ack = match timeout(self.wait, receipt).await {
             Ok(Ok(ack)) => ack,
-            Ok(Err(_)) => return Err(unavailable("the Agent's pod was replaced; retry with the same id")),
-            Err(_) => {
-                return Err(unavailable(&format!(
-                    "the Agent's pod did not answer in time; retry with the id {id}, since a known id has no further effect"
-                )));
-            }
+            Ok(Err(_)) => return Err(again("the Agent's pod was replaced")),
+            Err(_) => return Err(again("the Agent's pod did not answer in time")),
         };
         let state = match ack.receipt {
             TaskReceipt::Accepted => AcceptedTaskState::Accepted,
@@ -235,8 +239,9 @@ mod tests {
     async fn a_request_without_a_receipt_says_which_id_to_repeat() {
         let relay = TaskRelay::new(Duration::from_secs(5));
         let _gateway = relay.register_gateway(&agent("one"));
-        let refusal = relay.submit(&agent("one"), task("a")).await.unwrap_err();
-        assert!(refusal.message.contains("retry with the id a"), "{}", refusal.message);
+        let refusal = relay.submit(&agent("one"), task("request-a")).await.unwrap_err();
+        let expected = "the Agent's pod did not answer in time; retry with the id a, since";
+        assert!(refusal.message.starts_with(expected), "{}", refusal.message);
     }
 
     #[tokio::test]

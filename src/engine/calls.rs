@@ -127,7 +127,9 @@ impl Engine {
         } else if task.is_of_turn() {
             self.calibrate_sizes(answer.input_tokens);
         }
-        self.ask_mode(out.now, |mode, _| mode.call_answered(answer.cost));
+        if self.turn_rules().is_of_mode {
+            self.ask_mode(out.now, |mode, _| mode.call_answered(answer.cost));
+        }
         // Usage that the server does not report counts as the largest possible call, so that rate limits hold.
         let tokens = answer.tokens.unwrap_or_else(|| self.largest_use(&task, purpose));
         self.count_use(LimitedResource::LLMTokens, tokens, out);

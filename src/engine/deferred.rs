@@ -121,7 +121,8 @@ impl Engine {
     /// Takes the runs whose gates are open out of the batch, as far as there is room: the turn continues without them.
     /// Returns whether there were any.
     pub(crate) fn defer_gated_runs(&mut self) -> bool {
-        if !self.settings.defers_approvals {
+        // The end of a deferred call is told to the loop, which knows nothing of a request's calls.
+        if !self.settings.defers_approvals || !self.turn_rules().is_of_mode {
             return false;
         }
         let before = self.state.deferred.len();
@@ -337,6 +338,7 @@ impl Engine {
                 outcome: kind,
                 result: &text,
                 in_counted_turn: true,
+                of_mode: true,
                 at: out.now,
             },
             out,

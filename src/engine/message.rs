@@ -1,8 +1,10 @@
 //! Messages of a conversation, independent of any provider's format.
 
 use std::borrow::Cow;
+use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use agentloop_api::agent::ModelApi;
@@ -181,7 +183,7 @@ pub fn arguments(text: &str) -> Option<Map<String, Value>> {
 /// The JSON object that a model was requested to answer with. Reasoning before it, in `<think>` tags, and text around it are
 /// ignored.
 ///
-/// `None`: there is none with this field, one is not well-formed, or two differ in the field. What such an answer means is not
+/// `None`: there is none with this field, one is not well-formed or has a field twice, or two differ in the field. What such an answer means is not
 /// known: a model that says no may quote an object of the text that it judges, which says yes.
 #[must_use]
 pub fn answered_object(text: &str, field: &str) -> Option<Map<String, Value>> {
@@ -189,8 +191,8 @@ pub fn answered_object(text: &str, field: &str) -> Option<Map<String, Value>> {
     let mut rest = without_reasoning(text)?;
     while let Some(start) = rest.find('{') {
         rest = &rest[start..];
-        let mut objects = serde_json::Deserializer::from_str(rest).into_iter::<Map<String, Value>>();
-        let object = objects.next()?.ok()?;
+        let mut objects = serde_json::Deserializer::from_str(rest).into_iter::<DistinctFields>();
+        let DistinctFields(object) = objects.next()?.ok()?;
         rest = &rest[objects.byte_offset()..];
         match &found {
             Some(before) if object.get(field).is_some_and(|value| before.get(field) != Some(value)) => return None,
@@ -199,6 +201,33 @@ pub fn answered_object(text: &str, field: &str) -> Option<Map<String, Value>> {
         }
     }
     found
+}
+
+/// A JSON object in which no field occurs twice.
+struct DistinctFields(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for DistinctFields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = DistinctFields;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<DistinctFields, A::Error> {
+                let mut object = Map::new();
+                while let Some((name, value)) = fields.next_entry::<String, Value>()? {
+                    if object.insert(name, value).is_some() {
+                        return Err(A::Error::custom("a field occurs twice"));
+                    }
+                }
+                Ok(DistinctFields(object))
+            }
+        }
+        deserializer.deserialize_map(Fields)
+    }
 }
 
 /// What follows the reasoning at the beginning of an answer. Some servers leave out its opening tag. `None`: it does not end.

@@ -67,6 +67,7 @@ use serde::{Deserialize, Serialize};
 
 use agentloop_api::agent::LimitedResource;
 use agentloop_api::failure::CallFailure;
+use agentloop_api::status::GateKind;
 use agentloop_api::usage_counts::{GuardrailTrip, LoopCounts};
 use answer_schema::AnswerSchema;
 use budget::BudgetState;
@@ -271,6 +272,10 @@ pub enum RecordDetail {
     TurnStarted(CallPurpose),
     /// The answer has no use: it is empty or a refusal, or, of a pre-check, neither yes nor no.
     UselessAnswer,
+    /// The mode asks a person whether the loop may continue.
+    Escalated(GateKind),
+    /// A person has denied that, or nobody has approved it in time.
+    NotApproved(GateKind),
 }
 
 /// What an answered call was for, and what it used.

@@ -202,7 +202,7 @@ impl Engine {
 
     /// A part of the check of a step is over: a guardrail that waited for the check may end the loop.
     fn end_after_check(&mut self, out: &mut EffectBuffer) {
-        let next = self.next_step(out.now);
+        let next = self.mode().next(&self.mode_context(out.now));
         self.end_by_guardrail(next, out);
     }
 
@@ -316,7 +316,10 @@ impl Engine {
             gate,
             message,
         });
-        out.record(journal_line(RecordKind::GateOpened, self.turn_number(), note));
+        out.record(JournalRecord {
+            detail: RecordDetail::Escalated(kind),
+            ..journal_line(RecordKind::GateOpened, self.turn_number(), note)
+        });
         self.settle_mode_gate(out);
     }
 
@@ -329,7 +332,7 @@ impl Engine {
         let message = format!("{} (gate {})", open.message, open.gate.id);
         let needed = self.mode().approval(&self.mode_context(out.now));
         if needed.is_none_or(|needed| needed.kind != kind) {
-            self.close_mode_gate("withdrawn", out);
+            self.close_mode_gate("withdrawn", None, out);
         } else if expires_at <= out.now {
             self.mode_gate_ended(false, "expired", out);
         } else {
@@ -337,16 +340,23 @@ impl Engine {
         }
     }
 
-    fn close_mode_gate(&mut self, how: &str, out: &mut EffectBuffer) -> Option<RunGate> {
+    fn close_mode_gate(&mut self, how: &str, approved: Option<bool>, out: &mut EffectBuffer) -> Option<RunGate> {
         let RequestedGate { gate, .. } = self.state.requests.gate.take()?;
         let note = format!("{} {how}", gate.id);
-        out.record(journal_line(RecordKind::GateResolved, self.turn_number(), note));
+        let detail = match approved {
+            Some(false) => RecordDetail::NotApproved(gate.kind),
+            Some(true) | None => RecordDetail::None,
+        };
+        out.record(JournalRecord {
+            detail,
+            ..journal_line(RecordKind::GateResolved, self.turn_number(), note)
+        });
         self.clear_pause(pause_reason(gate.kind));
         Some(gate)
     }
 
     fn mode_gate_ended(&mut self, approved: bool, how: &str, out: &mut EffectBuffer) {
-        if let Some(gate) = self.close_mode_gate(how, out) {
+        if let Some(gate) = self.close_mode_gate(how, Some(approved), out) {
             let waited = out.now.duration_since(gate.opened_at);
             self.ask_mode(out.now, |mode, _| {
                 mode.approval_answered(approved, waited.max(jiff::SignedDuration::ZERO));

@@ -231,8 +231,7 @@ impl ScoreQuestion {
     }
 }
 
-/// The score in an answer, rounded down; `None`: not a clear one. The last JSON object counts: some models think aloud
-/// first.
+/// The score in an answer, rounded down; `None`: not a clear one. See [`message::answered_object`].
 fn read(text: &str) -> Option<u8> {
     let score = message::answered_object(text, "score")?.get("score")?.as_f64()?;
     let whole = (0..=100_u8).rev().find(|whole| f64::from(*whole) <= score)?;

@@ -59,7 +59,7 @@ impl Engine {
     /// Whether the engine accepts events of Sensors: their tasks must have room.
     #[must_use]
     pub fn accepts_events(&self) -> bool {
-        self.accepts_input() && (!self.runs_tasks() || self.tasks.has_room())
+        self.accepts_input() && (!self.runs_tasks() || self.accepts_tasks())
     }
 
     /// Restores a value that a Sensor set before this process began, with its age. A value that does not fit the schema

@@ -10,7 +10,6 @@ use super::modes::WakeTrigger;
 use super::snapshot::CauseKind;
 use super::turn::state::UnseenEvents;
 use super::{RecordKind, time_math};
-use agentloop_api::status::LoopState;
 
 /// The delay after the first of the slow turns in a row without a tool call; each further one doubles it.
 const FIRST_DELAY: SignedDuration = SignedDuration::from_secs(1);
@@ -69,7 +68,8 @@ impl Engine {
         }
     }
 
-    /// Handles the request `wake`, once per token. It affects only a Sleeping loop and the pre-check after a sleep.
+    /// Handles the request `wake`, once per token. It affects only a sleep and the pre-check after it. A turn beside the sleep,
+    /// such as a heartbeat, does not matter.
     pub(super) fn wake_requested(&mut self, token: String, out: &mut EffectBuffer) {
         if self.state.handled.wake.as_ref() == Some(&token) {
             return;
@@ -77,7 +77,8 @@ impl Engine {
         self.state.handled.wake = Some(token);
         out.record(journal_line(RecordKind::RequestHandled, self.turn_number(), "wake"));
         let cause = "a wake request ended your sleep";
-        if self.public_state().state == LoopState::Sleeping {
+        let sleeps = self.mode().sleep().is_some() && self.state.reasons.is_empty();
+        if sleeps && self.state.life.is_active() {
             self.wake(WakeTrigger::Request, cause, out);
         }
         self.open_pre_check(cause, out);

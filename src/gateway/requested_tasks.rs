@@ -7,16 +7,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::link::client::{LinkClient, LinkError};
-use crate::link::task_requests::{RelayedTaskAck, RequestedTask, TaskAck};
+use crate::link::task_requests::{ACCEPT_SECONDS, RelayedTaskAck, RequestedTask, TaskAck};
 
 /// Tasks that wait for the worker; more are dropped.
 const MOST: usize = 16;
+/// How long a task waits for the worker: as long as the controller waits for the receipt.
+const LONGEST_WAIT: Duration = Duration::from_secs(ACCEPT_SECONDS);
 
 pub struct RequestedTasks {
-    waiting: Mutex<VecDeque<RequestedTask>>,
+    waiting: Mutex<VecDeque<(Instant, RequestedTask)>>,
     news: Notify,
     client: Arc<LinkClient>,
     agent: String,
@@ -41,9 +43,9 @@ impl RequestedTasks {
             return;
         }
         let mut waiting = self.lock();
-        waiting.retain(|old| old.id != task.id);
+        waiting.retain(|(at, old)| old.id != task.id && at.elapsed() < LONGEST_WAIT);
         if waiting.len() < MOST {
-            waiting.push_back(task);
+            waiting.push_back((Instant::now(), task));
             self.news.notify_one();
         }
     }
@@ -53,7 +55,9 @@ impl RequestedTasks {
         timeout(limit, async {
             loop {
                 let news = self.news.notified();
-                if let Some(task) = self.lock().pop_front() {
+                // The client of an older one was told that it was not accepted.
+                self.lock().retain(|(at, _)| at.elapsed() < LONGEST_WAIT);
+                if let Some((_, task)) = self.lock().pop_front() {
                     return task;
                 }
                 news.await;
@@ -69,7 +73,7 @@ impl RequestedTasks {
         self.client.acknowledge_task(&RelayedTaskAck { epoch, ack }).await
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<RequestedTask>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, RequestedTask)>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -105,6 +109,17 @@ mod tests {
             got.push(task.id);
         }
         assert_eq!(got, ["c", "a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_whose_client_was_refused_meanwhile_is_dropped() {
+        let tasks = queue();
+        tasks.put(task("old", "uid"));
+        tokio::time::sleep(Duration::from_secs(ACCEPT_SECONDS) - Duration::from_millis(1)).await;
+        tasks.put(task("new", "uid"));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let next = tasks.next(Duration::from_secs(1)).await;
+        assert_eq!(next.map(|task| task.id).as_deref(), Some("new"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -32,6 +32,7 @@ use crate::engine::{CallId, CallPurpose};
 use crate::link::client::LinkClient;
 use crate::link::deliveries::{DeliveryAck, POLL_SECONDS};
 use crate::link::events::EventsPage;
+use crate::link::history::HistoryBatch;
 use crate::link::messages::LoopReport;
 use crate::link::socket::{
     CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, OutgoingResponse, PURPOSE_HEADER,
@@ -84,6 +85,7 @@ pub fn router(gateway: GatewayState) -> Router {
         .route("/v1/task-responses", post(response))
         .route("/v1/report", put(report))
         .route("/v1/readings", post(forward_events))
+        .route("/v1/history", post(forward_history))
         .route("/v1/events", get(events))
         .route("/v1/deliveries", get(delivery))
         .route("/v1/deliveries/ack", post(delivered))
@@ -261,6 +263,15 @@ async fn forward_events(State(gateway): State<GatewayState>, Json(page): Json<Ev
     let (link, epoch) = gateway.link;
     match link.events(&EventsPage { epoch, ..page }).await {
         Ok(answer) => Json(answer).into_response(),
+        Err(error) => (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
+    }
+}
+
+/// Forwards rows of the history. Keeps nothing: the worker repeats what was not stored.
+async fn forward_history(State(gateway): State<GatewayState>, Json(batch): Json<HistoryBatch>) -> Response {
+    let (link, epoch) = gateway.link;
+    match link.history(&HistoryBatch { epoch, ..batch }).await {
+        Ok(stored) => Json(stored).into_response(),
         Err(error) => (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
     }
 }

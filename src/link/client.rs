@@ -17,6 +17,7 @@ use super::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
 use super::events::{EventsPage, EventsResponse};
+use super::history::{HistoryAck, HistoryBatch};
 use super::messages::{
     AttachRequest, AttachResponse, Directives, HEARTBEAT_SECONDS, LeaseRequest, LeaseResponse, PodRefusal, PodReport,
     RefusalCode,
@@ -112,6 +113,12 @@ impl LinkClient {
     /// Sends events to a subscriber.
     pub async fn events(&self, page: &EventsPage) -> Result<EventsResponse, LinkError> {
         let response = self.post("/v1/events", page).await?;
+        read_json(response).await
+    }
+
+    /// Uploads rows of the history; answered once they are stored.
+    pub async fn history(&self, batch: &HistoryBatch) -> Result<HistoryAck, LinkError> {
+        let response = self.post("/v1/history", batch).await?;
         read_json(response).await
     }
 

@@ -4,7 +4,8 @@
 //! `POST /v1/attach` [`AttachRequest`] → [`AttachResponse`]; `POST /v1/report` [`PodReport`] → 204;
 //! `POST /v1/lease` [`LeaseRequest`] → [`LeaseResponse`];
 //! `GET /v1/directives?epoch=N` → server-sent events: `directives` with [`Directives`] (at once, then on each change)
-//! and an empty `heartbeat` every 10 s; events of the loop: [`events`](super::events).
+//! and an empty `heartbeat` every 10 s; events of the loop: [`events`](super::events); its history:
+//! [`history`](super::history).
 //! Events of sensor pods: [`deliveries`](super::deliveries). Errors carry a [`PodRefusal`].
 
 use std::collections::BTreeMap;
@@ -141,6 +142,9 @@ pub struct Directives {
     /// Subscriptions to the loop's events: the worker sends events for as long as they are listed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub readings: Vec<EventSubscription>,
+    /// The controller stores histories: the worker uploads its own.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub history: bool,
 }
 
 /// The answer of a person to a gate.

@@ -18,6 +18,7 @@ pub mod client;
 pub mod deliveries;
 pub mod events;
 mod events_route;
+pub mod history;
 pub mod messages;
 pub mod pod;
 pub mod sensor_messages;

@@ -35,6 +35,7 @@ use super::deliveries::{
 };
 use super::events::{ClientRefusal, EventStream, EventsPage, EventsResponse, ReadRequest};
 use super::events_route;
+use super::history::{HistoryAck, HistoryBatch};
 use super::messages::{
     AttachRequest, AttachResponse, Directives, HEARTBEAT_SECONDS, LeaseRequest, LeaseResponse, OLDEST_PROTOCOL,
     PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode, common_protocol,
@@ -100,6 +101,12 @@ pub trait LinkHandler: Send + Sync + 'static {
         pod: &PodIdentity,
         page: EventsPage,
     ) -> impl Future<Output = Result<EventsResponse, PodRefusal>> + Send;
+    /// A pod uploads rows of its Agent's history; answered once they are stored.
+    fn history(
+        &self,
+        pod: &PodIdentity,
+        batch: HistoryBatch,
+    ) -> impl Future<Output = Result<HistoryAck, PodRefusal>> + Send;
     /// The holder of this token subscribes to an Agent's events, from `address`.
     fn read(
         &self,
@@ -114,12 +121,18 @@ pub trait LinkHandler: Send + Sync + 'static {
         address: IpAddr,
         request: &GateAnswerRequest,
     ) -> impl Future<Output = Result<AnsweredGate, ClientRefusal>> + Send;
-    /// The holder of this token requests that an Agent works on a task, from `address`; returns once the task is on the
-    /// disk of its worker.
-    fn request_task(
+    /// The user who holds this token, if that user may request tasks of this Agent, from `address`. Asked before the body of
+    /// a request is read.
+    fn authorize_task(
         &self,
         token: &str,
         address: IpAddr,
+        agent: (&str, &str),
+    ) -> impl Future<Output = Result<String, ClientRefusal>> + Send;
+    /// This user requests that an Agent works on a task; returns once the task is on the disk of its worker.
+    fn request_task(
+        &self,
+        user: &str,
         request: &TaskRequest,
     ) -> impl Future<Output = Result<AcceptedTask, ClientRefusal>> + Send;
     /// Tasks that users request of the Agent of this pod, from now on.
@@ -200,6 +213,7 @@ fn router<L: LinkHandler>(link: Arc<L>, limits: LinkLimits, stop: CancellationTo
         .route("/v1/lease", post(lease::<L>))
         .route("/v1/directives", get(directives::<L>))
         .route("/v1/events", post(events::<L>))
+        .route("/v1/history", post(history::<L>))
         .route(
             "/v1/namespaces/{namespace}/agents/{name}/events",
             get(events_route::events::<L>),
@@ -325,7 +339,8 @@ async fn directives<L: LinkHandler>(State(server): State<LinkServer<L>>, caller:
             let deliveries =
                 ReceiverStream::new(deliveries).map(|delivery| Event::default().event("delivery").json_data(delivery));
             let tasks = ReceiverStream::new(tasks).map(|task| Event::default().event("task").json_data(task));
-            let events = with_end_marker(stream::select(deliveries, tasks));
+            // The stream ends with the first of them: another one of this pod has replaced it.
+            let events = stream::select(with_end_marker(deliveries), with_end_marker(tasks));
             sse_response(&server, stream::select(directives_stream(levels), events))
         }
         Err(refusal) => refuse(&*server.link, &refusal),
@@ -342,6 +357,22 @@ async fn events<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: Lin
     };
     match answer.await {
         Ok(answer) => Json(answer).into_response(),
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
+}
+
+async fn history<L: LinkHandler>(
+    State(server): State<LinkServer<L>>,
+    caller: LinkCaller,
+    request: Request,
+) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
+        let batch = read(request, server.limits.read_timeout).await?;
+        server.link.history(&pod, batch).await
+    };
+    match answer.await {
+        Ok(stored) => Json(stored).into_response(),
         Err(refusal) => refuse(&*server.link, &refusal),
     }
 }

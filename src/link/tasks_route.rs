@@ -21,15 +21,15 @@ pub(super) async fn request_task<L: LinkHandler>(
 ) -> Response {
     let accepted = async {
         let (token, address) = caller.token().ok_or_else(no_token)?;
+        let user = server.link.authorize_task(token, address, (&namespace, &name)).await?;
+        caller.mark_authenticated();
         let body = read_body::<TaskRequestBody>(request, server.limits.read_timeout, MAX_REQUEST_BYTES).await;
         let body = body.map_err(|message| malformed(format!(r#"{message}; send {{"prompt": "..."}}"#)))?;
         if let Some(problem) = body.problem() {
             return Err(malformed(problem));
         }
         let request = TaskRequest { namespace, name, body };
-        let accepted = server.link.request_task(token, address, &request).await?;
-        caller.mark_authenticated();
-        Ok::<_, ClientRefusal>(accepted)
+        server.link.request_task(&user, &request).await
     };
     match accepted.await {
         Ok(accepted) => (StatusCode::ACCEPTED, Json(accepted)).into_response(),

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::deliveries::{DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport};
 use super::events::{EventsPage, EventsResponse};
+use super::history::{HistoryAck, HistoryBatch};
 use super::messages::{
     AttachRequest, AttachResponse, Directives, LeaseRequest, LeaseResponse, PROTOCOL, PodRefusal, PodReport,
 };
@@ -78,6 +79,8 @@ fn the_messages_of_a_version_keep_their_shapes() {
         "POST /v1/events, answer": EventsResponse,
         "GET /v1/directives, event task": RequestedTask,
         "POST /v1/tasks/ack": RelayedTaskAck,
+        "POST /v1/history": HistoryBatch,
+        "POST /v1/history, answer": HistoryAck,
         "POST /v1/delivered": RelayedDeliveryAck,
         "GET /v1/sensor, event directives": SensorDirectives,
         "POST /v1/sensor/report": SensorPodReport,

@@ -5,7 +5,7 @@
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
-    CounterVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry, TextEncoder,
+    CounterVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
 };
 
 use strum::IntoEnumIterator;
@@ -42,6 +42,14 @@ pub struct Metrics {
     pub link_refusals: IntCounterVec,
     /// Requests to the webhook that announces gates, by event and result.
     pub gate_webhooks: IntCounterVec,
+    /// Batches of histories, by result.
+    pub history_batches: IntCounterVec,
+    /// Rows of histories that were written, by record.
+    pub history_rows: IntCounterVec,
+    /// Rows of histories that were deleted, by record.
+    pub history_deleted_rows: IntCounterVec,
+    /// When the database of the history last answered.
+    pub history_last_success: IntGauge,
     /// Amounts forfeited by lost gateways, by kind.
     forfeited: CounterVec,
     /// Leases that gateways lost with their storage.
@@ -66,6 +74,10 @@ impl Metrics {
             link_reports: IntCounter::with_opts(registry::LINK_REPORTS.opts())?,
             link_refusals: counters(&registry::LINK_REFUSALS)?,
             gate_webhooks: counters(&registry::GATE_WEBHOOKS)?,
+            history_batches: counters(&registry::HISTORY_BATCHES)?,
+            history_rows: counters(&registry::HISTORY_ROWS)?,
+            history_deleted_rows: counters(&registry::HISTORY_DELETED_ROWS)?,
+            history_last_success: IntGauge::with_opts(registry::HISTORY_LAST_SUCCESS.opts())?,
             forfeited: CounterVec::new(registry::FORFEITED.opts(), registry::FORFEITED.labels)?,
             lost_leases: IntCounter::with_opts(registry::LOST_LEASES.opts())?,
         };
@@ -108,6 +120,10 @@ impl Metrics {
         self.register(self.link_reports.clone())?;
         self.register(self.link_refusals.clone())?;
         self.register(self.gate_webhooks.clone())?;
+        self.register(self.history_batches.clone())?;
+        self.register(self.history_rows.clone())?;
+        self.register(self.history_deleted_rows.clone())?;
+        self.register(self.history_last_success.clone())?;
         self.register(self.forfeited.clone())?;
         self.register(self.lost_leases.clone())?;
         self.register(ProcessCollector::for_self())

@@ -171,6 +171,14 @@ metrics! {
         "Information about the build in labels; always 1.";
     GATE_WEBHOOKS = Controller Counter "agentloop_gate_webhook_attempts_total" ["event", "result"]
         "Total number of requests to the webhook that announces gates (chart value approvals.webhook), by event (opened or closed) and result (sent or failed); each attempt counts.";
+    HISTORY_BATCHES = Controller Counter "agentloop_history_batches_total" ["result"]
+        "Total number of batches of histories from workers for the database (chart value history.postgres), by result: stored; repeated, whose rows were there; restarted, after which the worker sends all that it has; unavailable, as the database was; refused, since it did not accept the rows.";
+    HISTORY_DELETED_ROWS = Controller Counter "agentloop_history_deleted_rows_total" ["record"]
+        "Total number of rows of histories deleted from the database at the end of their retention, by record (execution, step or audit).";
+    HISTORY_LAST_SUCCESS = Controller Gauge "agentloop_history_last_success_timestamp_seconds" []
+        "Time at which the database last answered a batch of a history, as a Unix timestamp; 0: not since the start of this replica.";
+    HISTORY_ROWS = Controller Counter "agentloop_history_rows_total" ["record"]
+        "Total number of rows of histories written to the database, by record (execution, step or audit).";
     FORFEITED = Controller Counter "agentloop_ledger_forfeited_total" ["kind"]
         "Amount forfeited by lost gateways and charged to their budgets, by kind (tokens, input_tokens, output_tokens, calls, cost_usd).";
     LOST_LEASES = Controller Counter "agentloop_ledger_lost_leases_total" []

@@ -34,6 +34,7 @@ use super::deliveries::DeliveryPoller;
 use super::event_subscriptions::{EventPublisher, PageRequest};
 use super::events;
 use super::gateway_client::{GatewayClient, GatewayUpdate};
+use super::history_upload::{HistoryUpload, UploadEvent};
 use super::instructions::InstructionSource;
 use super::journal::{Journal, JournalError};
 use super::journaled_engine::{JournaledEngine, StepOutcome};
@@ -88,6 +89,7 @@ pub struct LoopDriver<'a> {
     deliveries: DeliveryPoller,
     tasks: TaskPoller,
     responses: ResponseDelivery,
+    history: HistoryUpload,
     lookouts: FileWatchers,
     timer: Option<Timestamp>,
     calls: JoinSet<(CallId, Result<ModelAnswer, CallFailure>)>,
@@ -147,6 +149,7 @@ enum DriverEvent {
     Saw(WatchReport),
     /// The response at this position is delivered.
     Responded(i64),
+    Uploaded(UploadEvent),
     Terminated,
     Moment,
 }
@@ -173,6 +176,7 @@ impl<'a> LoopDriver<'a> {
             deliveries: DeliveryPoller::new(parts.gateway),
             tasks: TaskPoller::new(parts.gateway),
             responses: ResponseDelivery::new(parts.gateway, parts.sends_responses),
+            history: HistoryUpload::new(parts.gateway),
             lookouts: parts.lookouts,
             timer: None,
             calls: JoinSet::new(),
@@ -232,6 +236,7 @@ impl<'a> LoopDriver<'a> {
             self.check_scores()?;
         }
         self.readings.finish(&mut self.steps).await?;
+        self.history.finish(&mut self.steps).await;
         Ok(match self.stop {
             Some(StopCause::Suspend) => DriveOutcome::Suspended,
             None if self.steps.view().outcome.is_some() => DriveOutcome::Completed,
@@ -292,6 +297,10 @@ impl<'a> LoopDriver<'a> {
             DriverEvent::Requested(task) => self.take_task(task),
             DriverEvent::Saw(sighting) => self.handle_watch_report(sighting),
             DriverEvent::Responded(seq) => self.responses.delivered(seq, &self.steps),
+            DriverEvent::Uploaded(event) => {
+                self.history.advance(event, &mut self.steps);
+                Ok(())
+            }
             DriverEvent::Asked(ask) => self.readings.answer(ask, &self.steps),
             DriverEvent::Moment => Ok(()),
         }
@@ -315,7 +324,8 @@ impl<'a> LoopDriver<'a> {
             task = self.tasks.next() => DriverEvent::Requested(task),
             sighting = self.lookouts.next(), if listens => DriverEvent::Saw(sighting),
             seq = self.responses.next() => DriverEvent::Responded(seq),
-            // Last, so that readers of events never delay the loop.
+            // Last, so that uploads and readers of events never delay the loop.
+            event = self.history.next() => DriverEvent::Uploaded(event),
             ask = self.readings.next_request() => DriverEvent::Asked(ask),
             () = moment => DriverEvent::Moment,
         }
@@ -380,6 +390,7 @@ impl<'a> LoopDriver<'a> {
         }
         let directives = update.event.directives.clone();
         self.readings.set(&directives.readings);
+        self.history.set_wanted(directives.history);
         if update.suspends() {
             self.stop(StopCause::Suspend)?;
         }
@@ -475,6 +486,9 @@ impl<'a> LoopDriver<'a> {
         let StepOutcome { actions, lines, result } = taken;
         lines.iter().for_each(events::log_line);
         self.readings.announce_lines(&lines);
+        if !lines.is_empty() {
+            self.history.changed();
+        }
         let lost = self.is_lost_since(&lines);
         for action in actions {
             self.perform(action, lost);

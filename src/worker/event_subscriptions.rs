@@ -20,11 +20,14 @@ use super::events;
 use super::gateway_client::{GatewayClient, RetryDelay};
 use super::journal::{JournalError, JournalLine};
 use super::journaled_engine::JournaledEngine;
+use crate::support::text::{first_bytes, with_ellipsis};
 
 /// Most concurrent subscriptions; the controller allows fewer.
 const MOST_READINGS: usize = 16;
 /// Approximate bound of an [`EventsPage`] in bytes; the link accepts twice as many.
 const PAGE_BYTES: usize = 128 * 1024;
+/// Most bytes of the texts of a line, as JSON: a page of one line is within the bound of the link, whatever its texts contain.
+const MOST_TEXT_BYTES: usize = 160 * 1024;
 /// Approximate size of a line's names and numbers, in bytes.
 const LINE_BYTES: usize = 300;
 /// Pause before an [`EventsPage`] is resent to a reader whose buffer was full.
@@ -151,20 +154,56 @@ fn messages_of(kind: RecordKind, line: &EventLine, steps: &JournaledEngine<'_>) 
     }
     if kind == RecordKind::TaskEnded {
         let id = line.note.rsplit_once(": ").map_or(&*line.note, |(id, _)| id);
-        let response = steps.task_response(id, MOST_RESPONSE_BYTES)?;
+        let mut most = MOST_RESPONSE_BYTES;
+        let mut response = steps.task_response(id, most)?;
+        // Shortened as a result, so that it stays JSON.
+        while response.as_ref().is_some_and(|text| json_bytes(text) > MOST_TEXT_BYTES) {
+            most /= 2;
+            response = steps.task_response(id, most)?;
+        }
         return Ok(response.into_iter().collect());
     }
     let gate = line.run.as_ref().filter(|_| kind == RecordKind::GateOpened);
     let run = gate.and_then(|run| run.parse().ok());
     let call = run.map(|run| steps.requested_call(run, MOST_CALL_BYTES)).transpose()?;
-    Ok(call.flatten().into_iter().collect())
+    let mut call = call.flatten();
+    if let Some(text) = &mut call {
+        while json_bytes(text) > MOST_TEXT_BYTES {
+            *text = with_ellipsis(first_bytes(text, text.len() / 2), text);
+        }
+    }
+    Ok(call.into_iter().collect())
 }
 
-/// Upper bound of a line's text as JSON, in bytes.
+/// The size of a text as JSON. Texts with many quotes or control characters become several times as long.
+fn json_bytes(text: &str) -> usize {
+    serde_json::to_string(text).map_or(usize::MAX, |text| text.len())
+}
+
+/// The size of a line's texts as JSON, in bytes.
 fn size(line: &EventLine) -> usize {
-    let tool = line.tool.as_ref().map_or(0, String::len);
-    let messages: usize = line.messages.iter().map(String::len).sum();
-    2 * (line.note.len() + tool + messages)
+    let texts = line.messages.iter().chain(&line.tool).chain([&line.note]);
+    texts.map(|text| json_bytes(text)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_line_is_that_of_its_json() {
+        let line = EventLine {
+            note: "\u{1}\"".repeat(10),
+            messages: vec!["\\".repeat(1000)],
+            ..EventLine::default()
+        };
+        let json = serde_json::to_string(&line).unwrap().len();
+        assert!(
+            (size(&line)..size(&line) + LINE_BYTES).contains(&json),
+            "{json} {}",
+            size(&line)
+        );
+    }
 }
 
 struct SubscriptionTask {

@@ -20,6 +20,7 @@ use crate::engine::message::ModelAnswer;
 use crate::engine::{CallId, CallPurpose};
 use crate::link::deliveries::{Delivery, DeliveryAck, POLL_SECONDS};
 use crate::link::events::{EventsPage, EventsResponse};
+use crate::link::history::{HistoryAck, HistoryBatch};
 use crate::link::messages::LoopReport;
 use crate::link::socket::{
     CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, OutgoingResponse, PURPOSE_HEADER, SocketEvent,
@@ -44,7 +45,8 @@ const EVENT_SILENCE: Duration = Duration::from_secs(15);
 const SHORT: Duration = Duration::from_secs(5);
 /// Longest time in which the gateway makes one attempt to send a response.
 const RESPONSE_ATTEMPT: Duration = Duration::from_secs(35);
-/// Timeout of a page of events: the controller may wait for its reader before it answers.
+/// Timeout of a page of events, and of rows of the history: the controller may wait for its reader, or for the database,
+/// before it answers.
 const EVENTS_TAKEN: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
@@ -282,6 +284,17 @@ impl GatewayClient {
         let request = self.http.post(url("/v1/readings")).json(page).timeout(EVENTS_TAKEN);
         let response = short(request).await?;
         response.json().await.map_err(describe_error)
+    }
+
+    /// Uploads rows of the history once. Fails if they were not stored.
+    pub async fn upload_history(&self, batch: &HistoryBatch) -> Result<HistoryAck, String> {
+        let request = self.http.post(url("/v1/history")).json(batch).timeout(EVENTS_TAKEN);
+        let response = request.send().await.map_err(describe_error)?;
+        match response.status() {
+            StatusCode::OK => response.json().await.map_err(describe_error),
+            StatusCode::BAD_GATEWAY => Err(response.text().await.map_err(describe_error)?),
+            status => Err(format!("status {}", status.as_u16())),
+        }
     }
 
     /// Sends each newest [`LoopReport`], and sends it again after each new connection of the event stream, because a

@@ -9,8 +9,11 @@ use jiff::Timestamp;
 use crate::engine::machine::{Engine, LoopView};
 use crate::engine::tool::ToolRunId;
 use crate::engine::{EngineEffect, EngineInput, JournalRecord, Skill, StopCause};
+use crate::link::history::HistoryAck;
 
-use super::journal::{CommittedBatch, Journal, JournalError, JournalLine, JournalPage, SensorRecord, WaitingResponse};
+use super::journal::{
+    CommittedBatch, Journal, JournalError, JournalLine, JournalPage, SensorRecord, UploadBatch, WaitingResponse,
+};
 
 pub struct JournaledEngine<'a> {
     engine: Engine,
@@ -123,6 +126,16 @@ impl<'a> JournaledEngine<'a> {
     /// Records that a response was delivered.
     pub fn response_delivered(&self, seq: i64) -> Result<(), JournalError> {
         self.journal.response_delivered(seq)
+    }
+
+    /// Returns the oldest changes of the history that have not been acknowledged.
+    pub fn history_batch(&self) -> Result<Option<UploadBatch>, JournalError> {
+        self.journal.history_batch()
+    }
+
+    /// Records which changes of the history are stored.
+    pub fn history_stored(&mut self, ack: HistoryAck) -> Result<(), JournalError> {
+        self.journal.history_stored(ack)
     }
 
     /// Returns the outcome of the last request for a score, if there is one.

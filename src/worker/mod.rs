@@ -9,6 +9,7 @@ pub mod driver;
 pub mod event_subscriptions;
 pub mod events;
 pub mod gateway_client;
+pub mod history_upload;
 pub mod instructions;
 pub mod journal;
 pub mod journaled_engine;

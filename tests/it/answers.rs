@@ -163,6 +163,7 @@ impl Rig {
             ))),
             agents: Arc::new(agents),
             budgets: idle_ledger(api, &loops),
+            history: None,
             metrics: Arc::new(Metrics::new().unwrap()),
             events: EventSink::new().0,
             clock: Arc::new(move || now),

@@ -4,8 +4,8 @@
 
 mod plugin;
 mod reader;
-mod rig;
 mod tasks;
+pub mod rig;
 
 use agentloop::controller::pod_sessions::LivePod;
 use agentloop::link::events::{EventLine, EventsPage, EventsResponse, PAGE_LINES};

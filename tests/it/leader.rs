@@ -296,6 +296,7 @@ async fn options(election: bool) -> ControllerOptions {
             times: LeaseTimes::new(4, 1).unwrap(),
         }),
         gate_webhook: None,
+        history: None,
     }
 }
 

@@ -172,6 +172,7 @@ impl Rig {
             ))),
             agents,
             budgets: idle_ledger(api_server(reviews.clone()), &loops),
+            history: None,
             metrics: metrics.clone(),
             events: sink,
             clock: Arc::new(Timestamp::now),

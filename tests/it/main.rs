@@ -12,6 +12,7 @@ mod events;
 mod fuzz;
 mod gate_webhook;
 mod gateway;
+mod history;
 mod leader;
 mod ledger;
 mod leftovers;

@@ -15,6 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("mcp", &[]),
     ("sensing", &["api", "mcp", "support"]),
     ("link", &["api", "ledger", "sensing", "support"]),
+    ("history", &["link", "support"]),
     ("api_server", &["api", "support"]),
     ("toolbox", &["api", "sensing", "support"]),
     ("telemetry", &["api", "support"]),
@@ -47,7 +48,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "controller",
-        &["api", "ledger", "link", "provider", "sensing", "support", "telemetry"],
+        &[
+            "api",
+            "history",
+            "ledger",
+            "link",
+            "provider",
+            "sensing",
+            "support",
+            "telemetry",
+        ],
     ),
     // One process with all roles: it wires them as a cluster does, and takes what they make public.
     (
@@ -72,6 +82,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "api",
             "engine",
+            "history",
             "ledger",
             "provider",
             "sensing",

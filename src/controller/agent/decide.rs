@@ -372,6 +372,8 @@ pub(super) fn directives(agent: &Agent, status: &AgentStatus) -> Directives {
         // Added by `PodSessions`, from the registry of Sensors.
         sensors: None,
         wake_events: None,
+        // Added by `PodSessions`.
+        history: false,
         // Added by the link, which knows the subscribers.
         readings: Vec::new(),
     }

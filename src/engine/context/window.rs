@@ -85,11 +85,16 @@ impl Engine {
                     return true;
                 }
                 ShrinkStep::TooLarge { needed, room } => {
+                    let is_request = !self.turn_rules().is_of_mode;
+                    let shorten = if is_request { "the request" } else { "the instructions" };
                     let message = format!(
                         "the turn alone needs about {needed} tokens, but only {room} are available; raise \
-                         spec.model.contextTokens, lower spec.model.maxOutputTokens or shorten the instructions"
+                         spec.model.contextTokens, lower spec.model.maxOutputTokens or shorten {shorten}"
                     );
-                    self.reset_sizes();
+                    // What a request needs says nothing about the loop.
+                    if !is_request {
+                        self.reset_sizes();
+                    }
                     self.fail_turn(too_large(message), out);
                     return false;
                 }

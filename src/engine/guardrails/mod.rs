@@ -108,6 +108,8 @@ pub struct EndedToolRun<'a> {
     pub result: &'a str,
     /// Whether it is part of a turn that counts as one.
     pub in_counted_turn: bool,
+    /// It was called in a turn of the mode, and not in the answer to a request.
+    pub of_mode: bool,
     pub at: Timestamp,
 }
 

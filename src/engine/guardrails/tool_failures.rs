@@ -1,5 +1,6 @@
 //! `guardrails.maxConsecutiveToolFailures`: counts tool runs in a row that ended in failure; at the limit the loop pauses for
-//! a cool-down. A successful run ends the streak. Denied calls, tools of the mode and refreshes of the hot state do not count.
+//! a cool-down. A successful run ends the streak. Denied calls, tools of the mode, refreshes of the hot state and
+//! the calls of requests do not count.
 //! Clears when the cool-down ends or by a resume request; it counts from zero then.
 
 use super::{EndedToolRun, Guardrail, TrippedGuardrail};
@@ -17,6 +18,9 @@ impl Guardrail for ToolFailures {
         counters: &mut StreakCounters,
         run: &EndedToolRun<'_>,
     ) -> Option<TrippedGuardrail> {
+        if !run.of_mode {
+            return None;
+        }
         if !run.has_failed() {
             counters.streaks.end(REASON);
             return None;

@@ -262,7 +262,10 @@ pub trait LoopMode {
     /// A call of the turn under way has its result. `was_admitted`: it was not rejected by the mode or as a repetition.
     fn call_ended(&mut self, _call: &ToolCall, _text: &str, _was_admitted: bool, _has_failed: bool) {}
 
-    /// A model call was answered, whatever its purpose. `cost`: in micro-dollars, if known.
+    /// The loop answered a request for so long, which is not the mode's work.
+    fn interrupted(&mut self, _time: SignedDuration) {}
+
+    /// A model call of the mode's work was answered, whatever its purpose. `cost`: in micro-dollars, if known.
     fn call_answered(&mut self, _cost: Option<i64>) {}
 
     /// Whether a person decides on a detected loop once its turn has ended, instead of a forced sleep.
@@ -517,14 +520,22 @@ impl Engine {
 
     /// What comes next if no turn is open.
     pub(super) fn next_step(&self, now: Timestamp) -> NextStep {
-        match self.mode().next(&self.mode_context(now)) {
-            NextStep::Stop(outcome) => NextStep::Stop(outcome),
-            // Requests come first, since people wait for the answers.
-            _ if self.has_request() => NextStep::Begin {
-                kind: TurnKind::Chat,
-                at: now,
-            },
-            next => next,
+        let next = self.mode().next(&self.mode_context(now));
+        // People wait for the answers to requests. Only what completes a turn comes before them, and a turn that is due after
+        // each of them.
+        let is_first = match next {
+            NextStep::Stop(_) | NextStep::RequestApproval => true,
+            NextStep::Ask => self.mode_question_due() <= now,
+            NextStep::Check => self.state.reasons.allow_actions() && !self.is_deferred_under_way(),
+            NextStep::Begin { at, .. } => self.state.tasks.is_own_turn_first() && at <= now,
+            NextStep::Wait => false,
+        };
+        if is_first || !self.has_request() {
+            return next;
+        }
+        NextStep::Begin {
+            kind: TurnKind::Chat,
+            at: now,
         }
     }
 }

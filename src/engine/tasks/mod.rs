@@ -13,7 +13,7 @@ mod scale_down;
 
 use std::collections::VecDeque;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use agentloop_api::status::{LoopState, PauseReason};
@@ -79,6 +79,8 @@ pub struct TaskLog {
     recent: VecDeque<EndedTask>,
     /// The spec whose task was accepted last.
     own: Option<u64>,
+    /// A request was answered since the last turn of the mode.
+    own_turn_first: bool,
     /// When the last task of a spec ended.
     own_ended_at: Option<Timestamp>,
 }
@@ -117,6 +119,16 @@ impl TaskLog {
         *self == Self::default()
     }
 
+    /// Whether a turn of the mode that is due comes before the next request.
+    pub fn is_own_turn_first(&self) -> bool {
+        self.own_turn_first
+    }
+
+    /// A turn of the mode has begun.
+    pub fn own_turn_begins(&mut self) {
+        self.own_turn_first = false;
+    }
+
     pub fn recent(&self) -> impl Iterator<Item = &EndedTask> {
         self.recent.iter()
     }
@@ -146,7 +158,7 @@ impl Engine {
     /// the agent's own work.
     #[must_use]
     pub fn accepts_tasks(&self) -> bool {
-        self.accepts_input() && self.tasks.has_room()
+        self.accepts_input() && self.state.life.outcome().is_none() && self.tasks.has_room()
     }
 
     pub(crate) fn runs_tasks(&self) -> bool {
@@ -194,7 +206,11 @@ impl Engine {
     /// A task was offered, for the first time or again.
     pub(crate) fn accept_task(&mut self, offer: TaskOffer, out: &mut EffectBuffer) {
         let current = self.state.tasks.current.as_ref();
-        if self.tasks.has(&offer.id) || current.is_some_and(|task| task.id == offer.id) {
+        // After the end of the loop nobody would answer it.
+        if self.state.life.outcome().is_some()
+            || self.tasks.has(&offer.id)
+            || current.is_some_and(|task| task.id == offer.id)
+        {
             return;
         }
         out.record(JournalRecord {
@@ -261,6 +277,11 @@ impl Engine {
             ..journal_line(RecordKind::TaskEnded, turn.number(), note)
         });
         self.state.tasks.ended(ended);
+        if !turn.rules().is_of_mode {
+            self.state.tasks.own_turn_first = true;
+            let time = out.now.duration_since(started_at).max(SignedDuration::ZERO);
+            self.ask_mode(out.now, |mode, _| mode.interrupted(time));
+        }
         if turn.rules().detects_loops {
             // The next task is not held for what this one repeated.
             self.watch_another_task();

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::goal::{ended, finish, goal};
 use super::*;
+use crate::RecordDetail;
 use crate::modes::goal::GoalSettings;
 use agentloop_api::goal::GoalEnd;
 use agentloop_api::status::{GateKind, LoopOutcome};
@@ -104,6 +105,18 @@ fn a_low_confidence_opens_a_gate_and_an_approval_continues_the_loop() {
          (goal.confidence.thresholdPercent); the loop waits for an approval to continue (gate goal-e1-1)"
     );
     assert_eq!(driver.notes(RecordKind::GateOpened), ["goal-e1-1"]);
+    let detail = |driver: &Driver, kind| {
+        driver
+            .journal
+            .iter()
+            .rfind(|record| record.kind == kind)
+            .unwrap()
+            .detail
+    };
+    assert_eq!(
+        detail(&driver, RecordKind::GateOpened),
+        RecordDetail::Escalated(GateKind::LowConfidence)
+    );
     try_everything_but(&mut driver, true);
     driver.feed(EngineInput::GateAnswered(GateAnswer {
         gate: "goal-e1-1".into(),
@@ -114,6 +127,7 @@ fn a_low_confidence_opens_a_gate_and_an_approval_continues_the_loop() {
     assert_eq!(driver.reasons(), [PauseReason::LowConfidence]);
     answer_gate(&mut driver, true);
     assert_eq!(driver.notes(RecordKind::GateResolved), ["goal-e1-1 approved by ann"]);
+    assert_eq!(detail(&driver, RecordKind::GateResolved), RecordDetail::None);
     assert_eq!(driver.reasons(), []);
     driver.next_timer();
     assert!(driver.observed().starts_with("Step 2 of 20"), "{}", driver.observed());
@@ -129,6 +143,11 @@ fn a_low_confidence_opens_a_gate_and_an_approval_continues_the_loop() {
 #[case::repetition(looping(), GoalEnd::LoopDetected)]
 fn a_denial_escalates(#[case] mut driver: Driver, #[case] end: GoalEnd) {
     answer_gate(&mut driver, false);
+    let closed = driver
+        .journal
+        .iter()
+        .rfind(|record| record.kind == RecordKind::GateResolved);
+    assert!(matches!(closed.unwrap().detail, RecordDetail::NotApproved(_)));
     assert_eq!(ended(&driver), (Some(LoopOutcome::Escalated), Some(end)));
     assert!(driver.stopped && driver.engine.view().gates.is_empty());
 }

@@ -27,10 +27,13 @@ fn task_mode() -> EngineSettings {
     EngineSettings {
         mode: ModeSettings::Task(TaskSettings {
             prompt: None,
+            min_interval: None,
+            idle_pod: None,
             max_iterations: 100,
             max_tokens: 1_000_000,
             max_duration: seconds(300),
             response_schema: None,
+            answer_schema: None,
         }),
         ..remembering()
     }

@@ -74,7 +74,7 @@ fn a_request_is_answered_in_a_sleep_which_ends_when_it_would_have() {
 }
 
 #[test]
-fn requests_wait_for_the_open_turn_and_come_before_the_next_one_in_order() {
+fn requests_wait_for_the_open_turn_and_are_answered_in_order() {
     let mut driver = Driver::with_tools(settings());
     driver.ask("a");
     driver.ask("b");
@@ -87,7 +87,6 @@ fn requests_wait_for_the_open_turn_and_come_before_the_next_one_in_order() {
         assert_eq!(driver.response().id, id);
     }
     driver.next_timer();
-    assert_eq!(driver.purpose, CallPurpose::Turn);
     assert!(
         driver.observed().contains("the loop continues"),
         "{}",
@@ -191,27 +190,22 @@ fn a_request_waits_while_the_loop_is_paused() {
 }
 
 #[test]
-fn a_request_between_a_step_and_its_check_is_no_part_of_the_goal() {
+fn a_request_waits_for_the_check_of_a_step_and_is_no_part_of_the_goal() {
     let mut driver = Driver::with_goal(goal(|goal| {
         goal.criteria.push(criterion("tests", command("cargo test", None)));
     }));
     driver.ask("a");
     driver.answer(finish("done"));
-    assert_eq!(driver.purpose, CallPurpose::Chat);
+    assert_eq!(driver.running(), [1]);
+    driver.done(1, "exit code 1\nno");
+    assert_eq!((driver.purpose, driver.goal_view().steps), (CallPurpose::Chat, 1));
     driver.answer(calls("files__read", "{}"));
     driver.end(1, ToolOutcome::Failed { text: "no".into() });
     driver.answer(says("well"));
-    assert_eq!(driver.goal_view().steps, 0);
-    let run = driver.running.values().next().unwrap().id;
-    driver.feed(EngineInput::ToolFinished {
-        run,
-        outcome: ToolOutcome::Done {
-            text: "exit code 0\nok".into(),
-        },
-        artifacts: ResultArtifacts::default(),
-    });
-    assert_eq!(ended(&driver).1, Some(GoalEnd::CriteriaMet));
     assert_eq!(driver.response().outcome, TaskOutcome::Completed);
+    driver.next_timer();
+    assert!(driver.observed().starts_with("Step 2 of 20"), "{}", driver.observed());
+    assert!(!driver.observed().contains("Attempt"), "{}", driver.observed());
 }
 
 #[test]
@@ -261,4 +255,155 @@ fn a_kill_at_any_point_loses_no_request_and_answers_none_twice() {
         );
         assert_eq!(driver.state(), LoopState::Sleeping);
     }
+}
+
+#[test]
+fn a_call_of_a_request_is_not_deferred_into_the_loop() {
+    let mut driver = Driver::with_gates(EngineSettings {
+        defers_approvals: true,
+        ..settings()
+    });
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    driver.ask("a");
+    driver.answer(wants(&["repo__delete"]));
+    assert_eq!(driver.reasons(), [PauseReason::ToolCallNeedsApproval]);
+    let gate = driver.gate_ids().remove(0);
+    driver.answer_gate(&gate, true);
+    driver.done(1, "gone");
+    driver.answer(says("It is deleted."));
+    assert_eq!(driver.response().result, Some(json!("It is deleted.")));
+    assert_eq!(driver.state(), LoopState::Sleeping, "the sleep goes on");
+}
+
+#[test]
+fn a_request_during_a_check_does_not_end_the_goal_by_a_guardrail() {
+    let mut settings = goal(|goal| {
+        goal.criteria = vec![
+            criterion("tests", command("cargo test", None)),
+            criterion("lint", command("cargo clippy", None)),
+        ];
+    });
+    settings.idle_timeout = seconds(30);
+    let mut driver = Driver::with_goal(settings);
+    driver.pass(seconds(40));
+    driver.answer(says("The code is written."));
+    driver.ask("a");
+    driver.done(1, "exit code 0\nok");
+    driver.done(2, "exit code 0\nok");
+    assert_eq!(ended(&driver).1, Some(GoalEnd::CriteriaMet));
+}
+
+#[test]
+fn no_request_is_accepted_once_the_loop_has_ended_although_a_run_is_awaited() {
+    let mut driver = Driver::fresh(EngineSettings {
+        defers_approvals: true,
+        ..goal(|_| {})
+    });
+    driver.offer(super::approvals::gated_tools());
+    driver.start(1);
+    driver.answer(wants(&["repo__delete"]));
+    driver.answer_gate("e1-t1c1r1", true);
+    driver.answer(finish("done"));
+    assert_eq!((driver.running(), driver.stopped), (vec![1], false));
+    assert!(!driver.engine.accepts_tasks());
+    driver.ask("a");
+    assert_eq!(driver.tasks.waiting, []);
+}
+
+#[test]
+fn requests_and_the_loop_take_turns() {
+    let mut driver = Driver::with_tools(settings());
+    for id in ["a", "b", "c"] {
+        driver.ask(id);
+    }
+    driver.answer(says("Hm."));
+    let mut purposes = Vec::new();
+    while purposes.len() < 6 {
+        if driver.in_flight.is_none() {
+            driver.next_timer();
+        }
+        purposes.push(driver.purpose);
+        driver.pass(seconds(10));
+        driver.answer(says("Hm."));
+    }
+    let (chat, own) = (CallPurpose::Chat, CallPurpose::Turn);
+    assert_eq!(purposes, [chat, own, chat, own, chat, own]);
+}
+
+#[test]
+fn the_time_and_the_cost_of_requests_are_not_those_of_the_goal() {
+    let mut driver = Driver::with_goal(goal(|goal| {
+        goal.timeout = seconds(60);
+        goal.max_cost = Some(100);
+    }));
+    driver.ask("a");
+    driver.answer(ModelAnswer {
+        cost: Some(1),
+        ..says("Not yet.")
+    });
+    driver.pass(seconds(200));
+    driver.answer(ModelAnswer {
+        cost: None,
+        ..says("well")
+    });
+    assert_eq!(driver.response().outcome, TaskOutcome::Completed);
+    assert_eq!(ended(&driver), (None, None));
+    driver.pass(seconds(59));
+    assert_eq!(ended(&driver), (None, None));
+    driver.pass(seconds(1));
+    driver.answer(ModelAnswer {
+        cost: Some(1),
+        ..says("Not yet.")
+    });
+    assert_eq!(ended(&driver).1, Some(GoalEnd::Timeout));
+}
+
+#[test]
+fn a_wake_request_during_a_request_ends_the_sleep() {
+    let mut driver = asleep();
+    driver.ask("a");
+    driver.feed(EngineInput::WakeRequested { token: "1".into() });
+    driver.answer(says("well"));
+    driver.next_timer();
+    assert!(
+        driver.observed().contains("a wake request ended your sleep"),
+        "{}",
+        driver.observed()
+    );
+}
+
+#[test]
+fn the_time_of_a_request_is_not_idle_time() {
+    let mut driver = Driver::with_tools(EngineSettings {
+        idle_timeout: seconds(30),
+        ..settings()
+    });
+    driver.ask("a");
+    driver.answer(says("Hm."));
+    driver.pass(seconds(200));
+    driver.answer(ModelAnswer {
+        finish: FinishReason::Length,
+        ..says("It is")
+    });
+    driver.answer(says("well"));
+    assert_eq!(driver.purpose, CallPurpose::Turn);
+    driver.answer(says("Hm."));
+    assert_eq!(driver.engine.view().outcome, None);
+}
+
+#[test]
+fn failed_tools_of_a_request_are_no_failures_of_the_loop() {
+    let mut driver = Driver::with_tools(EngineSettings {
+        max_consecutive_tool_failures: Some(2),
+        ..settings()
+    });
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    driver.ask("a");
+    for _ in 0..3 {
+        driver.answer(wants(&["files__read"]));
+        driver.end(1, ToolOutcome::Failed { text: "no".into() });
+    }
+    assert_eq!(driver.reasons(), []);
+    driver.answer(says("It cannot be read."));
+    assert_eq!(driver.state(), LoopState::Sleeping);
 }

@@ -267,7 +267,7 @@ impl Engine {
         out: &mut EffectBuffer,
     ) {
         let most = self.most_result_bytes();
-        let in_counted_turn = self.turn_rules().counts_as_turn;
+        let rules = self.turn_rules();
         let Some(plan) = self.tool_batch().and_then(|batch| batch.open(place)).cloned() else {
             return;
         };
@@ -277,7 +277,8 @@ impl Engine {
             tool: &plan.tool,
             outcome: kind,
             result: &text,
-            in_counted_turn,
+            in_counted_turn: rules.counts_as_turn,
+            of_mode: rules.is_of_mode,
             at: out.now,
         };
         let ending = match plan.only_looks() {

@@ -50,6 +50,7 @@ impl Engine {
             hot_state,
         };
         let text = if rules.is_of_mode {
+            self.state.tasks.own_turn_begins();
             self.ask_mode(out.now, |mode, context| mode.begin_turn(kind, &opening, context))
         } else {
             self.request_opening(out.now)
@@ -91,7 +92,13 @@ impl Engine {
         if !self.make_room(out) {
             return;
         }
-        self.state.counters.idle.count(out.now);
+        let is_own_time =
+            self.turn_rules().is_of_mode || self.state.turn.as_ref().is_some_and(|turn| turn.own_call() <= 1);
+        if is_own_time {
+            self.state.counters.idle.count(out.now);
+        } else {
+            self.state.counters.idle.skip(out.now);
+        }
         if self.state.reasons.is_empty() {
             self.state.counters.idle.awake(out.now);
         }

@@ -9,6 +9,7 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::step_results::StepResults;
 use super::write::{JournalWriteError, put};
 use super::{HISTORY_TURNS, STEP_BYTES};
 use crate::engine::message::{Message, ToolCall};
@@ -31,6 +32,9 @@ pub(super) const PRECHECK: &str = "SELECT id FROM agent_execution_history
     WHERE id >= ?1 AND id < ?2 AND member = ?3 AND task_id = 'Precheck' ORDER BY rowid DESC LIMIT 1";
 pub(super) const NEWEST_STEP: &str = "SELECT rowid, json_array_length(action), result FROM agent_execution_steps
     WHERE id >= ?1 AND id < ?2 AND member = ?3 AND purpose NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence') ORDER BY id DESC LIMIT 1";
+/// Query for the start of a call, among the lines in which it can be.
+const STARTED: &str = "SELECT at FROM journal WHERE kind = 'CallStarted' AND call = ?1
+    AND seq > (SELECT max(seq) FROM journal) - 1000 ORDER BY seq DESC LIMIT 1";
 
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
@@ -98,7 +102,11 @@ impl HistoryWriter<'_> {
             RecordKind::TurnStarted => {
                 let task = match record.detail {
                     RecordDetail::TurnStarted(purpose) => purpose,
-                    RecordDetail::None | RecordDetail::Trip(_) | RecordDetail::UselessAnswer => CallPurpose::Turn,
+                    RecordDetail::None
+                    | RecordDetail::Trip(_)
+                    | RecordDetail::UselessAnswer
+                    | RecordDetail::Escalated(_)
+                    | RecordDetail::NotApproved(_) => CallPurpose::Turn,
                 };
                 let turn = MemberTurn::of(record);
                 self.begin(turn, task, &turn.key())?;
@@ -135,9 +143,8 @@ impl HistoryWriter<'_> {
                     &json!({"failure": record.note}),
                 )?;
             }
-            RecordKind::GateOpened
-            | RecordKind::GateResolved
-            | RecordKind::ToolsPinned
+            RecordKind::GateOpened | RecordKind::GateResolved => self.escalation(record)?,
+            RecordKind::ToolsPinned
             | RecordKind::ToolsChanged
             | RecordKind::Started
             | RecordKind::Transition
@@ -181,6 +188,27 @@ impl HistoryWriter<'_> {
             })) => Ok(self.end(of, ExecutionKind::Turn, "failed", &json!({"failure": limit.as_ref()}))?),
             Some(TaskChange::Accepted(_) | TaskChange::Ended(_)) | None => Ok(()),
         }
+    }
+
+    /// The execution after which a person was asked whether the loop may continue.
+    fn escalation(&self, record: &JournalRecord) -> rusqlite::Result<()> {
+        let (kind, status) = match record.detail {
+            RecordDetail::Escalated(kind) => (kind, None),
+            RecordDetail::NotApproved(kind) => (kind, Some("escalated")),
+            RecordDetail::None | RecordDetail::Trip(_) | RecordDetail::TurnStarted(_) | RecordDetail::UselessAnswer => {
+                return Ok(());
+            }
+        };
+        let Some(execution) = self.newest(MemberTurn::of(record), ExecutionKind::Turn)? else {
+            return Ok(());
+        };
+        self.transaction
+            .prepare_cached(
+                "UPDATE agent_execution_history SET escalation_reason = ?2, final_status = coalesce(?3, final_status)
+                 WHERE id = ?1",
+            )?
+            .execute(params![execution, kind.as_ref(), status])?;
+        Ok(())
     }
 
     fn begin(&self, of: MemberTurn, task: CallPurpose, key: &Value) -> rusqlite::Result<String> {
@@ -255,12 +283,26 @@ impl HistoryWriter<'_> {
             execution,
             member: call.member,
             call: call.to_string(),
+            attempt: call.attempt,
+            duration: self.duration(&call.to_string())?,
+            error: (record.detail == RecordDetail::UselessAnswer).then(|| record.note.clone()),
             reasoning: text.map(|text| truncate(text, most)),
             action: calls.iter().map(|call| action(call, most)).collect(),
             success: calls.is_empty().then_some(record.detail != RecordDetail::UselessAnswer),
             used,
         };
         self.insert(&step)
+    }
+
+    /// Milliseconds since the call was started; `None` if its line is no longer near the end of the journal.
+    fn duration(&self, call: &str) -> rusqlite::Result<Option<i64>> {
+        let started: Option<String> = self
+            .transaction
+            .prepare_cached(STARTED)?
+            .query_row([call], |row| row.get(0))
+            .optional()?;
+        let started = started.and_then(|at| at.parse::<Timestamp>().ok());
+        Ok(started.and_then(|at| i64::try_from(self.now.duration_since(at).as_millis().max(0)).ok()))
     }
 
     fn insert(&self, step: &ExecutionStep) -> Result<(), JournalWriteError> {
@@ -270,9 +312,9 @@ impl HistoryWriter<'_> {
             .prepare_cached(
                 "INSERT OR IGNORE INTO agent_execution_steps
                  (id, execution_id, step_number, timestamp, call, purpose, reasoning, action, result, success, tokens_used,
-                  cost_micro_usd, member)
-                 SELECT ?1, ?2, total_steps + 1, ?3, ?4, ?5, ?6, ?7, '[]', ?8, ?9, ?10, ?11 FROM agent_execution_history
-                 WHERE id = ?2",
+                  cost_micro_usd, member, attempt, duration_milliseconds, error)
+                 SELECT ?1, ?2, total_steps + 1, ?3, ?4, ?5, ?6, ?7, '[]', ?8, ?9, ?10, ?11, ?12, ?13, ?14
+                 FROM agent_execution_history WHERE id = ?2",
             )?
             .execute(params![
                 step.id,
@@ -286,6 +328,9 @@ impl HistoryWriter<'_> {
                 tokens,
                 step.used.cost,
                 step.member,
+                step.attempt,
+                step.duration,
+                step.error,
             ])?;
         // The id is deterministic: the totals count a step once, even if its record is written again.
         if inserted == 0 {
@@ -357,8 +402,13 @@ impl HistoryWriter<'_> {
         };
         how(&mut ended);
         self.transaction
-            .prepare_cached("UPDATE agent_execution_steps SET result = ?2, success = ?3 WHERE rowid = ?1")?
-            .execute(params![row, serde_json::to_string(&ended.results)?, ended.success()])?;
+            .prepare_cached("UPDATE agent_execution_steps SET result = ?2, success = ?3, error = coalesce(?4, error) WHERE rowid = ?1")?
+            .execute(params![
+                row,
+                serde_json::to_string(&ended.results)?,
+                ended.success(),
+                ended.error()
+            ])?;
         Ok(())
     }
 
@@ -477,41 +527,13 @@ struct ExecutionStep {
     execution: String,
     member: u16,
     call: String,
+    attempt: u32,
+    duration: Option<i64>,
+    error: Option<String>,
     reasoning: Option<String>,
     action: Vec<Value>,
     success: Option<bool>,
     used: RecordedUsage,
-}
-
-/// The results of a step's calls, as far as they have ended.
-struct StepResults {
-    calls: usize,
-    results: Vec<Value>,
-}
-
-impl StepResults {
-    /// Returns the result of the call at `place`, creating it if needed. `None` for a call that does not exist.
-    fn result_at(&mut self, place: usize) -> Option<&mut Value> {
-        if place >= self.calls {
-            return None;
-        }
-        if self.results.len() <= place {
-            self.results.resize_with(place + 1, || json!({}));
-        }
-        self.results.get_mut(place).filter(|result| result.is_object())
-    }
-
-    /// Counts the leading results that have their text.
-    fn joined(&self) -> usize {
-        let has_text = |result: &&Value| result.get("text").is_some();
-        self.results.iter().take_while(has_text).count()
-    }
-
-    /// `None` while calls are open. Calls answered by the runtime itself, such as `yield`, have no outcome.
-    fn success(&self) -> Option<bool> {
-        let good = |result: &Value| matches!(result["outcome"].as_str(), None | Some("Ok"));
-        (self.joined() == self.calls).then(|| self.results.iter().all(good))
-    }
 }
 
 /// Returns the text and the [`ToolCall`]s of an answer.

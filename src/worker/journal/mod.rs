@@ -10,7 +10,9 @@ mod history;
 mod lines;
 mod schema;
 mod sensor_records;
+mod step_results;
 mod tasks;
+mod upload;
 mod write;
 
 use std::fs::File;
@@ -26,6 +28,7 @@ use crate::engine::machine::EngineSnapshot;
 use crate::engine::message::Message;
 use crate::engine::tasks::TaskOffer;
 use crate::engine::tool::ToolRunId;
+use crate::link::history::HistoryAck;
 use crate::support::disk;
 use crate::support::disk::BallastFile;
 pub use copy::{CopyError, copy};
@@ -34,6 +37,7 @@ pub use export::{ExportError, export};
 pub use lines::{JournalLine, JournalPage};
 pub use sensor_records::SensorRecord;
 pub use tasks::WaitingResponse;
+pub use upload::UploadBatch;
 use write::{JournalBatch, JournalWriteError};
 
 /// Turns whose messages are kept in the history.
@@ -56,7 +60,7 @@ const OWNER_KEY: &str = "owner";
 const VALUE: &str = "SELECT value FROM kv WHERE key = ?1";
 /// Format of the state that the tables hold as JSON: the snapshot, the messages and the Sensor records. Raise it with
 /// each change that an older agentloop cannot read, such as a new value of an enum.
-const FORMAT: i64 = 3;
+const FORMAT: i64 = 4;
 /// The live transcript of the main member.
 const TRANSCRIPT: &str = "SELECT json FROM messages WHERE live = 1 AND member = 0 ORDER BY id";
 
@@ -103,6 +107,8 @@ pub struct Journal {
     newer: Option<String>,
     /// Whether responses to tasks have a receiver.
     sends_responses: bool,
+    /// Identifies this process in what it uploads.
+    writer: String,
     /// Held until the journal is dropped; the kernel releases it when the process ends.
     _lock: File,
 }
@@ -141,6 +147,7 @@ impl Journal {
             file,
             newer: None,
             sends_responses: false,
+            writer: upload::new_writer(),
             _lock: lock,
         };
         let restored = journal.read(owner)?;
@@ -162,7 +169,30 @@ impl Journal {
             Err(JournalWriteError::Json(error)) => return Err(self.failed(error.to_string())),
             Ok(()) | Err(JournalWriteError::Sqlite(_)) => {}
         }
+        let last = self.last_agent()?;
+        match upload::begin(&mut self.connection, &self.agent, last.as_deref()) {
+            // Without room, the upload begins with what is written later.
+            Err(JournalWriteError::Sqlite(error)) if error::may_lack_room(&error) => {}
+            begun => begun.map_err(|error| self.unwritten(error))?,
+        }
         self.put_owner(owner, false)
+    }
+
+    /// Uid of the Agent that last owned the journal.
+    fn last_agent(&self) -> Result<Option<String>, JournalError> {
+        let last: Option<JournalOwnerRow> = self.get(OWNER_KEY)?;
+        Ok(last.map(|last| last.owner.agent_uid))
+    }
+
+    /// Returns the oldest changes of the history that have not been acknowledged; `None` if all are.
+    pub fn history_batch(&self) -> Result<Option<UploadBatch>, JournalError> {
+        upload::next_batch(&self.connection, &self.agent, &self.writer).map_err(|error| self.unwritten(error))
+    }
+
+    /// Records which changes of the history are stored.
+    pub fn history_stored(&mut self, ack: HistoryAck) -> Result<(), JournalError> {
+        let stored = upload::stored(&mut self.connection, &self.agent, ack);
+        stored.map_err(|error| self.unwritten(error))
     }
 
     /// Whether the file on a full volume has as many free pages as the ballast would provide, dropping history if

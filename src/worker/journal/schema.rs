@@ -3,7 +3,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Version of the tables, kept in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 8;
+pub(super) const VERSION: i64 = 9;
 
 /// Version 1. `journal`: one line per event, without text of prompts or answers. `messages`: the conversation; `live`
 /// rows are the transcript that the engine still sends, the others are history. `kv`: the engine's snapshot and the
@@ -169,9 +169,56 @@ CREATE INDEX tasks_waiting ON tasks (seq) WHERE state = 'Waiting';
 CREATE INDEX tasks_undelivered ON tasks (seq) WHERE undelivered = 1;
 ";
 
+/// Version 9: which rows of the history have changed since they were uploaded, in the order of their last changes. A row
+/// that is dropped before that leaves the table too, so it is never larger than the history. Triggers, so that no statement
+/// can forget it. `DELETE` instead of `REPLACE`: the conflict clause of the statement that fires a trigger also applies
+/// within it. Steps also have the time that the call took, the attempt that was answered, and a short error.
+const VERSION_9: &str = "
+ALTER TABLE agent_execution_steps ADD COLUMN attempt INTEGER;
+ALTER TABLE agent_execution_steps ADD COLUMN duration_milliseconds INTEGER;
+ALTER TABLE agent_execution_steps ADD COLUMN error TEXT;
+CREATE TABLE history_changes (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    record TEXT NOT NULL,
+    row NOT NULL,
+    UNIQUE (record, row)
+);
+CREATE TRIGGER execution_added AFTER INSERT ON agent_execution_history BEGIN
+    DELETE FROM history_changes WHERE record = 'execution' AND row = NEW.id;
+    INSERT INTO history_changes (record, row) VALUES ('execution', NEW.id);
+END;
+CREATE TRIGGER execution_changed AFTER UPDATE ON agent_execution_history BEGIN
+    DELETE FROM history_changes WHERE record = 'execution' AND row = NEW.id;
+    INSERT INTO history_changes (record, row) VALUES ('execution', NEW.id);
+END;
+CREATE TRIGGER execution_dropped AFTER DELETE ON agent_execution_history BEGIN
+    DELETE FROM history_changes WHERE record = 'execution' AND row = OLD.id;
+END;
+CREATE TRIGGER step_added AFTER INSERT ON agent_execution_steps BEGIN
+    DELETE FROM history_changes WHERE record = 'step' AND row = NEW.id;
+    INSERT INTO history_changes (record, row) VALUES ('step', NEW.id);
+END;
+CREATE TRIGGER step_changed AFTER UPDATE ON agent_execution_steps BEGIN
+    DELETE FROM history_changes WHERE record = 'step' AND row = NEW.id;
+    INSERT INTO history_changes (record, row) VALUES ('step', NEW.id);
+END;
+CREATE TRIGGER step_dropped AFTER DELETE ON agent_execution_steps BEGIN
+    DELETE FROM history_changes WHERE record = 'step' AND row = OLD.id;
+END;
+CREATE TRIGGER line_added AFTER INSERT ON journal
+WHEN NEW.kind IN ('ToolDenied', 'GateOpened', 'GateResolved', 'ToolsPinned', 'ToolsChanged')
+    OR (NEW.kind IN ('ToolIntent', 'ToolOutcome') AND NEW.run IS NOT NULL)
+BEGIN
+    INSERT INTO history_changes (record, row) VALUES ('audit', NEW.seq);
+END;
+CREATE TRIGGER line_dropped AFTER DELETE ON journal BEGIN
+    DELETE FROM history_changes WHERE record = 'audit' AND row = OLD.seq;
+END;
+";
+
 /// Step `n` migrates version `n` to version `n + 1`; version 0 is an empty file.
-pub(super) const STEPS: [&str; 8] = [
-    VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5, VERSION_6, VERSION_7, VERSION_8,
+pub(super) const STEPS: [&str; 9] = [
+    VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5, VERSION_6, VERSION_7, VERSION_8, VERSION_9,
 ];
 
 /// Returns the version of the tables; 0 for an empty file.

@@ -7,6 +7,7 @@ mod full_volume;
 mod history;
 mod requested_call;
 mod tasks;
+mod upload;
 
 use std::io::{Read, Seek, SeekFrom, Write};
 
@@ -195,7 +196,7 @@ fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
     assert!(
         error
             .to_string()
-            .contains("schema version 9 and this agentloop supports versions up to 8")
+            .contains("schema version 10 and this agentloop supports versions up to 9")
     );
     assert_eq!(refusal(dir.path(), 1).kind(), "JournalNewer");
 }

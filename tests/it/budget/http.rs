@@ -68,6 +68,7 @@ impl Link {
             ))),
             agents: Arc::new(OnceLock::from(view(&objects))),
             budgets: leader.budgets.clone(),
+            history: None,
             metrics: Arc::new(Metrics::new().unwrap()),
             events: EventSink::new().0,
             clock: Arc::new(Timestamp::now),

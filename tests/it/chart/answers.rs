@@ -83,6 +83,7 @@ impl Platform {
             ))),
             agents: Arc::new(OnceLock::from(view(&[object]))),
             budgets: idle_ledger(server.admin.clone(), &loops),
+            history: None,
             metrics: Arc::new(Metrics::new().unwrap()),
             events: EventSink::new().0,
             clock: Arc::new(Timestamp::now),

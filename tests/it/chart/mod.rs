@@ -66,6 +66,8 @@ const EVERYTHING: &[&str] = &[
     "rbac.sidecarImages={docker.io/istio/}",
     "approvals.webhook.url=https://bridge.example.com/gates",
     "approvals.webhook.secretName=gates",
+    "history.postgres.existingSecret=history",
+    "history.postgres.caKey=ca.crt",
 ];
 
 #[test]
@@ -220,8 +222,8 @@ fn the_key_of_the_webhook_about_gates_is_a_file_of_its_secret_alone() {
     let secrets: Vec<_> = volumes.iter().filter(|volume| volume["secret"].is_object()).collect();
     let items = json!([{"key": "secret", "path": "secret"}]);
     assert_eq!(
-        secrets,
-        [&json!({"name": "approval-webhook", "secret": {"secretName": "gates", "items": items}})]
+        secrets[0],
+        &json!({"name": "approval-webhook", "secret": {"secretName": "gates", "items": items}})
     );
     let controller = &pod["containers"][0];
     let file = render::variable(controller, "AGENTLOOP_APPROVAL_WEBHOOK_SECRET_FILE").unwrap();
@@ -232,6 +234,29 @@ fn the_key_of_the_webhook_about_gates_is_a_file_of_its_secret_alone() {
     let without = render(&[]).unwrap().unwrap();
     let pod = &without.one("Deployment", "agentloop")["spec"]["template"]["spec"];
     assert!(pod["volumes"].is_null() && pod["containers"][0]["volumeMounts"].is_null());
+}
+
+#[test]
+fn the_credential_of_the_database_of_histories_is_mounted_in_the_controller_and_in_no_variable() {
+    let Some(rendered) = render(EVERYTHING) else { return };
+    let objects = rendered.unwrap();
+    let pod = &objects.one("Deployment", "agentloop")["spec"]["template"]["spec"];
+    let items = json!([{"key": "uri", "path": "uri"}, {"key": "ca.crt", "path": "ca.crt"}]);
+    let volume = json!({"name": "history", "secret": {"secretName": "history", "items": items}});
+    assert!(pod["volumes"].as_array().unwrap().contains(&volume));
+    let controller = &pod["containers"][0];
+    let mount = json!({"name": "history", "mountPath": "/etc/agentloop-history", "readOnly": true});
+    assert!(controller["volumeMounts"].as_array().unwrap().contains(&mount));
+    for (name, value) in [
+        ("AGENTLOOP_HISTORY_POSTGRES_FILE", "/etc/agentloop-history/uri"),
+        ("AGENTLOOP_HISTORY_POSTGRES_CA_FILE", "/etc/agentloop-history/ca.crt"),
+        ("AGENTLOOP_HISTORY_RETENTION_DAYS", "90"),
+    ] {
+        assert_eq!(render::variable(controller, name).unwrap()["value"], value);
+    }
+    let without = render(&[]).unwrap().unwrap();
+    let controller = &without.one("Deployment", "agentloop")["spec"]["template"]["spec"]["containers"][0];
+    assert!(render::variable(controller, "AGENTLOOP_HISTORY_POSTGRES_FILE").is_none());
 }
 
 #[test]

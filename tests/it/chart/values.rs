@@ -122,6 +122,26 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         ],
         "secretName: mark",
     ),
+    (
+        "history.postgres.existingSecret",
+        &["history.postgres.existingSecret=mark"],
+        "secretName: mark",
+    ),
+    (
+        "history.postgres.key",
+        &["history.postgres.existingSecret=any", "history.postgres.key=mark"],
+        "key: mark",
+    ),
+    (
+        "history.postgres.caKey",
+        &["history.postgres.existingSecret=any", "history.postgres.caKey=mark"],
+        "key: mark",
+    ),
+    (
+        "history.retentionDays",
+        &["history.postgres.existingSecret=any", "history.retentionDays=7"],
+        "value: '7'",
+    ),
     ("crds.enabled", &["crds.enabled=false"], ""),
     ("crds.keep", &["crds.keep=false"], ""),
     (
@@ -398,6 +418,14 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         ("approvals.webhook.url=bridge.example.com", "/approvals/webhook/url"),
         ("approvals.webhook.url=https://user@x/", "/approvals/webhook/url"),
         ("approvals.webhook.secretName=Mine", "/approvals/webhook/secretName"),
+        ("history.postgres.uri=x", "uri"),
+        (
+            "history.postgres.existingSecret=Mine",
+            "/history/postgres/existingSecret",
+        ),
+        ("history.postgres.key=", "/history/postgres/key"),
+        ("history.postgres.caKey=a/b", "/history/postgres/caKey"),
+        ("history.retentionDays=36501", "/history/retentionDays"),
         ("networkPolicy.metricsFrom[0].namespaces=x", "namespaces"),
         ("metrics.serviceMonitor.metricRelabelings[0].regexp=x", "regexp"),
         ("rbac.sidecarImages={it's}", "/rbac/sidecarImages/0"),
@@ -435,6 +463,10 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
             "approvals.webhook.secretName is required",
         ),
         ("approvals.webhook.secretName=x", "approvals.webhook.url is required"),
+        (
+            "history.postgres.caKey=x",
+            "history.postgres.existingSecret is required",
+        ),
     ] {
         let error = render(&[setting]).unwrap().unwrap_err();
         assert!(error.contains(missing), "{error}");

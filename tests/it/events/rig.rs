@@ -13,10 +13,12 @@ use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::gate_answers::GateAnswerRecorder;
+use agentloop::controller::history::{HistoryReceiver, initialize_history_metrics};
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::runtime::EventSink;
+use agentloop::history::HistoryStore;
 use agentloop::link::client::LinkClient;
 use agentloop::link::messages::{BudgetTerms, Directives, LoopTotals};
 use agentloop::link::server::{LinkLimits, serve};
@@ -53,6 +55,7 @@ turns:
 pub struct Rig {
     pub client: reqwest::Client,
     pub loops: Arc<PodSessions>,
+    pub metrics: Arc<Metrics>,
     address: SocketAddr,
     dir: tempfile::TempDir,
     asked: Arc<Mutex<Vec<Value>>>,
@@ -137,6 +140,11 @@ fn api_server(asked: Arc<Mutex<Vec<Value>>>) -> kube::Client {
 impl Rig {
     /// A leader with Agents `x`, whose pod is expected, and `y`, which has none. No pod runs yet.
     pub async fn start() -> Self {
+        Self::with_history(None).await
+    }
+
+    /// The same with a database for histories. Agent `z` in namespace `b` has a pod as well, in name only.
+    pub async fn with_history(store: Option<Arc<HistoryStore>>) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let authority = CertificateAuthority::make(Timestamp::now()).unwrap();
         let leaf = authority.sign(&["127.0.0.1".into()], Timestamp::now()).unwrap();
@@ -145,16 +153,19 @@ impl Rig {
         let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
         let (loops, changed) = PodSessions::new();
         drop(changed);
-        let loops = Arc::new(loops);
+        let loops = Arc::new(loops.with_history(store.is_some()));
         loops.set_budget_terms(&agent_key("x"), Some(BudgetTerms::default()));
-        loops.expect_pod(
-            &agent_key("x"),
-            pod_of("x"),
-            LoopTotals::default(),
-            Directives::default(),
-        );
+        for (key, name) in [(agent_key("x"), "x"), (NamespacedName::new("b", "z"), "z")] {
+            loops.expect_pod(&key, pod_of(name), LoopTotals::default(), Directives::default());
+        }
         let status = json!({});
-        let agents = view(&[agent("a", "x", &status), agent("a", "y", &status)]);
+        let agents = view(&[
+            agent("a", "x", &status),
+            agent("a", "y", &status),
+            agent("b", "z", &status),
+        ]);
+        let metrics = Arc::new(Metrics::new().unwrap());
+        initialize_history_metrics(&metrics);
         let asked = Arc::default();
         let api = api_server(Arc::clone(&asked));
         let link = ControllerLink {
@@ -168,7 +179,8 @@ impl Rig {
             ))),
             agents: Arc::new(OnceLock::from(agents)),
             budgets: idle_ledger(api, &loops),
-            metrics: Arc::new(Metrics::new().unwrap()),
+            history: store.map(|store| HistoryReceiver::new(store, metrics.clone())),
+            metrics: metrics.clone(),
             events: EventSink::new().0,
             clock: Arc::new(Timestamp::now),
         };
@@ -189,6 +201,7 @@ impl Rig {
         Self {
             client,
             loops,
+            metrics,
             address,
             dir,
             asked,
@@ -212,6 +225,11 @@ impl Rig {
     /// The CA bundle of the link.
     pub fn authorities(&self) -> String {
         std::fs::read_to_string(self.path("ca.crt")).unwrap()
+    }
+
+    /// What the model says, from the next start of the gateway on.
+    pub fn set_script(&self, script: &str) {
+        std::fs::write(self.path("script"), script).unwrap();
     }
 
     pub fn tasks_url(&self, agent: &str) -> String {
@@ -240,13 +258,21 @@ impl Rig {
 
     /// Speaks as the gateway of this Agent's pod.
     pub fn link_client_of(&self, name: &str) -> LinkClient {
-        let token = self.path(&format!("token-of-{name}"));
-        let text = format!("agentloop.dev/link a agentloop-agent {name} pod-of-{name}");
+        self.link_client_in("a", name)
+    }
+
+    /// The same in this namespace.
+    pub fn link_client_in(&self, namespace: &str, name: &str) -> LinkClient {
+        let token = match namespace {
+            "a" => self.path(&format!("token-of-{name}")),
+            other => self.path(&format!("token-of-{name}-in-{other}")),
+        };
+        let text = format!("agentloop.dev/link {namespace} agentloop-agent {name} pod-of-{name}");
         std::fs::write(&token, token_of(&text)).unwrap();
         LinkClient::new(&format!("https://{}", self.address), self.path("ca.crt"), token)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -255,6 +281,19 @@ impl Rig {
         let _ = self.link_client();
         self.gateway = Some(self.role("gateway"));
         self.worker = Some(self.role("worker"));
+    }
+
+    /// Kills both processes of the pod.
+    pub async fn kill_pod(&mut self) {
+        for role in [&mut self.worker, &mut self.gateway] {
+            role.take().unwrap().kill().await.unwrap();
+        }
+    }
+
+    /// Waits for the worker to exit.
+    pub async fn worker_ended(&mut self) {
+        let ended = self.worker.as_mut().unwrap().wait();
+        tokio::time::timeout(PATIENCE, ended).await.unwrap().unwrap();
     }
 
     pub async fn restart_worker(&mut self) {

@@ -125,6 +125,40 @@ async fn requests_are_answered_once_each_while_worker_and_gateway_are_killed() {
 }
 
 #[rstest]
+#[case::quotes('"', "'\"'")]
+#[case::backslashes('\\', "'\\'")]
+#[case::controls('\u{1}', "\"\\x01\"")]
+#[tokio::test]
+async fn a_response_that_json_makes_much_longer_is_shortened_and_does_not_block_the_events(
+    #[case] character: char,
+    #[case] yaml: &str,
+) {
+    let mut rig = Rig::start().await;
+    let text = yaml.replacen(&yaml[1..yaml.len() - 1], &yaml[1..yaml.len() - 1].repeat(63_000), 1);
+    rig.set_script(&format!("turns: [{{text: {text}, delayMilliseconds: 20}}]"));
+    rig.start_pod();
+    let accepted = submit(&rig, "one").await;
+    let mut reader = Reader::connect(
+        &rig,
+        EDITOR,
+        &format!("?after={}&messages=true", accepted["after"]),
+        None,
+    )
+    .await;
+    let end = until_ended(&mut reader, "request-one").await.pop().unwrap();
+    let end: Value = serde_json::from_str(&end.data).unwrap();
+    let response: Value = serde_json::from_str(end["messages"][0].as_str().unwrap()).unwrap();
+    let result = response["result"].as_str().unwrap();
+    assert!(
+        result.starts_with(character) && result.len() < 63_000,
+        "{}",
+        result.len()
+    );
+    // And what follows is read too.
+    reader.take(3).await;
+}
+
+#[rstest]
 #[case::no_token(None, "a/x", r#"{"prompt": "x"}"#, 401, "the token is missing")]
 #[case::a_reader(
     Some(READER),

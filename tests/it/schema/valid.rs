@@ -6,8 +6,8 @@ use agentloop::api::agent::{
     AccessMode, ActiveHoursSpec, Agent, AgentMode, AgentSpec, AgentStorage, BudgetRef, ContinuousSpec, DayOfWeek,
     DetectionMode, ExhaustionPolicy, FieldType, GoalSpec, GuardrailsSpec, HeartbeatSpec, HotField, HotStateSpec,
     KeyRef, LimitedResource, LoopDetection, LoopSpec, MemorySpec, ModelApi, ModelSpec, OutputLimitParameter,
-    PodSettings, PreCheckSpec, PromptCache, RateLimit, ReasoningEffort, ReasoningSpec, RetentionPolicy, SkillSpec, StructuredOutput,
-    TextSource, ToolCalling, TotalLimits, UpdateStrategy, WorkspaceSpec,
+    PodSettings, PreCheckSpec, PromptCache, RateLimit, ReasoningEffort, ReasoningSpec, RetentionPolicy, SkillSpec,
+    StructuredOutput, TextSource, ToolCalling, TotalLimits, UpdateStrategy, WorkspaceSpec,
 };
 use agentloop::api::price::{LongContextPrice, ModelPrice};
 use agentloop::api::toolbox::{

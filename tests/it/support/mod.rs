@@ -8,6 +8,7 @@ pub mod clusters;
 pub mod http;
 pub mod kubectl;
 pub mod ports;
+pub mod postgres;
 pub mod proxy;
 pub mod random;
 pub mod rig;

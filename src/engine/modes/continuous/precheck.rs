@@ -44,7 +44,7 @@ pub fn question(
     [task, data]
 }
 
-/// The decision in an answer; `None`: not a clear one. The last JSON object counts: some models think aloud first.
+/// The decision in an answer; `None`: not a clear one. See [`message::answered_object`].
 pub fn read(text: &str) -> Option<bool> {
     message::answered_object(text, "wake")?.get("wake")?.as_bool()
 }

@@ -48,7 +48,7 @@ const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(1024);
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
 pub struct GoalState {
-    /// When the loop began; later by the time in which it waited for a person.
+    /// When the loop began; later by the time in which it waited for a person or answered requests.
     started_at: Option<Timestamp>,
     /// Completed steps.
     steps: u32,
@@ -460,6 +460,10 @@ impl LoopMode for GoalState {
                 attempt.failures.push(signature::call(&call.name, &call.arguments).raw);
             }
         }
+    }
+
+    fn interrupted(&mut self, time: SignedDuration) {
+        self.started_at = self.started_at.map(|at| time_math::after(at, time));
     }
 
     fn call_answered(&mut self, cost: Option<i64>) {

@@ -85,6 +85,7 @@ mod tests {
             r#"<think>it claims {"met": true}"#,
             r#"No, it claims {"met": true}, {"met": false}"#,
             r#"{"met": true, "reason": "the res"#,
+            r#"{"met": false, "reason": "it says ", "met": true, "x": ""}"#,
         ] {
             assert_eq!(read_verdict(text), None, "{text}");
         }

@@ -68,7 +68,23 @@ fn of_513_sensors_the_one_that_was_silent_longest_is_forgotten_and_of_512_none()
     assert_eq!(count(&journal, "SELECT seq FROM deliveries WHERE sensor = '0000'"), 2);
 }
 
-/// Undoes versions 6 to 8.
+/// Undoes version 9.
+pub(super) const WITHOUT_UPLOADS: &str = "
+DROP TRIGGER execution_added;
+DROP TRIGGER execution_changed;
+DROP TRIGGER execution_dropped;
+DROP TRIGGER step_added;
+DROP TRIGGER step_changed;
+DROP TRIGGER step_dropped;
+DROP TRIGGER line_added;
+DROP TRIGGER line_dropped;
+DROP TABLE history_changes;
+ALTER TABLE agent_execution_steps DROP COLUMN attempt;
+ALTER TABLE agent_execution_steps DROP COLUMN duration_milliseconds;
+ALTER TABLE agent_execution_steps DROP COLUMN error;
+";
+
+/// Undoes versions 6 to 8, after version 9.
 const WITHOUT_MEMBERS: &str = "
 DROP TABLE tasks;
 DROP VIEW agent_execution_audit;
@@ -87,6 +103,7 @@ fn a_journal_of_version_3_remembers_sensors_from_now_on() {
     let connection = Connection::open(dir.path().join(FILE)).unwrap();
     connection
         .execute_batch("DROP TABLE deliveries; DROP TABLE watched_files; PRAGMA user_version = 3")
+        .and_then(|()| connection.execute_batch(WITHOUT_UPLOADS))
         .and_then(|()| connection.execute_batch(WITHOUT_MEMBERS))
         .unwrap();
     connection.close().unwrap();
@@ -133,6 +150,7 @@ fn a_journal_of_version_4_remembers_files_from_now_on() {
     let connection = Connection::open(dir.path().join(FILE)).unwrap();
     connection
         .execute_batch("DROP TABLE watched_files; PRAGMA user_version = 4")
+        .and_then(|()| connection.execute_batch(WITHOUT_UPLOADS))
         .and_then(|()| connection.execute_batch(WITHOUT_MEMBERS))
         .unwrap();
     connection.close().unwrap();

@@ -8,7 +8,7 @@ use crate::engine::message::ToolCall;
 use crate::engine::{CallPurpose, RecordedUsage};
 use crate::worker::journal::history::{HistoryTotals, PRUNED_KEY};
 
-fn plain(kind: RecordKind, turn: i64, note: &str) -> JournalRecord {
+pub(super) fn plain(kind: RecordKind, turn: i64, note: &str) -> JournalRecord {
     JournalRecord {
         call: None,
         note: note.into(),
@@ -16,14 +16,19 @@ fn plain(kind: RecordKind, turn: i64, note: &str) -> JournalRecord {
     }
 }
 
-fn useless(record: JournalRecord) -> JournalRecord {
+pub(super) fn useless(record: JournalRecord) -> JournalRecord {
     JournalRecord {
         detail: RecordDetail::UselessAnswer,
         ..record
     }
 }
 
-fn answered(call: CallId, purpose: CallPurpose, tokens: Option<u64>, messages: Vec<Message>) -> JournalRecord {
+pub(super) fn answered(
+    call: CallId,
+    purpose: CallPurpose,
+    tokens: Option<u64>,
+    messages: Vec<Message>,
+) -> JournalRecord {
     JournalRecord {
         call: Some(call),
         note: "Stop".into(),
@@ -36,7 +41,7 @@ fn answered(call: CallId, purpose: CallPurpose, tokens: Option<u64>, messages: V
     }
 }
 
-fn call(turn: i64, call: u32) -> CallId {
+pub(super) fn call(turn: i64, call: u32) -> CallId {
     CallId {
         member: 0,
         turn,
@@ -45,7 +50,7 @@ fn call(turn: i64, call: u32) -> CallId {
     }
 }
 
-fn says(text: &str, calls: &[(&str, &str)]) -> Message {
+pub(super) fn says(text: &str, calls: &[(&str, &str)]) -> Message {
     let calls = calls.iter().enumerate().map(|(place, (name, arguments))| ToolCall {
         id: place.to_string(),
         name: (*name).into(),
@@ -58,7 +63,7 @@ fn says(text: &str, calls: &[(&str, &str)]) -> Message {
     }
 }
 
-fn result(text: &str) -> Message {
+pub(super) fn result(text: &str) -> Message {
     Message::Tool {
         id: String::new(),
         text: text.into(),
@@ -68,7 +73,7 @@ fn result(text: &str) -> Message {
     }
 }
 
-fn run(kind: RecordKind, turn: i64, index: u32, outcome: Option<OutcomeKind>) -> JournalRecord {
+pub(super) fn run(kind: RecordKind, turn: i64, index: u32, outcome: Option<OutcomeKind>) -> JournalRecord {
     let mut record = tool_record();
     record.kind = kind;
     record.turn = turn;

@@ -1,0 +1,189 @@
+//! Histories of Agents in a database: uploads of their workers, and the end of their retention.
+//!
+//! Owns the metrics, the log lines and the identity of the rows: namespace, name and uid come from the authenticated pod
+//! and the cache of Agents, never from a message. Nothing else in the controller waits for the database.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use super::runtime::WallClock;
+use crate::history::{HistoryAgent, HistoryError, HistoryStore, RowCounts, StoredBatch};
+use crate::link::history::{HistoryAck, HistoryBatch};
+use crate::link::messages::{PodRefusal, RefusalCode};
+use crate::telemetry::metrics::Metrics;
+
+/// How often old rows are deleted.
+pub const DELETE_EVERY: Duration = Duration::from_hours(1);
+/// Most executions, and most rows of the audit, in one deletion.
+const PORTION: u32 = 1_000;
+/// Values of the label `result` of the metric of batches.
+const RESULTS: [&str; 5] = ["stored", "repeated", "restarted", "unavailable", "refused"];
+
+/// Where histories are stored, and for how long.
+#[derive(Clone)]
+pub struct HistorySettings {
+    pub store: Arc<HistoryStore>,
+    /// Days after which rows are deleted; 0: never.
+    pub retention_days: u32,
+}
+
+impl std::fmt::Debug for HistorySettings {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "HistorySettings({} days)", self.retention_days)
+    }
+}
+
+/// Receives uploads.
+pub struct HistoryReceiver {
+    store: Arc<HistoryStore>,
+    metrics: Arc<Metrics>,
+    /// The last request failed: logged once, not per Agent.
+    is_away: AtomicBool,
+}
+
+impl HistoryReceiver {
+    #[must_use]
+    pub fn new(store: Arc<HistoryStore>, metrics: Arc<Metrics>) -> Self {
+        Self {
+            store,
+            metrics,
+            is_away: AtomicBool::new(false),
+        }
+    }
+
+    /// Stores a batch of this Agent; returns once its rows are durable.
+    pub async fn receive(
+        &self,
+        agent: &HistoryAgent<'_>,
+        batch: &HistoryBatch,
+        now: Timestamp,
+    ) -> Result<HistoryAck, PodRefusal> {
+        let stored = self.store.store(agent, batch).await;
+        let result = match &stored {
+            Ok(StoredBatch { ack, .. }) if ack.restart => "restarted",
+            Ok(StoredBatch { rows, .. }) if *rows == RowCounts::default() => "repeated",
+            Ok(_) => "stored",
+            Err(HistoryError::Rejected(_)) => "refused",
+            Err(_) => "unavailable",
+        };
+        self.metrics.history_batches.with_label_values(&[result]).inc();
+        match stored {
+            Ok(StoredBatch { ack, rows }) => {
+                count(&self.metrics.history_rows, rows);
+                self.metrics.history_last_success.set(now.as_second());
+                if self.is_away.swap(false, Ordering::Relaxed) {
+                    tracing::info!("the database of the history is available again");
+                }
+                Ok(ack)
+            }
+            Err(error @ HistoryError::Rejected(_)) => {
+                tracing::warn!(namespace = agent.namespace, agent = agent.name, %error, "refused rows of a history");
+                Err(refusal(RefusalCode::Malformed, &error))
+            }
+            Err(error) => {
+                if !matches!(error, HistoryError::Busy) && !self.is_away.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "failed to store histories; the workers keep them and retry");
+                }
+                Err(refusal(RefusalCode::Away, &error))
+            }
+        }
+    }
+}
+
+/// Exports all series of histories with 0 before the first batch.
+pub fn initialize_history_metrics(metrics: &Metrics) {
+    for result in RESULTS {
+        let _ = metrics.history_batches.with_label_values(&[result]);
+    }
+    count(&metrics.history_rows, RowCounts::default());
+    count(&metrics.history_deleted_rows, RowCounts::default());
+}
+
+fn refusal(code: RefusalCode, error: &HistoryError) -> PodRefusal {
+    // A pod learns that the database is away, and not which one it is.
+    let message = match error {
+        HistoryError::Rejected(_) | HistoryError::Busy => error.to_string(),
+        HistoryError::Target(_)
+        | HistoryError::Unavailable(_)
+        | HistoryError::NewerSchema { .. }
+        | HistoryError::Statement(_) => "the database of the history is not available now".into(),
+    };
+    PodRefusal { code, message }
+}
+
+/// The answer to an upload when no database is configured.
+#[must_use]
+pub fn not_configured() -> PodRefusal {
+    PodRefusal {
+        code: RefusalCode::Away,
+        message: "this controller stores no histories".into(),
+    }
+}
+
+fn count(counter: &prometheus::IntCounterVec, rows: RowCounts) {
+    for (record, rows) in [
+        ("execution", rows.executions),
+        ("step", rows.steps),
+        ("audit", rows.audit),
+    ] {
+        counter.with_label_values(&[record]).inc_by(rows);
+    }
+}
+
+/// Deletes rows at the end of their retention, until `stop`.
+pub async fn delete_old_rows(
+    settings: HistorySettings,
+    (every, clock): (Duration, WallClock),
+    metrics: Arc<Metrics>,
+    stop: CancellationToken,
+) {
+    let mut due = interval(every);
+    due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = due.tick() => {}
+        }
+        if settings.retention_days == 0 {
+            continue;
+        }
+        let cutoff = cutoff(clock(), settings.retention_days);
+        loop {
+            match settings.store.delete_before(cutoff, PORTION).await {
+                Ok(deleted) if deleted == RowCounts::default() => break,
+                Ok(deleted) => count(&metrics.history_deleted_rows, deleted),
+                Err(error) => {
+                    tracing::warn!(%error, "failed to delete old rows of the history; retrying later");
+                    break;
+                }
+            }
+            if stop.is_cancelled() {
+                return;
+            }
+        }
+    }
+}
+
+/// What began before this has been kept for `days`.
+fn cutoff(now: Timestamp, days: u32) -> Timestamp {
+    let kept = SignedDuration::from_hours(24).saturating_mul(i32::try_from(days).unwrap_or(i32::MAX));
+    now.checked_sub(kept).unwrap_or(Timestamp::MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_kept_for_whole_days() {
+        let now: Timestamp = "2026-11-22T14:00:00Z".parse().unwrap();
+        assert_eq!(cutoff(now, 1).to_string(), "2026-11-21T14:00:00Z");
+        assert_eq!(cutoff(now, 36_500).to_string(), "1926-12-17T14:00:00Z");
+        assert_eq!(cutoff(now, u32::MAX), Timestamp::MIN);
+    }
+}

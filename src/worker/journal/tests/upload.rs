@@ -1,0 +1,325 @@
+//! Tests of what of the history is uploaded, and when.
+
+use jiff::SignedDuration;
+use pretty_assertions::assert_eq;
+
+use super::history::{answered, call, plain, result, run, says};
+use super::*;
+use crate::api::status::GateKind;
+use crate::engine::CallPurpose;
+use crate::link::history::{HistoryAck, HistoryBatch, MOST_HISTORY_ROWS};
+
+fn next(journal: &Journal) -> Option<(HistoryBatch, bool)> {
+    let next = journal.history_batch().unwrap();
+    next.map(|next| (next.batch, next.has_more))
+}
+
+/// The next batch, which must be the last one.
+fn last(journal: &Journal) -> HistoryBatch {
+    let (batch, has_more) = next(journal).unwrap();
+    assert!(!has_more);
+    batch
+}
+
+fn acknowledge(journal: &mut Journal, stored: i64) {
+    journal.history_stored(HistoryAck { stored, restart: false }).unwrap();
+}
+
+/// One turn with one step and a tool run, completed.
+fn turn(journal: &mut Journal, turn: i64) {
+    write(journal, &[plain(RecordKind::TurnStarted, turn, "")]);
+    let wants = says("look", &[("files__write", "{}")]);
+    write(
+        journal,
+        &[answered(call(turn, 1), CallPurpose::Turn, Some(5), vec![wants])],
+    );
+    write(journal, &[run(RecordKind::ToolIntent, turn, 1, None)]);
+    write(
+        journal,
+        &[run(RecordKind::ToolOutcome, turn, 1, Some(OutcomeKind::Error))],
+    );
+    let done = JournalRecord {
+        messages: vec![result("no").into()],
+        ..plain(RecordKind::TurnCompleted, turn, "continue")
+    };
+    write(journal, &[done]);
+}
+
+fn turns(batch: &HistoryBatch) -> Vec<i64> {
+    batch.executions.iter().map(|execution| execution.turn).collect()
+}
+
+#[test]
+fn each_row_is_uploaded_as_it_is_now_and_again_only_if_it_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    assert_eq!(next(&journal), None);
+    turn(&mut journal, 1);
+    let first = last(&journal);
+    assert_eq!(
+        (first.executions.len(), first.steps.len(), first.audit.len()),
+        (1, 1, 2)
+    );
+    let execution = &first.executions[0];
+    assert_eq!(
+        (execution.final_status.as_deref(), execution.total_steps),
+        (Some("success"), 1)
+    );
+    let step = &first.steps[0];
+    assert_eq!(step.execution_id, execution.id);
+    assert_eq!(
+        (step.success, step.error.as_deref(), step.attempt),
+        (Some(false), Some("Error"), Some(1))
+    );
+    assert_eq!(step.result[0]["outcome"], "Error");
+    let decisions: Vec<_> = first.audit.iter().map(|line| line.decision.as_deref()).collect();
+    assert_eq!(decisions, [Some("Allowed"), None]);
+    assert_eq!(first.audit[0].execution_id.as_ref(), Some(&execution.id));
+    assert_eq!(first.after, 0);
+    assert_eq!(last(&journal), first, "without an acknowledgement, the same again");
+
+    acknowledge(&mut journal, first.last);
+    assert_eq!(next(&journal), None);
+    turn(&mut journal, 2);
+    let second = last(&journal);
+    assert_eq!((turns(&second), second.after), (vec![2], first.last));
+    assert!(second.last > first.last);
+    // What changes during an upload has a higher number.
+    write(&mut journal, &[plain(RecordKind::TurnFailed, 2, "Timeout")]);
+    acknowledge(&mut journal, second.last);
+    let third = last(&journal);
+    assert_eq!((turns(&third), third.steps.len(), third.audit.len()), (vec![2], 0, 0));
+    assert_eq!(third.executions[0].final_status.as_deref(), Some("failed"));
+}
+
+#[test]
+fn a_step_knows_how_long_its_call_took_and_which_attempt_was_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let attempt = |attempt| CallId { attempt, ..call(1, 1) };
+    let started = |call: CallId| JournalRecord {
+        call: Some(call),
+        ..plain(RecordKind::CallStarted, 1, "")
+    };
+    let commit = |journal: &mut Journal, milliseconds, records: &[JournalRecord]| {
+        let now = Timestamp::UNIX_EPOCH + SignedDuration::from_millis(milliseconds);
+        let _ = journal.commit(now, records, &EngineSnapshot::default(), None).unwrap();
+    };
+    commit(
+        &mut journal,
+        0,
+        &[plain(RecordKind::TurnStarted, 1, ""), started(attempt(1))],
+    );
+    commit(&mut journal, 5_000, &[started(attempt(2))]);
+    let mut answer = answered(attempt(2), CallPurpose::Turn, None, vec![says("", &[])]);
+    answer.detail = RecordDetail::UselessAnswer;
+    answer.note = "EmptyAnswer".into();
+    commit(&mut journal, 6_250, &[answer]);
+    let step = &last(&journal).steps[0];
+    assert_eq!((step.attempt, step.duration_milliseconds), (Some(2), Some(1250)));
+    assert_eq!(
+        (step.success, step.error.as_deref()),
+        (Some(false), Some("EmptyAnswer"))
+    );
+}
+
+#[test]
+fn an_execution_after_which_a_person_was_asked_says_why_and_whether_it_was_approved() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    turn(&mut journal, 1);
+    let gate = |kind, detail| JournalRecord {
+        detail,
+        ..plain(kind, 1, "goal-e1-1")
+    };
+    let escalated = gate(RecordKind::GateOpened, RecordDetail::Escalated(GateKind::LowConfidence));
+    write(&mut journal, &[escalated]);
+    let status = |journal: &Journal| {
+        let execution = last(journal).executions.remove(0);
+        (execution.final_status.unwrap(), execution.escalation_reason)
+    };
+    let reason = Some("LowConfidence".to_owned());
+    assert_eq!(status(&journal), ("success".into(), reason.clone()));
+    write(&mut journal, &[gate(RecordKind::GateResolved, RecordDetail::None)]);
+    assert_eq!(status(&journal), ("success".into(), reason.clone()));
+    let denied = gate(
+        RecordKind::GateResolved,
+        RecordDetail::NotApproved(GateKind::LowConfidence),
+    );
+    write(&mut journal, &[denied]);
+    assert_eq!(status(&journal), ("escalated".into(), reason));
+}
+
+#[test]
+fn a_batch_ends_at_its_rows_and_a_step_brings_its_execution() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let most = i64::try_from(MOST_HISTORY_ROWS).unwrap();
+    for number in 1..most {
+        write(&mut journal, &[plain(RecordKind::TurnStarted, number, "")]);
+    }
+    let (batch, has_more) = next(&journal).unwrap();
+    assert_eq!((batch.rows(), has_more), (MOST_HISTORY_ROWS - 1, false));
+    turn(&mut journal, most);
+    let (batch, has_more) = next(&journal).unwrap();
+    assert_eq!((batch.rows(), has_more), (MOST_HISTORY_ROWS, true));
+    assert_eq!(batch.audit.len(), 1);
+    acknowledge(&mut journal, batch.last);
+    let rest = last(&journal);
+    assert_eq!((turns(&rest), rest.steps.len(), rest.audit.len()), (vec![most], 1, 1));
+    acknowledge(&mut journal, rest.last);
+    // A change of the step alone.
+    write(
+        &mut journal,
+        &[run(RecordKind::ToolOutcome, most, 1, Some(OutcomeKind::Unknown))],
+    );
+    let step = last(&journal);
+    assert_eq!((turns(&step), step.steps.len()), (vec![most], 1));
+}
+
+#[test]
+fn a_batch_ends_at_its_bytes_and_a_step_that_is_too_large_goes_without_its_texts() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let long = "x".repeat(4 * 1024);
+    let calls: Vec<_> = (0..7).map(|_| ("a__b", long.as_str())).collect();
+    for number in 1..=8 {
+        let answer = answered(call(number, 1), CallPurpose::Turn, None, vec![says(&long, &calls)]);
+        write(&mut journal, &[plain(RecordKind::TurnStarted, number, ""), answer]);
+    }
+    let mut batches = Vec::new();
+    while let Some((batch, _)) = next(&journal) {
+        let bytes = serde_json::to_vec(&batch).unwrap().len();
+        assert!(bytes <= 160 * 1024, "{bytes}");
+        acknowledge(&mut journal, batch.last);
+        batches.push(batch.steps.len());
+    }
+    assert!(batches.len() > 1 && batches.iter().sum::<usize>() == 8, "{batches:?}");
+
+    let control = "\u{1}".repeat(4 * 1024);
+    let calls: Vec<_> = (0..7).map(|_| ("a__b", control.as_str())).collect();
+    let answer = answered(call(9, 1), CallPurpose::Turn, Some(3), vec![says(&control, &calls)]);
+    write(&mut journal, &[plain(RecordKind::TurnStarted, 9, ""), answer]);
+    let batch = last(&journal);
+    let step = &batch.steps[0];
+    assert_eq!(
+        (step.reasoning.as_deref(), step.action.is_null(), step.tokens_used),
+        (None, true, Some(3))
+    );
+}
+
+#[test]
+fn a_database_that_knows_less_or_other_changes_gets_all_rows_again_with_higher_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    turn(&mut journal, 1);
+    turn(&mut journal, 2);
+    let sent = last(&journal).last;
+    acknowledge(&mut journal, sent);
+    for stored in [3, sent + 1_000, 0] {
+        journal.history_stored(HistoryAck { stored, restart: true }).unwrap();
+        let again = last(&journal);
+        assert_eq!(
+            (turns(&again), again.steps.len(), again.audit.len()),
+            (vec![1, 2], 2, 4)
+        );
+        assert_eq!(again.after, stored);
+        assert!(again.last > sent.max(stored), "{}", again.last);
+    }
+    // A restart as the first answer of all, before any change.
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    journal
+        .history_stored(HistoryAck {
+            stored: 70,
+            restart: true,
+        })
+        .unwrap();
+    turn(&mut journal, 1);
+    assert!(last(&journal).last > 70);
+}
+
+#[test]
+fn what_is_dropped_before_its_upload_is_not_uploaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    turn(&mut journal, 1);
+    turn(&mut journal, HISTORY_TURNS + 100);
+    assert_eq!(turns(&last(&journal)), [HISTORY_TURNS + 100]);
+    assert_eq!(last(&journal).steps.len(), 1);
+    journal
+        .connection
+        .execute("DELETE FROM journal WHERE turn = 1", [])
+        .unwrap();
+    assert_eq!(last(&journal).audit.len(), 2);
+    let changes = count(&journal, "SELECT count(*) FROM history_changes");
+    assert_eq!(changes, 4);
+}
+
+#[test]
+fn a_restart_continues_and_another_process_has_another_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    turn(&mut journal, 1);
+    acknowledge(&mut journal, 2);
+    let before = last(&journal);
+    journal.close(&owner(1)).unwrap();
+    let (journal, _) = open(dir.path(), 2);
+    let after = last(&journal);
+    assert_ne!(after.writer, before.writer);
+    assert_eq!(
+        HistoryBatch {
+            writer: before.writer.clone(),
+            ..after
+        },
+        before
+    );
+}
+
+#[test]
+fn the_history_of_an_earlier_agent_is_not_that_of_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    turn(&mut journal, 1);
+    journal.close(&owner(1)).unwrap();
+    let recreated = JournalOwner {
+        agent_uid: "recreated".into(),
+        ..owner(1)
+    };
+    let (mut journal, _) = Journal::open(dir.path(), &recreated).unwrap();
+    journal.claim(&recreated).unwrap();
+    assert_eq!(next(&journal), None);
+    turn(&mut journal, 2);
+    let own = last(&journal);
+    assert_eq!((turns(&own), own.steps.len(), own.audit.len()), (vec![2], 1, 2));
+    journal
+        .history_stored(HistoryAck {
+            stored: 0,
+            restart: true,
+        })
+        .unwrap();
+    let own = last(&journal);
+    assert_eq!((turns(&own), own.steps.len(), own.audit.len()), (vec![2], 1, 2));
+}
+
+#[test]
+fn a_journal_of_version_8_is_uploaded_from_its_beginning() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    turn(&mut journal, 1);
+    journal.close(&owner(1)).unwrap();
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    connection
+        .execute_batch("DELETE FROM kv WHERE key = 'upload'; PRAGMA user_version = 8")
+        .and_then(|()| connection.execute_batch(super::deliveries::WITHOUT_UPLOADS))
+        .unwrap();
+    connection.close().unwrap();
+    let (journal, _) = open(dir.path(), 2);
+    assert_eq!(count(&journal, "PRAGMA user_version"), schema::VERSION);
+    let batch = last(&journal);
+    assert_eq!((turns(&batch), batch.steps.len(), batch.audit.len()), (vec![1], 1, 2));
+    assert_eq!(
+        (batch.steps[0].attempt, batch.steps[0].duration_milliseconds),
+        (None, None)
+    );
+}
