@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# generate.sh          writes crds/ and docs/reference/api.md (and the chart's copy) from the Rust types, and deploy/ from the chart
+# generate.sh          writes crds/, docs/reference/api.md and kubectl-plugin.md (and the chart's copy) from the Rust types, and
+#                      deploy/agentloop.yaml from the chart
 # generate.sh --check  fails when they are not what would be written
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -14,10 +15,11 @@ rm "$out"/charts/agentloop/files/crds/*
 cp "$out"/crds/* "$out/charts/agentloop/files/crds/"
 mkdir -p "$out/deploy" "$out/docs/reference"
 cargo run --locked --quiet -- crds --format markdown >"$out/docs/reference/api.md"
+cargo run --locked --quiet -- kubectl reference >"$out/docs/reference/kubectl-plugin.md"
 helm template agentloop "$out/charts/agentloop" --namespace agentloop-system >"$out/deploy/agentloop.yaml"
 
 stale=
-for folder in crds charts/agentloop/files/crds deploy docs/reference/api.md; do
+for folder in crds charts/agentloop/files/crds deploy/agentloop.yaml docs/reference/api.md docs/reference/kubectl-plugin.md; do
   if [ "${1:-}" = --check ]; then
     diff -ru "$folder" "$out/$folder" || stale=1
   else

@@ -19,6 +19,7 @@
 //! - [`telemetry`]: logs, metrics, probes. Imports `api` and `support`.
 //! - [`controller`], [`gateway`], [`worker`], [`sensor`]: the roles. Never import each other.
 //! - [`local`]: all roles in one process, without a cluster. Imports their public interfaces.
+//! - [`plugin`]: the kubectl plugin, a client of the API server and of the link. Imports `api`, `link` and `support`.
 //! - [`cli`]: the command line; starts the roles.
 
 #[cfg(test)]
@@ -41,6 +42,7 @@ pub mod cli;
 pub mod controller;
 pub mod gateway;
 pub mod local;
+pub mod plugin;
 pub mod sensor;
 pub mod telemetry;
 pub mod worker;

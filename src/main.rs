@@ -1,14 +1,31 @@
 //! `agentloop`: one binary, several roles. See `agentloop --help`.
 
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
+use agentloop::plugin;
 use clap::Parser;
 
 fn main() -> ExitCode {
     // Install the TLS provider of the whole process before any client is created.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    // kubectl runs its plugins by their names, which are links to this binary.
+    let program = std::env::args_os().next().unwrap_or_default();
+    match Path::new(&program).file_name().and_then(OsStr::to_str) {
+        Some(plugin::PROGRAM) => return plugin::main(),
+        Some(plugin::COMPLETION_PROGRAM) => {
+            let words: Vec<String> = std::env::args().skip(1).collect();
+            let answer = plugin::completion::answer(&words);
+            // kubectl may have stopped reading.
+            let _ = std::io::stdout().write_all(answer.as_bytes());
+            return ExitCode::SUCCESS;
+        }
+        _ => {}
+    }
     match agentloop::cli::Cli::parse().run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("agentloop: {error:#}");
             agentloop::cli::exit_code(&error)

@@ -8,6 +8,7 @@
 mod active_hours;
 pub mod agent;
 pub mod amount;
+pub mod annotations;
 mod bounds;
 pub mod budget;
 pub mod condition;

@@ -29,6 +29,18 @@ pub fn micro_usd(text: &str) -> Result<i64, MoneyProblem> {
         .map_err(|_| MoneyProblem::TooLarge)
 }
 
+/// Micro-dollars in a dollar.
+const DOLLAR: i64 = 1_000_000;
+
+/// Dollars and cents; further digits only where they are not zero.
+#[must_use]
+pub fn dollars(micro: i64) -> String {
+    let (whole, rest) = (micro / DOLLAR, (micro % DOLLAR).abs());
+    let digits = format!("{rest:06}");
+    let more = digits.get(2..).unwrap_or_default().trim_end_matches('0');
+    format!("${whole}.{}{more}", digits.get(..2).unwrap_or_default())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::local::manifest::ManifestError;
+use crate::plugin::PluginArgs;
 
 mod controller;
 mod crds;
@@ -60,6 +61,8 @@ enum Command {
     History(history::HistoryArgs),
     /// Print the custom resource definitions, or write them to a directory.
     Crds(crds::CrdsArgs),
+    /// See and control the Agents of a cluster; as a kubectl plugin: `kubectl agentloop`.
+    Kubectl(Box<PluginArgs>),
     /// Exit with 0 if the gateway of this pod is healthy.
     Probe(probe::ProbeArgs),
     /// Serve the built-in tools as an MCP server (in the Agent's pod, in the image of its tools).
@@ -82,8 +85,10 @@ enum Command {
 
 impl Cli {
     /// Runs the subcommand until it ends.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
+            // Says itself what went wrong.
+            Command::Kubectl(args) => return Ok(ExitCode::from(args.run().code())),
             Command::Controller(args) => args.run(),
             Command::Worker(args) => args.run(),
             Command::Gateway(args) => args.run(),
@@ -98,6 +103,7 @@ impl Cli {
             Command::ToolboxInstall(args) => args.run(),
             Command::Supervise => Ok(crate::toolbox::supervise()?),
             Command::Launch(args) => args.run(),
-        }
+        }?;
+        Ok(ExitCode::SUCCESS)
     }
 }

@@ -16,7 +16,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::pod_sessions::PodSessions;
 use crate::api::NamespacedName;
 use crate::link::events::{
-    ClientRefusal, ClientRefusalCode, EventLine, EventStream, EventStreamItem, EventSubscription, EventsPage,
+    ClientRefusal, ClientRefusalCode, EventLine, EventStream, EventStreamItem, EventSubscription, EventsPage, LATEST,
+    READ_FROM_START,
 };
 
 /// Most concurrent subscriptions to one Agent.
@@ -43,6 +44,8 @@ struct OpenSubscription {
     cursor: i64,
     pages: mpsc::Sender<Vec<EventLine>>,
     farewell: Arc<OnceLock<String>>,
+    /// The cursor at which a subscription from [`LATEST`] began.
+    start: Arc<OnceLock<i64>>,
     /// Since when the buffer is full.
     full: Option<Instant>,
 }
@@ -82,17 +85,18 @@ impl EventSubscriptions {
 
     pub(super) fn open(&mut self, reading: EventSubscription) -> PageReceiver {
         let (pages, queue) = mpsc::channel(ROOM);
-        let farewell = Arc::default();
+        let (farewell, start) = (Arc::default(), Arc::default());
         let open = OpenSubscription {
             began: reading.after,
             messages: reading.messages,
             cursor: reading.after,
             pages,
             farewell: Arc::clone(&farewell),
+            start: Arc::clone(&start),
             full: None,
         };
         self.open.insert(reading.id, open);
-        PageReceiver { queue, farewell }
+        PageReceiver { queue, farewell, start }
     }
 
     pub(super) fn close(&mut self, id: u64) -> bool {
@@ -104,9 +108,16 @@ impl EventSubscriptions {
         let Some(open) = self.open.get_mut(&page.reading) else {
             return PageOutcome::Over;
         };
+        if open.cursor == LATEST {
+            // The first page says where the journal ends. An empty page tells the reader that the pod is connected.
+            open.cursor = page.newest;
+            let _ = open.start.set(page.newest);
+            let _ = open.pages.try_send(Vec::new());
+            return PageOutcome::Next(open.cursor);
+        }
         if open.cursor > page.newest {
             let word = format!(
-                "event {} does not exist yet, the newest is {}: read from 0, the journal may have been recreated",
+                "event {} does not exist yet, the newest is {}: {READ_FROM_START}, the journal may have been recreated",
                 open.cursor, page.newest
             );
             return self.end(page.reading, word);
@@ -145,6 +156,7 @@ impl EventSubscriptions {
 pub(super) struct PageReceiver {
     queue: mpsc::Receiver<Vec<EventLine>>,
     farewell: Arc<OnceLock<String>>,
+    start: Arc<OnceLock<i64>>,
 }
 
 impl PageReceiver {
@@ -184,6 +196,7 @@ pub async fn subscribe(
     let Some(first) = first else {
         return Ok(stream::iter([EventStreamItem::End(pages.end_reason())]).boxed());
     };
+    let start = pages.start.get().copied();
     // The stream owns the guard, so that dropping the stream closes the subscription. After an End item the state is
     // `None`, which ends the stream.
     let rest = stream::unfold(Some((pages, guard)), move |state| async move {
@@ -197,7 +210,11 @@ pub async fn subscribe(
             None => (vec![EventStreamItem::End(pages.end_reason())], None),
         })
     });
-    Ok(stream::iter([lines(first)]).chain(rest).flat_map(stream::iter).boxed())
+    let start = start.into_iter().map(EventStreamItem::Start).collect::<Vec<_>>();
+    Ok(stream::iter([start, lines(first)])
+        .chain(rest)
+        .flat_map(stream::iter)
+        .boxed())
 }
 
 fn lines(page: Vec<EventLine>) -> Vec<EventStreamItem> {
@@ -288,6 +305,37 @@ mod tests {
             readings.accept_page(page(100, 100), Instant::now()),
             PageOutcome::Next(100)
         );
+    }
+
+    #[test]
+    fn a_reading_from_the_latest_line_begins_at_the_end_of_the_journal_and_stays_there_over_a_restart() {
+        let at_latest = |newest| EventsPage {
+            reading: 1,
+            after: LATEST,
+            next: LATEST,
+            newest,
+            ..EventsPage::default()
+        };
+        let (mut readings, mut pages) = reading(LATEST);
+        assert_eq!(
+            readings.accept_page(at_latest(100), Instant::now()),
+            PageOutcome::Next(100)
+        );
+        assert_eq!(
+            pages.queue.try_recv().unwrap(),
+            [],
+            "the reader learns that the pod is connected"
+        );
+        assert_eq!(pages.start.get(), Some(&100));
+        let next = EventsPage {
+            newest: 102,
+            ..page(100, 102)
+        };
+        assert_eq!(readings.accept_page(next, Instant::now()), PageOutcome::Next(102));
+        // A restarted worker begins where the subscription began.
+        let again = at_latest(102);
+        assert_eq!(readings.accept_page(again, Instant::now()), PageOutcome::Next(102));
+        assert_eq!(pages.queue.try_recv().unwrap().len(), 2);
     }
 
     #[test]

@@ -9,15 +9,10 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+pub use crate::api::annotations::{APPROVE, APPROVED_BY, DENY};
 use crate::link::answers::GateVerdict;
 use crate::support::text::first_chars;
 
-/// Annotation that approves gates: `<gate>:<argumentsHash>`, separated by spaces.
-pub const APPROVE: &str = "agentloop.dev/approve";
-/// Annotation with the name of the approver; the admission policy requires it to be the requesting user.
-pub const APPROVED_BY: &str = "agentloop.dev/approved-by";
-/// Annotation that denies gates: `<gate>` or `<gate>:<argumentsHash>`, separated by spaces.
-pub const DENY: &str = "agentloop.dev/deny";
 /// Annotation with the answers that the controller received over the link's API: [`RecordedAnswers`] as JSON. Only the
 /// controller may set it. The other annotations have one name for all their gates, and an edit replaces them as a whole;
 /// here each answer keeps its own name, and people who answer at once do not replace each other's.

@@ -24,6 +24,12 @@ pub const MOST_MESSAGE_BYTES: usize = 2048;
 pub const MOST_CALL_BYTES: usize = 64 * 1024;
 /// Most bytes of the response of a `task:ended`.
 pub const MOST_RESPONSE_BYTES: usize = 64 * 1024;
+/// The cursor of a reader that begins at the present end of the journal, `after=latest`.
+pub const LATEST: i64 = i64::MAX;
+/// What the reason of an end contains if the cursor is beyond the journal, which may be a new one.
+pub const READ_FROM_START: &str = "read from 0";
+/// Name of the first event of a stream that begins at [`LATEST`]; its id is the cursor.
+pub const START_EVENT: &str = "start";
 /// Name of the last event of a stream that the controller ends; it gives the reason and how to continue.
 pub const END_EVENT: &str = "end";
 
@@ -127,7 +133,7 @@ pub struct ReadRequest {
     pub namespace: String,
     /// Name of the Agent.
     pub name: String,
-    /// The cursor: begin after this [`EventLine`].
+    /// The cursor: begin after this [`EventLine`], or with the next one if it is [`LATEST`].
     pub after: i64,
     /// Whether the subscriber also wants the messages of detected loops.
     pub messages: bool,
@@ -136,6 +142,8 @@ pub struct ReadRequest {
 /// An item of a subscriber's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventStreamItem {
+    /// The cursor of a stream that begins at [`LATEST`].
+    Start(i64),
     /// An event of the loop.
     Line(Box<EventLine>),
     /// The end of the stream, with the reason.

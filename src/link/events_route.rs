@@ -11,15 +11,17 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use serde::Deserialize;
 
-use super::events::{ClientRefusal, ClientRefusalCode, END_EVENT, EventStreamItem, ReadRequest};
+use super::events::{ClientRefusal, ClientRefusalCode, END_EVENT, EventStreamItem, LATEST, ReadRequest, START_EVENT};
 use super::server::{LinkCaller, LinkHandler, LinkServer, closing};
 
 /// Sent by browsers when they reconnect; takes precedence over the query, which they repeat unchanged.
 const LAST_EVENT_ID: &str = "last-event-id";
+/// Value of `after` for [`LATEST`].
+const LATEST_WORD: &str = "latest";
 
 #[derive(Deserialize)]
 struct EventsQuery {
-    after: Option<i64>,
+    after: Option<String>,
     messages: Option<bool>,
 }
 
@@ -56,6 +58,10 @@ pub(super) async fn events<L: LinkHandler>(
 
 fn event(told: EventStreamItem) -> Result<Event, axum::Error> {
     match told {
+        EventStreamItem::Start(seq) => Event::default()
+            .id(seq.to_string())
+            .event(START_EVENT)
+            .json_data(serde_json::json!({ "seq": seq })),
         EventStreamItem::Line(line) => Event::default()
             .id(line.seq.to_string())
             .event(&line.event)
@@ -90,14 +96,20 @@ fn events_query(headers: &HeaderMap, uri: &Uri) -> Result<(i64, bool), ClientRef
     let asked = asked.and_then(|Query(asked)| {
         let after = match headers.get(LAST_EVENT_ID) {
             Some(id) => id.to_str().ok()?.parse().ok()?,
-            None => asked.after.unwrap_or(0),
+            None => match asked.after.as_deref() {
+                Some(LATEST_WORD) => return Some((LATEST, asked.messages.unwrap_or(false))),
+                Some(seq) => seq.parse().ok()?,
+                None => 0,
+            },
         };
-        (after >= 0).then_some((after, asked.messages.unwrap_or(false)))
+        (0..LATEST)
+            .contains(&after)
+            .then_some((after, asked.messages.unwrap_or(false)))
     });
     asked.ok_or_else(|| ClientRefusal {
         code: ClientRefusalCode::Malformed,
         message:
-            "after=N and the header Last-Event-ID must be 0 or the seq of an event; messages must be true or false"
+            "after=N and the header Last-Event-ID must be 0 or the seq of an event, or after=latest; messages must be true or false"
                 .into(),
     })
 }

@@ -35,9 +35,52 @@ pub fn root_cause(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
+/// Formats a number for a table column: `950`, `9.6k`, `96k`, `1.8M`. Truncated, never rounded up.
+#[must_use]
+pub fn short_number(number: i64) -> String {
+    const UNITS: [(i64, &str); 4] = [
+        (1_000_000_000_000, "T"),
+        (1_000_000_000, "G"),
+        (1_000_000, "M"),
+        (1_000, "k"),
+    ];
+    for (size, unit) in UNITS {
+        if number >= size {
+            let (whole, tenth) = (number / size, number % size / (size / 10));
+            return if whole < 10 && tenth > 0 {
+                format!("{whole}.{tenth}{unit}")
+            } else {
+                format!("{whole}{unit}")
+            };
+        }
+    }
+    number.to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_numbers_read_as_in_the_column() {
+        let cases = [
+            (0, "0"),
+            (999, "999"),
+            (1_000, "1k"),
+            (1_949, "1.9k"),
+            (9_999, "9.9k"),
+            (10_000, "10k"),
+            (96_400, "96k"),
+            (999_999, "999k"),
+            (1_800_000, "1.8M"),
+            (40_000_000, "40M"),
+            (2_000_000_000, "2G"),
+            (i64::MAX, "9223372T"),
+        ];
+        for (number, text) in cases {
+            assert_eq!(short_number(number), text);
+        }
+    }
 
     #[test]
     fn no_character_is_split() {

@@ -2,6 +2,7 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod plugin;
 mod reader;
 pub mod rig;
 mod tasks;
@@ -68,6 +69,23 @@ async fn each_event_is_read_once_in_order_over_kills_of_the_worker_and_connectio
         r#""seq":{},"event":"autonomy:turn_completed""#,
         turn.id.unwrap()
     )));
+}
+
+#[tokio::test]
+async fn a_reader_of_the_latest_events_learns_where_the_journal_ends_and_reads_on_from_there() {
+    let mut rig = Rig::start().await;
+    rig.start_pod();
+    let mut reader = Reader::connect(&rig, READER, "?after=0", None).await;
+    reader.take(20).await;
+    let mut reader = Reader::connect(&rig, READER, "?after=latest", None).await;
+    let mut events = reader.take(1).await;
+    assert_eq!(events[0].name, "start");
+    let start = events[0].id.unwrap();
+    assert!(start >= 20, "{start}");
+    // A restarted worker sends what it was asked for again, from the latest event on.
+    rig.restart_worker().await;
+    events.extend(reader.take(20).await);
+    assert_eq!(numbers(&events), (start..=start + 20).collect::<Vec<_>>());
 }
 
 #[tokio::test]
@@ -151,6 +169,7 @@ async fn who_may_read_words_sees_what_a_detected_loop_said_and_nobody_else_does(
 #[case::an_agent_without_a_pod(Some(READER), "a/y", "", 503, "Unavailable")]
 #[case::no_number(Some(READER), "a/x", "?after=first", 400, "Malformed")]
 #[case::a_number_below_zero(Some(READER), "a/x", "?after=-1", 400, "Malformed")]
+#[case::the_number_of_the_latest(Some(READER), "a/x", "?after=9223372036854775807", 400, "Malformed")]
 #[tokio::test]
 async fn who_may_not_read_or_asks_for_nothing_is_refused_in_words(
     #[case] token: Option<&str>,

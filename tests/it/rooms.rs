@@ -75,6 +75,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "controller",
         ],
     ),
+    // A client of the API server and of the link, like any other.
+    ("plugin", &["api", "link", "support"]),
     (
         "cli",
         &[
@@ -91,6 +93,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "gateway",
             "controller",
             "local",
+            "plugin",
             "toolbox",
         ],
     ),

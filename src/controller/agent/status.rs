@@ -22,6 +22,7 @@ use crate::controller::budget::shares::LimitShares;
 use crate::controller::pod_sessions::ReceivedReport;
 use crate::controller::runtime::pod_state::{PodReason, PodState};
 use crate::link::messages::{LoopReport, LoopTotals};
+use crate::support::text::short_number;
 
 /// Everything that the status is computed from.
 pub(super) struct AgentStatusInput<'a> {
@@ -267,7 +268,7 @@ fn summary(facts: &AgentStatusInput<'_>, status: &LoopStatus, usage: Option<&Loo
             || facts.old.summary.as_ref().and_then(|old| old.budget.clone()),
             |shares| shares.used_percent.map(|percent| format!("{percent}%")),
         ),
-        tokens: totals::short(usage.map_or(0, totals::tokens)),
+        tokens: short_number(usage.map_or(0, totals::tokens)),
         resumes: status
             .resumes_at
             .as_ref()

@@ -65,53 +65,11 @@ pub(super) fn tokens(usage: &LoopUsage) -> i64 {
         .saturating_add(usage.cache_write_tokens)
 }
 
-/// Formats a number for a table column: `950`, `9.6k`, `96k`, `1.8M`. Truncated, never rounded up.
-pub(super) fn short(number: i64) -> String {
-    const UNITS: [(i64, &str); 4] = [
-        (1_000_000_000_000, "T"),
-        (1_000_000_000, "G"),
-        (1_000_000, "M"),
-        (1_000, "k"),
-    ];
-    for (size, unit) in UNITS {
-        if number >= size {
-            let (whole, tenth) = (number / size, number % size / (size / 10));
-            return if whole < 10 && tenth > 0 {
-                format!("{whole}.{tenth}{unit}")
-            } else {
-                format!("{whole}{unit}")
-            };
-        }
-    }
-    number.to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::api::status::ModelUsage;
     use crate::api::usage_counts::{LoopCounts, of_tool, of_trip};
-
-    #[test]
-    fn short_numbers_read_as_in_the_column() {
-        let cases = [
-            (0, "0"),
-            (999, "999"),
-            (1_000, "1k"),
-            (1_949, "1.9k"),
-            (9_999, "9.9k"),
-            (10_000, "10k"),
-            (96_400, "96k"),
-            (999_999, "999k"),
-            (1_800_000, "1.8M"),
-            (40_000_000, "40M"),
-            (2_000_000_000, "2G"),
-            (i64::MAX, "9223372T"),
-        ];
-        for (number, text) in cases {
-            assert_eq!(short(number), text);
-        }
-    }
 
     #[test]
     fn totals_never_step_back_in_any_field() {

@@ -5,15 +5,14 @@ use strum::IntoEnumIterator;
 
 use crate::api::amount::{Amount, AmountKind, LimitAmounts};
 use crate::api::budget::{BudgetWindow, CalendarPeriod, CalendarWindow, RollingWindow};
-
-/// Micro-dollars in a dollar.
-const DOLLAR: i64 = 1_000_000;
+pub use crate::api::money::dollars;
+use crate::support::text::short_number;
 
 /// Rounded, with its unit, for a column: `1.2M tokens`, `$7.42`.
 #[must_use]
 pub fn short(kind: AmountKind, amount: i64) -> String {
     match noun(kind) {
-        Some(noun) => format!("{} {noun}", rounded(amount)),
+        Some(noun) => format!("{} {noun}", short_number(amount)),
         None => dollars(amount),
     }
 }
@@ -23,7 +22,9 @@ pub fn short(kind: AmountKind, amount: i64) -> String {
 pub fn number(kind: AmountKind, amount: i64) -> String {
     match kind {
         AmountKind::Cost => dollars(amount),
-        AmountKind::Tokens | AmountKind::InputTokens | AmountKind::OutputTokens | AmountKind::Calls => rounded(amount),
+        AmountKind::Tokens | AmountKind::InputTokens | AmountKind::OutputTokens | AmountKind::Calls => {
+            short_number(amount)
+        }
     }
 }
 
@@ -34,34 +35,6 @@ pub fn exact(kind: AmountKind, amount: i64) -> String {
         Some(noun) => format!("{amount} {noun}"),
         None => dollars(amount),
     }
-}
-
-/// Dollars and cents; further digits only where they are not zero.
-#[must_use]
-pub fn dollars(micro: i64) -> String {
-    let (whole, rest) = (micro / DOLLAR, (micro % DOLLAR).abs());
-    let digits = format!("{rest:06}");
-    let more = digits.get(2..).unwrap_or_default().trim_end_matches('0');
-    format!("${whole}.{}{more}", digits.get(..2).unwrap_or_default())
-}
-
-fn rounded(number: i64) -> String {
-    for (unit, name) in [
-        (1_000_000_000_000, "T"),
-        (1_000_000_000, "G"),
-        (1_000_000, "M"),
-        (1_000, "k"),
-    ] {
-        if number >= unit {
-            let (whole, tenth) = (number / unit, number % unit / (unit / 10));
-            return if whole < 10 && tenth > 0 {
-                format!("{whole}.{tenth}{name}")
-            } else {
-                format!("{whole}{name}")
-            };
-        }
-    }
-    number.to_string()
 }
 
 fn noun(kind: AmountKind) -> Option<&'static str> {

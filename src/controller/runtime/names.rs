@@ -1,5 +1,7 @@
 //! Names of labels, annotations and child objects that the reconciler reads and writes.
 
+pub(in crate::controller) use crate::api::annotations::{RESUME, WAKE};
+
 /// Value of `app.kubernetes.io/managed-by`, and the field manager of server-side apply.
 pub(in crate::controller) const MANAGER: &str = "agentloop-controller";
 /// Annotation on a pod: hash of the spec that it was created from.
@@ -8,10 +10,6 @@ pub(in crate::controller) const SPEC_HASH: &str = "agentloop.dev/spec-hash";
 pub(in crate::controller) const EPOCH: &str = "agentloop.dev/epoch";
 /// Annotation on a pod: generation of the Agent that it was created for.
 pub(in crate::controller) const GENERATION: &str = "agentloop.dev/generation";
-/// Annotation on an Agent: ends a sleep, once per value.
-pub(in crate::controller) const WAKE: &str = "agentloop.dev/wake";
-/// Annotation on an Agent: ends a cool-down, once per value.
-pub(in crate::controller) const RESUME: &str = "agentloop.dev/resume";
 /// Container that runs the loop.
 pub(in crate::controller) const WORKER: &str = "worker";
 /// Container (a native sidecar) that holds the keys, meters usage and connects to the controller.

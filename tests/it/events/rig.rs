@@ -217,6 +217,16 @@ impl Rig {
         format!("https://{address}/v1/namespaces/{namespace}/agents/{name}/events{query}")
     }
 
+    /// The URL of the link.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// The CA bundle of the link.
+    pub fn authorities(&self) -> String {
+        std::fs::read_to_string(self.path("ca.crt")).unwrap()
+    }
+
     /// What the model says, from the next start of the gateway on.
     pub fn set_script(&self, script: &str) {
         std::fs::write(self.path("script"), script).unwrap();

@@ -1,0 +1,12 @@
+//! Names of the annotations with which people ask something of an Agent or an AgentBudget.
+
+/// Annotation on an Agent: ends a sleep, or starts a loop that has ended again; once per value.
+pub const WAKE: &str = "agentloop.dev/wake";
+/// Annotation on an Agent: ends a cool-down or a pause that needs a person; once per value.
+pub const RESUME: &str = "agentloop.dev/resume";
+/// Annotation that approves gates: `<gate>:<argumentsHash>`, separated by spaces.
+pub const APPROVE: &str = "agentloop.dev/approve";
+/// Annotation with the name of the approver; the admission policy requires it to be the requesting user.
+pub const APPROVED_BY: &str = "agentloop.dev/approved-by";
+/// Annotation that denies gates: `<gate>` or `<gate>:<argumentsHash>`, separated by spaces.
+pub const DENY: &str = "agentloop.dev/deny";

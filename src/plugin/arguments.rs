@@ -1,0 +1,367 @@
+//! Commands, flags and arguments of the plugin. The texts are its manual: `--help` and the reference show them.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+/// The plugin as a program of its own, `kubectl-agentloop`.
+#[derive(Parser, Debug)]
+#[command(name = "kubectl-agentloop", bin_name = "kubectl agentloop", version)]
+pub struct PluginCli {
+    #[command(flatten)]
+    pub(super) arguments: PluginArgs,
+}
+
+/// See and control the Agents of a cluster.
+#[derive(Args, Debug)]
+pub struct PluginArgs {
+    /// Flags of every command.
+    #[command(flatten)]
+    pub connection: ConnectionArgs,
+    /// The command.
+    #[command(subcommand)]
+    pub command: PluginCommand,
+}
+
+/// Flags of every command.
+#[derive(Args, Debug, Clone, Default)]
+pub struct ConnectionArgs {
+    /// Namespace. Defaults to that of the context.
+    #[arg(short, long, global = true, value_name = "NAME")]
+    pub(super) namespace: Option<String>,
+    /// All namespaces, for commands that list objects.
+    #[arg(short = 'A', long, global = true, conflicts_with = "namespace")]
+    pub(super) all_namespaces: bool,
+    /// Context of the kubeconfig. Defaults to the current one.
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(super) context: Option<String>,
+    /// Kubeconfig. Defaults to $KUBECONFIG, then ~/.kube/config, then the service account of the pod.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(super) kubeconfig: Option<PathBuf>,
+    /// Format of the output. Defaults to a table or a text.
+    #[arg(short, long, global = true, value_name = "FORMAT")]
+    pub(super) output: Option<OutputFormat>,
+    /// Namespace of the controller.
+    #[arg(long, global = true, value_name = "NAME", default_value = "agentloop-system")]
+    pub(super) controller_namespace: String,
+    /// ServiceAccount in the Agent's namespace whose token is requested for the controller. Needed with a kubeconfig
+    /// that has a client certificate instead of a token.
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(super) service_account: Option<String>,
+    /// URL of the controller's link, such as `https://agentloop-link.agentloop-system.svc:8443`. Defaults to a
+    /// port-forward through the API server.
+    #[arg(long, global = true, value_name = "URL")]
+    pub(super) link_url: Option<String>,
+}
+
+/// A format for programs, or more columns.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputFormat {
+    /// A table with more columns.
+    Wide,
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum PluginCommand {
+    /// Show Agents: state, what holds them, progress, open gates, usage.
+    Status(StatusArgs),
+    /// Say why an Agent is not running, until when, and what to do.
+    Explain(OneAgent),
+    /// Show what an Agent does: a line for each turn, tool run, pause and gate.
+    Logs(LogsArgs),
+    /// Print the events of an Agent as JSON lines.
+    Events(EventsArgs),
+    /// Show the turns of an Agent: their duration, calls, tool runs and end.
+    History(HistoryArgs),
+    /// Show what waits for an approval, and the command that gives it.
+    Approvals,
+    /// Approve gates of an Agent, or of an AgentBudget.
+    Approve(AnswerArgs),
+    /// Deny gates of an Agent, or of an AgentBudget.
+    Deny(AnswerArgs),
+    /// Stop the loops of Agents and delete their pods; their state is kept (spec.suspend).
+    Pause(SomeAgents),
+    /// Continue Agents that are suspended, in a cool-down, or paused until a person continues them.
+    Resume(SomeAgents),
+    /// End the sleep of Agents, or start loops again that have ended.
+    Wake(SomeAgents),
+    /// Give an Agent a task, and wait for its result.
+    Run(RunArgs),
+    /// Talk to an Agent: each line is a task that contains the conversation so far.
+    Chat(ChatArgs),
+    /// Show usage and cost since the Agents were created, or since a time.
+    Cost(CostArgs),
+    /// Show AgentBudgets, or add to their limits.
+    #[command(subcommand)]
+    Budget(BudgetCommand),
+    /// Check that the cluster can run Agents, and what you may do.
+    Check,
+    /// Print a completion script.
+    Completion(CompletionArgs),
+    /// Print the reference of all commands as Markdown.
+    #[command(hide = true)]
+    Reference,
+}
+
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    /// Names of Agents. Defaults to all.
+    #[arg(value_name = "AGENT")]
+    pub(super) names: Vec<String>,
+    /// Label selector, such as team=a.
+    #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "names")]
+    pub(super) selector: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct OneAgent {
+    /// Name of the Agent.
+    #[arg(value_name = "AGENT")]
+    pub(super) name: String,
+}
+
+#[derive(Args, Debug)]
+pub struct SomeAgents {
+    /// Names of the Agents.
+    #[arg(value_name = "AGENT", required = true)]
+    pub(super) names: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct LogsArgs {
+    /// Name of the Agent.
+    #[arg(value_name = "AGENT")]
+    pub(super) name: String,
+    /// Go on with what happens from now on.
+    #[arg(short, long)]
+    pub(super) follow: bool,
+    /// Number of events to begin with, counted from the newest.
+    #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(i64).range(0..))]
+    pub(super) tail: i64,
+}
+
+#[derive(Args, Debug)]
+pub struct EventsArgs {
+    /// Name of the Agent.
+    #[arg(value_name = "AGENT")]
+    pub(super) name: String,
+    /// Go on with what happens from now on.
+    #[arg(short, long)]
+    pub(super) follow: bool,
+    /// Begin after the event with this seq.
+    #[arg(long, value_name = "SEQ", default_value_t = 0, value_parser = clap::value_parser!(i64).range(0..))]
+    pub(super) after: i64,
+    /// Also print texts: the calls that wait for an approval, and the last messages of a detected loop. Needs `get` on
+    /// `agents/messages`.
+    #[arg(long)]
+    pub(super) messages: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct HistoryArgs {
+    /// Name of the Agent.
+    #[arg(value_name = "AGENT")]
+    pub(super) name: String,
+    /// Number of turns, counted from the newest.
+    #[arg(long, value_name = "NUMBER", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(super) turns: u32,
+}
+
+#[derive(Args, Debug)]
+pub struct AnswerArgs {
+    /// Name of the Agent, or with --budget of the AgentBudget.
+    #[arg(value_name = "NAME")]
+    pub(super) name: String,
+    /// Id of the gate. May be omitted if exactly one is open.
+    #[arg(value_name = "GATE", conflicts_with = "all")]
+    pub(super) gate: Option<String>,
+    /// All gates that are open.
+    #[arg(long)]
+    pub(super) all: bool,
+    /// The gate is that of an AgentBudget.
+    #[arg(long)]
+    pub(super) budget: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// Name of the Agent.
+    #[arg(value_name = "AGENT")]
+    pub(super) name: String,
+    /// The task, or `-` for standard input.
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(super) prompt: String,
+    /// Id of the request, so that a repetition is not another task. Defaults to a random one.
+    #[arg(long, value_name = "ID", value_parser = request_id)]
+    pub(super) id: Option<String>,
+    /// Show tool runs on standard error.
+    #[arg(short, long)]
+    pub(super) verbose: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct ChatArgs {
+    /// Name of the Agent.
+    #[arg(value_name = "AGENT")]
+    pub(super) name: String,
+    /// Show tool runs on standard error.
+    #[arg(short, long)]
+    pub(super) verbose: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct CostArgs {
+    /// What each row sums.
+    #[arg(long, value_name = "WHAT", default_value = "agent")]
+    pub(super) by: CostGroup,
+    /// Only the usage of about this time, such as 24h or 7d, as the windows of AgentBudgets record it. Column FROM has the
+    /// time from which on a row counts. Not with --by model.
+    #[arg(long, value_name = "DURATION", value_parser = since)]
+    pub(super) since: Option<jiff::SignedDuration>,
+}
+
+/// What a row of `cost` sums.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CostGroup {
+    /// An Agent.
+    #[default]
+    Agent,
+    /// A model.
+    Model,
+    /// A namespace.
+    Namespace,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum BudgetCommand {
+    /// Show each limit with what is used and left, and the Agents that use most.
+    Top,
+    /// Add an amount to the limits of an AgentBudget, once, in its present window.
+    TopUp(TopUpArgs),
+}
+
+#[derive(Args, Debug)]
+pub struct TopUpArgs {
+    /// Name of the AgentBudget.
+    #[arg(value_name = "BUDGET")]
+    pub(super) name: String,
+    #[command(flatten)]
+    pub(super) amount: TopUpAmount,
+    /// Id of the top-up: each id counts once. Defaults to one made from the time.
+    #[arg(long, value_name = "ID")]
+    pub(super) id: Option<String>,
+    /// Reason, for readers.
+    #[arg(long, value_name = "TEXT")]
+    pub(super) reason: Option<String>,
+}
+
+/// What is added; at least one kind.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = true)]
+pub struct TopUpAmount {
+    /// Tokens: uncached input, cache writes and output.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(super) tokens: Option<i64>,
+    /// Input tokens.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(super) input_tokens: Option<i64>,
+    /// Output tokens.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(super) output_tokens: Option<i64>,
+    /// Model calls.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(super) calls: Option<i64>,
+    /// US dollars, such as 2.50.
+    #[arg(long, value_name = "DOLLARS", value_parser = dollars)]
+    pub(super) cost_usd: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct CompletionArgs {
+    /// Shell.
+    #[arg(value_name = "SHELL")]
+    pub(super) shell: Shell,
+}
+
+/// An id as the controller accepts it.
+fn request_id(text: &str) -> Result<String, String> {
+    let fits = (1..=63).contains(&text.len());
+    if fits && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
+        return Ok(text.to_owned());
+    }
+    Err("an id has 1 to 63 letters, digits, '.', '_' and '-'".into())
+}
+
+fn dollars(text: &str) -> Result<String, String> {
+    crate::api::money::micro_usd(text).map_err(|problem| problem.to_string())?;
+    Ok(text.to_owned())
+}
+
+/// A positive duration of whole seconds, minutes, hours or days.
+fn since(text: &str) -> Result<jiff::SignedDuration, String> {
+    let wrong = || "a duration is a number with s, m, h or d, such as 24h".to_owned();
+    let (number, size) = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)]
+        .into_iter()
+        .find_map(|(unit, size)| Some((text.strip_suffix(unit)?, size)))
+        .ok_or_else(wrong)?;
+    let number: u32 = number.parse().map_err(|_| wrong())?;
+    if number == 0 {
+        return Err(wrong());
+    }
+    Ok(jiff::SignedDuration::from_secs(i64::from(number) * size))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parsed(line: &str) -> Result<PluginArgs, clap::Error> {
+        let words = std::iter::once("kubectl-agentloop").chain(line.split(' '));
+        PluginCli::try_parse_from(words).map(|cli| cli.arguments)
+    }
+
+    #[test]
+    fn the_definition_of_the_commands_is_consistent() {
+        PluginCli::command().debug_assert();
+    }
+
+    #[test]
+    fn common_flags_may_stand_before_and_after_the_command() {
+        for line in ["-n team-a status -o wide", "status -n team-a -o wide"] {
+            let connection = parsed(line).unwrap().connection;
+            assert_eq!(connection.namespace.as_deref(), Some("team-a"));
+            assert_eq!(connection.output, Some(OutputFormat::Wide));
+            assert_eq!(connection.controller_namespace, "agentloop-system");
+        }
+        assert!(parsed("status -A -n a").is_err());
+    }
+
+    #[test]
+    fn a_gate_and_all_gates_exclude_each_other_and_a_top_up_has_an_amount() {
+        assert!(parsed("approve helper e3-t1c1r1").is_ok());
+        assert!(parsed("approve helper e3-t1c1r1 --all").is_err());
+        assert!(parsed("budget top-up team-a").is_err());
+        assert!(parsed("budget top-up team-a --tokens 0").is_err());
+        assert!(parsed("budget top-up team-a --cost-usd 1.0000001").is_err());
+        assert!(parsed("budget top-up team-a --tokens 1 --cost-usd 1.000001").is_ok());
+    }
+
+    #[test]
+    fn ids_and_durations_are_checked() {
+        assert!(request_id(&"a".repeat(63)).is_ok());
+        assert!(request_id(&"a".repeat(64)).is_err());
+        assert!(request_id("").is_err() && request_id("a b").is_err());
+        assert_eq!(since("90m").unwrap(), jiff::SignedDuration::from_mins(90));
+        assert_eq!(since("7d").unwrap(), jiff::SignedDuration::from_hours(168));
+        for wrong in ["", "h", "0h", "-1h", "1.5h", "5", "1w"] {
+            assert!(since(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The commands: each reads what it needs, has it rendered or decided by a pure function, and writes.
+
+mod reads;
+mod streams;
+mod tasks;
+mod writes;
+
+use super::arguments::{BudgetCommand, PluginArgs, PluginCommand};
+use super::failure::{ExitStatus, PluginError};
+use super::session::{PluginSession, Screen};
+use super::{completion, reference};
+
+/// Runs the command of these arguments.
+pub async fn run(arguments: PluginArgs, screen: &mut Screen<'_>) -> Result<ExitStatus, PluginError> {
+    // These need no cluster.
+    if let PluginCommand::Completion(arguments) = &arguments.command {
+        screen.out.write_all(&completion::script(arguments.shell))?;
+        return Ok(ExitStatus::Success);
+    }
+    if matches!(arguments.command, PluginCommand::Reference) {
+        write!(screen.out, "{}", reference::markdown())?;
+        return Ok(ExitStatus::Success);
+    }
+    let session = PluginSession::connect(&arguments.connection).await?;
+    execute(&session, arguments.command, screen).await
+}
+
+/// Runs a command that needs a cluster.
+pub async fn execute(
+    session: &PluginSession,
+    command: PluginCommand,
+    screen: &mut Screen<'_>,
+) -> Result<ExitStatus, PluginError> {
+    use PluginCommand as Asked;
+    match command {
+        Asked::Status(arguments) => reads::status(session, &arguments, screen).await?,
+        Asked::Explain(agent) => reads::explain(session, &agent.name, screen).await?,
+        Asked::Approvals => reads::approvals(session, screen).await?,
+        Asked::Cost(arguments) => reads::cost(session, &arguments, screen).await?,
+        Asked::Budget(BudgetCommand::Top) => reads::budgets(session, screen).await?,
+        Asked::Check => return reads::check(session, screen).await,
+        Asked::Logs(arguments) => streams::logs(session, &arguments, screen).await?,
+        Asked::Events(arguments) => streams::events(session, &arguments, screen).await?,
+        Asked::History(arguments) => streams::history(session, &arguments, screen).await?,
+        Asked::Approve(arguments) => writes::answer(session, &arguments, true, screen).await?,
+        Asked::Deny(arguments) => writes::answer(session, &arguments, false, screen).await?,
+        Asked::Pause(agents) => return writes::request(session, &agents, writes::LoopRequest::Pause, screen).await,
+        Asked::Resume(agents) => return writes::request(session, &agents, writes::LoopRequest::Resume, screen).await,
+        Asked::Wake(agents) => return writes::request(session, &agents, writes::LoopRequest::Wake, screen).await,
+        Asked::Budget(BudgetCommand::TopUp(arguments)) => writes::top_up(session, arguments, screen).await?,
+        Asked::Run(arguments) => return tasks::run(session, arguments, screen).await,
+        Asked::Chat(arguments) => tasks::chat(session, &arguments, screen).await?,
+        Asked::Completion(_) | Asked::Reference => {}
+    }
+    Ok(ExitStatus::Success)
+}

@@ -1,0 +1,209 @@
+//! Commands that show objects: status, explain, approvals, cost, budget top, check.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use crate::api::{Agent, GROUP, crd};
+use crate::plugin::arguments::{CostArgs, CostGroup, OutputFormat, StatusArgs};
+use crate::plugin::failure::{ExitStatus, PluginError, is_forbidden, is_not_found};
+use crate::plugin::screens::checks::{self, CheckResult, CheckRow, PERMISSIONS, PermissionCheck};
+use crate::plugin::screens::costs::{self, CostSum};
+use crate::plugin::screens::status::{self, StatusColumns};
+use crate::plugin::screens::{approvals, budgets, explanation};
+use crate::plugin::session::{PluginSession, Screen};
+
+/// Labels of the controller's Deployment.
+const CONTROLLER: &str = "app.kubernetes.io/name=agentloop,app.kubernetes.io/component=controller";
+
+pub(super) async fn status(
+    session: &PluginSession,
+    arguments: &StatusArgs,
+    screen: &mut Screen<'_>,
+) -> Result<(), PluginError> {
+    let agents = if arguments.names.is_empty() {
+        session.list_agents(arguments.selector.as_deref()).await?
+    } else {
+        let mut agents = Vec::new();
+        for name in &arguments.names {
+            agents.push(session.agent(name).await?);
+        }
+        agents
+    };
+    // As `kubectl get` prints them: one object, or a list.
+    let printed = match (&*arguments.names, &*agents) {
+        ([_], [agent]) => session.print_data(agent, screen)?,
+        _ => session.print_data(&as_list(&agents), screen)?,
+    };
+    if printed {
+        return Ok(());
+    }
+    if agents.is_empty() {
+        writeln!(screen.err, "No Agents were found{}.", place(session))?;
+        return Ok(());
+    }
+    let columns = StatusColumns {
+        namespaces: session.all_namespaces,
+        wide: session.format == Some(OutputFormat::Wide),
+    };
+    write!(screen.out, "{}", status::table(&agents, columns, session.now()))?;
+    Ok(())
+}
+
+fn as_list(agents: &[Agent]) -> Value {
+    json!({"apiVersion": "v1", "kind": "List", "items": agents, "metadata": {}})
+}
+
+fn place(session: &PluginSession) -> String {
+    if session.all_namespaces {
+        String::new()
+    } else {
+        format!(" in namespace {}", session.namespace)
+    }
+}
+
+pub(super) async fn explain(session: &PluginSession, name: &str, screen: &mut Screen<'_>) -> Result<(), PluginError> {
+    let agent = session.agent(name).await?;
+    let explanation = explanation::of(&agent, session.now());
+    if !session.print_data(&explanation, screen)? {
+        write!(screen.out, "{}", explanation.text(session.now()))?;
+    }
+    Ok(())
+}
+
+pub(super) async fn approvals(session: &PluginSession, screen: &mut Screen<'_>) -> Result<(), PluginError> {
+    let agents = session.list_agents(None).await?;
+    let mut gates: Vec<_> = agents.iter().flat_map(approvals::of_agent).collect();
+    match session.list_budgets().await {
+        Ok(found) => gates.extend(found.iter().flat_map(approvals::of_budget)),
+        // Who may approve tool calls need not be able to read budgets.
+        Err(error) => writeln!(screen.err, "warning: {error}")?,
+    }
+    if !session.print_data(&gates, screen)? {
+        write!(screen.out, "{}", approvals::text(&gates, session.now()))?;
+    }
+    Ok(())
+}
+
+pub(super) async fn budgets(session: &PluginSession, screen: &mut Screen<'_>) -> Result<(), PluginError> {
+    let found = session.list_budgets().await?;
+    let rows: Vec<_> = found.iter().flat_map(budgets::rows).collect();
+    if !session.print_data(&rows, screen)? {
+        write!(screen.out, "{}", budgets::text(&rows, session.now()))?;
+    }
+    Ok(())
+}
+
+pub(super) async fn cost(
+    session: &PluginSession,
+    arguments: &CostArgs,
+    screen: &mut Screen<'_>,
+) -> Result<(), PluginError> {
+    let by = match arguments.by {
+        CostGroup::Agent => CostSum::Agent,
+        CostGroup::Model => CostSum::Model,
+        CostGroup::Namespace => CostSum::Namespace,
+    };
+    let agents = session.list_agents(None).await?;
+    let (rows, unknown) = match arguments.since {
+        None => (costs::of_agents(&agents, by), Vec::new()),
+        Some(_) if by == CostSum::Model => {
+            return Err(PluginError::Usage(
+                "--since cannot be combined with --by model: AgentBudgets record usage by Agent. Use the metric \
+                 agentloop_agent_tokens_total"
+                    .into(),
+            ));
+        }
+        Some(since) => {
+            // With -A, also those of the platform, which are in the namespace of the controller.
+            let budgets = session.list_budgets().await?;
+            costs::of_budgets((&agents, &budgets), by, (since, session.now()))
+        }
+    };
+    if !session.print_data(&rows, screen)? {
+        write!(screen.out, "{}", costs::text(&rows, by, &unknown))?;
+    } else if !unknown.is_empty() {
+        writeln!(
+            screen.err,
+            "warning: no AgentBudget records the usage of: {}",
+            unknown.join(", ")
+        )?;
+    }
+    Ok(())
+}
+
+pub(super) async fn check(session: &PluginSession, screen: &mut Screen<'_>) -> Result<ExitStatus, PluginError> {
+    let mut rows = Vec::new();
+    let version = session.client.apiserver_version().await;
+    let version = version.map_err(|error| PluginError::cluster("reach the API server", &error))?;
+    rows.push(checks::version(&version.major, &version.minor));
+    let definitions: Api<CustomResourceDefinition> = Api::all(session.client.clone());
+    for expected in crd::all() {
+        let found = definitions.get_opt(&expected.name_any()).await;
+        rows.push(match found {
+            Ok(found) => checks::definition(&expected, found.as_ref()),
+            Err(error) => unchecked(format!("CustomResourceDefinition {}", expected.name_any()), &error)?,
+        });
+    }
+    let namespace = &session.controller_namespace;
+    let deployments: Api<Deployment> = Api::namespaced(session.client.clone(), namespace);
+    let found = deployments.list(&ListParams::default().labels(CONTROLLER)).await;
+    rows.push(match found {
+        Ok(found) => checks::controller(namespace, &found.items),
+        Err(error) => unchecked(format!("controller in namespace {namespace}"), &error)?,
+    });
+    for permission in &PERMISSIONS {
+        rows.push(may(session, permission).await?);
+    }
+    if !session.print_data(&rows, screen)? {
+        write!(screen.out, "{}", checks::text(&rows))?;
+    }
+    Ok(if checks::any_failed(&rows) {
+        ExitStatus::Failure
+    } else {
+        ExitStatus::Success
+    })
+}
+
+/// What the user may not read cannot be checked, which is no failure of the cluster.
+fn unchecked(check: String, error: &kube::Error) -> Result<CheckRow, PluginError> {
+    if is_forbidden(error) || is_not_found(error) {
+        return Ok(CheckRow::new(
+            check,
+            CheckResult::Warning,
+            "you may not read it, so it was not checked",
+        ));
+    }
+    Err(PluginError::cluster(format!("check {check}"), error))
+}
+
+async fn may(session: &PluginSession, permission: &PermissionCheck) -> Result<CheckRow, PluginError> {
+    let namespace = if permission.in_controller_namespace {
+        &session.controller_namespace
+    } else {
+        &session.namespace
+    };
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                namespace: Some(namespace.clone()),
+                verb: Some(permission.verb.into()),
+                group: Some(permission.group.into()),
+                version: (permission.group == GROUP).then(|| "*".into()),
+                resource: Some(permission.resource.into()),
+                subresource: some(permission.subresource),
+                ..ResourceAttributes::default()
+            }),
+            non_resource_attributes: None,
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(session.client.clone());
+    let answer = reviews.create(&PostParams::default(), &review).await;
+    let answer = answer.map_err(|error| PluginError::cluster("ask for your permissions", &error))?;
+    Ok(permission.row(namespace, answer.status.is_some_and(|status| status.allowed)))
+}

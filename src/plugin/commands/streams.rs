@@ -1,0 +1,168 @@
+//! Commands that read the events of an Agent: logs, events, history.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::api::status::LoopUsage;
+use crate::api::{Agent, NamespacedName};
+use crate::link::events::EventLine;
+use crate::plugin::arguments::{EventsArgs, HistoryArgs, LogsArgs};
+use crate::plugin::failure::PluginError;
+use crate::plugin::link::{EventCursor, FollowedEvents, LinkFailure, UserLink};
+use crate::plugin::screens::event_lines::{EventPrinter, UsagePrinter};
+use crate::plugin::screens::turns;
+use crate::plugin::session::{PluginSession, Screen};
+
+/// How long the next kept event may take; a later version may write events that this one does not get.
+const NEXT_EVENT: Duration = Duration::from_secs(5);
+/// Events that end a turn: usage is shown after them.
+const TURN_ENDS: [&str; 2] = ["autonomy:turn_completed", "autonomy:turn_failed"];
+/// Events of a turn, more or less: how far `history` reads back for each turn.
+const EVENTS_OF_A_TURN: i64 = 100;
+
+pub(super) async fn logs(
+    session: &PluginSession,
+    arguments: &LogsArgs,
+    screen: &mut Screen<'_>,
+) -> Result<(), PluginError> {
+    let before = usage_of(session.agent(&arguments.name).await?);
+    let agent = session.named(&arguments.name);
+    let link = UserLink::open(session, &agent.namespace).await?;
+    let newest = newest(&link, &agent).await?;
+    let from = (newest - arguments.tail).max(0);
+    let mut reader = EventReader::open(&link, &agent, (from, newest), (arguments.follow, false)).await?;
+    let mut printer = EventPrinter::default();
+    let mut usage = UsagePrinter::default();
+    let total = usage.begin(&before, session.now());
+    while let Some(event) = reader.next(screen).await? {
+        if let Some(line) = printer.line(&event) {
+            writeln!(screen.out, "{line}")?;
+        }
+        if arguments.follow && event.seq > newest && TURN_ENDS.contains(&event.event.as_str()) {
+            show_usage(session, &arguments.name, &mut usage, screen).await?;
+        }
+    }
+    writeln!(screen.out, "{total}")?;
+    Ok(())
+}
+
+fn usage_of(agent: Agent) -> LoopUsage {
+    agent.status.and_then(|status| status.usage).unwrap_or_default()
+}
+
+/// Shows what was used since the last time. The events go on if it cannot be read now.
+async fn show_usage(
+    session: &PluginSession,
+    name: &str,
+    printer: &mut UsagePrinter,
+    screen: &mut Screen<'_>,
+) -> Result<(), PluginError> {
+    let Ok(agent) = session.agent(name).await else {
+        return Ok(());
+    };
+    if let Some(line) = printer.line(&usage_of(agent), session.now()) {
+        writeln!(screen.out, "{line}")?;
+    }
+    Ok(())
+}
+
+pub(super) async fn events(
+    session: &PluginSession,
+    arguments: &EventsArgs,
+    screen: &mut Screen<'_>,
+) -> Result<(), PluginError> {
+    let agent = session.named(&arguments.name);
+    let link = UserLink::open(session, &agent.namespace).await?;
+    let newest = newest(&link, &agent).await?;
+    let mode = (arguments.follow, arguments.messages);
+    let mut reader = EventReader::open(&link, &agent, (arguments.after, newest), mode).await?;
+    while let Some(event) = reader.next(screen).await? {
+        let text = serde_json::to_string(&event).map_err(|error| PluginError::Format(error.to_string()))?;
+        writeln!(screen.out, "{text}")?;
+    }
+    Ok(())
+}
+
+pub(super) async fn history(
+    session: &PluginSession,
+    arguments: &HistoryArgs,
+    screen: &mut Screen<'_>,
+) -> Result<(), PluginError> {
+    let agent = session.named(&arguments.name);
+    let link = UserLink::open(session, &agent.namespace).await?;
+    let newest = newest(&link, &agent).await?;
+    let most = usize::try_from(arguments.turns).unwrap_or(usize::MAX);
+    let mut back = i64::from(arguments.turns) * EVENTS_OF_A_TURN;
+    // Turns differ in length: if these events are of fewer turns, more are read.
+    let rows = loop {
+        let from = (newest - back).max(0);
+        let mut reader = EventReader::open(&link, &agent, (from, newest), (false, false)).await?;
+        let mut events = Vec::new();
+        while let Some(event) = reader.next(screen).await? {
+            events.push(event);
+        }
+        let rows = turns::rows(&events, most);
+        if rows.len() >= most || from == 0 {
+            break rows;
+        }
+        back = back.saturating_mul(8);
+    };
+    if !session.print_data(&rows, screen)? {
+        write!(screen.out, "{}", turns::table(&rows, session.now()))?;
+    }
+    Ok(())
+}
+
+/// The number of the newest event.
+async fn newest(link: &UserLink<'_>, agent: &NamespacedName) -> Result<i64, LinkFailure> {
+    let events = FollowedEvents::open(link, agent, EventCursor::Latest, false).await?;
+    Ok(events.cursor())
+}
+
+/// Events up to the newest one at the start, or without an end.
+struct EventReader<'a> {
+    events: Option<FollowedEvents<'a>>,
+    newest: i64,
+    follow: bool,
+}
+
+impl<'a> EventReader<'a> {
+    async fn open(
+        link: &'a UserLink<'a>,
+        agent: &NamespacedName,
+        (after, newest): (i64, i64),
+        (follow, messages): (bool, bool),
+    ) -> Result<Self, LinkFailure> {
+        let is_empty = after >= newest && !follow;
+        let events = if is_empty {
+            None
+        } else {
+            let after = EventCursor::After(after);
+            Some(FollowedEvents::open(link, agent, after, messages).await?)
+        };
+        Ok(Self { events, newest, follow })
+    }
+
+    /// The next event; `None`: there are no more.
+    async fn next(&mut self, screen: &mut Screen<'_>) -> Result<Option<EventLine>, PluginError> {
+        let Some(events) = &mut self.events else {
+            return Ok(None);
+        };
+        let event = if self.follow {
+            events.next().await?
+        } else {
+            match timeout(NEXT_EVENT, events.next()).await {
+                Ok(event) => event?,
+                Err(_) => return Ok(None),
+            }
+        };
+        if let Some(reason) = events.take_interruption() {
+            writeln!(screen.err, "connected again: {reason}")?;
+        }
+        if !self.follow && event.seq >= self.newest {
+            self.events = None;
+        }
+        Ok(Some(event))
+    }
+}

@@ -1,0 +1,121 @@
+//! Commands that write: approve, deny, pause, resume, wake, budget top-up.
+
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use kube::api::PostParams;
+use kube::{Api, ResourceExt};
+
+use crate::api::budget::{BudgetLimits, TopUp};
+use crate::api::{Agent, AgentBudget};
+use crate::plugin::arguments::{AnswerArgs, SomeAgents, TopUpArgs};
+use crate::plugin::failure::{ExitStatus, PluginError};
+use crate::plugin::screens::approvals;
+use crate::plugin::session::{PluginSession, Screen};
+use crate::plugin::writes::answers::{self, AnswerRequest};
+use crate::plugin::writes::{PlannedWrite, loop_requests, top_up as top_ups, write};
+
+/// A request to a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoopRequest {
+    Pause,
+    Resume,
+    Wake,
+}
+
+/// Sends the request to each Agent; a failure does not keep the others from receiving it.
+pub(super) async fn request(
+    session: &PluginSession,
+    agents: &SomeAgents,
+    request: LoopRequest,
+    screen: &mut Screen<'_>,
+) -> Result<ExitStatus, PluginError> {
+    let mut status = ExitStatus::Success;
+    for name in &agents.names {
+        let plan = |agent: &Agent| match request {
+            LoopRequest::Pause => Ok(loop_requests::pause(name, agent)),
+            LoopRequest::Resume => loop_requests::resume(name, agent, session.now()),
+            LoopRequest::Wake => Ok(loop_requests::wake(name, agent, session.now())),
+        };
+        match write(&session.agents(), ("Agent", &session.named(name)), plan).await {
+            Ok(message) => writeln!(screen.out, "{message}")?,
+            Err(error) => {
+                writeln!(screen.err, "error: {error}")?;
+                status = ExitStatus::Failure;
+            }
+        }
+    }
+    Ok(status)
+}
+
+pub(super) async fn answer(
+    session: &PluginSession,
+    arguments: &AnswerArgs,
+    approves: bool,
+    screen: &mut Screen<'_>,
+) -> Result<(), PluginError> {
+    let request = AnswerRequest {
+        approves,
+        gate: arguments.gate.clone(),
+        all: arguments.all,
+        user: user(session).await?,
+    };
+    let name = session.named(&arguments.name);
+    let message = if arguments.budget {
+        let plan = |budget: &AgentBudget| {
+            answers::plan(
+                &arguments.name,
+                &approvals::of_budget(budget),
+                budget.annotations(),
+                &request,
+            )
+        };
+        write(&session.budgets(), ("AgentBudget", &name), plan).await?
+    } else {
+        let plan = |agent: &Agent| {
+            answers::plan(
+                &arguments.name,
+                &approvals::of_agent(agent),
+                agent.annotations(),
+                &request,
+            )
+        };
+        write(&session.agents(), ("Agent", &name), plan).await?
+    };
+    writeln!(screen.out, "{message}")?;
+    Ok(())
+}
+
+/// The name of the user, as the API server knows it.
+async fn user(session: &PluginSession) -> Result<String, PluginError> {
+    let reviews: Api<SelfSubjectReview> = Api::all(session.client.clone());
+    let answer = reviews
+        .create(&PostParams::default(), &SelfSubjectReview::default())
+        .await;
+    let answer = answer.map_err(|error| PluginError::cluster("ask for your user name", &error))?;
+    let user = answer.status.and_then(|status| status.user_info);
+    let name = user.and_then(|user| user.username).filter(|name| !name.is_empty());
+    name.ok_or_else(|| PluginError::Refused("the API server does not tell your user name".into()))
+}
+
+pub(super) async fn top_up(
+    session: &PluginSession,
+    arguments: TopUpArgs,
+    screen: &mut Screen<'_>,
+) -> Result<(), PluginError> {
+    let new = TopUp {
+        id: arguments.id.unwrap_or_else(|| top_ups::id_of(session.now())),
+        amount: BudgetLimits {
+            tokens: arguments.amount.tokens,
+            input_tokens: arguments.amount.input_tokens,
+            output_tokens: arguments.amount.output_tokens,
+            calls: arguments.amount.calls,
+            cost_usd: arguments.amount.cost_usd,
+        },
+        reason: arguments.reason,
+    };
+    let name = session.named(&arguments.name);
+    let plan =
+        |budget: &AgentBudget| -> Result<PlannedWrite, PluginError> { top_ups::plan(&arguments.name, budget, &new) };
+    let message = write(&session.budgets(), ("AgentBudget", &name), plan).await?;
+    writeln!(screen.out, "{message}")?;
+    Ok(())
+}

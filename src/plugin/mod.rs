@@ -1,0 +1,91 @@
+//! The kubectl plugin, `kubectl agentloop`: what a user does with Agents and AgentBudgets, as commands.
+//!
+//! Owns the commands, their screens and their exit codes. It is a client like any other, with the rights of the user: it
+//! reads the custom resources, sets fields and annotations that users may set, and reaches the controller over the link's
+//! API for clients. It decides nothing that the controller decides.
+
+pub mod arguments;
+pub mod commands;
+pub mod completion;
+pub mod failure;
+pub mod link;
+pub mod reference;
+pub mod screens;
+pub mod session;
+pub mod tasks;
+pub mod writes;
+
+use std::io::{stderr, stdout};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches};
+
+pub use arguments::{PluginArgs, PluginCli};
+pub use failure::{ExitStatus, PluginError};
+pub use session::{PluginSession, Screen};
+
+/// Name of the plugin's program: kubectl runs it as `kubectl agentloop`.
+pub const PROGRAM: &str = "kubectl-agentloop";
+/// Name of the program that kubectl asks for completions.
+pub const COMPLETION_PROGRAM: &str = "kubectl_complete-agentloop";
+
+/// The definition of the commands.
+#[must_use]
+pub fn command() -> clap::Command {
+    PluginCli::command()
+        .about("See and control the Agents of a cluster.")
+        .after_long_help(reference::exit_codes_text())
+}
+
+/// Parses the arguments of [`PROGRAM`] and runs the command.
+#[must_use]
+pub fn main() -> ExitCode {
+    let parsed = command()
+        .try_get_matches()
+        .and_then(|matches| PluginCli::from_arg_matches(&matches));
+    match parsed {
+        Ok(cli) => ExitCode::from(cli.arguments.run().code()),
+        Err(error) => {
+            let _ = error.print();
+            // Help and version are printed in the same way, to standard output.
+            let status = if error.use_stderr() {
+                ExitStatus::Usage
+            } else {
+                ExitStatus::Success
+            };
+            ExitCode::from(status.code())
+        }
+    }
+}
+
+impl PluginArgs {
+    /// Runs the command until it ends. Errors are printed.
+    #[must_use]
+    pub fn run(self) -> ExitStatus {
+        let (mut out, mut err) = (stdout(), stderr());
+        let mut screen = Screen {
+            out: &mut out,
+            err: &mut err,
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        let ended = match runtime {
+            Ok(runtime) => {
+                let ended = runtime.block_on(Box::pin(commands::run(self, &mut screen)));
+                // What still reads standard input may not keep the process alive.
+                runtime.shutdown_background();
+                ended
+            }
+            Err(error) => Err(error.into()),
+        };
+        ended.unwrap_or_else(|error| {
+            let status = error.exit_status();
+            if status != ExitStatus::Success {
+                let _ = writeln!(screen.err, "error: {error}");
+            }
+            status
+        })
+    }
+}
+
+#[cfg(test)]
+mod text_tests;

@@ -1,0 +1,229 @@
+//! The reference of the commands, generated from their definition.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, Command};
+
+use super::failure::ExitStatus;
+use super::screens::checks::PERMISSIONS;
+
+/// The page as Markdown.
+#[must_use]
+pub fn markdown() -> String {
+    let mut command = super::command();
+    command.build();
+    let mut page = format!("{HEAD}\n{USE}");
+    let _ = write!(page, "\n## Common flags\n\n{}", flags(&command, Arg::is_global_set));
+    let _ = writeln!(page, "\n## Commands");
+    for sub in visible(&command) {
+        let subs: Vec<&Command> = visible(sub).collect();
+        if subs.is_empty() {
+            section(&mut page, sub, "kubectl agentloop");
+        }
+        for inner in subs {
+            section(&mut page, inner, &format!("kubectl agentloop {}", sub.get_name()));
+        }
+    }
+    let _ = write!(page, "\n## Exit codes\n\n| code | |\n|---|---|\n");
+    for status in ExitStatus::ALL {
+        let _ = writeln!(page, "| {} | {} |", status.code(), status.meaning());
+    }
+    page.push_str(PERMISSION_HEAD);
+    for permission in &PERMISSIONS {
+        let place = if permission.in_controller_namespace {
+            " in the controller's namespace"
+        } else {
+            ""
+        };
+        let resource = permission.resource_name();
+        let _ = writeln!(
+            page,
+            "| `{}` on `{resource}`{place} | {} |",
+            permission.verb, permission.commands
+        );
+    }
+    page.push_str(TAIL);
+    page
+}
+
+/// The exit codes, for `--help`.
+#[must_use]
+pub fn exit_codes_text() -> String {
+    let lines = ExitStatus::ALL.map(|status| format!("  {:<3} {}", status.code(), status.meaning()));
+    format!("Exit codes:\n{}", lines.join("\n"))
+}
+
+const HEAD: &str = "# kubectl agentloop
+
+This page is the reference of the kubectl plugin. It is generated from the definition of the commands.
+";
+
+const USE: &str = "The plugin is the same static binary as everything else, under another name:
+
+    ln -s agentloop ~/.local/bin/kubectl-agentloop            # kubectl agentloop status
+    ln -s agentloop ~/.local/bin/kubectl_complete-agentloop   # completion of kubectl agentloop, by kubectl's own completion
+
+`agentloop kubectl status` does the same without a link. For [Krew](https://krew.sigs.k8s.io), `hack/krew.sh` writes the archive and the manifest of a
+release. `kubectl agentloop check` tells whether the cluster can run Agents, and what you may
+do.
+
+The plugin has the rights of your kubeconfig, and does nothing that `kubectl` and the [API of the link](events.md#over-the-link) cannot do.
+`logs`, `events`, `history`, `run` and `chat` reach the controller by a port-forward to its pod through the API server, verify it with the
+CA in ConfigMap `agentloop-link-ca` of the Agent's namespace, and authenticate with the bearer token of the kubeconfig. A kubeconfig with a
+client certificate has none: name a ServiceAccount of that namespace with `--service-account`, and a token is requested for it.
+
+There is no command that stops a loop for good: `pause` deletes the pod and keeps the state, and `kubectl delete agents.agentloop.dev NAME`
+deletes the Agent.
+";
+
+const PERMISSION_HEAD: &str = "
+## Permissions
+
+`admin` has all of these in its namespaces except for those in the controller's namespace, if the chart sets `rbac.aggregate`. `edit` does not
+approve and does not write budgets; `view` reads.
+
+| permission | for |
+|---|---|
+";
+
+const TAIL: &str = "
+`approve` and `deny` write under your own name, which the API server tells (SelfSubjectReview, which everyone may create). `--service-account`
+needs `create` on `serviceaccounts/token` in the Agent's namespace. A port-forward over WebSockets needs `get` on `pods/portforward` too.
+`check` also reads the CustomResourceDefinitions and the Deployment of the controller; what you may not read is a warning.
+
+## Tasks
+
+`run` sends a [request](../tasks/requests.md) with an id and waits for its end, over any number of connections. The result goes to standard output, everything else to
+standard error. If it is interrupted, the task continues; the same command with `--id` waits for it again and requests nothing twice.
+
+Tasks of one Agent share no conversation. `chat` therefore sends what was said before with each message, up to 48 KiB, and leaves out the oldest
+messages.
+
+## Usage in a period
+
+`cost` shows what the status of Agents counts since they were created. With `--since`, it shows what the AgentBudgets recorded for each Agent
+in about that time: a budget with a rolling window keeps eight periods, one with a calendar window the present one. Column `FROM` has the time
+from which on a row counts, which is at or before the one that was asked for. Agents without such a budget are named below the table; use the
+[metrics](metrics.md) for them.
+";
+
+fn visible(command: &Command) -> impl Iterator<Item = &Command> {
+    let commands = command.get_subcommands();
+    commands.filter(|command| !command.is_hide_set() && command.get_name() != "help")
+}
+
+fn section(page: &mut String, command: &Command, parent: &str) {
+    let name = command.get_name();
+    let positional = command.get_positionals().map(placeholder).collect::<Vec<_>>().join(" ");
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let title = format!("{parent} {name}");
+    let title = title.trim_start_matches("kubectl agentloop ");
+    let _ = write!(page, "\n### {title}\n\n    {parent} {name} {positional}");
+    page.truncate(page.trim_end().len());
+    let _ = write!(page, "\n\n{}\n", sentence(&about));
+    let table = flags(command, |flag| !flag.is_global_set() && flag.get_id() != "help");
+    if !table.is_empty() {
+        let _ = write!(page, "\n{table}");
+    }
+}
+
+fn placeholder(argument: &Arg) -> String {
+    let name = argument.get_value_names().and_then(|names| names.first());
+    let name = name.map(ToString::to_string).unwrap_or_default();
+    let many = if argument.get_action().takes_values()
+        && argument.get_num_args().is_some_and(|range| range.max_values() > 1)
+    {
+        "..."
+    } else {
+        ""
+    };
+    if argument.is_required_set() {
+        format!("{name}{many}")
+    } else {
+        format!("[{name}{many}]")
+    }
+}
+
+fn flags(command: &Command, wanted: impl Fn(&Arg) -> bool) -> String {
+    let rows = command
+        .get_arguments()
+        .filter(|flag| wanted(flag) && !flag.is_hide_set());
+    let rows: Vec<String> = rows.map(flag_row).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    format!("| flag | |\n|---|---|\n{}", rows.concat())
+}
+
+fn flag_row(flag: &Arg) -> String {
+    let takes_value = flag.get_action().takes_values();
+    let value = flag
+        .get_value_names()
+        .and_then(|names| names.first())
+        .filter(|_| takes_value);
+    let value = value.map(ToString::to_string).unwrap_or_default();
+    let short = flag.get_short().map(|short| format!("-{short}"));
+    let long = flag.get_long().map(|long| format!("--{long}"));
+    let names: Vec<String> = short.into_iter().chain(long).collect();
+    let name = if names.is_empty() {
+        value
+    } else {
+        let space = if value.is_empty() { "" } else { " " };
+        format!("{}{space}{value}", names.join(", "))
+    };
+    let help = flag
+        .get_long_help()
+        .or_else(|| flag.get_help())
+        .map(ToString::to_string);
+    let mut help = sentence(&help.unwrap_or_default());
+    let choices: Vec<String> = flag
+        .get_possible_values()
+        .iter()
+        .map(|value| format!("`{}`", value.get_name()))
+        .collect();
+    if takes_value && !choices.is_empty() {
+        let _ = write!(help, " One of {}.", choices.join(", "));
+    }
+    let defaults: Vec<_> = flag
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy())
+        .collect();
+    if takes_value && !defaults.is_empty() {
+        let _ = write!(help, " Defaults to `{}`.", defaults.join(" "));
+    }
+    format!("| `{name}` | {} |\n", help.replace('\n', " ").replace('|', "\\|"))
+}
+
+/// With the point at its end that clap removes.
+fn sentence(text: &str) -> String {
+    let text = text.trim();
+    if text.is_empty() || text.ends_with('.') {
+        text.to_owned()
+    } else {
+        format!("{text}.")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_as_generated() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/kubectl-plugin.md");
+        assert!(
+            std::fs::read_to_string(path).unwrap_or_default() == markdown(),
+            "docs/reference/kubectl-plugin.md is not what would be written: run make generate"
+        );
+    }
+
+    #[test]
+    fn each_command_has_a_section() {
+        let page = markdown();
+        for name in ["status", "budget top-up", "run", "check", "completion"] {
+            assert!(page.contains(&format!("\n### {name}\n")), "{name}");
+        }
+        assert!(!page.contains("### reference"), "hidden");
+    }
+}

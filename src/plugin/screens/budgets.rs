@@ -1,0 +1,161 @@
+//! AgentBudgets: each limit with what is used, reserved and left, and the Agents that use most.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use kube::ResourceExt;
+use serde::Serialize;
+use strum::IntoEnumIterator;
+
+use super::figures::{amount, duration, kind};
+use super::table::TextTable;
+use crate::api::AgentBudget;
+use crate::api::amount::AmountKind;
+use crate::api::budget::TopAgent;
+use crate::api::condition::{self, ConditionType};
+use crate::api::money::dollars;
+use crate::support::text::short_number;
+
+/// One limit of a budget.
+#[derive(Serialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct BudgetLimitRow {
+    /// Namespace of the budget.
+    pub namespace: String,
+    /// Name of the budget.
+    pub budget: String,
+    /// Reason of `Ready`, if that is not True; otherwise whether it is exhausted or near its limit.
+    pub state: String,
+    /// The window.
+    pub window: String,
+    /// Kind of the limit.
+    pub limit_of: String,
+    /// The limit, including top-ups; cost in millionths of a US dollar.
+    pub limit: i64,
+    /// Used in this window.
+    pub used: i64,
+    /// Leased and not yet settled.
+    pub reserved: i64,
+    /// What is left.
+    pub remaining: i64,
+    /// Time at which there is room again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resets_at: Option<Timestamp>,
+    /// The Agents that use most, the first one of each budget only in the table.
+    pub top_agents: Vec<TopAgent>,
+    #[serde(skip)]
+    kind: AmountKind,
+}
+
+/// The limits of a budget, none before the controller has reconciled it.
+#[must_use]
+pub fn rows(budget: &AgentBudget) -> Vec<BudgetLimitRow> {
+    let Some(status) = &budget.status else {
+        return Vec::new();
+    };
+    let limits = status.limits.unwrap_or_default();
+    let row = |kind_: AmountKind| {
+        let of = |amounts: Option<crate::api::amount::Amount>| amounts.map_or(0, |amounts| amounts.get(kind_));
+        let left = status.remaining.and_then(|remaining| remaining.get(kind_));
+        Some(BudgetLimitRow {
+            namespace: budget.namespace().unwrap_or_default(),
+            budget: budget.name_any(),
+            state: state(budget),
+            window: status.summary.clone().unwrap_or_default().window,
+            limit_of: kind_.to_string(),
+            limit: limits.get(kind_)?,
+            used: of(status.used),
+            reserved: of(status.reserved),
+            remaining: left.unwrap_or(0),
+            resets_at: status
+                .window
+                .as_ref()
+                .and_then(|window| Some(window.resets_at.as_ref()?.0)),
+            top_agents: status.top_agents.clone(),
+            kind: kind_,
+        })
+    };
+    AmountKind::iter().filter_map(row).collect()
+}
+
+fn state(budget: &AgentBudget) -> String {
+    let conditions = budget.status.iter().flat_map(|status| &status.conditions);
+    let conditions: Vec<_> = conditions.cloned().collect();
+    let holds = |type_| condition::find(&conditions, type_).is_some_and(|found| found.status == "True");
+    if let Some(ready) = condition::find(&conditions, ConditionType::Ready).filter(|ready| ready.status != "True") {
+        return ready.reason.clone();
+    }
+    if holds(ConditionType::Exhausted) {
+        return "Exhausted".into();
+    }
+    if holds(ConditionType::NearLimit) {
+        return "NearLimit".into();
+    }
+    "Ready".into()
+}
+
+/// The table of limits, and of the Agents that use most.
+#[must_use]
+pub fn text(rows: &[BudgetLimitRow], now: Timestamp) -> String {
+    if rows.is_empty() {
+        return "There are no AgentBudgets.\n".into();
+    }
+    let mut table = TextTable::new(vec![
+        "NAMESPACE",
+        "BUDGET",
+        "STATE",
+        "WINDOW",
+        "LIMIT OF",
+        "LIMIT",
+        "USED",
+        "USED%",
+        "RESERVED",
+        "REMAINING",
+        "RESETS IN",
+    ]);
+    let mut agents = TextTable::new(vec!["NAMESPACE", "BUDGET", "AGENT", "TOKENS", "COST"]);
+    let mut last = None;
+    for row in rows {
+        let number = |of| amount(row.kind, of);
+        let resets = row.resets_at.map(|at| duration(at.duration_since(now)));
+        table.push(vec![
+            row.namespace.clone(),
+            row.budget.clone(),
+            row.state.clone(),
+            row.window.clone(),
+            kind(row.kind).to_owned(),
+            number(row.limit),
+            number(row.used),
+            percent(row.used, row.limit),
+            number(row.reserved),
+            number(row.remaining),
+            resets.unwrap_or_default(),
+        ]);
+        // Once for each budget, whatever it limits.
+        if last.replace((&row.namespace, &row.budget)) != Some((&row.namespace, &row.budget)) {
+            for agent in &row.top_agents {
+                agents.push(vec![
+                    row.namespace.clone(),
+                    row.budget.clone(),
+                    format!("{}/{}", agent.namespace, agent.name),
+                    short_number(agent.tokens),
+                    dollars(agent.cost),
+                ]);
+            }
+        }
+    }
+    let mut text = table.to_string();
+    if !agents.is_empty() {
+        let _ = write!(text, "\n{agents}");
+    }
+    text
+}
+
+/// Rounded down, so that 100% is reached only at the limit.
+fn percent(used: i64, limit: i64) -> String {
+    if limit <= 0 {
+        return "100%".into();
+    }
+    let percent = i128::from(used) * 100 / i128::from(limit);
+    format!("{percent}%")
+}

@@ -1,0 +1,317 @@
+//! The results of `check`: what the cluster needs, and what the user may do.
+
+use std::fmt::Write as _;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::ResourceExt;
+use serde::Serialize;
+
+use super::table::TextTable;
+
+/// The oldest version of Kubernetes that is supported.
+const OLDEST_MINOR: u32 = 32;
+
+/// How a check ended.
+#[derive(Serialize, Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
+pub enum CheckResult {
+    /// As it must be.
+    Ok,
+    /// Works, but not everything does; or it could not be checked.
+    Warning,
+    /// Agents cannot run.
+    Failed,
+}
+
+/// One check.
+#[derive(Serialize, Clone, Debug, PartialEq, Eq)]
+pub struct CheckRow {
+    /// What was checked.
+    pub check: String,
+    /// How it ended.
+    pub result: CheckResult,
+    /// What was found, and what to do.
+    pub detail: String,
+}
+
+impl CheckRow {
+    /// A row.
+    pub fn new(check: impl Into<String>, result: CheckResult, detail: impl Into<String>) -> Self {
+        Self {
+            check: check.into(),
+            result,
+            detail: detail.into(),
+        }
+    }
+}
+
+/// The version of the API server, as it says itself: `1` and `33+`.
+#[must_use]
+pub fn version(major: &str, minor: &str) -> CheckRow {
+    let digits: String = minor.chars().take_while(char::is_ascii_digit).collect();
+    let name = "API server";
+    let found = format!("Kubernetes {major}.{minor}");
+    match (major, digits.parse::<u32>()) {
+        ("1", Ok(minor)) if minor >= OLDEST_MINOR => CheckRow::new(name, CheckResult::Ok, found),
+        ("1", Ok(_)) => {
+            let fix = format!("{found}: 1.{OLDEST_MINOR} or newer is needed");
+            CheckRow::new(name, CheckResult::Failed, fix)
+        }
+        _ => CheckRow::new(name, CheckResult::Warning, format!("{found}: unknown version")),
+    }
+}
+
+/// A custom resource definition, compared with that of this version. `found`: `None` if it does not exist.
+#[must_use]
+pub fn definition(expected: &CustomResourceDefinition, found: Option<&CustomResourceDefinition>) -> CheckRow {
+    let name = format!("CustomResourceDefinition {}", expected.name_any());
+    let Some(found) = found else {
+        return CheckRow::new(
+            name,
+            CheckResult::Failed,
+            "does not exist: install the chart of agentloop",
+        );
+    };
+    let conditions = found
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let established = conditions
+        .into_iter()
+        .any(|condition| condition.type_ == "Established" && condition.status == "True");
+    if !established {
+        return CheckRow::new(name, CheckResult::Failed, "is not established yet");
+    }
+    for version in &expected.spec.versions {
+        let same = found.spec.versions.iter().find(|other| other.name == version.name);
+        let Some(same) = same.filter(|same| same.served) else {
+            let fix = format!("does not serve {}: install the CRDs of this version", version.name);
+            return CheckRow::new(name, CheckResult::Failed, fix);
+        };
+        if same.schema != version.schema {
+            let fix = format!(
+                "the schema of {} differs from that of version {}: install the CRDs of this version, or use the plugin \
+                 of the version that is installed",
+                version.name,
+                env!("CARGO_PKG_VERSION")
+            );
+            return CheckRow::new(name, CheckResult::Warning, fix);
+        }
+    }
+    CheckRow::new(name, CheckResult::Ok, "installed, of this version")
+}
+
+/// The Deployments of the controller in a namespace.
+#[must_use]
+pub fn controller(namespace: &str, found: &[Deployment]) -> CheckRow {
+    let name = format!("controller in namespace {namespace}");
+    let Some(deployment) = found.first() else {
+        let fix =
+            "no Deployment of the controller: install the chart, or name its namespace with --controller-namespace";
+        return CheckRow::new(name, CheckResult::Failed, fix);
+    };
+    let status = deployment.status.clone().unwrap_or_default();
+    let ready = status.available_replicas.unwrap_or(0);
+    let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+    let detail = format!(
+        "Deployment {}: {ready} of {wanted} replicas are available",
+        deployment.name_any()
+    );
+    let result = match ready {
+        0 => CheckResult::Failed,
+        ready if ready < wanted => CheckResult::Warning,
+        _ => CheckResult::Ok,
+    };
+    CheckRow::new(name, result, detail)
+}
+
+/// A permission of the user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PermissionCheck {
+    /// The commands that need it.
+    pub commands: &'static str,
+    /// The verb.
+    pub verb: &'static str,
+    /// Group of the resource; empty for the core group.
+    pub group: &'static str,
+    /// The resource.
+    pub resource: &'static str,
+    /// The subresource; empty: none.
+    pub subresource: &'static str,
+    /// Whether it is asked for in the namespace of the controller instead of that of the command.
+    pub in_controller_namespace: bool,
+}
+
+const fn agents(verb: &'static str, commands: &'static str) -> PermissionCheck {
+    PermissionCheck {
+        commands,
+        verb,
+        group: crate::api::GROUP,
+        resource: "agents",
+        subresource: "",
+        in_controller_namespace: false,
+    }
+}
+
+const fn budgets(verb: &'static str, commands: &'static str) -> PermissionCheck {
+    PermissionCheck {
+        resource: "agentbudgets",
+        ..agents(verb, commands)
+    }
+}
+
+const fn of_controller(verb: &'static str, resource: &'static str, subresource: &'static str) -> PermissionCheck {
+    PermissionCheck {
+        commands: "logs, events, history, run, chat (without --link-url)",
+        verb,
+        group: "",
+        resource,
+        subresource,
+        in_controller_namespace: true,
+    }
+}
+
+/// What the commands need, as the reference lists it.
+pub const PERMISSIONS: [PermissionCheck; 14] = [
+    agents("get", "all commands with the name of an Agent"),
+    agents("list", "status, approvals, cost"),
+    agents("patch", "approve, deny, pause, resume, wake"),
+    agents("approve", "approve, deny"),
+    PermissionCheck {
+        subresource: "events",
+        ..agents("get", "logs, events, history, run, chat")
+    },
+    PermissionCheck {
+        subresource: "messages",
+        ..agents("get", "run, chat, events --messages")
+    },
+    PermissionCheck {
+        subresource: "tasks",
+        ..agents("create", "run, chat")
+    },
+    budgets("list", "approvals, budget top, cost --since"),
+    budgets("get", "approve --budget, deny --budget, budget top-up"),
+    budgets("patch", "approve --budget, deny --budget, budget top-up"),
+    budgets("approve", "approve --budget, deny --budget"),
+    PermissionCheck {
+        group: "",
+        resource: "configmaps",
+        ..agents("get", "logs, events, history, run, chat")
+    },
+    of_controller("list", "pods", ""),
+    of_controller("create", "pods", "portforward"),
+];
+
+impl PermissionCheck {
+    /// The resource as rules of RBAC name it.
+    #[must_use]
+    pub fn resource_name(&self) -> String {
+        let group = if self.group.is_empty() {
+            String::new()
+        } else {
+            format!(".{}", self.group)
+        };
+        let slash = if self.subresource.is_empty() { "" } else { "/" };
+        format!("{}{group}{slash}{}", self.resource, self.subresource)
+    }
+
+    /// The row, once the API server has decided. A missing permission is a warning: nobody needs them all.
+    #[must_use]
+    pub fn row(&self, namespace: &str, allowed: bool) -> CheckRow {
+        let check = format!("{} {} in {namespace}", self.verb, self.resource_name());
+        let result = if allowed { CheckResult::Ok } else { CheckResult::Warning };
+        let word = if allowed { "allowed" } else { "not allowed" };
+        CheckRow::new(check, result, format!("{word}; for {}", self.commands))
+    }
+}
+
+/// The table, and the verdict.
+#[must_use]
+pub fn text(rows: &[CheckRow]) -> String {
+    let mut table = TextTable::new(vec!["RESULT", "CHECK", "DETAIL"]);
+    for row in rows {
+        table.push(vec![
+            row.result.as_ref().to_owned(),
+            row.check.clone(),
+            row.detail.clone(),
+        ]);
+    }
+    let count = |result| rows.iter().filter(|row| row.result == result).count();
+    let mut text = table.to_string();
+    let (failed, warnings) = (count(CheckResult::Failed), count(CheckResult::Warning));
+    let _ = writeln!(text, "\n{} checks, {failed} failed, {warnings} warnings", rows.len());
+    text
+}
+
+/// Whether any check failed.
+#[must_use]
+pub fn any_failed(rows: &[CheckRow]) -> bool {
+    rows.iter().any(|row| row.result == CheckResult::Failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::crd;
+
+    fn established() -> CustomResourceDefinition {
+        let mut found = crd::all().remove(1);
+        let status = json!({"acceptedNames": {"kind": "Agent", "plural": "agents"}, "storedVersions": [],
+            "conditions": [{"type": "Established", "status": "True"}]});
+        found.status = serde_json::from_value(status).unwrap();
+        found
+    }
+
+    #[test]
+    fn the_oldest_version_passes_and_the_one_before_fails() {
+        assert_eq!(version("1", "32").result, CheckResult::Ok);
+        assert_eq!(version("1", "33+").result, CheckResult::Ok);
+        assert_eq!(version("1", "31").result, CheckResult::Failed);
+        assert_eq!(version("2", "0").result, CheckResult::Warning);
+        assert_eq!(version("1", "").result, CheckResult::Warning);
+    }
+
+    #[test]
+    fn a_definition_is_of_this_version_if_its_schema_is_the_same() {
+        let expected = &crd::all()[1];
+        assert_eq!(definition(expected, Some(&established())).result, CheckResult::Ok);
+        assert_eq!(definition(expected, None).result, CheckResult::Failed);
+        let mut pending = established();
+        pending.status = None;
+        assert_eq!(definition(expected, Some(&pending)).result, CheckResult::Failed);
+        let mut other = established();
+        other.spec.versions[0].schema = None;
+        assert_eq!(definition(expected, Some(&other)).result, CheckResult::Warning);
+        other.spec.versions[0].served = false;
+        assert_eq!(definition(expected, Some(&other)).result, CheckResult::Failed);
+    }
+
+    #[test]
+    fn the_controller_is_available_with_all_replicas() {
+        let deployment = |available| -> Deployment {
+            serde_json::from_value(json!({"metadata": {"name": "agentloop"},
+                "spec": {"replicas": 2, "selector": {}, "template": {}}, "status": {"availableReplicas": available}}))
+            .unwrap()
+        };
+        let result = |available| controller("agentloop-system", &[deployment(available)]).result;
+        assert_eq!(
+            [0, 1, 2].map(result),
+            [CheckResult::Failed, CheckResult::Warning, CheckResult::Ok]
+        );
+        assert_eq!(controller("x", &[]).result, CheckResult::Failed);
+    }
+
+    #[test]
+    fn the_screen_of_checks() {
+        let rows = [
+            version("1", "31"),
+            definition(&crd::all()[1], Some(&established())),
+            PERMISSIONS[0].row("team-a", true),
+            PERMISSIONS[4].row("team-a", false),
+        ];
+        insta::assert_snapshot!(text(&rows));
+        assert!(any_failed(&rows));
+    }
+}

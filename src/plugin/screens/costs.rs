@@ -1,0 +1,261 @@
+//! Usage and cost: over the life of Agents from their status, and since a time from the records of AgentBudgets.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+use serde::Serialize;
+
+use super::table::TextTable;
+use crate::api::amount::Amount;
+use crate::api::budget::{BudgetWindow, UsageBucket};
+use crate::api::money::dollars;
+use crate::api::status::LoopUsage;
+use crate::api::{Agent, AgentBudget, NamespacedName};
+use crate::support::text::short_number;
+
+/// What a row sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CostSum {
+    /// An Agent.
+    Agent,
+    /// A model.
+    Model,
+    /// A namespace.
+    Namespace,
+}
+
+/// Usage of one Agent, model or namespace.
+#[derive(Serialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct CostRow {
+    /// The Agent as `namespace/name`, the model, or the namespace.
+    pub of: String,
+    /// Model calls.
+    pub calls: i64,
+    /// Calls whose usage the server never reported: not in any other number of this row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown_calls: Option<i64>,
+    /// Input tokens, including those read from or written to a cache.
+    pub input_tokens: i64,
+    /// Output tokens.
+    pub output_tokens: i64,
+    /// Cost in millionths of a US dollar, as far as prices are known.
+    #[serde(rename = "costMicroUSD")]
+    pub cost: i64,
+    /// From when on it counts. Absent: since the Agents were created.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<Timestamp>,
+}
+
+impl CostRow {
+    fn add(&mut self, more: &Self) {
+        self.calls += more.calls;
+        self.unknown_calls = match (self.unknown_calls, more.unknown_calls) {
+            (Some(a), Some(b)) => Some(a + b),
+            (a, b) => a.or(b),
+        };
+        self.input_tokens += more.input_tokens;
+        self.output_tokens += more.output_tokens;
+        self.cost += more.cost;
+        self.from = self.from.into_iter().chain(more.from).min();
+    }
+}
+
+/// Usage since the Agents were created, the highest cost first.
+#[must_use]
+pub fn of_agents(agents: &[Agent], by: CostSum) -> Vec<CostRow> {
+    let mut sums = CostSums::default();
+    for agent in agents {
+        let usage = agent.status.as_ref().and_then(|status| status.usage.clone());
+        let usage = usage.unwrap_or_default();
+        let name = NamespacedName::of(agent);
+        match by {
+            CostSum::Agent => sums.add(name.to_string(), &of_usage(&usage)),
+            CostSum::Namespace => sums.add(name.namespace, &of_usage(&usage)),
+            CostSum::Model => {
+                for model in &usage.by_model {
+                    let row = CostRow {
+                        calls: model.calls,
+                        unknown_calls: Some(model.unknown_calls),
+                        input_tokens: model.input_tokens + model.cache_read_tokens + model.cache_write_tokens,
+                        output_tokens: model.output_tokens,
+                        cost: model.cost,
+                        ..CostRow::default()
+                    };
+                    sums.add(model.model.clone(), &row);
+                }
+            }
+        }
+    }
+    sums.sorted()
+}
+
+fn of_usage(usage: &LoopUsage) -> CostRow {
+    CostRow {
+        calls: usage.calls,
+        unknown_calls: Some(usage.unknown_calls),
+        input_tokens: usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
+        output_tokens: usage.output_tokens,
+        cost: usage.cost,
+        ..CostRow::default()
+    }
+}
+
+/// Usage since about `since` before now, and the Agents of which no budget knows it.
+#[must_use]
+pub fn of_budgets(
+    (agents, budgets): (&[Agent], &[AgentBudget]),
+    by: CostSum,
+    (since, now): (SignedDuration, Timestamp),
+) -> (Vec<CostRow>, Vec<String>) {
+    let mut sums = CostSums::default();
+    let mut unknown = Vec::new();
+    for agent in agents {
+        let name = NamespacedName::of(agent);
+        // Each budget counts all calls of the Agent; the one that begins last is the closest to what was asked.
+        let known = budgets
+            .iter()
+            .filter_map(|budget| in_budget(budget, &name, (since, now)));
+        let closest = known.max_by_key(|row| (row.from, row.cost, row.input_tokens));
+        match (closest, by) {
+            (None, _) => unknown.push(name.to_string()),
+            (Some(row), CostSum::Agent | CostSum::Model) => sums.add(name.to_string(), &row),
+            (Some(row), CostSum::Namespace) => sums.add(name.namespace, &row),
+        }
+    }
+    (sums.sorted(), unknown)
+}
+
+/// Usage of an Agent as a budget records it; `None`: its records do not reach back that far, or do not name the Agent.
+fn in_budget(
+    budget: &AgentBudget,
+    agent: &NamespacedName,
+    (since, now): (SignedDuration, Timestamp),
+) -> Option<CostRow> {
+    let asked = now.checked_sub(since).ok()?;
+    let ledger = budget.status.as_ref()?.ledger.as_ref()?;
+    let share = ledger
+        .shares
+        .iter()
+        .find(|share| (&share.namespace, &share.name) == (&agent.namespace, &agent.name))?;
+    if reaches_back_to(budget)(asked, now) {
+        return Some(summed(&share.buckets, asked, begun(budget)?));
+    }
+    None
+}
+
+/// Whether the records of a budget contain what was used since a time.
+fn reaches_back_to(budget: &AgentBudget) -> impl Fn(Timestamp, Timestamp) -> bool + '_ {
+    let BudgetWindow {
+        rolling,
+        calendar,
+        lifetime,
+    } = &budget.spec.window;
+    move |asked, now| {
+        let existed = begun(budget).is_some_and(|begun| begun <= asked);
+        let rolls = rolling
+            .as_ref()
+            .is_some_and(|rolling| now.duration_since(asked).as_secs() <= rolling.seconds);
+        let window = budget.status.as_ref().and_then(|status| status.window.as_ref());
+        let started = window.and_then(|window| window.started_at.as_ref());
+        let in_calendar = calendar.is_some() && started.is_some_and(|started| started.0 <= asked);
+        existed && (rolls || in_calendar || lifetime.is_some())
+    }
+}
+
+fn begun(budget: &AgentBudget) -> Option<Timestamp> {
+    budget.creation_timestamp().map(|time| time.0)
+}
+
+/// The buckets that began since then, and the one before them, which reaches into that time.
+fn summed(buckets: &[UsageBucket], asked: Timestamp, begun: Timestamp) -> CostRow {
+    let before = buckets.iter().rposition(|bucket| bucket.start <= asked);
+    let counted = buckets.get(before.unwrap_or(0)..).unwrap_or_default();
+    let from = counted.first().map_or(asked, |first| first.start.min(asked).max(begun));
+    let mut row = CostRow {
+        from: Some(from),
+        ..CostRow::default()
+    };
+    for Amount {
+        input_tokens,
+        output_tokens,
+        calls,
+        cost,
+        ..
+    } in counted.iter().map(|bucket| bucket.amount)
+    {
+        row.add(&CostRow {
+            calls,
+            input_tokens,
+            output_tokens,
+            cost,
+            ..CostRow::default()
+        });
+    }
+    row
+}
+
+#[derive(Default)]
+struct CostSums(BTreeMap<String, CostRow>);
+
+impl CostSums {
+    fn add(&mut self, of: String, more: &CostRow) {
+        let row = self.0.entry(of.clone()).or_insert_with(|| CostRow {
+            of,
+            ..CostRow::default()
+        });
+        row.add(more);
+    }
+
+    fn sorted(self) -> Vec<CostRow> {
+        let mut rows: Vec<CostRow> = self.0.into_values().collect();
+        rows.sort_by(|a, b| (b.cost, b.input_tokens, &a.of).cmp(&(a.cost, a.input_tokens, &b.of)));
+        rows
+    }
+}
+
+/// The table with its total. `unknown`: Agents of which no budget knows the usage.
+#[must_use]
+pub fn text(rows: &[CostRow], by: CostSum, unknown: &[String]) -> String {
+    let head = match by {
+        CostSum::Agent => "AGENT",
+        CostSum::Model => "MODEL",
+        CostSum::Namespace => "NAMESPACE",
+    };
+    let since = rows.iter().any(|row| row.from.is_some());
+    let mut columns = vec![head, "CALLS", "UNKNOWN", "INPUT", "OUTPUT", "COST"];
+    if since {
+        columns.push("FROM");
+    }
+    let mut table = TextTable::new(columns);
+    let mut total = CostRow {
+        of: "TOTAL".into(),
+        ..CostRow::default()
+    };
+    for row in rows {
+        total.add(row);
+    }
+    for row in rows.iter().chain([&total]) {
+        let mut cells = vec![
+            row.of.clone(),
+            row.calls.to_string(),
+            row.unknown_calls.map_or_else(String::new, |calls| calls.to_string()),
+            short_number(row.input_tokens),
+            short_number(row.output_tokens),
+            dollars(row.cost),
+        ];
+        if since {
+            let from = row.from.map(|from| from.strftime("%Y-%m-%dT%H:%MZ").to_string());
+            cells.push(from.unwrap_or_default());
+        }
+        table.push(cells);
+    }
+    let mut text = table.to_string();
+    if !unknown.is_empty() {
+        let names = unknown.join(", ");
+        let _ = writeln!(text, "\nNo AgentBudget records the usage of this time for: {names}");
+    }
+    text
+}

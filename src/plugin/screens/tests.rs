@@ -1,0 +1,206 @@
+//! Snapshots of the screens, from fixed objects.
+
+use jiff::{SignedDuration, Timestamp};
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+
+use super::costs::CostSum;
+use super::status::StatusColumns;
+use super::{approvals, budgets, costs, status};
+use crate::api::{Agent, AgentBudget};
+
+const NOW: &str = "2026-11-22T14:00:00Z";
+
+fn now() -> Timestamp {
+    NOW.parse().unwrap()
+}
+
+fn agent(namespace: &str, name: &str, spec: &Value, status: &Value) -> Agent {
+    let mut object = json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+        "metadata": {"namespace": namespace, "name": name, "creationTimestamp": "2026-11-20T13:00:00Z"},
+        "spec": {"instructions": "Be brief.", "model": {"api": "Scripted", "name": "small"}},
+        "status": status,
+    });
+    for (field, value) in spec.as_object().unwrap() {
+        object["spec"][field] = value.clone();
+    }
+    serde_json::from_value(object).unwrap()
+}
+
+fn agents() -> Vec<Agent> {
+    let ready = |status: &str| json!([{"type": "Ready", "status": status, "reason": "x", "message": "", "lastTransitionTime": NOW}]);
+    let model = |name: &str, calls, cost| json!({"model": name, "calls": calls, "inputTokens": 900, "cacheReadTokens": 100, "outputTokens": 50, "costMicroUSD": cost});
+    let watcher = json!({
+        "conditions": ready("True"),
+        "loop": {"state": "Sleeping", "resumesAt": "2026-11-22T14:12:00Z", "wake": {"type": "Event", "value": "sensor/prices"}},
+        "usage": {"turns": 41, "calls": 50, "unknownCalls": 1, "inputTokens": 90_000, "cacheReadTokens": 10_000, "outputTokens": 5_000,
+            "costMicroUSD": 7_420_000, "byModel": [model("large", 30, 7_000_000), model("small", 20, 420_000)]},
+        "summary": {"tokens": "105k", "cost": "$7.42", "budget": "62%"},
+        "pod": {"name": "watcher", "node": "node-1", "restarts": 2},
+        "lastError": {"at": "2026-11-22T13:00:00Z", "kind": "Timeout", "message": "no answer"},
+    });
+    let goal = json!({
+        "conditions": ready("True"),
+        "loop": {"state": "Paused", "reasons": ["ToolCallNeedsApproval", "RateWindow"]},
+        "goal": {"progressPercent": 66, "steps": 4, "lastConfidencePercent": 70, "criteria": []},
+        "usage": {"turns": 4, "calls": 9, "inputTokens": 2_000, "outputTokens": 300, "byModel": [model("small", 9, 0)]},
+        "summary": {"tokens": "2.3k"},
+        "gates": [
+            {"id": "e3-t12c1r1", "kind": "ToolCallNeedsApproval", "tool": "bank__pay", "argumentsHash": "5f0c",
+             "openedAt": "2026-11-22T13:05:00Z", "expiresAt": "2026-11-22T14:05:00Z", "untrustedContentSource": "server/web"},
+            {"id": "tools-github-e3-1", "kind": "ToolDefinitionsChanged", "tool": "github", "argumentsHash": "aa01",
+             "openedAt": "2026-11-21T13:05:00Z"},
+        ],
+    });
+    let task = json!({
+        "conditions": ready("False"),
+        "loop": {"state": "Stopped", "waitingTasks": 3},
+    });
+    let refused = json!({"conditions": [{"type": "Accepted", "status": "False", "reason": "SecretNotFound", "message": "", "lastTransitionTime": NOW}]});
+    let ended = json!({"conditions": ready("True"), "loop": {"state": "Stopped", "outcome": "Completed"}});
+    let pending = json!({"loop": {"state": "Starting"}, "conditions": [
+        {"type": "PodReady", "status": "False", "reason": "Unschedulable", "message": "", "lastTransitionTime": NOW}]});
+    vec![
+        agent("team-a", "watcher", &json!({}), &watcher),
+        agent("team-a", "builder", &json!({"mode": "Goal"}), &goal),
+        agent("team-b", "triage", &json!({"mode": "Task", "suspend": true}), &task),
+        agent("team-b", "refused", &json!({}), &refused),
+        agent("team-b", "ended", &json!({}), &ended),
+        agent("team-b", "pending", &json!({}), &pending),
+        agent("team-b", "new", &json!({}), &Value::Null),
+    ]
+}
+
+fn budget(namespace: &str, name: &str, window: &Value, status: &Value) -> AgentBudget {
+    serde_json::from_value(json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget",
+        "metadata": {"namespace": namespace, "name": name, "creationTimestamp": "2026-11-01T00:00:00Z"},
+        "spec": {"limits": {"tokens": 1_000_000}, "window": window},
+        "status": status,
+    }))
+    .unwrap()
+}
+
+fn budgets_() -> Vec<AgentBudget> {
+    let exhausted = json!({
+        "conditions": [{"type": "Exhausted", "status": "True", "reason": "x", "message": "", "lastTransitionTime": NOW}],
+        "window": {"resetsAt": "2026-11-22T14:30:00Z"},
+        "limits": {"tokens": 1_000_000, "costMicroUSD": 25_000_000},
+        "used": {"tokens": 999_999, "costMicroUSD": 7_420_000},
+        "reserved": {"tokens": 1},
+        "remaining": {"tokens": 0, "costMicroUSD": 17_580_000},
+        "summary": {"window": "1h"},
+        "topAgents": [{"namespace": "team-a", "name": "watcher", "tokens": 900_000, "costMicroUSD": 7_000_000}],
+        "gates": [{"id": "b-7", "kind": "BudgetAsk", "argumentsHash": "c0de", "openedAt": "2026-11-22T13:50:00Z"}],
+    });
+    let invalid = json!({"conditions": [{"type": "Ready", "status": "False", "reason": "InvalidSpec", "message": "", "lastTransitionTime": NOW}],
+        "limits": {"calls": 0}});
+    vec![
+        budget("team-a", "team", &json!({"rolling": {"seconds": 3600}}), &exhausted),
+        budget("team-b", "none", &json!({"lifetime": {}}), &invalid),
+        budget("team-b", "new", &json!({"lifetime": {}}), &Value::Null),
+    ]
+}
+
+#[test]
+fn the_screen_of_agents() {
+    insta::assert_snapshot!("status", status::table(&agents(), StatusColumns::default(), now()));
+    let wide = StatusColumns {
+        namespaces: true,
+        wide: true,
+    };
+    insta::assert_snapshot!("status_wide", status::table(&agents(), wide, now()));
+}
+
+#[test]
+fn the_screen_of_gates() {
+    let mut gates: Vec<_> = agents().iter().flat_map(approvals::of_agent).collect();
+    gates.extend(budgets_().iter().flat_map(approvals::of_budget));
+    insta::assert_snapshot!("approvals", approvals::text(&gates, now()));
+    insta::assert_json_snapshot!("approvals_json", gates);
+    assert_eq!(approvals::text(&[], now()), "No gate is open.\n");
+}
+
+#[test]
+fn the_screen_of_budgets() {
+    let rows: Vec<_> = budgets_().iter().flat_map(budgets::rows).collect();
+    insta::assert_snapshot!("budgets", budgets::text(&rows, now()));
+    assert_eq!(budgets::text(&[], now()), "There are no AgentBudgets.\n");
+}
+
+#[test]
+fn the_screens_of_usage() {
+    let screen = |by| costs::text(&costs::of_agents(&agents(), by), by, &[]);
+    let screens = [CostSum::Agent, CostSum::Model, CostSum::Namespace].map(screen);
+    insta::assert_snapshot!("costs", screens.join("\n"));
+}
+
+/// A budget with these buckets of `team-a/watcher`, by their start and number of calls.
+fn recorded(window: &Value, started: &str, buckets: &[(&str, i64)]) -> AgentBudget {
+    let buckets = buckets.iter().map(|(start, calls)| {
+        json!({"start": start, "amount": {"calls": calls, "inputTokens": 10, "outputTokens": 5, "costMicroUSD": 1_000}})
+    });
+    let shares = json!([{"namespace": "team-a", "name": "watcher", "buckets": buckets.collect::<Vec<_>>()}]);
+    let status = json!({"window": {"startedAt": started}, "ledger": {"watermark": NOW, "shares": shares}});
+    budget("team-a", "team", window, &status)
+}
+
+/// Calls of the watcher in the last hour, and from when on they count.
+fn last_hour(budgets: &[AgentBudget]) -> Option<(i64, String)> {
+    let agents = &agents()[..1];
+    let (rows, unknown) = costs::of_budgets(
+        (agents, budgets),
+        CostSum::Agent,
+        (SignedDuration::from_hours(1), now()),
+    );
+    assert_eq!(rows.len() + unknown.len(), 1);
+    rows.first().map(|row| (row.calls, row.from.unwrap().to_string()))
+}
+
+#[test]
+fn usage_of_a_period_is_that_of_the_buckets_that_reach_into_it() {
+    let buckets = [
+        ("2026-11-22T11:00:00Z", 1),
+        ("2026-11-22T12:30:00Z", 2),
+        ("2026-11-22T13:30:00Z", 4),
+    ];
+    let started = "2026-11-22T00:00:00Z";
+    let rolling = |seconds: i64| recorded(&json!({"rolling": {"seconds": seconds}}), started, &buckets);
+    let expected = Some((6, "2026-11-22T12:30:00Z".to_owned()));
+    assert_eq!(last_hour(&[rolling(3_600)]), expected);
+    assert_eq!(last_hour(&[rolling(3_599)]), None, "its window is too short");
+    let calendar = |started: &str| recorded(&json!({"calendar": {"period": "Daily"}}), started, &[(started, 9)]);
+    assert_eq!(
+        last_hour(&[calendar("2026-11-22T13:00:00Z")]),
+        Some((9, "2026-11-22T13:00:00Z".into()))
+    );
+    assert_eq!(
+        last_hour(&[calendar("2026-11-22T13:00:01Z")]),
+        None,
+        "its window has just begun"
+    );
+    let lifetime = recorded(&json!({"lifetime": {}}), started, &[("1970-01-01T00:00:00Z", 50)]);
+    assert_eq!(
+        last_hour(std::slice::from_ref(&lifetime)),
+        Some((50, "2026-11-01T00:00:00Z".into()))
+    );
+    assert_eq!(
+        last_hour(&[lifetime, rolling(3_600)]),
+        expected,
+        "the closest one counts"
+    );
+    assert_eq!(last_hour(&[]), None);
+}
+
+#[test]
+fn the_screen_of_usage_in_a_period() {
+    let budget = recorded(
+        &json!({"rolling": {"seconds": 3600}}),
+        NOW,
+        &[("2026-11-22T13:00:00Z", 7)],
+    );
+    let period = (SignedDuration::from_hours(1), now());
+    let (rows, unknown) = costs::of_budgets((&agents()[..2], &[budget]), CostSum::Agent, period);
+    insta::assert_snapshot!("costs_since", costs::text(&rows, CostSum::Agent, &unknown));
+}

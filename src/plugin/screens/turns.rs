@@ -1,0 +1,178 @@
+//! The turns of an Agent, from its events.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::figures::duration;
+use super::table::TextTable;
+use crate::link::events::EventLine;
+
+/// Most names of tools that a row of the table shows.
+const MOST_TOOLS: usize = 4;
+
+/// One turn.
+#[derive(Serialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct TurnRow {
+    /// Number of the turn.
+    pub turn: i64,
+    /// Time at which it began.
+    pub started_at: Option<Timestamp>,
+    /// Time at which it ended. Absent: it is open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<Timestamp>,
+    /// Answered model calls.
+    pub calls: u32,
+    /// Failed attempts at model calls.
+    pub failed_calls: u32,
+    /// Tool runs, by tool.
+    pub tool_runs: BTreeMap<String, u32>,
+    /// Tool runs that did not end with outcome `Ok`.
+    pub failed_tool_runs: u32,
+    /// Denied tool calls.
+    pub denied_tool_calls: u32,
+    /// `completed`, `failed` or `open`.
+    pub end: &'static str,
+    /// The yield, or the kind of the failure.
+    pub note: String,
+}
+
+/// The turns that these events are of, oldest first, at most `most` of the newest.
+#[must_use]
+pub fn rows(events: &[EventLine], most: usize) -> Vec<TurnRow> {
+    let mut turns: BTreeMap<i64, TurnRow> = BTreeMap::new();
+    for event in events.iter().filter(|event| event.turn > 0 && event.member == 0) {
+        if event.event == "autonomy:turn_started" {
+            let row = TurnRow {
+                turn: event.turn,
+                started_at: event.at.parse().ok(),
+                end: "open",
+                ..TurnRow::default()
+            };
+            turns.entry(event.turn).or_insert(row);
+        } else if let Some(row) = turns.get_mut(&event.turn) {
+            count(row, event);
+        }
+    }
+    let skipped = turns.len().saturating_sub(most);
+    turns.into_values().skip(skipped).collect()
+}
+
+fn count(row: &mut TurnRow, event: &EventLine) {
+    match event.event.as_str() {
+        "model:call_answered" => row.calls += 1,
+        "model:call_failed" => row.failed_calls += 1,
+        "tool:outcome" => {
+            let tool = event.tool.clone().unwrap_or_default();
+            *row.tool_runs.entry(tool).or_default() += 1;
+            row.failed_tool_runs += u32::from(event.outcome.as_deref() != Some("Ok"));
+        }
+        "tool:denied" => row.denied_tool_calls += 1,
+        "autonomy:turn_completed" => end(row, event, "completed"),
+        "autonomy:turn_failed" => end(row, event, "failed"),
+        _ => {}
+    }
+}
+
+fn end(row: &mut TurnRow, event: &EventLine, how: &'static str) {
+    row.ended_at = event.at.parse().ok();
+    row.end = how;
+    row.note.clone_from(&event.note);
+}
+
+/// The table.
+#[must_use]
+pub fn table(rows: &[TurnRow], now: Timestamp) -> TextTable {
+    let mut table = TextTable::new(vec![
+        "TURN",
+        "STARTED",
+        "DURATION",
+        "CALLS",
+        "TOOL RUNS",
+        "FAILED",
+        "DENIED",
+        "END",
+        "NOTE",
+    ]);
+    for row in rows {
+        let started = row.started_at.map(|at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+        let took = row.started_at.map(|at| row.ended_at.unwrap_or(now).duration_since(at));
+        let failed = if row.failed_calls > 0 {
+            format!("{}+{}", row.calls, row.failed_calls)
+        } else {
+            row.calls.to_string()
+        };
+        table.push(vec![
+            row.turn.to_string(),
+            started.unwrap_or_default(),
+            took.map(duration).unwrap_or_default(),
+            failed,
+            tools(&row.tool_runs),
+            row.failed_tool_runs.to_string(),
+            row.denied_tool_calls.to_string(),
+            row.end.to_owned(),
+            row.note.clone(),
+        ]);
+    }
+    table
+}
+
+fn tools(runs: &BTreeMap<String, u32>) -> String {
+    let name = |(tool, runs): (&String, &u32)| {
+        if *runs == 1 {
+            tool.clone()
+        } else {
+            format!("{tool} ×{runs}")
+        }
+    };
+    let mut names: Vec<String> = runs.iter().take(MOST_TOOLS).map(name).collect();
+    if runs.len() > MOST_TOOLS {
+        names.push(format!("and {} more", runs.len() - MOST_TOOLS));
+    }
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn events() -> Vec<EventLine> {
+        let at = |second: u32| format!("2026-11-22T14:00:{second:02}Z");
+        let rows = json!([
+            {"event": "tool:outcome", "turn": 1, "tool": "of_an_older_turn", "at": at(0)},
+            {"event": "autonomy:turn_started", "turn": 2, "at": at(1)},
+            {"event": "model:call_failed", "turn": 2, "at": at(2), "note": "Timeout"},
+            {"event": "model:call_answered", "turn": 2, "at": at(3)},
+            {"event": "tool:outcome", "turn": 2, "tool": "read", "outcome": "Ok", "at": at(4)},
+            {"event": "tool:outcome", "turn": 2, "tool": "read", "outcome": "Error", "at": at(5)},
+            {"event": "tool:outcome", "turn": 2, "tool": "a", "outcome": "Ok", "at": at(5)},
+            {"event": "tool:outcome", "turn": 2, "tool": "b", "outcome": "Ok", "at": at(5)},
+            {"event": "tool:outcome", "turn": 2, "tool": "c", "outcome": "Ok", "at": at(5)},
+            {"event": "tool:outcome", "turn": 2, "tool": "d", "outcome": "Ok", "at": at(5)},
+            {"event": "tool:denied", "turn": 2, "tool": "x", "at": at(6)},
+            {"event": "autonomy:turn_completed", "turn": 2, "note": "sleep", "at": at(9)},
+            {"event": "autonomy:turn_started", "turn": 3, "at": at(10)},
+            {"event": "autonomy:turn_failed", "turn": 3, "note": "Unreachable", "at": at(12)},
+            {"event": "autonomy:turn_started", "turn": 4, "at": at(20)},
+            {"event": "model:call_answered", "turn": 4, "member": 1, "at": at(21)},
+        ]);
+        serde_json::from_value(rows).unwrap()
+    }
+
+    #[test]
+    fn the_table_of_turns() {
+        let now = "2026-11-22T14:01:00Z".parse().unwrap();
+        insta::assert_snapshot!(table(&rows(&events(), 20), now));
+    }
+
+    #[test]
+    fn the_newest_turns_are_kept() {
+        let turns = |most| rows(&events(), most).iter().map(|row| row.turn).collect::<Vec<_>>();
+        assert_eq!(turns(3), [2, 3, 4]);
+        assert_eq!(turns(2), [3, 4]);
+    }
+}

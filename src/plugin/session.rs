@@ -1,0 +1,207 @@
+//! What a command works with: a client of the API server, the namespace, the clock, and where output goes.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::api::ListParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::api::{Agent, AgentBudget, GROUP, NamespacedName};
+
+use super::arguments::{ConnectionArgs, OutputFormat};
+use super::failure::{PluginError, is_not_found};
+use super::link::{LinkRoute, UserToken};
+
+/// The clock.
+pub type PluginClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// What a command works with.
+pub struct PluginSession {
+    /// Client of the API server, with the rights of the user.
+    pub client: Client,
+    /// Namespace of the command.
+    pub namespace: String,
+    /// Whether lists are of all namespaces.
+    pub all_namespaces: bool,
+    /// Format of the output.
+    pub format: Option<OutputFormat>,
+    /// Namespace of the controller.
+    pub controller_namespace: String,
+    /// How the controller is reached.
+    pub route: LinkRoute,
+    /// Whose requests the controller receives.
+    pub token: UserToken,
+    /// The clock.
+    pub clock: PluginClock,
+}
+
+/// Where output goes.
+pub struct Screen<'a> {
+    /// Results.
+    pub out: &'a mut (dyn Write + Send),
+    /// What is said beside the results.
+    pub err: &'a mut (dyn Write + Send),
+}
+
+impl PluginSession {
+    /// A session with the kubeconfig and the context that the flags name.
+    pub(super) async fn connect(flags: &ConnectionArgs) -> Result<Self, PluginError> {
+        let config = config(flags).await?;
+        let client = Client::try_from(config.clone()).map_err(|error| PluginError::Kubeconfig(error.to_string()))?;
+        let session = Self {
+            client,
+            namespace: config.default_namespace.clone(),
+            all_namespaces: false,
+            format: None,
+            controller_namespace: String::new(),
+            route: LinkRoute::PortForward,
+            token: UserToken::Kubeconfig(Box::new(config)),
+            clock: Arc::new(Timestamp::now),
+        };
+        Ok(session.with_flags(flags))
+    }
+
+    /// With what the flags set beside the connection to the API server.
+    #[must_use]
+    pub fn with_flags(mut self, flags: &ConnectionArgs) -> Self {
+        if let Some(namespace) = &flags.namespace {
+            self.namespace.clone_from(namespace);
+        }
+        if let Some(url) = &flags.link_url {
+            self.route = LinkRoute::Direct(url.trim_end_matches('/').to_owned());
+        }
+        if let Some(name) = &flags.service_account {
+            self.token = UserToken::ServiceAccount(name.clone());
+        }
+        self.all_namespaces = flags.all_namespaces;
+        self.format = flags.output;
+        self.controller_namespace.clone_from(&flags.controller_namespace);
+        self
+    }
+
+    /// The present time.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        (self.clock)()
+    }
+
+    /// The namespaced name of an object of the command's namespace.
+    #[must_use]
+    pub fn named(&self, name: &str) -> NamespacedName {
+        NamespacedName::new(&self.namespace, name)
+    }
+
+    /// Agents of the command's namespace.
+    #[must_use]
+    pub fn agents(&self) -> Api<Agent> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// AgentBudgets of the command's namespace.
+    #[must_use]
+    pub fn budgets(&self) -> Api<AgentBudget> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// One Agent.
+    pub async fn agent(&self, name: &str) -> Result<Agent, PluginError> {
+        get(&self.agents(), "Agent", &self.named(name)).await
+    }
+
+    /// All Agents, or those that match a selector, by namespace and name.
+    pub async fn list_agents(&self, selector: Option<&str>) -> Result<Vec<Agent>, PluginError> {
+        let api = if self.all_namespaces {
+            Api::all(self.client.clone())
+        } else {
+            self.agents()
+        };
+        list(&api, "agents", selector).await
+    }
+
+    /// All AgentBudgets, by namespace and name.
+    pub async fn list_budgets(&self) -> Result<Vec<AgentBudget>, PluginError> {
+        let api = if self.all_namespaces {
+            Api::all(self.client.clone())
+        } else {
+            self.budgets()
+        };
+        list(&api, "agentbudgets", None).await
+    }
+
+    /// Prints a value as JSON or YAML if that is the format of the output; otherwise returns false.
+    pub fn print_data(&self, value: &impl Serialize, screen: &mut Screen<'_>) -> Result<bool, PluginError> {
+        let wrong = |error: &dyn std::fmt::Display| PluginError::Format(error.to_string());
+        let text = match self.format {
+            Some(OutputFormat::Json) => serde_json::to_string_pretty(value).map_err(|error| wrong(&error))? + "\n",
+            Some(OutputFormat::Yaml) => {
+                // Through JSON, which keeps the order of fields and drops nothing that YAML has its own form for.
+                let value = serde_json::to_value(value).map_err(|error| wrong(&error))?;
+                serde_yaml::to_string(&value).map_err(|error| wrong(&error))?
+            }
+            Some(OutputFormat::Wide) | None => return Ok(false),
+        };
+        screen.out.write_all(text.as_bytes())?;
+        Ok(true)
+    }
+}
+
+/// One object.
+pub async fn get<K>(api: &Api<K>, kind: &str, name: &NamespacedName) -> Result<K, PluginError>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    api.get(&name.name).await.map_err(|error| {
+        if is_not_found(&error) {
+            PluginError::not_found(kind, name)
+        } else {
+            PluginError::cluster(format!("read {kind} {name}"), &error)
+        }
+    })
+}
+
+async fn list<K>(api: &Api<K>, plural: &str, selector: Option<&str>) -> Result<Vec<K>, PluginError>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource,
+{
+    let parameters = ListParams {
+        label_selector: selector.map(str::to_owned),
+        ..ListParams::default()
+    };
+    let found = api.list(&parameters).await;
+    let mut found = found
+        .map_err(|error| {
+            if is_not_found(&error) {
+                PluginError::Refused(format!(
+                    "the cluster does not serve {plural}.{GROUP}: agentloop is not installed; see kubectl agentloop check"
+                ))
+            } else {
+                PluginError::cluster(format!("list {plural}"), &error)
+            }
+        })?
+        .items;
+    found.sort_by_cached_key(|object| NamespacedName::of_metadata(object.meta()));
+    Ok(found)
+}
+
+async fn config(flags: &ConnectionArgs) -> Result<Config, PluginError> {
+    let options = KubeConfigOptions {
+        context: flags.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    let wrong = |error: &dyn std::fmt::Display| PluginError::Kubeconfig(error.to_string());
+    if let Some(path) = &flags.kubeconfig {
+        let file = Kubeconfig::read_from(path).map_err(|error| wrong(&error))?;
+        let config = Config::from_custom_kubeconfig(file, &options).await;
+        return config.map_err(|error| wrong(&error));
+    }
+    match Config::from_kubeconfig(&options).await {
+        Ok(config) => Ok(config),
+        // In a pod there is no kubeconfig.
+        Err(error) if flags.context.is_none() => Config::incluster().map_err(|_| wrong(&error)),
+        Err(error) => Err(wrong(&error)),
+    }
+}

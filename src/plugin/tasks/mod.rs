@@ -1,0 +1,7 @@
+//! Tasks of a user: one that is waited for, and a conversation that is made of them.
+
+pub mod conversation;
+pub mod task_run;
+
+pub use conversation::Conversation;
+pub use task_run::{TaskEnd, TaskResponse, TaskRun};

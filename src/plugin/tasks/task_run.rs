@@ -1,0 +1,375 @@
+//! One task: requested once, and followed over any number of connections until it has ended.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::api::NamespacedName;
+use crate::link::events::EventLine;
+use crate::plugin::failure::{ExitStatus, PluginError};
+use crate::plugin::link::{EventCursor, FollowedEvents, LinkFailure, TaskReceipt, TaskSubmission, UserLink};
+use crate::plugin::screens::printable::one_line;
+
+/// Most attempts to request the task, when it is unknown whether an attempt arrived.
+const MAX_ATTEMPTS: u32 = 5;
+/// Delay before the second attempt, doubled before each further one.
+const FIRST_DELAY: Duration = Duration::from_millis(250);
+
+/// The response to a task.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskResponse {
+    /// Id of the task.
+    pub id: String,
+    /// `Completed`, `Failed` or `LimitReached`.
+    pub outcome: String,
+    /// The limit that ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The result: a text, or JSON in the form that the Agent's schema requires.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Value>,
+    /// Why there is no result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Number of model calls.
+    #[serde(default)]
+    pub iterations: u32,
+    /// Tokens of its model calls.
+    #[serde(default)]
+    pub tokens_used: i64,
+}
+
+impl TaskResponse {
+    /// The result as a text.
+    #[must_use]
+    pub fn result_text(&self) -> String {
+        match &self.result {
+            None | Some(Value::Null) => String::new(),
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => serde_json::to_string_pretty(other).unwrap_or_default(),
+        }
+    }
+
+    /// What the process returns.
+    #[must_use]
+    pub fn exit_status(&self) -> ExitStatus {
+        match self.outcome.as_str() {
+            "Completed" => ExitStatus::Success,
+            "LimitReached" => ExitStatus::LimitReached,
+            _ => ExitStatus::Failure,
+        }
+    }
+
+    /// Why the task is not completed; `None`: it is.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        if self.exit_status() == ExitStatus::Success {
+            return None;
+        }
+        let mut text = format!("{}: {}", self.id, self.outcome);
+        for part in [&self.reason, &self.error].into_iter().flatten() {
+            let _ = write!(text, ": {part}");
+        }
+        Some(one_line(&text))
+    }
+}
+
+/// How a run of a task ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TaskEnd {
+    /// The task has its response.
+    Response(TaskResponse),
+    /// The user interrupted the run; the task continues.
+    Interrupted,
+}
+
+/// A signal of the user to stop waiting.
+pub type Interrupt<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
+
+/// One task.
+pub struct TaskRun<'a> {
+    link: &'a UserLink<'a>,
+    agent: &'a NamespacedName,
+    task: &'a TaskSubmission,
+    verbose: bool,
+    requested: AtomicBool,
+}
+
+impl<'a> TaskRun<'a> {
+    /// A task that is not requested yet. `verbose`: tool runs are shown.
+    #[must_use]
+    pub fn new(link: &'a UserLink<'a>, agent: &'a NamespacedName, task: &'a TaskSubmission, verbose: bool) -> Self {
+        Self {
+            link,
+            agent,
+            task,
+            verbose,
+            requested: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether a request was sent, so that the agent may have the task.
+    #[must_use]
+    pub fn was_requested(&self) -> bool {
+        self.requested.load(Ordering::Relaxed)
+    }
+
+    /// Requests the task and waits for its end, or for the interrupt. Progress goes to `err`.
+    pub async fn run(&self, err: &mut (dyn Write + Send), interrupt: Interrupt<'_>) -> Result<TaskEnd, PluginError> {
+        tokio::select! {
+            ended = self.until_end(err) => ended.map(TaskEnd::Response),
+            () = interrupt => Ok(TaskEnd::Interrupted),
+        }
+    }
+
+    async fn until_end(&self, err: &mut (dyn Write + Send)) -> Result<TaskResponse, PluginError> {
+        // Before the task is requested, so that nothing is requested without the permission to read the response.
+        let before = FollowedEvents::open(self.link, self.agent, EventCursor::Latest, true).await;
+        let before = match before {
+            Ok(events) => Some(events),
+            // An Agent without tasks may have no pod: the request starts it.
+            Err(LinkFailure::Refused { status: 503, .. }) => None,
+            Err(failure) => return Err(failure.into()),
+        };
+        let receipt = self.submit().await?;
+        if self.verbose {
+            writeln!(err, "{}: {}", receipt.id, receipt.state)?;
+        }
+        let newest = before.as_ref().map(FollowedEvents::cursor);
+        let mut watch = TaskWatch::new(&receipt, newest, self.verbose);
+        let mut events = match before {
+            Some(events) if !receipt.is_repeated() => events,
+            Some(_) | None => {
+                let after = EventCursor::After(receipt.after.unwrap_or(0));
+                FollowedEvents::resume(self.link, self.agent, after, true)
+            }
+        };
+        loop {
+            let event = events.next().await?;
+            if let Some(reason) = events.take_interruption().filter(|_| self.verbose) {
+                writeln!(err, "connected again: {reason}")?;
+            }
+            match watch.see(&event)? {
+                Seen::Nothing => {}
+                Seen::Progress(line) => writeln!(err, "{line}")?,
+                Seen::End(response) => return Ok(*response),
+            }
+        }
+    }
+
+    /// Requests the task. A repetition has no further effect, since the request has an id.
+    async fn submit(&self) -> Result<TaskReceipt, LinkFailure> {
+        self.requested.store(true, Ordering::Relaxed);
+        let mut delay = FIRST_DELAY;
+        for _ in 1..MAX_ATTEMPTS {
+            match self.link.submit(self.agent, self.task).await {
+                Err(LinkFailure::Unreachable(_) | LinkFailure::Refused { status: 503, .. }) => {
+                    tokio::time::sleep(delay).await;
+                    delay *= 2;
+                }
+                answered => return answered,
+            }
+        }
+        self.link.submit(self.agent, self.task).await
+    }
+}
+
+/// What an event means for the task.
+#[derive(Debug, PartialEq)]
+enum Seen {
+    Nothing,
+    /// A line for the user.
+    Progress(String),
+    /// The task has ended.
+    End(Box<TaskResponse>),
+}
+
+/// Reads the events of an Agent for those of one task.
+struct TaskWatch {
+    id: String,
+    verbose: bool,
+    /// The agent works on the task.
+    working: bool,
+    /// For a task that was requested before: the newest event at the start, if no event of the task was seen yet.
+    unseen_until: Option<i64>,
+}
+
+impl TaskWatch {
+    fn new(receipt: &TaskReceipt, newest: Option<i64>, verbose: bool) -> Self {
+        Self {
+            id: receipt.id.clone(),
+            verbose,
+            working: false,
+            unseen_until: newest.filter(|_| receipt.is_repeated()),
+        }
+    }
+
+    fn see(&mut self, event: &EventLine) -> Result<Seen, PluginError> {
+        let is_of_task = event.note == self.id || event.note.starts_with(&format!("{}: ", self.id));
+        match event.event.as_str() {
+            "task:accepted" if is_of_task => self.unseen_until = None,
+            "task:started" if is_of_task => {
+                self.unseen_until = None;
+                self.working = true;
+            }
+            "task:ended" if is_of_task => return response(event).map(|response| Seen::End(Box::new(response))),
+            _ => {}
+        }
+        if self.unseen_until.is_some_and(|newest| event.seq >= newest) {
+            return Err(PluginError::Refused(format!(
+                "{} was requested before, and its events are no longer kept: use another --id to request it again",
+                self.id
+            )));
+        }
+        Ok(self.progress(event).map_or(Seen::Nothing, Seen::Progress))
+    }
+
+    fn progress(&self, event: &EventLine) -> Option<String> {
+        let tool = event.tool.as_deref().unwrap_or_default();
+        let outcome = event.outcome.as_deref().unwrap_or_default();
+        let line = match event.event.as_str() {
+            // Without an answer the task does not go on: always shown.
+            "gate:opened" if self.working => format!("waits for an approval of {tool}: gate {}", event.note),
+            "loop:state_changed" if event.note.contains("-> Paused") && self.unseen_until.is_none() => {
+                format!("the agent is paused: {}", event.note)
+            }
+            "tool:intent" if self.verbose && self.working => format!("runs {tool}"),
+            "tool:outcome" if self.verbose && self.working => format!("ran {tool}: {outcome}"),
+            "tool:denied" if self.verbose && self.working => format!("denied {tool}: {}", event.note),
+            _ => return None,
+        };
+        Some(one_line(&line))
+    }
+}
+
+/// The response in the messages of the event.
+fn response(event: &EventLine) -> Result<TaskResponse, PluginError> {
+    let text = event.messages.first().ok_or_else(|| {
+        LinkFailure::Unreadable(format!("event {} of the end of the task has no response", event.seq))
+    })?;
+    let read = serde_json::from_str(text);
+    Ok(read.map_err(|error| LinkFailure::Unreadable(format!("event {}: {error}", event.seq)))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn receipt(state: &str) -> TaskReceipt {
+        TaskReceipt {
+            id: "request-a".into(),
+            state: state.into(),
+            after: None,
+        }
+    }
+
+    fn event(seq: i64, name: &str, note: &str) -> EventLine {
+        EventLine {
+            seq,
+            event: name.into(),
+            note: note.into(),
+            tool: Some("bank\u{7}__pay".into()),
+            outcome: Some("Ok".into()),
+            messages: vec![json!({"id": "request-a", "outcome": "Completed", "result": "done"}).to_string()],
+            ..EventLine::default()
+        }
+    }
+
+    fn ended(seen: &Seen) -> bool {
+        matches!(seen, Seen::End(_))
+    }
+
+    #[test]
+    fn a_task_ends_with_its_own_event_only() {
+        let mut watch = TaskWatch::new(&receipt("Accepted"), Some(5), false);
+        assert!(!ended(
+            &watch.see(&event(6, "task:ended", "request-ab: Completed")).unwrap()
+        ));
+        assert!(!ended(&watch.see(&event(7, "task:accepted", "request-a")).unwrap()));
+        assert!(ended(
+            &watch.see(&event(8, "task:ended", "request-a: Completed")).unwrap()
+        ));
+    }
+
+    #[test]
+    fn tool_runs_are_shown_while_the_agent_works_on_the_task_and_gates_always() {
+        let mut watch = TaskWatch::new(&receipt("Accepted"), Some(5), true);
+        assert_eq!(watch.see(&event(6, "tool:intent", "")).unwrap(), Seen::Nothing);
+        watch.see(&event(7, "task:started", "request-a")).unwrap();
+        let progress = |text: &str| Seen::Progress(text.to_owned());
+        assert_eq!(
+            watch.see(&event(8, "tool:intent", "")).unwrap(),
+            progress("runs bank __pay")
+        );
+        assert_eq!(
+            watch.see(&event(9, "tool:outcome", "")).unwrap(),
+            progress("ran bank __pay: Ok")
+        );
+        watch.verbose = false;
+        assert_eq!(watch.see(&event(10, "tool:intent", "")).unwrap(), Seen::Nothing);
+        let gate = watch.see(&event(11, "gate:opened", "e1-t1c1r1")).unwrap();
+        assert_eq!(gate, progress("waits for an approval of bank __pay: gate e1-t1c1r1"));
+    }
+
+    #[test]
+    fn a_repeated_task_without_events_is_reported_instead_of_waited_for() {
+        let mut watch = TaskWatch::new(&receipt("Repeated"), Some(5), false);
+        assert!(watch.see(&event(4, "task:ended", "request-b: Completed")).is_ok());
+        assert!(watch.see(&event(5, "loop:started", "")).is_err());
+        let mut watch = TaskWatch::new(&receipt("Repeated"), Some(5), false);
+        watch.see(&event(4, "task:accepted", "request-a")).unwrap();
+        assert!(watch.see(&event(5, "loop:started", "")).is_ok());
+    }
+
+    #[test]
+    fn the_outcome_decides_the_exit_status_and_an_unknown_one_is_a_failure() {
+        let of = |outcome: &str| TaskResponse {
+            id: "request-a".into(),
+            outcome: outcome.into(),
+            reason: Some("MaxTokens".into()),
+            error: Some("no room".into()),
+            ..TaskResponse::default()
+        };
+        assert_eq!(of("Completed").exit_status(), ExitStatus::Success);
+        assert_eq!(of("Completed").problem(), None);
+        assert_eq!(of("Failed").exit_status(), ExitStatus::Failure);
+        assert_eq!(of("Other").exit_status(), ExitStatus::Failure);
+        assert_eq!(of("LimitReached").exit_status(), ExitStatus::LimitReached);
+        assert_eq!(
+            of("LimitReached").problem().unwrap(),
+            "request-a: LimitReached: MaxTokens: no room"
+        );
+    }
+
+    #[test]
+    fn a_result_is_a_text_or_json() {
+        let text = |result: Option<Value>| {
+            TaskResponse {
+                result,
+                ..TaskResponse::default()
+            }
+            .result_text()
+        };
+        assert_eq!(text(Some(json!("done"))), "done");
+        assert_eq!(text(Some(json!({"a": 1}))), "{\n  \"a\": 1\n}");
+        assert_eq!(text(None), "");
+        assert_eq!(text(Some(Value::Null)), "");
+    }
+
+    #[test]
+    fn an_end_without_a_readable_response_is_an_error() {
+        let mut end = event(8, "task:ended", "request-a: Completed");
+        end.messages = vec!["{".into()];
+        assert!(response(&end).is_err());
+        end.messages.clear();
+        assert!(response(&end).is_err());
+    }
+}

@@ -1,0 +1,199 @@
+//! Tests of the kubectl plugin: what its commands write to the API server, and how it speaks with the controller.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod forward;
+mod link;
+mod program;
+mod rig;
+
+use agentloop::plugin::ExitStatus;
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+
+use rig::{NOW, Rig};
+
+const GATE: &str = "e3-t12c1r1";
+
+fn gated(gates: &[&str]) -> Value {
+    let gate = |id: &&str| {
+        json!({"id": id, "kind": "ToolCallNeedsApproval", "tool": "bank__pay", "argumentsHash": format!("hash-of-{id}"),
+            "openedAt": NOW})
+    };
+    json!({"loop": {"state": "Paused", "reasons": ["ToolCallNeedsApproval"]}, "gates": gates.iter().map(gate).collect::<Vec<_>>()})
+}
+
+#[tokio::test]
+async fn pause_resume_and_wake_write_the_fields_and_annotations_of_the_api() {
+    let rig = Rig::start();
+    rig.put_agent("helper", &json!({"loop": {"state": "Sleeping"}}));
+    let done = rig.run("pause helper").await;
+    assert_eq!(
+        (done.status, rig.agent("helper")["spec"]["suspend"].clone()),
+        (ExitStatus::Success, json!(true))
+    );
+    assert_eq!(rig.server.take_writes(), ["patch agentloop.dev/agents"]);
+    assert_eq!(rig.run("pause helper").await.out, "helper is suspended already\n");
+    assert_eq!(rig.server.take_writes(), Vec::<String>::new());
+
+    rig.put_agent(
+        "helper",
+        &json!({"loop": {"state": "Stopped", "reasons": ["SuspendedBySpec"]}}),
+    );
+    let done = rig.run("resume helper").await;
+    assert_eq!(done.out, "helper no longer suspended\n");
+    assert_eq!(rig.agent("helper")["spec"]["suspend"], false);
+    assert_eq!(rig.agent("helper")["metadata"]["annotations"], Value::Null);
+
+    rig.put_agent(
+        "helper",
+        &json!({"loop": {"state": "Paused", "reasons": ["ConsecutiveErrors"]}}),
+    );
+    rig.run("resume helper").await;
+    assert_eq!(
+        rig.agent("helper")["metadata"]["annotations"],
+        json!({"agentloop.dev/resume": NOW})
+    );
+    rig.run("wake helper").await;
+    let annotations = json!({"agentloop.dev/resume": NOW, "agentloop.dev/wake": NOW});
+    assert_eq!(rig.agent("helper")["metadata"]["annotations"], annotations);
+}
+
+#[tokio::test]
+async fn each_agent_is_asked_even_if_one_does_not_exist() {
+    let rig = Rig::start();
+    rig.put_agent("helper", &json!({}));
+    let done = rig.run("pause nobody helper").await;
+    assert_eq!(done.status, ExitStatus::Failure);
+    assert_eq!(done.err, "error: Agent nobody does not exist in namespace team-a\n");
+    assert_eq!(rig.agent("helper")["spec"]["suspend"], true);
+}
+
+#[tokio::test]
+async fn an_approval_has_the_hash_and_the_name_that_the_api_server_knows() {
+    let rig = Rig::start();
+    rig.put_agent("helper", &gated(&[GATE]));
+    let done = rig.run("approve helper").await;
+    assert_eq!(done.out, format!("helper: approved {GATE} as ann@example.com\n"));
+    assert_eq!(
+        rig.agent("helper")["metadata"]["annotations"],
+        json!({"agentloop.dev/approve": format!("{GATE}:hash-of-{GATE}"), "agentloop.dev/approved-by": "ann@example.com"})
+    );
+    let refused = rig.run("approve helper no-such-gate").await;
+    assert_eq!(refused.status, ExitStatus::Failure);
+}
+
+#[tokio::test]
+async fn an_ambiguous_answer_writes_nothing() {
+    let rig = Rig::start();
+    rig.put_agent("helper", &gated(&["g1", "g2"]));
+    rig.server.take_writes();
+    let refused = rig.run("deny helper").await;
+    assert_eq!(refused.status, ExitStatus::Usage);
+    assert_eq!(
+        refused.err,
+        "error: helper has several open gates: name one, or use --all; open: g1, g2\n"
+    );
+    assert_eq!(rig.server.take_writes(), Vec::<String>::new());
+    rig.run("deny helper --all").await;
+    assert_eq!(
+        rig.agent("helper")["metadata"]["annotations"]["agentloop.dev/deny"],
+        "g1:hash-of-g1 g2:hash-of-g2"
+    );
+}
+
+#[tokio::test]
+async fn an_answer_is_written_onto_the_version_that_was_read() {
+    let rig = Rig::start();
+    rig.put_agent("helper", &gated(&["g1", "g2"]));
+    // Somebody else approves the other gate between the read and the write: it must not be lost.
+    rig.interfere(json!({"agentloop.dev/approve": "g2:hash-of-g2", "agentloop.dev/approved-by": "ann@example.com"}));
+    let done = rig.run("approve helper g1").await;
+    assert_eq!(done.status, ExitStatus::Success, "{}", done.err);
+    assert_eq!(
+        rig.agent("helper")["metadata"]["annotations"]["agentloop.dev/approve"],
+        "g2:hash-of-g2 g1:hash-of-g1"
+    );
+}
+
+#[tokio::test]
+async fn gates_of_a_budget_are_answered_and_top_ups_are_appended() {
+    let rig = Rig::start();
+    rig.put_budget(
+        "team",
+        &json!({"gates": [{"id": "b-1", "kind": "BudgetAsk", "argumentsHash": "c0de", "openedAt": NOW}]}),
+    );
+    rig.run("approve --budget team").await;
+    assert_eq!(
+        rig.budget("team")["metadata"]["annotations"]["agentloop.dev/approve"],
+        "b-1:c0de"
+    );
+    let done = rig
+        .run("budget top-up team --tokens 50000 --reason incident --id fire")
+        .await;
+    assert_eq!(done.out, "team: top-up fire added\n");
+    let first = json!({"id": "fire", "tokens": 50_000, "reason": "incident"});
+    assert_eq!(rig.budget("team")["spec"]["topUps"], json!([first]));
+    let again = rig.run("budget top-up team --tokens 50000 --id fire").await;
+    assert_eq!(again.out, "team: top-up fire was added before, and counts once\n");
+    rig.run("budget top-up team --tokens 7").await;
+    let second = json!({"id": "20261122T140000Z", "tokens": 7});
+    assert_eq!(rig.budget("team")["spec"]["topUps"], json!([first, second]));
+    let refused = rig.run("budget top-up team --cost-usd 2.50 --id other").await;
+    assert_eq!(refused.status, ExitStatus::Failure);
+    assert!(refused.err.contains("team does not limit costUSD"), "{}", refused.err);
+}
+
+#[tokio::test]
+async fn lists_are_tables_or_data_and_of_one_namespace_or_all() {
+    let rig = Rig::start();
+    rig.put_agent("helper", &gated(&[GATE]));
+    let status = rig.run("status").await.out;
+    assert!(
+        status.starts_with("NAME     READY") && status.contains("ToolCallNeedsApproval"),
+        "{status}"
+    );
+    let data: Value = serde_json::from_str(&rig.run("status helper -o json").await.out).unwrap();
+    assert_eq!(
+        (&data["kind"], &data["metadata"]["name"]),
+        (&json!("Agent"), &json!("helper"))
+    );
+    let list: Value = serde_json::from_str(&rig.run("status -A -o json").await.out).unwrap();
+    assert_eq!(
+        (&list["kind"], list["items"].as_array().unwrap().len()),
+        (&json!("List"), 1)
+    );
+    let yaml = rig.run("approvals -o yaml").await.out;
+    assert!(yaml.contains(&format!("gate: {GATE}\n")), "{yaml}");
+    let empty = rig.run("status -n team-b").await;
+    assert_eq!(
+        (empty.out.as_str(), empty.err.as_str()),
+        ("", "No Agents were found in namespace team-b.\n")
+    );
+    let explained = rig.run("explain helper").await.out;
+    assert!(
+        explained.contains("kubectl agentloop approve -n team-a helper"),
+        "{explained}"
+    );
+    let missing = rig.run("explain nobody").await;
+    assert_eq!(missing.status, ExitStatus::Failure);
+    assert_eq!(rig.run("cost --since 1h --by model").await.status, ExitStatus::Usage);
+}
+
+#[tokio::test]
+async fn a_check_reports_each_prerequisite_and_fails_if_one_is_missing() {
+    let rig = Rig::start();
+    let done = rig.run("check").await;
+    assert_eq!(done.status, ExitStatus::Failure);
+    assert!(done.out.contains("Kubernetes 1.33"), "{}", done.out);
+    assert!(
+        done.out.contains("agents.agentloop.dev         does not exist"),
+        "{}",
+        done.out
+    );
+    assert!(done.out.contains("no Deployment of the controller"), "{}", done.out);
+    assert!(done.out.contains("not allowed; for approve, deny"), "{}", done.out);
+    rig.install();
+    let done = rig.run("check").await;
+    assert_eq!(done.status, ExitStatus::Success, "{}", done.out);
+}

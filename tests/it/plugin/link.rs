@@ -1,0 +1,392 @@
+//! The plugin against a fake controller over HTTP: streams of events, tasks, conversations.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use agentloop::plugin::ExitStatus;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, RawQuery, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures::StreamExt;
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use super::rig::{NOW, Rig, TOKEN};
+
+/// A response to one request.
+pub enum Answer {
+    /// A stream of these server-sent events, which then ends.
+    Stream(Vec<(&'static str, i64, Value)>),
+    /// A stream of these events that stays open.
+    OpenStream(Vec<(&'static str, i64, Value)>),
+    /// A status with a JSON body.
+    Json(u16, Value),
+    /// The connection breaks before a response.
+    Broken,
+}
+
+use Answer::{Broken, Json as Reply};
+pub use Answer::{OpenStream, Stream};
+
+/// Server-sent events after a comment, as the controller's heartbeats are.
+fn sse(events: Vec<(&'static str, i64, Value)>) -> String {
+    let lines = events
+        .into_iter()
+        .map(|(name, id, data)| format!("event: {name}\nid: {id}\ndata: {data}\n\n"));
+    format!(": alive\n\n{}", lines.collect::<String>())
+}
+
+#[derive(Clone, Default)]
+pub struct Controller {
+    answers: Arc<Mutex<VecDeque<Answer>>>,
+    /// Requests: path with query, and body.
+    requests: Arc<Mutex<Vec<(String, Value)>>>,
+}
+
+impl Controller {
+    fn answer(&self, line: String, headers: &HeaderMap, body: Value) -> Response {
+        assert_eq!(headers["authorization"], format!("Bearer {TOKEN}"));
+        self.requests.lock().unwrap().push((line, body));
+        match self
+            .answers
+            .lock()
+            .unwrap()
+            .pop_front()
+            .expect("an answer for each request")
+        {
+            Stream(events) => Response::new(Body::from(sse(events))),
+            OpenStream(events) => {
+                let first = futures::stream::iter([Ok::<_, std::io::Error>(Bytes::from(sse(events)))]);
+                Response::new(Body::from_stream(first.chain(futures::stream::pending())))
+            }
+            Reply(status, body) => (StatusCode::from_u16(status).unwrap(), Json(body)).into_response(),
+            Broken => {
+                let broken = futures::stream::iter([Err::<Bytes, _>(std::io::Error::other("broken"))]);
+                Response::new(Body::from_stream(broken))
+            }
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.requests
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|(line, _)| line.clone())
+            .collect()
+    }
+
+    pub fn tasks(&self) -> Vec<Value> {
+        let requests = self.requests.lock().unwrap();
+        requests
+            .iter()
+            .filter(|(_, body)| !body.is_null())
+            .map(|(_, body)| body.clone())
+            .collect()
+    }
+}
+
+/// A fake controller that gives these answers in order, and the plugin that reaches it.
+pub struct Fake {
+    pub controller: Controller,
+    pub rig: Rig,
+    server: JoinHandle<()>,
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Fake {
+    pub async fn start(answers: Vec<Answer>) -> Self {
+        let controller = Controller {
+            answers: Arc::new(Mutex::new(answers.into())),
+            ..Controller::default()
+        };
+        let events = async |State(fake): State<Controller>,
+                            Path((ns, name)): Path<(String, String)>,
+                            RawQuery(query): RawQuery,
+                            headers: HeaderMap| {
+            fake.answer(
+                format!("GET {ns}/{name}/events?{}", query.unwrap_or_default()),
+                &headers,
+                Value::Null,
+            )
+        };
+        let tasks = async |State(fake): State<Controller>,
+                           Path((ns, name)): Path<(String, String)>,
+                           headers: HeaderMap,
+                           Json(body): Json<Value>| {
+            fake.answer(format!("POST {ns}/{name}/tasks"), &headers, body)
+        };
+        let router = Router::new()
+            .route("/v1/namespaces/{namespace}/agents/{name}/events", get(events))
+            .route("/v1/namespaces/{namespace}/agents/{name}/tasks", post(tasks))
+            .with_state(controller.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        let rig = Rig::with_link(&format!("http://{address}"));
+        rig.put_agent("helper", &json!({"usage": {"inputTokens": 1000, "costMicroUSD": 5000}}));
+        Self {
+            controller,
+            rig,
+            server,
+        }
+    }
+}
+
+pub fn start(seq: i64) -> Answer {
+    Stream(vec![("start", seq, json!({"seq": seq}))])
+}
+
+fn event(name: &'static str, seq: i64, more: &Value) -> (&'static str, i64, Value) {
+    let mut data = json!({"seq": seq, "event": name, "at": NOW, "kind": "x", "turn": 1, "note": ""});
+    for (field, value) in more.as_object().unwrap() {
+        data[field] = value.clone();
+    }
+    (name, seq, data)
+}
+
+pub fn accepted(state: &str) -> Answer {
+    Reply(202, json!({"id": "request-a", "state": state}))
+}
+
+fn ended(seq: i64, response: &Value) -> (&'static str, i64, Value) {
+    let mut response = response.clone();
+    response["id"] = json!("request-a");
+    let note = format!("request-a: {}", response["outcome"].as_str().unwrap());
+    event(
+        "task:ended",
+        seq,
+        &json!({"note": note, "messages": [response.to_string()]}),
+    )
+}
+
+pub fn completed(seq: i64, result: &Value) -> (&'static str, i64, Value) {
+    ended(
+        seq,
+        &json!({"outcome": "Completed", "result": result, "iterations": 2, "tokensUsed": 30}),
+    )
+}
+
+#[tokio::test]
+async fn a_run_follows_its_task_over_connections_from_the_event_that_it_read_last() {
+    let fake = Fake::start(vec![
+        start(7),
+        accepted("Accepted"),
+        // The first connection ended; these continue where it did.
+        Stream(vec![
+            event("task:accepted", 8, &json!({"note": "request-a"})),
+            event("task:started", 9, &json!({"note": "request-a"})),
+            ("end", 0, json!({"reason": "the limit of one hour is reached"})),
+        ]),
+        Stream(vec![
+            event("tool:intent", 10, &json!({"tool": "files__read"})),
+            event("tool:outcome", 11, &json!({"tool": "files__read", "outcome": "Ok"})),
+            ended(12, &json!({"outcome": "Completed", "result": "done"})),
+        ]),
+    ])
+    .await;
+    let done = fake.rig.run("run helper --prompt \"Do it.\" --id once -v").await;
+    assert_eq!(
+        (done.status, done.out.as_str()),
+        (ExitStatus::Success, "done\n"),
+        "{}",
+        done.err
+    );
+    assert!(
+        done.err.contains("runs files__read\nran files__read: Ok\n"),
+        "{}",
+        done.err
+    );
+    assert_eq!(
+        fake.controller.lines(),
+        [
+            "GET team-a/helper/events?after=latest&messages=true",
+            "POST team-a/helper/tasks",
+            "GET team-a/helper/events?after=7&messages=true",
+            "GET team-a/helper/events?after=9&messages=true",
+        ]
+    );
+    assert_eq!(fake.controller.tasks(), [json!({"prompt": "Do it.", "id": "once"})]);
+}
+
+#[tokio::test]
+async fn the_outcome_of_the_task_is_the_exit_status_and_the_response_can_be_data() {
+    let run = async |response: Value, line: &str| {
+        let fake = Fake::start(vec![start(0), accepted("Accepted"), Stream(vec![ended(1, &response)])]).await;
+        fake.rig.run(line).await
+    };
+    let failed = run(json!({"outcome": "Failed", "error": "no model"}), "run helper -p x").await;
+    assert_eq!((failed.status, failed.out.as_str()), (ExitStatus::Failure, "\n"));
+    assert_eq!(failed.err, "error: request-a: Failed: no model\n");
+    let limit = json!({"outcome": "LimitReached", "reason": "MaxTokens", "result": {"a": 1}});
+    let limit = run(limit, "run helper -p x -o json").await;
+    assert_eq!(limit.status, ExitStatus::LimitReached);
+    let data: Value = serde_json::from_str(&limit.out).unwrap();
+    assert_eq!(
+        (&data["reason"], &data["result"]["a"]),
+        (&json!("MaxTokens"), &json!(1))
+    );
+}
+
+#[tokio::test]
+async fn a_request_without_an_answer_is_repeated_with_the_same_id() {
+    let fake = Fake::start(vec![
+        start(3),
+        Broken,
+        Reply(
+            503,
+            json!({"code": "Unavailable", "message": "another replica is becoming the leader"}),
+        ),
+        accepted("Accepted"),
+        Stream(vec![completed(4, &json!("done"))]),
+    ])
+    .await;
+    let done = fake.rig.run("run helper -p x").await;
+    assert_eq!(
+        (done.status, done.out.as_str()),
+        (ExitStatus::Success, "done\n"),
+        "{}",
+        done.err
+    );
+    let tasks = fake.controller.tasks();
+    assert_eq!(tasks.len(), 3);
+    assert!(tasks.iter().all(|task| task == &tasks[0]), "{tasks:?}");
+    assert!(tasks[0]["id"].as_str().unwrap().starts_with("kubectl-"));
+}
+
+#[tokio::test]
+async fn a_task_that_was_requested_before_is_found_in_the_events_that_are_kept() {
+    let fake = Fake::start(vec![
+        start(9),
+        accepted("Repeated"),
+        Stream(vec![
+            event("task:accepted", 4, &json!({"note": "request-a"})),
+            completed(6, &json!("as before")),
+        ]),
+    ])
+    .await;
+    let done = fake.rig.run("run helper -p x --id once").await;
+    assert_eq!(
+        (done.status, done.out.as_str()),
+        (ExitStatus::Success, "as before\n"),
+        "{}",
+        done.err
+    );
+    assert_eq!(
+        fake.controller.lines()[2],
+        "GET team-a/helper/events?after=0&messages=true"
+    );
+}
+
+#[tokio::test]
+async fn an_agent_without_a_pod_gets_one_by_the_request_and_its_events_begin_after_the_receipt() {
+    let unavailable = || {
+        Reply(
+            503,
+            json!({"code": "Unavailable", "message": "this Agent has no pod now"}),
+        )
+    };
+    let receipt = json!({"id": "request-a", "state": "Accepted", "after": 41});
+    let fake = Fake::start(vec![
+        unavailable(),
+        Reply(202, receipt),
+        unavailable(),
+        Stream(vec![completed(43, &json!("done"))]),
+    ])
+    .await;
+    let done = fake.rig.run("run helper -p x").await;
+    assert_eq!(
+        (done.status, done.out.as_str()),
+        (ExitStatus::Success, "done\n"),
+        "{}",
+        done.err
+    );
+    let expected = "GET team-a/helper/events?after=41&messages=true";
+    assert_eq!(fake.controller.lines()[2..], [expected, expected]);
+}
+
+#[tokio::test]
+async fn a_refusal_is_shown_with_its_fix_and_no_task_is_requested() {
+    let refusal = json!({"code": "Forbidden", "message": "ann may not get agents/messages of Agent team-a/helper"});
+    let fake = Fake::start(vec![Reply(403, refusal)]).await;
+    let done = fake.rig.run("run helper -p x").await;
+    assert_eq!(done.status, ExitStatus::Failure);
+    assert_eq!(
+        done.err,
+        "error: the controller refuses: ann may not get agents/messages of Agent team-a/helper\n"
+    );
+    assert_eq!(fake.controller.tasks(), Vec::<Value>::new());
+    let fake = Fake::start(vec![
+        start(0),
+        Reply(429, json!({"code": "TooManyTasks", "message": "1000 tasks wait"})),
+    ])
+    .await;
+    let done = fake.rig.run("run helper -p x").await;
+    assert_eq!(done.err, "error: the controller refuses: 1000 tasks wait\n");
+}
+
+#[tokio::test]
+async fn logs_show_the_newest_events_and_the_usage_and_end() {
+    let fake = Fake::start(vec![
+        start(5),
+        Stream(vec![
+            event("autonomy:turn_started", 4, &json!({})),
+            event("autonomy:turn_completed", 5, &json!({"note": "sleep"})),
+        ]),
+    ])
+    .await;
+    let done = fake.rig.run("logs helper --tail 2").await;
+    assert_eq!(done.status, ExitStatus::Success, "{}", done.err);
+    let lines: Vec<&str> = done.out.lines().collect();
+    assert_eq!(lines.len(), 3);
+    assert!(
+        lines[1].ends_with("turn_completed       sleep  after 0s"),
+        "{}",
+        lines[1]
+    );
+    assert!(lines[2].ends_with("total 1k tokens, $0.005"), "{}", lines[2]);
+    assert_eq!(
+        fake.controller.lines()[1],
+        "GET team-a/helper/events?after=3&messages=false"
+    );
+}
+
+#[tokio::test]
+async fn events_are_json_lines_and_the_history_has_turns() {
+    let turn = || {
+        Stream(vec![
+            event("autonomy:turn_started", 1, &json!({})),
+            event("gate:opened", 2, &json!({"messages": ["{}"]})),
+            event("autonomy:turn_completed", 3, &json!({})),
+        ])
+    };
+    let fake = Fake::start(vec![start(3), turn(), start(3), turn(), start(0)]).await;
+    let events = fake.rig.run("events helper --messages").await.out;
+    let rows: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((rows.len(), &rows[1]["messages"]), (3, &json!(["{}"])));
+    let history: Value = serde_json::from_str(&fake.rig.run("history helper -o json").await.out).unwrap();
+    assert_eq!(
+        (&history[0]["turn"], &history[0]["end"]),
+        (&json!(1), &json!("completed"))
+    );
+    assert_eq!(fake.rig.run("events helper").await.out, "", "an empty journal");
+}
+
+#[tokio::test]
+async fn a_token_is_sent_to_https_and_to_this_machine_only() {
+    let mut rig = Rig::start();
+    rig.put_agent("helper", &json!({}));
+    rig.link = "http://agentloop.example.com".into();
+    let done = rig.run("events helper").await;
+    assert!(done.err.contains("must start with https://"), "{}", done.err);
+}

@@ -1,0 +1,213 @@
+//! The API server in memory, as a user reaches it, and the plugin's commands with captured output.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use agentloop::api::crd;
+use agentloop::plugin::link::{LinkRoute, UserToken};
+use agentloop::plugin::{ExitStatus, PluginArgs, PluginSession, Screen, commands};
+use axum::http::{Method, Request, Response};
+use clap::FromArgMatches;
+use jiff::Timestamp;
+use kube::Config;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::support::agents::agent;
+use crate::support::api_server::ApiServer;
+
+pub const NOW: &str = "2026-11-22T14:00:00Z";
+const AGENTS: &str = "agentloop.dev/agents";
+const BUDGETS: &str = "agentloop.dev/agentbudgets";
+/// The token of the kubeconfig.
+pub const TOKEN: &str = "token-of-ann";
+
+/// What a command printed and returned.
+#[derive(Debug)]
+pub struct Done {
+    pub status: ExitStatus,
+    pub out: String,
+    pub err: String,
+}
+
+pub struct Rig {
+    pub server: ApiServer,
+    client: kube::Client,
+    /// Annotations that another client sets on Agent `helper` after the next read.
+    interference: Arc<Mutex<Option<Value>>>,
+    pub link: String,
+}
+
+impl Rig {
+    pub fn start() -> Self {
+        Self::with_link("http://127.0.0.1:1")
+    }
+
+    /// With a controller at this URL.
+    pub fn with_link(link: &str) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let server = ApiServer::new(Arc::new(Timestamp::now));
+        let interference = Arc::default();
+        Self {
+            client: client(&server, Arc::clone(&interference)),
+            server,
+            interference,
+            link: link.to_owned(),
+        }
+    }
+
+    pub fn put_agent(&self, name: &str, status: &Value) {
+        // A merge would keep what an earlier status had.
+        if let Some(old) = self.server.get(AGENTS, "team-a", name) {
+            let mut cleared = json!({"metadata": {"namespace": "team-a", "name": name}, "status": status});
+            for field in old["status"].as_object().into_iter().flatten().map(|(field, _)| field) {
+                if status.get(field).is_none() {
+                    cleared["status"][field] = Value::Null;
+                }
+            }
+            self.server.put(AGENTS, cleared);
+            return;
+        }
+        self.server.put(AGENTS, agent("team-a", name, status));
+    }
+
+    pub fn put_budget(&self, name: &str, status: &Value) {
+        let object = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget",
+            "metadata": {"namespace": "team-a", "name": name},
+            "spec": {"limits": {"tokens": 1_000}, "window": {"lifetime": {}}}, "status": status,
+        });
+        self.server.put(BUDGETS, object);
+    }
+
+    pub fn agent(&self, name: &str) -> Value {
+        self.server.get(AGENTS, "team-a", name).unwrap()
+    }
+
+    pub fn budget(&self, name: &str) -> Value {
+        self.server.get(BUDGETS, "team-a", name).unwrap()
+    }
+
+    pub fn interfere(&self, annotations: Value) {
+        *self.interference.lock().unwrap() = Some(annotations);
+    }
+
+    /// The CRDs and the Deployment of the controller.
+    pub fn install(&self) {
+        for definition in crd::all() {
+            let mut object = serde_json::to_value(definition).unwrap();
+            object["status"] = json!({"acceptedNames": {"kind": "x", "plural": "x"}, "storedVersions": [],
+                "conditions": [{"type": "Established", "status": "True"}]});
+            self.server
+                .put("apiextensions.k8s.io/customresourcedefinitions", object);
+        }
+        let deployment = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"namespace": "agentloop-system", "name": "agentloop"},
+            "spec": {"replicas": 2, "selector": {}, "template": {}}, "status": {"availableReplicas": 2},
+        });
+        self.server.put("apps/deployments", deployment);
+    }
+
+    /// Runs a command line.
+    pub async fn run(&self, line: &str) -> Done {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let status = self.run_on(line, &mut out, &mut err).await;
+        Done {
+            status,
+            out: String::from_utf8(out).unwrap(),
+            err: String::from_utf8(err).unwrap(),
+        }
+    }
+
+    async fn run_on(&self, line: &str, out: &mut Vec<u8>, err: &mut Vec<u8>) -> ExitStatus {
+        let arguments = parse(line);
+        let session = self.session().with_flags(&arguments.connection);
+        let mut screen = Screen { out, err };
+        match commands::execute(&session, arguments.command, &mut screen).await {
+            Ok(status) => status,
+            Err(error) => {
+                writeln!(screen.err, "error: {error}").unwrap();
+                error.exit_status()
+            }
+        }
+    }
+
+    pub fn session(&self) -> PluginSession {
+        let mut config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        config.auth_info = serde_json::from_value(json!({"token": TOKEN})).unwrap();
+        PluginSession {
+            client: self.client.clone(),
+            namespace: "team-a".into(),
+            all_namespaces: false,
+            format: None,
+            controller_namespace: "agentloop-system".into(),
+            route: LinkRoute::Direct(self.link.clone()),
+            token: UserToken::Kubeconfig(Box::new(config)),
+            clock: Arc::new(|| NOW.parse().unwrap()),
+        }
+    }
+}
+
+/// The arguments of a command line; text in quotes is one word.
+pub fn parse(line: &str) -> PluginArgs {
+    let quoted = line.split('"').enumerate();
+    let words = quoted.flat_map(|(index, part)| match index % 2 {
+        0 => part.split_whitespace().map(str::to_owned).collect(),
+        _ => vec![part.to_owned()],
+    });
+    let words = std::iter::once("kubectl-agentloop".to_owned()).chain(words);
+    let matches = agentloop::plugin::command().try_get_matches_from(words).unwrap();
+    PluginArgs::from_arg_matches(&matches).unwrap()
+}
+
+/// A client of the API server that has doubles for what the server in memory does not serve.
+fn client(server: &ApiServer, interference: Arc<Mutex<Option<Value>>>) -> kube::Client {
+    let server = server.clone();
+    let answer = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let (server, interference) = (server.clone(), Arc::clone(&interference));
+        async move {
+            let path = request.uri().path().to_owned();
+            let reads = request.method() == Method::GET && path.ends_with("/agents/helper");
+            let double = match path.rsplit('/').next().unwrap() {
+                "version" => Some(version()),
+                "selfsubjectreviews" => Some(
+                    json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
+                    "metadata": {}, "status": {"userInfo": {"username": "ann@example.com"}}}),
+                ),
+                // Its selector has values, which the server in memory does not know.
+                "deployments" => Some(
+                    json!({"apiVersion": "apps/v1", "kind": "DeploymentList", "metadata": {},
+                    "items": server.list("apps/deployments")}),
+                ),
+                "selfsubjectaccessreviews" => None,
+                _ => {
+                    let answer = server.router().oneshot(request.map(axum::body::Body::new)).await;
+                    let annotations = interference.lock().unwrap().take_if(|_| reads);
+                    if let Some(annotations) = annotations {
+                        let object =
+                            json!({"metadata": {"namespace": "team-a", "name": "helper", "annotations": annotations}});
+                        server.put(AGENTS, object);
+                    }
+                    return answer;
+                }
+            };
+            let answer = if let Some(answer) = double {
+                answer
+            } else {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let mut review: Value = serde_json::from_slice(&body).unwrap();
+                let verb = review["spec"]["resourceAttributes"]["verb"].clone();
+                review["status"] = json!({"allowed": verb != "approve"});
+                review
+            };
+            Ok::<_, Infallible>(Response::new(axum::body::Body::from(answer.to_string())))
+        }
+    });
+    kube::Client::new(answer, "default")
+}
+
+fn version() -> Value {
+    json!({"major": "1", "minor": "33", "gitVersion": "v1.33.0", "gitCommit": "", "gitTreeState": "", "buildDate": "",
+        "goVersion": "", "compiler": "", "platform": ""})
+}
