@@ -4,6 +4,7 @@ mod actions;
 mod approvals;
 mod budget;
 mod budget_health;
+mod builders;
 mod compaction;
 mod context;
 mod corpus;
@@ -47,6 +48,7 @@ mod sensors;
 mod sleeping;
 mod stops;
 mod structured_output;
+mod task_intervals;
 mod tasks;
 mod texts;
 mod tool_failures;
@@ -61,10 +63,11 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
+use self::builders::{hours, settings};
 use self::events::{happens, notified, try_everything_but, value_of, without_its_line};
 use self::prompt_rules::check_prompt;
 use super::context::prompt_size as sizes;
-use super::guardrails::active_hours::{ActiveHours, WindowPosition};
+use super::guardrails::active_hours::WindowPosition;
 use super::machine::{Engine, EngineSnapshot};
 use super::message::{FinishReason, Message, ModelAnswer, ToolCall};
 use super::pauses::budget::{BudgetState, ProbeState};
@@ -77,55 +80,6 @@ use super::{
 use agentloop_api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection, StructuredOutput};
 use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_api::status::{LoopState, PauseReason};
-
-fn settings() -> EngineSettings {
-    EngineSettings {
-        mode: ModeSettings::Continuous,
-        min_delay: SignedDuration::from_millis(100),
-        max_delay: SignedDuration::from_secs(10),
-        max_consecutive_errors: 5,
-        max_sleep: SignedDuration::from_hours(1),
-        heartbeat: None,
-        max_consecutive_turns: 50,
-        max_calls_per_turn: 25,
-        idle_timeout: SignedDuration::from_secs(600),
-        rate_limits: Vec::new(),
-        exhaustion_policy: ExhaustionPolicy::Skip,
-        active_hours: None,
-        context_tokens: 128_000,
-        max_output_tokens: 4096,
-        history_tokens: 1_000_000,
-        actions_per_minute: 10,
-        max_consecutive_tool_failures: None,
-        pre_check: None,
-        light_output_tokens: None,
-        light_context_tokens: 128_000,
-        hot_state: Vec::new(),
-        max_result_bytes: 32 * 1024,
-        memory_bytes: None,
-        image_input: None,
-        structured_output: StructuredOutput::Disabled,
-        light_structured_output: StructuredOutput::Disabled,
-        approval_timeout: seconds(3600),
-        defers_approvals: false,
-        // Tests of other rules repeat the same text.
-        loop_detection: detection(DetectionMode::Disabled),
-        spec: 0,
-        // Tests of other rules use any text.
-        quick_text_turns: 0,
-        longest_text_delay: SignedDuration::ZERO,
-    }
-}
-
-fn hours(zone: &str, start: &str, end: &str) -> ActiveHours {
-    ActiveHours::read(&agentloop_api::agent::ActiveHoursSpec {
-        time_zone: zone.into(),
-        days: Vec::new(),
-        start: start.into(),
-        end: end.into(),
-    })
-    .unwrap()
-}
 
 fn detection(mode: DetectionMode) -> LoopDetection {
     LoopDetection {
