@@ -82,6 +82,7 @@ simulate() {
     AGENTLOOP_SIM_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --profile simulation --test it -- ledger::no_schedule sensing::no_schedule
   tests "Nearly right answers, directives and journals" env AGENTLOOP_FUZZ_ROUNDS="${ROUNDS:-200000}" \
     cargo test --locked --test it -- fuzz::
+  tests "A minute without the database of the history" cargo test --locked --test it -- --ignored history::
 }
 soak() {
   export AGENTLOOP_E2E_CHAOS_SECONDS=${AGENTLOOP_E2E_CHAOS_SECONDS:-300}
