@@ -182,6 +182,7 @@ pub enum TaskKind {
     strum::AsRefStr,
     strum::Display,
     strum::EnumString,
+    strum::EnumIter,
 )]
 pub enum TaskOutcome {
     /// The agent has responded.

@@ -6,6 +6,7 @@ use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 
 use super::pause::PauseReason;
 use super::status::LoopOutcome;
+use super::task::TaskOutcome;
 
 /// Maximum number of tools that are counted by name, including the entry for all others.
 pub const MOST_TOOLS: usize = 20;
@@ -95,6 +96,9 @@ pub struct LoopCounts {
     /// denied too often in the turn, a server that has not answered yet, or a call that was cut at the output limit.
     #[schemars(range(min = 0))]
     pub denied_tool_calls: i64,
+    /// Tasks and requests that have ended, by outcome.
+    #[serde(skip_serializing_if = "TaskCounts::is_empty")]
+    pub tasks: TaskCounts,
     /// Outcomes of tool runs per tool, as reported by the worker, at most 20 entries, the last one for all other tools.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["tool"]))]
@@ -117,6 +121,7 @@ impl LoopCounts {
             tool_calls,
             actions,
             denied_tool_calls,
+            tasks,
             by_tool,
             guardrail_trips,
         } = new;
@@ -124,8 +129,58 @@ impl LoopCounts {
         self.tool_calls = self.tool_calls.max(*tool_calls);
         self.actions = self.actions.max(*actions);
         self.denied_tool_calls = self.denied_tool_calls.max(*denied_tool_calls);
+        self.tasks.merge(tasks);
         merge_tools(&mut self.by_tool, by_tool);
         merge_trips(&mut self.guardrail_trips, guardrail_trips);
+    }
+}
+
+/// How many tasks ended with each outcome.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TaskCounts {
+    /// With a response.
+    #[schemars(range(min = 0))]
+    pub completed: i64,
+    /// With an error.
+    #[schemars(range(min = 0))]
+    pub failed: i64,
+    /// By a limit.
+    #[schemars(range(min = 0))]
+    pub limit_reached: i64,
+}
+
+impl TaskCounts {
+    /// Whether no task has ended.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// A task has ended.
+    pub fn add(&mut self, outcome: TaskOutcome) {
+        let count = match outcome {
+            TaskOutcome::Completed => &mut self.completed,
+            TaskOutcome::Failed => &mut self.failed,
+            TaskOutcome::LimitReached => &mut self.limit_reached,
+        };
+        *count = count.saturating_add(1);
+    }
+
+    /// The number of tasks that ended so.
+    #[must_use]
+    pub const fn of(&self, outcome: TaskOutcome) -> i64 {
+        match outcome {
+            TaskOutcome::Completed => self.completed,
+            TaskOutcome::Failed => self.failed,
+            TaskOutcome::LimitReached => self.limit_reached,
+        }
+    }
+
+    fn merge(&mut self, new: &Self) {
+        self.completed = self.completed.max(new.completed);
+        self.failed = self.failed.max(new.failed);
+        self.limit_reached = self.limit_reached.max(new.limit_reached);
     }
 }
 

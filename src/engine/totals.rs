@@ -4,6 +4,7 @@
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
+use super::tasks::TaskChange;
 use super::{JournalRecord, KnownTotals, OutcomeKind, RecordDetail, RecordKind};
 use agentloop_api::usage_counts::{self, LoopCounts, OTHER_TOOLS};
 
@@ -57,6 +58,9 @@ impl Totals {
             if let RecordDetail::Trip(trip) = record.detail {
                 let (guardrail, action) = trip.labels();
                 usage_counts::of_trip(&mut self.counts.guardrail_trips, guardrail, action).count += 1;
+            }
+            if let Some(TaskChange::Ended(response)) = record.task.as_deref() {
+                self.counts.tasks.add(response.outcome);
             }
             self.count_tool(record);
         }

@@ -10,8 +10,10 @@ use strum::IntoEnumIterator;
 use super::families::{MetricFamilies, bit, number};
 use super::registry::{self, Metric, MetricSource};
 use crate::api::Agent;
+use crate::api::agent::AgentMode;
 use crate::api::condition::{self, ConditionType, GatewaySign, LoopSign};
 use crate::api::status::{LoopState, LoopUsage, ModelUsage, PauseReason};
+use crate::api::task::TaskOutcome;
 use crate::api::usage_counts::{GuardrailTrip, OTHER_TOOLS, ToolUsage};
 
 /// `model` label of usage that is in no entry of `status.usage.byModel`.
@@ -104,6 +106,18 @@ fn agent_series(families: &mut MetricFamilies, agent: &Agent, refused: &RefusedC
         &id,
         number(usage.counts.denied_tool_calls),
     );
+    // Most Agents of other modes never have a task.
+    if agent.spec.mode == AgentMode::Task || !usage.counts.tasks.is_empty() {
+        for outcome in TaskOutcome::iter() {
+            let labels = [id[0], id[1], outcome.as_ref()];
+            families.put(&registry::AGENT_TASKS, &labels, number(usage.counts.tasks.of(outcome)));
+        }
+        let waiting = agent
+            .status
+            .as_ref()
+            .and_then(|status| status.r#loop.as_ref()?.waiting_tasks);
+        families.put(&registry::AGENT_WAITING_TASKS, &id, number(waiting.unwrap_or_default()));
+    }
     for (guardrail, action) in GuardrailTrip::all().map(GuardrailTrip::labels) {
         let found = usage.counts.guardrail_trips.iter();
         let count = found

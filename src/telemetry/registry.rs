@@ -114,6 +114,8 @@ metrics! {
         "Status of each condition of the Agent: 1 for the current status, 0 for the other two.";
     AGENT_OBSERVED_GENERATION = Agents Gauge "agentloop_agent_status_observed_generation" ["namespace", "agent"]
         "Generation of the spec that the status describes; 0 until there is a status.";
+    AGENT_TASKS = Agents Counter "agentloop_agent_tasks_total" ["namespace", "agent", "outcome"]
+        "Total number of tasks and requests that have ended, as persisted in the status, by outcome: Completed, Failed or LimitReached; absent for an Agent that is not in mode Task and has had none.";
     AGENT_TOKENS = Agents Counter "agentloop_agent_tokens_total" ["namespace", "agent", "model", "type"]
         "Total number of tokens billed by the provider, as persisted in the status; the types input, cache_read, cache_write and output are disjoint.";
     AGENT_TOOL_CALLS = Agents Counter "agentloop_agent_tool_calls_total" ["namespace", "agent"]
@@ -126,6 +128,8 @@ metrics! {
         "Total number of completed turns, as persisted in the status.";
     AGENT_UNKNOWN_CALLS = Agents Counter "agentloop_agent_unknown_calls_total" ["namespace", "agent", "model"]
         "Total number of model calls whose usage the server never reported; their tokens are not in any other metric.";
+    AGENT_WAITING_TASKS = Agents Gauge "agentloop_agent_waiting_tasks" ["namespace", "agent"]
+        "Number of tasks and requests that wait, as of the status; absent for an Agent that is not in mode Task and has had none.";
 
     BUDGET_AGENTS = Budgets Gauge "agentloop_budget_agents" ["namespace", "budget"]
         "Number of Agents that draw on the AgentBudget.";

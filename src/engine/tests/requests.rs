@@ -258,6 +258,33 @@ fn a_kill_at_any_point_loses_no_request_and_answers_none_twice() {
 }
 
 #[test]
+fn tasks_are_counted_by_their_outcome_and_once_over_a_crash() {
+    let mut driver = asleep();
+    for (id, answer) in [("a", Some(says("well"))), ("b", None), ("c", Some(says("well")))] {
+        driver.ask(id);
+        match answer {
+            Some(answer) => driver.answer(answer),
+            None => driver.fail(FailureKind::BadResponse),
+        };
+    }
+    driver.ask("d");
+    let mut crashed = driver.clone();
+    driver.answer(says("well"));
+    let counts = |driver: &Driver| {
+        let tasks = driver.engine.view().counts.tasks;
+        (tasks.completed, tasks.failed, tasks.limit_reached)
+    };
+    assert_eq!(counts(&driver), (3, 1, 0));
+    // The process ended before it had committed the end.
+    crashed.restart(1);
+    assert_eq!(counts(&crashed), (2, 1, 0));
+    crashed.pass(seconds(300));
+    assert_eq!(counts(&crashed), (2, 1, 1));
+    driver.restart(2);
+    assert_eq!(counts(&driver), (3, 1, 0));
+}
+
+#[test]
 fn a_call_of_a_request_is_not_deferred_into_the_loop() {
     let mut driver = Driver::with_gates(EngineSettings {
         defers_approvals: true,
