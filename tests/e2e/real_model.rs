@@ -138,10 +138,12 @@ fn tasks_of_a_real_model_are_answered_in_their_form_or_say_which_limit_ended_the
     let calls = |response: &Value| response["iterations"].as_i64().unwrap_or(0);
     assert_eq!(used.calls, responses.iter().map(|one| calls(&one.body)).sum::<i64>());
 
-    // The same with a request beside the loop's own work, which begins with a schema no longer.
+    // The same with a request beside the loop's own work, which has no schema.
+    let before = agent.until_pod(None, 30);
     let patch = json!({"spec": {"mode": "Continuous", "task": null, "instructions": "You wait.",
         "guardrails": {"maxCallsPerTurn": 2}}});
     namespace.kubectl.patch(AGENTS, "triage", &patch);
+    agent.until_pod(Some(&before), 180);
     let (accepted, _) = block_on(client.until_accepted(&agent, "three", "Say hello.", limit));
     let response = block_on(client.response(&agent, &accepted));
     let outcome = response["outcome"].as_str().expect("an outcome");
