@@ -11,6 +11,7 @@ use super::cluster::{Namespace, shared};
 use super::link_client::{LinkUser, block_on};
 use super::model_server::{self, ModelServer, Used};
 use super::responses::ResponseReceiver;
+use crate::support::kubectl::Kubectl;
 
 const STEPS: i64 = 3;
 const ITERATIONS: i64 = 3;
@@ -55,7 +56,9 @@ fn a_goal_of_a_real_model_ends_within_its_limits_and_its_judge_and_its_checks_ar
         // An estimate that cannot be read waits for a person, and nobody answers.
         "tools": {"approval": {"timeoutSeconds": 60}},
     });
-    let agent = Agent::apply(&namespace, "greeter", &computed(openai(&server.base_url(label))), &spec);
+    let mut model = computed(openai(&server.base_url(label)));
+    model["structuredOutput"] = "WithoutTools".into();
+    let agent = Agent::apply(&namespace, "greeter", &model, &spec);
     let ended = agent.until("an end", LONG, |agent| {
         agent["status"]["loop"]["outcome"].is_string().then(|| agent.clone())
     });
@@ -109,31 +112,39 @@ fn tasks_of_a_real_model_are_answered_in_their_form_or_say_which_limit_ended_the
     let (Some(cluster), Some(server)) = (shared(), model_server::real()) else {
         return;
     };
-    let receiver = ResponseReceiver::start(0);
     let namespace = Namespace::new(&cluster.system, "real-task");
-    let label = namespace.kubectl.namespace();
+    // With and without a server that enforces the schema.
+    for structured in ["Disabled", "Always"] {
+        two_tasks(&cluster.system, &namespace, server, structured);
+    }
+}
+
+fn two_tasks(system: &Kubectl, namespace: &Namespace, server: &ModelServer, structured: &str) {
+    let receiver = ResponseReceiver::start(0);
+    let name = format!("triage-{}", structured.to_lowercase());
+    let label = format!("{}-{name}", namespace.kubectl.namespace());
     let spec = json!({
         "mode": "Task", "instructions": "You say how severe a ticket is: low or high.",
         "task": {
             "maxIterations": ITERATIONS, "prompt": "Ticket 1: The shop is down.",
             "responseSchema": {
-                "type": "object", "properties": {"severity": {"enum": ["low", "high"]}},
+                "type": "object", "properties": {"severity": {"type": "string", "enum": ["low", "high"]}},
                 "required": ["severity"], "additionalProperties": false,
             },
             "responses": {"http": {"url": receiver.url()}},
         },
     });
-    let agent = Agent::apply(&namespace, "triage", &computed(openai(&server.base_url(label))), &spec);
-    let client = LinkUser::editor(&cluster.system, &namespace.kubectl, "editor");
+    let mut model = computed(openai(&server.base_url(&label)));
+    model["structuredOutput"] = structured.into();
+    let agent = Agent::apply(namespace, &name, &model, &spec);
+    let client = LinkUser::editor(system, &namespace.kubectl, &name);
     let limit = Duration::from_mins(3);
     block_on(client.until_accepted(&agent, "two", "Ticket 2: A letter is blue.", limit));
     let responses = receiver.until_accepted(2, LONG);
     let sum: i64 = responses.iter().map(|response| judge(&response.body)).sum();
-    eprintln!(
-        "the tasks ended: {} and {}",
-        responses[0].body["outcome"], responses[1].body["outcome"]
-    );
-    let used = counted(&agent, server, label);
+    let outcome = |place: usize| &responses[place].body["outcome"];
+    eprintln!("structuredOutput {structured}: {} and {}", outcome(0), outcome(1));
+    let used = counted(&agent, server, &label);
     assert_eq!(tokens(used), sum, "the tokens of the tasks are those of the server");
     let calls = |response: &Value| response["iterations"].as_i64().unwrap_or(0);
     assert_eq!(used.calls, responses.iter().map(|one| calls(&one.body)).sum::<i64>());

@@ -122,7 +122,8 @@ fn answering<'a>(namespace: &'a Namespace, receiver: &ResponseReceiver) -> Agent
     agent
 }
 
-fn sensor() -> String {
+/// A Sensor whose webhooks are tasks of Agent `clerk`: the field `task` is the text.
+pub fn sensor() -> String {
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "orders"},
         "stringData": {"webhook": KEY}});
     let webhook = json!({"scheme": "GitHub", "secretKeyRef": {"name": "orders", "key": "webhook"}});
@@ -277,8 +278,23 @@ impl Found {
         }
         texts.sort();
         assert_eq!(texts, sent.keys().collect::<Vec<_>>(), "each was accepted once");
-        let ends: Vec<String> = self.offers.iter().map(|(id, _)| format!("{id}: Completed")).collect();
-        assert_eq!(self.ends, ends, "each has ended once, in the order of acceptance");
+        let end = |response: &ReceivedResponse| {
+            let (body, text) = (&response.body, |field: &str| {
+                response.body[field].as_str().unwrap_or_default()
+            });
+            // Documented: kills that follow each other faster than the loop continues can hit one task three times.
+            let is_crash = text("error").contains("the worker ended 3 times");
+            assert!(body["outcome"] == "Completed" || is_crash, "{body}");
+            format!("{}: {}", text("id"), text("outcome"))
+        };
+        let ends: Vec<String> = accepted.iter().map(end).collect();
+        let failed = ends.iter().filter(|end| end.ends_with("Failed")).count();
+        figure("task_chaos_failed_by_three_kills", failed, "tasks");
+        assert!(failed * 100 <= ends.len(), "{failed} tasks failed");
+        assert_eq!(
+            self.ends, ends,
+            "each has ended once, as its response says, in the order of acceptance"
+        );
         assert_eq!(self.waits.len(), sent.len(), "each had a call");
         let id = |response: &ReceivedResponse| response.body["id"].as_str().unwrap_or_default().to_owned();
         let answered: Vec<String> = accepted.iter().map(id).collect();

@@ -1,15 +1,16 @@
 //! Tasks on a real cluster: the example answers a webhook, and a running agent answers a request of a user.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pretty_assertions::assert_eq;
 use serde_json::json;
 
 use super::agents::{Agent, script, scripted};
-use super::cluster::{Namespace, shared};
+use super::cluster::{Namespace, figure, shared};
 use super::link_client::{LinkUser, block_on};
 use super::responses::ResponseReceiver;
-use super::sensor_pods::{KEY, Sender, until_sensor_listens};
+use super::sensor_pods::{KEY, Sender, until_listening, until_sensor_listens};
+use super::task_chaos;
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/triage.yaml");
 const REQUEST_EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/request.yaml");
@@ -125,4 +126,42 @@ fn an_agent_that_sleeps_answers_a_request_once_and_goes_on_sleeping() {
     for text in [CANARY, "How many stars"] {
         assert!(!logs.contains(text) && !status.to_string().contains(text), "{text}");
     }
+}
+
+#[test]
+fn an_agent_without_tasks_gives_its_pod_back_and_the_next_webhook_and_the_next_request_start_it_again() {
+    let Some(cluster) = shared() else { return };
+    let receiver = ResponseReceiver::start(0);
+    let namespace = Namespace::new(&cluster.system, "scale-to-zero");
+    let kubectl = &namespace.kubectl;
+    kubectl.apply(&script("answers", &json!({"turns": [{"text": "done"}]})));
+    let responses = json!({"http": {"url": receiver.url()}});
+    let spec = json!({"mode": "Task", "task": {"idlePodSeconds": 3, "responses": responses}});
+    let agent = Agent::apply(&namespace, "clerk", &scripted("answers"), &spec);
+    kubectl.apply(&task_chaos::sensor());
+    until_listening(kubectl);
+    let user = LinkUser::editor(&cluster.system, kubectl, "editor");
+    let until_gone = |epoch: i64| {
+        agent.until(&format!("no pod after epoch {epoch}"), 120, |agent| {
+            let found = &agent["status"]["loop"];
+            (found["outcome"] == "ScaledToZero" && found["epoch"] == epoch).then_some(())
+        });
+        kubectl.until_gone("pod", &agent.name, 60);
+    };
+    until_gone(1);
+    agent.until_condition("Ready", "True", "ScaledToZero", 30);
+
+    let begun = Instant::now();
+    assert_eq!(Sender::of(kubectl).send(KEY, "1", r#"{"task": "a webhook"}"#), 202);
+    receiver.until_accepted(1, 120);
+    let seconds = begun.elapsed().as_secs_f64();
+    figure("scaled_to_zero_webhook_to_response", format!("{seconds:.1}"), "s");
+    until_gone(2);
+
+    let limit = Duration::from_mins(2);
+    block_on(user.until_accepted(&agent, "2", "a request", limit));
+    let responses = receiver.until_accepted(2, 60);
+    assert_eq!(responses[1].body["id"], "request-2");
+    until_gone(3);
+    assert_eq!(receiver.all().len(), 2, "nothing is sent again");
 }
