@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# demo.sh       from nothing to Agents whose loops turn in pods of their own, within a budget and woken by a clock, on a
-#               cluster of this machine; leaves them running
+# demo.sh       from nothing to Agents whose loops turn in pods of their own, within a budget, woken by a clock and answering a
+#               request, on a cluster of this machine; leaves them running
 # demo.sh down  removes it
 # CONTEXT=name IMAGE=ref: on the cluster of that kube context instead; it must be able to pull the image.
 # A second run upgrades what the first one made.
@@ -17,6 +17,9 @@ budget=team-research
 sensor_example=$ROOT/examples/schedule.yaml
 sensor=every-minute
 woken=schedule   # the Agent that it wakes
+request_example=$ROOT/examples/request.yaml
+clerk=request    # its Agent
+requester=demo   # the service account that sends requests
 system=agentloop-system
 [ -n "$context" ] || export KUBECONFIG=$RUN/admin.kubeconfig
 
@@ -29,7 +32,8 @@ down() {
     echo "The cluster is gone. What was built stays in $CACHE and $CARGO_TARGET_DIR."
     return
   fi
-  kube delete --ignore-not-found -f "$example" -f "$budget_example" -f "$sensor_example"
+  kube delete --ignore-not-found -f "$example" -f "$budget_example" -f "$sensor_example" -f "$request_example"
+  kube delete --ignore-not-found serviceaccount/"$requester" rolebinding/"$requester"
   run_helm uninstall agentloop --ignore-not-found --wait
   kube delete --ignore-not-found namespace "$system"
   echo "Removed from $context. The CustomResourceDefinitions stay, since deleting them deletes every Agent:"
@@ -40,7 +44,7 @@ down() {
 own_cluster() {
   local tools_pid log
   as_root_or_say "a cluster on this machine"
-  "$ROOT/hack/packages.sh" build image plane node
+  "$ROOT/hack/packages.sh" build image plane node demo
   say "Building the cluster's tools and the image (half an hour or more on two cores the first time, cached afterwards)"
   log=$(mktemp)
   setsid "$devcluster/tools.sh" plane node helm >"$log" 2>&1 &
@@ -133,6 +137,51 @@ show_sensor() {
   kube -n "$namespace" logs "$woken" -c worker | grep -o '"event":"autonomy:\(sensor_updated\|turn_started\|notification_pushed\)","at":"[^"]*"' | tail -3
 }
 
+# Requests and events go to the controller's API, as docs/tasks/requests.md says: with a token of the cluster, over TLS.
+call_link() { # PATH [CURL_ARGUMENT...]
+  local link=agentloop-link.$system.svc:8443
+  curl --silent --show-error --cacert "$work/ca.crt" --connect-to "$link:127.0.0.1:$link_port" \
+    --oauth2-bearer "$token" "${@:2}" "https://$link/v1/namespaces/$namespace/agents/$clerk/$1"
+}
+
+open_link() {
+  work=$(mktemp -d)
+  kube -n "$namespace" create serviceaccount "$requester" --dry-run=client -o yaml | kube apply -f - >/dev/null
+  kube -n "$namespace" create rolebinding "$requester" --clusterrole=edit --serviceaccount="$namespace:$requester" \
+    --dry-run=client -o yaml | kube apply -f - >/dev/null
+  token=$(kube -n "$namespace" create token "$requester")
+  kube -n "$namespace" get configmap agentloop-link-ca -o jsonpath='{.data.ca\.crt}' >"$work/ca.crt"
+  coproc LINK { exec kubectl ${context:+--context "$context"} -n "$system" port-forward service/agentloop-link :8443; }
+  trap close_link EXIT
+  local line
+  read -r line <&"${LINK[0]}"   # Forwarding from 127.0.0.1:PORT -> 8443
+  line=${line#*:} link_port=${line%% *}
+}
+
+close_link() {
+  trap - EXIT
+  kill "${LINK_PID:-}" 2>/dev/null || true
+  rm -rf "$work"
+}
+
+show_request() {
+  local accepted after response
+  say "A request to an Agent, which answers in a given form: kubectl apply -f examples/request.yaml"
+  kube -n "$namespace" apply -f "$request_example"
+  kube -n "$namespace" wait --for=condition=Ready --timeout=60s "agents.agentloop.dev/$clerk"
+  open_link
+  echo 'POST .../agents/request/tasks {"prompt": "Ticket 17: The shop is down."}'
+  accepted=$(call_link tasks --fail-with-body --retry 30 --retry-delay 1 --retry-max-time 60 \
+    --data '{"prompt": "Ticket 17: The shop is down."}')
+  echo "$accepted"
+  after=${accepted##*'"after":'} after=${after%%[!0-9]*}
+  say "Its response, in the Agent's events"
+  IFS= read -r response < <(call_link "events?after=$after&messages=true" --no-buffer --max-time 60 2>/dev/null |
+    sed -un '/"event":"task:ended"/ { s/.*"messages":\["\(.*\)"\].*/\1/; s/\\"/"/g; p; q }') || die "the request has no response"
+  echo "$response"
+  close_link
+}
+
 watch_agent() { # SECONDS: one line for each change
   timeout "$1" kubectl ${context:+--context "$context"} -n "$namespace" get agents.agentloop.dev "$agent" --watch || true
 }
@@ -156,6 +205,7 @@ show() {
   start_sensor
   show_budget
   show_sensor
+  show_request
 
   say "The same numbers in Prometheus"
   leader=$(kube -n "$system" get pods -l agentloop.dev/leader=true -o jsonpath='{.items[0].metadata.name}')

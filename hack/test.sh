@@ -3,7 +3,7 @@
 # test.sh plane|node     one half of it; `node` takes the name of a test: test.sh node e2e::restarts
 # test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation and SENSOR_SCHEDULES (100,000) of the Sensors', ROUNDS
 #                        (200,000) of nearly right input, then the end-to-end tests repeatedly, for MINUTES (60), with
-#                        five minutes of kills for the budgets and for Sensors, and ten for the journals
+#                        five minutes of kills for the budgets and for Sensors, ten for the journals, and 3,000 tasks under kills
 # Starts the clusters it needs and stops them, whatever happens. Ends with what each part took and cargo's own summaries.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -87,6 +87,7 @@ simulate() {
 soak() {
   export AGENTLOOP_E2E_CHAOS_SECONDS=${AGENTLOOP_E2E_CHAOS_SECONDS:-300}
   export AGENTLOOP_E2E_KILL_SECONDS=${AGENTLOOP_E2E_KILL_SECONDS:-600}
+  export AGENTLOOP_E2E_TASKS=${AGENTLOOP_E2E_TASKS:-3000}
   local end=$((SECONDS + ${MINUTES:-60} * 60)) round=0
   while [ $SECONDS -lt $end ] && [ $failed = 0 ]; do
     round=$((round + 1))

@@ -32,7 +32,8 @@ pub struct TaskSpec {
     /// and reason `MaxIterations`. `guardrails.maxCallsPerTurn` applies as well. Defaults to 10.
     #[schemars(range(min = 1, max = 1000))]
     pub max_iterations: u32,
-    /// Number of tokens of one task, input and output, 1 to 1,000,000,000, from which on no further model call is made.
+    /// Number of tokens of one task, 1 to 1,000,000,000, from which on no further model call is made: uncached input, cache
+    /// writes and output, as in budgets.
     /// The task then ends with outcome `LimitReached` and reason `MaxTokens`. Defaults to 100,000.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub max_tokens: u64,
@@ -137,7 +138,7 @@ pub struct Activation {
     pub reason: Option<TaskLimit>,
     /// Number of model calls.
     pub iterations: u32,
-    /// Tokens of its model calls, input and output, as far as the server reported them.
+    /// Tokens of its model calls as far as the server reported them: uncached input, cache writes and output.
     #[schemars(range(min = 0))]
     pub tokens: i64,
     /// Cost of its model calls in micro-dollars, as far as prices are known.

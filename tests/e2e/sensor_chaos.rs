@@ -27,7 +27,7 @@ const ALL: (u64, u64) = (300, 1_200);
 /// Senders, each of which waits for the answer to one number before it sends its next one.
 const LANES: usize = 8;
 /// Seconds of the leader's Lease, and after how many it is renewed: short, and long enough for a machine that is busy.
-const LEASE: (u64, u64) = (6, 2);
+pub const LEASE: (u64, u64) = (6, 2);
 /// Longest time of a process that stands still, in milliseconds: a leader may lose its Lease in it.
 const FREEZE: i64 = 8_000;
 /// Milliseconds between two blows.
@@ -36,9 +36,9 @@ const RHYTHM: (i64, i64) = (1_000, 4_000);
 const CALM_SECONDS: u64 = 300;
 
 /// Parts and the roles of their processes.
-const PARTS: [&str; 4] = ["sensor", "controller", "worker", "gateway"];
+pub const PARTS: [&str; 4] = ["sensor", "controller", "worker", "gateway"];
 /// The leader among them: with its pod goes the kubelet's delay.
-const LEADER: usize = 1;
+pub const LEADER: usize = 1;
 /// Part, and whether it is frozen, of each blow; when all were drawn, they are shuffled anew.
 const DECK: [(usize, bool); 12] = [
     (0, false),
@@ -121,7 +121,8 @@ fn each_of_ten_thousand_webhooks_takes_effect_once_in_each_agent_while_every_par
     assert!(strikes as u64 > seconds / 6, "{blows:?}");
 }
 
-fn setting(name: &str) -> Option<u64> {
+/// A setting of a test, from the environment.
+pub fn setting(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
@@ -231,11 +232,11 @@ fn until_taken(sender: &Sender, number: i64) -> Sent {
 
 /// What was hit how often, by part.
 #[derive(Debug, Default)]
-struct Blows {
-    kills: [usize; PARTS.len()],
+pub struct Blows {
+    pub kills: [usize; PARTS.len()],
     freezes: [usize; PARTS.len()],
     /// Pods that were deleted with the process killed in them.
-    pods: usize,
+    pub pods: usize,
 }
 
 /// Kills and freezes while the senders send; then everything goes on.
@@ -255,10 +256,7 @@ fn storm(system: &Kubectl, kubectl: &Kubectl, agents: &[Agent<'_>], goes_on: imp
         let (still, pause) = (milliseconds(500, FREEZE), milliseconds(RHYTHM.0, RHYTHM.1));
         let pod = match part {
             0 => kubectl.get("pod", POD),
-            LEADER => {
-                without_delay(system);
-                leading(system)
-            }
+            LEADER => leader_without_delay(system),
             _ => kubectl.get("pod", &agent.name),
         };
         match pod {
@@ -267,10 +265,7 @@ fn storm(system: &Kubectl, kubectl: &Kubectl, agents: &[Agent<'_>], goes_on: imp
                 blows.freezes[part] += usize::from(process.is_some());
                 frozen.extend(process.map(|process| (Instant::now() + still, process)));
             }
-            Some(pod) if part == LEADER => {
-                kill_pod(system, &pod);
-                blows.kills[part] += 1;
-            }
+            Some(pod) if part == LEADER => blows.kill_leader(system, &pod),
             Some(pod) => blows.kill(kubectl, &pod, part),
             None => {}
         }
@@ -281,14 +276,16 @@ fn storm(system: &Kubectl, kubectl: &Kubectl, agents: &[Agent<'_>], goes_on: imp
     blows
 }
 
-/// A leader that stood still for too long ends, and the kubelet lets it wait longer each time; a new pod need not.
-fn without_delay(system: &Kubectl) {
+/// The replica that leads. A leader that stood still for too long ends, and the kubelet lets it wait longer each time; a new
+/// pod need not.
+pub fn leader_without_delay(system: &Kubectl) -> Option<Value> {
     for pod in system.list("pods", "app.kubernetes.io/component=controller") {
         let waits = pod["status"]["containerStatuses"][0]["state"]["waiting"].is_object();
         if waits && restarts(&pod) > 0 {
             delete(system, &pod);
         }
     }
+    leading(system)
 }
 
 fn delete(kubectl: &Kubectl, pod: &Value) {
@@ -297,7 +294,14 @@ fn delete(kubectl: &Kubectl, pod: &Value) {
 }
 
 impl Blows {
-    fn kill(&mut self, kubectl: &Kubectl, pod: &Value, part: usize) {
+    /// SIGKILL to the leader, and its pod away.
+    pub fn kill_leader(&mut self, system: &Kubectl, pod: &Value) {
+        kill_pod(system, pod);
+        self.kills[LEADER] += 1;
+    }
+
+    /// SIGKILL to a part in a pod.
+    pub fn kill(&mut self, kubectl: &Kubectl, pod: &Value, part: usize) {
         self.kills[part] += usize::from(host::strike(pod, PARTS[part], "KILL").is_some());
         // A container that was killed before is started with a delay that grows; a new pod has none.
         if restarts(pod) > 0 {

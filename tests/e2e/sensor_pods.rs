@@ -16,7 +16,6 @@ use crate::support::kubectl::{Kubectl, Proxy};
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/webhook.yaml");
 pub const SENSORS: &str = "sensors.agentloop.dev";
-const SENSOR: &str = "sensors.agentloop.dev/orders";
 /// The Sensor's pod.
 pub const POD: &str = "orders-sensor-0";
 /// The key in the Secret of the example.
@@ -25,18 +24,23 @@ pub const KEY: &str = "only-to-try-it-out";
 /// Longest time that a sender waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Who sends to the Service of Sensor `orders`, by way of the API server.
+/// Who sends to the Service of a Sensor, by way of the API server.
 pub struct Sender {
     proxy: Proxy,
     path: String,
 }
 
 impl Sender {
+    /// To Sensor `orders`.
     pub fn of(kubectl: &Kubectl) -> Self {
+        Self::to(kubectl, "orders")
+    }
+
+    pub fn to(kubectl: &Kubectl, sensor: &str) -> Self {
         let namespace = kubectl.namespace();
         Self {
             proxy: kubectl.proxy(),
-            path: format!("/api/v1/namespaces/{namespace}/services/orders-webhook:80/proxy/"),
+            path: format!("/api/v1/namespaces/{namespace}/services/{sensor}-webhook:80/proxy/"),
         }
     }
 
@@ -59,7 +63,7 @@ impl Sender {
     }
 
     /// The same, again while it cannot be kept, as senders do.
-    fn send(&self, key: &str, id: &str, body: &str) -> u16 {
+    pub fn send(&self, key: &str, id: &str, body: &str) -> u16 {
         let deadline = Instant::now() + Duration::from_secs(40);
         loop {
             let status = self.post(key, id, body);
@@ -73,11 +77,17 @@ impl Sender {
     }
 }
 
-/// Waits until the Sensor's pod takes webhooks; its pod.
+/// Waits until the pod of Sensor `orders` takes webhooks; its pod.
 pub fn until_listening(kubectl: &Kubectl) -> Value {
-    kubectl.wait(SENSOR, "condition=Connected", 90);
-    kubectl.wait(&format!("pod/{POD}"), "condition=Ready", 30);
-    kubectl.get("pod", POD).expect("the pod exists")
+    until_sensor_listens(kubectl, "orders")
+}
+
+/// Waits until the pod of a Sensor takes webhooks; its pod.
+pub fn until_sensor_listens(kubectl: &Kubectl, sensor: &str) -> Value {
+    kubectl.wait(&format!("{SENSORS}/{sensor}"), "condition=Connected", 90);
+    let pod = format!("{sensor}-sensor-0");
+    kubectl.wait(&format!("pod/{pod}"), "condition=Ready", 30);
+    kubectl.get("pod", &pod).expect("the pod exists")
 }
 
 /// Events that took effect, by a copy of the Agent's journal.

@@ -14,7 +14,7 @@ use crate::support::kubectl::Kubectl;
 
 const SERVER: &str = "/app/node_modules/@modelcontextprotocol/server-everything/dist/index.js";
 
-fn image() -> String {
+pub fn image() -> String {
     std::env::var("AGENTLOOP_E2E_TOOLS_IMAGE").unwrap_or_else(|_| "localhost/agentloop-tools:dev".into())
 }
 
@@ -22,7 +22,7 @@ fn call(tool: &str, arguments: &Value) -> Value {
     json!({"name": tool, "arguments": arguments})
 }
 
-fn shell(command: &str) -> Value {
+pub fn shell(command: &str) -> Value {
     call("toolbox__shell", &json!({"command": command}))
 }
 
@@ -30,7 +30,7 @@ fn read(path: &str) -> Value {
     call("toolbox__read_file", &json!({"path": path}))
 }
 
-fn write(path: &str, content: &str) -> Value {
+pub fn write(path: &str, content: &str) -> Value {
     call("toolbox__write_file", &json!({"path": path, "content": content}))
 }
 
@@ -46,7 +46,7 @@ fn outcomes(kubectl: &Kubectl, pod: &str) -> Vec<(String, String)> {
 }
 
 /// Runs a command in a container of the Agent's pod; its output.
-fn inside(agent: &Agent<'_>, container: &str, command: &str) -> String {
+pub fn inside(agent: &Agent<'_>, container: &str, command: &str) -> String {
     agent
         .kubectl
         .ok(&["exec", &agent.name, "-c", container, "--", "/bin/sh", "-c", command])
@@ -217,7 +217,7 @@ fn the_command_of_a_killed_worker_ends(agent: &Agent<'_>) {
     assert_eq!(outcomes(agent.kubectl, &agent.name), [shell]);
 }
 
-fn wake(agent: &Agent<'_>, token: &str) {
+pub fn wake(agent: &Agent<'_>, token: &str) {
     let annotation = format!("agentloop.dev/wake={token}");
     agent
         .kubectl

@@ -1,0 +1,169 @@
+//! Mode Goal on a real cluster: a test suite that an agent makes pass in its toolbox, a goal that is not reached, and the
+//! example.
+
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+
+use super::agents::{Agent, condition, script, scripted};
+use super::cluster::{self, AGENTS, Namespace, shared};
+use super::host;
+use super::toolbox::{image, inside, shell, wake, write};
+use crate::support::kubectl::Kubectl;
+
+/// The suite, as the agent writes it in its first step.
+const SUITE: &str = r#"failed=0
+[ "$(sh sum.sh 2 40)" = 42 ] || failed=$((failed + 1))
+[ "$(sh sum.sh 1 1)" = 2 ] || failed=$((failed + 1))
+echo "2 tests, $failed failed"
+[ $failed = 0 ]"#;
+
+/// Writes a suite that fails, then looks, repairs what it tests, and hands in a result; the last answer is the judge's.
+fn turns() -> Value {
+    json!({"atEnd": "Fail", "turns": [
+        {"toolCalls": [write("suite.sh", SUITE), write("sum.sh", "echo $(($1 - $2))\n")]},
+        {"text": "The suite is there."},
+        {"toolCalls": [shell("sh suite.sh")]},
+        {"toolCalls": [write("sum.sh", "echo $(($1 + $2))\n")]},
+        {"toolCalls": [{"name": "finish", "arguments": {"result": "2 tests pass."}}]},
+        {"text": r#"{"met": true, "reason": "it says how many"}"#},
+    ]})
+}
+
+fn goal() -> Value {
+    json!({
+        "mode": "Goal",
+        "goal": {
+            "description": "Make the test suite pass.",
+            "acceptanceCriteria": [
+                // The file has a line for each time the command was begun.
+                {"name": "tests", "command": {"run": "echo begun >> begun; sleep 5; sh suite.sh"}},
+                {"name": "count", "regex": "[0-9]+ tests pass"},
+                {"name": "says-so", "judge": "Does it say how many tests pass?"},
+            ],
+            "maxSteps": 5,
+        },
+        "tools": {
+            "builtin": ["Shell", "Files"], "approval": {"default": "Never"}, "toolbox": {"image": image()},
+        },
+        "workspace": {"size": "64Mi"},
+    })
+}
+
+/// Whether `Succeeded` is True, False or Unknown, by the metric.
+fn measured(agent: &Agent<'_>, system: &Kubectl, status: &str) -> Option<f64> {
+    let labels = [
+        ("namespace", agent.kubectl.namespace()),
+        ("agent", agent.name.as_str()),
+        ("condition", "Succeeded"),
+        ("status", status),
+    ];
+    cluster::series(&cluster::metrics(system), "agentloop_agent_status_condition", &labels)
+}
+
+fn wait_for(agent: &Agent<'_>, what: &str) {
+    agent.kubectl.wait(&format!("{AGENTS}/{}", agent.name), what, 240);
+}
+
+#[test]
+fn an_agent_makes_a_test_suite_pass_in_its_toolbox_although_its_worker_is_killed_during_a_check() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "goal");
+    namespace.kubectl.apply(&script("repair", &turns()));
+    let agent = Agent::apply(&namespace, "repair", &scripted("repair"), &goal());
+    let pod = agent.until_pod(None, 180);
+    let begun = "cat /workspace/begun 2>/dev/null; true";
+    let deadline = std::time::Instant::now() + std::time::Duration::from_mins(2);
+    while inside(&agent, "toolbox", begun).is_empty() {
+        assert!(std::time::Instant::now() < deadline, "the criteria are not checked");
+    }
+    host::kill(&pod, "worker");
+
+    wait_for(&agent, "condition=Succeeded");
+    let ended = agent.object();
+    let status = &ended["status"];
+    let met = |name: &str| json!({"name": name, "met": true});
+    assert_eq!(
+        status["goal"],
+        json!({
+            "steps": 2, "progressPercent": 100, "end": "CriteriaMet",
+            "criteria": [met("tests"), met("count"), met("says-so")],
+        })
+    );
+    assert_eq!(status["loop"]["outcome"], "Completed");
+    let usage = &status["usage"];
+    assert_eq!((&usage["turns"], &usage["calls"]), (&json!(2), &json!(6)), "{usage}");
+    let succeeded = condition(&ended, "Succeeded").expect("it is set");
+    assert_eq!(
+        (&succeeded["reason"], &succeeded["message"]),
+        (&json!("Completed"), &json!("all criteria were met after 2 steps"))
+    );
+    agent.until_event("Normal", "Completed", 30);
+    assert_eq!(measured(&agent, &cluster.system, "true"), Some(1.0));
+    let workspace = host::claim(agent.kubectl, "repair-workspace");
+    let begun = std::fs::read_to_string(workspace.join("begun")).unwrap();
+    assert_eq!(begun.lines().count(), 3, "the interrupted check was repeated");
+}
+
+#[test]
+fn a_goal_that_is_not_reached_leaves_a_stalled_agent_that_says_what_is_missing_and_can_start_again() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "goal-missed");
+    namespace
+        .kubectl
+        .apply(&script("idle", &json!({"turns": [{"text": "I look around."}]})));
+    let spec = json!({"mode": "Goal", "goal": {
+        "description": "Count the stars.",
+        "acceptanceCriteria": [{"name": "number", "regex": "[0-9]+ stars"}],
+        "maxSteps": 2,
+    }});
+    let agent = Agent::apply(&namespace, "idle", &scripted("idle"), &spec);
+    wait_for(&agent, "jsonpath={.status.loop.outcome}=Failed");
+    let failed = |agent: &Agent<'_>| {
+        agent.until_condition("Stalled", "True", "Failed", 60);
+        let ended = agent.object();
+        let goal = json!({
+            "steps": 2, "progressPercent": 0, "end": "StepLimit", "criteria": [{"name": "number", "met": false}],
+        });
+        assert_eq!(ended["status"]["goal"], goal);
+        let succeeded = condition(&ended, "Succeeded").expect("it is set").clone();
+        assert_eq!(
+            (&succeeded["status"], &succeeded["reason"]),
+            (&json!("False"), &json!("Failed"))
+        );
+        let message = succeeded["message"].as_str().unwrap_or_default().to_owned();
+        for part in ["spec.goal.maxSteps", "number", "agentloop.dev/wake"] {
+            assert!(message.contains(part), "{message}");
+        }
+        message
+    };
+    let message = failed(&agent);
+    assert_eq!(agent.until_event("Warning", "Failed", 30), message);
+    assert_eq!(measured(&agent, &cluster.system, "false"), Some(1.0));
+
+    let turns = agent.object()["status"]["usage"]["turns"].as_i64().unwrap_or(0);
+    wake(&agent, "again");
+    agent.until_turns(turns + 2, 120);
+    wait_for(&agent, "jsonpath={.status.loop.outcome}=Failed");
+    failed(&agent);
+    assert_eq!(agent.object()["status"]["usage"]["turns"], turns + 2);
+}
+
+#[test]
+fn the_example_of_a_goal_reaches_it() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "goal-example");
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/goal.yaml");
+    namespace.kubectl.ok(&["apply", "-f", example]);
+    let agent = Agent::named(&namespace, "counter");
+    wait_for(&agent, "condition=Succeeded");
+    let ended = agent.object();
+    assert_eq!(
+        (
+            &ended["status"]["goal"]["end"],
+            &ended["status"]["goal"]["steps"],
+            &ended["status"]["usage"]["calls"]
+        ),
+        (&json!("CriteriaMet"), &json!(2), &json!(3)),
+        "the judge's call counts"
+    );
+}

@@ -1,0 +1,327 @@
+//! Tasks of three clients for one Agent, as signed webhooks and as requests over the link, while every five seconds its worker,
+//! its gateway, the Sensor's pod or the leader is killed: each is answered once, in the order of acceptance.
+//!
+//! `AGENTLOOP_E2E_TASKS` says how many (1,000), `AGENTLOOP_E2E_CHAOS_SEED` replays what was killed in which order.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use jiff::Timestamp;
+use pretty_assertions::assert_eq;
+use rusqlite::{Connection, Row};
+use serde_json::{Value, json};
+
+use super::agents::{Agent, script, scripted};
+use super::budget_chaos::Short;
+use super::cluster::{Namespace, alone, figure};
+use super::host;
+use super::link_client::{LinkUser, block_on};
+use super::responses::{ReceivedResponse, ResponseReceiver};
+use super::sensor_chaos::{Blows, LEADER, LEASE, PARTS, leader_without_delay, setting};
+use super::sensor_pods::{KEY, POD, Sender, until_listening};
+use crate::support::kubectl::Kubectl;
+use crate::support::random::Random;
+
+/// How many without the setting.
+const TASKS: u64 = 1_000;
+/// As what a client's tasks go out, in turn.
+const CLIENTS: [(&str, &[Way]); 3] = [
+    ("hooks", &[Way::Webhook]),
+    ("requests", &[Way::Request]),
+    ("both", &[Way::Webhook, Way::Request]),
+];
+/// Tasks without a response from which on no client sends another one: so the time until a task begins is about the kills and
+/// not about the length of the queue.
+const OPEN: usize = 12;
+/// Time between two kills.
+const RHYTHM: Duration = Duration::from_secs(5);
+/// Longest time of one task until it is accepted, and of all until they are answered.
+const PATIENCE: Duration = Duration::from_mins(5);
+/// Each request of this number is refused once by the receiver.
+const REFUSES_EACH: usize = 40;
+
+/// A table of the test's own in the journal, filled by SQLite in the very transaction in which a task is accepted: the row
+/// of the task loses its text once the work on it begins. A worker never reads it.
+const WITNESS: &str = "
+CREATE TABLE offers (seq INTEGER PRIMARY KEY, id TEXT NOT NULL, prompt TEXT NOT NULL);
+CREATE TRIGGER offer AFTER INSERT ON tasks BEGIN
+    INSERT INTO offers (seq, id, prompt) VALUES (new.seq, new.id, json_extract(new.offer, '$.prompt'));
+END;
+";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Webhook,
+    Request,
+}
+
+#[test]
+fn each_task_of_three_clients_is_answered_once_and_in_order_while_every_part_is_killed() {
+    let Some(cluster) = alone() else { return };
+    let count = usize::try_from(setting("AGENTLOOP_E2E_TASKS").unwrap_or(TASKS)).unwrap();
+    let _short = Short::start(&cluster.system, LEASE.0, LEASE.1);
+    let namespace = Namespace::new(&cluster.system, "task-chaos");
+    let kubectl = &namespace.kubectl;
+    let receiver = ResponseReceiver::start(REFUSES_EACH);
+    let agent = answering(&namespace, &receiver);
+    kubectl.apply(&sensor());
+    until_listening(kubectl);
+
+    let clients = CLIENTS.map(|(name, ways)| TaskClient {
+        name,
+        ways,
+        sender: Sender::of(kubectl),
+        user: LinkUser::editor(&cluster.system, kubectl, name),
+    });
+    let (begun, posted) = (Instant::now(), AtomicUsize::new(0));
+    let (sent, blows) = std::thread::scope(|scope| {
+        let start = |(place, client)| {
+            let (agent, receiver, posted) = (&agent, &receiver, &posted);
+            let numbers = (place..count).step_by(CLIENTS.len());
+            scope.spawn(move || TaskClient::post_all(client, agent, numbers, receiver, posted))
+        };
+        let threads: Vec<_> = clients.iter().enumerate().map(start).collect();
+        let goes_on = || !threads.iter().all(ScopedJoinHandle::is_finished);
+        let blows = kill_parts(&cluster.system, kubectl, &agent, goes_on);
+        let sent = threads.into_iter().flat_map(|thread| thread.join().unwrap());
+        (sent.collect::<BTreeMap<_, _>>(), blows)
+    });
+    let accepted = receiver.until_accepted(count, PATIENCE.as_secs());
+    let took = begun.elapsed();
+    say_kills(&blows, &sent);
+    say_rate(count, took, receiver.all().len());
+    agent.stop(120);
+    let found = Found::after(&agent);
+    found.say();
+    found.judge(&sent, &accepted, &receiver.all());
+    let (kills, rounds) = (blows.kills.iter().sum::<usize>(), took.as_secs() / RHYTHM.as_secs());
+    assert!(
+        kills as u64 * 2 >= rounds,
+        "{blows:?} in {took:?}: nearly nothing was killed"
+    );
+}
+
+/// An Agent whose responses go to the receiver, with a witness in its journal.
+fn answering<'a>(namespace: &'a Namespace, receiver: &ResponseReceiver) -> Agent<'a> {
+    let turn = json!({"text": "done", "delayMilliseconds": 20});
+    namespace.kubectl.apply(&script("answers", &json!({"turns": [turn]})));
+    let spec = json!({
+        "mode": "Task", "loop": {"maxConsecutiveErrors": 20},
+        "task": {"responses": {"http": {"url": receiver.url()}}},
+    });
+    let agent = Agent::apply(namespace, "clerk", &scripted("answers"), &spec);
+    agent.until_state("Sleeping", 240);
+    agent.stop(120);
+    let journal = Connection::open(host::journal(agent.kubectl, &agent.name)).unwrap();
+    journal.execute_batch(WITNESS).unwrap();
+    drop(journal);
+    agent.suspend(false);
+    agent.until_pod(None, 120);
+    agent
+}
+
+/// A Sensor whose webhooks are tasks of Agent `clerk`: the field `task` is the text.
+pub fn sensor() -> String {
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "orders"},
+        "stringData": {"webhook": KEY}});
+    let webhook = json!({"scheme": "GitHub", "secretKeyRef": {"name": "orders", "key": "webhook"}});
+    let sensor = json!({"apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": {"name": "orders"}, "spec": {
+        "agentNames": ["clerk"], "source": {"webhook": webhook},
+        "task": {"prompt": "payload.task"}, "limits": {"perMinute": 60_000},
+    }});
+    json!({"apiVersion": "v1", "kind": "List", "items": [secret, sensor]}).to_string()
+}
+
+struct TaskClient {
+    name: &'static str,
+    ways: &'static [Way],
+    sender: Sender,
+    user: LinkUser,
+}
+
+/// How a task was accepted.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    way: Way,
+    tries: usize,
+}
+
+impl TaskClient {
+    /// Posts its tasks, each until it is accepted and before the next one. Their texts are their names.
+    fn post_all(
+        &self,
+        agent: &Agent<'_>,
+        numbers: impl Iterator<Item = usize>,
+        receiver: &ResponseReceiver,
+        posted: &AtomicUsize,
+    ) -> Vec<(String, Sent)> {
+        let post = |(turn, number): (usize, usize)| {
+            let before = posted.fetch_add(1, Ordering::SeqCst);
+            let has_room = receiver.wait_for((before + 1).saturating_sub(OPEN), PATIENCE);
+            assert!(has_room, "no response within {PATIENCE:?}");
+            // Names sort in the order in which they are posted.
+            let (name, way) = (format!("{}-{number:06}", self.name), self.ways[turn % self.ways.len()]);
+            let tries = match way {
+                Way::Webhook => self.post_webhook(&name),
+                Way::Request => block_on(self.user.until_accepted(agent, &name, &name, PATIENCE)).1,
+            };
+            (name, Sent { way, tries })
+        };
+        numbers.enumerate().map(post).collect()
+    }
+
+    /// Sends a webhook until it is taken; how often.
+    fn post_webhook(&self, name: &str) -> usize {
+        let (deadline, body) = (Instant::now() + PATIENCE, json!({"task": name}).to_string());
+        for tries in 1.. {
+            let status = self.sender.post(KEY, name, &body);
+            match status {
+                Some(200 | 202) => return tries,
+                Some(status @ (400..=403 | 413 | 429)) => panic!("{name} is refused: {status}"),
+                _ => assert!(Instant::now() < deadline, "{name} is not taken: {status:?}"),
+            }
+            // The pace of a sender is its own: nothing is waited for.
+            std::thread::park_timeout(Duration::from_millis(200));
+        }
+        unreachable!("tries do not end")
+    }
+}
+
+/// Kills one part after the other, in an order that is drawn anew each time.
+fn kill_parts(system: &Kubectl, kubectl: &Kubectl, agent: &Agent<'_>, goes_on: impl Fn() -> bool) -> Blows {
+    let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
+    let seed = setting("AGENTLOOP_E2E_CHAOS_SEED").unwrap_or_else(now);
+    eprintln!("the kills of this run have the seed {seed}");
+    let mut random = Random::new(seed);
+    let (mut blows, mut deck) = (Blows::default(), Vec::new());
+    while goes_on() {
+        // The rhythm of the kills is the test's own: nothing is waited for.
+        std::thread::park_timeout(RHYTHM);
+        if deck.is_empty() {
+            deck = (0..PARTS.len()).collect();
+        }
+        let part = deck.swap_remove(random.index(deck.len()));
+        let pod = match part {
+            0 => kubectl.get("pod", POD),
+            LEADER => leader_without_delay(system),
+            _ => kubectl.get("pod", &agent.name),
+        };
+        match pod {
+            Some(pod) if part == LEADER => blows.kill_leader(system, &pod),
+            Some(pod) => blows.kill(kubectl, &pod, part),
+            None => {}
+        }
+    }
+    blows
+}
+
+/// What the journal says of the tasks, after the end.
+struct Found {
+    /// Id and text of each task, in the order of acceptance.
+    offers: Vec<(String, String)>,
+    /// Notes of the ends of tasks.
+    ends: Vec<String>,
+    /// Seconds from the acceptance of a task to its first model call.
+    waits: Vec<f64>,
+    undelivered: i64,
+}
+
+impl Found {
+    fn after(agent: &Agent<'_>) -> Self {
+        let journal = Connection::open(host::journal(agent.kubectl, &agent.name)).unwrap();
+        let texts = |sql: &str| {
+            let mut select = journal.prepare(sql).unwrap();
+            let row = |row: &Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?));
+            let rows = select.query_map([], row).unwrap();
+            rows.map(Result::unwrap).collect::<Vec<_>>()
+        };
+        let waits = texts(
+            "SELECT accepted.at, min(call.at) FROM journal accepted
+             JOIN journal started ON started.kind = 'TaskStarted' AND started.note = accepted.note
+             JOIN journal call ON call.kind = 'CallStarted' AND call.turn = started.turn
+             WHERE accepted.kind = 'TaskAccepted' GROUP BY accepted.seq",
+        );
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let waits = waits.iter().map(|(from, to)| at(to).duration_since(at(from)));
+        let mut waits: Vec<f64> = waits.map(|wait| wait.as_secs_f64()).collect();
+        waits.sort_by(f64::total_cmp);
+        let ends = texts("SELECT note, kind FROM journal WHERE kind = 'TaskEnded' ORDER BY seq");
+        let undelivered = "SELECT count(*) FROM tasks WHERE undelivered = 1";
+        Self {
+            offers: texts("SELECT id, prompt FROM offers ORDER BY seq"),
+            ends: ends.into_iter().map(|(note, _)| note).collect(),
+            waits,
+            undelivered: journal.query_row(undelivered, [], |row| row.get(0)).unwrap(),
+        }
+    }
+
+    fn say(&self) {
+        for percent in [50, 99] {
+            if let Some(seconds) = self.waits.get(self.waits.len() * percent / 100) {
+                let name = format!("task_chaos_accepted_to_first_call_p{percent}");
+                figure(&name, format!("{seconds:.2}"), "s");
+            }
+        }
+    }
+
+    fn judge(&self, sent: &BTreeMap<String, Sent>, accepted: &[ReceivedResponse], all: &[ReceivedResponse]) {
+        let mut texts: Vec<&String> = self.offers.iter().map(|(_, text)| text).collect();
+        for (name, _) in CLIENTS {
+            for way in [Way::Webhook, Way::Request] {
+                let mut its = texts
+                    .iter()
+                    .filter(|text| text.starts_with(name) && sent[**text].way == way);
+                assert!(its.by_ref().is_sorted(), "the order of {name} by {way:?}");
+            }
+        }
+        texts.sort();
+        assert_eq!(texts, sent.keys().collect::<Vec<_>>(), "each was accepted once");
+        let end = |response: &ReceivedResponse| {
+            let (body, text) = (&response.body, |field: &str| {
+                response.body[field].as_str().unwrap_or_default()
+            });
+            // Documented: kills that follow each other faster than the loop continues can hit one task three times.
+            let is_crash = text("error").contains("the worker ended 3 times");
+            assert!(body["outcome"] == "Completed" || is_crash, "{body}");
+            format!("{}: {}", text("id"), text("outcome"))
+        };
+        let ends: Vec<String> = accepted.iter().map(end).collect();
+        let failed = ends.iter().filter(|end| end.ends_with("Failed")).count();
+        figure("task_chaos_failed_by_three_kills", failed, "tasks");
+        assert!(failed * 100 <= ends.len(), "{failed} tasks failed");
+        assert_eq!(
+            self.ends, ends,
+            "each has ended once, as its response says, in the order of acceptance"
+        );
+        assert_eq!(self.waits.len(), sent.len(), "each had a call");
+        let id = |response: &ReceivedResponse| response.body["id"].as_str().unwrap_or_default().to_owned();
+        let answered: Vec<String> = accepted.iter().map(id).collect();
+        let offered: Vec<String> = self.offers.iter().map(|(id, _)| id.clone()).collect();
+        assert_eq!(answered, offered, "responses are in the order of acceptance");
+        let mut bodies: BTreeMap<&str, &Value> = BTreeMap::new();
+        for response in all {
+            assert!(response.key.ends_with(&id(response)), "{response:?}");
+            let first = bodies.entry(&response.key).or_insert(&response.body);
+            assert_eq!(**first, response.body, "another response under the same key");
+        }
+        assert_eq!(self.undelivered, 0);
+    }
+}
+
+fn say_kills(blows: &Blows, sent: &BTreeMap<String, Sent>) {
+    let kills = blows.kills.map(|kills| kills.to_string()).join("/");
+    figure("task_chaos_kills_sensor_leader_worker_gateway", kills, "kills");
+    figure("task_chaos_pods_deleted", blows.pods, "pods");
+    let again: usize = sent.values().map(|sent| sent.tries - 1).sum();
+    figure("task_chaos_posted_again", again, "posts");
+}
+
+fn say_rate(count: usize, took: Duration, responses: usize) {
+    figure("task_chaos_tasks", count, "tasks");
+    let tasks = f64::from(u32::try_from(count).unwrap());
+    let rate = format!("{:.1}", tasks / took.as_secs_f64());
+    figure("task_chaos_rate", rate, "tasks/s");
+    figure("task_chaos_responses_sent_again", responses - count, "responses");
+}
