@@ -185,6 +185,7 @@ fn busy(name: &str) -> Value {
     usage["toolCalls"] = json!(9);
     usage["actions"] = json!(4);
     usage["deniedToolCalls"] = json!(2);
+    usage["tasks"] = json!({"completed": 6, "failed": 1, "limitReached": 2});
     usage["byModel"] = json!([used]);
     usage["byTool"] = json!([{"tool": "files__read", "ok": 5, "error": 2, "denied": 1, "unavailable": 1, "unknown": 1,
             "timed": 8, "milliseconds": 12_500}]);
@@ -199,7 +200,7 @@ fn busy(name: &str) -> Value {
             "observedGeneration": 2,
             "conditions": [condition("Ready", "False"), condition("Accepted", "True"), condition("PodReady", "Unknown"),
                 condition("example.com/Foreign", "True")],
-            "loop": {"state": "Paused", "reasons": ["ProviderRateLimit"], "turn": 12},
+            "loop": {"state": "Paused", "reasons": ["ProviderRateLimit"], "turn": 12, "waitingTasks": 3},
             "usage": usage,
             "lastError": {"at": "2026-01-02T03:04:05Z", "kind": "Timeout", "message": "secret words"},
         }),
@@ -380,8 +381,10 @@ async fn a_thousand_agents_have_the_number_of_series_that_the_formula_says() {
     let count = text.lines().filter(|line| line.starts_with("agentloop_agent_")).count();
     // info, created, suspended, two generations, turns, refused calls, tool calls, actions, denied tool calls; six states; the reasons; the signs of a loop; three known conditions
     // with three series each; of one model four types of tokens, reasoning, calls, unknown and estimated calls, cost; what
-    // limits may do; of one tool, and of the rest, five outcomes, sum and count of their time.
+    // limits may do; three outcomes of tasks and how many wait; of one tool, and of the rest, five outcomes, sum and count of
+    // their time.
     let each = 10
+        + 4
         + 6
         + PauseReason::iter().count()
         + LoopSign::iter().count()
