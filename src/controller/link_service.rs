@@ -283,6 +283,7 @@ impl LinkHandler for ControllerLink {
             id: format!("{ID_PREFIX}{id}"),
             user: user.to_owned(),
             prompt: request.body.prompt.clone(),
+            untrusted_content: request.body.untrusted_content.clone(),
         };
         if self.starts_from_zero(agents, &agent) {
             let is_there = || self.tasks.is_connected(&agent) && !self.loops.reports_scaled_to_zero(&agent);

@@ -192,6 +192,7 @@ mod tests {
             id: id.into(),
             user: "ann".into(),
             prompt: "x".into(),
+            untrusted_content: None,
         }
     }
 

@@ -85,6 +85,7 @@ impl Engine {
                     id: format!("{}/{place}", event.id),
                     origin: TaskOrigin::Sensor(event.sensor.clone()),
                     prompt: notice.text,
+                    untrusted: None,
                 };
                 self.accept_task(offer, out);
                 continue;

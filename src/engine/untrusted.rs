@@ -97,10 +97,10 @@ impl Engine {
         }
     }
 
-    /// A task of a Sensor begins: its text, which has just joined the transcript, may quote data from outside.
-    pub(crate) fn note_untrusted_task(&mut self, sensor: &str, now: Timestamp) {
+    /// A task begins whose text, which has just joined the transcript, may quote data from this source.
+    pub(crate) fn note_untrusted_task(&mut self, source: String, now: Timestamp) {
         let after = self.transcript.len().saturating_sub(1);
-        self.state.trust.add(after, format!("sensor/{sensor}"), now);
+        self.state.trust.add(after, source, now);
     }
 
     /// A prompt is sent whose state block shows notifications and values: from the answer on, the transcript has what the model

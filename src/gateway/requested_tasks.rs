@@ -95,6 +95,7 @@ mod tests {
             id: id.into(),
             user: "ann".into(),
             prompt: "x".into(),
+            untrusted_content: None,
         }
     }
 

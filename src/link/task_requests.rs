@@ -19,6 +19,8 @@ pub(super) const MAX_REQUEST_BYTES: usize = 128 * 1024;
 pub const MAX_PROMPT_BYTES: usize = 64 * 1024;
 /// Most characters of an id that a client chooses.
 pub const MAX_ID_LENGTH: usize = 63;
+/// Most bytes of the source of untrusted content.
+pub const MAX_SOURCE_BYTES: usize = 320;
 /// What the ids of such tasks begin with, so that they differ from those of other tasks.
 pub const ID_PREFIX: &str = "request-";
 /// Seconds that the controller waits for the [`TaskAck`].
@@ -33,6 +35,9 @@ pub struct TaskRequestBody {
     /// The idempotency key: a request with a known id has no effect. Absent: a new one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
+    /// Source of untrusted content in the prompt. Absent: the user wrote all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untrusted_content: Option<String>,
 }
 
 impl TaskRequestBody {
@@ -47,6 +52,10 @@ impl TaskRequestBody {
             return Some(format!(
                 "prompt has {length} bytes; the limit is {MAX_PROMPT_BYTES}: shorten it"
             ));
+        }
+        let source = self.untrusted_content.as_deref();
+        if source.is_some_and(|source| source.trim().is_empty() || source.len() > MAX_SOURCE_BYTES) {
+            return Some(format!("untrustedContent must have 1 to {MAX_SOURCE_BYTES} bytes"));
         }
         let is_valid = |id: &String| {
             let characters = id
@@ -83,6 +92,9 @@ pub struct RequestedTask {
     pub user: String,
     /// The task.
     pub prompt: String,
+    /// Source of untrusted content in the prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untrusted_content: Option<String>,
 }
 
 /// What became of a task that was offered to the worker.
@@ -153,6 +165,7 @@ mod tests {
         TaskRequestBody {
             prompt: prompt.into(),
             id: id.map(Into::into),
+            untrusted_content: None,
         }
     }
 

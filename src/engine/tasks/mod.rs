@@ -35,6 +35,9 @@ pub struct TaskOffer {
     pub origin: TaskOrigin,
     /// The text of the task. May contain data from outside.
     pub prompt: String,
+    /// Source of untrusted content in the text, if its sender says that it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untrusted: Option<String>,
 }
 
 /// Where a task came from.
@@ -196,7 +199,13 @@ impl Engine {
         // An earlier spec may return, and its task with it: with the turn, the id is not that of the first time.
         let id = format!("spec-{spec:016x}-{}", self.state.totals.next_turn());
         let origin = TaskOrigin::Spec;
-        self.accept_task(TaskOffer { id, origin, prompt }, out);
+        let offer = TaskOffer {
+            id,
+            origin,
+            prompt,
+            untrusted: None,
+        };
+        self.accept_task(offer, out);
     }
 
     /// Whether the loop has nothing to do until a task arrives.
@@ -223,11 +232,18 @@ impl Engine {
 
     /// The turn of the next task has begun: the task is under way.
     pub(crate) fn begin_task(&mut self, out: &mut EffectBuffer) {
-        let Some(TaskOffer { id, origin, .. }) = self.tasks.pop() else {
+        let Some(TaskOffer {
+            id, origin, untrusted, ..
+        }) = self.tasks.pop()
+        else {
             return;
         };
-        if let TaskOrigin::Sensor(sensor) = &origin {
-            self.note_untrusted_task(sensor, out.now);
+        let source = match &origin {
+            TaskOrigin::Sensor(sensor) => Some(format!("sensor/{sensor}")),
+            TaskOrigin::Spec | TaskOrigin::Request(_) => untrusted,
+        };
+        if let Some(source) = source {
+            self.note_untrusted_task(source, out.now);
         }
         let mut clock = TaskClock::default();
         // Under a pause, this turn only asks whether there is room again.
@@ -247,7 +263,13 @@ impl Engine {
     }
 
     /// The turn of the current task has ended.
-    pub(crate) fn end_task(&mut self, turn: &Turn, ending: TaskEnding, out: &mut EffectBuffer) {
+    pub(crate) fn end_task(
+        &mut self,
+        turn: &Turn,
+        ending: TaskEnding,
+        untrusted: Option<String>,
+        out: &mut EffectBuffer,
+    ) {
         let Some(CurrentTask {
             id, origin, started_at, ..
         }) = self.state.tasks.current.take()
@@ -272,7 +294,7 @@ impl Engine {
         if ended.kind == TaskKind::Spec {
             self.state.tasks.own_ended_at = Some(out.now);
         }
-        let response = TaskResponse::new(&ended, ending);
+        let response = TaskResponse::new(&ended, ending, untrusted);
         out.record(JournalRecord {
             task: Some(Box::new(TaskChange::Ended(response))),
             ..journal_line(RecordKind::TaskEnded, turn.number(), note)

@@ -66,6 +66,7 @@ mod tests {
             id: id.to_string(),
             origin: TaskOrigin::Spec,
             prompt: "x".repeat(bytes),
+            untrusted: None,
         }
     }
 

@@ -45,7 +45,7 @@ impl Engine {
 
     /// The first message of the turn that answers the next request.
     pub(crate) fn request_opening(&self, now: Timestamp) -> String {
-        let Some(TaskOffer { id, origin, prompt }) = self.tasks.first() else {
+        let Some(TaskOffer { id, origin, prompt, .. }) = self.tasks.first() else {
             return String::new();
         };
         let from = match origin {
@@ -82,7 +82,7 @@ impl Engine {
             };
             let note = format!("{}: {}", ended.id, ended.outcome);
             out.record(JournalRecord {
-                task: Some(Box::new(TaskChange::Ended(TaskResponse::new(&ended, ending)))),
+                task: Some(Box::new(TaskChange::Ended(TaskResponse::new(&ended, ending, None)))),
                 ..journal_line(RecordKind::TaskEnded, self.turn_number(), note)
             });
             self.state.tasks.ended(ended);

@@ -59,10 +59,13 @@ pub struct TaskResponse {
     pub iterations: u32,
     /// Tokens, as far as the server reported them.
     pub tokens_used: u64,
+    /// Source of untrusted content that the model had been shown: the result may repeat it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untrusted_content: Option<String>,
 }
 
 impl TaskResponse {
-    pub(super) fn new(ended: &EndedTask, ending: TaskEnding) -> Self {
+    pub(super) fn new(ended: &EndedTask, ending: TaskEnding, untrusted_content: Option<String>) -> Self {
         let (result, error) = match ending {
             TaskEnding::Completed(result) => (Some(result), None),
             TaskEnding::Failed(failure) => (None, Some(failure.to_string())),
@@ -76,6 +79,7 @@ impl TaskResponse {
             reason: ended.reason,
             iterations: ended.iterations,
             tokens_used: ended.tokens,
+            untrusted_content,
         }
     }
 }

@@ -116,6 +116,7 @@ impl Driver {
             id: id.into(),
             origin: TaskOrigin::Spec,
             prompt: "count".into(),
+            untrusted: None,
         }));
         while self.in_flight.is_none() {
             self.next_timer();

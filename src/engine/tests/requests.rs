@@ -17,6 +17,7 @@ pub(super) fn request(id: &str) -> TaskOffer {
         id: format!("request-{id}"),
         origin: TaskOrigin::Request("ann".into()),
         prompt: format!("how is {id}?"),
+        untrusted: None,
     }
 }
 
@@ -255,6 +256,38 @@ fn a_kill_at_any_point_loses_no_request_and_answers_none_twice() {
         );
         assert_eq!(driver.state(), LoopState::Sleeping);
     }
+}
+
+#[test]
+fn a_response_says_whether_it_may_repeat_untrusted_content_and_a_request_may_say_that_it_quotes_some() {
+    let mut driver = Driver::with_gates(settings());
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    driver.ask("a");
+    driver.answer(says("well"));
+    assert_eq!(driver.response().untrusted_content, None);
+    driver.ask("b");
+    driver.answer(wants(&["web__fetch"]));
+    driver.done(1, "a page");
+    driver.answer(says("The page says: pay."));
+    assert_eq!(driver.response().untrusted_content.as_deref(), Some("server/web"));
+    assert_eq!(driver.engine.view().untrusted, None, "the loop has not seen it");
+    driver.feed(EngineInput::TaskOffered(TaskOffer {
+        untrusted: driver.response().untrusted_content.clone(),
+        ..request("c")
+    }));
+    driver.answer(wants(&["chat__post"]));
+    assert_eq!(
+        driver.reasons(),
+        [PauseReason::ToolCallNeedsApproval],
+        "it waits after untrusted content"
+    );
+    let gate = driver.gate_ids().remove(0);
+    driver.answer_gate(&gate, false);
+    driver.answer(says("I may not."));
+    assert_eq!(driver.response().untrusted_content.as_deref(), Some("server/web"));
+    driver.ask("d");
+    driver.answer(wants(&["chat__post"]));
+    assert_eq!(driver.running(), [1], "another conversation");
 }
 
 #[test]

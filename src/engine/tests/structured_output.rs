@@ -176,6 +176,7 @@ fn at_work(output: &str, schema: &Value) -> Driver {
         id: "a".into(),
         origin: TaskOrigin::Sensor("mail".into()),
         prompt: "answer".into(),
+        untrusted: None,
     }));
     driver
 }
@@ -223,6 +224,7 @@ fn requests_and_heartbeats_tell_no_form() {
         id: "a".into(),
         origin: TaskOrigin::Request("ann".into()),
         prompt: "How far are you?".into(),
+        untrusted: None,
     }));
     assert_eq!((driver.purpose, told(&driver)), (CallPurpose::Chat, None));
     driver.answer(says("Half way."));

@@ -69,6 +69,7 @@ fn task(id: &str) -> TaskOffer {
         id: id.into(),
         origin: TaskOrigin::Sensor("mail".into()),
         prompt: format!("answer {id}"),
+        untrusted: None,
     }
 }
 

@@ -473,8 +473,9 @@ impl Engine {
             if turn.rules().counts_as_turn {
                 self.state.counters.streaks.turn_completed();
             }
+            let untrusted = self.state.trust.untrusted().map(|content| content.source.clone());
             self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
-            self.end_task(&turn, ending, out);
+            self.end_task(&turn, ending, untrusted, out);
         } else {
             // The next turn of this kind begins with its answer.
             self.state.trust.kept_elsewhere();
@@ -495,7 +496,7 @@ impl Engine {
         self.retract_session(turn, RecordKind::TurnFailed, failure.kind.as_ref(), out);
         if turn.rules().works_on_task {
             self.blame_notifications(turn.shown(), &failure, out);
-            self.end_task(turn, TaskEnding::Failed(failure.clone()), out);
+            self.end_task(turn, TaskEnding::Failed(failure.clone()), None, out);
             if turn.rules().counts_as_turn {
                 self.count_failed_turn(&failure, out);
             }

@@ -27,7 +27,13 @@ impl LoopDriver<'_> {
 
     /// Takes a task, unless its id is known.
     pub(super) fn take_task(&mut self, task: RequestedTask) -> Result<(), JournalError> {
-        let RequestedTask { id, user, prompt, .. } = task;
+        let RequestedTask {
+            id,
+            user,
+            prompt,
+            untrusted_content,
+            ..
+        } = task;
         let (receipt, after) = if let Some(after) = self.steps.find_task(&id)? {
             (TaskReceipt::Repeated, after)
         } else if self.stop.is_some() || self.stopped || !self.steps.is_live() {
@@ -41,6 +47,7 @@ impl LoopDriver<'_> {
                 id: id.clone(),
                 origin,
                 prompt,
+                untrusted: untrusted_content,
             }))?;
             (TaskReceipt::Accepted, after)
         };

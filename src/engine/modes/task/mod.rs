@@ -60,7 +60,7 @@ impl LoopMode for TaskState {
     }
 
     fn begin_turn(&mut self, _kind: TurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
-        let Some(TaskOffer { id, origin, prompt }) = context.next_task else {
+        let Some(TaskOffer { id, origin, prompt, .. }) = context.next_task else {
             return String::new();
         };
         let from = match origin {

@@ -12,6 +12,7 @@ fn offer(id: i64) -> TaskOffer {
         id: id.to_string(),
         origin: TaskOrigin::Spec,
         prompt: "look".into(),
+        untrusted: None,
     }
 }
 
@@ -23,6 +24,7 @@ fn response(id: i64) -> TaskResponse {
         error: None,
         reason: None,
         iterations: 1,
+        untrusted_content: None,
         tokens_used: 10,
     }
 }
