@@ -3,8 +3,9 @@
 //! Owns the metrics, the log lines and the identity of the rows: namespace, name and uid come from the authenticated pod
 //! and the cache of Agents, never from a message. Nothing else in the controller waits for the database.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -13,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::runtime::WallClock;
 use crate::history::{HistoryAgent, HistoryError, HistoryStore, RowCounts, StoredBatch};
-use crate::link::history::{HistoryAck, HistoryBatch};
+use crate::link::history::{HistoryAck, HistoryBatch, MOST_CHANGE_NUMBER, MOST_HISTORY_ROWS};
 use crate::link::messages::{PodRefusal, RefusalCode};
 use crate::telemetry::metrics::Metrics;
 
@@ -44,6 +45,33 @@ pub struct HistoryReceiver {
     metrics: Arc<Metrics>,
     /// The last request failed: logged once, not per Agent.
     is_away: AtomicBool,
+    /// Uids of the Agents whose batches are being stored.
+    under_way: UnderWay,
+}
+
+type UnderWay = Mutex<HashSet<String>>;
+
+/// The right of an Agent to store a batch, until it is dropped.
+struct AgentTurn<'a> {
+    under_way: &'a UnderWay,
+    uid: String,
+}
+
+impl<'a> AgentTurn<'a> {
+    fn begin(under_way: &'a UnderWay, uid: &str) -> Option<Self> {
+        let mut agents = under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        agents.insert(uid.to_owned()).then(|| Self {
+            under_way,
+            uid: uid.to_owned(),
+        })
+    }
+}
+
+impl Drop for AgentTurn<'_> {
+    fn drop(&mut self) {
+        let mut agents = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        agents.remove(&self.uid);
+    }
 }
 
 impl HistoryReceiver {
@@ -53,6 +81,7 @@ impl HistoryReceiver {
             store,
             metrics,
             is_away: AtomicBool::new(false),
+            under_way: UnderWay::default(),
         }
     }
 
@@ -63,6 +92,18 @@ impl HistoryReceiver {
         batch: &HistoryBatch,
         now: Timestamp,
     ) -> Result<HistoryAck, PodRefusal> {
+        // With each changed step comes its execution.
+        let most = 2 * MOST_HISTORY_ROWS;
+        if batch.rows() > most || !(0..=MOST_CHANGE_NUMBER).contains(&batch.last) {
+            return Err(PodRefusal {
+                code: RefusalCode::Malformed,
+                message: format!("a batch has at most {most} rows, and numbers up to {MOST_CHANGE_NUMBER}"),
+            });
+        }
+        // One at a time: an Agent must not hold the connections that others wait for.
+        let Some(_turn) = AgentTurn::begin(&self.under_way, agent.uid) else {
+            return Err(refusal(RefusalCode::Away, &HistoryError::Busy));
+        };
         let stored = self.store.store(agent, batch).await;
         let result = match &stored {
             Ok(StoredBatch { ack, .. }) if ack.restart => "restarted",
@@ -185,5 +226,15 @@ mod tests {
         assert_eq!(cutoff(now, 1).to_string(), "2026-11-21T14:00:00Z");
         assert_eq!(cutoff(now, 36_500).to_string(), "1926-12-17T14:00:00Z");
         assert_eq!(cutoff(now, u32::MAX), Timestamp::MIN);
+    }
+
+    #[test]
+    fn an_agent_stores_one_batch_at_a_time_and_holds_up_no_other() {
+        let under_way = UnderWay::default();
+        let first = AgentTurn::begin(&under_way, "a").unwrap();
+        assert!(AgentTurn::begin(&under_way, "a").is_none());
+        assert!(AgentTurn::begin(&under_way, "b").is_some());
+        drop(first);
+        assert!(AgentTurn::begin(&under_way, "a").is_some());
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use agentloop_support::backoff::{Backoff, jitter};
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::Client;
 
 use super::error::{HistoryError, TargetError};
@@ -18,6 +18,8 @@ use super::tls::TlsConnector;
 const CONNECTIONS: usize = 2;
 /// Requests that wait for a connection, each with one batch in memory.
 const WAITING: usize = 64;
+/// Time limit for a connection, migrations included: a database that accepts connections and does not answer is away.
+const CONNECT: Duration = Duration::from_secs(4);
 /// Waits between two attempts to connect, during which requests are refused at once.
 const AWAY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
 
@@ -95,7 +97,9 @@ impl ConnectionPool {
     }
 
     async fn connect(&self) -> Result<Client, HistoryError> {
-        let connected = self.connect_once().await;
+        let connected = timeout(CONNECT, self.connect_once()).await;
+        let late = || HistoryError::Unavailable(format!("no connection within {} s", CONNECT.as_secs()));
+        let connected = connected.unwrap_or_else(|_| Err(late()));
         let mut state = self.lock();
         match &connected {
             Ok(_) => {

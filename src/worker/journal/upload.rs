@@ -14,8 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::write::{JournalWriteError, put};
-use crate::link::history::{AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MOST_HISTORY_ROWS, StepRow};
+use crate::link::history::{
+    AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MOST_CHANGE_NUMBER, MOST_HISTORY_ROWS, StepRow,
+};
 
+/// Most containers within each other in a value that is sent as JSON; a deeper one is sent as text.
+const MOST_DEPTH: usize = 32;
 /// Bytes of JSON at which a batch ends.
 const MOST_BYTES: usize = 128 * 1024;
 /// Largest step as JSON, in bytes. Only texts of control characters are longer, since these are escaped.
@@ -134,6 +138,10 @@ pub(super) fn next_batch(
 
 /// Forgets the changes that are stored, or begins again with all rows.
 pub(super) fn stored(connection: &mut Connection, agent: &str, ack: HistoryAck) -> Result<(), JournalWriteError> {
+    if !(0..=MOST_CHANGE_NUMBER).contains(&ack.stored) {
+        // Numbers that the journal would go on from: beyond the last one, no change could be recorded.
+        return Ok(());
+    }
     let line = position(connection)?.map_or(0, |position| position.line);
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     if ack.restart {
@@ -322,11 +330,40 @@ fn time(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<Timestamp>> {
 }
 
 fn json(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<Value>> {
-    parsed::<String, _>(row, column, |text| {
-        serde_json::from_str(&text).unwrap_or(Value::String(text))
+    parsed::<String, _>(row, column, |text| match serde_json::from_str(&text) {
+        Ok(value) if !is_deeper_than(&value, MOST_DEPTH) => value,
+        // On its way it stands within other containers, and parsers limit their depth.
+        Ok(_) | Err(_) => Value::String(text),
     })
+}
+
+/// Whether containers are nested deeper than this.
+fn is_deeper_than(value: &Value, depth: usize) -> bool {
+    let Some(depth) = depth.checked_sub(1) else {
+        return value.is_array() || value.is_object();
+    };
+    match value {
+        Value::Array(values) => values.iter().any(|value| is_deeper_than(value, depth)),
+        Value::Object(fields) => fields.values().any(|value| is_deeper_than(value, depth)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
 }
 
 fn parsed<T: FromSql, V>(row: &Row<'_>, column: &str, parse: impl FnOnce(T) -> V) -> rusqlite::Result<Option<V>> {
     row.get::<_, Option<T>>(column).map(|found| found.map(parse))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_depth_of_a_value_is_that_of_its_containers() {
+        let nested = |depth: usize| -> Value {
+            serde_json::from_str(&format!("{}1{}", "[".repeat(depth), "]".repeat(depth))).unwrap()
+        };
+        assert!(!is_deeper_than(&nested(MOST_DEPTH), MOST_DEPTH));
+        assert!(is_deeper_than(&nested(MOST_DEPTH + 1), MOST_DEPTH));
+        assert!(!is_deeper_than(&Value::Null, 0));
+    }
 }
