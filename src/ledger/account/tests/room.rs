@@ -20,6 +20,17 @@ fn what_is_granted_beyond_the_next_call_is_less_the_less_there_is() {
 }
 
 #[test]
+fn what_is_granted_beyond_the_next_call_is_less_the_more_leases_there_are() {
+    let mut account = new(terms(limit(10_000), WindowRule::Lifetime));
+    let mut left = 10_000;
+    for (name, leases) in [("a", 1), ("b", 1), ("c", 2), ("d", 3)] {
+        account.request_grant(&who(name), &for_a_call(100), at(0)).unwrap();
+        left -= 100 + (left - 100) / (4 * leases);
+        assert_eq!(account.reserved().tokens, 10_000 - left, "{name}");
+    }
+}
+
+#[test]
 fn a_lease_less_than_half_full_is_filled_ahead_but_never_with_the_last_room() {
     let ahead = GrantRequest {
         least: Amount::ZERO,
