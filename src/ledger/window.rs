@@ -476,6 +476,18 @@ mod tests {
         assert_eq!(rule.seconds(at("2026-03-29T12:00:00Z")), seconds);
     }
 
+    #[rstest]
+    #[case::rolling(WindowRule::Rolling(SignedDuration::from_mins(1)), Some("2026-03-29T12:01:00Z"))]
+    #[case::calendar(
+        WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::UTC),
+        Some("2026-03-30T00:00:00Z")
+    )]
+    #[case::lifetime(WindowRule::Lifetime, None)]
+    fn usage_expires_a_window_later_or_with_its_calendar_window(#[case] rule: WindowRule, #[case] end: Option<&str>) {
+        let (settled, now) = (at("2026-03-29T12:00:00Z"), at("2026-03-29T12:00:30Z"));
+        assert_eq!(rule.expires_at(settled, now), end.map(at));
+    }
+
     #[test]
     fn a_fraction_of_a_second_is_written_as_a_whole_one() {
         let written = WindowRule::Rolling(SignedDuration::from_millis(2_001)).write();

@@ -94,9 +94,12 @@ mod tests {
         serde_json::to_string(&record).unwrap().len()
     }
 
+    /// A change of a lease, and how many more bytes are written then.
+    type Growth = (fn(&mut Lease), usize);
+
     #[test]
     fn the_length_of_a_lease_grows_by_each_byte_that_is_written_for_it() {
-        let growths: [(fn(&mut Lease), usize); 8] = [
+        let growths: [Growth; 8] = [
             (|lease| lease.who.record.push('r'), 1),
             (|lease| lease.who.pod_uid.push('p'), 1),
             (|lease| lease.who.agent.namespace.push('n'), 1),

@@ -394,6 +394,30 @@ fn after_a_large_grant_others_have_priority_over_the_next_one_for_five_times_as_
 }
 
 #[test]
+fn a_large_grant_has_ended_once_its_gateway_holds_the_fair_part_of_all_that_hold_something() {
+    let mut account = crowded();
+    account.request_grant(&who("big"), &for_a_call(520), at(1)).unwrap_err();
+    let back = account.durable_grants("record of a")[0].granted.tokens;
+    account.apply_statement(&who("a"), &says(1, 0, back, true), at(3));
+    account.request_grant(&who("big"), &for_a_call(520), at(4)).unwrap();
+    account.request_grant(&who("c"), &for_a_call(30), at(5)).unwrap();
+    write(&mut account);
+    let waits = |returned: i64, second: i64| {
+        let mut account = account.clone();
+        account.apply_statement(&who("big"), &says(3, 0, returned, false), at(6));
+        account
+            .request_grant(&who("other"), &for_a_call(550), at(second))
+            .unwrap_err();
+        account.recalls()
+    };
+    // Of 1,000, a third is 333. If it has ended, it took from second 1 to second 6.
+    let next = 6 + 5 * i64::from(BACKOFF_FACTOR);
+    assert!(!waits(520 - 333, next - 1) && waits(520 - 333, next));
+    let longest = 4 + CONTENTION_WAIT.as_secs();
+    assert!(!waits(520 - 334, longest - 1) && waits(520 - 334, longest));
+}
+
+#[test]
 fn who_asks_for_more_than_others_could_return_waits_no_longer_and_those_behind_it_do() {
     for more in [941, 1_001] {
         let mut account = crowded();
