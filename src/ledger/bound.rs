@@ -288,6 +288,21 @@ mod tests {
     }
 
     #[test]
+    fn a_kind_that_was_not_used_makes_no_bill_invalid() {
+        let bill = CallBill {
+            output: 5,
+            ..CallBill::default()
+        };
+        let amount = Amount {
+            tokens: 5,
+            output_tokens: 5,
+            calls: 1,
+            ..Amount::ZERO
+        };
+        assert_eq!(bill.amount(None), Some(amount));
+    }
+
+    #[test]
     fn a_first_request_costs_its_bytes_and_what_the_server_may_add() {
         let parts = [system(1, 300), part(2, 40)];
         assert_eq!(input_bound(None, &parts, OVERHEAD), 1_000 + 2 * 300 + 40 + 2 * 10);
@@ -424,6 +439,16 @@ mod tests {
             ..none
         };
         assert_eq!(output_that_fits(&unpriced, 100, None, 1_000), 0, "no price, no call");
+    }
+
+    #[test]
+    fn input_and_output_together_fit_into_64_bits() {
+        let of = |input| output_that_fits(&LimitAmounts::default(), input, None, i64::MAX);
+        assert_eq!(
+            [of(-1), of(0), of(100), of(i64::MAX)],
+            [0, i64::MAX, i64::MAX - 100, 0],
+            "an input of less than nothing has no bound"
+        );
     }
 
     proptest! {

@@ -395,6 +395,14 @@ mod tests {
     }
 
     #[test]
+    fn the_worst_case_of_an_input_at_the_threshold_is_not_that_of_a_long_one() {
+        // An hour's cache write costs twice the input.
+        let rates = rates(&with_long_context());
+        assert_eq!(rates.worst_cost(200_000, 0), Some(6 * 200_000));
+        assert_eq!(rates.worst_cost(200_001, 0), Some(12 * 200_001));
+    }
+
+    #[test]
     fn the_worst_case_looks_below_the_threshold_too() {
         // Cheaper above the threshold: the most expensive call is then the longest one below it.
         let odd = ModelPrice {

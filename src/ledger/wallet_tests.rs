@@ -177,6 +177,21 @@ fn after_a_restart_the_open_call_is_open_again_and_nothing_can_be_spent_until_th
 }
 
 #[test]
+fn a_restored_wallet_has_the_rows_that_were_written() {
+    let row = |lease, closed| LeaseRow {
+        account: "a".into(),
+        lease,
+        spent: tokens(3),
+        returned: tokens(2),
+        closed,
+    };
+    let rows = [row(1, false), row(2, true)];
+    let wallet = Wallet::restore([("a".to_owned(), 7)], rows.clone());
+    assert_eq!(wallet.rows().collect::<Vec<_>>(), rows);
+    assert_eq!(wallet.epochs().collect::<Vec<_>>(), [("a", 7)]);
+}
+
+#[test]
 fn a_call_of_a_lease_that_is_not_on_disk_is_opened_and_settled_all_the_same() {
     let mut wallet = Wallet::default();
     let open = reserve(&mut holding(&[("a", 10)]), "a", 5);

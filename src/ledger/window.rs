@@ -467,6 +467,61 @@ mod tests {
         assert_eq!(WindowRule::read(&window).unwrap_err(), WindowError::NotOne);
     }
 
+    #[rstest]
+    #[case(WindowRule::Rolling(SignedDuration::from_secs(2)), Some(2))]
+    #[case(WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::get("Europe/Berlin").unwrap()), Some(23 * 3_600))]
+    #[case(WindowRule::Lifetime, None)]
+    fn a_rule_is_read_as_it_was_written_and_knows_its_length(#[case] rule: WindowRule, #[case] seconds: Option<i64>) {
+        assert_eq!(WindowRule::read(&rule.write()), Ok(rule.clone()));
+        assert_eq!(rule.seconds(at("2026-03-29T12:00:00Z")), seconds);
+    }
+
+    #[rstest]
+    #[case::rolling(WindowRule::Rolling(SignedDuration::from_mins(1)), Some("2026-03-29T12:01:00Z"))]
+    #[case::calendar(
+        WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::UTC),
+        Some("2026-03-30T00:00:00Z")
+    )]
+    #[case::lifetime(WindowRule::Lifetime, None)]
+    fn usage_expires_a_window_later_or_with_its_calendar_window(#[case] rule: WindowRule, #[case] end: Option<&str>) {
+        let (settled, now) = (at("2026-03-29T12:00:00Z"), at("2026-03-29T12:00:30Z"));
+        assert_eq!(rule.expires_at(settled, now), end.map(at));
+    }
+
+    #[test]
+    fn a_fraction_of_a_second_is_written_as_a_whole_one() {
+        let written = WindowRule::Rolling(SignedDuration::from_millis(2_001)).write();
+        assert_eq!(written.rolling, Some(RollingWindow { seconds: 3 }));
+    }
+
+    #[rstest]
+    #[case::exact(SignedDuration::from_mins(1), 1_000)]
+    #[case::rounded_up(SignedDuration::from_secs(10), 167)]
+    #[case::shortest(SignedDuration::from_secs(3), 50)]
+    #[case::short(SignedDuration::from_secs(1), 50)]
+    fn usage_leaves_a_rolling_window_with_the_last_moment_of_its_piece(
+        #[case] length: SignedDuration,
+        #[case] piece: i64,
+    ) {
+        assert_eq!(piece_length(length, PIECES), SignedDuration::from_millis(piece));
+        let rule = WindowRule::Rolling(length);
+        // A piece begins at each multiple of its length.
+        let begin = Timestamp::from_millisecond(1_000_000 * piece).unwrap();
+        let last = SignedDuration::from_millis(piece - 1);
+        let mut settled = SettledUsage::new(PIECES);
+        let used = Amount {
+            tokens: 5,
+            ..Amount::ZERO
+        };
+        settled.add(&rule, begin, &used);
+        settled.add(&rule, begin + last, &used);
+        assert_eq!(settled.buckets().len(), 1);
+        settled.advance(&rule, begin + last + length);
+        assert_eq!(settled.total().tokens, 10);
+        settled.advance(&rule, begin + last + length + SignedDuration::from_millis(1));
+        assert_eq!(settled.total().tokens, 0);
+    }
+
     #[test]
     fn a_zone_that_is_none_is_named() {
         let window = BudgetWindow {

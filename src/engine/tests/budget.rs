@@ -88,6 +88,17 @@ fn a_refused_call_holds_the_loop_until_its_moment_and_not_longer_and_survives_a_
 }
 
 #[test]
+fn the_end_of_a_pause_in_the_middle_of_a_turn_is_no_news_for_the_next_turn() {
+    let mut driver = in_a_turn();
+    driver.fail_with(until(&driver, 600, FailureKind::TokensPerHour));
+    driver.pass(seconds(600));
+    assert_eq!(driver.reasons(), vec![]);
+    driver.turn();
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t3c1a1");
+    assert!(!driver.observed().contains("is over"), "{}", driver.observed());
+}
+
+#[test]
 fn refusals_use_up_no_attempts_and_count_as_no_error() {
     let mut driver = in_a_turn();
     for _ in 0..50 {
@@ -239,6 +250,17 @@ fn a_probe_that_finds_no_link_has_asked_nobody() {
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c2a3");
     driver.fail(FailureKind::Unreachable);
     assert_eq!(driver.reasons(), [], "it was made, and failed for another reason");
+}
+
+#[test]
+fn a_probe_that_found_no_link_is_not_let_through_by_the_passing_of_time() {
+    let mut driver = in_a_turn();
+    driver.fail_with(until(&driver, 600, FailureKind::BudgetExhausted));
+    change(&mut driver, revision(1));
+    driver.fail(FailureKind::LinkLost);
+    driver.feed(EngineInput::LinkLost);
+    driver.pass(PROBE_TIMEOUT);
+    assert_eq!(driver.reasons(), [PauseReason::LinkLost, PauseReason::BudgetExhausted]);
 }
 
 #[test]

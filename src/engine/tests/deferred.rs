@@ -6,6 +6,7 @@ use super::super::deferred::{MOST_DEFERRED, MOST_DEFERRED_BYTES};
 use super::approvals::gated_tools;
 use super::work::{unknown, wants};
 use super::*;
+use crate::pauses::budget::PROBE_INTERVAL;
 
 fn deferring() -> EngineSettings {
     EngineSettings {
@@ -213,6 +214,22 @@ fn an_approval_is_valid_for_five_minutes_of_a_pause_and_no_longer() {
         driver.pass(seconds(pause));
         driver.feed(EngineInput::LinkBack);
         assert_eq!(driver.running().len(), runs, "{pause} s");
+    }
+}
+
+#[test]
+fn an_approved_call_waits_for_the_end_of_a_pause_or_for_its_next_probe() {
+    for has_end in [true, false] {
+        let mut driver = deferred("repo__delete");
+        driver.fail_with(CallFailure {
+            resumes_at: has_end.then_some(driver.now + PROBE_INTERVAL),
+            ..failure(FailureKind::BudgetExhausted)
+        });
+        driver.answer_gate("e1-t1c1r1", true);
+        driver.pass(PROBE_INTERVAL - seconds(1));
+        assert_eq!((driver.state(), driver.running()), (LoopState::Paused, vec![]));
+        driver.pass(seconds(1));
+        assert_eq!(driver.running(), [1]);
     }
 }
 

@@ -291,3 +291,24 @@ fn turns_without_a_sleep_are_counted_as_before() {
     driver.answer(says("two"));
     assert_eq!(driver.reasons(), [PauseReason::MaxConsecutiveTurns]);
 }
+
+#[test]
+fn a_heartbeat_that_is_larger_than_a_limit_costs_the_agent_no_history() {
+    let mut driver = Driver::with_tools(every(600));
+    for _ in 0..20 {
+        driver.answer(says(&"x".repeat(1000)));
+        driver.pass(seconds(1));
+    }
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    let budget = BudgetState {
+        tokens: Some(20_000),
+        ..BudgetState::default()
+    };
+    driver.feed(EngineInput::BudgetChanged { budget });
+    driver.pass(seconds(600));
+    assert_eq!(driver.purpose, CallPurpose::Heartbeat);
+    let before = driver.transcript.clone();
+    driver.fail(FailureKind::CallExceedsLimit);
+    assert_eq!(driver.reasons(), [PauseReason::CallExceedsLimit]);
+    assert!(driver.transcript == before, "messages left");
+}

@@ -227,6 +227,28 @@ fn a_budget_that_refuses_it_holds_the_loop_as_for_any_call() {
 }
 
 #[test]
+fn one_that_is_larger_than_a_limit_costs_the_agent_no_history() {
+    let mut driver = Driver::fresh(checking());
+    driver.start(1);
+    for _ in 0..20 {
+        driver.answer(says(&"x".repeat(1000)));
+        driver.pass(seconds(1));
+    }
+    sleeps(&mut driver, r#"{"sleep": 100}"#);
+    let budget = BudgetState {
+        tokens: Some(20_000),
+        ..BudgetState::default()
+    };
+    driver.feed(EngineInput::BudgetChanged { budget });
+    driver.pass(seconds(100));
+    assert_eq!(driver.purpose, CallPurpose::Precheck);
+    let before = driver.transcript.clone();
+    driver.fail(FailureKind::CallExceedsLimit);
+    assert_eq!(driver.reasons(), [PauseReason::CallExceedsLimit]);
+    assert!(driver.transcript == before, "messages left");
+}
+
+#[test]
 fn a_budget_that_stops_cuts_it_and_it_is_asked_again() {
     let mut driver = slept();
     let stop = |stop: Option<&str>, revision| EngineInput::BudgetChanged {

@@ -78,7 +78,7 @@ impl AgentShares {
         share.add(rule, now, amount);
         self.length = (self.length + record_size::of_share(agent, &share)).saturating_sub(before);
         self.of.insert(agent.clone(), share);
-        while self.of.len() > MAX_SHARES || self.length > record_size::SHARES && self.of.len() > 1 {
+        while self.of.len() > MAX_SHARES || self.length > record_size::SHARES {
             self.join_least();
         }
     }

@@ -114,4 +114,16 @@ mod tests {
         );
         assert_eq!(tokens(&json!({"input_tokens": 3})), None);
     }
+
+    #[test]
+    fn an_input_of_nothing_is_unknown_and_one_token_from_a_cache_is_not() {
+        assert_eq!(
+            input_tokens(&json!({"input_tokens": 0, "cache_read_input_tokens": 0})),
+            None
+        );
+        assert_eq!(
+            input_tokens(&json!({"input_tokens": 0, "cache_read_input_tokens": 1})),
+            Some(1)
+        );
+    }
 }

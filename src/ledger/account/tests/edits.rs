@@ -268,6 +268,7 @@ fn a_top_up_does_not_raise_the_part_of_one_agent() {
     let mut account = new(own);
     spend(&mut account, "a", 60, at(0));
     account.top_up("t", tokens(100), at(1));
+    assert_eq!(account.per_agent(), limit(60));
     assert!(
         account
             .request_grant(&who("a"), &for_a_call(1), at(1))

@@ -1,6 +1,7 @@
 //! Tests of an account: its guarantees, event by event, and under any order of events.
 
 mod edits;
+mod holders;
 mod order;
 mod room;
 

@@ -20,6 +20,17 @@ fn what_is_granted_beyond_the_next_call_is_less_the_less_there_is() {
 }
 
 #[test]
+fn what_is_granted_beyond_the_next_call_is_less_the_more_leases_there_are() {
+    let mut account = new(terms(limit(10_000), WindowRule::Lifetime));
+    let mut left = 10_000;
+    for (name, leases) in [("a", 1), ("b", 1), ("c", 2), ("d", 3)] {
+        account.request_grant(&who(name), &for_a_call(100), at(0)).unwrap();
+        left -= 100 + (left - 100) / (4 * leases);
+        assert_eq!(account.reserved().tokens, 10_000 - left, "{name}");
+    }
+}
+
+#[test]
 fn a_lease_less_than_half_full_is_filled_ahead_but_never_with_the_last_room() {
     let ahead = GrantRequest {
         least: Amount::ZERO,
@@ -380,6 +391,30 @@ fn after_a_large_grant_others_have_priority_over_the_next_one_for_five_times_as_
     assert!(!large(&mut account, 560, next));
     assert!(account.recalls());
     account.check();
+}
+
+#[test]
+fn a_large_grant_has_ended_once_its_gateway_holds_the_fair_part_of_all_that_hold_something() {
+    let mut account = crowded();
+    account.request_grant(&who("big"), &for_a_call(520), at(1)).unwrap_err();
+    let back = account.durable_grants("record of a")[0].granted.tokens;
+    account.apply_statement(&who("a"), &says(1, 0, back, true), at(3));
+    account.request_grant(&who("big"), &for_a_call(520), at(4)).unwrap();
+    account.request_grant(&who("c"), &for_a_call(30), at(5)).unwrap();
+    write(&mut account);
+    let waits = |returned: i64, second: i64| {
+        let mut account = account.clone();
+        account.apply_statement(&who("big"), &says(3, 0, returned, false), at(6));
+        account
+            .request_grant(&who("other"), &for_a_call(550), at(second))
+            .unwrap_err();
+        account.recalls()
+    };
+    // Of 1,000, a third is 333. If it has ended, it took from second 1 to second 6.
+    let next = 6 + 5 * i64::from(BACKOFF_FACTOR);
+    assert!(!waits(520 - 333, next - 1) && waits(520 - 333, next));
+    let longest = 4 + CONTENTION_WAIT.as_secs();
+    assert!(!waits(520 - 334, longest - 1) && waits(520 - 334, longest));
 }
 
 #[test]
