@@ -4,6 +4,7 @@ use std::io;
 
 use crate::api::NamespacedName;
 
+use super::cluster_errors;
 use super::link::LinkFailure;
 
 /// What the process returns.
@@ -93,14 +94,9 @@ pub enum PluginError {
 impl PluginError {
     /// A failed request to the API server.
     pub fn cluster(action: impl Into<String>, error: &kube::Error) -> Self {
-        let problem = if let kube::Error::Api(status) = error {
-            status.message.clone()
-        } else {
-            crate::support::text::root_cause(error)
-        };
         Self::Cluster {
             action: action.into(),
-            problem,
+            problem: cluster_errors::problem(error),
         }
     }
 

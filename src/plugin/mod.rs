@@ -5,6 +5,7 @@
 //! API for clients. It decides nothing that the controller decides.
 
 pub mod arguments;
+pub mod cluster_errors;
 pub mod commands;
 pub mod completion;
 pub mod failure;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::api::ListParams;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use crate::api::{Agent, AgentBudget, GROUP, NamespacedName};
 
 use super::arguments::{ConnectionArgs, OutputFormat};
+use super::cluster_errors;
 use super::failure::{PluginError, is_not_found};
 use super::link::{LinkRoute, UserToken};
 
@@ -51,7 +52,8 @@ impl PluginSession {
     /// A session with the kubeconfig and the context that the flags name.
     pub(super) async fn connect(flags: &ConnectionArgs) -> Result<Self, PluginError> {
         let config = config(flags).await?;
-        let client = Client::try_from(config.clone()).map_err(|error| PluginError::Kubeconfig(error.to_string()))?;
+        let client = Client::try_from(config.clone())
+            .map_err(|error| PluginError::Kubeconfig(cluster_errors::cause(&error, Some(&config))))?;
         let session = Self {
             client,
             namespace: config.default_namespace.clone(),
@@ -192,7 +194,11 @@ async fn config(flags: &ConnectionArgs) -> Result<Config, PluginError> {
         context: flags.context.clone(),
         ..KubeConfigOptions::default()
     };
-    let wrong = |error: &dyn std::fmt::Display| PluginError::Kubeconfig(error.to_string());
+    let file = flags.kubeconfig.as_ref().map_or_else(
+        || std::env::var("KUBECONFIG").unwrap_or_else(|_| "~/.kube/config".into()),
+        |path| path.display().to_string(),
+    );
+    let wrong = |error: &KubeconfigError| PluginError::Kubeconfig(cluster_errors::kubeconfig(error, &file));
     if let Some(path) = &flags.kubeconfig {
         let file = Kubeconfig::read_from(path).map_err(|error| wrong(&error))?;
         let config = Config::from_custom_kubeconfig(file, &options).await;
