@@ -59,6 +59,7 @@ pub(super) async fn answer(
         user: user(session).await?,
     };
     let name = session.named(&arguments.name);
+    let mut pinned = None;
     let message = if arguments.budget {
         let plan = |budget: &AgentBudget| {
             answers::plan(
@@ -66,6 +67,7 @@ pub(super) async fn answer(
                 &approvals::of_budget(budget),
                 budget.annotations(),
                 &request,
+                &mut pinned,
             )
         };
         write(&session.budgets(), ("AgentBudget", &name), plan).await?
@@ -76,6 +78,7 @@ pub(super) async fn answer(
                 &approvals::of_agent(agent),
                 agent.annotations(),
                 &request,
+                &mut pinned,
             )
         };
         write(&session.agents(), ("Agent", &name), plan).await?
