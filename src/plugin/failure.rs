@@ -109,12 +109,11 @@ impl PluginError {
         ))
     }
 
-    /// What the process returns. The reader of a pipe that has read enough is no failure.
+    /// What the process returns.
     #[must_use]
     pub fn exit_status(&self) -> ExitStatus {
         match self {
             Self::Usage(_) => ExitStatus::Usage,
-            Self::Stream(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitStatus::Success,
             Self::Refused(_)
             | Self::Kubeconfig(_)
             | Self::Cluster { .. }
@@ -122,6 +121,14 @@ impl PluginError {
             | Self::Stream(_)
             | Self::Format(_) => ExitStatus::Failure,
         }
+    }
+}
+
+/// The end of a command that only reads: the reader of a pipe that has read enough is no failure.
+pub fn unless_closed(ended: Result<(), PluginError>) -> Result<(), PluginError> {
+    match ended {
+        Err(PluginError::Stream(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        ended => ended,
     }
 }
 
@@ -154,12 +161,12 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_is_no_failure_and_wrong_flags_differ_from_failures() {
+    fn a_closed_pipe_is_no_failure_of_reads_and_wrong_flags_differ_from_failures() {
         let of = |error: PluginError| error.exit_status();
-        assert_eq!(
-            of(io::Error::from(io::ErrorKind::BrokenPipe).into()),
-            ExitStatus::Success
-        );
+        let closed = || PluginError::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(of(closed()), ExitStatus::Failure);
+        assert!(unless_closed(Err(closed())).is_ok());
+        assert!(unless_closed(Err(PluginError::Refused(String::new()))).is_err());
         assert_eq!(of(io::Error::from(io::ErrorKind::NotFound).into()), ExitStatus::Failure);
         assert_eq!(of(PluginError::Usage(String::new())), ExitStatus::Usage);
         assert_eq!(of(PluginError::Refused(String::new())), ExitStatus::Failure);

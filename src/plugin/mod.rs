@@ -80,9 +80,7 @@ impl PluginArgs {
         };
         ended.unwrap_or_else(|error| {
             let status = error.exit_status();
-            if status != ExitStatus::Success {
-                let _ = writeln!(screen.err, "error: {error}");
-            }
+            screen.note(&format!("error: {error}"));
             status
         })
     }

@@ -36,9 +36,9 @@ pub(super) async fn request(
             LoopRequest::Wake => Ok(loop_requests::wake(name, agent, session.now())),
         };
         match write(&session.agents(), ("Agent", &session.named(name)), plan).await {
-            Ok(message) => writeln!(screen.out, "{message}")?,
+            Ok(message) => screen.result(&format!("{message}\n"))?,
             Err(error) => {
-                writeln!(screen.err, "error: {error}")?;
+                screen.note(&format!("error: {error}"));
                 status = ExitStatus::Failure;
             }
         }
@@ -83,8 +83,7 @@ pub(super) async fn answer(
         };
         write(&session.agents(), ("Agent", &name), plan).await?
     };
-    writeln!(screen.out, "{message}")?;
-    Ok(())
+    screen.result(&format!("{message}\n"))
 }
 
 /// The name of the user, as the API server knows it.
@@ -119,6 +118,5 @@ pub(super) async fn top_up(
     let plan =
         |budget: &AgentBudget| -> Result<PlannedWrite, PluginError> { top_ups::plan(&arguments.name, budget, &new) };
     let message = write(&session.budgets(), ("AgentBudget", &name), plan).await?;
-    writeln!(screen.out, "{message}")?;
-    Ok(())
+    screen.result(&format!("{message}\n"))
 }

@@ -14,6 +14,7 @@ use crate::link::events::EventLine;
 use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::link::{EventCursor, FollowedEvents, LinkFailure, TaskReceipt, TaskSubmission, UserLink};
 use crate::plugin::screens::printable::one_line;
+use crate::plugin::session::note;
 
 /// Most attempts to request the task, when it is unknown whether an attempt arrived.
 const MAX_ATTEMPTS: u32 = 5;
@@ -99,6 +100,7 @@ pub struct TaskRun<'a> {
     task: &'a TaskSubmission,
     verbose: bool,
     requested: AtomicBool,
+    received: AtomicBool,
 }
 
 impl<'a> TaskRun<'a> {
@@ -111,6 +113,7 @@ impl<'a> TaskRun<'a> {
             task,
             verbose,
             requested: AtomicBool::new(false),
+            received: AtomicBool::new(false),
         }
     }
 
@@ -118,6 +121,12 @@ impl<'a> TaskRun<'a> {
     #[must_use]
     pub fn was_requested(&self) -> bool {
         self.requested.load(Ordering::Relaxed)
+    }
+
+    /// Whether the controller has confirmed the task.
+    #[must_use]
+    pub fn was_received(&self) -> bool {
+        self.received.load(Ordering::Relaxed)
     }
 
     /// Requests the task and waits for its end, or for the interrupt. Progress goes to `err`.
@@ -138,8 +147,9 @@ impl<'a> TaskRun<'a> {
             Err(failure) => return Err(failure.into()),
         };
         let receipt = self.submit().await?;
+        self.received.store(true, Ordering::Relaxed);
         if self.verbose {
-            writeln!(err, "{}: {}", receipt.id, receipt.state)?;
+            note(err, &format!("{}: {}", receipt.id, receipt.state));
         }
         let newest = before.as_ref().map(FollowedEvents::cursor);
         let mut watch = TaskWatch::new(&receipt, newest, self.verbose);
@@ -153,11 +163,11 @@ impl<'a> TaskRun<'a> {
         loop {
             let event = events.next().await?;
             if let Some(reason) = events.take_interruption().filter(|_| self.verbose) {
-                writeln!(err, "connected again: {reason}")?;
+                note(err, &format!("connected again: {reason}"));
             }
             match watch.see(&event)? {
                 Seen::Nothing => {}
-                Seen::Progress(line) => writeln!(err, "{line}")?,
+                Seen::Progress(line) => note(err, &line),
                 Seen::End(response) => return Ok(*response),
             }
         }
