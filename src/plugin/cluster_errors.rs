@@ -79,8 +79,6 @@ pub fn authentication(error: &AuthError, config: Option<&Config>) -> String {
         AuthError::MissingCommand => "the kubeconfig names no credential command".into(),
         AuthError::ExecMissingClusterInfo => format!("{command} needs cluster information, which is missing"),
         AuthError::NoValidNativeRootCA(_) => "the system has no valid root certificates".into(),
-        #[expect(unreachable_patterns, reason = "features of the client add variants")]
-        _ => "authentication failed".into(),
     }
 }
 

@@ -23,7 +23,7 @@ pub async fn run(arguments: PluginArgs, screen: &mut Screen<'_>) -> Result<ExitS
         return Ok(ExitStatus::Success);
     }
     if matches!(arguments.command, PluginCommand::Reference) {
-        screen.result(&reference::markdown().to_string())?;
+        screen.result(&reference::markdown())?;
         return Ok(ExitStatus::Success);
     }
     let session = PluginSession::connect(&arguments.connection).await?;

@@ -29,6 +29,7 @@ pub(super) async fn request(
     screen: &mut Screen<'_>,
 ) -> Result<ExitStatus, PluginError> {
     let mut status = ExitStatus::Success;
+    let mut shown = Ok(());
     for name in &agents.names {
         let plan = |agent: &Agent| match request {
             LoopRequest::Pause => Ok(loop_requests::pause(name, agent)),
@@ -36,14 +37,14 @@ pub(super) async fn request(
             LoopRequest::Wake => Ok(loop_requests::wake(name, agent, session.now())),
         };
         match write(&session.agents(), ("Agent", &session.named(name)), plan).await {
-            Ok(message) => screen.result(&format!("{message}\n"))?,
+            Ok(message) => shown = shown.and(screen.result(&format!("{message}\n"))),
             Err(error) => {
                 screen.note(&format!("error: {error}"));
                 status = ExitStatus::Failure;
             }
         }
     }
-    Ok(status)
+    shown.map(|()| status)
 }
 
 pub(super) async fn answer(
