@@ -31,6 +31,7 @@ pub(super) async fn run(
     let task = TaskSubmission {
         prompt,
         id: arguments.id.map_or_else(random_id, Ok)?,
+        untrusted_content: None,
     };
     let agent = session.named(&arguments.name);
     let link = UserLink::open(session, &agent.namespace).await?;
@@ -168,7 +169,7 @@ async fn converse(
         if message.is_empty() {
             continue;
         }
-        let prompt = match conversation.prompt(message) {
+        let (prompt, untrusted_content) = match conversation.prompt(message) {
             Ok(prompt) => prompt,
             Err(problem) => {
                 screen.note(&format!("error: {problem}"));
@@ -178,10 +179,14 @@ async fn converse(
         let task = TaskSubmission {
             prompt,
             id: random_id()?,
+            untrusted_content,
         };
         let run = TaskRun::new(&link, &agent, &task, arguments.verbose);
         match run.run(screen.err, interrupt.as_mut()).await? {
             TaskEnd::Interrupted => {
+                if !run.was_requested() {
+                    return Ok(());
+                }
                 screen.note(&format!(
                     "the agent continues with the last message, as task {}",
                     task.id
@@ -195,7 +200,8 @@ async fn converse(
                 let text = response.result_text();
                 if !text.is_empty() {
                     screen.result(&format!("{}\n", printable::lines(&text)))?;
-                    conversation.add(message, &text);
+                    let source = response.untrusted_content.or(task.untrusted_content);
+                    conversation.add(message, &text, source.as_deref());
                 }
             }
         }

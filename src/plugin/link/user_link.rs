@@ -89,11 +89,15 @@ pub(super) enum FeedItem {
 
 /// A task for an Agent.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
 pub struct TaskSubmission {
     /// The task.
     pub prompt: String,
     /// Idempotency key.
     pub id: String,
+    /// Source of untrusted content in the prompt. Absent: the user wrote all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub untrusted_content: Option<String>,
 }
 
 /// The confirmation of a task.

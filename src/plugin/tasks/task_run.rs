@@ -44,6 +44,9 @@ pub struct TaskResponse {
     /// Tokens of its model calls.
     #[serde(default)]
     pub tokens_used: i64,
+    /// Source of the untrusted content that the conversation of the task had seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untrusted_content: Option<String>,
 }
 
 impl TaskResponse {
