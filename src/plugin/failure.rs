@@ -52,7 +52,7 @@ impl ExitStatus {
             Self::Failure => "an error; for `run`: the task failed; for `check`: a check failed",
             Self::LimitReached => "`run`: a limit of the Agent ended the task",
             Self::OutcomeUnknown => {
-                "`run`: the task was accepted, and the command was interrupted before the task ended; `run --id` continues"
+                "`run`: the task was accepted, and the command ended before the task did; `run --id` continues"
             }
             Self::Usage => "wrong flags or arguments: nothing was done",
         }

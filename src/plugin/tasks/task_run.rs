@@ -88,7 +88,7 @@ impl TaskResponse {
 #[derive(Clone, Debug, PartialEq)]
 pub enum TaskEnd {
     /// The task has its response.
-    Response(TaskResponse),
+    Response(Box<TaskResponse>),
     /// The user interrupted the run; the task continues.
     Interrupted,
 }
@@ -135,7 +135,7 @@ impl<'a> TaskRun<'a> {
     /// Requests the task and waits for its end, or for the interrupt. Progress goes to `err`.
     pub async fn run(&self, err: &mut (dyn Write + Send), interrupt: Interrupt<'_>) -> Result<TaskEnd, PluginError> {
         tokio::select! {
-            ended = self.until_end(err) => ended.map(TaskEnd::Response),
+            ended = self.until_end(err) => ended.map(|response| TaskEnd::Response(Box::new(response))),
             () = interrupt => Ok(TaskEnd::Interrupted),
         }
     }
