@@ -4,6 +4,7 @@ use std::io;
 
 use crate::api::NamespacedName;
 
+use super::cluster_errors;
 use super::link::LinkFailure;
 
 /// What the process returns.
@@ -51,7 +52,7 @@ impl ExitStatus {
             Self::Failure => "an error; for `run`: the task failed; for `check`: a check failed",
             Self::LimitReached => "`run`: a limit of the Agent ended the task",
             Self::OutcomeUnknown => {
-                "`run`: the task was accepted, and the command was interrupted before the task ended; `run --id` continues"
+                "`run`: the task was accepted, and the command ended before the task did; `run --id` continues"
             }
             Self::Usage => "wrong flags or arguments: nothing was done",
         }
@@ -93,14 +94,9 @@ pub enum PluginError {
 impl PluginError {
     /// A failed request to the API server.
     pub fn cluster(action: impl Into<String>, error: &kube::Error) -> Self {
-        let problem = if let kube::Error::Api(status) = error {
-            status.message.clone()
-        } else {
-            crate::support::text::root_cause(error)
-        };
         Self::Cluster {
             action: action.into(),
-            problem,
+            problem: cluster_errors::problem(error),
         }
     }
 
@@ -113,12 +109,11 @@ impl PluginError {
         ))
     }
 
-    /// What the process returns. The reader of a pipe that has read enough is no failure.
+    /// What the process returns.
     #[must_use]
     pub fn exit_status(&self) -> ExitStatus {
         match self {
             Self::Usage(_) => ExitStatus::Usage,
-            Self::Stream(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitStatus::Success,
             Self::Refused(_)
             | Self::Kubeconfig(_)
             | Self::Cluster { .. }
@@ -126,6 +121,14 @@ impl PluginError {
             | Self::Stream(_)
             | Self::Format(_) => ExitStatus::Failure,
         }
+    }
+}
+
+/// The end of a command that only reads: the reader of a pipe that has read enough is no failure.
+pub fn unless_closed(ended: Result<(), PluginError>) -> Result<(), PluginError> {
+    match ended {
+        Err(PluginError::Stream(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        ended => ended,
     }
 }
 
@@ -158,12 +161,12 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_is_no_failure_and_wrong_flags_differ_from_failures() {
+    fn a_closed_pipe_is_no_failure_of_reads_and_wrong_flags_differ_from_failures() {
         let of = |error: PluginError| error.exit_status();
-        assert_eq!(
-            of(io::Error::from(io::ErrorKind::BrokenPipe).into()),
-            ExitStatus::Success
-        );
+        let closed = || PluginError::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(of(closed()), ExitStatus::Failure);
+        assert!(unless_closed(Err(closed())).is_ok());
+        assert!(unless_closed(Err(PluginError::Refused(String::new()))).is_err());
         assert_eq!(of(io::Error::from(io::ErrorKind::NotFound).into()), ExitStatus::Failure);
         assert_eq!(of(PluginError::Usage(String::new())), ExitStatus::Usage);
         assert_eq!(of(PluginError::Refused(String::new())), ExitStatus::Failure);

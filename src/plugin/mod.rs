@@ -5,6 +5,7 @@
 //! API for clients. It decides nothing that the controller decides.
 
 pub mod arguments;
+pub mod cluster_errors;
 pub mod commands;
 pub mod completion;
 pub mod failure;
@@ -79,9 +80,7 @@ impl PluginArgs {
         };
         ended.unwrap_or_else(|error| {
             let status = error.exit_status();
-            if status != ExitStatus::Success {
-                let _ = writeln!(screen.err, "error: {error}");
-            }
+            screen.note(&format!("error: {error}"));
             status
         })
     }

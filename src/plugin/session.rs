@@ -1,11 +1,11 @@
 //! What a command works with: a client of the API server, the namespace, the clock, and where output goes.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::api::ListParams;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,8 +13,10 @@ use serde::de::DeserializeOwned;
 use crate::api::{Agent, AgentBudget, GROUP, NamespacedName};
 
 use super::arguments::{ConnectionArgs, OutputFormat};
+use super::cluster_errors;
 use super::failure::{PluginError, is_not_found};
 use super::link::{LinkRoute, UserToken};
+use super::screens::printable;
 
 /// The clock.
 pub type PluginClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
@@ -47,11 +49,32 @@ pub struct Screen<'a> {
     pub err: &'a mut (dyn Write + Send),
 }
 
+impl Screen<'_> {
+    /// Writes the result of work that is done, which a reader that is gone does not undo.
+    pub fn result(&mut self, text: &str) -> Result<(), PluginError> {
+        match self.out.write_all(text.as_bytes()) {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes a line beside the results. It may be lost: what is done does not depend on it.
+    pub fn note(&mut self, text: &str) {
+        note(self.err, text);
+    }
+}
+
+/// Writes a line to standard error, which may be lost.
+pub(super) fn note(err: &mut (dyn Write + Send), text: &str) {
+    let _ = writeln!(err, "{}", printable::lines(text));
+}
+
 impl PluginSession {
     /// A session with the kubeconfig and the context that the flags name.
     pub(super) async fn connect(flags: &ConnectionArgs) -> Result<Self, PluginError> {
         let config = config(flags).await?;
-        let client = Client::try_from(config.clone()).map_err(|error| PluginError::Kubeconfig(error.to_string()))?;
+        let client = Client::try_from(config.clone())
+            .map_err(|error| PluginError::Kubeconfig(cluster_errors::cause(&error, Some(&config))))?;
         let session = Self {
             client,
             namespace: config.default_namespace.clone(),
@@ -192,7 +215,11 @@ async fn config(flags: &ConnectionArgs) -> Result<Config, PluginError> {
         context: flags.context.clone(),
         ..KubeConfigOptions::default()
     };
-    let wrong = |error: &dyn std::fmt::Display| PluginError::Kubeconfig(error.to_string());
+    let file = flags.kubeconfig.as_ref().map_or_else(
+        || std::env::var("KUBECONFIG").unwrap_or_else(|_| "~/.kube/config".into()),
+        |path| path.display().to_string(),
+    );
+    let wrong = |error: &KubeconfigError| PluginError::Kubeconfig(cluster_errors::kubeconfig(error, &file));
     if let Some(path) = &flags.kubeconfig {
         let file = Kubeconfig::read_from(path).map_err(|error| wrong(&error))?;
         let config = Config::from_custom_kubeconfig(file, &options).await;
@@ -203,5 +230,44 @@ async fn config(flags: &ConnectionArgs) -> Result<Config, PluginError> {
         // In a pod there is no kubeconfig.
         Err(error) if flags.context.is_none() => Config::incluster().map_err(|_| wrong(&error)),
         Err(error) => Err(wrong(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// A stream whose writes fail.
+    struct FailingWriter(ErrorKind);
+
+    impl Write for FailingWriter {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Err(self.0.into())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_is_gone_ends_no_work_and_a_full_disk_is_an_error() {
+        for (kind, is_lost) in [(ErrorKind::BrokenPipe, false), (ErrorKind::StorageFull, true)] {
+            let mut screen = Screen {
+                out: &mut FailingWriter(kind),
+                err: &mut FailingWriter(kind),
+            };
+            screen.note("lost");
+            assert_eq!(screen.result("done").is_err(), is_lost);
+        }
+    }
+
+    #[test]
+    fn notes_have_no_control_characters() {
+        let mut err = Vec::new();
+        note(&mut err, "error: \u{1b}[2Ja");
+        assert_eq!(err, b"error:  [2Ja\n");
     }
 }

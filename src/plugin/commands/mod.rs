@@ -6,7 +6,7 @@ mod tasks;
 mod writes;
 
 use super::arguments::{BudgetCommand, PluginArgs, PluginCommand};
-use super::failure::{ExitStatus, PluginError};
+use super::failure::{ExitStatus, PluginError, unless_closed};
 use super::session::{PluginSession, Screen};
 use super::{completion, reference};
 
@@ -14,11 +14,16 @@ use super::{completion, reference};
 pub async fn run(arguments: PluginArgs, screen: &mut Screen<'_>) -> Result<ExitStatus, PluginError> {
     // These need no cluster.
     if let PluginCommand::Completion(arguments) = &arguments.command {
-        screen.out.write_all(&completion::script(arguments.shell))?;
+        unless_closed(
+            screen
+                .out
+                .write_all(&completion::script(arguments.shell))
+                .map_err(Into::into),
+        )?;
         return Ok(ExitStatus::Success);
     }
     if matches!(arguments.command, PluginCommand::Reference) {
-        write!(screen.out, "{}", reference::markdown())?;
+        screen.result(&reference::markdown())?;
         return Ok(ExitStatus::Success);
     }
     let session = PluginSession::connect(&arguments.connection).await?;
@@ -33,15 +38,15 @@ pub async fn execute(
 ) -> Result<ExitStatus, PluginError> {
     use PluginCommand as Asked;
     match command {
-        Asked::Status(arguments) => reads::status(session, &arguments, screen).await?,
-        Asked::Explain(agent) => reads::explain(session, &agent.name, screen).await?,
-        Asked::Approvals => reads::approvals(session, screen).await?,
-        Asked::Cost(arguments) => reads::cost(session, &arguments, screen).await?,
-        Asked::Budget(BudgetCommand::Top) => reads::budgets(session, screen).await?,
+        Asked::Status(arguments) => unless_closed(reads::status(session, &arguments, screen).await)?,
+        Asked::Explain(agent) => unless_closed(reads::explain(session, &agent.name, screen).await)?,
+        Asked::Approvals => unless_closed(reads::approvals(session, screen).await)?,
+        Asked::Cost(arguments) => unless_closed(reads::cost(session, &arguments, screen).await)?,
+        Asked::Budget(BudgetCommand::Top) => unless_closed(reads::budgets(session, screen).await)?,
         Asked::Check => return reads::check(session, screen).await,
-        Asked::Logs(arguments) => streams::logs(session, &arguments, screen).await?,
-        Asked::Events(arguments) => streams::events(session, &arguments, screen).await?,
-        Asked::History(arguments) => streams::history(session, &arguments, screen).await?,
+        Asked::Logs(arguments) => unless_closed(streams::logs(session, &arguments, screen).await)?,
+        Asked::Events(arguments) => unless_closed(streams::events(session, &arguments, screen).await)?,
+        Asked::History(arguments) => unless_closed(streams::history(session, &arguments, screen).await)?,
         Asked::Approve(arguments) => writes::answer(session, &arguments, true, screen).await?,
         Asked::Deny(arguments) => writes::answer(session, &arguments, false, screen).await?,
         Asked::Pause(agents) => return writes::request(session, &agents, writes::LoopRequest::Pause, screen).await,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::api::{Agent, GROUP, crd};
 use crate::plugin::arguments::{CostArgs, CostGroup, OutputFormat, StatusArgs};
-use crate::plugin::failure::{ExitStatus, PluginError, is_forbidden, is_not_found};
+use crate::plugin::failure::{ExitStatus, PluginError, is_forbidden, is_not_found, unless_closed};
 use crate::plugin::screens::checks::{self, CheckResult, CheckRow, PERMISSIONS, PermissionCheck};
 use crate::plugin::screens::costs::{self, CostSum};
 use crate::plugin::screens::status::{self, StatusColumns};
@@ -42,7 +42,7 @@ pub(super) async fn status(
         return Ok(());
     }
     if agents.is_empty() {
-        writeln!(screen.err, "No Agents were found{}.", place(session))?;
+        screen.note(&format!("No Agents were found{}.", place(session)));
         return Ok(());
     }
     let columns = StatusColumns {
@@ -80,7 +80,7 @@ pub(super) async fn approvals(session: &PluginSession, screen: &mut Screen<'_>) 
     match session.list_budgets().await {
         Ok(found) => gates.extend(found.iter().flat_map(approvals::of_budget)),
         // Who may approve tool calls need not be able to read budgets.
-        Err(error) => writeln!(screen.err, "warning: {error}")?,
+        Err(error) => screen.note(&format!("warning: {error}")),
     }
     if !session.print_data(&gates, screen)? {
         write!(screen.out, "{}", approvals::text(&gates, session.now()))?;
@@ -126,11 +126,10 @@ pub(super) async fn cost(
     if !session.print_data(&rows, screen)? {
         write!(screen.out, "{}", costs::text(&rows, by, &unknown))?;
     } else if !unknown.is_empty() {
-        writeln!(
-            screen.err,
+        screen.note(&format!(
             "warning: no AgentBudget records the usage of: {}",
             unknown.join(", ")
-        )?;
+        ));
     }
     Ok(())
 }
@@ -158,9 +157,11 @@ pub(super) async fn check(session: &PluginSession, screen: &mut Screen<'_>) -> R
     for permission in &PERMISSIONS {
         rows.push(may(session, permission).await?);
     }
-    if !session.print_data(&rows, screen)? {
-        write!(screen.out, "{}", checks::text(&rows))?;
-    }
+    let shown = match session.print_data(&rows, screen) {
+        Ok(false) => write!(screen.out, "{}", checks::text(&rows)).map_err(Into::into),
+        shown => shown.map(|_| ()),
+    };
+    unless_closed(shown)?;
     Ok(if checks::any_failed(&rows) {
         ExitStatus::Failure
     } else {

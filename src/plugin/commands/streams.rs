@@ -158,7 +158,7 @@ impl<'a> EventReader<'a> {
             }
         };
         if let Some(reason) = events.take_interruption() {
-            writeln!(screen.err, "connected again: {reason}")?;
+            screen.note(&format!("connected again: {reason}"));
         }
         if !self.follow && event.seq >= self.newest {
             self.events = None;

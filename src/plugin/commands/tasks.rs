@@ -16,7 +16,7 @@ use crate::plugin::tasks::{Conversation, TaskEnd, TaskRun};
 /// Bytes of a random id.
 const ID_BYTES: usize = 12;
 /// What asks for the next message.
-const PROMPT: &[u8] = b"> ";
+const PROMPT: &str = "> ";
 
 pub(super) async fn run(
     session: &PluginSession,
@@ -31,6 +31,7 @@ pub(super) async fn run(
     let task = TaskSubmission {
         prompt,
         id: arguments.id.map_or_else(random_id, Ok)?,
+        untrusted_content: None,
     };
     let agent = session.named(&arguments.name);
     let link = UserLink::open(session, &agent.namespace).await?;
@@ -38,7 +39,11 @@ pub(super) async fn run(
     let mut interrupt = std::pin::pin!(interrupted());
     match run.run(screen.err, interrupt.as_mut()).await {
         Ok(TaskEnd::Response(response)) => {
-            if !session.print_data(&response, screen)? {
+            let printed = match session.print_data(&response, screen) {
+                Err(PluginError::Stream(error)) if error.kind() == io::ErrorKind::BrokenPipe => true,
+                printed => printed?,
+            };
+            if !printed {
                 let text = response.result_text();
                 // Byte for byte for programs.
                 let text = if io::stdout().is_terminal() {
@@ -46,24 +51,37 @@ pub(super) async fn run(
                 } else {
                     text
                 };
-                writeln!(screen.out, "{text}")?;
+                screen.result(&format!("{text}\n"))?;
             }
             if let Some(problem) = response.problem() {
-                writeln!(screen.err, "error: {problem}")?;
+                screen.note(&format!("error: {problem}"));
             }
             Ok(response.exit_status())
         }
         Ok(TaskEnd::Interrupted) => {
-            writeln!(screen.err, "{}", continues(&arguments.name, &task))?;
+            if !run.was_requested() {
+                return Err(PluginError::Refused("interrupted before the task was requested".into()));
+            }
+            screen.note(&continues(&arguments.name, &task));
             Ok(ExitStatus::OutcomeUnknown)
         }
         Err(error) => {
+            if is_outcome_unknown(&error, run.was_received()) {
+                screen.note(&format!("error: {error}"));
+                screen.note(&continues(&arguments.name, &task));
+                return Ok(ExitStatus::OutcomeUnknown);
+            }
             if run.was_requested() && !was_refused(&error) {
-                writeln!(screen.err, "{}", continues(&arguments.name, &task))?;
+                screen.note(&continues(&arguments.name, &task));
             }
             Err(error)
         }
     }
+}
+
+/// Whether an accepted task goes on although its end could not be read. Its events may also be gone, which is final.
+fn is_outcome_unknown(error: &PluginError, was_received: bool) -> bool {
+    was_received && matches!(error, PluginError::Link(_))
 }
 
 /// The controller has said that it does not accept the task.
@@ -139,8 +157,8 @@ async fn converse(
     let mut conversation = Conversation::default();
     loop {
         if asks {
-            screen.out.write_all(PROMPT)?;
-            screen.out.flush()?;
+            screen.result(PROMPT)?;
+            let _ = screen.out.flush();
         }
         let typed = tokio::select! {
             typed = lines.recv() => typed,
@@ -151,37 +169,63 @@ async fn converse(
         if message.is_empty() {
             continue;
         }
-        let prompt = match conversation.prompt(message) {
+        let (prompt, untrusted_content) = match conversation.prompt(message) {
             Ok(prompt) => prompt,
             Err(problem) => {
-                writeln!(screen.err, "error: {problem}")?;
+                screen.note(&format!("error: {problem}"));
                 continue;
             }
         };
         let task = TaskSubmission {
             prompt,
             id: random_id()?,
+            untrusted_content,
         };
         let run = TaskRun::new(&link, &agent, &task, arguments.verbose);
         match run.run(screen.err, interrupt.as_mut()).await? {
             TaskEnd::Interrupted => {
-                writeln!(
-                    screen.err,
+                if !run.was_requested() {
+                    return Ok(());
+                }
+                screen.note(&format!(
                     "the agent continues with the last message, as task {}",
                     task.id
-                )?;
+                ));
                 return Ok(());
             }
             TaskEnd::Response(response) => {
                 if let Some(problem) = response.problem() {
-                    writeln!(screen.err, "error: {problem}")?;
+                    screen.note(&format!("error: {problem}"));
                 }
                 let text = response.result_text();
                 if !text.is_empty() {
-                    writeln!(screen.out, "{}", printable::lines(&text))?;
-                    conversation.add(message, &text);
+                    screen.result(&format!("{}\n", printable::lines(&text)))?;
+                    let source = response.untrusted_content.or(task.untrusted_content);
+                    conversation.add(message, &text, source.as_deref());
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_the_receipt_a_failed_connection_leaves_the_outcome_unknown() {
+        let refused = || {
+            PluginError::Link(LinkFailure::Refused {
+                status: 403,
+                message: String::new(),
+            })
+        };
+        assert!(is_outcome_unknown(&refused(), true));
+        assert!(is_outcome_unknown(&LinkFailure::Unreadable(String::new()).into(), true));
+        assert!(!is_outcome_unknown(&refused(), false));
+        assert!(!is_outcome_unknown(
+            &PluginError::Refused("no longer kept".into()),
+            true
+        ));
     }
 }

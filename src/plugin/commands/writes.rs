@@ -29,6 +29,7 @@ pub(super) async fn request(
     screen: &mut Screen<'_>,
 ) -> Result<ExitStatus, PluginError> {
     let mut status = ExitStatus::Success;
+    let mut shown = Ok(());
     for name in &agents.names {
         let plan = |agent: &Agent| match request {
             LoopRequest::Pause => Ok(loop_requests::pause(name, agent)),
@@ -36,14 +37,14 @@ pub(super) async fn request(
             LoopRequest::Wake => Ok(loop_requests::wake(name, agent, session.now())),
         };
         match write(&session.agents(), ("Agent", &session.named(name)), plan).await {
-            Ok(message) => writeln!(screen.out, "{message}")?,
+            Ok(message) => shown = shown.and(screen.result(&format!("{message}\n"))),
             Err(error) => {
-                writeln!(screen.err, "error: {error}")?;
+                screen.note(&format!("error: {error}"));
                 status = ExitStatus::Failure;
             }
         }
     }
-    Ok(status)
+    shown.map(|()| status)
 }
 
 pub(super) async fn answer(
@@ -59,6 +60,7 @@ pub(super) async fn answer(
         user: user(session).await?,
     };
     let name = session.named(&arguments.name);
+    let mut pinned = None;
     let message = if arguments.budget {
         let plan = |budget: &AgentBudget| {
             answers::plan(
@@ -66,6 +68,7 @@ pub(super) async fn answer(
                 &approvals::of_budget(budget),
                 budget.annotations(),
                 &request,
+                &mut pinned,
             )
         };
         write(&session.budgets(), ("AgentBudget", &name), plan).await?
@@ -76,12 +79,12 @@ pub(super) async fn answer(
                 &approvals::of_agent(agent),
                 agent.annotations(),
                 &request,
+                &mut pinned,
             )
         };
         write(&session.agents(), ("Agent", &name), plan).await?
     };
-    writeln!(screen.out, "{message}")?;
-    Ok(())
+    screen.result(&format!("{message}\n"))
 }
 
 /// The name of the user, as the API server knows it.
@@ -116,6 +119,5 @@ pub(super) async fn top_up(
     let plan =
         |budget: &AgentBudget| -> Result<PlannedWrite, PluginError> { top_ups::plan(&arguments.name, budget, &new) };
     let message = write(&session.budgets(), ("AgentBudget", &name), plan).await?;
-    writeln!(screen.out, "{message}")?;
-    Ok(())
+    screen.result(&format!("{message}\n"))
 }

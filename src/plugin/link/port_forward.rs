@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::LinkFailure;
-use crate::support::text::root_cause;
+use crate::plugin::cluster_errors::problem as problem_of;
 
 /// Label of the pod that leads.
 const LEADER: &str = "agentloop.dev/leader=true,app.kubernetes.io/name=agentloop";
@@ -77,11 +77,11 @@ async fn serve(listener: TcpListener, pods: Api<Pod>, namespace: String, problem
 /// Copies one connection until one side closes it. Another pod may lead by now, so it is looked up each time.
 async fn forward(mut stream: TcpStream, pods: &Api<Pod>, namespace: &str) -> Result<(), String> {
     let (name, port) = leader(pods, namespace).await?;
-    let refused = |error: &dyn std::error::Error| {
+    let refused = |error: &kube::Error| {
         format!(
             "cannot open a port-forward to pod {name} of namespace {namespace}: {}; it needs the verbs get and create on \
              pods/portforward there",
-            root_cause(error)
+            problem_of(error)
         )
     };
     let mut forwarder = pods
@@ -106,7 +106,7 @@ async fn leader(pods: &Api<Pod>, namespace: &str) -> Result<(String, u16), Strin
     let found = found.map_err(|error| {
         format!(
             "cannot list the pods of namespace {namespace}, to find the controller: {}",
-            root_cause(&error)
+            problem_of(&error)
         )
     })?;
     let running = found

@@ -19,6 +19,7 @@ use crate::api::NamespacedName;
 use crate::link::events::{END_EVENT, EventLine, LATEST, START_EVENT};
 use crate::link::messages::HEARTBEAT_SECONDS;
 use crate::link::pod::LINK_CA_CONFIGMAP;
+use crate::plugin::cluster_errors::problem;
 use crate::plugin::failure::is_not_found;
 use crate::plugin::session::PluginSession;
 use crate::support::text::root_cause;
@@ -88,11 +89,15 @@ pub(super) enum FeedItem {
 
 /// A task for an Agent.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
 pub struct TaskSubmission {
     /// The task.
     pub prompt: String,
     /// Idempotency key.
     pub id: String,
+    /// Source of untrusted content in the prompt. Absent: the user wrote all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub untrusted_content: Option<String>,
 }
 
 /// The confirmation of a task.
@@ -274,7 +279,7 @@ async fn certificates(client: &ApiClient, namespace: &str) -> Result<Vec<Certifi
         LinkFailure::Unreachable(if is_not_found(&error) {
             format!("{place} does not exist; the controller creates it with the first Agent of the namespace")
         } else {
-            format!("cannot read {place}: {}", root_cause(&error))
+            format!("cannot read {place}: {}", problem(&error))
         })
     })?;
     let bundle = map.data.and_then(|mut data| data.remove("ca.crt"));

@@ -10,8 +10,8 @@ use reqwest::header::AUTHORIZATION;
 use tower::{BoxError, Layer, ServiceExt};
 
 use super::LinkFailure;
+use crate::plugin::cluster_errors::{cause, problem};
 use crate::plugin::failure::{is_forbidden, is_not_found};
-use crate::support::text::root_cause;
 
 /// Life of a token that is requested. The events of an Agent are authorized again after an hour at the latest.
 const TOKEN_SECONDS: i64 = 3_600;
@@ -43,7 +43,10 @@ impl UserToken {
 /// The token that a request to the API server would have; `None`: it would have none.
 async fn of_config(config: &Config) -> Result<Option<String>, LinkFailure> {
     let wrong = |problem: String| LinkFailure::Token(format!("cannot get the token of the kubeconfig: {problem}"));
-    let Some(layer) = config.auth_layer().map_err(|error| wrong(root_cause(&error)))? else {
+    let Some(layer) = config
+        .auth_layer()
+        .map_err(|error| wrong(cause(&error, Some(config))))?
+    else {
         return Ok(None);
     };
     // The layer is asked for what it would send, so that each kind of authentication of kubeconfigs is covered.
@@ -53,7 +56,7 @@ async fn of_config(config: &Config) -> Result<Option<String>, LinkFailure> {
         Ok::<_, BoxError>(answer)
     });
     let answer = layer.layer(capture).oneshot(Request::new(Body::empty())).await;
-    let answer = answer.map_err(|error| wrong(error.to_string()))?;
+    let answer = answer.map_err(|error| wrong(cause(&*error, Some(config))))?;
     let header = answer.headers().get(AUTHORIZATION);
     let value = header.and_then(|value| value.to_str().ok());
     Ok(value.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned))
@@ -78,7 +81,7 @@ async fn requested(client: &Client, namespace: &str, name: &str) -> Result<Strin
         } else if is_forbidden(&error) {
             format!("you may not request a token of {account}: it needs the verb create on serviceaccounts/token")
         } else {
-            format!("cannot request a token of {account}: {}", root_cause(&error))
+            format!("cannot request a token of {account}: {}", problem(&error))
         })
     })?;
     let token = answer.status.map(|status| status.token);

@@ -14,6 +14,7 @@ use crate::link::events::EventLine;
 use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::link::{EventCursor, FollowedEvents, LinkFailure, TaskReceipt, TaskSubmission, UserLink};
 use crate::plugin::screens::printable::one_line;
+use crate::plugin::session::note;
 
 /// Most attempts to request the task, when it is unknown whether an attempt arrived.
 const MAX_ATTEMPTS: u32 = 5;
@@ -43,6 +44,9 @@ pub struct TaskResponse {
     /// Tokens of its model calls.
     #[serde(default)]
     pub tokens_used: i64,
+    /// Source of the untrusted content that the conversation of the task had seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untrusted_content: Option<String>,
 }
 
 impl TaskResponse {
@@ -84,7 +88,7 @@ impl TaskResponse {
 #[derive(Clone, Debug, PartialEq)]
 pub enum TaskEnd {
     /// The task has its response.
-    Response(TaskResponse),
+    Response(Box<TaskResponse>),
     /// The user interrupted the run; the task continues.
     Interrupted,
 }
@@ -99,6 +103,7 @@ pub struct TaskRun<'a> {
     task: &'a TaskSubmission,
     verbose: bool,
     requested: AtomicBool,
+    received: AtomicBool,
 }
 
 impl<'a> TaskRun<'a> {
@@ -111,6 +116,7 @@ impl<'a> TaskRun<'a> {
             task,
             verbose,
             requested: AtomicBool::new(false),
+            received: AtomicBool::new(false),
         }
     }
 
@@ -120,10 +126,16 @@ impl<'a> TaskRun<'a> {
         self.requested.load(Ordering::Relaxed)
     }
 
+    /// Whether the controller has confirmed the task.
+    #[must_use]
+    pub fn was_received(&self) -> bool {
+        self.received.load(Ordering::Relaxed)
+    }
+
     /// Requests the task and waits for its end, or for the interrupt. Progress goes to `err`.
     pub async fn run(&self, err: &mut (dyn Write + Send), interrupt: Interrupt<'_>) -> Result<TaskEnd, PluginError> {
         tokio::select! {
-            ended = self.until_end(err) => ended.map(TaskEnd::Response),
+            ended = self.until_end(err) => ended.map(|response| TaskEnd::Response(Box::new(response))),
             () = interrupt => Ok(TaskEnd::Interrupted),
         }
     }
@@ -138,8 +150,9 @@ impl<'a> TaskRun<'a> {
             Err(failure) => return Err(failure.into()),
         };
         let receipt = self.submit().await?;
+        self.received.store(true, Ordering::Relaxed);
         if self.verbose {
-            writeln!(err, "{}: {}", receipt.id, receipt.state)?;
+            note(err, &format!("{}: {}", receipt.id, receipt.state));
         }
         let newest = before.as_ref().map(FollowedEvents::cursor);
         let mut watch = TaskWatch::new(&receipt, newest, self.verbose);
@@ -153,11 +166,11 @@ impl<'a> TaskRun<'a> {
         loop {
             let event = events.next().await?;
             if let Some(reason) = events.take_interruption().filter(|_| self.verbose) {
-                writeln!(err, "connected again: {reason}")?;
+                note(err, &format!("connected again: {reason}"));
             }
             match watch.see(&event)? {
                 Seen::Nothing => {}
-                Seen::Progress(line) => writeln!(err, "{line}")?,
+                Seen::Progress(line) => note(err, &line),
                 Seen::End(response) => return Ok(*response),
             }
         }

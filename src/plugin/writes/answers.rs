@@ -22,15 +22,25 @@ pub struct AnswerRequest {
     pub user: String,
 }
 
-/// The annotations to set. Earlier answers of the user to gates that are still open stay; an approval of another user
+/// Id and hash of a gate.
+pub type PinnedGate = (String, String);
+
+/// The annotations to set. The first plan pins the gates that it chooses: after a conflict, the user's answer is for
+/// these and no others. Earlier answers of the user to gates that are still open stay; an approval of another user
 /// must not be taken back.
 pub fn plan(
     target: &str,
     gates: &[OpenGate],
     annotations: &BTreeMap<String, String>,
     request: &AnswerRequest,
+    pinned: &mut Option<Vec<PinnedGate>>,
 ) -> Result<PlannedWrite, PluginError> {
-    let chosen = choose(target, gates, request)?;
+    let chosen = match pinned {
+        Some(pinned) => again(target, gates, pinned)?,
+        None => choose(target, gates, request)?,
+    };
+    let pins = |gate: &&OpenGate| (gate.gate.clone(), gate.arguments_hash.clone());
+    pinned.get_or_insert_with(|| chosen.iter().map(pins).collect());
     let is_open = |token: &str| {
         gates
             .iter()
@@ -113,6 +123,20 @@ fn choose<'a>(target: &str, gates: &'a [OpenGate], request: &AnswerRequest) -> R
     }
 }
 
+/// The gates that were chosen before, if all of them are still open and the same.
+fn again<'a>(target: &str, gates: &'a [OpenGate], pinned: &[PinnedGate]) -> Result<Vec<&'a OpenGate>, PluginError> {
+    let found = pinned.iter().map(|(id, hash)| {
+        let same = gates.iter().find(|gate| gate.gate == *id && gate.arguments_hash == *hash);
+        same.ok_or_else(|| {
+            PluginError::Refused(format!(
+                "gate {id} of {target} has changed or is no longer open, and nothing was answered: see kubectl agentloop \
+                 approvals"
+            ))
+        })
+    });
+    found.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,7 +177,7 @@ mod tests {
     /// The annotations that are set, or the refusal.
     fn set(before: &[(&str, &str)], request: &AnswerRequest) -> Result<serde_json::Value, PluginError> {
         let gates = [gate("g1", "aa"), gate("g2", "bb")];
-        plan("helper", &gates, &annotations(before), request).map(|planned| {
+        plan("helper", &gates, &annotations(before), request, &mut None).map(|planned| {
             let patch = planned.patch.unwrap();
             patch["metadata"]["annotations"].clone()
         })
@@ -181,13 +205,45 @@ mod tests {
             &[gate("g1", "aa")],
             &BTreeMap::new(),
             &request(true, None, false),
+            &mut None,
         );
         assert_eq!(one.unwrap().message, "helper: approved g1 as ann");
-        let none = plan("helper", &[], &BTreeMap::new(), &request(true, None, true))
+        let none = plan("helper", &[], &BTreeMap::new(), &request(true, None, true), &mut None)
             .err()
             .unwrap();
         assert_eq!(none.to_string(), "helper has no open gate");
         assert!(set(&[], &request(true, Some("g3"), false)).is_err());
+    }
+
+    #[test]
+    fn after_a_conflict_the_answer_is_for_the_gates_that_were_chosen_first() {
+        let none = BTreeMap::new();
+        for (before, all) in [
+            (vec![gate("g1", "aa")], false),
+            (vec![gate("g1", "aa"), gate("g2", "bb")], true),
+        ] {
+            let request = request(true, None, all);
+            let mut pinned = None;
+            let again = |gates: &[OpenGate], pinned: &mut Option<Vec<PinnedGate>>| {
+                plan("helper", gates, &none, &request, pinned).map(|planned| planned.message)
+            };
+            let first = again(&before, &mut pinned).unwrap();
+            let mut more = before.clone();
+            more.push(gate("g3", "cc"));
+            assert_eq!(
+                again(&more, &mut pinned).unwrap(),
+                first,
+                "a gate that was added is not answered"
+            );
+            let gone = again(&[gate("g3", "cc")], &mut pinned).unwrap_err().to_string();
+            assert!(
+                gone.contains("gate g1 of helper has changed or is no longer open"),
+                "{gone}"
+            );
+            more[0].arguments_hash = "dd".into();
+            assert!(again(&more, &mut pinned).is_err(), "other arguments are another call");
+            assert!(again(&[], &mut pinned).is_err());
+        }
     }
 
     #[test]

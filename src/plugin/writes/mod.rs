@@ -33,7 +33,7 @@ pub struct PlannedWrite {
 pub async fn write<K>(
     api: &Api<K>,
     (kind, name): (&str, &NamespacedName),
-    plan: impl Fn(&K) -> Result<PlannedWrite, PluginError>,
+    mut plan: impl FnMut(&K) -> Result<PlannedWrite, PluginError>,
 ) -> Result<String, PluginError>
 where
     K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource,
