@@ -7,12 +7,12 @@ pub fn after(now: Timestamp, wait: SignedDuration) -> Timestamp {
     now.checked_add(wait).unwrap_or(Timestamp::MAX)
 }
 
-/// `base` doubled `times` times, at most `cap`.
 /// The time `span` before `now`, or the earliest time.
 pub fn before(now: Timestamp, span: SignedDuration) -> Timestamp {
     now.checked_sub(span).unwrap_or(Timestamp::MIN)
 }
 
+/// `base` doubled `times` times, at most `cap`.
 pub fn doubled(base: SignedDuration, times: u32, cap: SignedDuration) -> SignedDuration {
     base.checked_mul(1 << times.min(30))
         .map_or(cap, |duration| duration.min(cap))

@@ -3,13 +3,10 @@
 //! Keeps few of them, in memory only: what is lost or rejected here is resent by the sensor pod, which waits until the
 //! worker has acknowledged that it is on disk.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
-use tokio::time::timeout;
-
+use super::worker_queue::WorkerQueue;
 use crate::link::client::{LinkClient, LinkError};
 use crate::link::deliveries::{Delivery, DeliveryAck, RelayedDeliveryAck};
 
@@ -17,8 +14,7 @@ use crate::link::deliveries::{Delivery, DeliveryAck, RelayedDeliveryAck};
 const MOST: usize = 4;
 
 pub struct DeliveryQueue {
-    waiting: Mutex<VecDeque<Delivery>>,
-    news: Notify,
+    waiting: WorkerQueue<Delivery>,
     client: Arc<LinkClient>,
     agent: String,
     epoch: i64,
@@ -28,8 +24,7 @@ impl DeliveryQueue {
     /// An empty queue for the Agent with this uid; acknowledgements are sent through `client`.
     pub fn new(client: Arc<LinkClient>, agent: &str, epoch: i64) -> Self {
         Self {
-            waiting: Mutex::default(),
-            news: Notify::new(),
+            waiting: WorkerQueue::new(MOST, None),
             client,
             agent: agent.into(),
             epoch,
@@ -42,38 +37,20 @@ impl DeliveryQueue {
             // For a later Agent of the same name, whose own gateway will get it.
             return;
         }
-        let mut waiting = self.lock();
         // A repeated delivery contains the earlier one: the newest of a Sensor is enough.
-        waiting.retain(|old| old.sensor != delivery.sensor);
-        if waiting.len() < MOST {
-            waiting.push_back(delivery);
-            self.news.notify_one();
-        }
+        let sensor = delivery.sensor.clone();
+        self.waiting.put(delivery, |old| old.sensor == sensor);
     }
 
     /// The next [`Delivery`] for the worker; waits up to `limit`.
     pub async fn next(&self, limit: Duration) -> Option<Delivery> {
-        timeout(limit, async {
-            loop {
-                let news = self.news.notified();
-                if let Some(delivery) = self.lock().pop_front() {
-                    return delivery;
-                }
-                news.await;
-            }
-        })
-        .await
-        .ok()
+        self.waiting.next(limit).await
     }
 
     /// Relays the worker's acknowledgement, once. If it is lost, the events are resent and acknowledged again.
     pub async fn report_delivered(&self, delivered: DeliveryAck) -> Result<(), LinkError> {
         let epoch = self.epoch;
         self.client.delivered(&RelayedDeliveryAck { epoch, delivered }).await
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Delivery>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -25,6 +25,7 @@ mod task_responses;
 mod text_tests;
 mod uplink;
 mod upstream;
+mod worker_queue;
 
 use std::future::Future;
 use std::path::PathBuf;

@@ -2,24 +2,21 @@
 //!
 //! Keeps few of them, in memory only: a client that gets no answer repeats its request.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
-
+use super::worker_queue::WorkerQueue;
 use crate::link::client::{LinkClient, LinkError};
 use crate::link::task_requests::{ACCEPT_SECONDS, RelayedTaskAck, RequestedTask, TaskAck};
 
 /// Tasks that wait for the worker; more are dropped.
 const MOST: usize = 16;
-/// How long a task waits for the worker: as long as the controller waits for the receipt.
+/// How long a task waits for the worker: as long as the controller waits for the receipt. The client of an older one was told
+/// that it was not accepted.
 const LONGEST_WAIT: Duration = Duration::from_secs(ACCEPT_SECONDS);
 
 pub struct RequestedTasks {
-    waiting: Mutex<VecDeque<(Instant, RequestedTask)>>,
-    news: Notify,
+    waiting: WorkerQueue<RequestedTask>,
     client: Arc<LinkClient>,
     agent: String,
     epoch: i64,
@@ -29,8 +26,7 @@ impl RequestedTasks {
     /// An empty queue for the Agent with this uid; receipts are sent through `client`.
     pub fn new(client: Arc<LinkClient>, agent: &str, epoch: i64) -> Self {
         Self {
-            waiting: Mutex::default(),
-            news: Notify::new(),
+            waiting: WorkerQueue::new(MOST, Some(LONGEST_WAIT)),
             client,
             agent: agent.into(),
             epoch,
@@ -42,39 +38,19 @@ impl RequestedTasks {
         if task.receiver != self.agent {
             return;
         }
-        let mut waiting = self.lock();
-        waiting.retain(|(at, old)| old.id != task.id && at.elapsed() < LONGEST_WAIT);
-        if waiting.len() < MOST {
-            waiting.push_back((Instant::now(), task));
-            self.news.notify_one();
-        }
+        let id = task.id.clone();
+        self.waiting.put(task, |old| old.id == id);
     }
 
     /// The next task for the worker; waits up to `limit`.
     pub async fn next(&self, limit: Duration) -> Option<RequestedTask> {
-        timeout(limit, async {
-            loop {
-                let news = self.news.notified();
-                // The client of an older one was told that it was not accepted.
-                self.lock().retain(|(at, _)| at.elapsed() < LONGEST_WAIT);
-                if let Some((_, task)) = self.lock().pop_front() {
-                    return task;
-                }
-                news.await;
-            }
-        })
-        .await
-        .ok()
+        self.waiting.next(limit).await
     }
 
     /// Relays the worker's receipt, once. If it is lost, the client repeats its request.
     pub async fn acknowledge(&self, ack: TaskAck) -> Result<(), LinkError> {
         let epoch = self.epoch;
         self.client.acknowledge_task(&RelayedTaskAck { epoch, ack }).await
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, RequestedTask)>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
