@@ -1,4 +1,4 @@
-//! What a worker's journal costs, how soon a worker wakes, and how soon it comes back: `cargo bench --bench worker`, part
+//! What a worker's journal costs, how soon a worker wakes, how soon it comes back, and how soon it works on a task: `cargo bench --bench worker`, part
 //! of `make bench`.
 #![allow(clippy::expect_used, reason = "a bench that cannot run ends")]
 
@@ -6,6 +6,7 @@ mod journal;
 mod process;
 #[path = "../process.rs"]
 mod role;
+mod tasks;
 
 use std::path::Path;
 use std::time::Duration;

@@ -18,7 +18,7 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use futures::StreamExt;
 use jiff::{SignedDuration, Timestamp};
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -49,6 +49,7 @@ pub fn figures() {
         for (name, in_order) in [("resume_10000_turns", true), ("resume_10000_turns_after_kill", false)] {
             resumes(name, in_order).await;
         }
+        crate::tasks::figures().await;
     });
 }
 
@@ -138,7 +139,7 @@ impl Gateway {
     }
 }
 
-async fn session() -> Json<WorkerSession> {
+pub async fn session() -> Json<WorkerSession> {
     let known = LoopTotals::default();
     Json(WorkerSession { epoch: 1, known })
 }
@@ -152,26 +153,35 @@ async fn call(State(shared): State<Arc<Shared>>, headers: HeaderMap, _: Bytes) -
     if !shared.answers.load(Ordering::Relaxed) {
         std::future::pending::<()>().await;
     }
-    let message = json!({"role": "assistant", "content": "The queue holds 3 items; none is older than a minute."});
-    Json(json!({
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 900, "completion_tokens": 20},
-    }))
-    .into_response()
+    Json(answer()).into_response()
 }
 
-async fn events() -> Response {
+/// The answer of a model without tool calls.
+pub fn answer() -> Value {
+    let message = json!({"role": "assistant", "content": "The queue holds 3 items; none is older than a minute."});
+    json!({
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 900, "completion_tokens": 20},
+    })
+}
+
+pub async fn events() -> Response {
     let event = serde_json::to_string(&SocketEvent::default()).expect("an event");
     let first = futures::stream::iter([Ok::<_, Infallible>(Bytes::from(format!("data: {event}\n\n")))]);
     let body = Body::from_stream(first.chain(futures::stream::pending()));
     ([("content-type", "text/event-stream")], body).into_response()
 }
 
-/// A worker with its files in this directory.
+/// A worker of the bench of turns with its files in this directory.
 fn worker(dir: &Path, context_tokens: u32) -> Process {
+    start_worker(dir, &journal::spec(context_tokens))
+}
+
+/// A worker of an Agent with this spec, with its files in this directory.
+pub fn start_worker(dir: &Path, spec: &Value) -> Process {
     let config = json!({
         "namespace": "default", "name": "a", "uid": "agent", "epoch": 1, "linkUrl": "https://unused",
-        "spec": journal::spec(context_tokens),
+        "spec": spec,
     });
     let variables = [
         ("AGENTLOOP_POD_UID", "pod-1".into()),
