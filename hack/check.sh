@@ -3,10 +3,13 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
-"$ROOT/hack/packages.sh" build database
+"$ROOT/hack/packages.sh" build database docs
 
 say "Format"
 cargo fmt --check
+say "Spelling"
+# Words of Rust and a header of HTTP that are in the list of misspellings.
+codespell --ignore-words-list crate,crates,te -- *.md docs examples deploy/argocd charts/agentloop/values.yaml charts/agentloop/templates/NOTES.txt hack/*/README.md
 say "Lints"
 cargo clippy --locked --all-targets --quiet -- -D warnings
 say "Links in comments"

@@ -8,6 +8,7 @@ mod budget;
 mod chart;
 mod controller;
 mod dockerfile;
+mod docs;
 mod events;
 mod fuzz;
 mod gate_webhook;

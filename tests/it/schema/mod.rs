@@ -12,7 +12,7 @@ pub mod reader;
 mod samples;
 mod sensors;
 mod server;
-mod shape;
+pub mod shape;
 mod tool_samples;
 mod valid;
 

@@ -1,0 +1,15 @@
+//! Tests of the documentation: what a page says exists does exist.
+//!
+//! A page has two kinds of code blocks that are checked. Fenced `yaml` blocks are checked against the schemas, and
+//! indented blocks are commands of a shell, checked by name, subcommand and flag. A block that cannot be checked is
+//! fenced and says so by its language: `console` is a transcript with output, `text` is neither.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod commands;
+mod fields;
+mod links;
+mod manifests;
+mod page;
+mod prose;
+mod shell;
