@@ -8,8 +8,12 @@
 
 mod commands;
 mod fields;
+mod gitops;
 mod links;
 mod manifests;
 mod page;
 mod prose;
+mod reasons;
+mod roles;
+mod security;
 mod shell;

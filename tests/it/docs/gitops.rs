@@ -1,0 +1,131 @@
+//! The health check for Argo CD, run by a Lua interpreter on the conditions that the controller writes.
+
+use std::fmt::Write as _;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::schema::reader::repository;
+use crate::support::clusters::skip;
+
+/// A value as a literal of Lua.
+fn literal(value: &Value) -> String {
+    match value {
+        Value::Null => "nil".into(),
+        Value::Object(fields) => {
+            let fields = fields
+                .iter()
+                .map(|(key, value)| format!("[{}] = {}", json!(key), literal(value)));
+            format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
+        }
+        Value::Array(items) => format!("{{{}}}", items.iter().map(literal).collect::<Vec<_>>().join(", ")),
+        scalar => scalar.to_string(),
+    }
+}
+
+/// What the check says of each object: its health and the message. `None`: there is no interpreter.
+fn health(objects: &[Value]) -> Option<Vec<(String, String)>> {
+    let check = repository("deploy/argocd/health.lua");
+    let mut script = String::new();
+    for object in objects {
+        writeln!(script, "obj = {}", literal(object)).unwrap();
+        writeln!(script, "result = dofile({})", json!(check)).unwrap();
+        writeln!(script, "print(result.status .. '\\t' .. result.message)").unwrap();
+    }
+    let Ok(ended) = Command::new("lua5.4").args(["-e", &script]).output() else {
+        skip("lua5.4 is missing; hack/packages.sh installs it");
+        return None;
+    };
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let lines = String::from_utf8(ended.stdout).unwrap();
+    let pairs = lines.lines().map(|line| line.split_once('\t').unwrap());
+    Some(
+        pairs
+            .map(|(status, message)| (status.to_owned(), message.to_owned()))
+            .collect(),
+    )
+}
+
+fn condition(type_: &str, status: &str, reason: &str) -> Value {
+    json!({"type": type_, "status": status, "reason": reason, "message": "why"})
+}
+
+fn object(conditions: &[Value]) -> Value {
+    json!({"metadata": {"generation": 3}, "status": {"observedGeneration": 3, "conditions": conditions}})
+}
+
+/// Every state that the controller publishes as `Ready`, from the texts of its own tests, with the health that follows.
+fn published() -> Vec<(Value, String, &'static str)> {
+    let mut all = Vec::new();
+    for name in ["agent-conditions", "budget-conditions", "sensor-conditions"] {
+        let text = std::fs::read_to_string(repository(&format!("tests/texts/{name}.snap"))).unwrap();
+        let ready = text
+            .split("\n## ")
+            .find_map(|section| section.strip_prefix("Ready\n"))
+            .unwrap();
+        for line in ready.lines().filter_map(|line| line.strip_prefix("- `")) {
+            // `False Failed, Stalled`
+            let words: Vec<&str> = line
+                .split('`')
+                .next()
+                .unwrap()
+                .split([' ', ','])
+                .filter(|word| !word.is_empty())
+                .collect();
+            let (status, reason, also) = (words[0], words[1], words.get(2).copied());
+            let mut conditions = vec![
+                condition("Accepted", "True", "Accepted"),
+                condition("Ready", status, reason),
+            ];
+            conditions.extend(also.map(|also| condition(also, "True", reason)));
+            if reason == "SuspendedBySpec" {
+                conditions.push(condition("Suspended", "True", reason));
+            }
+            let expected = match also {
+                Some("Stalled") => "Degraded",
+                Some("Reconciling") => "Progressing",
+                Some(other) => panic!("{other}"),
+                None if reason == "SuspendedBySpec" => "Suspended",
+                None => "Healthy",
+            };
+            all.push((object(&conditions), format!("{name}: {line}"), expected));
+        }
+    }
+    all
+}
+
+#[test]
+fn argo_cd_takes_each_published_state_for_what_it_is() {
+    let published = published();
+    let objects: Vec<Value> = published.iter().map(|(object, ..)| object.clone()).collect();
+    let Some(found) = health(&objects) else { return };
+    assert_eq!(found.len(), published.len());
+    for ((status, message), (_, place, expected)) in found.iter().zip(&published) {
+        assert_eq!(status, expected, "{place}");
+        assert!(message.ends_with(": why"), "{place}: {message}");
+    }
+    for health in ["Healthy", "Progressing", "Degraded", "Suspended"] {
+        let count = published.iter().filter(|(.., expected)| *expected == health).count();
+        assert!(count >= 2, "{count} samples are {health}");
+    }
+}
+
+#[test]
+fn argo_cd_waits_for_an_object_that_the_controller_has_not_seen() {
+    let ready = [condition("Ready", "True", "LoopRunning")];
+    let mut stale = object(&ready);
+    stale["status"]["observedGeneration"] = json!(2);
+    let unknown = object(&[condition("Ready", "Unknown", "Starting")]);
+    let without_ready = object(&[condition("Accepted", "True", "Accepted")]);
+    let new = json!({"metadata": {"generation": 1}});
+    let empty = json!({"metadata": {"generation": 1}, "status": {}});
+    let mut resumed = object(&ready);
+    let cleared = condition("Suspended", "False", "Inactive");
+    resumed["status"]["conditions"].as_array_mut().unwrap().push(cleared);
+    let Some(found) = health(&[stale, unknown, without_ready, new, empty, resumed]) else {
+        return;
+    };
+    let found: Vec<&str> = found.iter().map(|(status, _)| status.as_str()).collect();
+    let waiting = ["Progressing"; 5];
+    assert_eq!(found, [&waiting[..], &["Healthy"]].concat());
+}
