@@ -7,7 +7,7 @@ mod approval;
 mod fence;
 mod identity;
 mod policies;
-mod render;
+pub mod render;
 mod rights;
 mod values;
 
