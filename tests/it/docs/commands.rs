@@ -12,7 +12,7 @@ use clap::error::ErrorKind;
 use serde_json::{Value, json};
 
 use super::manifests::unknown_values;
-use super::page::{Page, current_pages};
+use super::page::{Block, Page, current_pages};
 use super::shell;
 use crate::schema::reader::{Schema, repository};
 
@@ -21,11 +21,9 @@ const GENERATED: [&str; 1] = ["docs/reference/kubectl-plugin.md"];
 
 /// The commands of a page with their places.
 fn commands(page: &Page) -> Vec<(String, Vec<String>)> {
-    let is_shell = |language: Option<&str>| matches!(language, None | Some("bash" | "sh"));
-    let blocks = page
-        .blocks()
-        .into_iter()
-        .filter(|block| is_shell(block.language.as_deref()));
+    let is_shell =
+        |block: &Block| !block.is_unchecked && matches!(block.language.as_deref(), None | Some("bash" | "sh"));
+    let blocks = page.blocks().into_iter().filter(is_shell);
     blocks
         .flat_map(|block| {
             shell::commands(&block.text)
@@ -83,16 +81,11 @@ fn missing_file(arguments: &[&str]) -> Option<String> {
 
 fn make(arguments: &[&str]) -> Option<String> {
     let makefile = std::fs::read_to_string(repository("Makefile")).unwrap();
-    let targets: BTreeSet<&str> = makefile
-        .lines()
-        .filter_map(|line| line.split_once(": ##").or(line.split_once(":")))
-        .map(|(name, _)| name)
-        .filter(|name| !name.contains([' ', '\t', '.']))
-        .collect();
-    let named = arguments.iter().filter(|word| !word.contains('='));
+    let rules = makefile.lines().filter_map(|line| line.split_once(": ## "));
+    let targets: BTreeSet<&str> = rules.map(|(name, _)| name).collect();
+    let mut named = arguments.iter().filter(|word| !word.contains('='));
     named
-        .copied()
-        .find(|name| !targets.contains(name))
+        .find(|name| !targets.contains(**name))
         .map(|name| format!("no target {name}"))
 }
 

@@ -105,7 +105,7 @@ fn every_value_of_the_chart_that_a_page_names_exists() {
                 let mut parts = path.split('.');
                 let is_value = parts.next().is_some_and(|first| CHART_KEYS.contains(&first)) && path.contains('.');
                 let letters = |letter: char| letter.is_ascii_alphanumeric() || letter == '.';
-                if !is_value || !path.chars().all(letters) || path.ends_with(".md") {
+                if !is_value || !path.chars().all(letters) || parts.next_back() == Some("md") {
                     continue;
                 }
                 count += 1;
@@ -133,10 +133,13 @@ fn every_metric_that_a_page_names_is_in_the_registry() {
     let mut count = 0;
     for page in current_pages() {
         for (line, text) in (1..).zip(page.text.lines()) {
-            let is_part = |letter: char| letter.is_ascii_lowercase() || letter == '_' || letter.is_ascii_digit();
-            let names = text
+            let is_part =
+                |letter: char| letter.is_ascii_lowercase() || "_:".contains(letter) || letter.is_ascii_digit();
+            let words = text
                 .split(|letter| !is_part(letter))
-                .filter(|word| word.starts_with("agentloop_"));
+                .map(|word| word.trim_end_matches(':'));
+            // A word with a colon is a recorded series.
+            let names = words.filter(|word| word.starts_with("agentloop_") && !word.contains(':'));
             for name in names {
                 // A name with another ending, such as in `agentloop_agent_*`, is a prefix of some.
                 let is_prefix = name.ends_with('_') && known.iter().any(|metric| metric.starts_with(name));

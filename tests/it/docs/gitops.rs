@@ -19,7 +19,7 @@ fn literal(value: &Value) -> String {
             format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
         }
         Value::Array(items) => format!("{{{}}}", items.iter().map(literal).collect::<Vec<_>>().join(", ")),
-        scalar => scalar.to_string(),
+        scalar @ (Value::Bool(_) | Value::Number(_) | Value::String(_)) => scalar.to_string(),
     }
 }
 

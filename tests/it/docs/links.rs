@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::page::{Page, pages};
+use super::page::{Page, is_page, pages};
 use crate::schema::reader::repository;
 
 /// The targets of the links of a page, with their lines.
@@ -78,7 +78,7 @@ fn every_link_of_every_page_has_its_target_and_every_anchor_its_heading() {
                 resolve(&page.path, path)
             };
             let exists = repository(&path).exists();
-            let lands = anchor.is_empty() || path.ends_with(".md") && anchors(&Page::read(&path)).contains(anchor);
+            let lands = anchor.is_empty() || is_page(&path) && anchors(&Page::read(&path)).contains(anchor);
             if !exists || !lands {
                 broken.push(format!("{}:{line}: {target}", page.path));
             }

@@ -18,13 +18,17 @@ pub(super) struct Block {
     pub(super) place: String,
     /// The language after the fence; `None` for an indented block.
     pub(super) language: Option<String>,
+    /// The fence says that the block is for another program.
+    pub(super) is_unchecked: bool,
     pub(super) text: String,
 }
 
-/// Languages that a fence may name. Blocks without a language are mostly excerpts of texts for models.
-const LANGUAGES: [&str; 11] = [
-    "", "bash", "console", "json", "lua", "mermaid", "promql", "sh", "sql", "text", "yaml",
+/// Languages of fences. Each fence names one, so that it is known whether its block is checked.
+const LANGUAGES: [&str; 10] = [
+    "bash", "console", "json", "lua", "mermaid", "promql", "sh", "sql", "text", "yaml",
 ];
+/// What a fence says after the language of a block that is not checked.
+const UNCHECKED: &str = "unchecked";
 /// Pages outside `docs/`.
 const AT_THE_TOP: [&str; 4] = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
 
@@ -42,13 +46,18 @@ pub(super) fn current_pages() -> Vec<Page> {
     pages().into_iter().filter(is_current).collect()
 }
 
+/// Whether the file at this path is a page.
+pub(super) fn is_page(path: &str) -> bool {
+    Path::new(path).extension().is_some_and(|extension| extension == "md")
+}
+
 fn collect(folder: &str, paths: &mut Vec<String>) {
     for entry in std::fs::read_dir(repository(folder)).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         let path = format!("{folder}/{name}");
         if repository(&path).is_dir() {
             collect(&path, paths);
-        } else if Path::new(&name).extension().is_some_and(|extension| extension == "md") {
+        } else if is_page(&name) {
             paths.push(path);
         }
     }
@@ -115,10 +124,16 @@ impl Page {
         blocks
     }
 
-    fn block(&self, line: usize, language: Option<&str>) -> Block {
+    fn block(&self, line: usize, info: Option<&str>) -> Block {
+        let place = format!("{}:{line}", self.path);
+        let (language, rest) = info.map_or(("", ""), |info| {
+            info.trim().split_once(' ').unwrap_or((info.trim(), ""))
+        });
+        assert!(["", UNCHECKED].contains(&rest), "{place}: «{rest}» is not known");
         Block {
-            place: format!("{}:{line}", self.path),
-            language: language.map(|language| language.trim().to_owned()),
+            place,
+            language: info.map(|_| language.to_owned()),
+            is_unchecked: rest == UNCHECKED,
             text: String::new(),
         }
     }
@@ -187,8 +202,12 @@ fn blocks_and_sections_of_a_page_are_found() {
 fn every_fence_has_a_known_language() {
     for page in pages() {
         for block in page.blocks() {
+            let known = block
+                .language
+                .as_deref()
+                .is_none_or(|language| LANGUAGES.contains(&language));
             let language = block.language.unwrap_or_default();
-            assert!(LANGUAGES.contains(&language.as_str()), "{}: {language}", block.place);
+            assert!(known, "{}: «{language}»: name one of {LANGUAGES:?}", block.place);
         }
     }
 }

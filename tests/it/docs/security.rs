@@ -78,10 +78,10 @@ fn every_agentic_threat_of_owasp_is_mapped_by_its_name_and_to_threats_of_the_tab
     assert_eq!(ids.len(), threats.len(), "ids of threats are unique");
     let mut mapped = BTreeSet::new();
     for row in &rows {
-        let named: Vec<&str> = row[1].split(", ").collect();
-        let unknown: Vec<_> = named.iter().filter(|id| !ids.contains(**id)).collect();
+        let rows_named: Vec<&str> = row[1].split(", ").collect();
+        let unknown: Vec<_> = rows_named.iter().filter(|id| !ids.contains(**id)).collect();
         assert!(unknown.is_empty(), "{}: {unknown:?}", row[0]);
-        mapped.extend(named);
+        mapped.extend(rows_named);
     }
     for row in &threats {
         let is_mapped = mapped.contains(row[0].as_str());
