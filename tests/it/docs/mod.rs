@@ -12,6 +12,7 @@ mod fields;
 mod gitops;
 mod links;
 mod manifests;
+mod matrix;
 mod page;
 mod prose;
 mod reasons;

@@ -215,3 +215,63 @@ fn the_page_about_pauses_says_of_each_reason_what_ends_it() {
         assert_eq!(row[3], if facts.ends_on_resume { "yes" } else { "no" }, "{reason}");
     }
 }
+
+#[test]
+fn every_kind_of_a_last_error_has_an_entry() {
+    let page = Page::read("docs/troubleshooting.md");
+    let rows = table_rows(&page.section("## Last errors"));
+    let found: Vec<String> = rows
+        .iter()
+        .flat_map(|row| code_spans(&row[0]).map(str::to_owned))
+        .collect();
+    let mut wanted: BTreeSet<String> = FailureKind::iter().map(|kind| kind.as_ref().to_owned()).collect();
+    for file in ["worker/journal/error.rs", "worker/startup.rs"] {
+        let text = std::fs::read_to_string(repository(&format!("src/{file}"))).unwrap();
+        let kinds = text
+            .split("fn kind(&self)")
+            .nth(1)
+            .unwrap()
+            .split("\n    }")
+            .next()
+            .unwrap();
+        wanted.extend(kinds.split('"').skip(1).step_by(2).map(str::to_owned));
+    }
+    assert!(
+        wanted.contains("JournalFull") && wanted.contains("WorkerFailed"),
+        "{wanted:?}"
+    );
+    assert_eq!(found.iter().cloned().collect::<BTreeSet<_>>(), wanted);
+    assert_eq!(found.len(), wanted.len(), "a kind is there twice");
+}
+
+#[test]
+fn every_reason_of_an_event_is_that_of_a_condition_or_has_an_entry() {
+    let page = Page::read("docs/troubleshooting.md");
+    let mut known: BTreeSet<String> = ConditionType::iter().map(|type_| type_.as_ref().to_owned()).collect();
+    for (kind, ..) in KINDS {
+        known.extend(documented(&page, kind).into_values().flatten());
+    }
+    let rows = table_rows(&page.section("## Events"));
+    let entries: BTreeSet<String> = rows
+        .iter()
+        .flat_map(|row| code_spans(&row[0]).map(str::to_owned))
+        .collect();
+    let mut published = BTreeSet::new();
+    for name in ["agent-events", "budget-events", "sensor-events"] {
+        let text = std::fs::read_to_string(repository(&format!("tests/texts/{name}.snap"))).unwrap();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("- `"));
+        published.extend(lines.map(|line| line.split(' ').next().unwrap().to_owned()));
+    }
+    let missing: Vec<_> = published
+        .iter()
+        .filter(|reason| !known.contains(*reason) && !entries.contains(*reason))
+        .collect();
+    assert!(missing.is_empty(), "no entry for {missing:?}");
+    // An answer and the end of a suspension have no sample among the texts.
+    let without_sample = ["AskAnswered", "Resumed"].map(str::to_owned);
+    let unknown: Vec<_> = entries
+        .iter()
+        .filter(|reason| !published.contains(*reason) && !without_sample.contains(reason))
+        .collect();
+    assert!(unknown.is_empty(), "no Event has the reason {unknown:?}");
+}
