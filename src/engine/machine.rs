@@ -240,8 +240,8 @@ impl Engine {
             return;
         }
         // The previous process did not stop its loop, so it crashed. A turn under a pause was not running and is not
-        // blamed.
-        let crashed = !self.state.life.is_stopped() && self.state.reasons.is_empty();
+        // blamed. Nor is it for the loss of the pod: evictions, drains and failed nodes say nothing about the turn.
+        let crashed = same_pod && !self.state.life.is_stopped() && self.state.reasons.is_empty();
         let outdated = self.outdated_since_start(last, out.now);
         let restarted = self.state.life.starting();
         if restarted {

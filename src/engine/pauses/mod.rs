@@ -22,7 +22,7 @@ const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
 const LONGEST_COOLDOWN: SignedDuration = SignedDuration::from_hours(1);
 /// Refused turns in a row after which the loop pauses.
 pub const MOST_REFUSALS: u32 = 2;
-/// Crashes within one turn after which the loop pauses.
+/// Crashes within one turn after which the loop pauses: restarts of the worker within a pod.
 pub const MAX_CRASHES: u32 = 3;
 
 impl Engine {
@@ -209,7 +209,8 @@ impl Engine {
         self.raise_pause(reason, Some(time_math::after(out.now, wait)), message);
     }
 
-    /// The worker ended during a turn. A turn that crashes the worker repeatedly must not be retried forever.
+    /// The worker crashed during a turn, and its pod restarted it. A turn that crashes the worker repeatedly must not be
+    /// retried forever.
     pub(crate) fn count_crash(&mut self, out: &mut EffectBuffer) {
         let Some(turn) = &mut self.state.turn else {
             return;

@@ -205,6 +205,21 @@ fn crash_until_paused(driver: &mut Driver) {
 }
 
 #[test]
+fn new_pods_are_no_crashes_and_do_not_forget_those_of_the_pods_before() {
+    let mut driver = Driver::started(settings());
+    for epoch in 2..=20 {
+        driver.restart(epoch);
+        assert_eq!(driver.state(), LoopState::Running, "{epoch}");
+    }
+    driver.restart(20);
+    driver.restart(20);
+    driver.restart(21);
+    assert_eq!(driver.state(), LoopState::Running);
+    driver.restart(21);
+    assert_eq!(driver.reasons(), [PauseReason::CrashLoop]);
+}
+
+#[test]
 fn a_completed_turn_resets_the_cool_down_after_crashes() {
     let mut driver = Driver::started(settings());
     crash_until_paused(&mut driver);

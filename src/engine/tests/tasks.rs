@@ -583,6 +583,17 @@ fn a_task_that_ends_the_worker_three_times_fails() {
 }
 
 #[test]
+fn a_task_outlasts_any_number_of_pods() {
+    let mut driver = at_work(mode());
+    for epoch in 2..=20 {
+        driver.restart(epoch);
+        assert!(driver.tasks.responses.is_empty(), "{epoch}");
+    }
+    driver.answer(says("done"));
+    assert_eq!(driver.answered_tasks(), [("a", TaskOutcome::Completed)]);
+}
+
+#[test]
 fn a_spec_that_returns_runs_its_task_again_under_another_id() {
     let own = TaskSettings {
         prompt: Some("count the stars".into()),
