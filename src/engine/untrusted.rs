@@ -41,6 +41,11 @@ impl ContentTrust {
         self.untrusted.as_ref()
     }
 
+    /// The untrusted content that the model had been shown when the transcript had so many messages.
+    pub fn untrusted_before(&self, messages: usize) -> Option<&UntrustedContent> {
+        self.untrusted().filter(|content| content.after < messages)
+    }
+
     /// Untrusted content is, or will be, the message after so many messages of the transcript, or precedes it in the prompt.
     pub fn add(&mut self, after: usize, source: String, at: Timestamp) {
         match &mut self.untrusted {

@@ -1,6 +1,9 @@
 //! Results that wait for an earlier one are written again with each step: how many may wait, and what that costs.
 
+use serde_json::{Value, json};
+
 use super::super::tools::batch::{MOST_AHEAD, MOST_READS};
+use super::memory::{remembering, replace, source, started, view, wants_all, write};
 use super::*;
 
 fn reading(calls: usize) -> Driver {
@@ -82,4 +85,110 @@ fn the_snapshots_of_one_answer_are_a_few_times_as_large_as_its_results() {
         eprintln!("{calls} calls: {snapshots} bytes of snapshots, {results} of results");
         assert!(snapshots < 12 * results, "{calls}: {snapshots} for {results}");
     }
+}
+
+/// A slow read, and calls of `memory` behind it.
+fn behind_a_read(tool: &str, calls: impl IntoIterator<Item = Value>) -> ModelAnswer {
+    let calls = calls.into_iter().map(|arguments| ("memory", arguments));
+    wants_all(&std::iter::once((tool, json!({}))).chain(calls).collect::<Vec<_>>())
+}
+
+fn memory_calls(driver: &Driver) -> usize {
+    let of_memory = |record: &&JournalRecord| {
+        let tool = record.tool.as_ref().and_then(|line| line.tool.as_deref());
+        record.kind == RecordKind::ToolOutcome && tool == Some("memory")
+    };
+    driver.journal.iter().filter(of_memory).count()
+}
+
+#[test]
+fn calls_of_memory_wait_for_a_slow_call_up_to_the_same_bound() {
+    for calls in [MOST_AHEAD - 1, MOST_AHEAD, MOST_AHEAD + 1, 3 * MOST_AHEAD] {
+        let mut driver = started(remembering());
+        driver.memory(&write("a", "1"));
+        let before = memory_calls(&driver);
+        driver.answer(behind_a_read("files__read", (0..calls).map(|_| view("a"))));
+        assert_eq!(memory_calls(&driver) - before, calls.min(MOST_AHEAD));
+        driver.done(first(), "slow");
+        assert_eq!(memory_calls(&driver) - before, calls);
+        let viewed = "[note \"a\", 1 bytes: 0 to 1, the end]\n1";
+        let texts: Vec<&str> = driver.results().into_iter().map(|(_, text)| text).collect();
+        assert_eq!(texts[1..], [&["slow"][..], &vec![viewed; calls]].concat());
+        assert!(driver.in_flight.is_some());
+    }
+}
+
+#[test]
+fn calls_of_memory_beyond_the_bound_keep_their_order_also_over_a_restart() {
+    for restart in [false, true] {
+        let mut driver = started(remembering());
+        driver.memory(&write("a", "0"));
+        let changes = (0..MOST_AHEAD * 2).map(|number| replace("a", &number.to_string(), &(number + 1).to_string()));
+        driver.answer(behind_a_read("files__read", changes.chain([view("a")])));
+        if restart {
+            driver.restart(2);
+            driver.restart(2);
+        }
+        driver.done(first(), "slow");
+        assert!(driver.result().ends_with("]\n16"), "{}", driver.result());
+    }
+}
+
+#[test]
+fn a_yield_before_many_calls_of_memory_holds_none_of_them_up() {
+    let mut driver = started(remembering());
+    driver.memory(&write("a", "1"));
+    let mut answer = calls("yield", r#"{"sleep": 60}"#);
+    let views = vec![("memory", view("a")); 3 * MOST_AHEAD];
+    answer.tool_calls.extend(wants_all(&views).tool_calls);
+    driver.answer(answer);
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    assert_eq!(driver.results().len(), 3 * MOST_AHEAD + 2);
+}
+
+/// All calls of an answer were requested before the model has seen what any of them brings.
+#[test]
+fn a_note_beyond_the_bound_is_not_written_after_the_untrusted_content_of_its_own_answer() {
+    let mut driver = started(remembering());
+    let writes = (0..=MOST_AHEAD).map(|number| write(&number.to_string(), "x"));
+    driver.answer(behind_a_read("web__fetch", writes));
+    driver.done(first(), "a page");
+    assert_eq!(source(&driver).as_deref(), Some("server/web"));
+    assert_eq!(driver.memory(&write("later", "x")), "Stored \"later\".");
+    let notes = serde_json::to_value(&driver.saved.memory).unwrap();
+    let untrusted = |title: &str| notes[title].get("untrusted").is_some();
+    assert!(untrusted("later") && !untrusted(&MOST_AHEAD.to_string()), "{notes}");
+}
+
+#[test]
+fn calls_of_a_memory_that_was_switched_off_meanwhile_are_refused_and_the_turn_goes_on() {
+    let mut driver = started(EngineSettings {
+        max_result_bytes: 1024,
+        ..remembering()
+    });
+    driver.memory(&write("a", "1"));
+    driver.answer(behind_a_read("files__read", (0..2 * MOST_AHEAD).map(|_| view("a"))));
+    driver.settings.memory_bytes = None;
+    driver.restart(2);
+    driver.done(first(), "slow");
+    assert!(driver.result().contains("switched off"), "{}", driver.result());
+    assert!(driver.in_flight.is_some());
+}
+
+#[test]
+fn the_snapshots_of_an_answer_with_many_views_are_a_few_times_as_large_as_its_results() {
+    let mut driver = started(remembering());
+    driver.memory(&write("a", &"x".repeat(1000)));
+    let mut answer = work::wants(&["files__read"; 16]);
+    answer
+        .tool_calls
+        .extend(wants_all(&vec![("memory", view("a")); 112]).tool_calls);
+    driver.answer(answer);
+    let (mut bytes, notes) = (0, serde_json::to_string(&driver.saved.memory).unwrap().len());
+    while let Some(index) = driver.running().last().copied() {
+        bytes += serde_json::to_string(&driver.saved).unwrap().len() - notes;
+        driver.done(index, &"x".repeat(1024));
+    }
+    let results: usize = driver.results().iter().map(|(_, text)| text.len()).sum();
+    assert!(bytes < 4 * results, "{bytes} for {results}");
 }

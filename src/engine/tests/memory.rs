@@ -14,7 +14,7 @@ use crate::tasks::{TaskOffer, TaskOrigin};
 
 const LIMIT: usize = 1024;
 
-fn remembering() -> EngineSettings {
+pub(super) fn remembering() -> EngineSettings {
     EngineSettings {
         memory_bytes: Some(LIMIT),
         max_calls_per_turn: 1000,
@@ -39,7 +39,7 @@ fn task_mode() -> EngineSettings {
     }
 }
 
-fn started(settings: EngineSettings) -> Driver {
+pub(super) fn started(settings: EngineSettings) -> Driver {
     let mut driver = Driver::fresh(settings);
     driver.offer(guarded_tools().into_iter().chain(tools()).collect());
     driver.start(1);
@@ -47,7 +47,7 @@ fn started(settings: EngineSettings) -> Driver {
 }
 
 /// An answer with these calls.
-fn wants_all(wanted: &[(&str, Value)]) -> ModelAnswer {
+pub(super) fn wants_all(wanted: &[(&str, Value)]) -> ModelAnswer {
     let call = |(name, arguments): &(&str, Value)| ToolCall {
         id: "a".into(),
         name: (*name).into(),
@@ -60,25 +60,25 @@ fn wants_all(wanted: &[(&str, Value)]) -> ModelAnswer {
     }
 }
 
-fn write(title: &str, text: &str) -> Value {
+pub(super) fn write(title: &str, text: &str) -> Value {
     json!({"operation": "write", "title": title, "text": text})
 }
 
-fn replace(title: &str, old: &str, new: &str) -> Value {
+pub(super) fn replace(title: &str, old: &str, new: &str) -> Value {
     json!({"operation": "replace", "title": title, "old": old, "new": new})
 }
 
-fn view(title: &str) -> Value {
+pub(super) fn view(title: &str) -> Value {
     json!({"operation": "view", "title": title})
 }
 
-fn source(driver: &Driver) -> Option<String> {
+pub(super) fn source(driver: &Driver) -> Option<String> {
     driver.engine.view().untrusted.map(|content| content.source)
 }
 
 impl Driver {
     /// Calls `memory`. Returns its result.
-    fn memory(&mut self, arguments: &Value) -> String {
+    pub(super) fn memory(&mut self, arguments: &Value) -> String {
         while self.in_flight.is_none() {
             self.next_timer();
         }
@@ -87,7 +87,7 @@ impl Driver {
     }
 
     /// The text of a note.
-    fn text(&mut self, title: &str) -> String {
+    pub(super) fn text(&mut self, title: &str) -> String {
         let result = self.memory(&view(title));
         result
             .split_once("]\n")

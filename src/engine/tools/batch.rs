@@ -5,7 +5,7 @@
 //! strictly in the order of the calls. Example: of `read, read, write, read` the first two run together, then the write
 //! alone, then the last read; the result of the second read waits for that of the first.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,9 @@ pub struct ToolBatch {
     /// What is stored of results that have not joined yet, by the same positions.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     artifacts: BTreeMap<usize, ResultArtifacts>,
+    /// The calls of `memory` that have had no effect yet, by the same positions.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    memory_calls: BTreeSet<usize>,
     /// A call was not run, failed, or has an unknown outcome: a call beside it that ends the turn has to wait until
     /// the model has seen that.
     #[serde(default)]
@@ -216,9 +219,24 @@ impl ToolBatch {
         self.end(self.slots.len() - 1, ToolCallEnding::Failed, text);
     }
 
-    /// The next call is of one of the runtime's own tools: its result follows, see [`Self::apply_decisions`] and [`Self::end`].
-    pub fn add_own_call(&mut self) {
+    /// The next call is of a tool of the mode: its result follows, see [`Self::apply_decisions`].
+    pub fn add_mode_call(&mut self) {
         self.slots.push_back(ToolSlot::Result(String::new()));
+    }
+
+    /// The next call is of `memory`: its result follows, see [`Self::next_memory_call`] and [`Self::end`].
+    pub fn add_memory_call(&mut self) {
+        self.memory_calls.insert(self.joined + self.slots.len());
+        // What an older agentloop, which does not know that it waits, tells the model of it.
+        let text = r#"{"error": "not run", "fix": "call it again"}"#;
+        self.slots.push_back(ToolSlot::Result(text.to_owned()));
+    }
+
+    /// The position of the call of `memory` that takes effect next, if its result does not wait behind too many. Where no run
+    /// is left, nothing waits beyond this step.
+    pub fn next_memory_call(&self) -> Option<usize> {
+        let place = self.memory_calls.first()?.checked_sub(self.joined)?;
+        (place <= MOST_AHEAD || self.plans().next().is_none()).then_some(place)
     }
 
     /// Applies the decisions of the mode, each with the position of its call. Of the calls that end the turn, the last
@@ -250,6 +268,7 @@ impl ToolBatch {
 
     /// Ends the call at this position, counted among those that have not joined.
     pub fn end(&mut self, place: usize, ending: ToolCallEnding, text: String) {
+        self.memory_calls.remove(&(self.joined + place));
         self.endings.insert(self.joined + place, ending);
         self.failed |= ending == ToolCallEnding::Failed;
         if let Some(slot) = self.slots.get_mut(place) {
@@ -430,7 +449,7 @@ impl ToolBatch {
     /// one rejects it.
     pub fn can_join(&self) -> bool {
         match self.slots.front() {
-            Some(ToolSlot::Result(_)) => true,
+            Some(ToolSlot::Result(_)) => !self.memory_calls.contains(&self.joined),
             Some(ToolSlot::Yield(_)) => self.all_done(),
             Some(ToolSlot::Waiting(_) | ToolSlot::Open(_)) | None => false,
         }
@@ -461,7 +480,7 @@ impl ToolBatch {
     /// Whether every call has its result.
     fn all_done(&self) -> bool {
         let is_done = |slot: &ToolSlot| matches!(slot, ToolSlot::Result(_) | ToolSlot::Yield(_));
-        self.slots.iter().all(is_done)
+        self.memory_calls.is_empty() && self.slots.iter().all(is_done)
     }
 
     /// Whether every result has joined.

@@ -43,7 +43,6 @@ impl Engine {
     pub(crate) fn begin_tool_batch(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
         let mut work = ToolBatch::begun(out.now);
         let mut decisions = Vec::new();
-        let mut memory_calls = Vec::new();
         // The last call of a truncated answer may lack arguments and still fit the tool's schema.
         let cut = answer.tool_calls.len().checked_sub(1);
         let cut = cut.filter(|_| answer.finish == FinishReason::Length);
@@ -53,11 +52,10 @@ impl Engine {
                 let denied = admission::truncated_call(self.settings.max_output_tokens);
                 Err(self.deny(id, wanted, denied, out))
             } else if self.is_memory_call(wanted) {
-                work.add_own_call();
-                memory_calls.push(place);
+                work.add_memory_call();
                 continue;
             } else if let Some(decision) = self.mode_decision(wanted, out.now) {
-                work.add_own_call();
+                work.add_mode_call();
                 decisions.push((place, decision));
                 continue;
             } else {
@@ -75,7 +73,7 @@ impl Engine {
         if let Some(turn) = &mut self.state.turn {
             turn.begin_batch(work);
         }
-        self.run_memory_calls(&memory_calls, out);
+        self.run_memory_calls(out);
         if self.turn_rules().counts_as_turn {
             self.state.counters.rest.end_text_turns();
         }
@@ -127,7 +125,7 @@ impl Engine {
     /// Advances the [`ToolCall`]s as far as possible now.
     pub(crate) fn advance_tools(&mut self, out: &mut EffectBuffer) {
         // Join first: what has just ended may be part of a loop, which denies what waits.
-        self.join_results(out);
+        self.join_all_results(out);
         self.deny_repetitions(out);
         self.expire_held(out);
         self.deny_deferred_repetitions(out);
@@ -138,7 +136,7 @@ impl Engine {
         while let Some(place) = self.next_run(out) {
             self.send_run(place, out);
         }
-        self.join_results(out);
+        self.join_all_results(out);
         self.finish_tool_batch(out);
     }
 
@@ -348,6 +346,14 @@ impl Engine {
         for id in ids {
             self.running.remove(&id);
             out.push(EngineEffect::CancelTool(id));
+        }
+    }
+
+    /// Joins the results that can, and those of the calls of `memory` that take effect when others have joined.
+    fn join_all_results(&mut self, out: &mut EffectBuffer) {
+        self.join_results(out);
+        while self.run_memory_calls(out) {
+            self.join_results(out);
         }
     }
 
