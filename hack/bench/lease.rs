@@ -137,7 +137,7 @@ impl Gateway {
             uid: pod_uid,
             epoch: EPOCH,
         };
-        loops.expect_pod(&key, pod, LoopTotals::default(), Directives::default());
+        loops.expect_pod((&key, "uid"), pod, LoopTotals::default(), Directives::default());
         let metrics = Arc::new(Metrics::new().expect("metrics are made"));
         let budgets = Arc::new(BudgetLedger::new(LedgerSetup {
             client: client.clone(),

@@ -1,7 +1,8 @@
 //! Histories of Agents in a database: uploads of their workers, and the end of their retention.
 //!
-//! Owns the metrics, the log lines and the identity of the rows: namespace, name and uid come from the authenticated pod
-//! and the cache of Agents, never from a message. Nothing else in the controller waits for the database.
+//! Owns the metrics, the log lines and the identity of the rows: namespace and name are those of the authenticated pod, and
+//! the uid that of the Agent that it was created for, never one from a message. Nothing else in the controller waits for the
+//! database.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};

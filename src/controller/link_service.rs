@@ -204,11 +204,9 @@ impl LinkHandler for ControllerLink {
     async fn history(&self, pod: &PodIdentity, batch: HistoryBatch) -> Result<HistoryAck, PodRefusal> {
         let agent = self.agent_of(pod)?;
         let now = (self.clock)();
-        self.loops.record_contact(&agent, &live_pod(pod, batch.epoch), now)?;
+        // Not that of the Agent with this name: it may have been created again, and this is the pod of the one before.
+        let uid = self.loops.owner_of(&agent, &live_pod(pod, batch.epoch), now)?;
         let history = self.history.as_ref().ok_or_else(history::not_configured)?;
-        // Recreated under its name in this moment: its new pod will send the history of the new Agent.
-        let uid = self.view()?.reference(&agent).and_then(|agent| agent.uid);
-        let uid = uid.ok_or_else(|| no_longer(&agent))?;
         let agent = HistoryAgent {
             uid: &uid,
             namespace: &agent.namespace,

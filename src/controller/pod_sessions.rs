@@ -38,6 +38,8 @@ pub struct ReceivedReport {
 
 struct PodSession {
     pod: LivePod,
+    /// Uid of the Agent that the pod was created for.
+    agent_uid: String,
     known: LoopTotals,
     directives: watch::Sender<Directives>,
     last_report: Option<ReceivedReport>,
@@ -91,10 +93,16 @@ impl PodSessions {
         Self { stores_history, ..self }
     }
 
-    /// Registers the Agent's pod with the known totals and its directives. Idempotent; a different pod starts a new
+    /// Registers the pod of the Agent with this uid, with the known totals and its directives. Idempotent; a different pod starts a new
     /// session, and the old pod is refused from then on. Budget terms and Sensors are set separately, before or after,
     /// by [`PodSessions::set_budget_terms`] and [`PodSessions::set_sensors`]; those in `directives` are ignored.
-    pub fn expect_pod(&self, agent: &NamespacedName, pod: LivePod, known: LoopTotals, directives: Directives) {
+    pub fn expect_pod(
+        &self,
+        (agent, agent_uid): (&NamespacedName, &str),
+        pod: LivePod,
+        known: LoopTotals,
+        directives: Directives,
+    ) {
         let mut table = self.lock();
         let mut directives = Directives {
             budget: table.limits.get(agent).cloned(),
@@ -104,7 +112,7 @@ impl PodSessions {
             ..directives
         };
         match table.entries.get_mut(agent) {
-            Some(entry) if entry.pod == pod => {
+            Some(entry) if entry.pod == pod && entry.agent_uid == agent_uid => {
                 entry.known = known;
                 directives.readings = entry.readings.requested();
                 entry.directives.send_if_modified(|old| {
@@ -117,6 +125,7 @@ impl PodSessions {
             _ => {
                 let entry = PodSession {
                     pod,
+                    agent_uid: agent_uid.to_owned(),
                     known,
                     directives: watch::Sender::new(directives),
                     last_report: None,
@@ -183,6 +192,15 @@ impl PodSessions {
         let mut table = self.lock();
         authorized_session(&mut table.entries, agent, pod)?.contact = Some(now);
         Ok(())
+    }
+
+    /// Records contact with a pod. Returns the uid of the Agent that it was created for, which may have been deleted and created
+    /// again since; an error if the pod may not act for it.
+    pub fn owner_of(&self, agent: &NamespacedName, pod: &LivePod, now: Timestamp) -> Result<String, PodRefusal> {
+        let mut table = self.lock();
+        let entry = authorized_session(&mut table.entries, agent, pod)?;
+        entry.contact = Some(now);
+        Ok(entry.agent_uid.clone())
     }
 
     /// Removes the Agent's session: no pod may act for it.
@@ -385,4 +403,29 @@ fn authorized_session<'a>(
         });
     }
     Ok(entry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_belongs_to_the_agent_that_it_was_created_for_until_another_pod_is_expected() {
+        let (sessions, _changed) = PodSessions::new();
+        let (agent, now) = (NamespacedName::new("team-a", "x"), Timestamp::UNIX_EPOCH);
+        let pod = |uid: &str, epoch| LivePod { uid: uid.into(), epoch };
+        let expect = |owner: &str, pod: LivePod| {
+            sessions.expect_pod((&agent, owner), pod, LoopTotals::default(), Directives::default());
+        };
+        let owner_of = |pod: &LivePod| sessions.owner_of(&agent, pod, now).map_err(|refusal| refusal.code);
+        assert_eq!(owner_of(&pod("p1", 1)), Err(RefusalCode::NotLeading));
+        expect("first", pod("p1", 1));
+        expect("first", pod("p1", 1));
+        assert_eq!(owner_of(&pod("p1", 1)).as_deref(), Ok("first"));
+        // The Agent was created again under its name, and so was its pod, with the first epoch.
+        expect("second", pod("p2", 1));
+        assert_eq!(owner_of(&pod("p1", 1)), Err(RefusalCode::Fenced));
+        assert_eq!(owner_of(&pod("p2", 1)).as_deref(), Ok("second"));
+        assert_eq!(sessions.last_contact(&agent, "p2"), Some(now));
+    }
 }

@@ -299,7 +299,7 @@ async fn a_pod_sends_events_only_for_its_own_agent_and_only_while_it_is_expected
     patience("the reading", || rig.directives().readings.len() == 1).await;
     // Another Agent's pod does not find the reading.
     rig.loops.expect_pod(
-        &agent_key("y"),
+        (&agent_key("y"), "uid-of-y"),
         pod_of("y"),
         LoopTotals::default(),
         Directives::default(),
@@ -309,7 +309,11 @@ async fn a_pod_sends_events_only_for_its_own_agent_and_only_while_it_is_expected
         uid: "newer".into(),
         epoch: EPOCH + 1,
     };
-    rig.loops
-        .expect_pod(&agent_key("x"), newer, LoopTotals::default(), Directives::default());
+    rig.loops.expect_pod(
+        (&agent_key("x"), "uid-of-x"),
+        newer,
+        LoopTotals::default(),
+        Directives::default(),
+    );
     assert!(rig.link_client().events(&page(0, 1)).await.is_err());
 }

@@ -11,7 +11,7 @@ use agentloop::controller::runtime::WallClock;
 use agentloop::history::HistoryStore;
 use agentloop::link::client::LinkError;
 use agentloop::link::history::{AuditRow, ExecutionRow, HistoryAck, HistoryBatch};
-use agentloop::link::messages::RefusalCode;
+use agentloop::link::messages::{Directives, LoopTotals, RefusalCode};
 use agentloop::telemetry::metrics::Metrics;
 use jiff::{SignedDuration, Timestamp};
 use pretty_assertions::assert_eq;
@@ -246,8 +246,8 @@ async fn a_pod_writes_rows_of_its_own_agent_and_of_no_other() {
         }
     );
     let rows = "SELECT agent_id, namespace, agent_name, turn FROM agent_execution_history ORDER BY 1";
-    let both = ["uid-of-x|a|x|1", "uid-of-z|b|z|2"];
-    assert_eq!(postgres.rows(rows).await, both);
+    let mut all = vec!["uid-of-x|a|x|1", "uid-of-z|b|z|2"];
+    assert_eq!(postgres.rows(rows).await, all);
     // Another pod than the expected one, an Agent without a pod, and none.
     let older = HistoryBatch {
         epoch: EPOCH - 1,
@@ -256,6 +256,16 @@ async fn a_pod_writes_rows_of_its_own_agent_and_of_no_other() {
     assert_eq!(refused(x.history(&older).await).0, RefusalCode::Fenced);
     let y = rig.link_client_of("y");
     assert_eq!(refused(y.history(&older).await).0, RefusalCode::NotLeading);
+    // The pod of an earlier Agent of the same name, which the reconciler has not looked at yet.
+    rig.loops.expect_pod(
+        (&agent_key("y"), "uid-of-earlier-y"),
+        pod_of("y"),
+        LoopTotals::default(),
+        Directives::default(),
+    );
+    y.history(&batch(vec![row(1, 3, now)])).await.unwrap();
+    let earlier = postgres.rows("SELECT agent_id FROM agent_execution_history WHERE turn = 3");
+    assert_eq!(earlier.await, ["uid-of-earlier-y"]);
     let nobody = rig.link_client_in("b", "x");
     assert_eq!(refused(nobody.history(&older).await).0, RefusalCode::Unknown);
     // Rows that no database accepts are named by their code.
@@ -272,8 +282,9 @@ async fn a_pod_writes_rows_of_its_own_agent_and_of_no_other() {
         (RefusalCode::Malformed, true, false)
     );
     assert_eq!(count(&rig, r#"agentloop_history_batches_total{result="refused"}"#), 1);
-    assert_eq!(count(&rig, r#"agentloop_history_rows_total{record="execution"}"#), 2);
-    assert_eq!(postgres.rows(rows).await, both);
+    assert_eq!(count(&rig, r#"agentloop_history_rows_total{record="execution"}"#), 3);
+    all.insert(0, "uid-of-earlier-y|a|y|3");
+    assert_eq!(postgres.rows(rows).await, all);
 }
 
 #[tokio::test]

@@ -343,7 +343,7 @@ async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
     };
     sensors.agent_seen(&agent);
     sensors.agents_listed(Some(namespace), &[key.clone()].into());
-    loops.expect_pod(&key, pod.clone(), LoopTotals::default(), Directives::default());
+    loops.expect_pod((&key, "uid"), pod.clone(), LoopTotals::default(), Directives::default());
     let (_, directives) = loops.attach(&key, &pod, Timestamp::now()).unwrap();
     tokio::spawn(sensors.clone().run(said, stop.clone()));
 

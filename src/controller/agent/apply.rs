@@ -163,7 +163,7 @@ fn grant_link(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>, grant: Opti
     let loops = &ctx.shared.loops;
     match grant {
         Some(grant) => loops.expect_pod(
-            &subject.key,
+            (&subject.key, subject.uid),
             grant.pod.clone(),
             grant.known.clone(),
             grant.directives.clone(),

@@ -68,7 +68,7 @@ impl Leader {
             let (key, pod) = (agent_of(namespace), pod());
             leader
                 .loops
-                .expect_pod(&key, pod, LoopTotals::default(), Directives::default());
+                .expect_pod((&key, "uid"), pod, LoopTotals::default(), Directives::default());
         }
         let agents: BTreeSet<_> = namespaces.iter().map(|namespace| agent_of(namespace)).collect();
         leader.sensors.agents_listed(None, &agents);

@@ -51,7 +51,7 @@ impl Link {
             let key = world.key(name);
             leader
                 .loops
-                .expect_pod(&key, pod, LoopTotals::default(), Directives::default());
+                .expect_pod((&key, "uid"), pod, LoopTotals::default(), Directives::default());
         }
         let objects: Vec<Value> = agents
             .iter()

@@ -156,7 +156,13 @@ impl Rig {
         let loops = Arc::new(loops.with_history(store.is_some()));
         loops.set_budget_terms(&agent_key("x"), Some(BudgetTerms::default()));
         for (key, name) in [(agent_key("x"), "x"), (NamespacedName::new("b", "z"), "z")] {
-            loops.expect_pod(&key, pod_of(name), LoopTotals::default(), Directives::default());
+            let owner = format!("uid-of-{name}");
+            loops.expect_pod(
+                (&key, &owner),
+                pod_of(name),
+                LoopTotals::default(),
+                Directives::default(),
+            );
         }
         let status = json!({});
         let agents = view(&[
