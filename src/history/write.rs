@@ -80,9 +80,7 @@ pub(crate) async fn store(
     };
     if stored != batch.after || batch.last < batch.after {
         client.batch_execute("ROLLBACK").await.map_err(failed)?;
-        // Within one process, what is stored is what it sent: the answer to it was lost.
-        let is_repeat = writer == batch.writer && stored > batch.after;
-        return Ok(nothing(!is_repeat));
+        return Ok(nothing(!is_lost_answer(batch, &writer, stored)));
     }
     let rows = RowCounts {
         executions: insert(client, EXECUTIONS, Some(agent), (agent.uid, rows(&batch.executions)?)).await?,
@@ -103,6 +101,14 @@ pub(crate) async fn store(
         },
         rows,
     })
+}
+
+/// Whether what is stored was sent from this journal, so that only the answer to it was lost: by the process that sends the
+/// batch, or by an earlier one, as far as the journal has recorded it.
+fn is_lost_answer(batch: &HistoryBatch, writer: &str, stored: i64) -> bool {
+    let is_own = writer == batch.writer;
+    let mut earlier = batch.sent_before.iter().filter(|sent| sent.writer == writer);
+    stored > batch.after && (is_own || earlier.any(|sent| stored <= sent.last))
 }
 
 /// Locks the position of an Agent: two batches of one Agent are stored one after the other.
@@ -190,4 +196,41 @@ pub(crate) async fn delete_before(client: &Client, cutoff: Timestamp, most: u32)
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn failed(error: tokio_postgres::Error) -> HistoryError {
     HistoryError::of_statement(&error)
+}
+
+#[cfg(test)]
+mod tests {
+    use agentloop_link::history::SentChanges;
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::of_this_process("now", 8, true)]
+    #[case::nothing_new("now", 5, false)]
+    #[case::all_that_an_earlier_process_sent("before", 9, true)]
+    #[case::a_part_of_it("before", 6, true)]
+    #[case::nothing_new_of_it("before", 5, false)]
+    #[case::more_than_it_sent_from_this_journal("before", 10, false)]
+    #[case::of_a_process_before_that("first", 7, true)]
+    #[case::of_another_journal("other", 7, false)]
+    #[case::of_a_deleted_position("", 0, false)]
+    fn what_is_stored_and_was_sent_from_the_same_journal_is_a_lost_answer(
+        #[case] writer: &str,
+        #[case] stored: i64,
+        #[case] lost: bool,
+    ) {
+        let sent = |writer: &str, last| SentChanges {
+            writer: writer.into(),
+            last,
+        };
+        let batch = HistoryBatch {
+            writer: "now".into(),
+            after: 5,
+            last: 11,
+            sent_before: vec![sent("first", 7), sent("before", 9)],
+            ..HistoryBatch::default()
+        };
+        assert_eq!(is_lost_answer(&batch, writer, stored), lost);
+    }
 }

@@ -30,6 +30,10 @@ pub struct HistoryBatch {
     pub after: i64,
     /// Number of the last change in this batch.
     pub last: i64,
+    /// What earlier processes of the worker have sent since the last answer. If the database stores one of these changes as its
+    /// last, the journal has all up to it, and only the answer was lost.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sent_before: Vec<SentChanges>,
     /// Executions, including those of all `steps`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub executions: Vec<ExecutionRow>,
@@ -47,6 +51,17 @@ impl HistoryBatch {
     pub fn rows(&self) -> usize {
         self.executions.len() + self.steps.len() + self.audit.len()
     }
+}
+
+/// Changes that a process of a worker has sent.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SentChanges {
+    /// Identifies the process, as in a [`HistoryBatch`].
+    pub writer: String,
+    /// The highest number of a change that it has sent.
+    pub last: i64,
 }
 
 /// The answer to a [`HistoryBatch`].

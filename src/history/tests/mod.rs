@@ -8,7 +8,7 @@ mod ports;
 mod postgres;
 mod tls;
 
-use agentloop_link::history::{AuditRow, ExecutionRow, HistoryAck, HistoryBatch, StepRow};
+use agentloop_link::history::{AuditRow, ExecutionRow, HistoryAck, HistoryBatch, SentChanges, StepRow};
 use jiff::{SignedDuration, Timestamp};
 use pretty_assertions::assert_eq;
 use serde_json::json;
@@ -106,6 +106,7 @@ fn batch(after: i64, last: i64) -> HistoryBatch {
         writer: "one".into(),
         after,
         last,
+        sent_before: Vec::new(),
         executions: vec![execution(1, at("2026-11-22T14:00:00Z"))],
         steps: vec![step(1, 1)],
         audit: vec![line(3, at("2026-11-22T14:00:00.5Z"))],
@@ -206,8 +207,23 @@ async fn a_batch_is_stored_once_and_one_that_does_not_follow_is_not() {
     assert_eq!(send(batch(0, 4)).await, (stored(4), 1));
     // The answer was lost.
     assert_eq!(send(batch(0, 4)).await, (stored(4), 0));
-    // Another process cannot know whether it sends the same.
+    // Another process cannot know whether it sends the same, unless its journal has recorded it.
     assert_eq!(send(of("two", batch(0, 4))).await, (restart(4), 0));
+    let sent = |writer: &str, last| SentChanges {
+        writer: writer.into(),
+        last,
+    };
+    for (earlier, ack) in [
+        (sent("one", 4), stored(4)),
+        (sent("one", 3), restart(4)),
+        (sent("zero", 4), restart(4)),
+    ] {
+        let batch = HistoryBatch {
+            sent_before: vec![sent("zero", 3), earlier],
+            ..of("two", batch(0, 5))
+        };
+        assert_eq!(send(batch).await, (ack, 0));
+    }
     // A gap: the database is from a backup, or a journal that has acknowledged more was replaced.
     assert_eq!(send(batch(5, 9)).await, (restart(4), 0));
     // From there on it continues, with all rows and higher numbers.
