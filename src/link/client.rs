@@ -18,6 +18,7 @@ use super::deliveries::{
 };
 use super::events::{EventsPage, EventsResponse};
 use super::history::{HistoryAck, HistoryBatch};
+use super::json_error;
 use super::messages::{
     AttachRequest, AttachResponse, Directives, HEARTBEAT_SECONDS, LeaseRequest, LeaseResponse, PodRefusal, PodReport,
     RefusalCode,
@@ -47,7 +48,7 @@ pub enum LinkError {
     /// The connection failed or broke.
     #[error("the controller cannot be reached: {0}")]
     Transport(String),
-    /// The answer does not follow the protocol.
+    /// The answer does not follow the protocol. Never quotes it.
     #[error("the controller's response cannot be parsed: {0}")]
     Unreadable(String),
 }
@@ -258,12 +259,12 @@ async fn send(request: RequestBuilder) -> Result<Response, LinkError> {
 }
 
 fn parse<T: DeserializeOwned>(data: &str) -> Result<T, LinkError> {
-    serde_json::from_str(data).map_err(|error| LinkError::Unreadable(error.to_string()))
+    serde_json::from_str(data).map_err(|error| LinkError::Unreadable(json_error::describe(&error)))
 }
 
 async fn read_json<T: DeserializeOwned>(response: Response) -> Result<T, LinkError> {
     let body = response.bytes().await.map_err(|error| transport(&error))?;
-    serde_json::from_slice(&body).map_err(|error| LinkError::Unreadable(error.to_string()))
+    serde_json::from_slice(&body).map_err(|error| LinkError::Unreadable(json_error::describe(&error)))
 }
 
 /// Keeps the innermost cause, which is the most specific: `connection refused`, `invalid peer certificate`.
@@ -273,4 +274,26 @@ fn transport(error: &reqwest::Error) -> LinkError {
         cause = inner;
     }
     LinkError::Transport(cause.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_response_that_cannot_be_parsed_is_not_quoted() {
+        for data in [
+            r#"{"stored": "canary"}"#,
+            r#"{"stored": 1, "restart": "canary"}"#,
+            r#"{"stored": 1 canary"#,
+            r#"{"stored": 1, "canary"#,
+            r#"["canary"]"#,
+        ] {
+            let error = parse::<HistoryAck>(data).unwrap_err().to_string();
+            assert!(
+                !error.contains("canary") && error.contains(" at line 1 column "),
+                "{error}"
+            );
+        }
+    }
 }

@@ -19,6 +19,7 @@ pub mod deliveries;
 pub mod events;
 mod events_route;
 pub mod history;
+pub mod json_error;
 pub mod messages;
 pub mod pod;
 pub mod sensor_messages;

@@ -17,6 +17,7 @@ use super::port_forward::PortForward;
 use super::{LinkRoute, UserToken};
 use crate::api::NamespacedName;
 use crate::link::events::{END_EVENT, EventLine, LATEST, START_EVENT};
+use crate::link::json_error;
 use crate::link::messages::HEARTBEAT_SECONDS;
 use crate::link::pod::LINK_CA_CONFIGMAP;
 use crate::plugin::cluster_errors::problem;
@@ -50,7 +51,7 @@ pub enum LinkFailure {
     /// The connection failed or broke.
     #[error("the controller cannot be reached: {0}")]
     Unreachable(String),
-    /// The response does not follow the protocol.
+    /// The response does not follow the protocol. Never quotes it.
     #[error("the controller's response cannot be read: {0}")]
     Unreadable(String),
 }
@@ -190,7 +191,7 @@ impl<'a> UserLink<'a> {
         let request = self.authorized(request, agent).await?.timeout(REQUEST_TIMEOUT);
         let response = self.send(request).await?;
         let body = response.bytes().await.map_err(|error| self.broken(&error))?;
-        serde_json::from_slice(&body).map_err(|error| LinkFailure::Unreadable(error.to_string()))
+        serde_json::from_slice(&body).map_err(|error| LinkFailure::Unreadable(json_error::describe(&error)))
     }
 
     fn url(&self, agent: &NamespacedName, last: &str) -> Result<Url, LinkFailure> {
@@ -322,5 +323,5 @@ fn item(name: &str, data: &str) -> Result<FeedItem, LinkFailure> {
         END_EVENT => serde_json::from_str(data).map(|end: EndBody| FeedItem::End(end.reason)),
         _ => serde_json::from_str(data).map(FeedItem::Line),
     };
-    read.map_err(|error| LinkFailure::Unreadable(error.to_string()))
+    read.map_err(|error| LinkFailure::Unreadable(json_error::describe(&error)))
 }

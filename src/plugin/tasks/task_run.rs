@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::api::NamespacedName;
 use crate::link::events::EventLine;
+use crate::link::json_error;
 use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::link::{EventCursor, FollowedEvents, LinkFailure, TaskReceipt, TaskSubmission, UserLink};
 use crate::plugin::screens::printable::one_line;
@@ -267,7 +268,8 @@ fn response(event: &EventLine) -> Result<TaskResponse, PluginError> {
         LinkFailure::Unreadable(format!("event {} of the end of the task has no response", event.seq))
     })?;
     let read = serde_json::from_str(text);
-    Ok(read.map_err(|error| LinkFailure::Unreadable(format!("event {}: {error}", event.seq)))?)
+    let unreadable = |error| LinkFailure::Unreadable(format!("event {}: {}", event.seq, json_error::describe(&error)));
+    Ok(read.map_err(unreadable)?)
 }
 
 #[cfg(test)]
