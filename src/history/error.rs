@@ -18,21 +18,30 @@ pub enum TargetError {
     },
     /// The file is not a connection string.
     #[error(
-        "{} is not a connection string ({problem}): use postgresql://user:password@host:5432/database?sslmode=verify-full, \
-         or key=value pairs as for libpq",
+        "the connection string in {} cannot be used: {problem}. Correct it in its Secret, key history.postgres.key of the \
+         chart's values: postgresql://user:password@host:5432/database?sslmode=verify-full with special characters as %40, or \
+         key=value pairs as for libpq",
         .file.display()
     )]
     Malformed {
         /// Path of the file.
         file: PathBuf,
-        /// What is wrong, without the value.
+        /// What is wrong, without any text of the file that is not the name of a known setting.
         problem: String,
     },
     /// The mode of TLS is unknown or not supported.
-    #[error("sslmode={0} is not supported: use disable, prefer, require, verify-ca or verify-full")]
-    TlsMode(String),
+    #[error(
+        "the value of sslmode in the connection string is not supported: use disable, prefer, require, verify-ca or verify-full"
+    )]
+    TlsMode,
+    /// TLS is not available.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(String),
     /// The server's certificate cannot be verified without a CA.
-    #[error("sslmode={0} requires a CA to verify the server with: set sslrootcert, or give the file of the CA")]
+    #[error(
+        "sslmode={0} requires a CA to verify the server with: set sslrootcert, or give the file of the CA \
+         (history.postgres.caKey)"
+    )]
     NoRoot(&'static str),
     /// The roots of the operating system are not used.
     #[error("sslrootcert=system is not supported: give a file with the certificate of the CA")]

@@ -40,8 +40,68 @@ impl TlsMode {
             "verify-ca" => Self::VerifyCa,
             "verify-full" => Self::VerifyFull,
             // `allow` would send a password without TLS although the server has it.
-            other => return Err(TargetError::TlsMode(other.into())),
+            _ => return Err(TargetError::TlsMode),
         })
+    }
+}
+
+/// Settings that the client library knows, besides those that are read here.
+const KNOWN: [&str; 18] = [
+    "user",
+    "password",
+    "dbname",
+    "options",
+    "application_name",
+    "sslnegotiation",
+    "host",
+    "hostaddr",
+    "port",
+    "connect_timeout",
+    "tcp_user_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_retries",
+    "target_session_attrs",
+    "channel_binding",
+    "load_balance_hosts",
+];
+/// Settings of libpq without an effect here, which may be named: any other word may be a part of a password.
+const WITHOUT_EFFECT: [&str; 16] = [
+    "client_encoding",
+    "fallback_application_name",
+    "gssencmode",
+    "keepalives_count",
+    "krbsrvname",
+    "passfile",
+    "replication",
+    "require_auth",
+    "requiressl",
+    "service",
+    "sslcert",
+    "sslcrl",
+    "sslkey",
+    "sslpassword",
+    "ssl_min_protocol_version",
+    "ssl_max_protocol_version",
+];
+
+/// The file of a CA.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RootFile {
+    pub(crate) path: PathBuf,
+    /// Its path is in the connection string, and so must not be shown.
+    is_secret: bool,
+}
+
+impl RootFile {
+    /// The file as errors name it.
+    pub(crate) fn shown(&self) -> &Path {
+        if self.is_secret {
+            Path::new("the file that sslrootcert names")
+        } else {
+            &self.path
+        }
     }
 }
 
@@ -49,7 +109,7 @@ impl TlsMode {
 pub struct DatabaseTarget {
     pub(crate) config: Config,
     pub(crate) tls: TlsMode,
-    pub(crate) root: Option<PathBuf>,
+    pub(crate) root: Option<RootFile>,
 }
 
 impl DatabaseTarget {
@@ -64,6 +124,7 @@ impl DatabaseTarget {
             problem,
         };
         let mut settings = ConnectionSettings::parse(text.trim()).map_err(malformed)?;
+        settings.check_names().map_err(malformed)?;
         let tls = settings
             .take("sslmode")
             .map_or(Ok(TlsMode::Prefer), |mode| TlsMode::parse(&mode))?;
@@ -71,7 +132,9 @@ impl DatabaseTarget {
         if root.as_deref() == Some("system") {
             return Err(TargetError::SystemRoots);
         }
-        let root = ca_file.map(Path::to_owned).or(root.map(PathBuf::from));
+        let root_file = |is_secret| move |path: PathBuf| RootFile { path, is_secret };
+        let given = ca_file.map(Path::to_owned).map(root_file(false));
+        let root = given.or(root.map(PathBuf::from).map(root_file(true)));
         match tls {
             TlsMode::VerifyCa if root.is_none() => return Err(TargetError::NoRoot("verify-ca")),
             TlsMode::VerifyFull if root.is_none() => return Err(TargetError::NoRoot("verify-full")),
@@ -103,9 +166,14 @@ impl DatabaseTarget {
     }
 }
 
-/// The client library names the setting, and never its value.
+/// What the client library says, if that is the name of a known setting. Other messages quote what they do not understand.
 fn reason(error: &tokio_postgres::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| "it cannot be parsed".into(), ToString::to_string)
+    let problem = std::error::Error::source(error).map(ToString::to_string);
+    let names = |name: &&&str| problem.as_deref() == Some(&format!("invalid value for option `{name}`"));
+    match KNOWN.iter().find(names) {
+        Some(name) => format!("the value of {name} is not valid"),
+        None => "it cannot be parsed".into(),
+    }
 }
 
 /// The settings in a connection string, in one of its two forms.
@@ -131,6 +199,21 @@ impl ConnectionSettings {
         });
         let settings: Result<Vec<_>, String> = settings.collect();
         Ok(Self::Url(base.to_owned(), settings?))
+    }
+
+    /// Refuses settings without an effect.
+    fn check_names(&self) -> Result<(), String> {
+        let (settings, of) = match self {
+            Self::Url(_, settings) => (settings, "after the ?"),
+            Self::Pairs(settings) => (settings, "of its settings"),
+        };
+        let is_known = |name: &str| KNOWN.contains(&name) || ["sslmode", "sslrootcert"].contains(&name);
+        let names = settings.iter().map(|(name, _)| name.as_str());
+        match names.enumerate().find(|(_, name)| !is_known(name)) {
+            None => Ok(()),
+            Some((_, name)) if WITHOUT_EFFECT.contains(&name) => Err(format!("the setting {name} is not supported")),
+            Some((place, _)) => Err(format!("number {} {of} has an unknown name", place + 1)),
+        }
     }
 
     /// Removes a setting. The last one counts, as for libpq.
@@ -221,6 +304,7 @@ fn percent_decoded(text: &str) -> String {
 mod tests {
     use rstest::rstest;
 
+    use super::super::tls::TlsConnector;
     use super::*;
 
     fn read(text: &str) -> Result<DatabaseTarget, TargetError> {
@@ -246,21 +330,39 @@ mod tests {
     fn modes_of_tls_are_read_from_both_forms(#[case] text: &str, #[case] mode: TlsMode, #[case] root: Option<&str>) {
         let text = text.replace("''", r"\'");
         let target = read(&text).unwrap();
-        assert_eq!((target.tls, target.root.as_deref()), (mode, root.map(Path::new)));
+        let path = target.root.as_ref().map(|root| root.path.as_path());
+        assert_eq!((target.tls, path), (mode, root.map(Path::new)));
         assert_eq!(target.config.get_application_name(), Some("agentloop"));
     }
 
     #[rstest]
-    #[case::allow("postgres://u:canary@h/d?sslmode=allow", "sslmode=allow is not supported")]
-    #[case::unknown("host=h password=canary sslmode=on", "sslmode=on is not supported")]
+    #[case::allow("postgres://u:canary@h/d?sslmode=allow", "the value of sslmode")]
+    #[case::unknown(
+        "host=h password=canary sslmode=on",
+        "the value of sslmode in the connection string is not supported"
+    )]
     #[case::no_root("postgres://u:canary@h/d?sslmode=verify-full", "sslmode=verify-full requires a CA")]
     #[case::no_root_ca("host=h sslmode=verify-ca password=canary", "sslmode=verify-ca requires a CA")]
     #[case::system(
         "host=h sslmode=verify-full sslrootcert=system password=canary",
         "sslrootcert=system is not supported"
     )]
-    #[case::client_certificate("host=h sslcert=/c.crt password=canary", "unknown option `sslcert`")]
-    #[case::in_url("postgres://u:canary@h/d?sslkey=/k", "unknown option `sslkey`")]
+    #[case::client_certificate("host=h sslcert=/c.crt password=canary", "the setting sslcert is not supported")]
+    #[case::in_url("postgres://u:canary@h/d?sslkey=/k", "the setting sslkey is not supported")]
+    #[case::mode_with_more("postgres://u:p@h/d?sslmode=require,canary", "the value of sslmode")]
+    #[case::question_mark_in_the_password(
+        "postgres://u:can?ary=canary@h/d",
+        "number 1 after the ? has an unknown name"
+    )]
+    #[case::ampersand_in_the_password(
+        "postgres://u@h/d?password=p&canary=1",
+        "number 2 after the ? has an unknown name"
+    )]
+    #[case::name_in_url("postgres://u@h/d?canary=1", "number 1 after the ? has an unknown name")]
+    #[case::name_in_pairs("host=h canary=1", "number 2 of its settings has an unknown name")]
+    #[case::value("host=h port=canary", "the value of port is not valid")]
+    #[case::port_in_url("postgres://u:p@h:canary/d", "the value of port is not valid")]
+    #[case::bracket("postgres://u:p@[canary/d", "cannot be")]
     #[case::not_pairs("canary", "a word is not key=value")]
     #[case::quote("host=h password='canary", "a quote is not closed")]
     #[case::no_host("password=canary dbname=d", "it has no host")]
@@ -268,6 +370,21 @@ mod tests {
     fn what_is_not_supported_is_refused_without_quoting_the_password(#[case] text: &str, #[case] words: &str) {
         let error = read(text).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(words) && !error.contains("canary"), "{error}");
+    }
+
+    #[test]
+    fn a_file_of_a_ca_that_the_connection_string_names_is_not_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = dir.path().join("canary.crt");
+        std::fs::write(&empty, "").unwrap();
+        for file in ["/canary", empty.to_str().unwrap()] {
+            let target = read(&format!("host=h sslmode=verify-full sslrootcert={file}")).unwrap();
+            let error = TlsConnector::new(&target).map(|_| ()).unwrap_err().to_string();
+            assert!(
+                error.contains("the file that sslrootcert names") && !error.contains("canary"),
+                "{error}"
+            );
+        }
     }
 
     #[test]
@@ -279,7 +396,7 @@ mod tests {
         )
         .unwrap();
         let target = DatabaseTarget::read(file.path(), Some(Path::new("/new"))).unwrap();
-        assert_eq!(target.root.as_deref(), Some(Path::new("/new")));
+        assert_eq!(target.root.unwrap().shown(), Path::new("/new"));
         assert_eq!(target.config.get_password(), Some(br"p' \".as_slice()));
         assert_eq!(target.config.get_hosts().len(), 2);
         assert_eq!(target.config.get_connect_timeout(), Some(&Duration::from_secs(9)));

@@ -14,9 +14,10 @@ fn the_errors_of_the_history() {
             },
             TargetError::Malformed {
                 file: file.into(),
-                problem: "unknown option `sslcert`".into(),
+                problem: "the setting sslcert is not supported".into(),
             },
-            TargetError::TlsMode("allow".into()),
+            TargetError::TlsMode,
+            TargetError::Tls("no supported version".into()),
             TargetError::NoRoot("verify-full"),
             TargetError::SystemRoots,
             TargetError::NoCertificate("/etc/agentloop-history/ca.crt".into()),

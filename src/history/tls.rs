@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 
 use super::error::TargetError;
-use super::target::{DatabaseTarget, TlsMode};
+use super::target::{DatabaseTarget, RootFile, TlsMode};
 
 /// Makes TLS connections as a target requires.
 #[derive(Clone)]
@@ -27,7 +27,7 @@ impl TlsConnector {
     /// Reads the CA of the target, which may have been replaced since the last connection.
     pub(crate) fn new(target: &DatabaseTarget) -> Result<Self, TargetError> {
         let provider = Arc::new(ring::default_provider());
-        let roots = target.root.as_deref().map(roots).transpose()?;
+        let roots = target.root.as_ref().map(roots).transpose()?;
         let verifier: Arc<dyn ServerCertVerifier> = match (target.tls, roots) {
             (TlsMode::VerifyFull, Some((roots, file))) => verifier(roots, &provider, file)?,
             // As for libpq, a CA turns `require` into `verify-ca`.
@@ -42,7 +42,7 @@ impl TlsConnector {
         };
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| TargetError::TlsMode(error.to_string()))?
+            .map_err(|error| TargetError::Tls(error.to_string()))?
             .dangerous()
             .with_custom_certificate_verifier(verifier)
             .with_no_client_auth();
@@ -50,8 +50,9 @@ impl TlsConnector {
     }
 }
 
-fn roots(file: &Path) -> Result<(RootCertStore, &Path), TargetError> {
-    let text = std::fs::read(file).map_err(|error| TargetError::File {
+fn roots(root: &RootFile) -> Result<(RootCertStore, &Path), TargetError> {
+    let file = root.shown();
+    let text = std::fs::read(&root.path).map_err(|error| TargetError::File {
         file: file.into(),
         error,
     })?;

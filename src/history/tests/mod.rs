@@ -209,17 +209,17 @@ async fn a_batch_is_stored_once_and_one_that_does_not_follow_is_not() {
     assert_eq!(send(batch(0, 4)).await, (stored(4), 0));
     // Another process cannot know whether it sends the same, unless its journal has recorded it.
     assert_eq!(send(of("two", batch(0, 4))).await, (restart(4), 0));
-    let sent = |writer: &str, last| SentChanges {
+    let earlier = |writer: &str, last| SentChanges {
         writer: writer.into(),
         last,
     };
-    for (earlier, ack) in [
-        (sent("one", 4), stored(4)),
-        (sent("one", 3), restart(4)),
-        (sent("zero", 4), restart(4)),
+    for (last_sent, ack) in [
+        (earlier("one", 4), stored(4)),
+        (earlier("one", 3), restart(4)),
+        (earlier("zero", 4), restart(4)),
     ] {
         let batch = HistoryBatch {
-            sent_before: vec![sent("zero", 3), earlier],
+            sent_before: vec![earlier("zero", 3), last_sent],
             ..of("two", batch(0, 5))
         };
         assert_eq!(send(batch).await, (ack, 0));
