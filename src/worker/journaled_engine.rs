@@ -128,8 +128,8 @@ impl<'a> JournaledEngine<'a> {
         self.journal.response_delivered(seq)
     }
 
-    /// Returns the oldest changes of the history that have not been acknowledged.
-    pub fn history_batch(&self) -> Result<Option<UploadBatch>, JournalError> {
+    /// Returns the oldest changes of the history that have not been acknowledged, and records that they are sent.
+    pub fn history_batch(&mut self) -> Result<Option<UploadBatch>, JournalError> {
         self.journal.history_batch()
     }
 

@@ -90,7 +90,12 @@ fn heard() -> Arc<PodSessions> {
         uid: "p".into(),
         epoch: 1,
     };
-    loops.expect_pod((&agent, "uid"), pod.clone(), LoopTotals::default(), Directives::default());
+    loops.expect_pod(
+        (&agent, "uid"),
+        pod.clone(),
+        LoopTotals::default(),
+        Directives::default(),
+    );
     let mut report = PodReport {
         epoch: 1,
         ..PodReport::default()

@@ -170,12 +170,23 @@ impl Journal {
             Ok(()) | Err(JournalWriteError::Sqlite(_)) => {}
         }
         let last = self.last_agent()?;
-        match upload::begin(&mut self.connection, &self.agent, last.as_deref()) {
-            // Without room, the upload begins with what is written later.
-            Err(JournalWriteError::Sqlite(error)) if error::may_lack_room(&error) => {}
-            begun => begun.map_err(|error| self.unwritten(error))?,
-        }
+        upload::begin(&self.connection, &self.agent, last.as_deref()).map_err(|error| self.unwritten(error))?;
+        self.list_history()?;
         self.put_owner(owner, false)
+    }
+
+    /// Lists what is to be uploaded. Without room, nothing is uploaded until there is some.
+    fn list_history(&mut self) -> Result<(), JournalError> {
+        let listed = upload::list(&mut self.connection, &self.agent);
+        self.unless_full(listed)
+    }
+
+    /// What may be left out on a full volume.
+    fn unless_full(&self, done: Result<(), JournalWriteError>) -> Result<(), JournalError> {
+        match done {
+            Err(JournalWriteError::Sqlite(error)) if error::may_lack_room(&error) => Ok(()),
+            done => done.map_err(|error| self.unwritten(error)),
+        }
     }
 
     /// Uid of the Agent that last owned the journal.
@@ -184,9 +195,17 @@ impl Journal {
         Ok(last.map(|last| last.owner.agent_uid))
     }
 
-    /// Returns the oldest changes of the history that have not been acknowledged; `None` if all are.
-    pub fn history_batch(&self) -> Result<Option<UploadBatch>, JournalError> {
-        upload::next_batch(&self.connection, &self.agent, &self.writer).map_err(|error| self.unwritten(error))
+    /// Returns the oldest changes of the history that have not been acknowledged, and records that they are sent; `None` if
+    /// all are acknowledged.
+    pub fn history_batch(&mut self) -> Result<Option<UploadBatch>, JournalError> {
+        self.list_history()?;
+        let next = upload::next_batch(&self.connection, &self.agent, &self.writer);
+        let next = next.map_err(|error| self.unwritten(error))?;
+        if let Some(next) = &next {
+            // Without the record, all rows are sent again if the answer is lost with this process.
+            self.unless_full(upload::sent(&self.connection, &self.agent, &next.batch))?;
+        }
+        Ok(next)
     }
 
     /// Records which changes of the history are stored.

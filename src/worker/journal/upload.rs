@@ -2,6 +2,7 @@
 //!
 //! Owns the table `history_changes`, which triggers fill, and the number up to which its changes are acknowledged. An
 //! acknowledged change leaves the table. The loop never reads it, and without an upload it is as bounded as the history.
+//! What was sent is recorded before, so that a later process recognizes what is stored although no answer arrived.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -15,7 +16,7 @@ use serde_json::Value;
 
 use super::write::{JournalWriteError, put};
 use crate::link::history::{
-    AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MOST_CHANGE_NUMBER, MOST_HISTORY_ROWS, StepRow,
+    AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MOST_CHANGE_NUMBER, MOST_HISTORY_ROWS, SentChanges, StepRow,
 };
 
 /// Most containers within each other in a value that is sent as JSON; a deeper one is sent as text.
@@ -24,6 +25,8 @@ const MOST_DEPTH: usize = 32;
 const MOST_BYTES: usize = 128 * 1024;
 /// Largest step as JSON, in bytes. Only texts of control characters are longer, since these are escaped.
 const MOST_STEP: usize = 96 * 1024;
+/// Processes whose batches are remembered until an answer arrives. What a further one sends is sent again if its answer is lost.
+const MOST_SENDERS: usize = 16;
 /// Key of [`UploadPosition`].
 const UPLOAD_KEY: &str = "upload";
 
@@ -47,6 +50,18 @@ struct UploadPosition {
     stored: i64,
     /// The last line of an Agent that owned the journal before.
     line: i64,
+    /// The changes are not those of the Agent yet: there was no room to list its rows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_unlisted: bool,
+    /// What was sent since the last answer, by each process the highest number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    sent: Vec<SentChanges>,
+}
+
+impl UploadPosition {
+    fn write(&self, connection: &Connection) -> Result<(), JournalWriteError> {
+        Ok(put(connection, UPLOAD_KEY, &serde_json::to_string(self)?)?)
+    }
 }
 
 /// Changed rows that are to be uploaded.
@@ -64,34 +79,79 @@ pub(super) fn new_writer() -> String {
     format!("{:016x}{:016x}", hash.hash_one((now, 0)), hash.hash_one((now, 1)))
 }
 
-/// Called by each new owner. What another Agent left in the journal is not the history of this one.
-pub(super) fn begin(connection: &mut Connection, agent: &str, last: Option<&str>) -> Result<(), JournalWriteError> {
+/// Called by each new owner, before it is recorded as the owner. What another Agent, `last`, left in the journal is not the
+/// history of this one.
+pub(super) fn begin(connection: &Connection, agent: &str, last: Option<&str>) -> Result<(), JournalWriteError> {
     let position = position(connection)?;
     if position.as_ref().is_some_and(|position| position.agent == agent) {
         return Ok(());
     }
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let same_agent = position.is_none() && last.is_none_or(|last| last == agent);
-    let newest = transaction.query_row("SELECT coalesce(max(seq), 0) FROM journal", [], |row| row.get(0))?;
-    let line = if same_agent { 0 } else { newest };
-    transaction.execute("DELETE FROM history_changes", [])?;
-    transaction.execute(EVERYTHING, params![agent, line])?;
+    let newest = connection.query_row("SELECT coalesce(max(seq), 0) FROM journal", [], |row| row.get(0))?;
     let position = UploadPosition {
         agent: agent.to_owned(),
         stored: 0,
-        line,
+        line: if same_agent { 0 } else { newest },
+        is_unlisted: true,
+        sent: Vec::new(),
     };
-    put(&transaction, UPLOAD_KEY, &serde_json::to_string(&position)?)?;
+    position.write(connection)
+}
+
+/// Lists all rows of the Agent as changes, once. This needs room, unlike [`begin`].
+pub(super) fn list(connection: &mut Connection, agent: &str) -> Result<(), JournalWriteError> {
+    let position = position(connection)?.filter(|position| position.is_unlisted && position.agent == agent);
+    let Some(position) = position else {
+        return Ok(());
+    };
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    transaction.execute("DELETE FROM history_changes", [])?;
+    transaction.execute(EVERYTHING, params![agent, position.line])?;
+    let position = UploadPosition {
+        is_unlisted: false,
+        ..position
+    };
+    position.write(&transaction)?;
     transaction.commit()?;
     Ok(())
 }
 
-/// Reads the oldest changes; `None` if there are none.
+/// The position of the Agent, once its rows are listed.
+fn own_position(connection: &Connection, agent: &str) -> Result<Option<UploadPosition>, JournalWriteError> {
+    let own = |position: &UploadPosition| position.agent == agent && !position.is_unlisted;
+    Ok(position(connection)?.filter(own))
+}
+
+/// Records that a batch is sent.
+pub(super) fn sent(connection: &Connection, agent: &str, batch: &HistoryBatch) -> Result<(), JournalWriteError> {
+    let Some(mut position) = own_position(connection, agent)? else {
+        return Ok(());
+    };
+    if let Some(known) = position.sent.iter_mut().find(|sent| sent.writer == batch.writer) {
+        if known.last >= batch.last {
+            return Ok(());
+        }
+        known.last = batch.last;
+    } else if position.sent.len() < MOST_SENDERS {
+        position.sent.push(SentChanges {
+            writer: batch.writer.clone(),
+            last: batch.last,
+        });
+    } else {
+        return Ok(());
+    }
+    position.write(connection)
+}
+
+/// Reads the oldest changes; `None` if there are none, or the rows of the Agent are not listed yet.
 pub(super) fn next_batch(
     connection: &Connection,
     agent: &str,
     writer: &str,
 ) -> Result<Option<UploadBatch>, JournalWriteError> {
+    let Some(position) = own_position(connection, agent)? else {
+        return Ok(None);
+    };
     let changes = changes(connection)?;
     let mut has_more = changes.len() >= MOST_HISTORY_ROWS;
     if changes.is_empty() {
@@ -100,9 +160,11 @@ pub(super) fn next_batch(
     let mut audit = audit(connection)?;
     let mut batch = HistoryBatch {
         writer: writer.to_owned(),
-        after: position(connection)?.map_or(0, |position| position.stored),
+        after: position.stored,
+        sent_before: position.sent,
         ..HistoryBatch::default()
     };
+    batch.sent_before.retain(|sent| sent.writer != writer);
     let mut executions = BTreeMap::new();
     let mut bytes = 0;
     for Change { seq, record } in changes {
@@ -142,7 +204,9 @@ pub(super) fn stored(connection: &mut Connection, agent: &str, ack: HistoryAck) 
         // Numbers that the journal would go on from: beyond the last one, no change could be recorded.
         return Ok(());
     }
-    let line = position(connection)?.map_or(0, |position| position.line);
+    let Some(position) = own_position(connection, agent)? else {
+        return Ok(());
+    };
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     if ack.restart {
         transaction.execute("DELETE FROM history_changes", [])?;
@@ -156,16 +220,16 @@ pub(super) fn stored(connection: &mut Connection, agent: &str, ack: HistoryAck) 
              WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'history_changes')",
             [ack.stored],
         )?;
-        transaction.execute(EVERYTHING, params![agent, line])?;
+        transaction.execute(EVERYTHING, params![agent, position.line])?;
     } else {
         transaction.execute("DELETE FROM history_changes WHERE seq <= ?1", [ack.stored])?;
     }
     let position = UploadPosition {
-        agent: agent.to_owned(),
         stored: ack.stored,
-        line,
+        sent: Vec::new(),
+        ..position
     };
-    put(&transaction, UPLOAD_KEY, &serde_json::to_string(&position)?)?;
+    position.write(&transaction)?;
     transaction.commit()?;
     Ok(())
 }

@@ -7,15 +7,15 @@ use super::history::{answered, call, plain, result, run, says};
 use super::*;
 use crate::api::status::GateKind;
 use crate::engine::CallPurpose;
-use crate::link::history::{HistoryAck, HistoryBatch, MOST_HISTORY_ROWS};
+use crate::link::history::{HistoryAck, HistoryBatch, MOST_HISTORY_ROWS, SentChanges};
 
-fn next(journal: &Journal) -> Option<(HistoryBatch, bool)> {
+fn next(journal: &mut Journal) -> Option<(HistoryBatch, bool)> {
     let next = journal.history_batch().unwrap();
     next.map(|next| (next.batch, next.has_more))
 }
 
 /// The next batch, which must be the last one.
-fn last(journal: &Journal) -> HistoryBatch {
+fn last(journal: &mut Journal) -> HistoryBatch {
     let (batch, has_more) = next(journal).unwrap();
     assert!(!has_more);
     batch
@@ -53,9 +53,9 @@ fn turns(batch: &HistoryBatch) -> Vec<i64> {
 fn each_row_is_uploaded_as_it_is_now_and_again_only_if_it_changes() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    assert_eq!(next(&journal), None);
+    assert_eq!(next(&mut journal), None);
     turn(&mut journal, 1);
-    let first = last(&journal);
+    let first = last(&mut journal);
     assert_eq!(
         (first.executions.len(), first.steps.len(), first.audit.len()),
         (1, 1, 2)
@@ -76,18 +76,18 @@ fn each_row_is_uploaded_as_it_is_now_and_again_only_if_it_changes() {
     assert_eq!(decisions, [Some("Allowed"), None]);
     assert_eq!(first.audit[0].execution_id.as_ref(), Some(&execution.id));
     assert_eq!(first.after, 0);
-    assert_eq!(last(&journal), first, "without an acknowledgement, the same again");
+    assert_eq!(last(&mut journal), first, "without an acknowledgement, the same again");
 
     acknowledge(&mut journal, first.last);
-    assert_eq!(next(&journal), None);
+    assert_eq!(next(&mut journal), None);
     turn(&mut journal, 2);
-    let second = last(&journal);
+    let second = last(&mut journal);
     assert_eq!((turns(&second), second.after), (vec![2], first.last));
     assert!(second.last > first.last);
     // What changes during an upload has a higher number.
     write(&mut journal, &[plain(RecordKind::TurnFailed, 2, "Timeout")]);
     acknowledge(&mut journal, second.last);
-    let third = last(&journal);
+    let third = last(&mut journal);
     assert_eq!((turns(&third), third.steps.len(), third.audit.len()), (vec![2], 0, 0));
     assert_eq!(third.executions[0].final_status.as_deref(), Some("failed"));
 }
@@ -115,7 +115,7 @@ fn a_step_knows_how_long_its_call_took_and_which_attempt_was_answered() {
     answer.detail = RecordDetail::UselessAnswer;
     answer.note = "EmptyAnswer".into();
     commit(&mut journal, 6_250, &[answer]);
-    let step = &last(&journal).steps[0];
+    let step = &last(&mut journal).steps[0];
     assert_eq!((step.attempt, step.duration_milliseconds), (Some(2), Some(1250)));
     assert_eq!(
         (step.success, step.error.as_deref()),
@@ -134,20 +134,20 @@ fn an_execution_after_which_a_person_was_asked_says_why_and_whether_it_was_appro
     };
     let escalated = gate(RecordKind::GateOpened, RecordDetail::Escalated(GateKind::LowConfidence));
     write(&mut journal, &[escalated]);
-    let status = |journal: &Journal| {
+    let status = |journal: &mut Journal| {
         let execution = last(journal).executions.remove(0);
         (execution.final_status.unwrap(), execution.escalation_reason)
     };
     let reason = Some("LowConfidence".to_owned());
-    assert_eq!(status(&journal), ("success".into(), reason.clone()));
+    assert_eq!(status(&mut journal), ("success".into(), reason.clone()));
     write(&mut journal, &[gate(RecordKind::GateResolved, RecordDetail::None)]);
-    assert_eq!(status(&journal), ("success".into(), reason.clone()));
+    assert_eq!(status(&mut journal), ("success".into(), reason.clone()));
     let denied = gate(
         RecordKind::GateResolved,
         RecordDetail::NotApproved(GateKind::LowConfidence),
     );
     write(&mut journal, &[denied]);
-    assert_eq!(status(&journal), ("escalated".into(), reason));
+    assert_eq!(status(&mut journal), ("escalated".into(), reason));
 }
 
 #[test]
@@ -158,14 +158,14 @@ fn a_batch_ends_at_its_rows_and_a_step_brings_its_execution() {
     for number in 1..most {
         write(&mut journal, &[plain(RecordKind::TurnStarted, number, "")]);
     }
-    let (batch, has_more) = next(&journal).unwrap();
+    let (batch, has_more) = next(&mut journal).unwrap();
     assert_eq!((batch.rows(), has_more), (MOST_HISTORY_ROWS - 1, false));
     turn(&mut journal, most);
-    let (batch, has_more) = next(&journal).unwrap();
+    let (batch, has_more) = next(&mut journal).unwrap();
     assert_eq!((batch.rows(), has_more), (MOST_HISTORY_ROWS, true));
     assert_eq!(batch.audit.len(), 1);
     acknowledge(&mut journal, batch.last);
-    let rest = last(&journal);
+    let rest = last(&mut journal);
     assert_eq!((turns(&rest), rest.steps.len(), rest.audit.len()), (vec![most], 1, 1));
     acknowledge(&mut journal, rest.last);
     // A change of the step alone.
@@ -173,7 +173,7 @@ fn a_batch_ends_at_its_rows_and_a_step_brings_its_execution() {
         &mut journal,
         &[run(RecordKind::ToolOutcome, most, 1, Some(OutcomeKind::Unknown))],
     );
-    let step = last(&journal);
+    let step = last(&mut journal);
     assert_eq!((turns(&step), step.steps.len()), (vec![most], 1));
 }
 
@@ -188,7 +188,7 @@ fn a_batch_ends_at_its_bytes_and_a_step_that_is_too_large_goes_without_its_texts
         write(&mut journal, &[plain(RecordKind::TurnStarted, number, ""), answer]);
     }
     let mut batches = Vec::new();
-    while let Some((batch, _)) = next(&journal) {
+    while let Some((batch, _)) = next(&mut journal) {
         let bytes = serde_json::to_vec(&batch).unwrap().len();
         assert!(bytes <= 160 * 1024, "{bytes}");
         acknowledge(&mut journal, batch.last);
@@ -200,7 +200,7 @@ fn a_batch_ends_at_its_bytes_and_a_step_that_is_too_large_goes_without_its_texts
     let calls: Vec<_> = (0..7).map(|_| ("a__b", control.as_str())).collect();
     let answer = answered(call(9, 1), CallPurpose::Turn, Some(3), vec![says(&control, &calls)]);
     write(&mut journal, &[plain(RecordKind::TurnStarted, 9, ""), answer]);
-    let batch = last(&journal);
+    let batch = last(&mut journal);
     let step = &batch.steps[0];
     assert_eq!(
         (step.reasoning.as_deref(), step.action.is_null(), step.tokens_used),
@@ -214,11 +214,11 @@ fn a_database_that_knows_less_or_other_changes_gets_all_rows_again_with_higher_n
     let (mut journal, _) = open(dir.path(), 1);
     turn(&mut journal, 1);
     turn(&mut journal, 2);
-    let sent = last(&journal).last;
+    let sent = last(&mut journal).last;
     acknowledge(&mut journal, sent);
     for stored in [3, sent + 1_000, 0] {
         journal.history_stored(HistoryAck { stored, restart: true }).unwrap();
-        let again = last(&journal);
+        let again = last(&mut journal);
         assert_eq!(
             (turns(&again), again.steps.len(), again.audit.len()),
             (vec![1, 2], 2, 4)
@@ -236,7 +236,7 @@ fn a_database_that_knows_less_or_other_changes_gets_all_rows_again_with_higher_n
         })
         .unwrap();
     turn(&mut journal, 1);
-    assert!(last(&journal).last > 70);
+    assert!(last(&mut journal).last > 70);
 }
 
 #[test]
@@ -245,13 +245,13 @@ fn what_is_dropped_before_its_upload_is_not_uploaded() {
     let (mut journal, _) = open(dir.path(), 1);
     turn(&mut journal, 1);
     turn(&mut journal, HISTORY_TURNS + 100);
-    assert_eq!(turns(&last(&journal)), [HISTORY_TURNS + 100]);
-    assert_eq!(last(&journal).steps.len(), 1);
+    assert_eq!(turns(&last(&mut journal)), [HISTORY_TURNS + 100]);
+    assert_eq!(last(&mut journal).steps.len(), 1);
     journal
         .connection
         .execute("DELETE FROM journal WHERE turn = 1", [])
         .unwrap();
-    assert_eq!(last(&journal).audit.len(), 2);
+    assert_eq!(last(&mut journal).audit.len(), 2);
     let changes = count(&journal, "SELECT count(*) FROM history_changes");
     assert_eq!(changes, 4);
 }
@@ -262,18 +262,66 @@ fn a_restart_continues_and_another_process_has_another_name() {
     let (mut journal, _) = open(dir.path(), 1);
     turn(&mut journal, 1);
     acknowledge(&mut journal, 2);
-    let before = last(&journal);
+    let before = last(&mut journal);
     journal.close(&owner(1)).unwrap();
-    let (journal, _) = open(dir.path(), 2);
-    let after = last(&journal);
+    let (mut journal, _) = open(dir.path(), 2);
+    let after = last(&mut journal);
     assert_ne!(after.writer, before.writer);
     assert_eq!(
         HistoryBatch {
             writer: before.writer.clone(),
+            sent_before: Vec::new(),
             ..after
         },
         before
     );
+}
+
+#[test]
+fn what_a_process_has_sent_is_known_to_the_next_until_an_answer_arrives() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    turn(&mut journal, 1);
+    let first = last(&mut journal);
+    assert_eq!(first.sent_before, []);
+    turn(&mut journal, 2);
+    let stored = last(&mut journal);
+    assert!(stored.last > first.last && stored.sent_before.is_empty());
+    // It is stored, and the process ends before the answer.
+    journal.close(&owner(1)).unwrap();
+    let (mut journal, _) = open(dir.path(), 2);
+    turn(&mut journal, 3);
+    let again = last(&mut journal);
+    let sent = SentChanges {
+        writer: stored.writer,
+        last: stored.last,
+    };
+    assert_eq!((again.after, again.sent_before), (0, vec![sent.clone()]));
+    journal.close(&owner(2)).unwrap();
+    let (mut journal, _) = open(dir.path(), 3);
+    assert_eq!(last(&mut journal).sent_before[0], sent);
+    assert_eq!(last(&mut journal).sent_before.len(), 2);
+    acknowledge(&mut journal, sent.last);
+    let rest = last(&mut journal);
+    assert_eq!(
+        (turns(&rest), rest.after, rest.sent_before),
+        (vec![3], sent.last, Vec::new())
+    );
+}
+
+#[test]
+fn what_so_many_processes_have_sent_is_remembered_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    turn(&mut journal, 1);
+    for epoch in 2..=20 {
+        let batch = last(&mut journal);
+        journal.close(&owner(epoch - 1)).unwrap();
+        journal = open(dir.path(), epoch).0;
+        let known = last(&mut journal).sent_before;
+        assert_eq!(known.len(), usize::try_from(epoch - 1).unwrap().min(16));
+        assert_eq!(known.iter().any(|sent| sent.writer == batch.writer), epoch <= 17);
+    }
 }
 
 #[test]
@@ -288,9 +336,9 @@ fn the_history_of_an_earlier_agent_is_not_that_of_the_next() {
     };
     let (mut journal, _) = Journal::open(dir.path(), &recreated).unwrap();
     journal.claim(&recreated).unwrap();
-    assert_eq!(next(&journal), None);
+    assert_eq!(next(&mut journal), None);
     turn(&mut journal, 2);
-    let own = last(&journal);
+    let own = last(&mut journal);
     assert_eq!((turns(&own), own.steps.len(), own.audit.len()), (vec![2], 1, 2));
     journal
         .history_stored(HistoryAck {
@@ -298,8 +346,50 @@ fn the_history_of_an_earlier_agent_is_not_that_of_the_next() {
             restart: true,
         })
         .unwrap();
-    let own = last(&journal);
+    let own = last(&mut journal);
     assert_eq!((turns(&own), own.steps.len(), own.audit.len()), (vec![2], 1, 2));
+}
+
+/// The first claim of a recreated Agent finds no room for its upload, and another process follows.
+#[test]
+fn the_audit_of_an_earlier_agent_is_not_that_of_the_next_also_if_its_upload_began_without_room() {
+    for restarts in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, _) = open(dir.path(), 1);
+        turn(&mut journal, 1);
+        journal.close(&owner(1)).unwrap();
+        let recreated = JournalOwner {
+            agent_uid: "recreated".into(),
+            ..owner(1)
+        };
+        let (mut journal, _) = Journal::open(dir.path(), &recreated).unwrap();
+        // Each change of what is to be uploaded takes more room than there is.
+        let full = "CREATE TABLE filler (text); CREATE TRIGGER fill BEFORE DELETE ON history_changes
+            BEGIN INSERT INTO filler VALUES (zeroblob(1000000)); END";
+        journal.connection.execute_batch(full).unwrap();
+        limit(&journal);
+        journal.claim(&recreated).unwrap();
+        assert_eq!(next(&mut journal), None);
+        let room = "DROP TABLE filler; PRAGMA max_page_count = 1000000";
+        let room = format!("DROP TRIGGER fill; {room}");
+        journal.connection.execute_batch(&room).unwrap();
+        turn(&mut journal, 2);
+        if restarts {
+            journal.close(&recreated).unwrap();
+            journal = Journal::open(dir.path(), &recreated).unwrap().0;
+            journal.claim(&recreated).unwrap();
+        }
+        for _ in 0..2 {
+            let own = last(&mut journal);
+            assert_eq!((turns(&own), own.steps.len(), own.audit.len()), (vec![2], 1, 2));
+            assert_eq!(own.after, 0);
+            let restart = HistoryAck {
+                stored: 0,
+                restart: true,
+            };
+            journal.history_stored(restart).unwrap();
+        }
+    }
 }
 
 #[test]
@@ -314,9 +404,9 @@ fn a_journal_of_version_8_is_uploaded_from_its_beginning() {
         .and_then(|()| connection.execute_batch(super::deliveries::WITHOUT_UPLOADS))
         .unwrap();
     connection.close().unwrap();
-    let (journal, _) = open(dir.path(), 2);
+    let (mut journal, _) = open(dir.path(), 2);
     assert_eq!(count(&journal, "PRAGMA user_version"), schema::VERSION);
-    let batch = last(&journal);
+    let batch = last(&mut journal);
     assert_eq!((turns(&batch), batch.steps.len(), batch.audit.len()), (vec![1], 1, 2));
     assert_eq!(
         (batch.steps[0].attempt, batch.steps[0].duration_milliseconds),
