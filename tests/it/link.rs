@@ -148,7 +148,7 @@ impl Rig {
             turn: 7,
             ..LoopTotals::default()
         };
-        loops.expect_pod(&x(), expected(), known, Directives::default());
+        loops.expect_pod((&x(), "uid-of-x"), expected(), known, Directives::default());
         let agents = Arc::new(OnceLock::new());
         if leads {
             let status = json!({});
@@ -225,7 +225,7 @@ impl Rig {
     /// Says again what the pod is to do.
     fn direct(&self, directives: Directives) {
         self.loops
-            .expect_pod(&x(), expected(), LoopTotals::default(), directives);
+            .expect_pod((&x(), "uid-of-x"), expected(), LoopTotals::default(), directives);
     }
 
     fn sample(&self, series: &str) -> f64 {
@@ -258,7 +258,7 @@ fn suspended() -> Directives {
 async fn a_pod_attaches_and_learns_what_is_known_and_what_to_do() {
     let rig = Rig::start().await;
     rig.loops.expect_pod(
-        &x(),
+        (&x(), "uid-of-x"),
         expected(),
         LoopTotals {
             turn: 9,
@@ -353,7 +353,7 @@ async fn an_agent_whose_volume_went_back_has_one_event_with_the_leases_that_it_l
         ..expected()
     };
     rig.loops
-        .expect_pod(&x(), next, LoopTotals::default(), Directives::default());
+        .expect_pod((&x(), "uid-of-x"), next, LoopTotals::default(), Directives::default());
     report(&rig, 3, EPOCH + 1).await;
     assert!(rig.events.try_recv().is_err());
     report(&rig, 4, EPOCH + 1).await;
@@ -629,7 +629,7 @@ async fn a_replaced_pod_loses_its_stream_and_is_fenced_from_then_on() {
         epoch: EPOCH + 1,
     };
     rig.loops
-        .expect_pod(&x(), newer, LoopTotals::default(), Directives::default());
+        .expect_pod((&x(), "uid-of-x"), newer, LoopTotals::default(), Directives::default());
     assert_eq!(next(&mut events).await, None);
     let (status, refusal) = refusal(rig.attach(TOKEN, EPOCH).await).await;
     assert_eq!((status.as_u16(), refusal.code), (409, RefusalCode::Fenced));

@@ -49,7 +49,7 @@ async fn a_gateway_of_version_1_attaches_and_finds_every_field_that_it_reads() {
     let known = serde_json::from_value(recorded["known"].clone()).unwrap();
     let said: Directives = serde_json::from_value(recorded["directives"].clone()).unwrap();
     rig.loops.set_budget_terms(&x(), said.budget.clone());
-    rig.loops.expect_pod(&x(), expected(), known, said);
+    rig.loops.expect_pod((&x(), "uid-of-x"), expected(), known, said);
     let answer = rig.post("/v1/attach", TOKEN, ATTACH).await;
     assert_eq!(answer.status(), StatusCode::OK);
     let answer: Value = answer.json().await.unwrap();
