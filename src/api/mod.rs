@@ -34,6 +34,7 @@ mod skill;
 pub mod source;
 pub mod status;
 pub mod task;
+pub mod test_report;
 pub mod toolbox;
 pub mod tools;
 pub mod unreadable;

@@ -36,6 +36,7 @@ fn shell(timeout: u64) -> Tool {
         "command": {"type": "string", "minLength": 1, "maxLength": MAX_COMMAND},
         "directory": path("Working directory, default the workspace"),
         "timeout_seconds": {"type": "integer", "minimum": 1, "maximum": timeout},
+        "junit": path("JUnit report that the command writes; the result then has its counts"),
     });
     let text = "Runs a shell command in the workspace, without input. Returns its exit code and output; of a long output the \
                 beginning and the end. When it ends or times out, all processes that it started are killed, also in the \

@@ -23,6 +23,7 @@ mod excerpt;
 mod flags;
 mod http;
 mod install;
+mod junit;
 mod listen;
 mod server;
 mod shell;

@@ -67,7 +67,7 @@ impl BuiltinTools {
     async fn call(&self, call: BuiltinCall, cancelled: CancellationToken) -> ToolAnswer {
         let limit = self.limit;
         match call {
-            BuiltinCall::Shell(wanted) => self.shell.run(&wanted, limit, &cancelled).await,
+            BuiltinCall::Shell(wanted) => self.shell.run(&wanted, &self.workspace, limit, &cancelled).await,
             BuiltinCall::Http(wanted) => self.http.run(&wanted, limit, &cancelled).await,
             BuiltinCall::Read(wanted) => {
                 self.file(cancelled, move |files, token| files.read(&wanted, limit, token))

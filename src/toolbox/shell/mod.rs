@@ -8,8 +8,10 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
+use agentloop_api::test_report::TestReport;
 use rustix::process::{Pid, WaitOptions, getpid, waitpid};
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -22,6 +24,7 @@ pub use self::launcher::ProcessLimits;
 use self::supervisor::{CommandOrder, CommandReport};
 use crate::answer::ToolAnswer;
 use crate::excerpt::Excerpt;
+use crate::workspace::Workspace;
 
 /// First argument of this binary as the supervisor of a command.
 pub const SUPERVISE: &str = "toolbox-command";
@@ -50,6 +53,9 @@ pub(crate) struct RunCommand {
     directory: String,
     #[serde(default)]
     timeout_seconds: Option<u64>,
+    /// Path of a JUnit report that the command writes.
+    #[serde(default)]
+    junit: Option<String>,
 }
 
 fn here() -> String {
@@ -105,7 +111,13 @@ impl Shell {
     }
 
     /// Runs a command. Its output is cut in the middle to `limit` bytes.
-    pub(crate) async fn run(&self, wanted: &RunCommand, limit: usize, cancelled: &CancellationToken) -> ToolAnswer {
+    pub(crate) async fn run(
+        &self,
+        wanted: &RunCommand,
+        workspace: &Arc<Workspace>,
+        limit: usize,
+        cancelled: &CancellationToken,
+    ) -> ToolAnswer {
         if wanted.command.trim().is_empty() || wanted.command.len() > MAX_COMMAND || wanted.command.contains('\0') {
             return ToolAnswer::error(format!(
                 "command must have 1 to {MAX_COMMAND} bytes, and no zero byte; put a longer script into a file"
@@ -120,6 +132,11 @@ impl Shell {
             turn = self.turn.lock() => turn,
             () = cancelled.cancelled() => return ToolAnswer::error("the call was cancelled before it ran"),
         };
+        // While no other command runs, which could write it too.
+        let before = match wanted.junit.clone() {
+            Some(path) => blocking(workspace, move |files| files.before_report(&path)).await,
+            None => None,
+        };
         let end = self.supervised(wanted, limit, limit_time, cancelled).await;
         // Those that ended meanwhile: the supervisor could have been taken for one of them.
         reap(&descendants::descendants(getpid()));
@@ -127,7 +144,11 @@ impl Shell {
             Ok(end) => end,
             Err(error) => return ToolAnswer::error(format!("cannot start a process: {}", error.kind())),
         };
-        end.into_answer(limit_time)
+        let report = match before {
+            Some(before) => blocking(workspace, move |files| files.read_report(&before)).await,
+            None => None,
+        };
+        end.into_answer(limit_time, report.as_ref())
     }
 
     async fn supervised(
@@ -273,6 +294,15 @@ fn environment(settings: &ShellSettings) -> Vec<(String, OsString)> {
     variables
 }
 
+/// Work with files, which blocks. `None`: it has panicked.
+async fn blocking<T: Send + 'static>(
+    workspace: &Arc<Workspace>,
+    work: impl FnOnce(&Workspace) -> T + Send + 'static,
+) -> Option<T> {
+    let workspace = Arc::clone(workspace);
+    tokio::task::spawn_blocking(move || work(&workspace)).await.ok()
+}
+
 async fn collect(mut output: impl AsyncRead + Unpin, limit: usize) -> Excerpt {
     let mut excerpt = Excerpt::new(limit);
     let mut buffer = vec![0; OUTPUT_BUFFER];
@@ -289,7 +319,7 @@ async fn read_report(report: impl AsyncRead + Unpin) -> Option<CommandReport> {
 }
 
 impl CommandEnd {
-    fn into_answer(self, limit: Duration) -> ToolAnswer {
+    fn into_answer(self, limit: Duration, tests: Option<&TestReport>) -> ToolAnswer {
         let report = self.report.unwrap_or_default();
         if let Some(failure) = report.failure {
             return ToolAnswer::error(failure);
@@ -301,11 +331,12 @@ impl CommandEnd {
             (None, None, Some(signal)) => format!("killed by signal {}", signal_name(signal)),
             (None, None, None) => "killed together with the process that watched it".to_owned(),
         };
+        let tests = tests.map_or_else(String::new, |tests| format!("\n{}", tests.line()));
         let output = self.output.into_text();
         let output = if output.is_empty() { "[no output]" } else { &output };
         ToolAnswer {
             is_error: self.killed.is_some() || (report.exit_code, report.signal) == (None, None),
-            ..ToolAnswer::text(format!("{status}\n{output}")).wrote(report.disk_write_bytes)
+            ..ToolAnswer::text(format!("{status}{tests}\n{output}")).wrote(report.disk_write_bytes)
         }
     }
 }

@@ -371,3 +371,81 @@ async fn a_process_that_the_toolbox_inherited_is_reaped_when_it_ends() {
     assert_ne!(children(), "");
     until("it is reaped", || children().is_empty().then_some(())).await;
 }
+
+const GREEN: &str = r#"<testsuite><testcase name="a"/><testcase name="b"/></testsuite>"#;
+
+/// The second line of the result of a command that is asked for `report.xml`.
+async fn reported(server: &Server, command: &str) -> String {
+    reported_at(server, command, "report.xml").await
+}
+
+async fn reported_at(server: &Server, command: &str, path: &str) -> String {
+    let answer = server.call("shell", json!({"command": command, "junit": path})).await;
+    let text = answer.ok();
+    let line = text.lines().nth(1).unwrap_or_default();
+    line.strip_prefix("JUnit report: ").unwrap_or(line).to_owned()
+}
+
+#[tokio::test]
+async fn a_report_that_the_command_has_written_comes_before_its_output() {
+    let server = Server::toolbox(&[]).await;
+    let command = format!("echo out; echo '{GREEN}' > report.xml; exit 3");
+    let arguments = json!({"command": command, "junit": "report.xml"});
+    assert_eq!(
+        server.call("shell", arguments).await.ok(),
+        "exit code 3\nJUnit report: {\"passed\":2,\"failed\":0,\"skipped\":0}\nout\n"
+    );
+    assert_eq!(
+        server.call("shell", json!({"command": "echo out"})).await.ok(),
+        "exit code 0\nout\n"
+    );
+}
+
+#[tokio::test]
+async fn a_report_that_was_there_before_does_not_count_and_one_that_is_written_again_does() {
+    let server = Server::toolbox(&[]).await;
+    let stale = "it was there before the command, which has not written it";
+    server.put("report.xml", GREEN);
+    assert!(reported(&server, "true").await.contains(stale));
+    // The same content again is a new report.
+    let again = format!("echo '{GREEN}' > report.xml");
+    assert!(reported(&server, &again).await.contains("\"passed\":2"));
+    assert!(reported(&server, "true").await.contains(stale));
+    // An old report under the name, by a rename or a copy that keeps its time.
+    server.put("old.xml", GREEN);
+    assert!(reported(&server, "cp -p old.xml report.xml").await.contains(stale));
+    assert!(reported(&server, "mv old.xml report.xml").await.contains(stale));
+    assert!(
+        reported(&server, "rm report.xml")
+            .await
+            .contains("report.xml: not found")
+    );
+    // Never written to the place that the criterion names.
+    assert!(
+        reported(&server, &again.replace("report", "other"))
+            .await
+            .contains("not found")
+    );
+}
+
+#[tokio::test]
+async fn only_a_regular_file_of_the_workspace_is_a_report() {
+    let server = Server::toolbox(&[]).await;
+    std::fs::write(server.folder.path().join("outside.xml"), GREEN).unwrap();
+    for (command, path, problem) in [
+        ("true", "../outside.xml", "outside the workspace"),
+        ("ln -sf ../outside.xml link.xml", "link.xml", "outside the workspace"),
+        ("mkfifo pipe.xml", "pipe.xml", "a named pipe"),
+        ("mkdir folder", "folder", "a directory"),
+        ("truncate -s 8388609 large.xml", "large.xml", "more than 8388608 bytes"),
+        ("truncate -s 8388608 zeros.xml", "zeros.xml", "not well-formed XML"),
+        (
+            "echo '<!DOCTYPE a [<!ENTITY e SYSTEM \"/etc/passwd\">]><testsuite/>' > entity.xml",
+            "entity.xml",
+            "document type declaration",
+        ),
+    ] {
+        let told = reported_at(&server, command, path).await;
+        assert!(told.contains(problem), "{path}: {told}");
+    }
+}

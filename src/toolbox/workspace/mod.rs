@@ -5,6 +5,7 @@
 
 mod list;
 mod read;
+mod report;
 mod search;
 mod write;
 
