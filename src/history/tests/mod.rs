@@ -143,11 +143,11 @@ async fn tables_are_made_once_whoever_comes_first_and_hold_what_a_worker_sends()
     let both = tokio::join!(one.store(&WATCHER, &first), two.store(&OTHER, &second));
     assert_eq!(both.0.unwrap().rows, ONE_OF_EACH);
     assert_eq!(both.1.unwrap().ack, stored(4));
-    let versions = "SELECT version, name FROM agentloop_migrations";
-    assert_eq!(postgres.rows(versions).await, ["1|history"]);
+    let versions = "SELECT version, name FROM agentloop_migrations ORDER BY version";
+    assert_eq!(postgres.rows(versions).await, ["1|history", "2|goal steps"]);
     let third = store(&postgres);
     assert_eq!(third.store(&WATCHER, &batch(4, 5)).await.unwrap().ack, stored(5));
-    assert_eq!(postgres.rows(versions).await, ["1|history"]);
+    assert_eq!(postgres.rows(versions).await, ["1|history", "2|goal steps"]);
     let executions =
         "SELECT namespace, agent_name, task_id, project_id, turn, completed_at - started_at, duration_milliseconds,
         final_status, total_cost_usd, total_tokens, state_snapshot->>'end'
@@ -166,20 +166,71 @@ async fn tables_are_made_once_whoever_comes_first_and_hold_what_a_worker_sends()
 }
 
 #[tokio::test]
+async fn tables_of_version_1_are_migrated_with_their_rows_and_show_the_steps_of_goals() {
+    let postgres = Postgres::start();
+    store(&postgres).store(&WATCHER, &batch(0, 4)).await.unwrap();
+    postgres
+        .run("DROP VIEW agent_goal_steps; DELETE FROM agentloop_migrations WHERE version = 2")
+        .await;
+    let validation = |validation: serde_json::Value| HistoryBatch {
+        executions: vec![ExecutionRow {
+            state_snapshot: Some(json!({"end": "finish", "validation": validation})),
+            ..execution(2, at("2026-11-22T15:00:00Z"))
+        }],
+        steps: vec![StepRow {
+            validation: Some(validation),
+            ..step(2, 2)
+        }],
+        ..HistoryBatch::default()
+    };
+    let good = json!({
+        "step": 3, "attempt": 2, "durationMilliseconds": 1250, "progressPercent": 50, "progressSource": "Criteria",
+        "criteria": [{"name": "tests", "verdict": "Met"}], "error": "Timeout",
+    });
+    let migrated = store(&postgres);
+    let next = HistoryBatch {
+        writer: "one".into(),
+        after: 4,
+        last: 8,
+        ..validation(good)
+    };
+    assert_eq!(migrated.store(&WATCHER, &next).await.unwrap().ack, stored(8));
+    let steps =
+        "SELECT agent_name, goal_step, attempt_number, duration_milliseconds, progress_percent, progress_source,
+        criteria->0->>'verdict', error FROM agent_goal_steps ORDER BY agent_name";
+    assert_eq!(postgres.rows(steps).await, ["watcher|3|2|1250|50|Criteria|Met|Timeout"]);
+    assert_eq!(
+        counts(&postgres).await,
+        [2, 2, 1],
+        "the rows of version 1 are still there"
+    );
+    let validated = "SELECT validation->>'step' FROM agent_execution_steps WHERE validation IS NOT NULL";
+    assert_eq!(postgres.rows(validated).await, ["3"]);
+    // A worker that another program has taken over cannot make the view unusable for others.
+    let bad = HistoryBatch {
+        writer: "two".into(),
+        last: 1,
+        ..validation(json!({"step": "three", "attempt": 1e30, "criteria": 7}))
+    };
+    migrated.store(&OTHER, &bad).await.unwrap();
+    assert_eq!(postgres.rows(steps).await.len(), 2);
+}
+
+#[tokio::test]
 async fn a_newer_schema_is_refused_and_left_as_it_is_and_an_owner_of_rows_only_can_write() {
     let postgres = Postgres::start();
     store(&postgres).store(&WATCHER, &batch(0, 4)).await.unwrap();
     postgres
-        .run("INSERT INTO agentloop_migrations (version, name) VALUES (2, 'later')")
+        .run("INSERT INTO agentloop_migrations (version, name) VALUES (3, 'later')")
         .await;
     let error = store(&postgres).store(&WATCHER, &batch(4, 8)).await.unwrap_err();
     assert!(
-        matches!(error, HistoryError::NewerSchema { found: 2, known: 1 }),
+        matches!(error, HistoryError::NewerSchema { found: 3, known: 2 }),
         "{error}"
     );
     postgres
         .run(
-            "DELETE FROM agentloop_migrations WHERE version = 2; CREATE ROLE writer LOGIN;
+            "DELETE FROM agentloop_migrations WHERE version = 3; CREATE ROLE writer LOGIN;
              GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO writer",
         )
         .await;
