@@ -156,6 +156,9 @@ pub use super::workspace::WorkspaceSpec;
     validation = Rule::new("!has(self.goal) || has(self.mode) && self.mode == 'Goal'").message(
         "spec.goal has no effect without mode Goal: set spec.mode to Goal, or remove spec.goal"
     ),
+    validation = Rule::new("!has(self.goal) || has(self.lightModel) || (!has(self.goal.confidence) || !has(self.goal.confidence.model) || self.goal.confidence.model == 'Main') && !self.goal.acceptanceCriteria.exists(c, has(c.judgeModel) && c.judgeModel == 'Light')").message(
+        "spec.goal uses the light model, and spec.lightModel is not set: set it, or remove judgeModel and confidence.model"
+    ),
     validation = Rule::new("!has(self.goal) || !self.goal.acceptanceCriteria.exists(c, has(c.command)) || has(self.tools) && has(self.tools.builtin) && 'Shell' in self.tools.builtin").message(
         "spec.goal.acceptanceCriteria has a command, which needs Shell in spec.tools.builtin: add it there, or use another check"
     )

@@ -78,6 +78,9 @@ fn default_timeout() -> u32 {
 #[x_kube(
     validation = Rule::new("[has(self.regex), has(self.jsonSchema), has(self.judge), has(self.command)].filter(set, set).size() == 1").message(
         "each of spec.goal.acceptanceCriteria needs exactly one check: set regex, jsonSchema, judge or command, and remove the others"
+    ),
+    validation = Rule::new("!has(self.judgeModel) || self.judgeModel == 'Main' || has(self.judge)").message(
+        "spec.goal.acceptanceCriteria[].judgeModel has no effect without judge: set judge, or remove judgeModel"
     )
 )]
 pub struct AcceptanceCriterion {
@@ -92,14 +95,37 @@ pub struct AcceptanceCriterion {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object")]
     pub json_schema: Option<Value>,
-    /// Question about the result of `finish`, at most 4,096 characters, which a separate call of `spec.model` answers with
+    /// Question about the result of `finish`, at most 4,096 characters, which a separate call of a model answers with
     /// yes or no. Asked only once all other criteria are met.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub judge: Option<String>,
+    /// The model that answers the question of `judge`: `Main` is `spec.model`, `Light` is `spec.lightModel`, which must be set
+    /// and to which the calls are billed. Defaults to `Main`.
+    #[serde(default, skip_serializing_if = "QuestionModel::is_main")]
+    pub judge_model: QuestionModel,
     /// Shell command that succeeds. Needs `Shell` in `spec.tools.builtin`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<CommandCriterion>,
+}
+
+/// Which model of the Agent answers a question about its goal.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QuestionModel {
+    /// `spec.model`.
+    #[default]
+    Main,
+    /// `spec.lightModel`.
+    Light,
+}
+
+impl QuestionModel {
+    /// Whether it is the default.
+    #[must_use]
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "for serde")]
+    pub fn is_main(&self) -> bool {
+        *self == Self::Main
+    }
 }
 
 /// A shell command as a check. It runs in the toolbox without an approval. A run that a restart interrupts is repeated, so
@@ -110,18 +136,24 @@ pub struct CommandCriterion {
     /// The command, at most 4,096 characters.
     #[schemars(length(min = 1, max = 4096))]
     pub run: String,
-    /// Regular expression, at most 1,024 characters, that matches anywhere in the output of the command. Absent: its exit
-    /// code must be 0.
+    /// Regular expression, at most 1,024 characters, that matches anywhere in the output of the command. Without it and
+    /// without `junit`, the exit code must be 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub pass_regex: Option<String>,
+    /// Path in the workspace of a JUnit XML report, at most 1,024 characters and 8 MiB, that the command writes. At least one
+    /// test must have run, and none may have failed; the exit code does not matter. A report that the command has not
+    /// written is not used. With `passRegex`, both must hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub junit: Option<String>,
 }
 
 /// When the model is asked how confident it is.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfidenceSpec {
-    /// Number of steps, 1 to 1,000, after which a separate call of `spec.model` estimates the confidence that the goal will
+    /// Number of steps, 1 to 1,000, after which a separate call of a model estimates the confidence that the goal will
     /// be reached. The agent can request it earlier with the tool `request_confidence_check`. Defaults to 5.
     #[schemars(range(min = 1, max = 1000))]
     pub every_steps: u32,
@@ -129,6 +161,9 @@ pub struct ConfidenceSpec {
     /// 0. If the approval is denied or expires, the loop ends with outcome `Escalated`. Defaults to 50.
     #[schemars(range(min = 0, max = 100))]
     pub threshold_percent: u32,
+    /// The model that is asked: `Main` is `spec.model`, `Light` is `spec.lightModel`, which must be set. Defaults to `Main`.
+    #[serde(skip_serializing_if = "QuestionModel::is_main")]
+    pub model: QuestionModel,
 }
 
 impl Default for ConfidenceSpec {
@@ -136,6 +171,7 @@ impl Default for ConfidenceSpec {
         Self {
             every_steps: 5,
             threshold_percent: 50,
+            model: QuestionModel::Main,
         }
     }
 }
@@ -148,9 +184,14 @@ fn object(_: &mut SchemaGenerator) -> Schema {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GoalStatus {
-    /// Share of the criteria that were met at their last check, in percent.
+    /// Progress in percent: of the first of these that is known, the share of tests that passed in JUnit reports, the share of
+    /// criteria that were met, and the estimate of the last confidence check. 100 only if all criteria were met at their last
+    /// check.
     #[schemars(range(min = 0, max = 100))]
     pub progress_percent: i32,
+    /// What the progress is measured by. Absent: nothing is known yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress_source: Option<ProgressSource>,
     /// Number of completed steps.
     #[schemars(range(min = 0))]
     pub steps: i32,
@@ -165,6 +206,30 @@ pub struct GoalStatus {
     /// What ended the loop. Absent while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end: Option<GoalEnd>,
+}
+
+/// What the progress of a goal is measured by, the best first.
+#[derive(
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    AsRefStr,
+    IntoStaticStr,
+    EnumIter,
+    strum::Display,
+)]
+pub enum ProgressSource {
+    /// The tests that passed, of those that ran, in the last JUnit reports of the criteria.
+    Tests,
+    /// The criteria that were met at their last check, of all.
+    Criteria,
+    /// The estimate of a model, in the last confidence check.
+    Estimate,
 }
 
 /// A criterion, and whether it was met.
@@ -198,6 +263,8 @@ pub enum GoalEnd {
     CriteriaMet,
     /// The loop repeated itself, and its continuation was not approved.
     LoopDetected,
+    /// Calls of one tool were denied again and again, and the continuation of the loop was not approved.
+    CallsDenied,
     /// The confidence was too low, and the continuation was not approved.
     LowConfidence,
     /// `timeoutSeconds` was reached.

@@ -44,13 +44,13 @@ impl AnswerSchema {
         let (name, fields) = match purpose {
             CallPurpose::Precheck => ("decision", json!({"wake": {"type": "boolean"}})),
             CallPurpose::Signal => ("score", json!({"score": {"type": "integer"}})),
-            CallPurpose::Judge => (
+            CallPurpose::Judge | CallPurpose::LightJudge => (
                 "verdict",
                 json!({"met": {"type": "boolean"}, "reason": {"type": "string"}}),
             ),
-            CallPurpose::Confidence => (
+            CallPurpose::Confidence | CallPurpose::LightConfidence => (
                 "confidence",
-                json!({"confidence": {"type": "integer"}, "reason": {"type": "string"}}),
+                json!({"confidence": {"type": "integer"}, "progress": {"type": "integer"}, "reason": {"type": "string"}}),
             ),
             CallPurpose::Turn | CallPurpose::Heartbeat | CallPurpose::Chat | CallPurpose::Compaction => return None,
         };

@@ -154,7 +154,7 @@ impl Engine {
             CallTask::Turn | CallTask::Summary(_) => return self.largest_call(),
             CallTask::PreCheck(question) => self.largest_pre_check(question),
             CallTask::Score => self.state.scoring.largest_use(&self.settings),
-            CallTask::Question(_, question) => self.largest_question(question),
+            CallTask::Question(purpose, question) => self.largest_question(*purpose, question),
         };
         let schema = self.settings.question_schema(purpose);
         question.saturating_add(prompt_size::schema_size(schema.as_deref()))

@@ -32,6 +32,7 @@ pub fn journal_line(kind: RecordKind, turn: i64, note: impl Into<String>) -> Jou
         retract: 0,
         forget: 0..0,
         task: None,
+        validation: None,
     }
 }
 

@@ -262,6 +262,7 @@ impl Engine {
             self.state.briefing.set_cause(CauseKind::Loop, prompt::STARTS);
         }
         self.ask_mode(out.now, |mode, context| mode.started(restarted, context));
+        self.record_validation(out);
         self.state.life.active();
         self.offer_own_task(out);
         self.keep_gates_after_start(out.now);

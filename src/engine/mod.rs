@@ -81,6 +81,7 @@ pub use context::budget_health::BudgetHealth;
 pub use context::prompt::Skill;
 pub use ids::{CallId, CallIdError};
 pub use modes::GoalView;
+pub use modes::goal::{CheckedCriterion, StepValidation, Verdict};
 pub use pauses::budget;
 pub use purpose::CallPurpose;
 pub use untrusted::UntrustedContent;
@@ -258,6 +259,8 @@ pub struct JournalRecord {
     pub forget: Range<usize>,
     /// The change of a task that it commits. In a box, since few records have one.
     pub task: Option<Box<TaskChange>>,
+    /// In the record of a step of mode `Goal`: what its check found. In a box, since few records have one.
+    pub validation: Option<Box<StepValidation>>,
 }
 
 /// What code reads from a record besides its kind.
@@ -373,6 +376,8 @@ pub enum RecordKind {
     NotificationDropped,
     /// A guardrail was reached. Its note is the reason that it raised, or the limit.
     GuardrailTriggered,
+    /// In mode `Goal`, an attempt at a step is over, and what could be checked after it was. Its note says what was found.
+    StepChecked,
     /// A question of the mode got no clear answer. Its note is the purpose of the call, and the kind of the failure or
     /// `Unreadable`.
     QuestionFailed,

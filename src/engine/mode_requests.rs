@@ -21,7 +21,7 @@ use super::tools::admission::{self, AdmissionContext};
 use super::tools::batch::ToolRunPlan;
 use super::tools::plan_line;
 use super::untrusted::server_source;
-use super::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordDetail, RecordKind, time_math};
+use super::{CallId, CallPurpose, EngineEffect, JournalRecord, OutcomeKind, RecordDetail, RecordKind, time_math};
 use crate::approvals::RunApproval;
 use crate::context::prompt_size;
 use agentloop_api::failure::CallFailure;
@@ -128,8 +128,9 @@ impl Engine {
     }
 
     /// Estimated tokens of the largest possible call with this question.
-    pub(super) fn largest_question(&self, question: &[String; 2]) -> u64 {
-        let most = self.settings.max_output_tokens.into();
+    pub(super) fn largest_question(&self, purpose: CallPurpose, question: &[String; 2]) -> u64 {
+        let light = self.settings.light_output_tokens.filter(|_| purpose.uses_light_model());
+        let most = light.unwrap_or(self.settings.max_output_tokens).into();
         prompt_size::message_size(&json!(question).to_string()).saturating_add(most)
     }
 
@@ -160,6 +161,9 @@ impl Engine {
         requests.failures = requests.failures.saturating_add(u32::from(counts));
         let next = retry::decide(failure, call, requests.failures, out.now);
         self.state.last_error = Some((out.now, failure.clone()));
+        if question.purpose.uses_light_model() {
+            self.note_light_failure(failure, out.now);
+        }
         match next {
             RetryDecision::Retry(wait) => self.state.requests.ask_at = Some(time_math::after(out.now, wait)),
             RetryDecision::Pause(reason, wait) => {
@@ -202,6 +206,7 @@ impl Engine {
 
     /// A part of the check of a step is over: a guardrail that waited for the check may end the loop.
     fn end_after_check(&mut self, out: &mut EffectBuffer) {
+        self.record_validation(out);
         let next = self.mode().next(&self.mode_context(out.now));
         self.end_by_guardrail(next, out);
     }
@@ -228,6 +233,7 @@ impl Engine {
                 Err(why) => {
                     self.ask_mode(out.now, |mode, context| mode.checked(CheckEnd::NotRun(&why), context));
                     out.record(journal_line(RecordKind::QuestionFailed, self.turn_number(), "not run"));
+                    self.record_validation(out);
                     return;
                 }
             }

@@ -34,6 +34,10 @@ pub enum CallPurpose {
     Judge,
     /// The confidence that a loop in mode `Goal` reaches its goal.
     Confidence,
+    /// As `Judge`, with the light model.
+    LightJudge,
+    /// As `Confidence`, with the light model.
+    LightConfidence,
 }
 
 impl CallPurpose {
@@ -42,13 +46,19 @@ impl CallPurpose {
     pub fn uses_light_model(self) -> bool {
         match self {
             Self::Turn | Self::Compaction | Self::Heartbeat | Self::Chat | Self::Judge | Self::Confidence => false,
-            Self::Precheck | Self::Signal => true,
+            Self::Precheck | Self::Signal | Self::LightJudge | Self::LightConfidence => true,
         }
     }
 
     /// Whether it answers a question of the mode between two turns.
     #[must_use]
     pub fn is_of_mode(self) -> bool {
-        matches!(self, Self::Judge | Self::Confidence)
+        matches!(self, Self::LightConfidence | Self::Confidence) || self.is_judge()
+    }
+
+    /// Whether it decides on a criterion.
+    #[must_use]
+    pub fn is_judge(self) -> bool {
+        matches!(self, Self::Judge | Self::LightJudge)
     }
 }

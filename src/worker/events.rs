@@ -26,6 +26,7 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::LoopDetected => "autonomy:loop_detected",
         RecordKind::Notified => "autonomy:notification_pushed",
         RecordKind::NotificationDropped => "autonomy:notification_dropped",
+        RecordKind::StepChecked => "goal:step_checked",
         RecordKind::QuestionFailed => "goal:question_failed",
         RecordKind::PrecheckSkipped => "autonomy:precheck_skipped",
         RecordKind::PrecheckFailed => "autonomy:precheck_failed",

@@ -61,16 +61,10 @@ pub fn from_view(view: LoopView) -> LoopReport {
 }
 
 fn goal(view: GoalView) -> GoalStatus {
-    let (all, met) = (
-        view.criteria.len(),
-        view.criteria.iter().filter(|(_, met)| *met).count(),
-    );
     let criteria = view.criteria.into_iter();
     GoalStatus {
-        progress_percent: (met * 100)
-            .checked_div(all)
-            .and_then(|share| share.try_into().ok())
-            .unwrap_or(0),
+        progress_percent: view.progress.percent.into(),
+        progress_source: view.progress.source,
         steps: view.steps.try_into().unwrap_or(i32::MAX),
         criteria: criteria.map(|(name, met)| CriterionStatus { name, met }).collect(),
         last_confidence_percent: view.last_confidence.map(Into::into),
@@ -124,27 +118,6 @@ pub fn error(at: Timestamp, kind: &str, mut message: String) -> LastError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_progress_is_the_share_of_the_criteria_that_are_met() {
-        let view = |met: &[bool]| GoalView {
-            steps: 3,
-            criteria: met.iter().map(|met| ("c".to_owned(), *met)).collect(),
-            last_confidence: Some(71),
-            end: None,
-        };
-        for (met, percent) in [
-            (vec![false], 0),
-            (vec![true, false, false], 33),
-            (vec![true, true], 100),
-        ] {
-            let status = goal(view(&met));
-            assert_eq!(
-                (status.progress_percent, status.last_confidence_percent),
-                (percent, Some(71))
-            );
-        }
-    }
 
     #[test]
     fn a_long_message_is_cut_at_1_kib_between_characters() {

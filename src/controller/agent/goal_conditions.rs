@@ -60,6 +60,10 @@ fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSp
         (Some(GoalEnd::LoopDetected), _) => {
             "the loop repeated itself, and its continuation was not approved".to_owned()
         }
+        (Some(GoalEnd::CallsDenied), _) => {
+            "calls of one tool were denied again and again, and the continuation of the loop was not approved"
+                .to_owned()
+        }
         (Some(GoalEnd::LowConfidence), _) => {
             "the confidence that the goal will be reached was too low, and the continuation was not approved".to_owned()
         }

@@ -7,7 +7,7 @@ use super::events;
 use super::intent::{Intent, RestReason};
 use super::status_tests::{Case, agent, held, reported};
 use crate::api::condition::{ConditionType, find};
-use crate::api::goal::{CriterionStatus, GoalEnd, GoalStatus};
+use crate::api::goal::{CriterionStatus, GoalEnd, GoalStatus, ProgressSource};
 use crate::api::status::{LoopOutcome, LoopState, PauseReason};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::pod_sessions::ReceivedReport;
@@ -23,6 +23,7 @@ fn goal(end: Option<GoalEnd>, confidence: Option<i32>) -> GoalStatus {
     let met = end == Some(GoalEnd::CriteriaMet);
     GoalStatus {
         progress_percent: if met { 100 } else { 0 },
+        progress_source: Some(ProgressSource::Criteria),
         steps: 4,
         criteria: vec![CriterionStatus {
             name: "text".into(),
@@ -45,7 +46,7 @@ fn ended(outcome: LoopOutcome, end: Option<GoalEnd>) -> ReceivedReport {
 pub(super) fn ended_by(end: GoalEnd) -> Case {
     let outcome = match end {
         GoalEnd::CriteriaMet => LoopOutcome::Completed,
-        GoalEnd::LoopDetected | GoalEnd::LowConfidence => LoopOutcome::Escalated,
+        GoalEnd::LoopDetected | GoalEnd::CallsDenied | GoalEnd::LowConfidence => LoopOutcome::Escalated,
         GoalEnd::Timeout | GoalEnd::CostLimit | GoalEnd::StepLimit => LoopOutcome::Failed,
     };
     Case {

@@ -346,8 +346,9 @@ impl Engine {
             "detail": told.unwrap_or(detail),
             "fix": format!("this call is denied for the rest of this turn: do something else{sleep}"),
         });
-        // It does not count against the tool: its other calls are allowed.
+        // It does not count against the tool in this turn: its other calls are allowed.
         out.record(self.denied_line(id, &wanted, DenialReason::Repeated));
+        self.mode_call_denied(&wanted, DenialReason::Repeated, out.now);
         // A `yield` beside it waits until the model has seen this.
         if let Some(batch) = self.batch_mut() {
             batch.deny_repetition(place, error.to_string());

@@ -16,19 +16,21 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::CallPurpose;
+use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
 use super::message::{ToolCall, ToolDefinition};
 use super::resources::ResourceTracker;
 use super::settings::{EngineSettings, ModeSettings};
 use super::snapshot::{ChosenSleep, TurnBriefing};
 use super::tasks::{TaskOffer, requests};
+use super::tools::admission::{DenialReason, DeniedCall};
 use super::turn::kind::TurnKind;
+use super::{CallPurpose, JournalRecord, RecordKind};
 use agentloop_api::failure::CallFailure;
 use agentloop_api::goal::GoalEnd;
 use agentloop_api::status::{GateKind, LoopOutcome};
 use continuous::ContinuousState;
-use goal::GoalState;
+use goal::{GoalProgress, GoalState, StepValidation};
 use task::TaskState;
 
 /// What a mode may look at.
@@ -113,7 +115,7 @@ pub enum LoopPace {
     },
 }
 
-/// A question of a mode to the main model, without tools.
+/// A question of a mode to a model, which follows from the purpose, without tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModeQuestion {
     pub purpose: CallPurpose,
@@ -153,6 +155,7 @@ pub struct ModeApproval {
 pub struct GoalView {
     /// Completed steps.
     pub steps: u32,
+    pub progress: GoalProgress,
     /// The criteria, and whether each was met at its last check.
     pub criteria: Vec<(String, bool)>,
     /// In percent.
@@ -262,6 +265,14 @@ pub trait LoopMode {
     /// A call of the turn under way has its result. `was_admitted`: it was not rejected by the mode or as a repetition.
     fn call_ended(&mut self, _call: &ToolCall, _text: &str, _was_admitted: bool, _has_failed: bool) {}
 
+    /// Why a call of another tool is not admitted in a turn of the mode, whatever the rules of its tool say.
+    fn denies(&self, _call: &ToolCall) -> Option<DeniedCall> {
+        None
+    }
+
+    /// A call of another tool was denied.
+    fn call_denied(&mut self, _call: &ToolCall, _why: DenialReason) {}
+
     /// The loop answered a request for so long, which is not the mode's work.
     fn interrupted(&mut self, _time: SignedDuration) {}
 
@@ -304,6 +315,11 @@ pub trait LoopMode {
 
     /// A person has answered, or the gate has expired, after so long.
     fn approval_answered(&mut self, _approved: bool, _waited: SignedDuration) {}
+
+    /// An attempt at a step that is over and has to be recorded. Asked after everything that can end one.
+    fn take_validation(&mut self) -> Option<StepValidation> {
+        None
+    }
 
     /// The progress towards a goal, for people.
     fn goal_view(&self, _settings: &EngineSettings) -> Option<GoalView> {
@@ -504,6 +520,18 @@ impl Engine {
         self.mode().decide_call(kind, wanted, &self.mode_context(now))
     }
 
+    /// Why the mode does not admit a call of the turn under way.
+    pub(super) fn denied_by_mode(&self, call: &ToolCall) -> Option<DeniedCall> {
+        self.turn_rules().is_of_mode.then(|| self.mode().denies(call))?
+    }
+
+    /// Tells the mode that a call was denied, unless it is one of a turn beside the mode's work.
+    pub(super) fn mode_call_denied(&mut self, call: &ToolCall, why: DenialReason, now: Timestamp) {
+        if self.state.turn.is_none() || self.turn_rules().is_of_mode {
+            self.ask_mode(now, |mode, _| mode.call_denied(call, why));
+        }
+    }
+
     /// Tells the mode that a call of its turn has its result.
     pub(super) fn mode_call_ended(
         &mut self,
@@ -515,6 +543,16 @@ impl Engine {
     ) {
         if self.turn_rules().is_of_mode {
             self.ask_mode(now, |mode, _| mode.call_ended(call, text, was_admitted, has_failed));
+        }
+    }
+
+    /// Records what the mode has found about an attempt at a step that is over.
+    pub(super) fn record_validation(&mut self, out: &mut EffectBuffer) {
+        if let Some(validation) = self.ask_mode(out.now, |mode, _| mode.take_validation()) {
+            out.record(JournalRecord {
+                validation: Some(Box::new(validation.clone())),
+                ..journal_line(RecordKind::StepChecked, validation.turn, validation.note())
+            });
         }
     }
 

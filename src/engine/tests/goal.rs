@@ -7,8 +7,8 @@ use serde_json::json;
 use super::work::{tool, tools};
 use super::*;
 use crate::modes::GoalView;
-use crate::modes::goal::{Criterion, CriterionCheck, GoalSettings, RUNTIME};
-use agentloop_api::goal::GoalEnd;
+use crate::modes::goal::{CommandCheck, Criterion, CriterionCheck, GoalSettings, JudgeCheck, RUNTIME};
+use agentloop_api::goal::{GoalEnd, QuestionModel};
 use agentloop_api::status::LoopOutcome;
 
 pub(super) fn criterion(name: &str, check: CriterionCheck) -> Criterion {
@@ -19,14 +19,18 @@ pub(super) fn criterion(name: &str, check: CriterionCheck) -> Criterion {
 }
 
 pub(super) fn command(run: &str, pass_regex: Option<&str>) -> CriterionCheck {
-    CriterionCheck::Command {
+    CriterionCheck::Command(CommandCheck {
         run: run.into(),
         pass_regex: pass_regex.map(str::to_owned),
-    }
+        junit: None,
+    })
 }
 
 pub(super) fn judge() -> CriterionCheck {
-    CriterionCheck::Judge("is it complete?".into())
+    CriterionCheck::Judge(JudgeCheck {
+        question: "is it complete?".into(),
+        model: QuestionModel::Main,
+    })
 }
 
 /// One criterion that the result `done` meets.
@@ -41,6 +45,7 @@ pub(super) fn goal(change: impl FnOnce(&mut GoalSettings)) -> EngineSettings {
         max_cost: None,
         confidence_every: 100,
         confidence_threshold: 50,
+        confidence_model: QuestionModel::Main,
     };
     change(&mut goal);
     EngineSettings {
@@ -52,7 +57,7 @@ pub(super) fn goal(change: impl FnOnce(&mut GoalSettings)) -> EngineSettings {
 /// The tool that runs commands.
 pub(super) fn shell() -> ToolSpec {
     ToolSpec {
-        parameters: json!({"type": "object", "properties": {"command": {"type": "string"}}}),
+        parameters: json!({"type": "object", "properties": {"command": {"type": "string"}, "junit": {"type": "string"}}}),
         needs_approval: true,
         ..tool("toolbox__shell", ToolEffect::Destructive)
     }

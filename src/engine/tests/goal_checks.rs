@@ -11,8 +11,8 @@ use super::goal::{command, criterion, ended, finish, goal, judge, shell};
 use super::goal_gates::doubtful;
 use super::work::wants;
 use super::*;
-use crate::modes::goal::{CriterionCheck, GoalSettings};
-use agentloop_api::goal::GoalEnd;
+use crate::modes::goal::{CriterionCheck, GoalSettings, JudgeCheck};
+use agentloop_api::goal::{GoalEnd, QuestionModel};
 use agentloop_api::status::LoopOutcome;
 
 const MET: (Option<LoopOutcome>, Option<GoalEnd>) = (Some(LoopOutcome::Completed), Some(GoalEnd::CriteriaMet));
@@ -57,7 +57,13 @@ fn edit(driver: &mut Driver, change: impl FnOnce(&mut GoalSettings)) {
 fn an_answer_to_the_question_before_an_edit_does_not_count_and_the_new_one_is_asked() {
     let mut driver = judged();
     edit(&mut driver, |goal| {
-        goal.criteria[1] = criterion("sense", CriterionCheck::Judge("is it short?".into()));
+        goal.criteria[1] = criterion(
+            "sense",
+            CriterionCheck::Judge(JudgeCheck {
+                question: "is it short?".into(),
+                model: QuestionModel::Main,
+            }),
+        );
     });
     if driver.purpose == CallPurpose::Judge && driver.in_flight.is_some() {
         // The call that was open is completed.

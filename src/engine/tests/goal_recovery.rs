@@ -2,6 +2,7 @@
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;
+use serde_json::{Value, json};
 
 use super::goal::{command, criterion, finish, goal, judge};
 use super::*;
@@ -61,6 +62,15 @@ impl Driver {
         }
     }
 
+    /// What was recorded of the attempts, without what depends on the time.
+    fn checked(&self) -> Vec<Value> {
+        let attempts = self.validations();
+        let told = attempts
+            .iter()
+            .map(|(_, of)| json!([of.step, of.attempt, of.error, of.criteria]));
+        told.collect()
+    }
+
     /// Plays to the end, with a restart after so many inputs. Returns how many inputs there were.
     fn plays(&mut self, restart_after: Option<usize>, epochs: i64) -> usize {
         for inputs in 0..100 {
@@ -104,10 +114,20 @@ fn a_restart_at_any_point_leads_to_the_same_end(#[case] epochs: i64) {
         )
     );
     assert!(inputs > 10, "{inputs}");
+    assert_eq!(
+        plain.checked(),
+        [
+            json!([1, 1, "ToolCallsFailed", []]),
+            json!([1, 2, null, [{"name": "tests", "verdict": "Unmet"}]]),
+            json!([2, 1, null, [{"name": "tests", "verdict": "Met"}]]),
+            json!([3, 1, null, [{"name": "tests", "verdict": "Met"}, {"name": "sense", "verdict": "Met"}]]),
+        ]
+    );
     for after in 0..inputs {
         let mut driver = Driver::with_goal(everything());
         driver.plays(Some(after), epochs);
         assert_eq!(result(&driver), result(&plain), "after {after} inputs");
+        assert_eq!(driver.checked(), plain.checked(), "after {after} inputs");
     }
 }
 

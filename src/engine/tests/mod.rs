@@ -17,7 +17,11 @@ mod failures;
 mod gate;
 mod goal;
 mod goal_checks;
+mod goal_denials;
 mod goal_gates;
+mod goal_history;
+mod goal_light;
+mod goal_progress;
 mod goal_recovery;
 mod goal_texts;
 mod heartbeat;
@@ -384,7 +388,12 @@ impl Driver {
                 let parted = next.is_some_and(|next| matches!(**next, Message::Tool { .. }));
                 assert!(!parted, "a call and its results leave together");
             }
-            CallPurpose::Precheck | CallPurpose::Signal | CallPurpose::Judge | CallPurpose::Confidence => {}
+            CallPurpose::Precheck
+            | CallPurpose::Signal
+            | CallPurpose::Judge
+            | CallPurpose::Confidence
+            | CallPurpose::LightJudge
+            | CallPurpose::LightConfidence => {}
         }
         let is_between = self.purpose.uses_light_model() || self.purpose.is_of_mode();
         assert_eq!(call.call == 0, is_between);

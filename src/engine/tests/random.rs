@@ -5,11 +5,12 @@ use proptest::prelude::*;
 
 use super::super::context::digest::DigestDetail;
 use super::super::modes::continuous::heartbeat::HeartbeatSettings;
-use super::super::modes::goal::CriterionCheck;
+use super::super::modes::goal::{CommandCheck, CriterionCheck};
 use super::super::notifications::{Notification, NotificationPriority};
 use super::super::precheck;
 use super::*;
 use agentloop_api::agent::LimitedResource;
+use agentloop_api::goal::QuestionModel;
 
 /// What a provider refuses in [`Driver::heals`].
 const POISON: &str = "poison";
@@ -213,7 +214,16 @@ fn goals() -> EngineSettings {
             goal::criterion("text", CriterionCheck::Regex("o".into())),
             goal::criterion("tests", goal::command("x", Some("found"))),
             goal::criterion("sense", goal::judge()),
+            goal::criterion(
+                "report",
+                CriterionCheck::Command(CommandCheck {
+                    run: "y".into(),
+                    pass_regex: None,
+                    junit: Some("r".into()),
+                }),
+            ),
         ];
+        goal.confidence_model = QuestionModel::Light;
         goal.max_steps = 8;
         goal.timeout = seconds(600);
         goal.confidence_every = 2;
@@ -398,8 +408,8 @@ impl Driver {
                     CallPurpose::Compaction | CallPurpose::Chat => says("All is well."),
                     CallPurpose::Precheck => says(r#"{"wake": true}"#),
                     CallPurpose::Signal => says(r#"{"score": 1}"#),
-                    CallPurpose::Judge => says(r#"{"met": false}"#),
-                    CallPurpose::Confidence => says(r#"{"confidence": 90}"#),
+                    CallPurpose::Judge | CallPurpose::LightJudge => says(r#"{"met": false}"#),
+                    CallPurpose::Confidence | CallPurpose::LightConfidence => says(r#"{"confidence": 90}"#),
                 };
                 let answer = if self.purpose == CallPurpose::Heartbeat {
                     says("well")

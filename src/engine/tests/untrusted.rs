@@ -360,7 +360,9 @@ fn content_that_leaves_with_a_summary_or_a_digest_has_not_left(#[case] summarize
             | CallPurpose::Precheck
             | CallPurpose::Signal
             | CallPurpose::Judge
-            | CallPurpose::Confidence => driver.answer(says(&"x".repeat(400))),
+            | CallPurpose::Confidence
+            | CallPurpose::LightJudge
+            | CallPurpose::LightConfidence => driver.answer(says(&"x".repeat(400))),
         };
         driver.pass(seconds(3));
         if !shows(&driver) {

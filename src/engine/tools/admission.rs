@@ -44,6 +44,8 @@ pub enum DenialReason {
     Cut,
     /// A pause, a suspension or an edit of the spec came between the request and its run.
     Outdated,
+    /// In mode `Goal`, the same call was denied earlier in the step.
+    DeniedBefore,
     /// It is part of a detected loop.
     Repeated,
     /// The server of the tool requires a grant that the Agent does not have.
@@ -58,6 +60,29 @@ pub enum DenialReason {
     TaskEnded,
     /// Its definition has changed, or it is new, and the rules of its server ask for an approval of that.
     DefinitionChanged,
+}
+
+impl DenialReason {
+    /// Whether the rules or a person have decided that the call must not be run. Otherwise it was wrong, or came at the wrong
+    /// time.
+    pub const fn is_decision(self) -> bool {
+        match self {
+            Self::MissingGrant
+            | Self::NotApproved
+            | Self::ApprovalExpired
+            | Self::Repeated
+            | Self::Hidden
+            | Self::DeniedBefore => true,
+            Self::UnknownTool
+            | Self::ServerSilent
+            | Self::BadArguments
+            | Self::Cut
+            | Self::Outdated
+            | Self::AlreadyDeferred
+            | Self::TaskEnded
+            | Self::DefinitionChanged => false,
+        }
+    }
 }
 
 /// A call that is not run.

@@ -84,6 +84,7 @@ impl Engine {
     /// The run for a call, or the result of a call that is not run.
     fn admit_call(&mut self, id: ToolRunId, wanted: &ToolCall, out: &mut EffectBuffer) -> Result<ToolRunPlan, String> {
         let of = admission::run_identity(&self.agent, self.state.life.epoch(), id);
+        let by_mode = self.denied_by_mode(wanted);
         let Some(turn) = &mut self.state.turn else {
             return Err(String::new());
         };
@@ -91,7 +92,7 @@ impl Engine {
             denials: turn.denials(),
             untrusted: self.state.trust.untrusted().map(|content| &*content.source),
         };
-        let admitted = match self.offer.changed(&wanted.name) {
+        let admitted = match by_mode.or_else(|| self.offer.changed(&wanted.name)) {
             Some(denied) => Err(denied),
             None => self.offer.toolbox().admit(wanted, context),
         };
@@ -106,8 +107,15 @@ impl Engine {
     }
 
     /// Journals that a call is not run. Returns its result.
-    pub(crate) fn deny(&self, id: ToolRunId, wanted: &ToolCall, denied: DeniedCall, out: &mut EffectBuffer) -> String {
+    pub(crate) fn deny(
+        &mut self,
+        id: ToolRunId,
+        wanted: &ToolCall,
+        denied: DeniedCall,
+        out: &mut EffectBuffer,
+    ) -> String {
         out.record(self.denied_line(id, wanted, denied.why));
+        self.mode_call_denied(wanted, denied.why, out.now);
         denied.text
     }
 

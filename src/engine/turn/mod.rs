@@ -377,6 +377,7 @@ impl Engine {
             last_text: &last_text,
         };
         let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, &end, context));
+        self.record_validation(out);
         self.follow_turn(next, rest, &unseen, out);
     }
 
@@ -403,7 +404,7 @@ impl Engine {
             NextStep::Check => true,
             NextStep::Ask => {
                 let question = self.mode().question(&self.mode_context(out.now));
-                question.is_some_and(|question| question.purpose == CallPurpose::Judge)
+                question.is_some_and(|question| question.purpose.is_judge())
             }
             NextStep::Stop(_) => return false,
             NextStep::Begin { .. } | NextStep::RequestApproval | NextStep::Wait => false,
@@ -424,6 +425,7 @@ impl Engine {
             return;
         }
         let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, end, context));
+        self.record_validation(out);
         if let NextStep::Stop(outcome) = next {
             self.end_loop(outcome, out);
         }

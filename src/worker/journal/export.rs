@@ -1,4 +1,5 @@
-//! Exports what an Agent did as JSON lines: its executions, their steps, and the audit of its tool calls.
+//! Exports what an Agent did as JSON lines: its executions, their steps, the attempts at steps of its goal, and the audit
+//! of its tool calls.
 //!
 //! Reads a copy of a journal, and never changes it. The journal itself is locked while its worker runs, and a second copy of
 //! it has no room in the pod.
@@ -13,13 +14,14 @@ use serde_json::{Map, Value};
 use super::schema;
 
 /// What is exported, in this order: the value of `record` in its lines, the table, and the order of its rows.
-const TABLES: [(&str, &str, &str); 3] = [
+const TABLES: [(&str, &str, &str); 4] = [
     ("execution", "agent_execution_history", "id"),
     ("step", "agent_execution_steps", "id"),
+    ("goalStep", "agent_goal_steps", "execution_id"),
     ("audit", "agent_execution_audit", "seq"),
 ];
 /// Columns whose text is JSON.
-const JSON_COLUMNS: [&str; 3] = ["action", "result", "state_snapshot"];
+const JSON_COLUMNS: [&str; 5] = ["action", "result", "validation", "criteria", "state_snapshot"];
 
 #[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(Debug, thiserror::Error)]

@@ -27,11 +27,11 @@ pub(super) const PRUNED_KEY: &str = "history";
 
 /// Queries for the execution of a turn, the newest pre-check before it, and the newest step in it.
 pub(super) const TURN: &str = "SELECT id FROM agent_execution_history
-    WHERE id >= ?1 AND id < ?2 AND member = ?3 AND task_id NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence') ORDER BY id DESC LIMIT 1";
+    WHERE id >= ?1 AND id < ?2 AND member = ?3 AND task_id NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence', 'LightJudge', 'LightConfidence') ORDER BY id DESC LIMIT 1";
 pub(super) const PRECHECK: &str = "SELECT id FROM agent_execution_history
     WHERE id >= ?1 AND id < ?2 AND member = ?3 AND task_id = 'Precheck' ORDER BY rowid DESC LIMIT 1";
 pub(super) const NEWEST_STEP: &str = "SELECT rowid, json_array_length(action), result FROM agent_execution_steps
-    WHERE id >= ?1 AND id < ?2 AND member = ?3 AND purpose NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence') ORDER BY id DESC LIMIT 1";
+    WHERE id >= ?1 AND id < ?2 AND member = ?3 AND purpose NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence', 'LightJudge', 'LightConfidence') ORDER BY id DESC LIMIT 1";
 /// Query for the start of a call, among the lines in which it can be.
 const STARTED: &str = "SELECT at FROM journal WHERE kind = 'CallStarted' AND call = ?1
     AND seq > (SELECT max(seq) FROM journal) - 1000 ORDER BY seq DESC LIMIT 1";
@@ -50,7 +50,7 @@ pub struct HistoryTotals {
 }
 
 #[derive(Clone, Copy)]
-enum ExecutionKind {
+pub(super) enum ExecutionKind {
     /// The turn, whether a heartbeat or not.
     Turn,
     /// The question of a pre-check before the turn.
@@ -59,13 +59,13 @@ enum ExecutionKind {
 
 /// A turn of one member of the Agent.
 #[derive(Clone, Copy)]
-struct MemberTurn {
-    member: u16,
-    turn: i64,
+pub(super) struct MemberTurn {
+    pub(super) member: u16,
+    pub(super) turn: i64,
 }
 
 impl MemberTurn {
-    const fn of(record: &JournalRecord) -> Self {
+    pub(super) const fn of(record: &JournalRecord) -> Self {
         Self {
             member: record.member,
             turn: record.turn,
@@ -143,6 +143,7 @@ impl HistoryWriter<'_> {
                     &json!({"failure": record.note}),
                 )?;
             }
+            RecordKind::StepChecked => self.checked(record)?,
             RecordKind::GateOpened | RecordKind::GateResolved => self.escalation(record)?,
             RecordKind::ToolsPinned
             | RecordKind::ToolsChanged
@@ -237,7 +238,7 @@ impl HistoryWriter<'_> {
         }
     }
 
-    fn newest(&self, of: MemberTurn, kind: ExecutionKind) -> rusqlite::Result<Option<String>> {
+    pub(super) fn newest(&self, of: MemberTurn, kind: ExecutionKind) -> rusqlite::Result<Option<String>> {
         let sql = match kind {
             ExecutionKind::Turn => TURN,
             ExecutionKind::Precheck => PRECHECK,
@@ -260,8 +261,8 @@ impl HistoryWriter<'_> {
         let question = match used.purpose {
             CallPurpose::Precheck => Some("wake"),
             CallPurpose::Signal => Some("scored"),
-            CallPurpose::Judge => Some("judged"),
-            CallPurpose::Confidence => Some("estimated"),
+            CallPurpose::Judge | CallPurpose::LightJudge => Some("judged"),
+            CallPurpose::Confidence | CallPurpose::LightConfidence => Some("estimated"),
             CallPurpose::Turn | CallPurpose::Heartbeat | CallPurpose::Chat | CallPurpose::Compaction => None,
         };
         let execution = if let Some(end) = question {
@@ -575,7 +576,7 @@ fn id(turn: i64, call: u32, of: &Value) -> String {
 }
 
 /// Returns the common prefix of the ids of a turn.
-fn first_id(turn: i64) -> String {
+pub(super) fn first_id(turn: i64) -> String {
     let turn = turn.max(0);
     format!("{:08x}-{:04x}", turn >> 16 & 0xffff_ffff, turn & 0xffff)
 }

@@ -6,6 +6,7 @@
 mod copy;
 mod error;
 mod export;
+mod goal_steps;
 mod history;
 mod lines;
 mod schema;
@@ -60,7 +61,7 @@ const OWNER_KEY: &str = "owner";
 const VALUE: &str = "SELECT value FROM kv WHERE key = ?1";
 /// Format of the state that the tables hold as JSON: the snapshot, the messages and the Sensor records. Raise it with
 /// each change that an older agentloop cannot read, such as a new value of an enum.
-const FORMAT: i64 = 4;
+const FORMAT: i64 = 5;
 /// The live transcript of the main member.
 const TRANSCRIPT: &str = "SELECT json FROM messages WHERE live = 1 AND member = 0 ORDER BY id";
 

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Version of the tables, kept in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 9;
+pub(super) const VERSION: i64 = 10;
 
 /// Version 1. `journal`: one line per event, without text of prompts or answers. `messages`: the conversation; `live`
 /// rows are the transcript that the engine still sends, the others are history. `kv`: the engine's snapshot and the
@@ -216,9 +216,58 @@ CREATE TRIGGER line_dropped AFTER DELETE ON journal BEGIN
 END;
 ";
 
+/// Version 10: the attempts at steps of a goal, and what their checks found: a view of the executions, whose `state_snapshot`
+/// has it. The view of the audit knows that questions to the light model about a turn are not the turn.
+const VERSION_10: &str = "
+DROP VIEW agent_execution_audit;
+CREATE VIEW agent_execution_audit AS
+WITH execution AS (
+    SELECT turn, member, max(id) AS id FROM agent_execution_history
+    WHERE task_id NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence', 'LightJudge', 'LightConfidence') GROUP BY turn, member
+), line AS (
+    SELECT *,
+        CASE WHEN kind IN ('GateOpened', 'GateResolved') THEN substr(note, 1, instr(note || ' ', ' ') - 1) END AS word,
+        CASE WHEN kind = 'GateResolved' THEN substr(note, instr(note || ' ', ' ') + 1) END AS closed
+    FROM journal
+    WHERE kind IN ('ToolDenied', 'GateOpened', 'GateResolved', 'ToolsPinned', 'ToolsChanged')
+        OR (kind IN ('ToolIntent', 'ToolOutcome') AND run IS NOT NULL)
+)
+SELECT line.seq, line.at, execution.id AS execution_id, line.turn, line.member,
+    substr(line.run, 1, instr(line.run, 'r') - 1) AS call, line.run, line.tool, line.effect,
+    CASE
+        WHEN kind = 'ToolIntent' THEN 'Allowed'
+        WHEN kind = 'ToolDenied' THEN 'Denied'
+        WHEN kind = 'GateOpened' THEN 'Asked'
+        WHEN kind = 'ToolsPinned' THEN 'Pinned'
+        WHEN kind = 'ToolsChanged' THEN 'Accepted'
+        WHEN closed GLOB 'approved*' THEN 'Approved'
+        WHEN closed GLOB 'denied*' THEN 'Rejected'
+        WHEN closed GLOB 'expired*' THEN 'Expired'
+        WHEN closed GLOB 'superseded*' THEN 'Superseded'
+        WHEN closed GLOB 'withdrawn*' THEN 'Withdrawn'
+    END AS decision,
+    rtrim(line.word, ':') AS gate,
+    CASE
+        WHEN closed GLOB 'approved by *' THEN nullif(substr(closed, 13), 'an unknown user')
+        WHEN closed GLOB 'denied by *' THEN substr(closed, 11)
+    END AS decided_by,
+    line.key AS idempotency_key, line.arguments AS arguments_hash, line.outcome, line.note
+FROM line LEFT JOIN execution ON execution.turn = line.turn AND execution.member = line.member;
+CREATE VIEW agent_goal_steps AS
+SELECT id AS execution_id, turn, member, started_at,
+    json_extract(state_snapshot, '$.validation.step') AS goal_step,
+    json_extract(state_snapshot, '$.validation.attempt') AS attempt_number,
+    json_extract(state_snapshot, '$.validation.durationMilliseconds') AS duration_milliseconds,
+    json_extract(state_snapshot, '$.validation.progressPercent') AS progress_percent,
+    json_extract(state_snapshot, '$.validation.progressSource') AS progress_source,
+    json_extract(state_snapshot, '$.validation.criteria') AS criteria,
+    json_extract(state_snapshot, '$.validation.error') AS error
+FROM agent_execution_history WHERE json_extract(state_snapshot, '$.validation') IS NOT NULL;
+";
+
 /// Step `n` migrates version `n` to version `n + 1`; version 0 is an empty file.
-pub(super) const STEPS: [&str; 9] = [
-    VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5, VERSION_6, VERSION_7, VERSION_8, VERSION_9,
+pub(super) const STEPS: [&str; 10] = [
+    VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5, VERSION_6, VERSION_7, VERSION_8, VERSION_9, VERSION_10,
 ];
 
 /// Returns the version of the tables; 0 for an empty file.

@@ -4,6 +4,7 @@ mod audit;
 mod copy;
 mod deliveries;
 mod full_volume;
+mod goal_steps;
 mod history;
 mod requested_call;
 mod tasks;
@@ -47,6 +48,7 @@ fn record(kind: RecordKind, turn: i64, messages: Vec<Message>) -> JournalRecord 
         retract: 0,
         forget: 0..0,
         task: None,
+        validation: None,
     }
 }
 
@@ -196,7 +198,7 @@ fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
     assert!(
         error
             .to_string()
-            .contains("schema version 10 and this agentloop supports versions up to 9")
+            .contains("schema version 11 and this agentloop supports versions up to 10")
     );
     assert_eq!(refusal(dir.path(), 1).kind(), "JournalNewer");
 }

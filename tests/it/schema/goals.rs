@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use agentloop::api::agent::{AcceptanceCriterion, CommandCriterion, ConfidenceSpec, GoalSpec};
+use agentloop::api::goal::QuestionModel;
 use proptest::option;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -24,6 +25,7 @@ fn criterion(criterion: &Value) -> Value {
 pub fn rows() -> Vec<Row> {
     let command = json!({"name": "tests", "command": {"run": "cargo test", "passRegex": "ok"}});
     let shell = json!({"spec": {"tools": {"builtin": ["Shell"], "toolbox": {"image": "debian:12"}}}});
+    let light = json!({"spec": {"lightModel": scripted()["spec"]["model"]}});
     let files = json!({"spec": {"tools": {"builtin": ["Files"]}}});
     vec![
         row(
@@ -59,6 +61,36 @@ pub fn rows() -> Vec<Row> {
             ],
         ),
         row(
+            "spec.goal.acceptanceCriteria[].judgeModel has no effect without judge",
+            vec![
+                with(
+                    criterion(&json!({"name": "a", "judge": "Is it?", "judgeModel": "Light"})),
+                    &light,
+                ),
+                criterion(&json!({"name": "a", "judge": "Is it?", "judgeModel": "Main"})),
+                criterion(&json!({"name": "a", "regex": "x", "judgeModel": "Main"})),
+            ],
+            vec![with(
+                criterion(&json!({"name": "a", "regex": "x", "judgeModel": "Light"})),
+                &light,
+            )],
+        ),
+        row(
+            "spec.goal uses the light model, and spec.lightModel is not set",
+            vec![
+                with(
+                    criterion(&json!({"name": "a", "judge": "Is it?", "judgeModel": "Light"})),
+                    &light,
+                ),
+                with(goal(&json!({"confidence": {"model": "Light"}})), &light),
+                goal(&json!({"confidence": {"model": "Main"}})),
+            ],
+            vec![
+                criterion(&json!({"name": "a", "judge": "Is it?", "judgeModel": "Light"})),
+                goal(&json!({"confidence": {"model": "Light"}})),
+            ],
+        ),
+        row(
             "spec.goal.maxCostUSD must be a decimal number",
             vec![goal(&json!({"maxCostUSD": "2.50"})), goal(&json!({"maxCostUSD": "3"}))],
             vec![
@@ -70,12 +102,24 @@ pub fn rows() -> Vec<Row> {
     ]
 }
 
+fn question_model() -> impl Strategy<Value = QuestionModel> {
+    prop_oneof![3 => Just(QuestionModel::Main), 1 => Just(QuestionModel::Light)]
+}
+
+/// Whether a model must be set that answers its questions.
+pub fn uses_light_model(goal: &GoalSpec) -> bool {
+    let mut criteria = goal.acceptance_criteria.iter();
+    goal.confidence.model == QuestionModel::Light
+        || criteria.any(|criterion| criterion.judge_model == QuestionModel::Light)
+}
+
 fn check() -> impl Strategy<Value = AcceptanceCriterion> {
     let none = AcceptanceCriterion {
         name: String::new(),
         regex: None,
         json_schema: None,
         judge: None,
+        judge_model: QuestionModel::Main,
         command: None,
     };
     let (regex, schema, judge, command) = (none.clone(), none.clone(), none.clone(), none);
@@ -88,14 +132,17 @@ fn check() -> impl Strategy<Value = AcceptanceCriterion> {
             json_schema: Some(json!({"type": kind, "properties": {"a": {"enum": [1, "b"]}}})),
             ..schema.clone()
         }),
-        "\\PC{1,80}".prop_map(move |question| AcceptanceCriterion {
+        ("\\PC{1,80}", question_model()).prop_map(move |(question, judge_model)| AcceptanceCriterion {
             judge: Some(question),
+            judge_model,
             ..judge.clone()
         }),
-        ("\\PC{1,80}", option::of("[a-z]{1,20}")).prop_map(move |(run, pass_regex)| AcceptanceCriterion {
-            command: Some(CommandCriterion { run, pass_regex }),
-            ..command.clone()
-        }),
+        ("\\PC{1,80}", option::of("[a-z]{1,20}"), option::of("[a-z/.]{1,20}")).prop_map(
+            move |(run, pass_regex, junit)| AcceptanceCriterion {
+                command: Some(CommandCriterion { run, pass_regex, junit }),
+                ..command.clone()
+            }
+        ),
     ]
 }
 
@@ -115,7 +162,7 @@ prop_compose! {
         constraints in prop::collection::btree_map("[a-z]{1,20}", "\\PC{0,80}", 0..=4),
         (max_steps, max_attempts, timeout_seconds) in (1_u32..=1000, 1_u32..=10, 1_u32..=2_592_000),
         max_cost_usd in option::of("[0-9]{1,9}(\\.[0-9]{1,6})?"),
-        (every_steps, threshold_percent) in (1_u32..=1000, 0_u32..=100),
+        (every_steps, threshold_percent, model) in (1_u32..=1000, 0_u32..=100, question_model()),
     ) -> GoalSpec {
         let constraints: BTreeMap<String, String> = constraints;
         GoalSpec {
@@ -126,7 +173,7 @@ prop_compose! {
             max_attempts,
             timeout_seconds,
             max_cost_usd,
-            confidence: ConfidenceSpec { every_steps, threshold_percent },
+            confidence: ConfidenceSpec { every_steps, threshold_percent, model },
         }
     }
 }

@@ -22,7 +22,7 @@ use proptest::option;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::goals::goals;
+use super::goals::{goals, uses_light_model};
 use super::reader::Schema;
 
 fn total() -> impl Strategy<Value = TotalLimits> {
@@ -466,7 +466,8 @@ prop_compose! {
     ) -> AgentSpec {
         let goal = goal.filter(|goal: &GoalSpec| {
             let commands = goal.acceptance_criteria.iter().any(|criterion| criterion.command.is_some());
-            !commands || tools.builtin.contains(&BuiltinTools::Shell)
+            let has_model = light_model.is_some() || !uses_light_model(goal);
+            has_model && (!commands || tools.builtin.contains(&BuiltinTools::Shell))
         });
         AgentSpec {
             mode: if goal.is_some() { AgentMode::Goal } else { AgentMode::Continuous },

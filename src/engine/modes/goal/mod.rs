@@ -4,20 +4,32 @@
 //! check. A step whose calls all fail is attempted again, later and differently. Owns the order of these, what ends the loop,
 //! and what each of them means; the engine makes the calls, the tool runs and the gates.
 
+mod attempts;
+mod denials;
+mod progress;
 mod settings;
 mod texts;
 mod tools;
+mod validation;
 mod verdicts;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-pub use self::settings::{Criterion, CriterionCheck, GoalSettings};
+use self::attempts::{AttemptFailure, MOST_AVOIDED, StepAttempt, StepRecord};
+use self::denials::{DenialCounts, EscalationCause};
+#[cfg(test)]
+pub use self::denials::{ESCALATED_AFTER, HIDDEN_AFTER};
+pub use self::progress::GoalProgress;
+#[cfg(test)]
+pub use self::settings::JudgeCheck;
+pub use self::settings::{CommandCheck, Criterion, CriterionCheck, GoalSettings};
 pub use self::texts::RUNTIME;
-use self::verdicts::{last_bytes, output, read_confidence, read_verdict};
+use self::validation::{CheckResult, CriterionState, Validation};
+pub use self::validation::{CheckedCriterion, StepValidation, Verdict};
+use self::verdicts::{read_confidence, read_progress, read_verdict};
 use super::{
     CheckEnd, GoalView, LoopMode, LoopPace, ModeApproval, ModeCallDecision, ModeCheck, ModeContext, ModeQuestion,
     NextStep, TurnEnd, TurnOpening,
@@ -25,9 +37,9 @@ use super::{
 use crate::context::prompt;
 use crate::loop_detection::{CallSignature, ShortHash, signature};
 use crate::message::{ToolCall, ToolDefinition};
-use crate::runtime_mark::without_marks;
 use crate::settings::{EngineSettings, ModeSettings};
 use crate::time_math;
+use crate::tools::admission::{DenialReason, DeniedCall};
 use crate::turn::kind::TurnKind;
 use agentloop_api::goal::GoalEnd;
 use agentloop_api::status::{GateKind, LoopOutcome};
@@ -38,11 +50,8 @@ pub const EQUAL_ERRORS: u32 = 3;
 const SHELL: &str = "toolbox__shell";
 /// Attempts that a confidence check is told.
 const MOST_HISTORY: usize = 5;
-/// Calls that are remembered as failed.
-const MOST_AVOIDED: usize = 32;
 /// Most bytes of an error, of what a check said and of what the agent wrote.
 const MAX_SAID: usize = 600;
-const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(1024);
 
 /// The state between the turns.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -76,12 +85,17 @@ pub struct GoalState {
     /// Completed steps at the last confidence check.
     checked_at: u32,
     last_confidence: Option<u8>,
+    /// The progress that the last confidence check has estimated.
+    estimate: Option<u8>,
     /// Why the agent has requested a confidence check.
     requested: Option<String>,
     /// What has to be approved before the next step.
     approval: Option<GateKind>,
+    /// Why, if its kind is `Escalated`.
+    because: EscalationCause,
     /// What was not approved.
     denied: Option<GateKind>,
+    denials: DenialCounts,
     /// Cost of all answered calls, in micro-dollars.
     cost: i64,
     /// A call was answered whose cost is unknown.
@@ -90,53 +104,9 @@ pub struct GoalState {
     history: VecDeque<StepRecord>,
     /// What ended the loop.
     ended: Option<GoalEnd>,
-}
-
-/// The tool calls of the attempt under way.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(default)]
-struct StepAttempt {
-    calls: u32,
-    failed: u32,
-    /// Calls that were not rejected.
-    admitted: u32,
-    /// Those that failed.
-    failures: Vec<ShortHash>,
-    /// The result of the last one that failed.
-    error: String,
-}
-
-/// An attempt at a step, for the confidence check.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-struct StepRecord {
-    step: u32,
-    attempt: u32,
-    error: Option<String>,
-    /// The beginning of the text of its last answer.
-    text: String,
-}
-
-/// The last check of a criterion.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(default)]
-struct CriterionState {
-    met: bool,
-    /// What it found.
-    said: String,
-}
-
-/// The check of the criteria after a step.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(default)]
-struct Validation {
-    /// A result was handed in with `finish`.
-    has_result: bool,
-    /// Names of criteria that are still to be checked, in order.
-    pending: VecDeque<String>,
-    /// Names of those that are met.
-    met: BTreeSet<String>,
-    /// One is not met.
-    failed: bool,
+    /// The attempt that is over and not recorded yet, which it is with the same input.
+    #[serde(skip)]
+    report: Option<StepValidation>,
 }
 
 fn goal(settings: &EngineSettings) -> Option<&GoalSettings> {
@@ -155,11 +125,14 @@ impl GoalState {
             .started_at
             .map_or(SignedDuration::ZERO, |at| context.now.duration_since(at));
         let is_over_cost = |most| self.unknown_cost || self.cost >= most;
+        let escalated = self.denied == Some(GateKind::Escalated);
+        let for_denials = matches!(self.because, EscalationCause::Denials(_));
         // A step that meets the goal may reach a limit as well: its check is completed first.
         let checking = self.validation.is_some();
         [
             (self.met, GoalEnd::CriteriaMet),
-            (self.denied == Some(GateKind::Escalated), GoalEnd::LoopDetected),
+            (escalated && !for_denials, GoalEnd::LoopDetected),
+            (escalated && for_denials, GoalEnd::CallsDenied),
             (self.denied == Some(GateKind::LowConfidence), GoalEnd::LowConfidence),
             (!checking && age >= goal.timeout, GoalEnd::Timeout),
             (!checking && goal.max_cost.is_some_and(is_over_cost), GoalEnd::CostLimit),
@@ -182,140 +155,6 @@ impl GoalState {
         (!criterion.said.is_empty()).then_some(&*criterion.said)
     }
 
-    /// The criterion that is checked next by a model or a command.
-    fn pending<'a>(&self, settings: &'a EngineSettings) -> Option<&'a Criterion> {
-        let validation = self.validation.as_ref()?;
-        let goal = goal(settings)?;
-        let named = |name: &String| goal.criteria.iter().find(|criterion| criterion.name == *name);
-        let mut pending = validation.pending.iter().filter_map(named);
-        pending.find(|criterion| match criterion.check {
-            CriterionCheck::Command { .. } => true,
-            // A call is worth it only if it decides.
-            CriterionCheck::Judge(_) => !validation.failed,
-            CriterionCheck::Regex(_) | CriterionCheck::Schema(_) => false,
-        })
-    }
-
-    /// A step has ended without an error: its criteria are checked. `result`: what was handed in with `finish`.
-    fn validate(&mut self, result: Option<&str>, context: &ModeContext<'_>) {
-        let Some(goal) = goal(context.settings) else {
-            return;
-        };
-        if let Some(result) = result {
-            result.clone_into(&mut self.result);
-        }
-        let is_checked = |criterion: &&Criterion| result.is_some() || !criterion.check.needs_result();
-        let mut pending: Vec<&Criterion> = goal.criteria.iter().filter(is_checked).collect();
-        // Commands before judges, since judges decide last.
-        pending.sort_by_key(|criterion| matches!(criterion.check, CriterionCheck::Judge(_)));
-        self.validation = Some(Validation {
-            has_result: result.is_some(),
-            pending: pending.iter().map(|criterion| criterion.name.clone()).collect(),
-            ..Validation::default()
-        });
-        for criterion in pending {
-            let verdict = match &criterion.check {
-                CriterionCheck::Regex(regex) if settings::matches(regex, &self.result) => Ok(()),
-                CriterionCheck::Regex(regex) => Err(format!("the result does not match {regex}")),
-                CriterionCheck::Schema(schema) => settings::fits(schema, &self.result),
-                CriterionCheck::Judge(_) | CriterionCheck::Command { .. } => continue,
-            };
-            self.verdict(&criterion.name, verdict);
-        }
-        self.settle(context);
-    }
-
-    /// A criterion was checked. The error says what was found.
-    fn verdict(&mut self, name: &str, verdict: Result<(), String>) {
-        let met = verdict.is_ok();
-        let said = verdict.err().unwrap_or_default();
-        let said = prompt::truncate(without_marks(&said).trim(), MAX_SAID);
-        self.criteria.insert(name.to_owned(), CriterionState { met, said });
-        let Some(validation) = &mut self.validation else {
-            return;
-        };
-        validation.pending.retain(|pending| pending != name);
-        if met {
-            validation.met.insert(name.to_owned());
-        } else {
-            validation.failed = true;
-        }
-    }
-
-    /// Ends the step if all that can be checked was.
-    fn settle(&mut self, context: &ModeContext<'_>) {
-        if self.validation.is_none() || self.pending(context.settings).is_some() {
-            return;
-        }
-        let (Some(validation), Some(goal)) = (self.validation.take(), goal(context.settings)) else {
-            return;
-        };
-        self.steps = self.steps.saturating_add(1);
-        let mut criteria = goal.criteria.iter();
-        self.met = criteria.all(|criterion| validation.met.contains(&criterion.name));
-    }
-
-    /// The goal or its criteria were edited: what was met before says nothing about them. A check that was under way begins
-    /// again.
-    fn check_again(&mut self, context: &ModeContext<'_>) {
-        self.met = false;
-        self.criteria.clear();
-        if let Some(validation) = self.validation.take() {
-            let result = validation.has_result.then(|| self.result.clone());
-            self.validate(result.as_deref(), context);
-        }
-    }
-
-    fn record(&mut self, error: Option<&str>, text: &str) {
-        if self.history.len() >= MOST_HISTORY {
-            self.history.pop_front();
-        }
-        self.history.push_back(StepRecord {
-            step: self.steps.saturating_add(1),
-            attempt: self.failed_attempts.saturating_add(1),
-            error: error.map(str::to_owned),
-            text: prompt::truncate(text.trim(), MAX_SAID),
-        });
-    }
-
-    fn attempt_failed(&mut self, attempt: StepAttempt, error: &str, text: &str, context: &ModeContext<'_>) {
-        let Some(goal) = goal(context.settings) else {
-            return;
-        };
-        let error = prompt::truncate(without_marks(error).trim(), MAX_SAID);
-        self.record(Some(&error), text);
-        self.avoided.extend(attempt.failures);
-        let surplus = self.avoided.len().saturating_sub(MOST_AVOIDED);
-        self.avoided.drain(..surplus);
-        let hash = signature::text(&error);
-        self.same_error = match self.same_error {
-            (same, times) if same == hash => (hash, times.saturating_add(1)),
-            _ => (hash, 1),
-        };
-        if self.same_error.1 >= EQUAL_ERRORS {
-            self.approval = Some(GateKind::Escalated);
-        }
-        self.failed_attempts = self.failed_attempts.saturating_add(1);
-        self.last_error = error;
-        if self.failed_attempts >= goal.max_attempts {
-            let last = std::mem::take(&mut self.last_error);
-            self.next_step();
-            self.last_error = format!("Failed after {} attempts, the last one: {last}", goal.max_attempts);
-            self.steps = self.steps.saturating_add(1);
-        } else {
-            let wait = time_math::doubled(SignedDuration::from_secs(1), self.failed_attempts, LONGEST_WAIT);
-            self.retry_at = Some(time_math::after(context.now, wait));
-        }
-    }
-
-    /// The attempts at the current step are over.
-    fn next_step(&mut self) {
-        self.failed_attempts = 0;
-        self.retry_at = None;
-        self.avoided.clear();
-        self.last_error.clear();
-    }
-
     fn is_confidence_due(&self, goal: &GoalSettings) -> bool {
         let since = self.steps.saturating_sub(self.checked_at);
         self.failed_attempts == 0 && (self.requested.is_some() || since >= goal.confidence_every)
@@ -325,6 +164,7 @@ impl GoalState {
         self.checked_at = self.steps;
         self.requested = None;
         self.last_confidence = answer.and_then(read_confidence);
+        self.estimate = answer.and_then(read_progress);
         if self
             .last_confidence
             .is_none_or(|percent| percent < goal.confidence_threshold)
@@ -357,6 +197,10 @@ impl LoopMode for GoalState {
     fn clock_set_back(&mut self, back: SignedDuration, _context: &ModeContext<'_>) {
         self.started_at = self.started_at.map(|at| time_math::before(at, back));
         self.retry_at = self.retry_at.map(|at| time_math::before(at, back));
+        let ended = self.validation.as_mut().map(|validation| &mut validation.of.began_at);
+        for began_at in ended.into_iter().chain([&mut self.attempt.began_at]) {
+            *began_at = began_at.map(|at| time_math::before(at, back));
+        }
     }
 
     fn next(&self, context: &ModeContext<'_>) -> NextStep {
@@ -365,14 +209,16 @@ impl LoopMode for GoalState {
         };
         match self.end(context) {
             Some(GoalEnd::CriteriaMet) => return NextStep::Stop(LoopOutcome::Completed),
-            Some(GoalEnd::LoopDetected | GoalEnd::LowConfidence) => return NextStep::Stop(LoopOutcome::Escalated),
+            Some(GoalEnd::LoopDetected | GoalEnd::CallsDenied | GoalEnd::LowConfidence) => {
+                return NextStep::Stop(LoopOutcome::Escalated);
+            }
             Some(GoalEnd::Timeout | GoalEnd::CostLimit | GoalEnd::StepLimit) => {
                 return NextStep::Stop(LoopOutcome::Failed);
             }
             None => {}
         }
         match self.pending(context.settings).map(|criterion| &criterion.check) {
-            Some(CriterionCheck::Command { .. }) => return NextStep::Check,
+            Some(CriterionCheck::Command(_)) => return NextStep::Check,
             Some(CriterionCheck::Judge(_)) => return NextStep::Ask,
             Some(CriterionCheck::Regex(_) | CriterionCheck::Schema(_)) | None => {}
         }
@@ -390,7 +236,11 @@ impl LoopMode for GoalState {
     }
 
     fn begin_turn(&mut self, _kind: TurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
-        self.attempt = StepAttempt::default();
+        self.attempt = StepAttempt {
+            turn: opening.number,
+            began_at: Some(context.now),
+            ..StepAttempt::default()
+        };
         goal(context.settings).map_or_else(String::new, |goal| texts::step_opening(self, goal, opening, context))
     }
 
@@ -403,9 +253,15 @@ impl LoopMode for GoalState {
                 last_text,
             } if failed => {
                 let error = attempt.error.clone();
-                self.attempt_failed(attempt, &error, last_text, context);
+                let failure = AttemptFailure {
+                    kind: AttemptFailure::CALLS,
+                    error: &error,
+                    text: last_text,
+                };
+                self.attempt_failed(attempt, failure, context);
             }
             TurnEnd::Completed { pace, last_text } => {
+                let ended = self.ended(&attempt);
                 self.record(None, last_text);
                 self.same_error = (0, 0);
                 self.next_step();
@@ -417,11 +273,16 @@ impl LoopMode for GoalState {
                 } else {
                     None
                 };
-                self.validate(result, context);
+                self.validate(ended, result, context);
             }
             TurnEnd::Failed { .. } => {
                 let error = context.last_failure.map_or_else(String::new, ToString::to_string);
-                self.attempt_failed(attempt, &error, "", context);
+                let failure = AttemptFailure {
+                    kind: context.last_failure.map_or("", |failure| failure.kind.as_ref()),
+                    error: &error,
+                    text: "",
+                };
+                self.attempt_failed(attempt, failure, context);
             }
         }
         self.next(context)
@@ -478,15 +339,25 @@ impl LoopMode for GoalState {
     }
 
     fn loop_detected(&mut self) {
-        self.approval = Some(GateKind::Escalated);
+        self.repeats();
+    }
+
+    fn denies(&self, call: &ToolCall) -> Option<DeniedCall> {
+        self.denials.denies(call)
+    }
+
+    fn call_denied(&mut self, call: &ToolCall, why: DenialReason) {
+        self.count_denial(call, why);
     }
 
     fn question(&self, context: &ModeContext<'_>) -> Option<ModeQuestion> {
         let goal = goal(context.settings)?;
         match self.pending(context.settings).map(|criterion| &criterion.check) {
-            Some(CriterionCheck::Judge(question)) => Some(texts::judge(goal, question, &self.result)),
+            Some(CriterionCheck::Judge(check)) => Some(texts::judge(goal, check, &self.result, context.settings)),
             Some(_) => None,
-            None => self.is_confidence_due(goal).then(|| texts::confidence(self, goal)),
+            None => self
+                .is_confidence_due(goal)
+                .then(|| texts::confidence(self, goal, context.settings)),
         }
     }
 
@@ -501,7 +372,7 @@ impl LoopMode for GoalState {
             }) => {
                 let verdict = answer.and_then(read_verdict);
                 let is_readable = verdict.is_some();
-                let unread = || Err("the judge gave no clear answer".to_owned());
+                let unread = || CheckResult::unknown("the judge gave no clear answer");
                 self.verdict(name, verdict.unwrap_or_else(unread));
                 self.settle(context);
                 is_readable
@@ -516,10 +387,14 @@ impl LoopMode for GoalState {
 
     fn check(&self, context: &ModeContext<'_>) -> Option<ModeCheck> {
         match &self.pending(context.settings)?.check {
-            CriterionCheck::Command { run, .. } => Some(ModeCheck {
-                tool: SHELL,
-                arguments: Map::from_iter([("command".to_owned(), Value::String(run.clone()))]),
-            }),
+            CriterionCheck::Command(CommandCheck { run, junit, .. }) => {
+                let arguments = [("command", Some(run)), ("junit", junit.as_ref())].into_iter();
+                let set = arguments.filter_map(|(name, value)| Some((name.to_owned(), value?.clone().into())));
+                Some(ModeCheck {
+                    tool: SHELL,
+                    arguments: set.collect(),
+                })
+            }
             CriterionCheck::Regex(_) | CriterionCheck::Schema(_) | CriterionCheck::Judge(_) => None,
         }
     }
@@ -527,16 +402,14 @@ impl LoopMode for GoalState {
     fn checked(&mut self, end: CheckEnd<'_>, context: &ModeContext<'_>) {
         let Some(Criterion {
             name,
-            check: CriterionCheck::Command { pass_regex, .. },
+            check: CriterionCheck::Command(command),
         }) = self.pending(context.settings)
         else {
             return;
         };
-        let verdict = match (end, pass_regex) {
-            (CheckEnd::Ran(text), Some(regex)) if settings::matches(regex, output(text)) => Ok(()),
-            (CheckEnd::Ran(text), None) if text.lines().next() == Some("exit code 0") => Ok(()),
-            (CheckEnd::Ran(text), _) => Err(last_bytes(text)),
-            (CheckEnd::NotRun(why), _) => Err(why.to_owned()),
+        let verdict = match end {
+            CheckEnd::Ran(text) => verdicts::of_command(command, text),
+            CheckEnd::NotRun(why) => CheckResult::unknown(why),
         };
         self.verdict(name, verdict);
         self.settle(context);
@@ -556,10 +429,16 @@ impl LoopMode for GoalState {
                  approval to continue",
                 self.steps, goal.max_steps
             ),
-            _ => format!(
-                "after {} of {} steps the loop repeats itself; it waits for an approval to continue",
-                self.steps, goal.max_steps
-            ),
+            _ => {
+                let (steps, most) = (self.steps, goal.max_steps);
+                let what = match &self.because {
+                    EscalationCause::Repetition => "the loop repeats itself".to_owned(),
+                    EscalationCause::Denials(tool) => {
+                        format!("{} calls of {tool} were denied", self.denials.in_loop(tool))
+                    }
+                };
+                format!("after {steps} of {most} steps {what}; it waits for an approval to continue")
+            }
         };
         Some(ModeApproval { kind, message })
     }
@@ -571,9 +450,13 @@ impl LoopMode for GoalState {
         self.started_at = self.started_at.map(|at| time_math::after(at, waited));
         if !approved {
             self.denied = Some(kind);
-        } else if kind == GateKind::Escalated {
+        } else if kind == GateKind::Escalated && self.because == EscalationCause::Repetition {
             self.same_error = (0, 0);
         }
+    }
+
+    fn take_validation(&mut self) -> Option<StepValidation> {
+        self.report.take()
     }
 
     fn loop_ended(&mut self, context: &ModeContext<'_>) {
@@ -586,6 +469,7 @@ impl LoopMode for GoalState {
         let names = goal.criteria.iter().map(|criterion| &*criterion.name);
         Some(GoalView {
             steps: self.steps,
+            progress: self.progress(goal),
             criteria: names.map(|name| (name.to_owned(), !unmet.contains(&name))).collect(),
             last_confidence: self.last_confidence,
             end: self.ended,

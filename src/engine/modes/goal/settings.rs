@@ -4,7 +4,7 @@ use jiff::SignedDuration;
 use serde_json::{Value, json};
 
 use crate::settings::SettingsError;
-use agentloop_api::goal::{AcceptanceCriterion, GoalSpec};
+use agentloop_api::goal::{AcceptanceCriterion, GoalSpec, QuestionModel};
 use agentloop_api::money::micro_usd;
 use agentloop_support::hash::sha256_hex;
 use agentloop_support::json_schema;
@@ -25,6 +25,7 @@ pub struct GoalSettings {
     pub confidence_every: u32,
     /// In percent.
     pub confidence_threshold: u8,
+    pub confidence_model: QuestionModel,
 }
 
 impl GoalSettings {
@@ -49,15 +50,32 @@ pub enum CriterionCheck {
     /// The result of `finish` is JSON and fits this schema.
     Schema(Value),
     /// A model answers this question about the result of `finish` with yes.
-    Judge(String),
-    /// This shell command succeeds: its exit code is 0, or its output matches the regular expression.
-    Command { run: String, pass_regex: Option<String> },
+    Judge(JudgeCheck),
+    /// This shell command succeeds.
+    Command(CommandCheck),
+}
+
+/// A question to a model, with the answer yes or no.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JudgeCheck {
+    pub question: String,
+    pub model: QuestionModel,
+}
+
+/// A shell command, and when it succeeds: if what is set here holds, or, if nothing is, with exit code 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandCheck {
+    pub run: String,
+    /// Its output matches this regular expression.
+    pub pass_regex: Option<String>,
+    /// The JUnit report that it writes at this path has tests, and no failures.
+    pub junit: Option<String>,
 }
 
 impl CriterionCheck {
     /// Whether it is about the result of `finish`.
     pub const fn needs_result(&self) -> bool {
-        !matches!(self, Self::Command { .. })
+        !matches!(self, Self::Command(_))
     }
 }
 
@@ -79,6 +97,7 @@ impl TryFrom<&GoalSpec> for GoalSettings {
             max_cost: max_cost.transpose()?,
             confidence_every: goal.confidence.every_steps,
             confidence_threshold: u8::try_from(goal.confidence.threshold_percent).unwrap_or(100),
+            confidence_model: goal.confidence.model,
         })
     }
 }
@@ -99,15 +118,19 @@ impl TryFrom<&AcceptanceCriterion> for Criterion {
             json_schema::check(schema).map_err(|problem| unusable("jsonSchema", problem))?;
             CriterionCheck::Schema(schema.clone())
         } else if let Some(question) = &criterion.judge {
-            CriterionCheck::Judge(question.clone())
+            CriterionCheck::Judge(JudgeCheck {
+                question: question.clone(),
+                model: criterion.judge_model,
+            })
         } else if let Some(command) = &criterion.command {
             if let Some(regex) = &command.pass_regex {
                 json_schema::check(&matching(regex)).map_err(|problem| unusable("command.passRegex", problem))?;
             }
-            CriterionCheck::Command {
+            CriterionCheck::Command(CommandCheck {
                 run: command.run.clone(),
                 pass_regex: command.pass_regex.clone(),
-            }
+                junit: command.junit.clone(),
+            })
         } else {
             return Err(unusable("regex", "no check is set".to_owned()));
         };

@@ -68,8 +68,9 @@ fn of_513_sensors_the_one_that_was_silent_longest_is_forgotten_and_of_512_none()
     assert_eq!(count(&journal, "SELECT seq FROM deliveries WHERE sensor = '0000'"), 2);
 }
 
-/// Undoes version 9.
+/// Undoes versions 9 and 10.
 pub(super) const WITHOUT_UPLOADS: &str = "
+DROP VIEW agent_goal_steps;
 DROP TRIGGER execution_added;
 DROP TRIGGER execution_changed;
 DROP TRIGGER execution_dropped;

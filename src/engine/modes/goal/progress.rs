@@ -1,0 +1,81 @@
+//! The progress of a loop towards its goal: by tests, or else by criteria, or else as a model estimates it.
+//!
+//! What is measured comes before what is estimated. Files that changed are no measure: how many a goal needs is not known, and
+//! commands change them unseen.
+
+use serde::{Deserialize, Serialize};
+
+use super::GoalState;
+use super::settings::GoalSettings;
+use agentloop_api::goal::ProgressSource;
+
+/// The progress of a loop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GoalProgress {
+    pub percent: u8,
+    /// `None`: nothing is known yet.
+    pub source: Option<ProgressSource>,
+}
+
+/// Tests of a report.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TestCounts {
+    pub(super) passed: u64,
+    pub(super) ran: u64,
+}
+
+impl GoalState {
+    pub(super) fn progress(&self, goal: &GoalSettings) -> GoalProgress {
+        let states = goal
+            .criteria
+            .iter()
+            .filter_map(|criterion| self.criteria.get(&criterion.name));
+        let (mut passed, mut ran) = (0_u64, 0_u64);
+        for tests in states.clone().filter_map(|state| state.tests) {
+            passed = passed.saturating_add(tests.passed);
+            ran = ran.saturating_add(tests.ran);
+        }
+        let met = states.clone().filter(|state| state.met).count();
+        let (source, percent) = if ran > 0 {
+            (ProgressSource::Tests, share(passed, ran))
+        } else if states.count() > 0 {
+            let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+            (ProgressSource::Criteria, share(count(met), count(goal.criteria.len())))
+        } else if let Some(percent) = self.estimate {
+            (ProgressSource::Estimate, percent.min(100))
+        } else {
+            return GoalProgress::default();
+        };
+        // Whatever is measured, other criteria may be unmet.
+        let most = if met == goal.criteria.len() { 100 } else { 99 };
+        GoalProgress {
+            percent: percent.min(most),
+            source: Some(source),
+        }
+    }
+}
+
+/// A share in percent, rounded down.
+fn share(part: u64, all: u64) -> u8 {
+    let percent = u128::from(part) * 100 / u128::from(all.max(1));
+    u8::try_from(percent).unwrap_or(100).min(100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share;
+
+    #[test]
+    fn a_share_is_rounded_down_and_is_at_most_all() {
+        for (part, all, percent) in [
+            (0, 0, 0),
+            (0, 3, 0),
+            (2, 3, 66),
+            (3, 3, 100),
+            (5, 3, 100),
+            (u64::MAX, u64::MAX, 100),
+        ] {
+            assert_eq!(share(part, all), percent, "{part} of {all}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Mode `Goal`: by what the progress is measured, and reports of tests as criteria.
+
+use pretty_assertions::assert_eq;
+use serde_json::json;
+
+use super::goal::{command, criterion, ended, finish, goal, judge};
+use super::*;
+use crate::modes::goal::{CommandCheck, CriterionCheck, GoalSettings};
+use agentloop_api::goal::{GoalEnd, ProgressSource};
+use agentloop_api::status::LoopOutcome;
+use agentloop_api::test_report::TestReport;
+
+fn junit() -> CriterionCheck {
+    CriterionCheck::Command(CommandCheck {
+        run: "make test".into(),
+        pass_regex: None,
+        junit: Some("target/report.xml".into()),
+    })
+}
+
+/// A report, and a criterion that is met at the end only.
+fn tests_and_text(goal: &mut GoalSettings) {
+    goal.criteria.push(criterion("tests", junit()));
+}
+
+fn result(report: &TestReport) -> String {
+    format!("exit code 0\n{}\nout", report.line())
+}
+
+fn report(passed: u64, failed: u64) -> TestReport {
+    TestReport {
+        passed,
+        failed,
+        failures: if failed > 0 { vec!["a.B.bad".into()] } else { Vec::new() },
+        ..TestReport::default()
+    }
+}
+
+impl Driver {
+    fn progress(&self) -> (u8, Option<ProgressSource>) {
+        let progress = self.goal_view().progress;
+        (progress.percent, progress.source)
+    }
+
+    /// A step whose command has this result.
+    fn checked_with(&mut self, answer: ModelAnswer, result: &str) {
+        if self.in_flight.is_none() {
+            self.next_timer();
+        }
+        self.answer(answer);
+        self.done(1, result);
+    }
+}
+
+#[test]
+fn a_command_with_a_report_is_run_with_its_path_and_names_what_failed() {
+    let mut driver = Driver::with_goal(goal(tests_and_text));
+    let Message::System { text } = &*driver.prompt[0] else {
+        panic!("no system message");
+    };
+    assert!(
+        text.contains("- tests: `make test` writes the JUnit report `target/report.xml`, in which a test has run and none has failed."),
+        "{text}"
+    );
+    driver.answer(says("Written."));
+    let run = driver.running.values().next().unwrap();
+    assert_eq!(
+        run.arguments,
+        json!({"command": "make test", "junit": "target/report.xml"})
+            .as_object()
+            .cloned()
+            .unwrap()
+    );
+    driver.done(1, &result(&report(3, 1)));
+    driver.next_timer();
+    assert!(
+        driver
+            .observed()
+            .contains("Last check of tests: exit code 0; 1 of 4 tests failed: a.B.bad\nout"),
+        "{}",
+        driver.observed()
+    );
+}
+
+#[test]
+fn tests_measure_the_progress_before_criteria_and_are_not_all_of_it() {
+    let mut driver = Driver::with_goal(goal(tests_and_text));
+    assert_eq!(driver.progress(), (0, None), "nothing is known");
+    driver.checked_with(says("Written."), &result(&report(2, 1)));
+    assert_eq!(driver.progress(), (66, Some(ProgressSource::Tests)));
+    driver.checked_with(says("Fixed."), &result(&report(4, 0)));
+    assert_eq!(
+        driver.progress(),
+        (99, Some(ProgressSource::Tests)),
+        "the other criterion is not met"
+    );
+    // Without a usable report the tests are not known, and the criteria count.
+    let stale = TestReport {
+        problem: Some("it is old".into()),
+        ..TestReport::default()
+    };
+    driver.checked_with(finish("done"), &result(&stale));
+    assert_eq!(driver.progress(), (50, Some(ProgressSource::Criteria)));
+    driver.checked_with(finish("done"), &result(&report(5, 0)));
+    assert_eq!(driver.progress(), (100, Some(ProgressSource::Tests)));
+    assert_eq!(
+        ended(&driver),
+        (Some(LoopOutcome::Completed), Some(GoalEnd::CriteriaMet))
+    );
+}
+
+#[test]
+fn the_share_of_criteria_is_the_progress_once_one_was_checked_and_a_models_estimate_before() {
+    let mut driver = Driver::with_goal(goal(|goal| {
+        goal.confidence_every = 1;
+        goal.criteria.push(criterion("sense", judge()));
+    }));
+    driver.answer(says("Not yet."));
+    driver.answer(says(r#"{"confidence": 80, "progress": 30}"#));
+    assert_eq!(driver.progress(), (30, Some(ProgressSource::Estimate)));
+    driver.next_timer();
+    driver.answer(says("Nearly."));
+    driver.answer(says(r#"{"confidence": 80, "progress": 100}"#));
+    assert_eq!(
+        driver.progress(),
+        (99, Some(ProgressSource::Estimate)),
+        "an estimate is no check"
+    );
+    driver.next_timer();
+    driver.answer(finish("not so good"));
+    assert_eq!(driver.progress(), (0, Some(ProgressSource::Criteria)));
+    driver.answer(says(r#"{"confidence": 80, "progress": 90}"#));
+    assert_eq!(driver.progress(), (0, Some(ProgressSource::Criteria)));
+}
+
+#[test]
+fn an_edit_of_the_criteria_forgets_what_was_measured() {
+    let mut driver = Driver::with_goal(goal(tests_and_text));
+    driver.checked_with(says("Written."), &result(&report(2, 1)));
+    driver.settings = goal(|goal| goal.criteria.push(criterion("tests", command("make", None))));
+    driver.restart(2);
+    assert_eq!(driver.progress(), (0, None));
+}
