@@ -122,7 +122,6 @@ pub enum QuestionModel {
 impl QuestionModel {
     /// Whether it is the default.
     #[must_use]
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "for serde")]
     pub fn is_main(&self) -> bool {
         *self == Self::Main
     }
