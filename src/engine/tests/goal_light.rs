@@ -40,9 +40,9 @@ fn a_criterion_chooses_the_model_that_judges_it(#[case] model: QuestionModel, #[
         ended(&driver),
         (Some(LoopOutcome::Completed), Some(GoalEnd::CriteriaMet))
     );
-    let used = driver.journal.iter().filter_map(|record| record.used);
+    let mut used = driver.journal.iter().filter_map(|record| record.used);
     assert_eq!(
-        used.last().unwrap().purpose,
+        used.next_back().unwrap().purpose,
         purpose,
         "it is accounted for as what it is"
     );
