@@ -202,6 +202,10 @@ pub struct RunArgs {
     /// Show tool runs on standard error.
     #[arg(short, long)]
     pub(super) verbose: bool,
+    /// Show the text of the answer while the model writes it. Defaults to true on a terminal. Without effect if the output is
+    /// JSON or YAML.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(super) stream: Option<bool>,
 }
 
 #[derive(Args, Debug)]
@@ -212,6 +216,10 @@ pub struct ChatArgs {
     /// Show tool runs on standard error.
     #[arg(short, long)]
     pub(super) verbose: bool,
+    /// Show the text of the answer while the model writes it. Defaults to true on a terminal. Without effect if the output is
+    /// JSON or YAML.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(super) stream: Option<bool>,
 }
 
 #[derive(Args, Debug)]

@@ -1,6 +1,6 @@
 //! What a command works with: a client of the API server, the namespace, the clock, and where output goes.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -39,6 +39,8 @@ pub struct PluginSession {
     pub token: UserToken,
     /// The clock.
     pub clock: PluginClock,
+    /// Whether a person reads the results on a terminal, as opposed to a program or a file.
+    pub is_terminal: bool,
 }
 
 /// Where output goes.
@@ -84,6 +86,7 @@ impl PluginSession {
             route: LinkRoute::PortForward,
             token: UserToken::Kubeconfig(Box::new(config)),
             clock: Arc::new(Timestamp::now),
+            is_terminal: std::io::stdout().is_terminal(),
         };
         Ok(session.with_flags(flags))
     }
@@ -104,6 +107,13 @@ impl PluginSession {
         self.format = flags.output;
         self.controller_namespace.clone_from(&flags.controller_namespace);
         self
+    }
+
+    /// Whether text is shown as it arrives, with this flag of the command. Never if the output is data.
+    #[must_use]
+    pub fn streams_text(&self, flag: Option<bool>) -> bool {
+        let is_data = matches!(self.format, Some(OutputFormat::Json | OutputFormat::Yaml));
+        !is_data && flag.unwrap_or(self.is_terminal)
     }
 
     /// The present time.

@@ -8,10 +8,9 @@ use tokio::sync::mpsc;
 use crate::plugin::arguments::{ChatArgs, RunArgs};
 use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::link::{LinkFailure, TaskSubmission, UserLink};
-use crate::plugin::screens::printable;
 use crate::plugin::session::{PluginSession, Screen};
 use crate::plugin::tasks::task_run::Interrupt;
-use crate::plugin::tasks::{Conversation, TaskEnd, TaskRun};
+use crate::plugin::tasks::{Conversation, LiveText, TaskEnd, TaskRun};
 
 /// Bytes of a random id.
 const ID_BYTES: usize = 12;
@@ -36,22 +35,20 @@ pub(super) async fn run(
     let agent = session.named(&arguments.name);
     let link = UserLink::open(session, &agent.namespace).await?;
     let run = TaskRun::new(&link, &agent, &task, arguments.verbose);
+    let mut live = session
+        .streams_text(arguments.stream)
+        .then(|| LiveText::new(&task.id, session.is_terminal));
     let mut interrupt = std::pin::pin!(interrupted());
-    match run.run(screen.err, interrupt.as_mut()).await {
+    match run.run(screen, live.as_mut(), interrupt.as_mut()).await {
         Ok(TaskEnd::Response(response)) => {
             let printed = match session.print_data(&response, screen) {
                 Err(PluginError::Stream(error)) if error.kind() == io::ErrorKind::BrokenPipe => true,
                 printed => printed?,
             };
             if !printed {
-                let text = response.result_text();
                 // Byte for byte for programs.
-                let text = if io::stdout().is_terminal() {
-                    printable::lines(&text)
-                } else {
-                    text
-                };
-                screen.result(&format!("{text}\n"))?;
+                let live = live.unwrap_or_else(|| LiveText::new(&task.id, session.is_terminal));
+                live.finish(response.result.as_ref(), &response.result_text(), screen)?;
             }
             if let Some(problem) = response.problem() {
                 screen.note(&format!("error: {problem}"));
@@ -182,7 +179,9 @@ async fn converse(
             untrusted_content,
         };
         let run = TaskRun::new(&link, &agent, &task, arguments.verbose);
-        match run.run(screen.err, interrupt.as_mut()).await? {
+        let mut live = LiveText::new(&task.id, true);
+        let streamed = session.streams_text(arguments.stream).then_some(&mut live);
+        match run.run(screen, streamed, interrupt.as_mut()).await? {
             TaskEnd::Interrupted => {
                 if !run.was_requested() {
                     return Ok(());
@@ -194,14 +193,17 @@ async fn converse(
                 return Ok(());
             }
             TaskEnd::Response(response) => {
+                let text = response.result_text();
                 if let Some(problem) = response.problem() {
+                    live.end_line(screen.out);
                     screen.note(&format!("error: {problem}"));
                 }
-                let text = response.result_text();
                 if !text.is_empty() {
-                    screen.result(&format!("{}\n", printable::lines(&text)))?;
+                    live.finish(response.result.as_ref(), &text, screen)?;
                     let source = response.untrusted_content.or(task.untrusted_content);
                     conversation.add(message, &text, source.as_deref());
+                } else {
+                    live.end_line(screen.out);
                 }
             }
         }

@@ -32,6 +32,7 @@ async fn run(rig: &Rig, token: &str, line: &str) -> (ExitStatus, String, String)
         route: LinkRoute::Direct(rig.url()),
         token: UserToken::Kubeconfig(Box::new(config)),
         clock: Arc::new(Timestamp::now),
+        is_terminal: false,
     };
     let words = std::iter::once("kubectl-agentloop").chain(line.split(' '));
     let matches = agentloop::plugin::command().try_get_matches_from(words).unwrap();
