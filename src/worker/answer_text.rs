@@ -297,11 +297,11 @@ mod tests {
         let sender = {
             let (queue, sent) = (Arc::clone(&queue), Arc::clone(&sent));
             tokio::spawn(async move {
-                let send = |fragment: TextFragment| {
+                let note = |fragment: TextFragment| {
                     sent.lock().unwrap().push((start.elapsed(), fragment.text));
                     std::future::ready(Ok(()))
                 };
-                queue.send_each(send).await;
+                queue.send_each(note).await;
             })
         };
         let mut tap = tap(&queue, "t1c1a1");

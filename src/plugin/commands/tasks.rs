@@ -198,12 +198,12 @@ async fn converse(
                     live.end_line(screen.out);
                     screen.note(&format!("error: {problem}"));
                 }
-                if !text.is_empty() {
+                if text.is_empty() {
+                    live.end_line(screen.out);
+                } else {
                     live.finish(response.result.as_ref(), &text, screen)?;
                     let source = response.untrusted_content.or(task.untrusted_content);
                     conversation.add(message, &text, source.as_deref());
-                } else {
-                    live.end_line(screen.out);
                 }
             }
         }

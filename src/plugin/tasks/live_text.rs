@@ -28,7 +28,7 @@ pub struct LiveText {
     task: String,
     /// Whether control characters are replaced: for terminals, not for programs.
     is_terminal: bool,
-    /// The model call whose text is printed, whichever attempt it is, and the attempt.
+    /// The model call whose text is printed, whichever attempt it is, and the attempt. Empty: nothing was printed.
     call: (String, u32),
     /// The text that was printed of the attempt.
     shown: String,
@@ -36,8 +36,6 @@ pub struct LiveText {
     end: u64,
     /// Some text is missing in `shown`.
     has_gap: bool,
-    /// Something was printed.
-    has_text: bool,
     /// The output could not be written: what was printed does not count.
     is_lost: bool,
     /// The last line that was printed has no end yet.
@@ -55,7 +53,6 @@ impl LiveText {
             shown: String::new(),
             end: 0,
             has_gap: false,
-            has_text: false,
             is_lost: false,
             has_open_line: Arc::default(),
         }
@@ -64,7 +61,6 @@ impl LiveText {
     /// Prints a fragment, as far as it is of this task and new.
     pub fn show(&mut self, fragment: &TextFragment, out: &mut (dyn Write + Send)) {
         let Some(text) = self.advance(fragment) else { return };
-        self.has_text = true;
         let written = out
             .write_all(self.printable(&text).as_bytes())
             .and_then(|()| out.flush());
@@ -91,7 +87,8 @@ impl LiveText {
             }
             return screen.result(&format!("{}\n", self.printable(rest)));
         }
-        if !self.is_lost && self.has_text {
+        let has_text = !self.call.0.is_empty();
+        if has_text && !self.is_lost {
             self.end_line(screen.out);
             if !text.is_empty() {
                 screen.note(WHOLE);

@@ -329,8 +329,8 @@ struct WatchedScreen(watch::Sender<String>);
 impl WatchedScreen {
     async fn until(&self, text: &str) {
         let mut shown = self.0.subscribe();
-        let shows = timeout(PATIENCE, shown.wait_for(|shown| shown.contains(text))).await;
-        assert!(shows.is_ok(), "not in time: {text:?} in {:?}", self.0.borrow());
+        let found = timeout(PATIENCE, shown.wait_for(|shown| shown.contains(text))).await;
+        assert!(found.is_ok(), "not in time: {text:?} in {:?}", self.0.borrow());
     }
 }
 
