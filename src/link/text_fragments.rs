@@ -59,3 +59,34 @@ pub struct RelayedTextFragment {
     /// The worker's fragment.
     pub fragment: TextFragment,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_attempts_at_a_call_are_of_one_call() {
+        let of = |call: &str| TextFragment {
+            call: call.into(),
+            ..TextFragment::default()
+        };
+        for (call, expected) in [("t12c1a1", "t12c1"), ("t12c1a10", "t12c1"), ("", "")] {
+            assert_eq!(of(call).call_of_all_attempts(), expected);
+        }
+    }
+
+    #[test]
+    fn offsets_count_bytes() {
+        let fragment = TextFragment {
+            offset: 3,
+            text: "é!".into(),
+            ..TextFragment::default()
+        };
+        assert_eq!(fragment.end(), 6);
+        let last = TextFragment {
+            offset: u64::MAX,
+            ..fragment
+        };
+        assert_eq!(last.end(), u64::MAX);
+    }
+}
