@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, IsTerminal, Read};
 
 use ring::rand::{SecureRandom, SystemRandom};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::plugin::arguments::{ChatArgs, RunArgs};
@@ -99,11 +100,17 @@ fn standard_input() -> Result<String, PluginError> {
     Ok(text)
 }
 
-/// The end of the wait, by Ctrl-C.
-async fn interrupted() {
-    // Without a handler the process ends, as by default.
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending::<()>().await;
+/// The end of the wait, by Ctrl-C. From now on, and not only once it is awaited, an interrupt does not end the process.
+fn interrupted() -> impl Future<Output = ()> + Send {
+    let interrupts = signal(SignalKind::interrupt());
+    async {
+        match interrupts {
+            Ok(mut interrupts) => {
+                let _ = interrupts.recv().await;
+            }
+            // Without a handler the process ends, as by default.
+            Err(_) => std::future::pending().await,
+        }
     }
 }
 
