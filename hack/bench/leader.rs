@@ -23,6 +23,7 @@ use agentloop::link::messages::{
 };
 use agentloop::link::server::{LinkHandler, LinkLimits, PodIdentity, PodKind, serve};
 use agentloop::link::task_requests::{ACCEPT_SECONDS, AcceptedTask, RelayedTaskAck, RequestedTask, TaskRequest};
+use agentloop::link::text_fragments::RelayedTextFragment;
 use axum_server::tls_rustls::RustlsConfig;
 use jiff::Timestamp;
 use tokio::net::TcpListener;
@@ -136,6 +137,10 @@ impl LinkHandler for Generous {
 
     async fn events(&self, _pod: &PodIdentity, _page: EventsPage) -> Result<EventsResponse, PodRefusal> {
         Ok(EventsResponse::default())
+    }
+
+    fn text(&self, _pod: &PodIdentity, _fragment: RelayedTextFragment) -> Result<(), PodRefusal> {
+        Ok(())
     }
 
     async fn answer(

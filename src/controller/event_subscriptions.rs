@@ -1,8 +1,8 @@
 //! The subscriptions to events of live loops: one cursor each, and a small buffer of pages.
 //!
 //! Kept in memory, only while someone is subscribed. A page is accepted only if it begins at the cursor, so that each
-//! line is delivered exactly once. A subscription whose reader takes nothing for too long is closed. Authorization is
-//! decided elsewhere.
+//! line is delivered exactly once. A subscription whose reader takes nothing for too long is closed. Text of answers that
+//! arrive has a buffer of its own, and is dropped when that is full. Authorization is decided elsewhere.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -19,6 +19,7 @@ use crate::link::events::{
     ClientRefusal, ClientRefusalCode, EventLine, EventStream, EventStreamItem, EventSubscription, EventsPage, LATEST,
     READ_FROM_START,
 };
+use crate::link::text_fragments::TextFragment;
 
 /// Most concurrent subscriptions to one Agent.
 pub const READINGS_OF_ONE: usize = 8;
@@ -26,6 +27,8 @@ pub const READINGS_OF_ONE: usize = 8;
 pub const READINGS_OF_ALL: usize = 256;
 /// Capacity of the buffer, in pages.
 const ROOM: usize = 2;
+/// Most fragments of text that wait for a reader.
+const ROOM_FOR_TEXT: usize = 16;
 /// How long the pod may take to send the first page.
 const FIRST_PAGE: Duration = Duration::from_secs(10);
 /// How long a reader may take nothing while the buffer is full.
@@ -43,6 +46,8 @@ struct OpenSubscription {
     messages: bool,
     cursor: i64,
     pages: mpsc::Sender<Vec<EventLine>>,
+    /// `None`: no text is wanted.
+    text: Option<mpsc::Sender<Arc<TextFragment>>>,
     farewell: Arc<OnceLock<String>>,
     /// The cursor at which a subscription from [`LATEST`] began.
     start: Arc<OnceLock<i64>>,
@@ -75,6 +80,7 @@ impl EventSubscriptions {
             id: *id,
             after: open.began,
             messages: open.messages,
+            text: open.text.is_some(),
         })
         .collect()
     }
@@ -85,18 +91,33 @@ impl EventSubscriptions {
 
     pub(super) fn open(&mut self, reading: EventSubscription) -> PageReceiver {
         let (pages, queue) = mpsc::channel(ROOM);
+        let (text, fragments) = reading.text.then(|| mpsc::channel(ROOM_FOR_TEXT)).unzip();
         let (farewell, start) = (Arc::default(), Arc::default());
         let open = OpenSubscription {
             began: reading.after,
             messages: reading.messages,
             cursor: reading.after,
             pages,
+            text,
             farewell: Arc::clone(&farewell),
             start: Arc::clone(&start),
             full: None,
         };
         self.open.insert(reading.id, open);
-        PageReceiver { queue, farewell, start }
+        PageReceiver {
+            queue,
+            fragments,
+            farewell,
+            start,
+        }
+    }
+
+    /// Passes text on to the subscriptions that want it and have room for it.
+    pub(super) fn pass_text(&self, fragment: &Arc<TextFragment>) {
+        for text in self.open.values().filter_map(|open| open.text.as_ref()) {
+            // A reader without room learns from the next offset that it missed this one.
+            let _ = text.try_send(Arc::clone(fragment));
+        }
     }
 
     pub(super) fn close(&mut self, id: u64) -> bool {
@@ -155,6 +176,7 @@ impl EventSubscriptions {
 /// The reader's end of a subscription.
 pub(super) struct PageReceiver {
     queue: mpsc::Receiver<Vec<EventLine>>,
+    fragments: Option<mpsc::Receiver<Arc<TextFragment>>>,
     farewell: Arc<OnceLock<String>>,
     start: Arc<OnceLock<i64>>,
 }
@@ -163,6 +185,11 @@ impl PageReceiver {
     fn end_reason(&self) -> String {
         self.farewell.get().cloned().unwrap_or_else(|| POD_GONE.into())
     }
+}
+
+/// The next fragment of text; `None` if none will come.
+async fn next_fragment(fragments: &mut Option<mpsc::Receiver<Arc<TextFragment>>>) -> Option<Arc<TextFragment>> {
+    fragments.as_mut()?.recv().await
 }
 
 /// Closes the subscription when its reader is dropped.
@@ -178,13 +205,13 @@ impl Drop for SubscriptionGuard {
     }
 }
 
-/// Subscribes to an Agent's events after a line, with or without texts. Returns once its pod has sent the first page.
+/// Subscribes to an Agent's events, as `wanted` says but for its id. Returns once its pod has sent the first page.
 pub async fn subscribe(
     loops: &Arc<PodSessions>,
     agent: &NamespacedName,
-    from: (i64, bool),
+    wanted: EventSubscription,
 ) -> Result<EventStream, ClientRefusal> {
-    let (id, mut pages) = loops.open_subscription(agent, from)?;
+    let (id, mut pages) = loops.open_subscription(agent, wanted)?;
     let guard = SubscriptionGuard {
         loops: Arc::clone(loops),
         agent: agent.clone(),
@@ -202,8 +229,12 @@ pub async fn subscribe(
     let rest = stream::unfold(Some((pages, guard)), move |state| async move {
         let (mut pages, guard) = state?;
         let page = tokio::select! {
-            page = pages.queue.recv() => page,
+            biased;
             () = sleep_until(deadline) => return Some((vec![EventStreamItem::End(TOO_LONG.into())], None)),
+            page = pages.queue.recv() => page,
+            Some(fragment) = next_fragment(&mut pages.fragments) => {
+                return Some((vec![EventStreamItem::Text(fragment)], Some((pages, guard))));
+            }
         };
         Some(match page {
             Some(page) => (lines(page), Some((pages, guard))),
@@ -264,7 +295,7 @@ mod tests {
         let pages = readings.open(EventSubscription {
             id: 1,
             after,
-            messages: false,
+            ..EventSubscription::default()
         });
         (readings, pages)
     }
@@ -285,7 +316,7 @@ mod tests {
             [EventSubscription {
                 id: 1,
                 after: 5,
-                messages: false
+                ..EventSubscription::default()
             }],
             "the requested start stays the same"
         );
@@ -371,5 +402,43 @@ mod tests {
         drop(pages);
         assert_eq!(readings.accept_page(page(0, 1), Instant::now()), PageOutcome::Over);
         assert_eq!(readings.accept_page(page(0, 1), Instant::now()), PageOutcome::Over);
+    }
+
+    fn fragment(offset: u64) -> Arc<TextFragment> {
+        Arc::new(TextFragment {
+            offset,
+            text: "x".into(),
+            ..TextFragment::default()
+        })
+    }
+
+    #[test]
+    fn a_reader_without_room_loses_text_and_no_page_and_one_that_wants_no_text_gets_none() {
+        let (mut readings, mut without) = reading(0);
+        let mut slow = readings.open(EventSubscription {
+            id: 2,
+            text: true,
+            ..EventSubscription::default()
+        });
+        assert_eq!(
+            readings.requested().iter().map(|one| one.text).collect::<Vec<_>>(),
+            [false, true]
+        );
+        for offset in 0..20 {
+            readings.pass_text(&fragment(offset));
+        }
+        let to_slow = EventsPage {
+            reading: 2,
+            ..page(0, 1)
+        };
+        assert_eq!(readings.accept_page(to_slow, Instant::now()), PageOutcome::Next(1));
+        assert_eq!(slow.queue.try_recv().unwrap().len(), 1);
+        let fragments = slow.fragments.as_mut().unwrap();
+        let got = std::iter::from_fn(|| fragments.try_recv().ok()).map(|fragment| fragment.offset);
+        assert_eq!(got.collect::<Vec<_>>(), (0..16).collect::<Vec<_>>(), "16 wait");
+        readings.pass_text(&fragment(20));
+        assert_eq!(fragments.try_recv().unwrap().offset, 20, "and there is room again");
+        assert!(without.fragments.is_none());
+        assert!(without.queue.try_recv().is_err());
     }
 }

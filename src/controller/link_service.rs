@@ -29,7 +29,9 @@ use crate::link::answers::{AnsweredGate, GateAnswerRequest};
 use crate::link::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
-use crate::link::events::{ClientRefusal, ClientRefusalCode, EventStream, EventsPage, EventsResponse, ReadRequest};
+use crate::link::events::{
+    ClientRefusal, ClientRefusalCode, EventStream, EventSubscription, EventsPage, EventsResponse, ReadRequest,
+};
 use crate::link::history::{HistoryAck, HistoryBatch};
 use crate::link::messages::{
     AttachRequest, AttachResponse, Directives, LeaseRequest, LeaseResponse, LoopTotals, PodRefusal, PodReport,
@@ -37,6 +39,7 @@ use crate::link::messages::{
 };
 use crate::link::server::{LinkHandler, PodIdentity};
 use crate::link::task_requests::{AcceptedTask, ID_PREFIX, RelayedTaskAck, RequestedTask, TaskRequest};
+use crate::link::text_fragments::RelayedTextFragment;
 use crate::telemetry::metrics::Metrics;
 
 /// How long a page of events waits for a slow reader, and how often it checks for room.
@@ -201,6 +204,12 @@ impl LinkHandler for ControllerLink {
         }
     }
 
+    fn text(&self, pod: &PodIdentity, relayed: RelayedTextFragment) -> Result<(), PodRefusal> {
+        let (agent, speaker) = (self.agent_of(pod)?, live_pod(pod, relayed.epoch));
+        self.loops
+            .receive_text(&agent, &speaker, relayed.fragment, (self.clock)())
+    }
+
     async fn history(&self, pod: &PodIdentity, batch: HistoryBatch) -> Result<HistoryAck, PodRefusal> {
         let agent = self.agent_of(pod)?;
         let now = (self.clock)();
@@ -224,14 +233,21 @@ impl LinkHandler for ControllerLink {
         self.access
             .check((token, address), &agent, ClientAction::ReadEvents)
             .await?;
-        if request.messages {
+        // The text of an answer before its end is what the response is after it.
+        if request.messages || request.text {
             let action = ClientAction::ReadMessages;
             self.access.check((token, address), &agent, action).await?;
         }
         if !agents.contains(&agent) {
             return Err(no_agent(&agent));
         }
-        event_subscriptions::subscribe(&self.loops, &agent, (request.after, request.messages)).await
+        let wanted = EventSubscription {
+            id: 0,
+            after: request.after,
+            messages: request.messages,
+            text: request.text,
+        };
+        event_subscriptions::subscribe(&self.loops, &agent, wanted).await
     }
 
     async fn answer(

@@ -5,7 +5,7 @@
 //! gateways have attached again, and the status must keep its values until then.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
@@ -18,6 +18,7 @@ use crate::api::status::LoopOutcome;
 use crate::link::events::{ClientRefusal, EventSubscription, EventsPage};
 use crate::link::messages::{BudgetTerms, Directives, LoopTotals, PodRefusal, PodReport, RefusalCode};
 use crate::link::sensor_messages::SensorTerms;
+use crate::link::text_fragments::TextFragment;
 
 /// The pod that may act for an Agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -320,7 +321,7 @@ impl PodSessions {
     pub(super) fn open_subscription(
         &self,
         agent: &NamespacedName,
-        (after, messages): (i64, bool),
+        wanted: EventSubscription,
     ) -> Result<(u64, PageReceiver), ClientRefusal> {
         let mut table = self.lock();
         if table.entries.values().map(|entry| entry.readings.len()).sum::<usize>() >= READINGS_OF_ALL {
@@ -339,7 +340,7 @@ impl PodSessions {
                 "{READINGS_OF_ONE} readers of this Agent's events are connected, which is the limit; retry later"
             )));
         }
-        let pages = entry.readings.open(EventSubscription { id, after, messages });
+        let pages = entry.readings.open(EventSubscription { id, ..wanted });
         entry.publish_subscriptions();
         Ok((id, pages))
     }
@@ -369,6 +370,21 @@ impl PodSessions {
             entry.publish_subscriptions();
         }
         Ok(taken)
+    }
+
+    /// Passes text of an answer on to the subscriptions that want it.
+    pub(super) fn receive_text(
+        &self,
+        agent: &NamespacedName,
+        pod: &LivePod,
+        fragment: TextFragment,
+        now: Timestamp,
+    ) -> Result<(), PodRefusal> {
+        let mut table = self.lock();
+        let entry = authorized_session(&mut table.entries, agent, pod)?;
+        entry.contact = Some(now);
+        entry.readings.pass_text(&Arc::new(fragment));
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, SessionTable> {

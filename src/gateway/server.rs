@@ -38,6 +38,7 @@ use crate::link::socket::{
     CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, OutgoingResponse, PURPOSE_HEADER,
 };
 use crate::link::task_requests::TaskAck;
+use crate::link::text_fragments::{RelayedTextFragment, TextFragment};
 use crate::provider::WireFormat;
 use crate::support::clock::ClockReading;
 
@@ -85,6 +86,7 @@ pub fn router(gateway: GatewayState) -> Router {
         .route("/v1/task-responses", post(response))
         .route("/v1/report", put(report))
         .route("/v1/readings", post(forward_events))
+        .route("/v1/text", post(forward_text))
         .route("/v1/history", post(forward_history))
         .route("/v1/events", get(events))
         .route("/v1/deliveries", get(delivery))
@@ -263,6 +265,15 @@ async fn forward_events(State(gateway): State<GatewayState>, Json(page): Json<Ev
     let (link, epoch) = gateway.link;
     match link.events(&EventsPage { epoch, ..page }).await {
         Ok(answer) => Json(answer).into_response(),
+        Err(error) => (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
+    }
+}
+
+/// Forwards text of an answer that arrives, once.
+async fn forward_text(State(gateway): State<GatewayState>, Json(fragment): Json<TextFragment>) -> Response {
+    let (link, epoch) = gateway.link;
+    match link.text(&RelayedTextFragment { epoch, fragment }).await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
         Err(error) => (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
     }
 }

@@ -24,6 +24,7 @@ use super::messages::{
     RefusalCode,
 };
 use super::task_requests::{RelayedTaskAck, RequestedTask};
+use super::text_fragments::RelayedTextFragment;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -115,6 +116,11 @@ impl LinkClient {
     pub async fn events(&self, page: &EventsPage) -> Result<EventsResponse, LinkError> {
         let response = self.post("/v1/events", page).await?;
         read_json(response).await
+    }
+
+    /// Sends text of an answer that arrives, once.
+    pub async fn text(&self, fragment: &RelayedTextFragment) -> Result<(), LinkError> {
+        self.post("/v1/text", fragment).await.map(drop)
     }
 
     /// Uploads rows of the history; answered once they are stored.

@@ -2,17 +2,21 @@
 //!
 //! | route | does |
 //! |---|---|
-//! | `GET /v1/namespaces/{namespace}/agents/{name}/events?after=N&messages=true`, controller | server-sent events for clients, see docs/reference/events.md |
+//! | `GET /v1/namespaces/{namespace}/agents/{name}/events?after=N&messages=true&text=true`, controller | server-sent events for clients, see docs/reference/events.md |
 //! | `POST /v1/events`, controller | an [`EventsPage`] of a pod → [`EventsResponse`] |
 //! | `POST /v1/readings`, gateway's socket | the same, from the worker |
 //!
 //! Nothing is sent without subscribers. Subscriptions are in [`Directives::readings`](super::messages::Directives); the
 //! worker then sends pages from their cursor on, each only after the answer to the previous one. The controller keeps
 //! the cursor of each subscription and rejects pages that begin elsewhere, so repeats are harmless, even by a restarted
-//! worker.
+//! worker. Text of an answer that arrives is not a line of the journal: see [`text_fragments`](super::text_fragments).
+
+use std::sync::Arc;
 
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
+
+use super::text_fragments::TextFragment;
 
 /// Most lines of an [`EventsPage`].
 pub const PAGE_LINES: usize = 200;
@@ -94,6 +98,9 @@ pub struct EventSubscription {
     /// Whether the subscriber also wants the messages of detected loops.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub messages: bool,
+    /// Whether the subscriber also wants the text of answers to requested tasks while it arrives.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub text: bool,
 }
 
 /// Lines for one subscription, in order and without gaps, except for lines that are no longer kept.
@@ -137,6 +144,8 @@ pub struct ReadRequest {
     pub after: i64,
     /// Whether the subscriber also wants the messages of detected loops.
     pub messages: bool,
+    /// Whether the subscriber also wants the text of answers to requested tasks while it arrives.
+    pub text: bool,
 }
 
 /// An item of a subscriber's stream.
@@ -146,6 +155,8 @@ pub enum EventStreamItem {
     Start(i64),
     /// An event of the loop.
     Line(Box<EventLine>),
+    /// Text of an answer that arrives. Not an event of the loop.
+    Text(Arc<TextFragment>),
     /// The end of the stream, with the reason.
     End(String),
 }

@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use super::events::{ClientRefusal, ClientRefusalCode, END_EVENT, EventStreamItem, LATEST, ReadRequest, START_EVENT};
 use super::server::{LinkCaller, LinkHandler, LinkServer, closing};
+use super::text_fragments::TEXT_EVENT;
 
 /// Sent by browsers when they reconnect; takes precedence over the query, which they repeat unchanged.
 const LAST_EVENT_ID: &str = "last-event-id";
@@ -23,6 +24,7 @@ const LATEST_WORD: &str = "latest";
 struct EventsQuery {
     after: Option<String>,
     messages: Option<bool>,
+    text: Option<bool>,
 }
 
 pub(super) async fn events<L: LinkHandler>(
@@ -33,12 +35,13 @@ pub(super) async fn events<L: LinkHandler>(
     uri: Uri,
 ) -> Response {
     let telling = async {
-        let (after, messages) = events_query(&headers, &uri)?;
+        let (after, query) = events_query(&headers, &uri)?;
         let request = ReadRequest {
             namespace,
             name,
             after,
-            messages,
+            messages: query.messages.unwrap_or(false),
+            text: query.text.unwrap_or(false),
         };
         let (token, address) = caller.token().ok_or_else(no_token)?;
         let telling = server.link.read(token, address, &request).await?;
@@ -66,6 +69,8 @@ fn event(told: EventStreamItem) -> Result<Event, axum::Error> {
             .id(line.seq.to_string())
             .event(&line.event)
             .json_data(line),
+        // Without an id: it moves no cursor.
+        EventStreamItem::Text(fragment) => Event::default().event(TEXT_EVENT).json_data(&*fragment),
         EventStreamItem::End(reason) => Event::default()
             .event(END_EVENT)
             .json_data(serde_json::json!({ "reason": reason })),
@@ -90,26 +95,24 @@ pub(super) fn no_token() -> ClientRefusal {
     }
 }
 
-/// The line after which to begin (0: the oldest that is kept), and whether messages are wanted.
-fn events_query(headers: &HeaderMap, uri: &Uri) -> Result<(i64, bool), ClientRefusal> {
+/// The line after which to begin (0: the oldest that is kept), and what else is in the query.
+fn events_query(headers: &HeaderMap, uri: &Uri) -> Result<(i64, EventsQuery), ClientRefusal> {
     let asked = Query::<EventsQuery>::try_from_uri(uri).ok();
     let asked = asked.and_then(|Query(asked)| {
         let after = match headers.get(LAST_EVENT_ID) {
             Some(id) => id.to_str().ok()?.parse().ok()?,
             None => match asked.after.as_deref() {
-                Some(LATEST_WORD) => return Some((LATEST, asked.messages.unwrap_or(false))),
+                Some(LATEST_WORD) => return Some((LATEST, asked)),
                 Some(seq) => seq.parse().ok()?,
                 None => 0,
             },
         };
-        (0..LATEST)
-            .contains(&after)
-            .then_some((after, asked.messages.unwrap_or(false)))
+        (0..LATEST).contains(&after).then_some((after, asked))
     });
     asked.ok_or_else(|| ClientRefusal {
         code: ClientRefusalCode::Malformed,
         message:
-            "after=N and the header Last-Event-ID must be 0 or the seq of an event, or after=latest; messages must be true or false"
+            "after=N and the header Last-Event-ID must be 0 or the seq of an event, or after=latest; messages and text must be true or false"
                 .into(),
     })
 }

@@ -27,6 +27,8 @@ pub mod server;
 pub mod socket;
 pub mod task_requests;
 mod tasks_route;
+pub mod text_fragments;
+mod text_route;
 #[cfg(test)]
 mod text_tests;
 #[cfg(test)]

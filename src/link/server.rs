@@ -42,6 +42,8 @@ use super::messages::{
 };
 use super::task_requests::{AcceptedTask, RelayedTaskAck, RequestedTask, TaskRequest};
 use super::tasks_route;
+use super::text_fragments::RelayedTextFragment;
+use super::text_route;
 use agentloop_support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 
 /// Largest request body in bytes.
@@ -101,6 +103,8 @@ pub trait LinkHandler: Send + Sync + 'static {
         pod: &PodIdentity,
         page: EventsPage,
     ) -> impl Future<Output = Result<EventsResponse, PodRefusal>> + Send;
+    /// A pod sends text of an answer that arrives; dropped for subscribers without room.
+    fn text(&self, pod: &PodIdentity, fragment: RelayedTextFragment) -> Result<(), PodRefusal>;
     /// A pod uploads rows of its Agent's history; answered once they are stored.
     fn history(
         &self,
@@ -213,6 +217,7 @@ fn router<L: LinkHandler>(link: Arc<L>, limits: LinkLimits, stop: CancellationTo
         .route("/v1/lease", post(lease::<L>))
         .route("/v1/directives", get(directives::<L>))
         .route("/v1/events", post(events::<L>))
+        .route("/v1/text", post(text_route::text::<L>))
         .route("/v1/history", post(history::<L>))
         .route(
             "/v1/namespaces/{namespace}/agents/{name}/events",

@@ -12,6 +12,7 @@
 //! | `POST /v1/task-responses` | an [`OutgoingResponse`] for `spec.task.responses`, sent once: 200 with the status of the receiver, or 502 with a message |
 //! | `PUT /v1/report` | a [`LoopReport`](super::messages::LoopReport), relayed upwards |
 //! | `POST /v1/readings` | an [`EventsPage`](super::events::EventsPage) for a subscriber, relayed; 502: not now |
+//! | `POST /v1/text` | a [`TextFragment`](super::text_fragments::TextFragment) for subscribers, relayed once; 502: not now |
 //! | `POST /v1/history` | a [`HistoryBatch`](super::history::HistoryBatch), relayed; 502: not now |
 //! | `GET /v1/events` | server-sent events, each a [`SocketEvent`]: at once, on change, and every 5 s |
 //! | `GET /v1/deliveries` | waits for events of a sensor pod: 200 with a [`Delivery`](super::deliveries::Delivery), or 204 |

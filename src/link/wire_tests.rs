@@ -12,6 +12,7 @@ use super::messages::{
     AttachRequest, AttachResponse, Directives, LeaseRequest, LeaseResponse, PROTOCOL, PodRefusal, PodReport,
 };
 use super::task_requests::{RelayedTaskAck, RequestedTask};
+use super::text_fragments::RelayedTextFragment;
 use agentloop_sensing::delivery::Delivery;
 
 /// Keywords that say what a message looks like. Texts, defaults and rules of the custom resources do not.
@@ -79,6 +80,7 @@ fn the_messages_of_a_version_keep_their_shapes() {
         "POST /v1/events, answer": EventsResponse,
         "GET /v1/directives, event task": RequestedTask,
         "POST /v1/tasks/ack": RelayedTaskAck,
+        "POST /v1/text": RelayedTextFragment,
         "POST /v1/history": HistoryBatch,
         "POST /v1/history, answer": HistoryAck,
         "POST /v1/delivered": RelayedDeliveryAck,

@@ -202,6 +202,10 @@ pub struct RunArgs {
     /// Show tool runs on standard error.
     #[arg(short, long)]
     pub(super) verbose: bool,
+    /// Show the text of the answer while the model writes it; `--stream=false` turns that off. Defaults to true on a terminal.
+    /// Without effect if the output is JSON or YAML.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(super) stream: Option<bool>,
 }
 
 #[derive(Args, Debug)]
@@ -212,6 +216,10 @@ pub struct ChatArgs {
     /// Show tool runs on standard error.
     #[arg(short, long)]
     pub(super) verbose: bool,
+    /// Show the text of the answer while the model writes it; `--stream=false` turns that off. Defaults to true on a terminal.
+    /// Without effect if the output is JSON or YAML.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(super) stream: Option<bool>,
 }
 
 #[derive(Args, Debug)]
@@ -351,6 +359,21 @@ mod tests {
         assert!(parsed("budget top-up team-a --tokens 0").is_err());
         assert!(parsed("budget top-up team-a --cost-usd 1.0000001").is_err());
         assert!(parsed("budget top-up team-a --tokens 1 --cost-usd 1.000001").is_ok());
+    }
+
+    #[test]
+    fn a_stream_may_be_turned_on_and_off() {
+        let run = |line: &str| {
+            let PluginCommand::Run(run) = parsed(line).unwrap().command else {
+                panic!("{line}");
+            };
+            run.stream
+        };
+        assert_eq!(run("run helper -p x"), None);
+        assert_eq!(run("run helper --stream -p x"), Some(true));
+        assert_eq!(run("run helper -p x --stream=false"), Some(false));
+        assert!(parsed("chat helper --stream=false").is_ok());
+        assert!(parsed("chat helper --stream=some").is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a command works with: a client of the API server, the namespace, the clock, and where output goes.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -39,6 +39,8 @@ pub struct PluginSession {
     pub token: UserToken,
     /// The clock.
     pub clock: PluginClock,
+    /// Whether a person reads the results on a terminal, as opposed to a program or a file.
+    pub is_terminal: bool,
 }
 
 /// Where output goes.
@@ -84,6 +86,7 @@ impl PluginSession {
             route: LinkRoute::PortForward,
             token: UserToken::Kubeconfig(Box::new(config)),
             clock: Arc::new(Timestamp::now),
+            is_terminal: std::io::stdout().is_terminal(),
         };
         Ok(session.with_flags(flags))
     }
@@ -104,6 +107,12 @@ impl PluginSession {
         self.format = flags.output;
         self.controller_namespace.clone_from(&flags.controller_namespace);
         self
+    }
+
+    /// Whether text is shown as it arrives, with this flag of the command. Never if the output is data.
+    #[must_use]
+    pub fn streams_text(&self, flag: Option<bool>) -> bool {
+        streams_text(self.format, flag, self.is_terminal)
     }
 
     /// The present time.
@@ -170,6 +179,11 @@ impl PluginSession {
         screen.out.write_all(text.as_bytes())?;
         Ok(true)
     }
+}
+
+fn streams_text(format: Option<OutputFormat>, flag: Option<bool>, is_terminal: bool) -> bool {
+    let is_data = matches!(format, Some(OutputFormat::Json | OutputFormat::Yaml));
+    !is_data && flag.unwrap_or(is_terminal)
 }
 
 /// One object.
@@ -269,5 +283,21 @@ mod tests {
         let mut err = Vec::new();
         note(&mut err, "error: \u{1b}[2Ja");
         assert_eq!(err, b"error:  [2Ja\n");
+    }
+
+    #[test]
+    fn text_is_shown_as_it_arrives_on_a_terminal_or_with_the_flag_and_never_in_data() {
+        for (format, flag, is_terminal, shown) in [
+            (None, None, true, true),
+            (Some(OutputFormat::Wide), None, true, true),
+            (None, Some(false), true, false),
+            (None, None, false, false),
+            (None, Some(true), false, true),
+            (Some(OutputFormat::Json), Some(true), true, false),
+            (Some(OutputFormat::Yaml), None, true, false),
+        ] {
+            let found = streams_text(format, flag, is_terminal);
+            assert_eq!(found, shown, "{format:?} {flag:?} {is_terminal}");
+        }
     }
 }

@@ -18,6 +18,11 @@ pub trait AnswerAggregate: Send {
     /// Adds the data of one event. Returns true if it marks the end of the stream.
     fn push(&mut self, data: &str) -> Result<bool, CallFailure>;
 
+    /// Takes the text that was added since the last call of this function: never reasoning, a refusal or a part of a
+    /// [`ToolCall`]. For those who watch an answer arrive; [`Self::finish`] returns all of it in any case, and may put it
+    /// together in another way.
+    fn take_text(&mut self) -> String;
+
     /// Completes the answer. Fails if the stream ended without an end mark or a [`FinishReason`].
     fn finish(self: Box<Self>, done: bool) -> Result<ModelAnswer, CallFailure>;
 }

@@ -35,6 +35,8 @@ pub mod request_schema;
 #[cfg(test)]
 mod samples;
 pub mod scripted;
+#[cfg(test)]
+mod taken_text_tests;
 mod tool_call_ids;
 pub mod usage;
 

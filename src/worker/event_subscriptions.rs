@@ -10,12 +10,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::engine::RecordKind;
+use crate::engine::{CallId, RecordKind};
 use crate::link::events::{
     EventLine, EventSubscription, EventsPage, MOST_CALL_BYTES, MOST_MESSAGE_BYTES, MOST_RESPONSE_BYTES, PAGE_LINES,
     RECENT_MESSAGES,
 };
 
+use super::answer_text::{AnswerTexts, TextTap};
 use super::events;
 use super::gateway_client::{GatewayClient, RetryDelay};
 use super::journal::{JournalError, JournalLine};
@@ -50,6 +51,7 @@ pub struct EventPublisher {
     /// The subscriptions in the directives, including those whose task has ended.
     known: BTreeMap<EventSubscription, AbortHandle>,
     tasks: JoinSet<()>,
+    texts: AnswerTexts,
 }
 
 impl EventPublisher {
@@ -61,12 +63,14 @@ impl EventPublisher {
             asks: mpsc::channel(1),
             known: BTreeMap::new(),
             tasks: JoinSet::new(),
+            texts: AnswerTexts::new(gateway),
         }
     }
 
     /// Replaces the subscriptions by `wanted`.
     pub fn set(&mut self, wanted: &[EventSubscription]) {
         while self.tasks.try_join_next().is_some() {}
+        self.texts.set_wanted(wanted.iter().any(|reading| reading.text));
         self.known.retain(|reading, task| {
             let stays = wanted.contains(reading);
             if !stays {
@@ -85,6 +89,12 @@ impl EventPublisher {
                 self.known.insert(*reading, self.tasks.spawn(sender.run()));
             }
         }
+    }
+
+    /// What watches a call for a task, for the subscriptions that want text.
+    #[must_use]
+    pub fn tap(&self, task: &str, call: CallId) -> TextTap {
+        self.texts.tap(task, call)
     }
 
     /// Wakes the subscriptions: these [`JournalLine`]s are on disk.

@@ -27,11 +27,13 @@ use crate::link::socket::{
     WorkerSession,
 };
 use crate::link::task_requests::{RequestedTask, TaskAck};
+use crate::link::text_fragments::TextFragment;
 use crate::provider::WireFormat;
 use crate::support::backoff::Backoff;
 use crate::support::clock::ClockReading;
 use crate::support::text::root_cause;
 
+use super::answer_text::TextTap;
 use super::budget;
 use super::run_lease::RunLease;
 
@@ -190,16 +192,17 @@ impl GatewayClient {
     }
 
     /// Makes one model call. Retries with the same id until the gateway has reported how it ended, so that a call is
-    /// never paid for twice.
+    /// never paid for twice. `tap` watches the text of the answer, each time from its beginning.
     pub async fn call(
         &self,
         call: (CallId, CallPurpose),
         format: WireFormat,
         body: serde_json::Value,
+        tap: Option<TextTap>,
     ) -> Result<ModelAnswer, CallFailure> {
         let mut retry = RetryDelay::default();
         loop {
-            match self.call_once(call, format, &body).await {
+            match self.call_once(call, format, &body, tap.clone()).await {
                 Ok(answer) => return Ok(answer),
                 Err(CallError::Call(failure)) => return Err(failure),
                 Err(CallError::Socket(detail)) => {
@@ -216,6 +219,7 @@ impl GatewayClient {
         (call, purpose): (CallId, CallPurpose),
         format: WireFormat,
         body: &serde_json::Value,
+        tap: Option<TextTap>,
     ) -> Result<ModelAnswer, CallError> {
         let response = self
             .http
@@ -245,7 +249,7 @@ impl GatewayClient {
             .get(reqwest::header::CONTENT_TYPE)
             .is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
         if is_stream {
-            streamed(response, format).await
+            streamed(response, format, tap).await
         } else {
             let body = response.bytes().await.map_err(CallError::socket)?;
             let answer = format.answer(&body).map_err(CallError::Call)?;
@@ -284,6 +288,12 @@ impl GatewayClient {
         let request = self.http.post(url("/v1/readings")).json(page).timeout(EVENTS_TAKEN);
         let response = short(request).await?;
         response.json().await.map_err(describe_error)
+    }
+
+    /// Sends text of an answer that arrives, once.
+    pub async fn send_text(&self, fragment: TextFragment) -> Result<(), String> {
+        let request = self.http.post(url("/v1/text")).json(&fragment).timeout(SHORT);
+        short(request).await.map(drop)
     }
 
     /// Uploads rows of the history once. Fails if they were not stored.
@@ -375,7 +385,7 @@ async fn follow(response: Response, updates: &watch::Sender<Option<GatewayUpdate
     }
 }
 
-async fn streamed(response: Response, format: WireFormat) -> Result<ModelAnswer, CallError> {
+async fn streamed(response: Response, format: WireFormat, mut tap: Option<TextTap>) -> Result<ModelAnswer, CallError> {
     let mut events = SseStream::from_bytes_stream(response.bytes_stream());
     let mut aggregate = format.aggregate();
     let (mut is_done, mut cost) = (false, None);
@@ -396,7 +406,13 @@ async fn streamed(response: Response, format: WireFormat) -> Result<ModelAnswer,
             Some(FAILURE_EVENT) => return Err(CallError::Call(failure_of(data.as_bytes()))),
             Some(COST_EVENT) => cost = data.trim().parse().ok(),
             _ if is_done || data.is_empty() => {}
-            _ => is_done = aggregate.push(&data).map_err(CallError::Call)?,
+            _ => {
+                is_done = aggregate.push(&data).map_err(CallError::Call)?;
+                let text = aggregate.take_text();
+                if let Some(tap) = &mut tap {
+                    tap.push(&text);
+                }
+            }
         }
     }
     let answer = aggregate.finish(is_done).map_err(CallError::Call)?;

@@ -75,6 +75,12 @@ impl<'a> JournaledEngine<'a> {
         self.engine.accepts_tasks()
     }
 
+    /// Returns the id of the task under way, if a user requested it.
+    #[must_use]
+    pub fn requested_task(&self) -> Option<&str> {
+        self.engine.requested_task()
+    }
+
     /// Returns the line after which those of a task begin; `None`: the task is not known. 0: its lines are no longer kept.
     pub fn find_task(&self, id: &str) -> Result<Option<i64>, JournalError> {
         self.journal.find_task(id)

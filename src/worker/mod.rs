@@ -2,6 +2,7 @@
 //!
 //! Carries out the engine's effects and feeds the results back. Holds no secret and has no network identity.
 
+pub mod answer_text;
 pub mod artifacts;
 pub mod budget;
 pub mod deliveries;

@@ -6,6 +6,7 @@ mod plugin;
 mod reader;
 pub mod rig;
 mod tasks;
+mod text;
 
 use agentloop::controller::pod_sessions::LivePod;
 use agentloop::link::events::{EventLine, EventsPage, EventsResponse, PAGE_LINES};
@@ -165,6 +166,8 @@ async fn who_may_read_words_sees_what_a_detected_loop_said_and_nobody_else_does(
 #[case::without_the_right(Some("person visitor"), "a/x", "", 403, "Forbidden")]
 #[case::without_the_right_to_what_is_not_there(Some("person visitor"), "a/none", "", 403, "Forbidden")]
 #[case::without_the_right_to_messages(Some(READER), "a/x", "?messages=true", 403, "Forbidden")]
+#[case::text_without_the_right_to_messages(Some(READER), "a/x", "?text=true", 403, "Forbidden")]
+#[case::no_choice(Some(EDITOR), "a/x", "?text=some", 400, "Malformed")]
 #[case::no_agent(Some(READER), "a/none", "", 404, "NotFound")]
 #[case::an_agent_without_a_pod(Some(READER), "a/y", "", 503, "Unavailable")]
 #[case::no_number(Some(READER), "a/x", "?after=first", 400, "Malformed")]

@@ -165,6 +165,14 @@ impl Engine {
         self.accepts_input() && self.state.life.outcome().is_none() && self.tasks.has_room()
     }
 
+    /// Id of the task under way, if a user requested it.
+    #[must_use]
+    pub fn requested_task(&self) -> Option<&str> {
+        let current = self.state.tasks.current.as_ref();
+        let requested = current.filter(|task| task.origin.kind() == TaskKind::Request);
+        requested.map(|task| task.id.as_str())
+    }
+
     pub(crate) fn runs_tasks(&self) -> bool {
         self.settings.task().is_some()
     }

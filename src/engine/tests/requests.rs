@@ -41,7 +41,9 @@ fn a_request_is_answered_in_a_sleep_which_ends_when_it_would_have() {
     let (transcript, until) = (driver.transcript.clone(), driver.engine.view().resumes_at);
     let offered = driver.offered.clone();
     driver.pass(seconds(600));
+    assert_eq!(driver.engine.requested_task(), None);
     driver.ask("a");
+    assert_eq!(driver.engine.requested_task(), Some("request-a"));
     assert_eq!(
         (driver.purpose, driver.state()),
         (CallPurpose::Chat, LoopState::Running)
@@ -58,6 +60,7 @@ fn a_request_is_answered_in_a_sleep_which_ends_when_it_would_have() {
     );
     assert!(asked.ends_with("\n\nhow is a?"), "{asked}");
     driver.answer(says("All is well."));
+    assert_eq!(driver.engine.requested_task(), None);
     assert_eq!(driver.transcript, transcript);
     assert_eq!(
         (driver.state(), driver.engine.view().resumes_at),

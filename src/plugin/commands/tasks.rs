@@ -3,15 +3,15 @@
 use std::io::{self, BufRead, IsTerminal, Read};
 
 use ring::rand::{SecureRandom, SystemRandom};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::plugin::arguments::{ChatArgs, RunArgs};
 use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::link::{LinkFailure, TaskSubmission, UserLink};
-use crate::plugin::screens::printable;
 use crate::plugin::session::{PluginSession, Screen};
 use crate::plugin::tasks::task_run::Interrupt;
-use crate::plugin::tasks::{Conversation, TaskEnd, TaskRun};
+use crate::plugin::tasks::{Conversation, LiveText, TaskEnd, TaskRun};
 
 /// Bytes of a random id.
 const ID_BYTES: usize = 12;
@@ -36,22 +36,20 @@ pub(super) async fn run(
     let agent = session.named(&arguments.name);
     let link = UserLink::open(session, &agent.namespace).await?;
     let run = TaskRun::new(&link, &agent, &task, arguments.verbose);
+    let mut live = session
+        .streams_text(arguments.stream)
+        .then(|| LiveText::new(&task.id, session.is_terminal));
     let mut interrupt = std::pin::pin!(interrupted());
-    match run.run(screen.err, interrupt.as_mut()).await {
+    match run.run(screen, live.as_mut(), interrupt.as_mut()).await {
         Ok(TaskEnd::Response(response)) => {
             let printed = match session.print_data(&response, screen) {
                 Err(PluginError::Stream(error)) if error.kind() == io::ErrorKind::BrokenPipe => true,
                 printed => printed?,
             };
             if !printed {
-                let text = response.result_text();
                 // Byte for byte for programs.
-                let text = if io::stdout().is_terminal() {
-                    printable::lines(&text)
-                } else {
-                    text
-                };
-                screen.result(&format!("{text}\n"))?;
+                let live = live.unwrap_or_else(|| LiveText::new(&task.id, session.is_terminal));
+                live.finish(response.result.as_ref(), &response.result_text(), screen)?;
             }
             if let Some(problem) = response.problem() {
                 screen.note(&format!("error: {problem}"));
@@ -102,11 +100,17 @@ fn standard_input() -> Result<String, PluginError> {
     Ok(text)
 }
 
-/// The end of the wait, by Ctrl-C.
-async fn interrupted() {
-    // Without a handler the process ends, as by default.
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending::<()>().await;
+/// The end of the wait, by Ctrl-C. From now on, and not only once it is awaited, an interrupt does not end the process.
+fn interrupted() -> impl Future<Output = ()> + Send {
+    let interrupts = signal(SignalKind::interrupt());
+    async {
+        match interrupts {
+            Ok(mut interrupts) => {
+                let _ = interrupts.recv().await;
+            }
+            // Without a handler the process ends, as by default.
+            Err(_) => std::future::pending().await,
+        }
     }
 }
 
@@ -182,7 +186,9 @@ async fn converse(
             untrusted_content,
         };
         let run = TaskRun::new(&link, &agent, &task, arguments.verbose);
-        match run.run(screen.err, interrupt.as_mut()).await? {
+        let mut live = LiveText::new(&task.id, true);
+        let streamed = session.streams_text(arguments.stream).then_some(&mut live);
+        match run.run(screen, streamed, interrupt.as_mut()).await? {
             TaskEnd::Interrupted => {
                 if !run.was_requested() {
                     return Ok(());
@@ -194,12 +200,15 @@ async fn converse(
                 return Ok(());
             }
             TaskEnd::Response(response) => {
+                let text = response.result_text();
                 if let Some(problem) = response.problem() {
+                    live.end_line(screen.out);
                     screen.note(&format!("error: {problem}"));
                 }
-                let text = response.result_text();
-                if !text.is_empty() {
-                    screen.result(&format!("{}\n", printable::lines(&text)))?;
+                if text.is_empty() {
+                    live.end_line(screen.out);
+                } else {
+                    live.finish(response.result.as_ref(), &text, screen)?;
                     let source = response.untrusted_content.or(task.untrusted_content);
                     conversation.add(message, &text, source.as_deref());
                 }

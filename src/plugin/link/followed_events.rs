@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use tokio::sync::mpsc;
+
 use super::user_link::{EventFeed, FeedItem};
 use super::{EventCursor, LinkFailure, UserLink};
 use crate::api::NamespacedName;
 use crate::link::events::{EventLine, READ_FROM_START};
+use crate::link::text_fragments::TextFragment;
 
 /// Delay before a connection is opened again; doubled with each failure in a row.
 const FIRST_DELAY: Duration = Duration::from_millis(250);
@@ -17,6 +20,8 @@ pub struct FollowedEvents<'a> {
     agent: NamespacedName,
     cursor: EventCursor,
     messages: bool,
+    /// Receives text of answers that arrives. It loses what it has no room for.
+    text: Option<mpsc::Sender<TextFragment>>,
     feed: Option<EventFeed>,
     delay: Duration,
     /// The reason for which the last connection ended, for the reader.
@@ -31,9 +36,19 @@ impl<'a> FollowedEvents<'a> {
         cursor: EventCursor,
         messages: bool,
     ) -> Result<Self, LinkFailure> {
-        let mut events = Self::resume(link, agent, cursor, messages);
-        events.connect().await?;
-        Ok(events)
+        Self::resume(link, agent, cursor, messages).connected().await
+    }
+
+    /// Connects now. Fails if that does.
+    pub async fn connected(mut self) -> Result<Self, LinkFailure> {
+        self.connect().await?;
+        Ok(self)
+    }
+
+    /// Also asks for text of answers that arrives, if there is somebody to receive it.
+    #[must_use]
+    pub fn with_text(self, text: Option<mpsc::Sender<TextFragment>>) -> Self {
+        Self { text, ..self }
     }
 
     /// Connects with the first event that is asked for, and again for as long as that may help.
@@ -44,6 +59,7 @@ impl<'a> FollowedEvents<'a> {
             agent: agent.clone(),
             cursor,
             messages,
+            text: None,
             feed: None,
             delay: FIRST_DELAY,
             interruption: None,
@@ -83,6 +99,9 @@ impl<'a> FollowedEvents<'a> {
                     return Ok(*line);
                 }
                 Some(Ok(FeedItem::Start(seq))) => self.cursor = EventCursor::After(seq),
+                Some(Ok(FeedItem::Text(fragment))) => {
+                    let _ = self.text.as_ref().map(|text| text.try_send(fragment));
+                }
                 Some(Ok(FeedItem::End(reason))) => self.end(reason),
                 Some(Err(failure)) => return Err(failure),
                 None => self.feed = None,
@@ -101,12 +120,13 @@ impl<'a> FollowedEvents<'a> {
 
     /// Opens a connection; one from [`EventCursor::Latest`] begins by saying where that is.
     async fn connect(&mut self) -> Result<(), LinkFailure> {
-        let mut feed = self.link.events(&self.agent, self.cursor, self.messages).await?;
+        let texts = (self.messages, self.text.is_some());
+        let mut feed = self.link.events(&self.agent, self.cursor, texts).await?;
         if self.cursor == EventCursor::Latest {
             match feed.next().await {
                 Some(Ok(FeedItem::Start(seq))) => self.cursor = EventCursor::After(seq),
                 Some(Ok(FeedItem::End(reason))) => return Err(LinkFailure::Unreachable(reason)),
-                Some(Ok(FeedItem::Line(_))) => {
+                Some(Ok(FeedItem::Line(_) | FeedItem::Text(_))) => {
                     return Err(LinkFailure::Unreadable(
                         "a stream from the latest event has no start".into(),
                     ));

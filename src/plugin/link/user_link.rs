@@ -20,6 +20,7 @@ use crate::link::events::{END_EVENT, EventLine, LATEST, START_EVENT};
 use crate::link::json_error;
 use crate::link::messages::HEARTBEAT_SECONDS;
 use crate::link::pod::LINK_CA_CONFIGMAP;
+use crate::link::text_fragments::{TEXT_EVENT, TextFragment};
 use crate::plugin::cluster_errors::problem;
 use crate::plugin::failure::is_not_found;
 use crate::plugin::session::PluginSession;
@@ -84,6 +85,8 @@ pub(super) enum FeedItem {
     Start(i64),
     /// An event.
     Line(Box<EventLine>),
+    /// Text of an answer that arrives.
+    Text(TextFragment),
     /// The end, with the reason.
     End(String),
 }
@@ -162,12 +165,12 @@ impl<'a> UserLink<'a> {
         })
     }
 
-    /// Opens the stream of an Agent's events.
+    /// Opens the stream of an Agent's events, with or without messages, and text of answers that arrives.
     pub(super) async fn events(
         &self,
         agent: &NamespacedName,
         cursor: EventCursor,
-        messages: bool,
+        (messages, text): (bool, bool),
     ) -> Result<EventFeed, LinkFailure> {
         let after = match cursor {
             EventCursor::Latest => "latest".to_owned(),
@@ -177,6 +180,9 @@ impl<'a> UserLink<'a> {
         url.query_pairs_mut()
             .append_pair("after", &after)
             .append_pair("messages", &messages.to_string());
+        if text {
+            url.query_pairs_mut().append_pair("text", "true");
+        }
         let request = self.authorized(self.http.get(url), agent).await?;
         let sent = tokio::time::timeout(REQUEST_TIMEOUT, self.send(request)).await;
         let response = sent.map_err(|_| LinkFailure::Unreachable("no response in time".into()))??;
@@ -321,6 +327,7 @@ fn item(name: &str, data: &str) -> Result<FeedItem, LinkFailure> {
     let read = match name {
         START_EVENT => serde_json::from_str(data).map(|start: StartBody| FeedItem::Start(start.seq)),
         END_EVENT => serde_json::from_str(data).map(|end: EndBody| FeedItem::End(end.reason)),
+        TEXT_EVENT => serde_json::from_str(data).map(FeedItem::Text),
         _ => serde_json::from_str(data).map(FeedItem::Line),
     };
     read.map_err(|error| LinkFailure::Unreadable(json_error::describe(&error)))

@@ -3,24 +3,30 @@
 use std::fmt::Write as _;
 use std::io::Write;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::sync::mpsc;
 
 use crate::api::NamespacedName;
 use crate::link::events::EventLine;
 use crate::link::json_error;
+use crate::link::text_fragments::TextFragment;
 use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::link::{EventCursor, FollowedEvents, LinkFailure, TaskReceipt, TaskSubmission, UserLink};
 use crate::plugin::screens::printable::one_line;
-use crate::plugin::session::note;
+use crate::plugin::session::{Screen, note};
+use crate::plugin::tasks::live_text::{LiveText, NoteWriter};
 
 /// Most attempts to request the task, when it is unknown whether an attempt arrived.
 const MAX_ATTEMPTS: u32 = 5;
 /// Delay before the second attempt, doubled before each further one.
 const FIRST_DELAY: Duration = Duration::from_millis(250);
+/// Most fragments of text that wait to be printed.
+const MOST_FRAGMENTS: usize = 64;
 
 /// The response to a task.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -133,17 +139,50 @@ impl<'a> TaskRun<'a> {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Requests the task and waits for its end, or for the interrupt. Progress goes to `err`.
-    pub async fn run(&self, err: &mut (dyn Write + Send), interrupt: Interrupt<'_>) -> Result<TaskEnd, PluginError> {
-        tokio::select! {
-            ended = self.until_end(err) => ended.map(|response| TaskEnd::Response(Box::new(response))),
+    /// Requests the task and waits for its end, or for the interrupt. Progress goes to standard error, and text of the answer
+    /// to `live` as it arrives.
+    pub async fn run(
+        &self,
+        screen: &mut Screen<'_>,
+        mut live: Option<&mut LiveText>,
+        interrupt: Interrupt<'_>,
+    ) -> Result<TaskEnd, PluginError> {
+        let (sender, mut fragments) = mpsc::channel(MOST_FRAGMENTS);
+        let sender = live.is_some().then_some(sender);
+        let has_open_line = live.as_ref().map(|live| Arc::clone(&live.has_open_line));
+        let mut err = NoteWriter {
+            err: screen.err,
+            has_open_line: &has_open_line.unwrap_or_default(),
+        };
+        let print = async {
+            while let (Some(live), Some(fragment)) = (&mut live, fragments.recv().await) {
+                live.show(&fragment, screen.out);
+            }
+            std::future::pending().await
+        };
+        let ended = tokio::select! {
+            biased;
+            // First: text precedes what comes after it.
+            never = print => never,
+            ended = self.until_end(&mut err, sender) => ended.map(|response| TaskEnd::Response(Box::new(response))),
             () = interrupt => Ok(TaskEnd::Interrupted),
+        };
+        if let Some(live) = live
+            && !matches!(ended, Ok(TaskEnd::Response(_)))
+        {
+            live.end_line(screen.out);
         }
+        ended
     }
 
-    async fn until_end(&self, err: &mut (dyn Write + Send)) -> Result<TaskResponse, PluginError> {
+    async fn until_end(
+        &self,
+        err: &mut (dyn Write + Send),
+        text: Option<mpsc::Sender<TextFragment>>,
+    ) -> Result<TaskResponse, PluginError> {
         // Before the task is requested, so that nothing is requested without the permission to read the response.
-        let before = FollowedEvents::open(self.link, self.agent, EventCursor::Latest, true).await;
+        let latest = FollowedEvents::resume(self.link, self.agent, EventCursor::Latest, true);
+        let before = latest.with_text(text.clone()).connected().await;
         let before = match before {
             Ok(events) => Some(events),
             // An Agent without tasks may have no pod: the request starts it.
@@ -161,7 +200,7 @@ impl<'a> TaskRun<'a> {
             Some(events) if !receipt.is_repeated() => events,
             Some(_) | None => {
                 let after = EventCursor::After(receipt.after.unwrap_or(0));
-                FollowedEvents::resume(self.link, self.agent, after, true)
+                FollowedEvents::resume(self.link, self.agent, after, true).with_text(text)
             }
         };
         loop {

@@ -16,6 +16,8 @@ use agentloop_engine::message::{MessagePart, ModelAnswer, ToolCall};
 #[derive(Default)]
 pub struct MessageAggregate {
     blocks: BTreeMap<u64, PartialBlock>,
+    /// Text that was not taken yet.
+    fresh: String,
     calls: usize,
     reason: Option<String>,
     usage: Map<String, Value>,
@@ -53,6 +55,10 @@ impl AnswerAggregate for MessageAggregate {
             _ => {}
         }
         Ok(false)
+    }
+
+    fn take_text(&mut self) -> String {
+        std::mem::take(&mut self.fresh)
     }
 
     fn finish(self: Box<Self>, done: bool) -> Result<ModelAnswer, CallFailure> {
@@ -111,7 +117,12 @@ impl MessageAggregate {
             // Ignore block types of later versions.
             _ => return Ok(()),
         };
-        self.blocks.entry(index).or_insert(piece);
+        if let Entry::Vacant(free) = self.blocks.entry(index) {
+            if let PartialBlock::Text(text) = &piece {
+                self.fresh.push_str(text);
+            }
+            free.insert(piece);
+        }
         Ok(())
     }
 
@@ -124,7 +135,11 @@ impl MessageAggregate {
             Entry::Vacant(_) => return,
         };
         match piece {
-            PartialBlock::Text(text) => text.push_str(delta.text.as_deref().unwrap_or_default()),
+            PartialBlock::Text(text) => {
+                let gained = delta.text.as_deref().unwrap_or_default();
+                text.push_str(gained);
+                self.fresh.push_str(gained);
+            }
             PartialBlock::Call(call) => call
                 .arguments
                 .push_str(delta.partial_json.as_deref().unwrap_or_default()),

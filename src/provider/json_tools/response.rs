@@ -17,6 +17,11 @@ impl AnswerAggregate for ObjectAggregate {
         self.0.push(data)
     }
 
+    /// Nothing: what arrives is JSON, whose text is known only at its end.
+    fn take_text(&mut self) -> String {
+        String::new()
+    }
+
     fn finish(self: Box<Self>, done: bool) -> Result<ModelAnswer, CallFailure> {
         Box::new(self.0).finish(done).map(read)
     }

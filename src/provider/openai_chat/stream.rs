@@ -15,6 +15,8 @@ use agentloop_engine::message::{ModelAnswer, ToolCall};
 #[derive(Default)]
 pub struct CompletionAggregate {
     text: String,
+    /// Bytes of the text that were taken.
+    taken: usize,
     calls: BTreeMap<u64, ToolCall>,
     /// Extra fields of the calls, sent back with them.
     extras: BTreeMap<u64, Value>,
@@ -50,6 +52,11 @@ impl AnswerAggregate for CompletionAggregate {
             }
         }
         Ok(false)
+    }
+
+    fn take_text(&mut self) -> String {
+        let taken = std::mem::replace(&mut self.taken, self.text.len());
+        self.text.get(taken..).unwrap_or_default().to_owned()
     }
 
     fn finish(self: Box<Self>, done: bool) -> Result<ModelAnswer, CallFailure> {

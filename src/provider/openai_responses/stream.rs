@@ -13,6 +13,8 @@ use agentloop_engine::message::ModelAnswer;
 #[derive(Default)]
 pub struct ResponseAggregate {
     items: BTreeMap<u64, PartialItem>,
+    /// Text that was not taken yet.
+    fresh: String,
     /// Indexes of the items by their ids, for events without an index.
     indexes: HashMap<String, u64>,
     /// What the last event says of the whole.
@@ -52,6 +54,10 @@ impl AnswerAggregate for ResponseAggregate {
         Ok(false)
     }
 
+    fn take_text(&mut self) -> String {
+        std::mem::take(&mut self.fresh)
+    }
+
     fn finish(self: Box<Self>, _: bool) -> Result<ModelAnswer, CallFailure> {
         // Unlike in other formats, one event is both the finish reason and the end mark.
         let Some(end) = &self.end else {
@@ -87,7 +93,10 @@ impl ResponseAggregate {
         let partial = self.items.entry(index).or_default();
         let delta = event.delta.as_ref().and_then(Value::as_str).unwrap_or_default();
         match event.kind.as_str() {
-            "response.output_text.delta" => partial.text.push_str(delta),
+            "response.output_text.delta" => {
+                partial.text.push_str(delta);
+                self.fresh.push_str(delta);
+            }
             "response.refusal.delta" => partial.refusal.push_str(delta),
             "response.function_call_arguments.delta" => partial.arguments.push_str(delta),
             _ => {

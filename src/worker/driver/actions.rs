@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::LoopDriver;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::tool::{ToolOutcome, ToolRun};
-use crate::engine::{EngineEffect, RecordKind};
+use crate::engine::{CallPurpose, EngineEffect, RecordKind};
 use crate::provider::WireFormat;
 use crate::provider::prompt::ModelPrompt;
 use crate::support::clock::ClockReading;
@@ -62,12 +62,15 @@ impl LoopDriver<'_> {
                 let body = format.body(model, &prompt);
                 let gateway = self.gateway.clone();
                 let (api, name) = (model.api, model.name.clone());
+                let is_of_turn = matches!(purpose, CallPurpose::Turn | CallPurpose::Chat);
+                let task = self.steps.requested_task().filter(|_| is_of_turn);
+                let tap = task.map(|task| self.readings.tap(task, call));
                 self.in_flight = Some(call);
                 self.calls.spawn(async move {
                     if lost {
                         return (call, Err(link_lost()));
                     }
-                    let answer = gateway.call((call, purpose), format, body).await;
+                    let answer = gateway.call((call, purpose), format, body, tap).await;
                     (call, answer.map(|answer| answer.written_by(api, &name)))
                 });
             }

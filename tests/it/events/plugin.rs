@@ -1,5 +1,6 @@
 //! The kubectl plugin against the controller's link, with a real worker and gateway.
 
+use std::io::Write;
 use std::sync::Arc;
 
 use agentloop::plugin::link::{LinkRoute, UserToken};
@@ -16,6 +17,13 @@ use crate::support::api_server::ApiServer;
 
 /// Runs a command line as this user; returns the status, the output and the error.
 async fn run(rig: &Rig, token: &str, line: &str) -> (ExitStatus, String, String) {
+    let mut out = Vec::new();
+    let (status, err) = run_into(rig, token, line, &mut out).await;
+    (status, String::from_utf8(out).unwrap(), err)
+}
+
+/// The same with the output to `out`.
+pub(super) async fn run_into(rig: &Rig, token: &str, line: &str, out: &mut (dyn Write + Send)) -> (ExitStatus, String) {
     let server = ApiServer::new(Arc::new(Timestamp::now));
     server.put("agentloop.dev/agents", agent("a", "x", &json!({})));
     let map =
@@ -32,22 +40,20 @@ async fn run(rig: &Rig, token: &str, line: &str) -> (ExitStatus, String, String)
         route: LinkRoute::Direct(rig.url()),
         token: UserToken::Kubeconfig(Box::new(config)),
         clock: Arc::new(Timestamp::now),
+        is_terminal: false,
     };
     let words = std::iter::once("kubectl-agentloop").chain(line.split(' '));
     let matches = agentloop::plugin::command().try_get_matches_from(words).unwrap();
     let arguments = PluginArgs::from_arg_matches(&matches).unwrap();
     let session = session.with_flags(&arguments.connection);
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let mut screen = Screen {
-        out: &mut out,
-        err: &mut err,
-    };
+    let mut err = Vec::new();
+    let mut screen = Screen { out, err: &mut err };
     let ended = commands::execute(&session, arguments.command, &mut screen).await;
     let status = ended.unwrap_or_else(|error| {
         writeln!(screen.err, "error: {error}").unwrap();
         error.exit_status()
     });
-    (status, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+    (status, String::from_utf8(err).unwrap())
 }
 
 #[tokio::test]

@@ -62,6 +62,8 @@ pub struct Rig {
     stop: CancellationToken,
     gateway: Option<Child>,
     worker: Option<Child>,
+    /// Spec of Agent `x`.
+    pub spec: Value,
 }
 
 impl Drop for Rig {
@@ -214,6 +216,12 @@ impl Rig {
             stop,
             gateway: None,
             worker: None,
+            spec: json!({
+                "instructions": format!("Be {CANARY}."),
+                "model": {"api": "Scripted", "name": "s"},
+                "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
+                "guardrails": {"maxConsecutiveTurns": 1000, "loopDetection": {"mode": "Warn"}},
+            }),
         }
     }
 
@@ -327,12 +335,7 @@ impl Rig {
         let config = json!({
             "namespace": "a", "name": "x", "uid": "uid-of-x", "epoch": EPOCH,
             "linkUrl": format!("https://{}", self.address),
-            "spec": {
-                "instructions": format!("Be {CANARY}."),
-                "model": {"api": "Scripted", "name": "s"},
-                "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
-                "guardrails": {"maxConsecutiveTurns": 1000, "loopDetection": {"mode": "Warn"}},
-            },
+            "spec": self.spec,
         });
         let log = File::options().create(true).append(true).open(self.path(role)).unwrap();
         Command::new(env!("CARGO_BIN_EXE_agentloop"))

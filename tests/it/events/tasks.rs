@@ -24,7 +24,7 @@ async fn post(rig: &Rig, token: Option<&str>, agent: &str, body: &str) -> (Statu
 }
 
 /// Repeats a request until it is accepted, as a client does.
-async fn submit(rig: &Rig, id: &str) -> Value {
+pub(super) async fn submit(rig: &Rig, id: &str) -> Value {
     let body = json!({"prompt": "how are you?", "id": id}).to_string();
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -42,7 +42,7 @@ async fn submit(rig: &Rig, id: &str) -> Value {
 }
 
 /// The events up to the end of this task.
-async fn until_ended(reader: &mut Reader, id: &str) -> Vec<Event> {
+pub(super) async fn until_ended(reader: &mut Reader, id: &str) -> Vec<Event> {
     let mut events = Vec::new();
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -42,7 +42,7 @@ async fn read(world: &World, id: &str, stream: bool) -> ModelAnswer {
     let body = format.request(&model, &[Message::User { text: "x".into() }], &[]);
     let client = GatewayClient::new(&world.path("gateway.sock")).unwrap();
     let call = (id.parse().unwrap(), CallPurpose::Turn);
-    client.call(call, format, body).await.unwrap()
+    client.call(call, format, body, None).await.unwrap()
 }
 
 #[rstest]

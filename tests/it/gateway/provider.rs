@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -95,7 +96,9 @@ pub struct Provider {
 struct Shared {
     acts: Mutex<VecDeque<Act>>,
     seen: watch::Sender<Vec<Seen>>,
-    released: watch::Sender<bool>,
+    /// Number of holds so far, and of those that are released.
+    holds: AtomicUsize,
+    released: watch::Sender<usize>,
 }
 
 impl Provider {
@@ -104,7 +107,8 @@ impl Provider {
         let state = Arc::new(Shared {
             acts: Mutex::default(),
             seen: watch::Sender::default(),
-            released: watch::Sender::new(false),
+            holds: AtomicUsize::new(0),
+            released: watch::Sender::new(0),
         });
         let address = listener.local_addr().unwrap();
         let router = Router::new().fallback(answer).with_state(Arc::clone(&state));
@@ -117,9 +121,14 @@ impl Provider {
         self.state.acts.lock().unwrap().push_back(act);
     }
 
-    /// Lets go of what it holds.
+    /// Lets go of what it holds, and holds nothing more.
     pub fn release(&self) {
-        self.state.released.send_replace(true);
+        self.state.released.send_replace(usize::MAX);
+    }
+
+    /// Lets go of what it holds first, now or later.
+    pub fn release_one(&self) {
+        self.state.released.send_modify(|released| *released += 1);
     }
 
     pub fn seen(&self) -> Vec<Seen> {
@@ -179,5 +188,7 @@ async fn answer(State(state): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, 
 }
 
 async fn hold(state: &Shared) {
-    let _ = state.released.subscribe().wait_for(|released| *released).await;
+    let number = state.holds.fetch_add(1, Ordering::Relaxed);
+    let mut released = state.released.subscribe();
+    let _ = released.wait_for(|released| *released > number).await;
 }

@@ -115,7 +115,7 @@ async fn a_real_server_without_tool_calls_answers_in_the_form_of_the_schema_stre
         let body = format.request(&model, &messages, std::slice::from_ref(&look));
         let client = GatewayClient::new(&world.path("gateway.sock")).unwrap();
         let call = ("t1c1a1".parse().unwrap(), CallPurpose::Turn);
-        let answer = client.call(call, format, body).await.unwrap();
+        let answer = client.call(call, format, body, None).await.unwrap();
         let form = |text: &str| text.trim_start().starts_with('{');
         assert!(
             !answer.text.as_deref().is_some_and(form),

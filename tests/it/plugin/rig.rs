@@ -145,6 +145,7 @@ impl Rig {
             route: LinkRoute::Direct(self.link.clone()),
             token: UserToken::Kubeconfig(Box::new(config)),
             clock: Arc::new(|| NOW.parse().unwrap()),
+            is_terminal: false,
         }
     }
 }

@@ -10,8 +10,11 @@ use std::time::Duration;
 use agentloop::api::failure::CallFailure;
 use agentloop::engine::CallPurpose;
 use agentloop::link::deliveries::{Delivery, DeliveryAck};
+use agentloop::link::events::{EventsPage, EventsResponse};
 use agentloop::link::messages::{LoopReport, LoopTotals};
 use agentloop::link::socket::{CALL_HEADER, FAILURE_HEADER, PURPOSE_HEADER, SocketEvent, WorkerSession};
+use agentloop::link::task_requests::RequestedTask;
+use agentloop::link::text_fragments::TextFragment;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path as UrlPath, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
@@ -27,6 +30,9 @@ use tokio_stream::wrappers::WatchStream;
 /// Longest wait for anything in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Text of a stream that breaks.
+pub const BROKEN_OFF: &str = "All is ";
+
 /// What the gateway answers to one call.
 #[derive(Clone)]
 pub enum Reply {
@@ -36,7 +42,7 @@ pub enum Reply {
     Stream(Vec<Value>),
     /// A stream with exactly this text.
     Raw(String),
-    /// The first time a stream that breaks, each later time the other.
+    /// The first time a stream that breaks after [`BROKEN_OFF`], each later time the other.
     BrokenOnce(Box<Reply>),
     /// A failure.
     Failure(CallFailure),
@@ -76,6 +82,9 @@ pub struct Log {
     pub delivered: Vec<DeliveryAck>,
     /// Event streams opened.
     pub listeners: u32,
+    /// Subscriptions that pages came for, each time.
+    pub readings: Vec<u64>,
+    pub fragments: Vec<TextFragment>,
 }
 
 impl Log {
@@ -101,6 +110,7 @@ struct Shared {
     log: watch::Sender<Log>,
     events: watch::Sender<SocketEvent>,
     deliveries: watch::Sender<VecDeque<Delivery>>,
+    tasks: watch::Sender<VecDeque<RequestedTask>>,
     epoch: AtomicI64,
 }
 
@@ -120,6 +130,7 @@ impl Gateway {
             log: watch::Sender::default(),
             events: watch::Sender::default(),
             deliveries: watch::Sender::default(),
+            tasks: watch::Sender::default(),
             epoch: AtomicI64::new(1),
         });
         let mut gateway = Self {
@@ -148,6 +159,10 @@ impl Gateway {
             .route("/v1/events", get(events))
             .route("/v1/deliveries", get(delivery))
             .route("/v1/deliveries/ack", post(delivered))
+            .route("/v1/tasks", get(task))
+            .route("/v1/tasks/ack", post(async || StatusCode::NO_CONTENT))
+            .route("/v1/readings", post(page))
+            .route("/v1/text", post(text))
             .with_state(self.shared.clone());
         // A runtime of its own: when it ends, all its connections end.
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -192,6 +207,11 @@ impl Gateway {
         self.shared
             .deliveries
             .send_modify(|waiting| waiting.push_back(delivery));
+    }
+
+    /// A user requests a task of the worker.
+    pub fn request(&self, task: RequestedTask) {
+        self.shared.tasks.send_modify(|waiting| waiting.push_back(task));
     }
 
     /// Waits until what was told satisfies `enough`.
@@ -247,11 +267,16 @@ async fn call(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, J
     }
     if let Reply::BrokenOnce(whole) = reply {
         shared.kept.lock().unwrap().insert(id, *whole);
-        let pieces = [
-            Ok(Bytes::from("data: {\"choices\":[]}\n\n")),
-            Err(std::io::Error::other("broken")),
-        ];
-        return stream(Body::from_stream(futures::stream::iter(pieces)));
+        let choice = json!({"index": 0, "delta": {"content": BROKEN_OFF}});
+        let first = Bytes::from(format!("data: {}\n\n", json!({"choices": [choice]})));
+        // Not before a worker that is to send text has sent it.
+        let sends_text = shared.events.borrow().directives.readings.iter().any(|one| one.text);
+        let cut = async move {
+            let _ = log.wait_for(|log| !sends_text || !log.fragments.is_empty()).await;
+            Err(std::io::Error::other("broken"))
+        };
+        let pieces = futures::stream::iter([Ok(first)]).chain(futures::stream::once(cut));
+        return stream(Body::from_stream(pieces));
     }
     match reply {
         Reply::Json(body) => Json(body).into_response(),
@@ -305,4 +330,23 @@ async fn delivery(State(shared): State<Arc<Shared>>) -> Json<Delivery> {
 
 async fn delivered(State(shared): State<Arc<Shared>>, Json(word): Json<DeliveryAck>) {
     shared.log.send_modify(|log| log.delivered.push(word));
+}
+
+async fn task(State(shared): State<Arc<Shared>>) -> Json<RequestedTask> {
+    let mut waiting = shared.tasks.subscribe();
+    waiting.wait_for(|waiting| !waiting.is_empty()).await.unwrap();
+    let mut next = None;
+    shared.tasks.send_modify(|waiting| next = waiting.pop_front());
+    Json(next.unwrap())
+}
+
+/// Accepts each page.
+async fn page(State(shared): State<Arc<Shared>>, Json(page): Json<EventsPage>) -> Json<EventsResponse> {
+    shared.log.send_modify(|log| log.readings.push(page.reading));
+    Json(EventsResponse { after: Some(page.next) })
+}
+
+async fn text(State(shared): State<Arc<Shared>>, Json(fragment): Json<TextFragment>) -> StatusCode {
+    shared.log.send_modify(|log| log.fragments.push(fragment));
+    StatusCode::NO_CONTENT
 }
