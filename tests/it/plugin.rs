@@ -145,6 +145,23 @@ async fn gates_of_a_budget_are_answered_and_top_ups_are_appended() {
 }
 
 #[tokio::test]
+async fn a_top_up_keeps_fields_that_this_version_does_not_know_and_is_repeated_after_a_conflict() {
+    let rig = Rig::start();
+    rig.put_budget("team", &json!({}));
+    let newer = json!({"id": "old", "tokens": 5, "expires": NOW});
+    rig.server.put(
+        "agentloop.dev/agentbudgets",
+        json!({"metadata": {"namespace": "team-a", "name": "team"}, "spec": {"topUps": [newer]}}),
+    );
+    rig.interfere(json!({"other": "client"}));
+    let done = rig.run("budget top-up team --tokens 7 --id new").await;
+    assert_eq!(done.out, "team: top-up new added\n", "{}", done.err);
+    let budget = rig.budget("team");
+    assert_eq!(budget["spec"]["topUps"], json!([newer, {"id": "new", "tokens": 7}]));
+    assert_eq!(budget["metadata"]["annotations"]["other"], "client");
+}
+
+#[tokio::test]
 async fn lists_are_tables_or_data_and_of_one_namespace_or_all() {
     let rig = Rig::start();
     rig.put_agent("helper", &gated(&[GATE]));
