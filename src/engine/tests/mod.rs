@@ -46,6 +46,7 @@ mod runtime_mark;
 mod scoring;
 mod sensors;
 mod sleeping;
+mod stop_requests;
 mod stops;
 mod structured_output;
 mod task_intervals;
@@ -554,6 +555,7 @@ impl Driver {
                     | EngineInput::LinkSilent
                     | EngineInput::WakeRequested { .. }
                     | EngineInput::ResumeRequested { .. }
+                    | EngineInput::StopRequested { .. }
                     | EngineInput::LinkLost
                     | EngineInput::LinkBack
                     | EngineInput::Stop { .. }
