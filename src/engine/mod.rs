@@ -40,6 +40,7 @@ pub mod notifications;
 mod pauses;
 pub mod precheck;
 mod purpose;
+pub mod replay;
 mod resources;
 mod retry;
 mod runtime_mark;

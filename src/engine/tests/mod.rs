@@ -41,6 +41,7 @@ mod precheck;
 mod prompt_rules;
 mod random;
 mod rates;
+mod replay;
 mod requests;
 mod runtime_mark;
 mod scoring;
