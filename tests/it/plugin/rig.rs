@@ -171,6 +171,12 @@ fn client(server: &ApiServer, interference: Arc<Mutex<Option<Value>>>) -> kube::
             let is_read = request.method() == Method::GET;
             let read = [(AGENTS, "/agents/helper"), (BUDGETS, "/agentbudgets/team")];
             let read = read.into_iter().find(|(_, end)| is_read && path.ends_with(end));
+            if path.contains("/namespaces/forbidden/") && is_read {
+                let status = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "code": 403,
+                    "reason": "Forbidden", "message": "ann may not list in forbidden"});
+                let answer = Response::builder().status(403);
+                return Ok(answer.body(axum::body::Body::from(status.to_string())).unwrap());
+            }
             let double = match path.rsplit('/').next().unwrap() {
                 "version" => Some(version()),
                 "selfsubjectreviews" => Some(
