@@ -112,11 +112,12 @@ fn pretty(objects: &[Value]) -> String {
 pub fn write(path: &Path, files: &[ReportFile]) -> Result<(), PluginError> {
     let packed = packed(files).map_err(|error| PluginError::Format(error.to_string()))?;
     let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let mut file = opened.map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => {
-            PluginError::Refused(format!("{} exists already: choose another --file", path.display()))
-        }
-        _ => PluginError::Refused(format!("cannot create {}: {error}", path.display())),
+    let mut file = opened.map_err(|error| {
+        PluginError::Refused(if error.kind() == ErrorKind::AlreadyExists {
+            format!("{} exists already: choose another --file", path.display())
+        } else {
+            format!("cannot create {}: {error}", path.display())
+        })
     })?;
     if let Err(error) = file.write_all(&packed).and_then(|()| file.sync_all()) {
         drop(file);

@@ -274,7 +274,9 @@ fn is_target(text: &str) -> bool {
 fn collect_words(schema: &Value, words: &mut BTreeSet<String>) {
     let Value::Object(fields) = schema else {
         if let Value::Array(items) = schema {
-            items.iter().for_each(|item| collect_words(item, words));
+            for item in items {
+                collect_words(item, words);
+            }
         }
         return;
     };
@@ -284,5 +286,7 @@ fn collect_words(schema: &Value, words: &mut BTreeSet<String>) {
     if let Some(Value::Array(values)) = fields.get("enum") {
         words.extend(values.iter().filter_map(Value::as_str).map(str::to_owned));
     }
-    fields.values().for_each(|inner| collect_words(inner, words));
+    for inner in fields.values() {
+        collect_words(inner, words);
+    }
 }

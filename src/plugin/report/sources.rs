@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::api::GROUP;
+use crate::plugin::failure::is_forbidden;
 use crate::plugin::session::PluginSession;
 
 /// Most Events, counted from the newest.
@@ -140,10 +141,12 @@ impl ReportSources {
 
     /// Notes what could not be read. The message of the server may contain anything.
     pub fn miss(&mut self, what: &str, error: &kube::Error) {
-        let problem = match error {
-            kube::Error::Api(status) if status.code == 403 => "you may not read it".to_owned(),
-            kube::Error::Api(status) => format!("the API server answered {}", status.code),
-            _ => "the API server did not answer in time, or not in a form that is understood".to_owned(),
+        let problem = if is_forbidden(error) {
+            "you may not read it".to_owned()
+        } else if let kube::Error::Api(status) = error {
+            format!("the API server answered {}", status.code)
+        } else {
+            "the API server did not answer in time, or not in a form that is understood".to_owned()
         };
         self.missing.push(Unread {
             what: what.to_owned(),

@@ -265,14 +265,15 @@ impl Simulation {
 }
 
 fn of_pause(pause: ReplayedPause) -> Refusal {
-    let limit = match pause.reason {
-        PauseReason::RateWindow => "guardrails.rateLimits".to_owned(),
-        PauseReason::OutsideActiveHours => "guardrails.activeHours".to_owned(),
-        PauseReason::MaxConsecutiveTurns => "guardrails.maxConsecutiveTurns".to_owned(),
-        PauseReason::ActionsPerMinute => "guardrails.actionsPerMinute".to_owned(),
-        PauseReason::ConsecutiveToolFailures => "guardrails.maxConsecutiveToolFailures".to_owned(),
-        other => other.to_string(),
-    };
+    let names = [
+        (PauseReason::RateWindow, "rateLimits"),
+        (PauseReason::OutsideActiveHours, "activeHours"),
+        (PauseReason::MaxConsecutiveTurns, "maxConsecutiveTurns"),
+        (PauseReason::ActionsPerMinute, "actionsPerMinute"),
+        (PauseReason::ConsecutiveToolFailures, "maxConsecutiveToolFailures"),
+    ];
+    let name = names.iter().find(|(reason, _)| *reason == pause.reason);
+    let limit = name.map_or_else(|| pause.reason.to_string(), |(_, name)| format!("guardrails.{name}"));
     Refusal {
         limit,
         until: Some(pause.until).filter(|until| *until < Timestamp::MAX),

@@ -22,7 +22,7 @@ fn history(seconds: &[i64]) -> String {
                 "purpose": "Turn", "duration_milliseconds": 0, "action": [], "tokens_used": 100, "cost_micro_usd": 10_000}),
         ]
     });
-    lines.map(|line: Value| format!("{line}\n")).collect()
+    lines.map(|line: Value| line.to_string()).collect::<Vec<_>>().join("\n")
 }
 
 fn simulate(history: &str, set: &[&str]) -> Result<SimulationReport, PluginError> {

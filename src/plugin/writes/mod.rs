@@ -47,17 +47,17 @@ where
             return Ok(planned.message);
         };
         let version = object.meta().resource_version.clone().unwrap_or_default();
-        let written = match patch {
-            Value::Array(steps) => patch_steps(api, &name.name, steps, &version).await,
-            mut patch => {
-                patch["metadata"]["resourceVersion"] = version.clone().into();
-                let parameters = PatchParams {
-                    field_manager: Some(MANAGER.into()),
-                    ..PatchParams::default()
-                };
-                let written = api.patch(&name.name, &parameters, &Patch::Merge(&patch)).await;
-                written.map(|_| ())
-            }
+        let written = if let Value::Array(steps) = patch {
+            patch_steps(api, &name.name, steps, &version).await
+        } else {
+            let mut patch = patch;
+            patch["metadata"]["resourceVersion"] = version.clone().into();
+            let parameters = PatchParams {
+                field_manager: Some(MANAGER.into()),
+                ..PatchParams::default()
+            };
+            let written = api.patch(&name.name, &parameters, &Patch::Merge(&patch)).await;
+            written.map(|_| ())
         };
         match written {
             Ok(()) => return Ok(planned.message),

@@ -1,6 +1,6 @@
 //! What `kubectl agentloop simulate` says about a changed limit is what happens when the same script runs under it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ async fn agentloop(arguments: &[&str]) -> Vec<u8> {
 }
 
 /// The number of the first call that a simulation refuses.
-async fn simulated(history: &PathBuf, set: &str) -> u64 {
+async fn simulated(history: &Path, set: &str) -> u64 {
     let arguments = [
         "kubectl",
         "simulate",
