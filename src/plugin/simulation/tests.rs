@@ -70,7 +70,7 @@ fn a_rolling_window_lets_calls_through_again_when_earlier_ones_have_left_it() {
     assert!(until.is_some_and(|until| (3_600..=3_680).contains(&until)), "{until:?}");
     let days = [
         "limits.calls=2",
-        "window.calendar.period=Day",
+        "window.calendar.period=Daily",
         "window.calendar.timeZone=Europe/Vienna",
     ];
     assert_eq!(first(&calls, &days).0, Some(3));
