@@ -19,7 +19,8 @@
 //! - [`telemetry`]: logs, metrics, probes. Imports `api` and `support`.
 //! - [`controller`], [`gateway`], [`worker`], [`sensor`]: the roles. Never import each other.
 //! - [`local`]: all roles in one process, without a cluster. Imports their public interfaces.
-//! - [`plugin`]: the kubectl plugin, a client of the API server and of the link. Imports `api`, `link` and `support`.
+//! - [`plugin`]: the kubectl plugin, a client of the API server and of the link. Imports `api`, `engine`, `ledger` (what `simulate`
+//!   asks), `link` and `support`.
 //! - [`cli`]: the command line; starts the roles.
 
 #[cfg(test)]

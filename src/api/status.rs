@@ -200,6 +200,8 @@ pub enum LoopOutcome {
     Failed,
     /// A loop in mode `Goal` needed an approval to continue, which was denied or not given in time.
     Escalated,
+    /// A user stopped the loop (annotation `agentloop.dev/stop`).
+    Cancelled,
     /// A loop in mode `Task` had no task for `task.idlePodSeconds`. The next one starts it again.
     ScaledToZero,
 }
@@ -225,7 +227,7 @@ pub struct LoopStatus {
     pub wake: Option<WakeCondition>,
     /// How the loop ended. Absent unless it has ended. `Completed`: the agent ended it. `Idle`: no effective action for
     /// `guardrails.idleTimeoutSeconds`. `Failed`: it repeated itself through all forced sleeps, or reached a limit of `goal`.
-    /// `Escalated`: in mode `Goal`, its continuation was not approved.
+    /// `Escalated`: in mode `Goal`, its continuation was not approved. `Cancelled`: a user stopped it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<LoopOutcome>,
     /// Epoch of the pod. A newer pod has a higher epoch and fences the older ones.
@@ -467,4 +469,8 @@ pub struct HandledRequests {
     #[schemars(length(max = 1024))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume: Option<String>,
+    /// Last handled value of `agentloop.dev/stop`.
+    #[schemars(length(max = 1024))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop: Option<String>,
 }

@@ -58,7 +58,11 @@ impl GuardrailTrip {
     pub const fn of_outcome(outcome: LoopOutcome) -> Option<Self> {
         match outcome {
             LoopOutcome::Idle => Some(Self::IdleTimeout),
-            LoopOutcome::Completed | LoopOutcome::Failed | LoopOutcome::Escalated | LoopOutcome::ScaledToZero => None,
+            LoopOutcome::Completed
+            | LoopOutcome::Failed
+            | LoopOutcome::Escalated
+            | LoopOutcome::Cancelled
+            | LoopOutcome::ScaledToZero => None,
         }
     }
 

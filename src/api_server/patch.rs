@@ -64,6 +64,14 @@ fn step(object: &mut Value, operation: &Value) -> Result<(), String> {
         .rsplit_once('/')
         .ok_or_else(|| format!("{path} is not a valid path"))?;
     let field = field.replace("~1", "/").replace("~0", "~");
+    if let ("add", "-", Some(list)) = (
+        operation["op"].as_str().unwrap_or_default(),
+        &*field,
+        object.pointer_mut(parent).and_then(Value::as_array_mut),
+    ) {
+        list.push(value.clone());
+        return Ok(());
+    }
     let parent = object.pointer_mut(parent).and_then(Value::as_object_mut);
     let parent = parent.ok_or_else(|| format!("the parent of {path} does not exist"))?;
     match operation["op"].as_str() {
@@ -111,6 +119,12 @@ mod tests {
             json!({"status": {"a/b": 1}})
         );
         assert!(changed(json!({"status": {}, "spec": {}}), &patch).is_err());
+        let appends = ObjectPatch::Json(json!([{"op": "add", "path": "/spec/list/-", "value": 2}]));
+        assert_eq!(
+            changed(json!({"spec": {"list": [1]}}), &appends).unwrap(),
+            json!({"spec": {"list": [1, 2]}})
+        );
+        assert!(changed(json!({"spec": {}}), &appends).is_err());
     }
 
     #[test]

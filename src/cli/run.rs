@@ -140,7 +140,11 @@ fn failure(row: AgentRow) -> Option<String> {
         (_, Some(outcome @ (LoopOutcome::Failed | LoopOutcome::Escalated))) => {
             format!("its loop ended with outcome {outcome}")
         }
-        (_, Some(LoopOutcome::Completed | LoopOutcome::Idle | LoopOutcome::ScaledToZero) | None) => return None,
+        (
+            _,
+            Some(LoopOutcome::Completed | LoopOutcome::Idle | LoopOutcome::Cancelled | LoopOutcome::ScaledToZero)
+            | None,
+        ) => return None,
     };
     Some(format!("Agent {}: {why}", row.agent))
 }

@@ -19,6 +19,15 @@ pub enum LifecyclePhase {
     Stopping,
 }
 
+/// How soon a user wants the loop to end.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StopRequest {
+    /// After the turn that runs.
+    AfterTurn,
+    /// Without waiting for anything.
+    AtOnce,
+}
+
 /// A public state and its reasons, as people see them.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PublicState {
@@ -54,6 +63,8 @@ pub struct Lifecycle {
     /// The latest `now`, to detect a clock that was set back.
     last_now: Option<Timestamp>,
     outcome: Option<LoopOutcome>,
+    /// A user wants the loop to end; kept until the loop starts again.
+    stop_request: Option<StopRequest>,
     /// Stopped because of `spec.suspend`.
     suspended: bool,
     /// [`EngineSettings::spec`](super::settings::EngineSettings::spec) of the previous process.
@@ -127,7 +138,11 @@ impl Lifecycle {
     pub fn starting(&mut self) -> bool {
         self.phase = LifecyclePhase::Starting;
         self.suspended = false;
-        self.outcome.take().is_some()
+        let has_ended = self.outcome.take().is_some();
+        if has_ended {
+            self.stop_request = None;
+        }
+        has_ended
     }
 
     pub fn active(&mut self) {
@@ -144,6 +159,23 @@ impl Lifecycle {
 
     pub fn suspend(&mut self) {
         self.suspended = true;
+    }
+
+    /// A user wants the loop to end. A later request does not make it wait longer.
+    pub fn request_stop(&mut self, request: StopRequest) {
+        if self.outcome.is_none() {
+            self.stop_request = self.stop_request.max(Some(request));
+        }
+    }
+
+    /// Whether a user wants the loop to end, and how soon.
+    pub fn stop_request(&self) -> Option<StopRequest> {
+        self.stop_request
+    }
+
+    /// A user wants the loop to go on after all.
+    pub fn withdraw_stop_request(&mut self) {
+        self.stop_request = None;
     }
 
     /// The loop ends for good.

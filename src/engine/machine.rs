@@ -192,6 +192,7 @@ impl Engine {
             EngineInput::Timer => self.timer = None,
             EngineInput::WakeRequested { token } => self.wake_requested(token, out),
             EngineInput::ResumeRequested { token } => self.resume_requested(token, out),
+            EngineInput::StopRequested { token } => self.stop_requested(token, out),
             EngineInput::GateAnswered(answer) => {
                 self.definition_gate_answered(&answer, out);
                 self.mode_gate_answered(&answer, out);
@@ -235,7 +236,11 @@ impl Engine {
             self.turn_number(),
             format!("epoch {epoch}"),
         ));
-        if same_pod && self.state.life.is_stopped() && self.state.life.outcome().is_some() {
+        let is_over = self.state.life.outcome().is_some();
+        if is_over && (self.state.life.is_stopping() || same_pod && self.state.life.is_stopped()) {
+            // A loop that was about to end does not begin again: only a pod that is started after its end does that.
+            self.state.life.stopped();
+            self.note_transition(out);
             out.stopped();
             return;
         }
@@ -304,7 +309,7 @@ impl Engine {
 
     /// Cancels the call in flight. It stays open, so that the next process requests the same call: its answer may be
     /// kept.
-    fn cancel_call(&mut self, out: &mut EffectBuffer) {
+    pub(super) fn cancel_call(&mut self, out: &mut EffectBuffer) {
         if let Some(call) = self.call_in_flight() {
             out.push(EngineEffect::CancelCall { call });
         }
@@ -313,6 +318,7 @@ impl Engine {
 
     /// Does what is due, and sets the timer for what is due next.
     fn advance(&mut self, out: &mut EffectBuffer) {
+        self.end_if_stop_requested(out);
         if self.state.life.is_active() && !self.fenced {
             self.expire_gates(out);
             self.settle_mode_gate(out);
@@ -329,8 +335,9 @@ impl Engine {
             self.run_due_step(out);
             self.end_preparation();
             self.note_transition(out);
+            self.end_if_stop_requested(out);
         }
-        // The step above may have ended the loop.
+        // The steps above may have ended the loop.
         if self.state.life.is_stopping() && !self.fenced {
             if !self.in_flight && self.running.is_empty() {
                 self.state.life.stopped();

@@ -40,6 +40,7 @@ pub mod notifications;
 mod pauses;
 pub mod precheck;
 mod purpose;
+pub mod replay;
 mod resources;
 mod retry;
 mod runtime_mark;
@@ -47,6 +48,7 @@ pub mod scoring;
 pub mod sensor_events;
 pub mod settings;
 mod snapshot;
+mod stop_requests;
 pub mod tasks;
 #[cfg(test)]
 mod tests;
@@ -152,6 +154,11 @@ pub enum EngineInput {
     },
     /// The annotation `agentloop.dev/resume`, handled once per token. Ends cool-downs and pauses that need a person.
     ResumeRequested {
+        /// Value of the annotation.
+        token: String,
+    },
+    /// The annotation `agentloop.dev/stop`, handled once per token: ends the loop, after the open turn or at once.
+    StopRequested {
         /// Value of the annotation.
         token: String,
     },

@@ -71,9 +71,11 @@ impl Engine {
     /// Handles the request `wake`, once per token. It affects only a sleep and the pre-check after it. A turn beside the sleep,
     /// such as a heartbeat, does not matter.
     pub(super) fn wake_requested(&mut self, token: String, out: &mut EffectBuffer) {
-        if self.state.handled.wake.as_ref() == Some(&token) {
+        // A loop that is about to end leaves the request open: it starts the loop again.
+        if self.state.handled.wake.as_ref() == Some(&token) || self.state.life.outcome().is_some() {
             return;
         }
+        self.state.life.withdraw_stop_request();
         self.state.handled.wake = Some(token);
         out.record(journal_line(RecordKind::RequestHandled, self.turn_number(), "wake"));
         let cause = "a wake request ended your sleep";

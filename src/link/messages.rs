@@ -127,6 +127,9 @@ pub struct Directives {
     /// Value of the annotation `agentloop.dev/resume`: ends a cool-down, once per value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume: Option<String>,
+    /// Value of the annotation `agentloop.dev/stop`: ends the loop, once per value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop: Option<String>,
     /// Answers to open gates, until the loop reports that they are closed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gate_answers: Vec<GateAnswer>,

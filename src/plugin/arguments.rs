@@ -84,12 +84,14 @@ pub enum PluginCommand {
     Approve(AnswerArgs),
     /// Deny gates of an Agent, or of an AgentBudget.
     Deny(AnswerArgs),
-    /// Stop the loops of Agents and delete their pods; their state is kept (spec.suspend).
+    /// Cut the turns of Agents and delete their pods, until they are resumed (spec.suspend).
     Pause(SomeAgents),
     /// Continue Agents that are suspended, in a cool-down, or paused until a person continues them.
     Resume(SomeAgents),
     /// End the sleep of Agents, or start loops again that have ended.
     Wake(SomeAgents),
+    /// End the loops of Agents after the turns that run, until they are woken or resumed, or their spec changes.
+    Stop(StopArgs),
     /// Give an Agent a task, and wait for its result.
     Run(RunArgs),
     /// Talk to an Agent: each line is a task that contains the conversation so far.
@@ -99,8 +101,12 @@ pub enum PluginCommand {
     /// Show AgentBudgets, or add to their limits.
     #[command(subcommand)]
     Budget(BudgetCommand),
+    /// Say what changed limits would have done to the calls of histories. Needs no cluster.
+    Simulate(SimulateArgs),
     /// Check that the cluster can run Agents, and what you may do.
     Check,
+    /// Write an archive for a bug report, without texts of prompts, answers and events, and without secrets.
+    Report(ReportArgs),
     /// Print a completion script.
     Completion(CompletionArgs),
     /// Print the reference of all commands as Markdown.
@@ -130,6 +136,16 @@ pub struct SomeAgents {
     /// Names of the Agents.
     #[arg(value_name = "AGENT", required = true)]
     pub(super) names: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct StopArgs {
+    /// Names of the Agents.
+    #[arg(value_name = "AGENT", required = true)]
+    pub(super) names: Vec<String>,
+    /// Cut the turns that run. Actions that were sent end first.
+    #[arg(long)]
+    pub(super) now: bool,
 }
 
 #[derive(Args, Debug)]
@@ -287,6 +303,31 @@ pub struct TopUpAmount {
     /// US dollars, such as 2.50.
     #[arg(long, value_name = "DOLLARS", value_parser = dollars)]
     pub(super) cost_usd: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct SimulateArgs {
+    /// History of an Agent as JSON lines, as written by `agentloop history`. May be repeated, for Agents that share a
+    /// budget.
+    #[arg(long = "file", value_name = "FILE", required = true)]
+    pub(super) files: Vec<PathBuf>,
+    /// Manifest of the AgentBudget to apply.
+    #[arg(long, value_name = "FILE")]
+    pub(super) budget: Option<PathBuf>,
+    /// A limit, by its path in the spec of an AgentBudget or an Agent, and its value as YAML: limits.tokens=1000000,
+    /// window.rolling.seconds=86400, guardrails.maxCallsPerTurn=10. Without --budget, a window never ends.
+    #[arg(long, value_name = "PATH=VALUE")]
+    pub(super) set: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct ReportArgs {
+    /// The archive to write, which must not exist. Defaults to agentloop-report-TIME.zip.
+    #[arg(long, value_name = "FILE")]
+    pub(super) file: Option<PathBuf>,
+    /// List what would be in the archive, and write nothing.
+    #[arg(long)]
+    pub(super) dry_run: bool,
 }
 
 #[derive(Args, Debug)]

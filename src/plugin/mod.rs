@@ -11,8 +11,10 @@ pub mod completion;
 pub mod failure;
 pub mod link;
 pub mod reference;
+pub mod report;
 pub mod screens;
 pub mod session;
+pub mod simulation;
 pub mod tasks;
 pub mod writes;
 

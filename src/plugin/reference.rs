@@ -72,8 +72,17 @@ The plugin has the rights of your kubeconfig, and does nothing that `kubectl` an
 CA in ConfigMap `agentloop-link-ca` of the Agent's namespace, and authenticate with the bearer token of the kubeconfig. A kubeconfig with a
 client certificate has none: name a ServiceAccount of that namespace with `--service-account`, and a token is requested for it.
 
-There is no command that stops a loop for good: `pause` deletes the pod and keeps the state, and `kubectl delete agents.agentloop.dev NAME`
-deletes the Agent.
+## Pause, stop, delete
+
+| | what ends | what stays | what starts it again |
+|---|---|---|---|
+| `pause` | the turn, at once, and the pod | the loop, which continues where it was | `resume` |
+| `stop` | the loop, with outcome `Cancelled`: after the turn that runs, or with `--now` at once; then the pod | the state; a turn that was cut, and a request whose turn was cut, continue if the loop starts again | `wake`, `resume`, a change of the spec |
+| `kubectl delete agents.agentloop.dev NAME` | everything | the volume, if `spec.storage` keeps it | |
+
+`pause` is a state (`spec.suspend`), which a manifest in Git may have. `stop` is a request (annotation `agentloop.dev/stop`), which is handled once and
+leaves the spec as it is. A turn that a pause holds is not waited for. In mode `Goal`, a loop that starts again begins with its first step. In mode
+`Task`, the tasks that wait stay, and new ones are not accepted.
 ";
 
 const PERMISSION_HEAD: &str = "
@@ -89,7 +98,8 @@ approve and does not write budgets; `view` reads.
 const TAIL: &str = "
 `approve` and `deny` write under your own name, which the API server tells (SelfSubjectReview, which everyone may create). `--service-account`
 needs `create` on `serviceaccounts/token` in the Agent's namespace. A port-forward over WebSockets needs `get` on `pods/portforward` too.
-`check` also reads the CustomResourceDefinitions and the Deployment of the controller; what you may not read is a warning.
+`check` and `report` also read the CustomResourceDefinitions and the Deployment of the controller; what you may not read is a warning. `report` also
+reads Sensors, Events and pods of the namespace, and pods and their logs in the controller's namespace, as far as you may.
 
 ## Tasks
 
@@ -98,6 +108,35 @@ standard error. If it is interrupted, the task continues; the same command with 
 
 Tasks of one Agent share no conversation. `chat` therefore sends what was said before with each message, up to 48 KiB, and leaves out the oldest
 messages.
+
+## Simulate a limit
+
+    kubectl exec helper -c worker -- /agentloop journal > helper.sqlite && agentloop history helper.sqlite > helper.jsonl
+    kubectl agentloop simulate --file helper.jsonl --set limits.tokens=2000000 --set window.rolling.seconds=86400
+    kubectl agentloop simulate --file helper.jsonl --set 'guardrails.rateLimits=[{resource: LLMCalls, amount: 60, windowSeconds: 3600}]'
+
+The calls of a [history](journal.md) are put to the rules of the ledger and of the engine again, under other limits: when the first of them would have been
+refused, for how long, how many calls, tokens and dollars that is, and per day (UTC). The journal keeps the last 2,000 turns.
+
+| limit | |
+|---|---|
+| `limits`, `perAgent`: `tokens`, `calls`, `costUSD`; `window`, `onExhausted` | of an AgentBudget |
+| `guardrails`: `actionsPerMinute`, `activeHours`, `maxCallsPerTurn`, `maxConsecutiveToolFailures`, `maxConsecutiveTurns`, `rateLimits` (`LLMCalls`, `LLMTokens`, `Actions`), `tokensPerHour`, `total` | of an Agent; those that are not named hold nothing |
+| `limits.inputTokens`, `limits.outputTokens`, `guardrails.idleTimeoutSeconds`, `guardrails.loopDetection`, `rateLimits` of bytes | rejected: a history does not have what they count |
+
+Calls stay at their times: a loop that was stopped would have gone on later, with other calls. The first stop is therefore more exact than those after it.
+A gateway needs room for the most that a call can use, and shortens its output to what is left; the simulation needs what the call used.
+
+## Reports
+
+`report` writes what a bug report needs into an archive: the Agents, Sensors and AgentBudgets of the namespace with their statuses, Events, the states of
+pods, the newest 2,000 lines of the log of each pod of the controller, versions, and what `check` finds. `index.json` lists the files and what you may
+not read.
+
+Texts are left out and replaced by their lengths: instructions, prompts, schemas, expressions, values of labels, annotations, headers and environment
+variables, and any other text that is not known to be harmless. Of URLs, scheme, host and port stay. Of messages in statuses, Events and logs, the words
+that are names in the API stay, and numbers of up to six digits. Keys, numbers, times, reasons, and the names of objects and models stay. Look at the
+files before you publish them.
 
 ## Usage in a period
 
@@ -221,7 +260,16 @@ mod tests {
     #[test]
     fn each_command_has_a_section() {
         let page = markdown();
-        for name in ["status", "budget top-up", "run", "check", "completion"] {
+        for name in [
+            "status",
+            "budget top-up",
+            "run",
+            "stop",
+            "simulate",
+            "report",
+            "check",
+            "completion",
+        ] {
             assert!(page.contains(&format!("\n### {name}\n")), "{name}");
         }
         assert!(!page.contains("### reference"), "hidden");

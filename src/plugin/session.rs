@@ -166,24 +166,33 @@ impl PluginSession {
 
     /// Prints a value as JSON or YAML if that is the format of the output; otherwise returns false.
     pub fn print_data(&self, value: &impl Serialize, screen: &mut Screen<'_>) -> Result<bool, PluginError> {
-        let wrong = |error: &dyn std::fmt::Display| PluginError::Format(error.to_string());
-        let text = match self.format {
-            Some(OutputFormat::Json) => serde_json::to_string_pretty(value).map_err(|error| wrong(&error))? + "\n",
-            Some(OutputFormat::Yaml) => {
-                // Through JSON, which keeps the order of fields and drops nothing that YAML has its own form for.
-                let value = serde_json::to_value(value).map_err(|error| wrong(&error))?;
-                serde_yaml::to_string(&value).map_err(|error| wrong(&error))?
-            }
-            Some(OutputFormat::Wide) | None => return Ok(false),
-        };
-        screen.out.write_all(text.as_bytes())?;
-        Ok(true)
+        print_data(self.format, value, screen)
     }
 }
 
 fn streams_text(format: Option<OutputFormat>, flag: Option<bool>, is_terminal: bool) -> bool {
     let is_data = matches!(format, Some(OutputFormat::Json | OutputFormat::Yaml));
     !is_data && flag.unwrap_or(is_terminal)
+}
+
+/// Prints a value as JSON or YAML if that is the format; otherwise returns false.
+pub fn print_data(
+    format: Option<OutputFormat>,
+    value: &impl Serialize,
+    screen: &mut Screen<'_>,
+) -> Result<bool, PluginError> {
+    let wrong = |error: &dyn std::fmt::Display| PluginError::Format(error.to_string());
+    let text = match format {
+        Some(OutputFormat::Json) => serde_json::to_string_pretty(value).map_err(|error| wrong(&error))? + "\n",
+        Some(OutputFormat::Yaml) => {
+            // Through JSON, which keeps the order of fields and drops nothing that YAML has its own form for.
+            let value = serde_json::to_value(value).map_err(|error| wrong(&error))?;
+            serde_yaml::to_string(&value).map_err(|error| wrong(&error))?
+        }
+        Some(OutputFormat::Wide) | None => return Ok(false),
+    };
+    screen.out.write_all(text.as_bytes())?;
+    Ok(true)
 }
 
 /// One object.

@@ -412,6 +412,9 @@ impl<'a> LoopDriver<'a> {
         if let Some(token) = directives.resume.filter(|token| before.resume.as_ref() != Some(token)) {
             self.feed(EngineInput::ResumeRequested { token })?;
         }
+        if let Some(token) = directives.stop.filter(|token| before.stop.as_ref() != Some(token)) {
+            self.feed(EngineInput::StopRequested { token })?;
+        }
         let answers = directives.gate_answers.iter();
         for answer in answers.filter(|answer| !before.gate_answers.contains(answer)) {
             self.feed(EngineInput::GateAnswered(GateAnswer {

@@ -704,7 +704,7 @@ async fn a_loop_that_ended_itself_rests_until_a_new_request_or_spec() {
     assert_eq!(rig.status("coast").r#loop.unwrap().outcome, None);
     let handled = HandledRequests {
         wake: Some("monday".into()),
-        resume: None,
+        ..HandledRequests::default()
     };
     assert_eq!(
         rig.status("coast").last_handled_requests,
@@ -752,6 +752,43 @@ async fn an_idle_loop_that_was_ended_starts_again_for_a_wake_request_or_a_new_sp
     rig.apply("coast", &json!({ "guardrails": { "idleTimeoutSeconds": 3600 } }));
     rig.settle().await;
     assert_eq!(rig.live_pod("coast").epoch, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_loop_rests_and_no_stop_request_outlives_its_end() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", &json!({})).await;
+    rig.annotate("coast", "agentloop.dev/stop", "monday");
+    rig.settle().await;
+    let (_, directives) = rig
+        .running()
+        .loops
+        .attach(&agent_key("coast"), &rig.live_pod("coast"), (rig.clock)())
+        .unwrap();
+    assert_eq!(directives.borrow().stop.as_deref(), Some("monday"));
+    let mut stopped = LoopReport {
+        outcome: Some(LoopOutcome::Cancelled),
+        ..in_state(LoopState::Stopped)
+    };
+    stopped.handled.stop = Some("monday".into());
+    rig.report("coast", stopped, usage(1));
+    rig.pass(6).await;
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(20).await;
+    assert_eq!(rig.pod("coast"), None);
+    assert_eq!(rig.ready("coast"), ("True".into(), "Cancelled".into()));
+
+    // There is nothing to stop: the request must not end the loop when it is started.
+    rig.annotate("coast", "agentloop.dev/stop", "tuesday");
+    rig.settle().await;
+    let handled = |rig: &Rig| rig.status("coast").last_handled_requests.unwrap().stop;
+    assert_eq!(handled(&rig).as_deref(), Some("tuesday"));
+    assert_eq!(rig.pod("coast"), None);
+    rig.annotate("coast", "agentloop.dev/resume", "wednesday");
+    rig.settle().await;
+    assert_eq!(rig.live_pod("coast").epoch, 2);
+    assert_eq!(rig.status("coast").r#loop.unwrap().outcome, None);
+    assert_eq!(handled(&rig).as_deref(), Some("tuesday"));
 }
 
 #[tokio::test(start_paused = true)]

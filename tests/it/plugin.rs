@@ -24,7 +24,7 @@ fn gated(gates: &[&str]) -> Value {
 }
 
 #[tokio::test]
-async fn pause_resume_and_wake_write_the_fields_and_annotations_of_the_api() {
+async fn pause_resume_wake_and_stop_write_the_fields_and_annotations_of_the_api() {
     let rig = Rig::start();
     rig.put_agent("helper", &json!({"loop": {"state": "Sleeping"}}));
     let done = rig.run("pause helper").await;
@@ -57,6 +57,14 @@ async fn pause_resume_and_wake_write_the_fields_and_annotations_of_the_api() {
     rig.run("wake helper").await;
     let annotations = json!({"agentloop.dev/resume": NOW, "agentloop.dev/wake": NOW});
     assert_eq!(rig.agent("helper")["metadata"]["annotations"], annotations);
+
+    rig.put_agent("helper", &json!({"loop": {"state": "Running"}}));
+    rig.run("stop helper --now").await;
+    let stop = rig.agent("helper")["metadata"]["annotations"]["agentloop.dev/stop"].clone();
+    assert_eq!(stop, format!("now:{NOW}"));
+    rig.run("stop helper").await;
+    let stop = rig.agent("helper")["metadata"]["annotations"]["agentloop.dev/stop"].clone();
+    assert_eq!(stop, NOW);
 }
 
 #[tokio::test]
@@ -145,6 +153,23 @@ async fn gates_of_a_budget_are_answered_and_top_ups_are_appended() {
 }
 
 #[tokio::test]
+async fn a_top_up_keeps_fields_that_this_version_does_not_know_and_is_repeated_after_a_conflict() {
+    let rig = Rig::start();
+    rig.put_budget("team", &json!({}));
+    let newer = json!({"id": "old", "tokens": 5, "expires": NOW});
+    rig.server.put(
+        "agentloop.dev/agentbudgets",
+        json!({"metadata": {"namespace": "team-a", "name": "team"}, "spec": {"topUps": [newer]}}),
+    );
+    rig.interfere(json!({"other": "client"}));
+    let done = rig.run("budget top-up team --tokens 7 --id new").await;
+    assert_eq!(done.out, "team: top-up new added\n", "{}", done.err);
+    let budget = rig.budget("team");
+    assert_eq!(budget["spec"]["topUps"], json!([newer, {"id": "new", "tokens": 7}]));
+    assert_eq!(budget["metadata"]["annotations"]["other"], "client");
+}
+
+#[tokio::test]
 async fn lists_are_tables_or_data_and_of_one_namespace_or_all() {
     let rig = Rig::start();
     rig.put_agent("helper", &gated(&[GATE]));
@@ -196,4 +221,47 @@ async fn a_check_reports_each_prerequisite_and_fails_if_one_is_missing() {
     rig.install();
     let done = rig.run("check").await;
     assert_eq!(done.status, ExitStatus::Success, "{}", done.out);
+}
+
+#[tokio::test]
+async fn a_report_has_what_the_user_may_read_and_says_what_is_missing() {
+    let rig = Rig::start();
+    rig.install();
+    rig.put_agent("helper", &gated(&[GATE]));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("report.zip");
+    let line = format!("report --file {}", path.display());
+    let dry = rig.run(&format!("{line} --dry-run")).await;
+    assert_eq!(dry.status, ExitStatus::Success, "{}", dry.err);
+    assert!(dry.err.contains("nothing was written (--dry-run)"), "{}", dry.err);
+    assert!(!path.exists());
+    let done = rig.run(&line).await;
+    assert_eq!(done.out, dry.out, "the list is that of the archive");
+    for name in [
+        "index.json",
+        "agents.json",
+        "sensors.json",
+        "agentbudgets.json",
+        "check.json",
+    ] {
+        assert!(done.out.contains(&format!("  {name}\n")), "{name}: {}", done.out);
+    }
+    let mut archive = zip::ZipArchive::new(std::fs::File::open(&path).unwrap()).unwrap();
+    let agents: Value = serde_json::from_reader(archive.by_name("agents.json").unwrap()).unwrap();
+    assert_eq!(agents[0]["metadata"]["name"], "helper");
+    let again = rig.run(&line).await;
+    assert_eq!(again.status, ExitStatus::Failure);
+    assert!(again.err.contains("exists already"), "{}", again.err);
+    let forbidden = rig
+        .run(&format!(
+            "report -n forbidden --file {}",
+            dir.path().join("other.zip").display()
+        ))
+        .await;
+    assert_eq!(forbidden.status, ExitStatus::Success, "{}", forbidden.err);
+    assert!(
+        forbidden.err.contains("not included: agents: you may not read it"),
+        "{}",
+        forbidden.err
+    );
 }

@@ -75,8 +75,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "controller",
         ],
     ),
-    // A client of the API server and of the link, like any other.
-    ("plugin", &["api", "link", "support"]),
+    // A client of the API server and of the link, like any other. `simulate` asks the rules of ledger and engine.
+    ("plugin", &["api", "engine", "ledger", "link", "support"]),
     (
         "cli",
         &[

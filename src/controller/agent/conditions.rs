@@ -492,6 +492,11 @@ impl AgentConditions<'_> {
                         "the agent had no task for spec.task.idlePodSeconds and has no pod; the next task starts it";
                     return AgentReadiness::Ready(reason_message(LoopOutcome::ScaledToZero.as_ref(), message));
                 }
+                if status.outcome == Some(LoopOutcome::Cancelled) {
+                    let message = "a user stopped the loop (annotation agentloop.dev/stop); change the spec or set the \
+                                   annotation agentloop.dev/wake to start it again";
+                    return AgentReadiness::Ready(reason_message(LoopOutcome::Cancelled.as_ref(), message));
+                }
                 let message =
                     "the agent ended its loop; change the spec or set the annotation agentloop.dev/wake to restart it";
                 return AgentReadiness::Ready(reason_message("Completed", message));

@@ -366,6 +366,7 @@ pub(super) fn directives(agent: &Agent, status: &AgentStatus) -> Directives {
         suspend: agent.spec.suspend,
         wake: open.wake,
         resume: open.resume,
+        stop: open.stop,
         gate_answers: requests::gate_answers(agent, status),
         // Added by `PodSessions`, from the ledger.
         budget: None,

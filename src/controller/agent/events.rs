@@ -74,6 +74,10 @@ fn from_loop(old: &AgentStatus, new: &AgentStatus) -> Option<KubeEvent> {
             let note = "the agent ended its loop";
             return Some(KubeEvent::normal(LoopOutcome::Completed.as_ref(), "End", note));
         }
+        (None, Some(LoopOutcome::Cancelled)) => {
+            let note = "a user stopped the loop";
+            return Some(KubeEvent::normal(LoopOutcome::Cancelled.as_ref(), "End", note));
+        }
         (None, Some(LoopOutcome::Idle)) => {
             let held = condition::find(&new.conditions, ConditionType::IdleTimeoutReached)?;
             return Some(KubeEvent::warning(&held.type_, "End", held.message.clone()));

@@ -75,6 +75,7 @@ fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSp
             "the cost reached spec.goal.maxCostUSD, or the cost of a call is unknown".to_owned()
         }
         (Some(GoalEnd::StepLimit), _) => "all steps are used (spec.goal.maxSteps)".to_owned(),
+        (None, LoopOutcome::Cancelled) => "a user stopped the loop".to_owned(),
         (None, LoopOutcome::Idle) => "guardrails.idleTimeoutSeconds was reached".to_owned(),
         (None, LoopOutcome::Completed | LoopOutcome::Failed | LoopOutcome::Escalated | LoopOutcome::ScaledToZero) => {
             "guardrails.loopDetection ended the loop".to_owned()

@@ -17,6 +17,8 @@ pub(super) struct OpenRequests {
     pub(super) wake: Option<String>,
     /// Value of the annotation `agentloop.dev/resume`.
     pub(super) resume: Option<String>,
+    /// Value of the annotation `agentloop.dev/stop`.
+    pub(super) stop: Option<String>,
 }
 
 /// The requests of an Agent that its status does not record as handled.
@@ -26,6 +28,7 @@ pub(super) fn open(agent: &Agent, status: &AgentStatus) -> OpenRequests {
     OpenRequests {
         wake: asked.wake.filter(|value| handled.wake.as_ref() != Some(value)),
         resume: asked.resume.filter(|value| handled.resume.as_ref() != Some(value)),
+        stop: asked.stop.filter(|value| handled.stop.as_ref() != Some(value)),
     }
 }
 
@@ -67,17 +70,18 @@ pub(super) fn gate_answers(agent: &Agent, status: &AgentStatus) -> Vec<GateAnswe
 }
 
 /// The [`HandledRequests`] to record. While a handled value is still in the annotation it stays recorded, so that an
-/// older report cannot make it open again. `all` records every current value: the loop has just restarted.
+/// older report cannot make it open again. `all` records every current value: the loop has just restarted. `has_ended`
+/// records a request to stop: there is nothing to stop, and the loop must not end again when it is started.
 pub(super) fn remember(
     agent: &Agent,
     old: Option<&HandledRequests>,
     reported: Option<&HandledRequests>,
-    all: bool,
+    (all, has_ended): (bool, bool),
 ) -> Option<HandledRequests> {
     let asked = requested(agent);
     let old = old.cloned().unwrap_or_default();
     let reported = reported.cloned().unwrap_or_default();
-    let one = |asked: Option<String>, old: Option<String>, reported: Option<String>| {
+    let one = |asked: Option<String>, old: Option<String>, reported: Option<String>, all: bool| {
         if asked.is_some() && (all || old == asked) {
             asked
         } else {
@@ -85,8 +89,9 @@ pub(super) fn remember(
         }
     };
     let handled = HandledRequests {
-        wake: one(asked.wake, old.wake, reported.wake),
-        resume: one(asked.resume, old.resume, reported.resume),
+        wake: one(asked.wake, old.wake, reported.wake, all),
+        resume: one(asked.resume, old.resume, reported.resume, all),
+        stop: one(asked.stop, old.stop, reported.stop, all || has_ended),
     };
     (handled != HandledRequests::default()).then_some(handled)
 }
@@ -99,6 +104,7 @@ fn requested(agent: &Agent) -> OpenRequests {
     OpenRequests {
         wake: value(names::WAKE),
         resume: value(names::RESUME),
+        stop: value(names::STOP),
     }
 }
 

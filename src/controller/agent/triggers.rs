@@ -10,7 +10,15 @@ use crate::controller::gate_annotations::{ANSWERS, APPROVE, APPROVED_BY, DENY};
 use crate::controller::runtime::names;
 
 /// Annotations with a request or with the answer to a gate.
-const REQUESTS: [&str; 6] = [names::WAKE, names::RESUME, ANSWERS, APPROVE, APPROVED_BY, DENY];
+const REQUESTS: [&str; 7] = [
+    names::WAKE,
+    names::RESUME,
+    names::STOP,
+    ANSWERS,
+    APPROVE,
+    APPROVED_BY,
+    DENY,
+];
 
 /// A hash of the relevant fields of each object, by UID.
 #[derive(Default)]

@@ -1,6 +1,6 @@
 //! Names of labels, annotations and child objects that the reconciler reads and writes.
 
-pub(in crate::controller) use crate::api::annotations::{RESUME, WAKE};
+pub(in crate::controller) use crate::api::annotations::{RESUME, STOP, WAKE};
 
 /// Value of `app.kubernetes.io/managed-by`, and the field manager of server-side apply.
 pub(in crate::controller) const MANAGER: &str = "agentloop-controller";

@@ -141,9 +141,11 @@ impl Engine {
     /// The request `resume`, once per token: it ends the cool-downs after errors, crashes and refusals, what a person had to
     /// look at first, and the wait for a model or light model that cannot be used, and nothing else.
     pub(crate) fn resume_requested(&mut self, token: String, out: &mut EffectBuffer) {
-        if self.state.handled.resume.as_ref() == Some(&token) {
+        // A loop that is about to end leaves the request open: it starts the loop again.
+        if self.state.handled.resume.as_ref() == Some(&token) || self.state.life.outcome().is_some() {
             return;
         }
+        self.state.life.withdraw_stop_request();
         self.state.handled.resume = Some(token);
         out.record(journal_line(RecordKind::RequestHandled, self.turn_number(), "resume"));
         for reason in PauseReason::iter().filter(|reason| reason.facts().ends_on_resume) {

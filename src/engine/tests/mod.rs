@@ -45,11 +45,13 @@ mod precheck;
 mod prompt_rules;
 mod random;
 mod rates;
+mod replay;
 mod requests;
 mod runtime_mark;
 mod scoring;
 mod sensors;
 mod sleeping;
+mod stop_requests;
 mod stops;
 mod structured_output;
 mod task_intervals;
@@ -563,6 +565,7 @@ impl Driver {
                     | EngineInput::LinkSilent
                     | EngineInput::WakeRequested { .. }
                     | EngineInput::ResumeRequested { .. }
+                    | EngineInput::StopRequested { .. }
                     | EngineInput::LinkLost
                     | EngineInput::LinkBack
                     | EngineInput::Stop { .. }

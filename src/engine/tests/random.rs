@@ -167,6 +167,7 @@ fn steps() -> impl Strategy<Value = Step> {
         2 => notifications().prop_map(notified),
         1 => token.clone().prop_map(|token| EngineInput::WakeRequested { token: token.into() }),
         1 => token.prop_map(|token| EngineInput::ResumeRequested { token: token.into() }),
+        1 => prop_oneof![Just("1"), Just("now:2")].prop_map(|token| EngineInput::StopRequested { token: token.into() }),
         2 => budgets().prop_map(|budget| EngineInput::BudgetChanged { budget }),
         1 => Just(EngineInput::LinkLost),
         1 => Just(EngineInput::LinkSilent),

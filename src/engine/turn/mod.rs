@@ -324,7 +324,11 @@ impl Engine {
 
     pub(crate) fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
         self.drop_deferred(out);
-        self.fail_waiting_requests(out);
+        // A request whose turn was cut continues if the loop starts again, and those behind it wait for that.
+        let is_request_cut = self.state.turn.is_some() && self.turn_rules().works_on_task;
+        if !is_request_cut {
+            self.fail_waiting_requests(out);
+        }
         self.ask_mode(out.now, |mode, context| mode.loop_ended(context));
         self.state.life.end(outcome);
         self.note_transition(out);

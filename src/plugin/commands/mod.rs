@@ -1,6 +1,8 @@
 //! The commands: each reads what it needs, has it rendered or decided by a pure function, and writes.
 
 mod reads;
+mod report;
+mod simulate;
 mod streams;
 mod tasks;
 mod writes;
@@ -26,6 +28,10 @@ pub async fn run(arguments: PluginArgs, screen: &mut Screen<'_>) -> Result<ExitS
         screen.result(&reference::markdown())?;
         return Ok(ExitStatus::Success);
     }
+    if let PluginCommand::Simulate(simulated) = &arguments.command {
+        unless_closed(simulate::simulate(arguments.connection.output, simulated, screen))?;
+        return Ok(ExitStatus::Success);
+    }
     let session = PluginSession::connect(&arguments.connection).await?;
     execute(&session, arguments.command, screen).await
 }
@@ -44,14 +50,24 @@ pub async fn execute(
         Asked::Cost(arguments) => unless_closed(reads::cost(session, &arguments, screen).await)?,
         Asked::Budget(BudgetCommand::Top) => unless_closed(reads::budgets(session, screen).await)?,
         Asked::Check => return reads::check(session, screen).await,
+        Asked::Simulate(arguments) => unless_closed(simulate::simulate(session.format, &arguments, screen))?,
+        Asked::Report(arguments) => report::report(session, &arguments, screen).await?,
         Asked::Logs(arguments) => unless_closed(streams::logs(session, &arguments, screen).await)?,
         Asked::Events(arguments) => unless_closed(streams::events(session, &arguments, screen).await)?,
         Asked::History(arguments) => unless_closed(streams::history(session, &arguments, screen).await)?,
         Asked::Approve(arguments) => writes::answer(session, &arguments, true, screen).await?,
         Asked::Deny(arguments) => writes::answer(session, &arguments, false, screen).await?,
-        Asked::Pause(agents) => return writes::request(session, &agents, writes::LoopRequest::Pause, screen).await,
-        Asked::Resume(agents) => return writes::request(session, &agents, writes::LoopRequest::Resume, screen).await,
-        Asked::Wake(agents) => return writes::request(session, &agents, writes::LoopRequest::Wake, screen).await,
+        Asked::Pause(agents) => {
+            return writes::request(session, &agents.names, writes::LoopRequest::Pause, screen).await;
+        }
+        Asked::Resume(agents) => {
+            return writes::request(session, &agents.names, writes::LoopRequest::Resume, screen).await;
+        }
+        Asked::Wake(agents) => return writes::request(session, &agents.names, writes::LoopRequest::Wake, screen).await,
+        Asked::Stop(arguments) => {
+            let request = writes::LoopRequest::Stop { at_once: arguments.now };
+            return writes::request(session, &arguments.names, request, screen).await;
+        }
         Asked::Budget(BudgetCommand::TopUp(arguments)) => writes::top_up(session, arguments, screen).await?,
         Asked::Run(arguments) => return tasks::run(session, arguments, screen).await,
         Asked::Chat(arguments) => tasks::chat(session, &arguments, screen).await?,

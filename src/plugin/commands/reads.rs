@@ -135,6 +135,21 @@ pub(super) async fn cost(
 }
 
 pub(super) async fn check(session: &PluginSession, screen: &mut Screen<'_>) -> Result<ExitStatus, PluginError> {
+    let rows = check_rows(session).await?;
+    let shown = match session.print_data(&rows, screen) {
+        Ok(false) => write!(screen.out, "{}", checks::text(&rows)).map_err(Into::into),
+        shown => shown.map(|_| ()),
+    };
+    unless_closed(shown)?;
+    Ok(if checks::any_failed(&rows) {
+        ExitStatus::Failure
+    } else {
+        ExitStatus::Success
+    })
+}
+
+/// What `check` finds.
+pub(super) async fn check_rows(session: &PluginSession) -> Result<Vec<CheckRow>, PluginError> {
     let mut rows = Vec::new();
     let version = session.client.apiserver_version().await;
     let version = version.map_err(|error| PluginError::cluster("reach the API server", &error))?;
@@ -157,16 +172,7 @@ pub(super) async fn check(session: &PluginSession, screen: &mut Screen<'_>) -> R
     for permission in &PERMISSIONS {
         rows.push(may(session, permission).await?);
     }
-    let shown = match session.print_data(&rows, screen) {
-        Ok(false) => write!(screen.out, "{}", checks::text(&rows)).map_err(Into::into),
-        shown => shown.map(|_| ()),
-    };
-    unless_closed(shown)?;
-    Ok(if checks::any_failed(&rows) {
-        ExitStatus::Failure
-    } else {
-        ExitStatus::Success
-    })
+    Ok(rows)
 }
 
 /// What the user may not read cannot be checked, which is no failure of the cluster.

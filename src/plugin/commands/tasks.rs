@@ -6,6 +6,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::api::Agent;
 use crate::plugin::arguments::{ChatArgs, RunArgs};
 use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::link::{LinkFailure, TaskSubmission, UserLink};
@@ -56,6 +57,10 @@ pub(super) async fn run(
             }
             Ok(response.exit_status())
         }
+        Ok(TaskEnd::Forgotten { id }) => {
+            let agent = session.agent(&arguments.name).await?;
+            Err(PluginError::Refused(forgotten(&id, &agent)))
+        }
         Ok(TaskEnd::Interrupted) => {
             if !run.was_requested() {
                 return Err(PluginError::Refused("interrupted before the task was requested".into()));
@@ -75,6 +80,28 @@ pub(super) async fn run(
             Err(error)
         }
     }
+}
+
+/// What is still known of a task whose events are gone: how it ended, if it is among the last ones.
+fn forgotten(id: &str, agent: &Agent) -> String {
+    let recent = agent.status.iter().flat_map(|status| &status.recent_activations);
+    let known = recent.into_iter().find(|activation| activation.id == *id).map_or_else(
+        || "it has ended, or waits behind others".to_owned(),
+        |activation| {
+            let reason = activation
+                .reason
+                .map(|reason| format!(" ({reason})"))
+                .unwrap_or_default();
+            format!(
+                "it has ended: {}{reason} at {}",
+                activation.outcome, activation.completed_at.0
+            )
+        },
+    );
+    format!(
+        "{id} was requested before, and its events are no longer kept, so its result cannot be read: {known}. Use another --id \
+         to request it again"
+    )
 }
 
 /// Whether an accepted task goes on although its end could not be read. Its events may also be gone, which is final.
@@ -199,6 +226,10 @@ async fn converse(
                 ));
                 return Ok(());
             }
+            TaskEnd::Forgotten { id } => screen.note(&format!(
+                "error: {}",
+                forgotten(&id, &session.agent(&arguments.name).await?)
+            )),
             TaskEnd::Response(response) => {
                 let text = response.result_text();
                 if let Some(problem) = response.problem() {

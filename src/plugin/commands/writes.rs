@@ -1,4 +1,4 @@
-//! Commands that write: approve, deny, pause, resume, wake, budget top-up.
+//! Commands that write: approve, deny, pause, resume, wake, stop, budget top-up.
 
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::api::PostParams;
@@ -6,7 +6,7 @@ use kube::{Api, ResourceExt};
 
 use crate::api::budget::{BudgetLimits, TopUp};
 use crate::api::{Agent, AgentBudget};
-use crate::plugin::arguments::{AnswerArgs, SomeAgents, TopUpArgs};
+use crate::plugin::arguments::{AnswerArgs, TopUpArgs};
 use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::screens::approvals;
 use crate::plugin::session::{PluginSession, Screen};
@@ -19,22 +19,24 @@ pub(super) enum LoopRequest {
     Pause,
     Resume,
     Wake,
+    Stop { at_once: bool },
 }
 
 /// Sends the request to each Agent; a failure does not keep the others from receiving it.
 pub(super) async fn request(
     session: &PluginSession,
-    agents: &SomeAgents,
+    agents: &[String],
     request: LoopRequest,
     screen: &mut Screen<'_>,
 ) -> Result<ExitStatus, PluginError> {
     let mut status = ExitStatus::Success;
     let mut shown = Ok(());
-    for name in &agents.names {
+    for name in agents {
         let plan = |agent: &Agent| match request {
             LoopRequest::Pause => Ok(loop_requests::pause(name, agent)),
             LoopRequest::Resume => loop_requests::resume(name, agent, session.now()),
             LoopRequest::Wake => Ok(loop_requests::wake(name, agent, session.now())),
+            LoopRequest::Stop { at_once } => loop_requests::stop(name, agent, at_once, session.now()),
         };
         match write(&session.agents(), ("Agent", &session.named(name)), plan).await {
             Ok(message) => shown = shown.and(screen.result(&format!("{message}\n"))),

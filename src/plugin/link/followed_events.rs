@@ -75,6 +75,12 @@ impl<'a> FollowedEvents<'a> {
         }
     }
 
+    /// Whether a connection is open.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.feed.is_some()
+    }
+
     /// Takes the reason for which the last connection ended, once.
     pub fn take_interruption(&mut self) -> Option<String> {
         self.interruption.take()

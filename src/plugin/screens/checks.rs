@@ -174,8 +174,8 @@ const fn of_controller(verb: &'static str, resource: &'static str, subresource: 
 /// What the commands need, as the reference lists it.
 pub const PERMISSIONS: [PermissionCheck; 14] = [
     agents("get", "all commands with the name of an Agent"),
-    agents("list", "status, approvals, cost"),
-    agents("patch", "approve, deny, pause, resume, wake"),
+    agents("list", "status, approvals, cost, report"),
+    agents("patch", "approve, deny, pause, resume, wake, stop"),
     agents("approve", "approve, deny"),
     PermissionCheck {
         subresource: "events",
@@ -189,7 +189,7 @@ pub const PERMISSIONS: [PermissionCheck; 14] = [
         subresource: "tasks",
         ..agents("create", "run, chat")
     },
-    budgets("list", "approvals, budget top, cost --since"),
+    budgets("list", "approvals, budget top, cost --since, report"),
     budgets("get", "approve --budget, deny --budget, budget top-up"),
     budgets("patch", "approve --budget, deny --budget, budget top-up"),
     budgets("approve", "approve --budget, deny --budget"),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use crate::api::NamespacedName;
 use crate::link::events::EventLine;
@@ -27,6 +28,9 @@ const MAX_ATTEMPTS: u32 = 5;
 const FIRST_DELAY: Duration = Duration::from_millis(250);
 /// Most fragments of text that wait to be printed.
 const MOST_FRAGMENTS: usize = 64;
+/// How long a connection may be without an event while no event of a task that was requested before has been seen.
+/// Kept events follow each other at once; this is only for those that a later version may number and not send.
+const KEPT_EVENT: Duration = Duration::from_secs(10);
 
 /// The response to a task.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -96,6 +100,11 @@ impl TaskResponse {
 pub enum TaskEnd {
     /// The task has its response.
     Response(Box<TaskResponse>),
+    /// The task was requested before, and its events are no longer kept: there is no response to wait for.
+    Forgotten {
+        /// Id of the task.
+        id: String,
+    },
     /// The user interrupted the run; the task continues.
     Interrupted,
 }
@@ -164,7 +173,7 @@ impl<'a> TaskRun<'a> {
             biased;
             // First: text precedes what comes after it.
             never = print => never,
-            ended = self.until_end(&mut err, sender) => ended.map(|response| TaskEnd::Response(Box::new(response))),
+            ended = self.until_end(&mut err, sender) => ended,
             () = interrupt => Ok(TaskEnd::Interrupted),
         };
         if let Some(live) = live
@@ -179,7 +188,7 @@ impl<'a> TaskRun<'a> {
         &self,
         err: &mut (dyn Write + Send),
         text: Option<mpsc::Sender<TextFragment>>,
-    ) -> Result<TaskResponse, PluginError> {
+    ) -> Result<TaskEnd, PluginError> {
         // Before the task is requested, so that nothing is requested without the permission to read the response.
         let latest = FollowedEvents::resume(self.link, self.agent, EventCursor::Latest, true);
         let before = latest.with_text(text.clone()).connected().await;
@@ -194,8 +203,8 @@ impl<'a> TaskRun<'a> {
         if self.verbose {
             note(err, &format!("{}: {}", receipt.id, receipt.state));
         }
-        let newest = before.as_ref().map(FollowedEvents::cursor);
-        let mut watch = TaskWatch::new(&receipt, newest, self.verbose);
+        let mut watch = TaskWatch::new(&receipt, self.verbose);
+        let after = receipt.after.unwrap_or(0);
         let mut events = match before {
             Some(events) if !receipt.is_repeated() => events,
             Some(_) | None => {
@@ -203,17 +212,51 @@ impl<'a> TaskRun<'a> {
                 FollowedEvents::resume(self.link, self.agent, after, true).with_text(text)
             }
         };
+        if receipt.is_repeated() {
+            // After the receipt: only then are all events that the task has had so far before this one.
+            watch.unseen_until = Some(self.newest().await?);
+        }
         loop {
-            let event = events.next().await?;
+            if watch
+                .unseen_until
+                .is_some_and(|newest| after.max(events.cursor()) >= newest)
+            {
+                return Ok(TaskEnd::Forgotten { id: receipt.id });
+            }
+            let event = if watch.unseen_until.is_none() {
+                events.next().await?
+            } else {
+                match timeout(KEPT_EVENT, events.next()).await {
+                    Ok(event) => event?,
+                    Err(_) if events.is_connected() => return Ok(TaskEnd::Forgotten { id: receipt.id }),
+                    Err(_) => continue,
+                }
+            };
             if let Some(reason) = events.take_interruption().filter(|_| self.verbose) {
                 note(err, &format!("connected again: {reason}"));
             }
             match watch.see(&event)? {
                 Seen::Nothing => {}
                 Seen::Progress(line) => note(err, &line),
-                Seen::End(response) => return Ok(*response),
+                Seen::End(response) => return Ok(TaskEnd::Response(response)),
             }
         }
+    }
+
+    /// The number of the newest event.
+    async fn newest(&self) -> Result<i64, LinkFailure> {
+        let mut delay = FIRST_DELAY;
+        for _ in 1..MAX_ATTEMPTS {
+            match FollowedEvents::open(self.link, self.agent, EventCursor::Latest, false).await {
+                Err(failure) if failure.is_temporary() => {
+                    tokio::time::sleep(delay).await;
+                    delay *= 2;
+                }
+                opened => return opened.map(|events| events.cursor()),
+            }
+        }
+        let opened = FollowedEvents::open(self.link, self.agent, EventCursor::Latest, false).await;
+        opened.map(|events| events.cursor())
     }
 
     /// Requests the task. A repetition has no further effect, since the request has an id.
@@ -249,17 +292,17 @@ struct TaskWatch {
     verbose: bool,
     /// The agent works on the task.
     working: bool,
-    /// For a task that was requested before: the newest event at the start, if no event of the task was seen yet.
+    /// For a task that was requested before: the newest event at that time, if no event of the task was seen yet.
     unseen_until: Option<i64>,
 }
 
 impl TaskWatch {
-    fn new(receipt: &TaskReceipt, newest: Option<i64>, verbose: bool) -> Self {
+    fn new(receipt: &TaskReceipt, verbose: bool) -> Self {
         Self {
             id: receipt.id.clone(),
             verbose,
             working: false,
-            unseen_until: newest.filter(|_| receipt.is_repeated()),
+            unseen_until: None,
         }
     }
 
@@ -273,12 +316,6 @@ impl TaskWatch {
             }
             "task:ended" if is_of_task => return response(event).map(|response| Seen::End(Box::new(response))),
             _ => {}
-        }
-        if self.unseen_until.is_some_and(|newest| event.seq >= newest) {
-            return Err(PluginError::Refused(format!(
-                "{} was requested before, and its events are no longer kept: use another --id to request it again",
-                self.id
-            )));
         }
         Ok(self.progress(event).map_or(Seen::Nothing, Seen::Progress))
     }
@@ -343,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_task_ends_with_its_own_event_only() {
-        let mut watch = TaskWatch::new(&receipt("Accepted"), Some(5), false);
+        let mut watch = TaskWatch::new(&receipt("Accepted"), false);
         assert!(!ended(
             &watch.see(&event(6, "task:ended", "request-ab: Completed")).unwrap()
         ));
@@ -355,7 +392,7 @@ mod tests {
 
     #[test]
     fn tool_runs_are_shown_while_the_agent_works_on_the_task_and_gates_always() {
-        let mut watch = TaskWatch::new(&receipt("Accepted"), Some(5), true);
+        let mut watch = TaskWatch::new(&receipt("Accepted"), true);
         assert_eq!(watch.see(&event(6, "tool:intent", "")).unwrap(), Seen::Nothing);
         watch.see(&event(7, "task:started", "request-a")).unwrap();
         let progress = |text: &str| Seen::Progress(text.to_owned());
@@ -374,13 +411,13 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_task_without_events_is_reported_instead_of_waited_for() {
-        let mut watch = TaskWatch::new(&receipt("Repeated"), Some(5), false);
-        assert!(watch.see(&event(4, "task:ended", "request-b: Completed")).is_ok());
-        assert!(watch.see(&event(5, "loop:started", "")).is_err());
-        let mut watch = TaskWatch::new(&receipt("Repeated"), Some(5), false);
+    fn a_repeated_task_is_unseen_until_an_event_of_it() {
+        let mut watch = TaskWatch::new(&receipt("Repeated"), false);
+        watch.unseen_until = Some(5);
+        watch.see(&event(4, "task:ended", "request-b: Completed")).unwrap();
+        assert_eq!(watch.unseen_until, Some(5));
         watch.see(&event(4, "task:accepted", "request-a")).unwrap();
-        assert!(watch.see(&event(5, "loop:started", "")).is_ok());
+        assert_eq!(watch.unseen_until, None);
     }
 
     #[test]

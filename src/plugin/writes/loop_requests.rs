@@ -1,14 +1,14 @@
-//! Requests to loops: suspend, continue, wake.
+//! Requests to loops: suspend, continue, wake, stop.
 
 use jiff::Timestamp;
 use serde_json::json;
 
 use super::PlannedWrite;
 use crate::api::Agent;
-use crate::api::annotations::{RESUME, WAKE};
+use crate::api::annotations::{RESUME, STOP, STOP_NOW, WAKE};
 use crate::api::condition::{self, ConditionType, GatewaySign};
 use crate::api::pause::PauseReason;
-use crate::api::status::{LoopState, LoopStatus};
+use crate::api::status::{LoopOutcome, LoopState, LoopStatus};
 use crate::plugin::failure::PluginError;
 
 /// Suspends an Agent.
@@ -35,7 +35,8 @@ pub fn resume(name: &str, agent: &Agent, now: Timestamp) -> Result<PlannedWrite,
         .map(AsRef::as_ref)
         .chain(outside_the_loop(agent))
         .collect();
-    if !agent.spec.suspend && ended.is_empty() {
+    let outcome = loop_of(agent).outcome.filter(|outcome| restarts_on_resume(*outcome));
+    if !agent.spec.suspend && ended.is_empty() && outcome.is_none() {
         let others: Vec<&str> = held.iter().map(AsRef::as_ref).collect();
         if others.is_empty() {
             return Ok(PlannedWrite {
@@ -54,13 +55,57 @@ pub fn resume(name: &str, agent: &Agent, now: Timestamp) -> Result<PlannedWrite,
         patch["spec"] = json!({"suspend": false});
         done.push("no longer suspended".to_owned());
     }
-    if !ended.is_empty() {
+    if !ended.is_empty() || outcome.is_some() {
         patch["metadata"] = json!({"annotations": {RESUME: now.to_string()}});
+    }
+    if let Some(outcome) = outcome {
+        done.push(format!("has ended ({outcome}): requested to start again"));
+    } else if !ended.is_empty() {
         done.push(format!("requested to end {}", ended.join(", ")));
     }
     Ok(PlannedWrite {
         patch: Some(patch),
         message: format!("{name} {}", done.join("; ")),
+    })
+}
+
+/// Whether a resume request starts a loop again that has ended so. One that had nothing to do has nothing to resume.
+fn restarts_on_resume(outcome: LoopOutcome) -> bool {
+    !matches!(outcome, LoopOutcome::Idle | LoopOutcome::ScaledToZero)
+}
+
+/// Ends the loop: after the turn that runs, or at once.
+pub fn stop(name: &str, agent: &Agent, at_once: bool, now: Timestamp) -> Result<PlannedWrite, PluginError> {
+    let state = loop_of(agent);
+    match state.outcome {
+        Some(LoopOutcome::ScaledToZero) => {
+            return Err(PluginError::Refused(format!(
+                "{name} has no task and no pod, and its next task starts it again: use kubectl agentloop pause {name}"
+            )));
+        }
+        Some(outcome) => {
+            return Ok(PlannedWrite {
+                patch: None,
+                message: format!("{name} has ended already ({outcome})"),
+            });
+        }
+        None => {}
+    }
+    let (value, when) = if at_once {
+        (format!("{STOP_NOW}{now}"), "now")
+    } else if state.state == LoopState::Running {
+        (now.to_string(), "after the turn that it is in")
+    } else {
+        (now.to_string(), "as soon as no turn runs")
+    };
+    let message = if agent.spec.suspend {
+        format!("{name} is suspended: stop requested, which it receives once it is resumed")
+    } else {
+        format!("{name} ends its loop {when}, until kubectl agentloop wake {name} or a change of its spec")
+    };
+    Ok(PlannedWrite {
+        patch: Some(json!({"metadata": {"annotations": {STOP: value}}})),
+        message,
     })
 }
 
@@ -193,6 +238,51 @@ mod tests {
             (condition("LightModelAvailable", "False", "QuotaExceeded"), true),
         ] {
             assert_eq!(resumed(&agent(false, &status)).unwrap().is_some(), ends, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_stop_request_says_when_the_loop_ends_and_is_not_set_where_it_has_no_effect() {
+        let now: Timestamp = NOW.parse().unwrap();
+        let stopped = |suspend, status: Value, at_once| stop("helper", &agent(suspend, &status), at_once, now);
+        let running = json!({"loop": {"state": "Running"}});
+        let planned = stopped(false, running.clone(), false).unwrap();
+        assert_eq!(
+            planned.patch,
+            Some(json!({"metadata": {"annotations": {STOP: "2026-11-22T14:00:00Z"}}}))
+        );
+        assert_eq!(
+            planned.message,
+            "helper ends its loop after the turn that it is in, until kubectl agentloop wake helper or a change of its spec"
+        );
+        let at_once = stopped(false, running, true).unwrap();
+        assert_eq!(
+            at_once.patch,
+            Some(json!({"metadata": {"annotations": {STOP: "now:2026-11-22T14:00:00Z"}}}))
+        );
+        assert!(
+            stopped(true, json!({}), false)
+                .unwrap()
+                .message
+                .contains("is suspended")
+        );
+        let ended = |outcome: &str| stopped(false, json!({"loop": {"state": "Stopped", "outcome": outcome}}), false);
+        assert_eq!(ended("Completed").unwrap().patch, None);
+        assert!(ended("ScaledToZero").is_err());
+    }
+
+    #[test]
+    fn a_resume_request_starts_a_stopped_loop_again_but_not_one_that_had_nothing_to_do() {
+        let ended = |outcome: &str| agent(false, &json!({"loop": {"state": "Stopped", "outcome": outcome}}));
+        for outcome in ["Cancelled", "Failed", "Completed", "Escalated"] {
+            assert_eq!(
+                resumed(&ended(outcome)).unwrap(),
+                Some(json!({"metadata": {"annotations": {RESUME: NOW}}})),
+                "{outcome}"
+            );
+        }
+        for outcome in ["Idle", "ScaledToZero"] {
+            assert_eq!(resumed(&ended(outcome)).unwrap(), None, "{outcome}");
         }
     }
 

@@ -44,10 +44,14 @@ pub fn plan(name: &str, budget: &AgentBudget, new: &TopUp) -> Result<PlannedWrit
             missing.join(", ")
         )));
     }
-    let mut all = before.clone();
-    all.push(new.clone());
+    // Only the new entry is sent: the others may have fields that this version does not know.
+    let step = if before.is_empty() {
+        json!({"op": "add", "path": "/spec/topUps", "value": [new]})
+    } else {
+        json!({"op": "add", "path": "/spec/topUps/-", "value": new})
+    };
     Ok(PlannedWrite {
-        patch: Some(json!({"spec": {"topUps": all}})),
+        patch: Some(json!([step])),
         message: format!("{name}: top-up {id} added"),
     })
 }
@@ -92,11 +96,18 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_appended_and_the_others_stay() {
+    fn only_the_new_entry_is_sent() {
         let first = json!({"id": "a", "tokens": 10, "reason": "x"});
         let second = json!({"id": "b", "costUSD": "2.00"});
-        let planned = plan("team", &budget(std::slice::from_ref(&first)), &top_up(second.clone())).unwrap();
-        assert_eq!(planned.patch, Some(json!({"spec": {"topUps": [first, second]}})));
+        let patch = |before: &[Value]| plan("team", &budget(before), &top_up(second.clone())).unwrap().patch;
+        assert_eq!(
+            patch(&[first]),
+            Some(json!([{"op": "add", "path": "/spec/topUps/-", "value": second}]))
+        );
+        assert_eq!(
+            patch(&[]),
+            Some(json!([{"op": "add", "path": "/spec/topUps", "value": [second]}]))
+        );
     }
 
     #[test]

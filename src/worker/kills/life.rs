@@ -130,8 +130,12 @@ impl Life<'_> {
             budget,
             link_silent: self.world.link_lost,
         })?;
-        let (wake, resume) = (self.world.wake.clone(), self.world.resume.clone());
-        let words = [wake.map(Word::Wake), resume.map(Word::Resume)];
+        let (wake, resume, stop) = (
+            self.world.wake.clone(),
+            self.world.resume.clone(),
+            self.world.stop.clone(),
+        );
+        let words = [wake.map(Word::Wake), resume.map(Word::Resume), stop.map(Word::Stop)];
         let lost = self.world.link_lost.then_some(Word::LinkLost);
         let notices: Vec<Word> = self.world.notices.iter().cloned().map(Word::Notice).collect();
         for word in words.into_iter().flatten().chain(notices).chain(lost) {
@@ -231,6 +235,7 @@ impl Life<'_> {
     fn hear(&mut self, word: Word) -> Result<(), Stop> {
         match word {
             Word::Wake(token) => self.feed(EngineInput::WakeRequested { token }),
+            Word::Stop(token) => self.feed(EngineInput::StopRequested { token }),
             Word::Resume(token) => self.feed(EngineInput::ResumeRequested { token }),
             Word::Budget(budget) => self.feed(EngineInput::BudgetChanged { budget }),
             Word::Notice(notice) => self.feed(EngineInput::Sensed(world::event(notice))),

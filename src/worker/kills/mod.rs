@@ -14,6 +14,7 @@ mod life;
 mod random;
 mod scored;
 mod script;
+mod stop;
 mod watched;
 mod watched_files;
 mod week;

@@ -95,6 +95,10 @@ pub(super) struct Happening {
 pub(super) enum What {
     Wake,
     Resume,
+    /// A request to stop, at once or after the turn.
+    Stop {
+        at_once: bool,
+    },
     /// The budgets have changed, so refused calls may be possible.
     TopUp,
     Outage,

@@ -47,6 +47,7 @@ pub(super) struct World {
     coming: BTreeMap<(Timestamp, usize), Happening>,
     pub(super) wake: Option<String>,
     pub(super) resume: Option<String>,
+    pub(super) stop: Option<String>,
     pub(super) budget: BudgetState,
     pub(super) link_lost: bool,
     /// All notifications so far: they are redelivered to a new worker.
@@ -75,6 +76,7 @@ enum Recorded {
 #[derive(Clone, Debug)]
 pub(super) enum Word {
     Wake(String),
+    Stop(String),
     Resume(String),
     Budget(BudgetState),
     Notice(Notification),
@@ -103,6 +105,7 @@ impl World {
             coming: BTreeMap::new(),
             wake: None,
             resume: None,
+            stop: None,
             budget: BudgetState::default(),
             link_lost: false,
             notices: Vec::new(),
@@ -124,6 +127,7 @@ impl World {
             &self.coming,
             &self.wake,
             &self.resume,
+            &self.stop,
             &self.notices,
             &self.files,
             &self.answers,
@@ -426,6 +430,11 @@ impl World {
             What::Resume => {
                 self.resume = Some(token.clone());
                 Word::Resume(token)
+            }
+            What::Stop { at_once } => {
+                let token = if at_once { format!("now:{token}") } else { token };
+                self.stop = Some(token.clone());
+                Word::Stop(token)
             }
             What::TopUp => {
                 self.budget.revision += 1;

@@ -8,5 +8,6 @@ mod input;
 mod loops;
 mod process;
 mod sensors;
+mod simulate;
 mod sources;
 mod tasks;

@@ -269,6 +269,7 @@ async fn a_task_that_was_requested_before_is_found_in_the_events_that_are_kept()
     let fake = Fake::start(vec![
         start(9),
         accepted("Repeated"),
+        start(9),
         Stream(vec![
             event("task:accepted", 4, &json!({"note": "request-a"})),
             completed(6, &json!("as before")),
@@ -283,8 +284,57 @@ async fn a_task_that_was_requested_before_is_found_in_the_events_that_are_kept()
         done.err
     );
     assert_eq!(
-        fake.controller.lines()[2],
-        "GET team-a/helper/events?after=0&messages=true"
+        fake.controller.lines()[2..],
+        [
+            "GET team-a/helper/events?after=latest&messages=false",
+            "GET team-a/helper/events?after=0&messages=true"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_task_whose_events_are_gone_is_not_waited_for_and_its_end_is_read_from_the_status() {
+    let repeated = |after: i64| Reply(202, json!({"id": "request-a", "state": "Repeated", "after": after}));
+    let unavailable = || {
+        Reply(
+            503,
+            json!({"code": "Unavailable", "message": "this Agent has no pod now"}),
+        )
+    };
+    let other = |seq| {
+        event(
+            "task:ended",
+            seq,
+            &json!({"note": "request-b: Completed", "messages": ["{}"]}),
+        )
+    };
+    let ways = [
+        // Nothing was written since.
+        vec![start(9), repeated(9), start(9)],
+        // The events that are kept are of others.
+        vec![start(9), repeated(2), start(9), OpenStream(vec![other(8), other(9)])],
+        // The Agent had no pod when the command began.
+        vec![unavailable(), repeated(0), start(4), OpenStream(vec![other(4)])],
+    ];
+    for answers in ways {
+        let fake = Fake::start(answers).await;
+        let done = fake.rig.run("run helper -p x --id a").await;
+        assert_eq!((done.status, done.out.as_str()), (ExitStatus::Failure, ""));
+        assert_eq!(
+            done.err,
+            "error: request-a was requested before, and its events are no longer kept, so its result cannot be read: it has \
+             ended, or waits behind others. Use another --id to request it again\n"
+        );
+    }
+    let fake = Fake::start(vec![start(9), repeated(9), start(9)]).await;
+    let ended = json!({"id": "request-a", "kind": "Request", "startedAt": NOW, "completedAt": NOW, "outcome": "Completed",
+        "iterations": 2, "tokens": 30, "costMicroUSD": 0});
+    fake.rig.put_agent("helper", &json!({"recentActivations": [ended]}));
+    let done = fake.rig.run("run helper -p x --id a").await;
+    assert!(
+        done.err.contains("it has ended: Completed at 2026-11-22T14:00:00Z"),
+        "{}",
+        done.err
     );
 }
 

@@ -33,7 +33,7 @@ pub struct Done {
 pub struct Rig {
     pub server: ApiServer,
     client: kube::Client,
-    /// Annotations that another client sets on Agent `helper` after the next read.
+    /// Annotations that another client sets on Agent `helper` or AgentBudget `team` after the next read of it.
     interference: Arc<Mutex<Option<Value>>>,
     pub link: String,
 }
@@ -169,7 +169,15 @@ fn client(server: &ApiServer, interference: Arc<Mutex<Option<Value>>>) -> kube::
         let (server, interference) = (server.clone(), Arc::clone(&interference));
         async move {
             let path = request.uri().path().to_owned();
-            let reads = request.method() == Method::GET && path.ends_with("/agents/helper");
+            let is_read = request.method() == Method::GET;
+            let read = [(AGENTS, "/agents/helper"), (BUDGETS, "/agentbudgets/team")];
+            let read = read.into_iter().find(|(_, end)| is_read && path.ends_with(end));
+            if path.contains("/namespaces/forbidden/") && is_read {
+                let status = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "code": 403,
+                    "reason": "Forbidden", "message": "ann may not list in forbidden"});
+                let answer = Response::builder().status(403);
+                return Ok(answer.body(axum::body::Body::from(status.to_string())).unwrap());
+            }
             let double = match path.rsplit('/').next().unwrap() {
                 "version" => Some(version()),
                 "selfsubjectreviews" => Some(
@@ -184,11 +192,12 @@ fn client(server: &ApiServer, interference: Arc<Mutex<Option<Value>>>) -> kube::
                 "selfsubjectaccessreviews" => None,
                 _ => {
                     let answer = server.router().oneshot(request.map(axum::body::Body::new)).await;
-                    let annotations = interference.lock().unwrap().take_if(|_| reads);
-                    if let Some(annotations) = annotations {
+                    let annotations = interference.lock().unwrap().take_if(|_| read.is_some());
+                    if let (Some((kind, end)), Some(annotations)) = (read, annotations) {
+                        let name = end.rsplit('/').next();
                         let object =
-                            json!({"metadata": {"namespace": "team-a", "name": "helper", "annotations": annotations}});
-                        server.put(AGENTS, object);
+                            json!({"metadata": {"namespace": "team-a", "name": name, "annotations": annotations}});
+                        server.put(kind, object);
                     }
                     return answer;
                 }

@@ -135,7 +135,7 @@ fn pause_message(reason: PauseReason, conditions: &[Condition]) -> String {
 
 fn ended_message(outcome: LoopOutcome, conditions: &[Condition]) -> String {
     let type_ = match outcome {
-        LoopOutcome::Completed | LoopOutcome::ScaledToZero => ConditionType::Ready,
+        LoopOutcome::Completed | LoopOutcome::Cancelled | LoopOutcome::ScaledToZero => ConditionType::Ready,
         LoopOutcome::Idle => ConditionType::IdleTimeoutReached,
         LoopOutcome::Failed | LoopOutcome::Escalated => {
             let goal = holds(conditions, ConditionType::Succeeded, "False");

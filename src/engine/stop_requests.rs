@@ -1,0 +1,43 @@
+//! Requests of users to end the loop: after the turn that runs, or at once.
+//!
+//! A request is part of the snapshot until the loop has ended, so a worker that is killed in between continues with it. A turn
+//! that is cut stays open: if the loop is started again, it continues with that turn, as after a suspension.
+
+use crate::RecordKind;
+use crate::effects::{EffectBuffer, journal_line};
+use crate::lifecycle::StopRequest;
+use crate::machine::Engine;
+use agentloop_api::annotations::STOP_NOW;
+use agentloop_api::status::LoopOutcome;
+
+impl Engine {
+    /// Handles the request `stop`, once per token.
+    pub(super) fn stop_requested(&mut self, token: String, out: &mut EffectBuffer) {
+        if self.state.handled.stop.as_ref() == Some(&token) {
+            return;
+        }
+        let request = if token.starts_with(STOP_NOW) {
+            StopRequest::AtOnce
+        } else {
+            StopRequest::AfterTurn
+        };
+        self.state.handled.stop = Some(token);
+        out.record(journal_line(RecordKind::RequestHandled, self.turn_number(), "stop"));
+        self.state.life.request_stop(request);
+    }
+
+    /// Ends the loop if a user has requested that, and the open turn is not to be waited for: it is to be cut, or a pause
+    /// holds it, whose end nobody knows.
+    pub(super) fn end_if_stop_requested(&mut self, out: &mut EffectBuffer) {
+        let Some(request) = self.state.life.stop_request().filter(|_| self.state.life.is_active()) else {
+            return;
+        };
+        let waits = request == StopRequest::AfterTurn && self.state.turn.is_some() && self.state.reasons.is_empty();
+        if waits {
+            return;
+        }
+        self.cancel_runs(false, out);
+        self.cancel_call(out);
+        self.end_loop(LoopOutcome::Cancelled, out);
+    }
+}

@@ -1,0 +1,187 @@
+//! Requests of users to end the loop.
+
+use pretty_assertions::assert_eq;
+use rstest::rstest;
+
+use super::goal::goal;
+use super::requests::request;
+use super::work::wants;
+use super::*;
+use agentloop_api::status::LoopOutcome;
+use agentloop_api::task::TaskOutcome;
+
+fn stop(driver: &mut Driver, token: &str) {
+    driver.feed(EngineInput::StopRequested { token: token.into() });
+}
+
+fn is_cancelled(driver: &Driver) -> bool {
+    let view = driver.engine.view();
+    (view.state, view.outcome) == (LoopState::Stopped, Some(LoopOutcome::Cancelled)) && driver.stopped
+}
+
+#[test]
+fn the_turn_that_runs_ends_first_and_no_other_begins() {
+    let mut driver = Driver::with_tools(settings());
+    stop(&mut driver, "1");
+    assert_eq!((driver.state(), driver.cancelled.len()), (LoopState::Running, 0));
+    driver.answer(wants(&["files__read"]));
+    driver.done(1, "a file");
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
+    driver.answer(says("done"));
+    assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
+    assert_eq!(driver.engine.view().counts.turns, 1);
+    assert_eq!(driver.notes(RecordKind::RequestHandled), ["stop"]);
+    assert_eq!(driver.engine.view().handled.stop.as_deref(), Some("1"));
+}
+
+#[test]
+fn a_loop_that_was_stopped_begins_again_only_in_a_pod_that_is_started_afterwards() {
+    let mut driver = Driver::started(settings());
+    stop(&mut driver, "1");
+    driver.answer(says("done"));
+    driver.restart(1);
+    assert!(is_cancelled(&driver), "the same pod");
+    driver.restart(2);
+    driver.pass(seconds(1));
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
+    stop(&mut driver, "1");
+    driver.turn();
+    assert_eq!(
+        driver.in_flight.unwrap().to_string(),
+        "t3c1a1",
+        "handled once per value"
+    );
+    stop(&mut driver, "2");
+    driver.answer(says("done"));
+    assert!(is_cancelled(&driver));
+}
+
+#[test]
+fn a_request_to_stop_at_once_cuts_the_turn_which_continues_if_the_loop_starts_again() {
+    let mut driver = Driver::started(settings());
+    stop(&mut driver, "1");
+    stop(&mut driver, "now:2");
+    assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
+    assert_eq!(driver.cancelled[0].to_string(), "t1c1a1");
+    driver.restart(2);
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a1");
+    driver.answer(says("done"));
+    driver.pass(seconds(1));
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
+}
+
+#[rstest]
+#[case("1", true)]
+#[case("now:1", false)]
+fn an_action_that_was_sent_ends_first_and_a_kill_meanwhile_does_not_start_the_loop_again(
+    #[case] token: &str,
+    #[case] continues: bool,
+) {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["mail__send"]));
+    stop(&mut driver, token);
+    assert!(!driver.stopped);
+    let killed = driver.clone();
+    driver.done(1, "sent");
+    if continues {
+        driver.answer(says("done"));
+    }
+    assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
+    for epoch in [1, 2] {
+        let mut killed = killed.clone();
+        killed.restart(epoch);
+        if continues {
+            killed.answer(says("done"));
+        }
+        assert!(is_cancelled(&killed), "{epoch}: {:?}", killed.engine.view());
+        assert_eq!(killed.sent.len(), 1, "the action is not repeated");
+    }
+}
+
+#[test]
+fn a_sleep_and_a_turn_under_a_pause_are_not_waited_for() {
+    let mut asleep = Driver::with_tools(settings());
+    asleep.answer(calls("yield", r#"{"sleep": 3600}"#));
+    stop(&mut asleep, "1");
+    assert!(is_cancelled(&asleep));
+
+    let mut paused = Driver::started(settings());
+    paused.fail(FailureKind::AuthenticationFailed);
+    assert_eq!(paused.state(), LoopState::Paused);
+    stop(&mut paused, "1");
+    assert!(is_cancelled(&paused), "{:?}", paused.engine.view());
+    let mut during = Driver::started(settings());
+    stop(&mut during, "1");
+    during.fail(FailureKind::AuthenticationFailed);
+    assert!(is_cancelled(&during), "{:?}", during.engine.view());
+}
+
+#[rstest]
+#[case(EngineInput::WakeRequested { token: "w".into() })]
+#[case(EngineInput::ResumeRequested { token: "r".into() })]
+fn a_wake_or_resume_request_takes_back_a_stop_that_is_not_done(#[case] input: EngineInput) {
+    let mut driver = Driver::started(settings());
+    stop(&mut driver, "1");
+    driver.feed(input);
+    driver.turn();
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
+}
+
+#[test]
+fn a_wake_request_during_the_end_is_left_for_the_next_pod() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["mail__send"]));
+    stop(&mut driver, "now:1");
+    assert_eq!(driver.state(), LoopState::Stopping);
+    driver.feed(EngineInput::WakeRequested { token: "w".into() });
+    assert_eq!(driver.engine.view().handled.wake, None);
+}
+
+#[test]
+fn a_drain_and_a_suspension_do_not_lose_the_request() {
+    for cause in [StopCause::Drain, StopCause::Suspend] {
+        let mut driver = Driver::started(settings());
+        stop(&mut driver, "1");
+        driver.feed(EngineInput::Stop { cause });
+        driver.feed(EngineInput::DrainEnded);
+        assert!(driver.stopped && driver.engine.view().outcome.is_none());
+        driver.restart(2);
+        driver.answer(says("done"));
+        assert!(is_cancelled(&driver), "{cause:?}: {:?}", driver.engine.view());
+    }
+}
+
+#[test]
+fn requests_that_wait_fail_and_a_goal_that_starts_again_begins_from_its_first_step() {
+    let mut driver = Driver::started(settings());
+    driver.feed(EngineInput::TaskOffered(request("a")));
+    stop(&mut driver, "1");
+    driver.answer(says("done"));
+    assert!(is_cancelled(&driver));
+    assert_eq!(driver.response().outcome, TaskOutcome::Failed);
+
+    // A request that is worked on is cut like any turn, and those behind it wait with it.
+    let mut driver = Driver::started(settings());
+    driver.answer(says("done"));
+    for id in ["a", "b"] {
+        driver.feed(EngineInput::TaskOffered(request(id)));
+    }
+    stop(&mut driver, "now:1");
+    assert!(is_cancelled(&driver) && driver.tasks.responses.is_empty());
+    driver.restart(2);
+    for id in ["request-a", "request-b"] {
+        driver.answer(says("well"));
+        assert_eq!(driver.response().id, id);
+    }
+
+    let mut driver = Driver::started(goal(|_| {}));
+    driver.answer(says("one step"));
+    driver.pass(seconds(1));
+    assert_eq!(driver.engine.view().goal.unwrap().steps, 1);
+    stop(&mut driver, "now:1");
+    assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
+    driver.restart(2);
+    let view = driver.engine.view();
+    let goal = view.goal.unwrap();
+    assert_eq!((view.outcome, goal.end, goal.steps), (None, None, 0));
+}

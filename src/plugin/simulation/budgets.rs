@@ -1,0 +1,212 @@
+//! The accounts of the ledger on the calls of a history: each call is a lease of its own.
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::changes::SimulatedLimits;
+use crate::api::NamespacedName;
+use crate::api::amount::{Amount, AmountKind, LimitAmounts};
+use crate::api::budget::{LedgerRecord, OnExhausted};
+use crate::api::money::micro_usd;
+use crate::ledger::account::{Account, GrantRefusal, GrantRequest, LeaseHolder, LeaseStatement, LedgerTerms};
+use crate::ledger::limits::limit_amounts;
+use crate::ledger::window::WindowRule;
+use crate::plugin::failure::PluginError;
+
+/// Window of `guardrails.tokensPerHour`.
+const HOUR: SignedDuration = SignedDuration::from_hours(1);
+
+/// Why a call was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BudgetStop {
+    /// The limit.
+    pub limit: String,
+    /// When a call like it fits. `None`: when the limit is raised.
+    pub until: Option<Timestamp>,
+}
+
+/// One account, and what it is called.
+struct SimulatedAccount {
+    account: Account,
+    /// Name of a limit by its kind, and whether it is of each Agent.
+    named: fn(AmountKind, bool) -> String,
+    /// The first refusal is the last call.
+    stops: bool,
+    /// The refusal after which nothing is let through.
+    stopped: Option<BudgetStop>,
+}
+
+/// All accounts that apply.
+pub struct SimulatedAccounts {
+    accounts: Vec<SimulatedAccount>,
+}
+
+impl SimulatedAccounts {
+    /// Empty accounts, at the time of the first call. `agent`: with its own limits; those of each Agent are separate.
+    pub fn new(limits: &SimulatedLimits, shared: bool, now: Timestamp) -> Result<Self, PluginError> {
+        let wrong = |error: &dyn std::fmt::Display| PluginError::Usage(error.to_string());
+        let mut accounts = Vec::new();
+        let mut add = |terms: LedgerTerms, named, stops| {
+            accounts.push(SimulatedAccount {
+                account: Account::restore(terms, &LedgerRecord::default(), now),
+                named,
+                stops,
+                stopped: None,
+            });
+        };
+        if let Some(budget) = limits.budget.as_ref().filter(|_| shared) {
+            let per_agent = budget.per_agent.as_ref().map(limit_amounts).transpose();
+            let terms = LedgerTerms {
+                limits: limit_amounts(&budget.limits).map_err(|error| wrong(&error))?,
+                per_agent: per_agent.map_err(|error| wrong(&error))?.unwrap_or_default(),
+                window: WindowRule::read(&budget.window).map_err(|error| wrong(&error))?,
+            };
+            add(terms, of_budget, budget.on_exhausted == OnExhausted::Stop);
+        }
+        if !shared {
+            let total_cost = limits.own.total_cost.as_deref().map(micro_usd).transpose();
+            let total = LimitAmounts {
+                tokens: limits.own.total_tokens,
+                cost: total_cost.map_err(|error| wrong(&error))?,
+                ..LimitAmounts::default()
+            };
+            let hourly = LimitAmounts {
+                tokens: limits.own.tokens_per_hour,
+                ..LimitAmounts::default()
+            };
+            if hourly != LimitAmounts::default() {
+                add(
+                    terms_of(hourly, WindowRule::Rolling(HOUR)),
+                    |_, _| "guardrails.tokensPerHour".into(),
+                    false,
+                );
+            }
+            if total != LimitAmounts::default() {
+                add(terms_of(total, WindowRule::Lifetime), of_total, false);
+            }
+        }
+        Ok(Self { accounts })
+    }
+
+    /// Whether a limit is on cost, for which each call needs a known one.
+    #[must_use]
+    pub fn limit_cost(&self) -> bool {
+        let limits = |held: &SimulatedAccount| held.account.limits().cost.or(held.account.per_agent().cost).is_some();
+        self.accounts.iter().any(limits)
+    }
+
+    /// Whether a call has room everywhere. Returns the account that has room last, if not.
+    pub fn refusal(&mut self, agent: &str, amount: &Amount, now: Timestamp) -> Option<BudgetStop> {
+        let who = holder(agent);
+        let ask = asked(amount);
+        let mut latest: Option<BudgetStop> = None;
+        for held in &mut self.accounts {
+            if let Some(stopped) = &held.stopped {
+                return Some(stopped.clone());
+            }
+            held.account.advance(now);
+            if held.account.has_room(&who, &ask) {
+                continue;
+            }
+            let Err(refusal) = held.account.request_grant(&who, &ask, now) else {
+                continue;
+            };
+            held.account.withdraw(&who.agent);
+            let stop = held.stop(&refusal);
+            if latest.as_ref().is_none_or(|found| is_later(stop.until, found.until)) {
+                latest = Some(stop);
+            }
+        }
+        latest
+    }
+
+    /// Charges a call that had room.
+    pub fn charge(&mut self, agent: &str, amount: &Amount, (starts, ends): (Timestamp, Timestamp)) {
+        let who = holder(agent);
+        for held in &mut self.accounts {
+            let account = &mut held.account;
+            if account.request_grant(&who, &asked(amount), starts).is_err() {
+                continue;
+            }
+            write(account);
+            let grants = account.durable_grants(&who.record);
+            for grant in grants {
+                let statement = LeaseStatement {
+                    lease: grant.lease,
+                    spent: *amount,
+                    returned: grant.granted.saturating_sub(amount),
+                    closed: true,
+                };
+                account.apply_statement(&who, &statement, ends.max(starts));
+            }
+            write(account);
+        }
+    }
+}
+
+impl SimulatedAccount {
+    fn stop(&mut self, refusal: &GrantRefusal) -> BudgetStop {
+        let stop = BudgetStop {
+            limit: (self.named)(refusal.kind, refusal.per_agent),
+            until: refusal.resets_at.filter(|_| !self.stops),
+        };
+        if self.stops {
+            self.stopped = Some(stop.clone());
+        }
+        stop
+    }
+}
+
+/// A time without an end is the latest.
+#[must_use]
+pub fn is_later(one: Option<Timestamp>, other: Option<Timestamp>) -> bool {
+    one.unwrap_or(Timestamp::MAX) > other.unwrap_or(Timestamp::MAX)
+}
+
+fn terms_of(limits: LimitAmounts, window: WindowRule) -> LedgerTerms {
+    LedgerTerms {
+        limits,
+        per_agent: LimitAmounts::default(),
+        window,
+    }
+}
+
+fn of_budget(kind: AmountKind, per_agent: bool) -> String {
+    let part = if per_agent { "perAgent" } else { "limits" };
+    format!("AgentBudget {part}.{}", field(kind))
+}
+
+fn of_total(kind: AmountKind, _: bool) -> String {
+    format!("guardrails.total.{}", field(kind))
+}
+
+/// The kind as the spec names it.
+fn field(kind: AmountKind) -> String {
+    if kind == AmountKind::Cost {
+        return "costUSD".into();
+    }
+    kind.to_string()
+}
+
+fn holder(agent: &str) -> LeaseHolder {
+    LeaseHolder {
+        record: agent.to_owned(),
+        agent: NamespacedName::new("simulated", agent),
+        pod_uid: agent.to_owned(),
+        epoch: 1,
+    }
+}
+
+fn asked(amount: &Amount) -> GrantRequest {
+    GrantRequest {
+        lease: None,
+        open: Amount::ZERO,
+        least: *amount,
+        full: *amount,
+    }
+}
+
+/// What a leader writes before a gateway gets a grant.
+fn write(account: &mut Account) {
+    let record = account.compose();
+    account.confirm_record(&record);
+}

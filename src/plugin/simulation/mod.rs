@@ -1,0 +1,13 @@
+//! `simulate`: what a changed limit would have done to the calls of a history.
+//!
+//! Decides nothing itself: the ledger decides about budgets, the guardrails of the engine about the others. Calls stay at
+//! their times, see [`report::SimulationReport::approximations`].
+
+pub mod budgets;
+pub mod changes;
+pub mod past;
+pub mod replay;
+pub mod report;
+
+#[cfg(test)]
+mod tests;

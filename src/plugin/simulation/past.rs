@@ -1,0 +1,209 @@
+//! What a history says about its calls, from the JSON lines of `agentloop history`.
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// A call that was made and answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PastCall {
+    /// Its turn.
+    pub turn: i64,
+    /// Its number in the turn.
+    pub number: u32,
+    /// Its name, such as `t12c1a1`.
+    pub name: String,
+    /// Whether it counts in `maxCallsPerTurn`.
+    pub is_of_turn: bool,
+    /// When it was sent.
+    pub starts: Timestamp,
+    /// When its answer was committed.
+    pub ends: Timestamp,
+    /// Uncached input, cache writes and output, if reported.
+    pub tokens: Option<i64>,
+    /// Cost in micro-dollars, if known.
+    pub cost: Option<i64>,
+}
+
+/// What happened, at one place of a history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PastEvent {
+    /// A model call.
+    Call(PastCall),
+    /// A tool run with side effects began, requested by this call.
+    Action {
+        /// Turn and call.
+        of: (i64, u32),
+    },
+    /// A tool run ended, requested by this call.
+    RunEnded {
+        /// Turn and call.
+        of: (i64, u32),
+        /// Name of the tool.
+        tool: String,
+        /// Its outcome.
+        outcome: String,
+    },
+    /// A turn of the agent was completed.
+    TurnEnded {
+        /// The turn.
+        turn: i64,
+        /// The sleep that the agent chose.
+        sleep: Option<SignedDuration>,
+    },
+}
+
+/// The history of one Agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PastLoop {
+    /// What happened and when, in order.
+    pub events: Vec<(Timestamp, PastEvent)>,
+}
+
+/// A line of the export.
+#[derive(Deserialize)]
+#[serde(tag = "record", rename_all = "lowercase")]
+enum HistoryLine {
+    Execution(ExecutionLine),
+    Step(StepLine),
+    Audit(AuditLine),
+    /// A kind of a later version.
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+struct ExecutionLine {
+    id: String,
+    turn: i64,
+    completed_at: Option<Timestamp>,
+    state_snapshot: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct StepLine {
+    execution_id: String,
+    timestamp: Timestamp,
+    call: String,
+    purpose: String,
+    duration_milliseconds: Option<i64>,
+    #[serde(default)]
+    action: Value,
+    tokens_used: Option<i64>,
+    cost_micro_usd: Option<i64>,
+}
+
+#[derive(Deserialize)]
+struct AuditLine {
+    at: Timestamp,
+    call: Option<String>,
+    tool: Option<String>,
+    effect: Option<String>,
+    decision: Option<String>,
+    outcome: Option<String>,
+}
+
+/// Purposes whose calls count in `maxCallsPerTurn`.
+const OF_TURNS: [&str; 3] = ["Turn", "Heartbeat", "Chat"];
+
+/// Reads the lines of a history. The error names the line.
+pub fn read(text: &str) -> Result<PastLoop, String> {
+    let mut executions = Vec::new();
+    let mut steps = Vec::new();
+    let mut events = Vec::new();
+    for (place, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let wrong = |problem: String| format!("line {}: {problem}", place + 1);
+        match serde_json::from_str(line).map_err(|error| wrong(error.to_string()))? {
+            HistoryLine::Execution(execution) => executions.push(execution),
+            HistoryLine::Step(step) => {
+                let of = call_of(&step.call).ok_or_else(|| wrong(format!("{} is not a call", step.call)))?;
+                let call = past_call(&step, of);
+                events.push((call.starts, PastEvent::Call(call)));
+                steps.push(step);
+            }
+            HistoryLine::Audit(audit) => events.extend(audit_event(audit)),
+            HistoryLine::Other => {}
+        }
+    }
+    for execution in executions {
+        let last = steps.iter().rev().find(|step| step.execution_id == execution.id);
+        events.extend(turn_end(&execution, last));
+    }
+    events.sort_by_key(|(at, event)| (*at, order(event)));
+    Ok(PastLoop { events })
+}
+
+fn past_call(step: &StepLine, (turn, number): (i64, u32)) -> PastCall {
+    let took = SignedDuration::from_millis(step.duration_milliseconds.unwrap_or(0).max(0));
+    PastCall {
+        turn,
+        number,
+        name: step.call.clone(),
+        is_of_turn: OF_TURNS.contains(&step.purpose.as_str()),
+        starts: step.timestamp.checked_sub(took).unwrap_or(step.timestamp),
+        ends: step.timestamp,
+        tokens: step.tokens_used,
+        cost: step.cost_micro_usd,
+    }
+}
+
+fn audit_event(audit: AuditLine) -> Option<(Timestamp, PastEvent)> {
+    let of = call_of(audit.call.as_deref()?)?;
+    let acts = audit.effect.as_deref().is_some_and(|effect| effect != "Read");
+    match (audit.decision.as_deref(), audit.outcome) {
+        (Some("Allowed"), _) if acts => Some((audit.at, PastEvent::Action { of })),
+        (None, Some(outcome)) => {
+            let tool = audit.tool.unwrap_or_default();
+            Some((audit.at, PastEvent::RunEnded { of, tool, outcome }))
+        }
+        _ => None,
+    }
+}
+
+/// The end of a turn of the agent's own. `last`: its last call, which has the sleep that was chosen.
+fn turn_end(execution: &ExecutionLine, last: Option<&StepLine>) -> Option<(Timestamp, PastEvent)> {
+    let at = execution.completed_at?;
+    let end = execution.state_snapshot.as_ref()?["end"].as_str()?;
+    let sleep = match end {
+        "continue" => None,
+        "sleep" => last.and_then(|step| chosen_sleep(&step.action, at)),
+        _ => return None,
+    };
+    let turn = execution.turn;
+    Some((at, PastEvent::TurnEnded { turn, sleep }))
+}
+
+fn chosen_sleep(action: &Value, at: Timestamp) -> Option<SignedDuration> {
+    let called = action
+        .as_array()?
+        .iter()
+        .rev()
+        .find(|called| called["tool"] == "yield")?;
+    // Arguments are JSON, or a text of it.
+    let read = called["arguments"]
+        .as_str()
+        .and_then(|text| serde_json::from_str(text).ok());
+    let arguments: Value = read.unwrap_or_else(|| called["arguments"].clone());
+    if let Some(until) = arguments["until"].as_str() {
+        let until: Timestamp = until.parse().ok()?;
+        return Some(until.duration_since(at).max(SignedDuration::ZERO));
+    }
+    SignedDuration::try_from_secs_f64(arguments["sleep"].as_f64()?).ok()
+}
+
+/// Turn and number of a call such as `t12c1a2` or `t12c1`.
+fn call_of(name: &str) -> Option<(i64, u32)> {
+    let (turn, rest) = name.strip_prefix('t')?.split_once('c')?;
+    let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    Some((turn.parse().ok()?, digits.parse().ok()?))
+}
+
+/// The order of events with the same time: by turn, then a call, what it requested, and the end of the turn.
+fn order(event: &PastEvent) -> (i64, u32, u8) {
+    match event {
+        PastEvent::Call(call) => (call.turn, call.number, 0),
+        PastEvent::Action { of } => (of.0, of.1, 1),
+        PastEvent::RunEnded { of, .. } => (of.0, of.1, 2),
+        PastEvent::TurnEnded { turn, .. } => (*turn, u32::MAX, 3),
+    }
+}

@@ -1,0 +1,318 @@
+//! Walks through histories in the order of time, and asks the limits about each call.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
+
+use super::budgets::{BudgetStop, SimulatedAccounts, is_later};
+use super::changes::SimulatedLimits;
+use super::past::{PastCall, PastEvent, PastLoop};
+use super::report::{CallSum, SimulatedDay, SimulatedStop, SimulationReport};
+use crate::api::amount::Amount;
+use crate::api::budget::OnExhausted;
+use crate::api::status::PauseReason;
+use crate::engine::OutcomeKind;
+use crate::engine::replay::{GuardrailReplay, ReplayedPause};
+use crate::plugin::failure::PluginError;
+
+/// One loop during the simulation.
+struct SimulatedLoop {
+    name: String,
+    guardrails: GuardrailReplay,
+    own: SimulatedAccounts,
+    /// Number of calls seen.
+    seen: u64,
+    /// The turn that is open, and its calls that were let through.
+    turn: (i64, u32),
+    /// A turn that a guardrail has ended.
+    ended_turn: Option<i64>,
+    /// Calls that were refused, by turn and number.
+    refused: BTreeSet<(i64, u32)>,
+    /// The stop that goes on, in the list of all.
+    open: Option<usize>,
+}
+
+/// Why a call is not made.
+struct Refusal {
+    limit: String,
+    until: Option<Timestamp>,
+    ends_turn_only: bool,
+}
+
+/// A simulation under way.
+struct Simulation {
+    shared: SimulatedAccounts,
+    stops: Vec<SimulatedStop>,
+    days: BTreeMap<jiff::civil::Date, (CallSum, CallSum)>,
+    period: Option<(Timestamp, Timestamp)>,
+}
+
+/// What these limits would have done to these histories, each with the name of its Agent.
+pub fn run(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> Result<SimulationReport, PluginError> {
+    let mut moments: Vec<(Timestamp, usize, &PastEvent)> = Vec::new();
+    for (place, (_, history)) in histories.iter().enumerate() {
+        moments.extend(history.events.iter().map(|(at, event)| (*at, place, event)));
+    }
+    // Stable: the order within a history stays.
+    moments.sort_by_key(|(at, place, _)| (*at, *place));
+    let first = moments.first().map_or(Timestamp::UNIX_EPOCH, |(at, ..)| *at);
+    let mut simulation = Simulation {
+        shared: SimulatedAccounts::new(limits, true, first)?,
+        stops: Vec::new(),
+        days: BTreeMap::new(),
+        period: None,
+    };
+    let mut loops = Vec::new();
+    for (name, _) in histories {
+        loops.push(SimulatedLoop {
+            name: name.clone(),
+            guardrails: GuardrailReplay::new(limits.settings.clone()),
+            own: SimulatedAccounts::new(limits, false, first)?,
+            seen: 0,
+            turn: (0, 0),
+            ended_turn: None,
+            refused: BTreeSet::new(),
+            open: None,
+        });
+    }
+    let calls: Vec<&PastCall> = calls(histories).collect();
+    let limits_cost = simulation.shared.limit_cost() || loops.iter().any(|held| held.own.limit_cost());
+    let unpriced = calls.iter().filter(|call| call.cost.is_none()).count();
+    if limits_cost && unpriced > 0 {
+        return Err(PluginError::Usage(format!(
+            "a limit on cost cannot be simulated: the cost of {unpriced} of {} calls is not known",
+            calls.len()
+        )));
+    }
+    for (at, place, event) in moments {
+        if let Some(held) = loops.get_mut(place) {
+            simulation.step(held, at, event);
+        }
+    }
+    Ok(simulation.report(limits, histories))
+}
+
+fn calls(histories: &[(String, PastLoop)]) -> impl Iterator<Item = &PastCall> {
+    let events = histories.iter().flat_map(|(_, history)| &history.events);
+    events.filter_map(|(_, event)| match event {
+        PastEvent::Call(call) => Some(call),
+        PastEvent::Action { .. } | PastEvent::RunEnded { .. } | PastEvent::TurnEnded { .. } => None,
+    })
+}
+
+impl Simulation {
+    fn step(&mut self, held: &mut SimulatedLoop, at: Timestamp, event: &PastEvent) {
+        match event {
+            PastEvent::Call(call) => self.call(held, call),
+            PastEvent::Action { of } if !held.refused.contains(of) => {
+                let pause = held.guardrails.run_action(at);
+                self.pause(held, at, pause);
+            }
+            PastEvent::RunEnded { of, tool, outcome } if !held.refused.contains(of) => {
+                let outcome = match outcome.as_str() {
+                    "Ok" => OutcomeKind::Ok,
+                    "Error" => OutcomeKind::Error,
+                    "Unavailable" => OutcomeKind::Unavailable,
+                    _ => OutcomeKind::Unknown,
+                };
+                let pause = held.guardrails.end_tool_run(tool, outcome, at);
+                self.pause(held, at, pause);
+            }
+            PastEvent::TurnEnded { turn, sleep } => self.turn_end(held, at, (*turn, *sleep)),
+            PastEvent::Action { .. } | PastEvent::RunEnded { .. } => {}
+        }
+    }
+
+    fn call(&mut self, held: &mut SimulatedLoop, call: &PastCall) {
+        held.seen += 1;
+        if held.turn.0 != call.turn {
+            held.turn = (call.turn, 0);
+        }
+        let (tokens, cost) = (call.tokens.unwrap_or(0), call.cost.unwrap_or(0));
+        let last = self.period.map_or(call.ends, |(_, last)| last.max(call.ends));
+        self.period = Some((self.period.map_or(call.starts, |(first, _)| first), last));
+        let day = self.days.entry(call.starts.to_zoned(TimeZone::UTC).date()).or_default();
+        day.0.add(tokens, cost);
+        let amount = Amount {
+            tokens,
+            calls: 1,
+            cost,
+            ..Amount::ZERO
+        };
+        if let Some(refusal) = self.refusal(held, call, &amount) {
+            let day = self.days.entry(call.starts.to_zoned(TimeZone::UTC).date()).or_default();
+            day.1.add(tokens, cost);
+            held.refused.insert((call.turn, call.number));
+            self.refuse(held, call, &refusal, (tokens, cost));
+            return;
+        }
+        held.open = None;
+        if call.is_of_turn {
+            held.turn.1 += 1;
+        }
+        held.guardrails.count_call(call.starts);
+        held.guardrails
+            .count_tokens(u64::try_from(tokens).unwrap_or(0), call.ends);
+        let time = (call.starts, call.ends);
+        self.shared.charge(&held.name, &amount, time);
+        held.own.charge(&held.name, &amount, time);
+    }
+
+    /// Why a call would not have been made, if so.
+    fn refusal(&mut self, held: &mut SimulatedLoop, call: &PastCall, amount: &Amount) -> Option<Refusal> {
+        let is_over = held.ended_turn == Some(call.turn);
+        if is_over || (call.is_of_turn && held.guardrails.ends_turn(held.turn.1)) {
+            held.ended_turn = Some(call.turn);
+            return Some(Refusal {
+                limit: "guardrails.maxCallsPerTurn".into(),
+                until: None,
+                ends_turn_only: true,
+            });
+        }
+        if let Some(pause) = held.guardrails.holds_call(call.starts) {
+            return Some(of_pause(pause));
+        }
+        let shared = self.shared.refusal(&held.name, amount, call.starts);
+        let own = held.own.refusal(&held.name, amount, call.starts);
+        let stop = match (shared, own) {
+            (Some(shared), Some(own)) if is_later(own.until, shared.until) => own,
+            (Some(stop), _) | (None, Some(stop)) => stop,
+            (None, None) => return None,
+        };
+        let BudgetStop { limit, until } = stop;
+        Some(Refusal {
+            limit,
+            until,
+            ends_turn_only: false,
+        })
+    }
+
+    fn refuse(&mut self, held: &mut SimulatedLoop, call: &PastCall, refusal: &Refusal, (tokens, cost): (i64, i64)) {
+        let same = |stop: &SimulatedStop| stop.limit == refusal.limit;
+        let open = held.open.filter(|place| self.stops.get(*place).is_some_and(same));
+        let place = open.unwrap_or_else(|| self.add_stop(held, call.starts, refusal));
+        held.open = Some(place);
+        let Some(stop) = self.stops.get_mut(place) else { return };
+        if is_later(refusal.until, stop.until) {
+            stop.until = refusal.until;
+        }
+        if stop.call.is_none() {
+            (stop.call, stop.number) = (Some(call.name.clone()), Some(held.seen));
+        }
+        stop.refused.add(tokens, cost);
+    }
+
+    fn add_stop(&mut self, held: &SimulatedLoop, at: Timestamp, refusal: &Refusal) -> usize {
+        self.stops.push(SimulatedStop {
+            agent: held.name.clone(),
+            limit: refusal.limit.clone(),
+            call: None,
+            number: None,
+            at,
+            until: refusal.until,
+            ends_turn_only: refusal.ends_turn_only,
+            refused: CallSum::default(),
+        });
+        self.stops.len() - 1
+    }
+
+    /// A pause that begins between calls.
+    fn pause(&mut self, held: &mut SimulatedLoop, at: Timestamp, pause: Option<ReplayedPause>) {
+        if let Some(pause) = pause {
+            held.open = Some(self.add_stop(held, at, &of_pause(pause)));
+        }
+    }
+
+    fn turn_end(&mut self, held: &mut SimulatedLoop, at: Timestamp, (turn, sleep): (i64, Option<SignedDuration>)) {
+        let was_cut = held.ended_turn == Some(turn);
+        if !was_cut && held.refused.range((turn, 0)..=(turn, u32::MAX)).next().is_some() {
+            return;
+        }
+        // A turn that a guardrail ended has chosen no sleep.
+        let pause = held.guardrails.complete_turn(sleep.filter(|_| !was_cut), at);
+        self.pause(held, at, pause);
+    }
+
+    fn report(self, limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> SimulationReport {
+        let mut made = CallSum::default();
+        let mut refused = CallSum::default();
+        let sum = |sum: &mut CallSum, more: CallSum| {
+            sum.calls += more.calls;
+            sum.tokens = sum.tokens.saturating_add(more.tokens);
+            sum.cost = sum.cost.saturating_add(more.cost);
+        };
+        let days = self.days.into_iter().map(|(day, (all, less))| {
+            sum(&mut made, all);
+            sum(&mut refused, less);
+            SimulatedDay {
+                day,
+                made: all,
+                refused: less,
+            }
+        });
+        let days = days.collect();
+        SimulationReport {
+            changes: limits.names.clone(),
+            period: self.period,
+            made,
+            refused,
+            stops: self.stops,
+            days,
+            approximations: approximations(limits, histories),
+        }
+    }
+}
+
+fn of_pause(pause: ReplayedPause) -> Refusal {
+    let names = [
+        (PauseReason::RateWindow, "rateLimits"),
+        (PauseReason::OutsideActiveHours, "activeHours"),
+        (PauseReason::MaxConsecutiveTurns, "maxConsecutiveTurns"),
+        (PauseReason::ActionsPerMinute, "actionsPerMinute"),
+        (PauseReason::ConsecutiveToolFailures, "maxConsecutiveToolFailures"),
+    ];
+    let name = names.iter().find(|(reason, _)| *reason == pause.reason);
+    let limit = name.map_or_else(|| pause.reason.to_string(), |(_, name)| format!("guardrails.{name}"));
+    Refusal {
+        limit,
+        until: Some(pause.until).filter(|until| *until < Timestamp::MAX),
+        ends_turn_only: false,
+    }
+}
+
+fn approximations(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> Vec<String> {
+    let mut list = vec![
+        "Calls stay at their times. A loop that was stopped would have gone on later, with other calls than these."
+            .to_owned(),
+        "Attempts at calls that were not answered are not in a history, and count nowhere.".to_owned(),
+    ];
+    let unknown = calls(histories).filter(|call| call.tokens.is_none()).count();
+    if unknown > 0 {
+        list.push(format!(
+            "The tokens of {unknown} calls are not known and count as none; a budget counts their bound."
+        ));
+    }
+    let own = &limits.own;
+    if limits.budget.is_some() || own.tokens_per_hour.or(own.total_tokens).is_some() || own.total_cost.is_some() {
+        list.push(
+            "A call needs the room that it used. A gateway reserves what a call can use at most, and shortens its output to what is \
+             left, so the last call before a stop may differ."
+                .to_owned(),
+        );
+    }
+    if limits
+        .budget
+        .as_ref()
+        .is_some_and(|budget| budget.on_exhausted == OnExhausted::Ask)
+    {
+        list.push("Nobody answers the gates of onExhausted: Ask.".to_owned());
+    }
+    if limits.budget.is_some() {
+        list.push(
+            "The selector of the AgentBudget is not evaluated: it applies to all histories, and to nothing else."
+                .to_owned(),
+        );
+    }
+    list
+}
