@@ -62,4 +62,28 @@ impl Broken {
         Self::LosesCount,
         Self::LosesTimer,
     ];
+
+    /// Where the search begins, so that a test run need not repeat it.
+    pub(super) const fn first_seed(self) -> u64 {
+        match self {
+            Self::RespondsBeforeCommit => 62,
+            Self::ReceiptBeforeCommit => 17,
+            Self::AcknowledgesBeforeCommit => 9,
+            Self::ActsBeforeCommit
+            | Self::KeepsStartedTask
+            | Self::LosesTask
+            | Self::DropsResponse
+            | Self::SwapsResponses
+            | Self::RepeatsNote
+            | Self::LosesNote
+            | Self::JoinsChecks
+            | Self::KeepsCriteria
+            | Self::ForgesApproval
+            | Self::RepeatsRun
+            | Self::ForgetsCalls
+            | Self::LosesCommit
+            | Self::LosesCount
+            | Self::LosesTimer => 0,
+        }
+    }
 }

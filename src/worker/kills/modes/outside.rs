@@ -106,6 +106,7 @@ impl Figures {
     }
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, each asked by its name")]
 pub(super) struct World {
     pub(super) random: Random,
     pub(super) story: Story,

@@ -63,6 +63,7 @@ impl Criterion {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, each asked by its name")]
 pub(super) struct Story {
     pub(super) mode: AgentMode,
     /// Inputs before everything works again.

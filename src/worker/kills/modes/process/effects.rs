@@ -152,12 +152,12 @@ impl Process<'_> {
                 self.world.figures.calls += 1;
                 self.world.provider.call(&asked, &mut self.world.random);
                 let text = format!("{:?}", messages.last());
-                let judges = self
+                let questions = self
                     .story
                     .criteria
                     .iter()
                     .filter(|one| matches!(one, Criterion::Judge(_)));
-                let judged = judges.copied().find(|one| text.contains(&one.word()));
+                let judged = questions.copied().find(|one| text.contains(&one.word()));
                 self.call = Some((call, purpose, judged));
             }
             EngineEffect::CancelCall { call } => {
