@@ -21,7 +21,7 @@ demo-down: ## Remove what `make demo` made
 test: ## Every test, on real clusters that it starts and stops (root)
 	@hack/test.sh
 
-soak: ## SCHEDULES=2000000 of the ledger's simulation, SENSOR_SCHEDULES=100000 of the Sensors', then the end-to-end tests repeatedly, for MINUTES=60
+soak: ## SCHEDULES=2000000 of the ledger's simulation, SENSOR_SCHEDULES=100000 of the Sensors', MODE_SCHEDULES=20000 of the modes', then the end-to-end tests repeatedly, for MINUTES=60
 	@hack/test.sh soak
 
 bench: ## Measure engine, ledger, gateway, leases, and the controller beside other operators (SIZES=200,1000)

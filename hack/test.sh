@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # test.sh                every test: without a cluster, on a real control plane, end to end on a real node
 # test.sh plane|node     one half of it; `node` takes the name of a test: test.sh node e2e::restarts
-# test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation and SENSOR_SCHEDULES (100,000) of the Sensors', ROUNDS
-#                        (200,000) of nearly right input, then the end-to-end tests repeatedly, for MINUTES (60), with
+# test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation, SENSOR_SCHEDULES (100,000) of the Sensors' and
+#                        MODE_SCHEDULES (20,000) of the modes', ROUNDS (200,000) of nearly right input, then the end-to-end tests repeatedly, for MINUTES (60), with
 #                        five minutes of kills for the budgets and for Sensors, ten for the journals, and 3,000 tasks under kills
 # Starts the clusters it needs and stops them, whatever happens. Ends with what each part took and cargo's own summaries.
 set -euo pipefail
@@ -80,6 +80,8 @@ simulate() {
   tests "Simulations of the ledger and of Sensors" env AGENTLOOP_SIM_SCHEDULES="${SCHEDULES:-2000000}" \
     AGENTLOOP_SENSOR_SCHEDULES="${SENSOR_SCHEDULES:-100000}" \
     AGENTLOOP_SIM_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --profile simulation --test it -- ledger::no_schedule sensing::no_schedule
+  tests "Simulation of the modes" env AGENTLOOP_MODE_SCHEDULES="${MODE_SCHEDULES:-20000}" \
+    AGENTLOOP_MODE_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --profile simulation --lib -- modes::no_schedule
   tests "Nearly right answers, directives and journals" env AGENTLOOP_FUZZ_ROUNDS="${ROUNDS:-200000}" \
     cargo test --locked --test it -- fuzz::
   tests "A minute without the database of the history" cargo test --locked --test it -- --ignored history::

@@ -3,6 +3,7 @@
 //! Holds no rule about loops. No effect is carried out before its record is on disk.
 
 mod actions;
+pub mod loop_timer;
 mod sensor_events;
 mod tasks;
 
@@ -29,6 +30,7 @@ use crate::link::socket::WorkerSession;
 use crate::link::task_requests::RequestedTask;
 use crate::support::clock::ClockReading;
 
+use self::loop_timer::LoopTimer;
 use super::artifacts::ArtifactStore;
 use super::deliveries::DeliveryPoller;
 use super::event_subscriptions::{EventPublisher, PageRequest};
@@ -91,7 +93,7 @@ pub struct LoopDriver<'a> {
     responses: ResponseDelivery,
     history: HistoryUpload,
     lookouts: FileWatchers,
-    timer: Option<Timestamp>,
+    timer: LoopTimer,
     calls: JoinSet<(CallId, Result<ModelAnswer, CallFailure>)>,
     in_flight: Option<CallId>,
     contact: RunLease,
@@ -178,7 +180,7 @@ impl<'a> LoopDriver<'a> {
             responses: ResponseDelivery::new(parts.gateway, parts.sends_responses),
             history: HistoryUpload::new(parts.gateway),
             lookouts: parts.lookouts,
-            timer: None,
+            timer: LoopTimer::default(),
             calls: JoinSet::new(),
             in_flight: None,
             contact: first.contact(),
@@ -335,6 +337,7 @@ impl<'a> LoopDriver<'a> {
     fn until_moment(&self, now: ClockReading) -> Duration {
         let timer = self
             .timer
+            .at()
             .map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
         let silence = (self.link < LinkFreshness::Silent).then(|| self.contact.time_until_silent(now));
         let lease = (self.link < LinkFreshness::Lost).then(|| self.contact.time_until_lost(now));
@@ -353,7 +356,7 @@ impl<'a> LoopDriver<'a> {
         let now = ClockReading::now();
         let set_back = now.was_set_back_since(self.looked);
         self.looked = now;
-        if set_back || self.timer.is_some_and(|at| at <= now.wall) {
+        if self.timer.fires(now.wall) || set_back {
             // Safe if early: the engine checks its own deadlines again.
             self.feed(EngineInput::Timer)?;
         }

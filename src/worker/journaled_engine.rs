@@ -103,6 +103,12 @@ impl<'a> JournaledEngine<'a> {
         self.engine.snapshot()
     }
 
+    /// Lets the journal grow by so many more pages.
+    #[cfg(test)]
+    pub(super) fn limit_pages(&self, more: i64) {
+        self.journal.limit_pages(more);
+    }
+
     /// Takes effect with the next call.
     pub fn set_instructions(&mut self, text: String) {
         self.engine.set_instructions(text);

@@ -82,7 +82,7 @@ impl LoopDriver<'_> {
                 }
             }
             EngineEffect::Acknowledge { call } => self.outbox.notify_call(CallNotice::Acknowledge(call)),
-            EngineEffect::SetTimer(at) => self.timer = at,
+            EngineEffect::SetTimer(at) => self.timer.set(at),
             EngineEffect::Report => self.outbox.report(self.report()),
             EngineEffect::Stopped => {
                 self.stopped = true;

@@ -360,6 +360,18 @@ impl Journal {
         let _ = self.connection.pragma_update(None, "wal_autocheckpoint", pages);
     }
 
+    /// Lets the file grow by so many more pages: what SQLite sees on a full volume.
+    #[cfg(test)]
+    pub(super) fn limit_pages(&self, more: i64) {
+        let pages = self
+            .connection
+            .pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0));
+        let most = pages.unwrap_or(0) + more;
+        let _ = self
+            .connection
+            .pragma_update_and_check(None, "max_page_count", most, |_| Ok(()));
+    }
+
     /// Closes the journal cleanly: the next start need not check the file.
     pub fn close(self, owner: &JournalOwner) -> Result<(), JournalError> {
         self.put_owner(owner, true)?;

@@ -67,8 +67,21 @@ impl History {
              ORDER BY seq",
         );
         assert_eq!(audited, lines, "each line about a tool is a row of the audit, once");
-        for (kind, status) in [("TurnCompleted", "success"), ("TurnFailed", "failed")] {
-            let ended = format!("SELECT turn || '' FROM journal WHERE kind = '{kind}' ORDER BY turn || ''");
+        // The turn of a task that a limit ended has completed, and has not succeeded.
+        let limited = "SELECT began.turn FROM journal began JOIN journal ended
+             ON ended.kind = 'TaskEnded' AND ended.note LIKE began.note || ': LimitReached%'
+             WHERE began.kind = 'TaskStarted'";
+        // Nor has one after which a person has not let the loop continue.
+        let escalated = "SELECT turn FROM agent_execution_history WHERE final_status = 'escalated'";
+        for (kind, status, but) in [
+            ("kind = 'TurnCompleted'", "success", "NOT"),
+            ("kind = 'TurnFailed' OR kind = 'TurnCompleted'", "failed", ""),
+        ] {
+            let ended = format!(
+                "SELECT turn || '' FROM journal
+                 WHERE ({kind}) AND (kind = 'TurnFailed' OR turn {but} IN ({limited})) AND turn NOT IN ({escalated})
+                 ORDER BY turn || ''"
+            );
             let rows = format!(
                 "SELECT turn || '' FROM agent_execution_history
                  WHERE task_id NOT IN ('Precheck', 'Signal', 'Judge', 'Confidence', 'LightJudge', 'LightConfidence') AND final_status = '{status}' ORDER BY turn || ''"

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use super::folder::Folder;
 use super::world::{self, Word, World};
 use crate::engine::machine::{Engine, LoopView};
+use crate::engine::settings::ModeSettings;
 use crate::engine::tool::{ToolOutcome, ToolRunId};
 use crate::engine::{CallId, CallPurpose, EngineEffect, EngineInput, KnownTotals, StopCause};
 use crate::worker::journal::{Journal, JournalOwner};
@@ -88,6 +89,9 @@ pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> 
         Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
         None => Engine::new(settings),
     };
+    engine.restore_tasks(restored.tasks);
+    let runs_tasks = matches!(world.script.settings.mode, ModeSettings::Task(_));
+    journal.set_response_receiver(runs_tasks).expect("a journal");
     for (field, value, at) in sensors.values() {
         engine.restore_field(field, value.clone(), at);
     }
@@ -138,9 +142,11 @@ impl Life<'_> {
         let words = [wake.map(Word::Wake), resume.map(Word::Resume), stop.map(Word::Stop)];
         let lost = self.world.link_lost.then_some(Word::LinkLost);
         let notices: Vec<Word> = self.world.notices.iter().cloned().map(Word::Notice).collect();
-        for word in words.into_iter().flatten().chain(notices).chain(lost) {
+        let asked: Vec<Word> = self.world.asked.iter().cloned().map(Word::Request).collect();
+        for word in words.into_iter().flatten().chain(notices).chain(asked).chain(lost) {
             self.hear(word)?;
         }
+        self.respond()?;
         let terms = self.world.script.sensors.clone();
         for begun in self.sensors.apply_terms(self.world.now, Some(&terms)) {
             self.sense(begun)?;
@@ -176,6 +182,7 @@ impl Life<'_> {
             self.world.next_answer(&self.answered),
             self.timer,
             self.sensors.next(self.world.now),
+            self.steps.scale_down_due(),
         ];
         let Some(next) = moments.into_iter().flatten().min() else {
             panic!("the loop waits for nothing: {:?}", self.steps.view());
@@ -210,6 +217,9 @@ impl Life<'_> {
         if let Some(happened) = self.sensors.due(self.world.now) {
             return self.sense(happened);
         }
+        if self.steps.scale_down_due().is_some_and(|due| due <= self.world.now) {
+            return self.feed(EngineInput::ScaleDown);
+        }
         self.timer = None;
         self.feed(EngineInput::Timer)
     }
@@ -239,6 +249,12 @@ impl Life<'_> {
             Word::Resume(token) => self.feed(EngineInput::ResumeRequested { token }),
             Word::Budget(budget) => self.feed(EngineInput::BudgetChanged { budget }),
             Word::Notice(notice) => self.feed(EngineInput::Sensed(world::event(notice))),
+            Word::Request(offer) => {
+                if self.steps.find_task(&offer.id).expect("a journal").is_none() && self.steps.accepts_tasks() {
+                    self.feed(EngineInput::TaskOffered(offer))?;
+                }
+                Ok(())
+            }
             Word::LinkLost => {
                 self.feed(EngineInput::LinkSilent)?;
                 self.feed(EngineInput::LinkLost)
@@ -254,6 +270,17 @@ impl Life<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Responses of mode Task are delivered, one after the other.
+    fn respond(&mut self) -> Result<(), Stop> {
+        while let Some(waiting) = self.steps.next_response().expect("a journal") {
+            self.pause(Moment::Before)?;
+            self.world.receive(&waiting.response);
+            self.steps.response_delivered(waiting.seq).expect("a journal");
+            self.pause(Moment::Done(0))?;
+        }
+        Ok(())
     }
 
     fn feed(&mut self, input: EngineInput) -> Result<(), Stop> {
@@ -281,7 +308,7 @@ impl Life<'_> {
         }
         let view = self.steps.view();
         self.world.see(&view);
-        Ok(())
+        self.respond()
     }
 
     fn pause(&mut self, moment: Moment) -> Result<(), Stop> {

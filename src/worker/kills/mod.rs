@@ -11,10 +11,13 @@ mod folder;
 mod goal;
 mod history;
 mod life;
+mod modes;
 mod random;
+mod requested;
 mod scored;
 mod script;
 mod stop;
+mod tasks;
 mod watched;
 mod watched_files;
 mod week;
@@ -71,6 +74,8 @@ struct Run {
     told_files: Vec<(String, Option<String>)>,
     /// Number of events that Sensors have counted.
     counted: i64,
+    /// Tasks in order: id, state and response.
+    tasks: Vec<(String, String, Option<String>)>,
 }
 
 impl Run {
@@ -182,7 +187,18 @@ fn left(view: Option<LoopView>, world: &World, dir: &Path) -> Run {
         heartbeats: world.heartbeats.clone(),
         told_files,
         counted,
+        tasks: tasks(&connection),
     }
+}
+
+fn tasks(connection: &Connection) -> Vec<(String, String, Option<String>)> {
+    connection
+        .prepare("SELECT id, state, response FROM tasks ORDER BY seq")
+        .and_then(|mut select| {
+            let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            rows.collect()
+        })
+        .expect("rows")
 }
 
 /// The records of Sensors: their files, and their number of events.

@@ -105,6 +105,8 @@ pub(super) enum What {
     LinkBack,
     /// A notification arrives, and is redelivered until the end.
     Notice(NotificationPriority),
+    /// A user sends a request, and sends it again until it is accepted.
+    Request,
     /// The pod is replaced in order.
     NewPod,
     /// A file of the workspace is written with this content.
@@ -287,6 +289,42 @@ pub(super) fn of_heartbeat(turn: i64, call: u32, planned: Option<&Call>) -> Mode
         };
     }
     answer(&format!("h{turn}c{call}"), &wants)
+}
+
+/// Returns the call of a turn that answers a request in a mode other than Task.
+pub(super) fn request_call(number: u32) -> Call {
+    let want = |tool| Want {
+        tool,
+        takes: 1,
+        ends: Ends::Well,
+    };
+    match number {
+        1 => Call {
+            takes: 2,
+            wants: vec![want("files__write"), want("db__put")],
+            ..Call::default()
+        },
+        _ => Call {
+            takes: 1,
+            ..Call::default()
+        },
+    }
+}
+
+/// Returns the answer of such a call.
+pub(super) fn of_request(turn: i64, call: u32) -> ModelAnswer {
+    let wants: Vec<(&str, Value)> = request_call(call)
+        .wants
+        .iter()
+        .map(|want| (want.tool, json!({})))
+        .collect();
+    if wants.is_empty() {
+        return ModelAnswer {
+            text: Some(format!("I am well in turn {turn}")),
+            ..ModelAnswer::default()
+        };
+    }
+    answer(&format!("q{turn}c{call}"), &wants)
 }
 
 /// Returns the pre-check's answer: no, and yes the next time.

@@ -15,6 +15,7 @@ use crate::engine::machine::LoopView;
 use crate::engine::message::ModelAnswer;
 use crate::engine::notifications::Notification;
 use crate::engine::sensor_events::{SensedEvent, SensedNotice};
+use crate::engine::tasks::{TaskOffer, TaskOrigin, TaskResponse};
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
 use crate::engine::{CallId, CallPurpose, GateAnswer};
 use crate::worker::journal::JournalLine;
@@ -34,6 +35,12 @@ pub(super) struct World {
     /// Number of attempts at each call that have ended, or will by the script.
     made: BTreeMap<(i64, u32), usize>,
     pub(super) heartbeats: BTreeSet<i64>,
+    /// Turns that answered requests beside the agent's own work.
+    chats: BTreeSet<i64>,
+    /// All requests so far: they are sent again to a new worker.
+    pub(super) asked: Vec<TaskOffer>,
+    /// Responses that their receiver has, by id, in order.
+    received: Vec<TaskResponse>,
     /// Calls for summaries, which the script does not count.
     pub(super) summaries: BTreeSet<(i64, u32)>,
     /// Which attempt of the script each call is.
@@ -80,6 +87,7 @@ pub(super) enum Word {
     Resume(String),
     Budget(BudgetState),
     Notice(Notification),
+    Request(TaskOffer),
     LinkLost,
     LinkBack,
     NewPod,
@@ -96,6 +104,9 @@ impl World {
             acknowledged: None,
             made: BTreeMap::new(),
             heartbeats: BTreeSet::new(),
+            chats: BTreeSet::new(),
+            asked: Vec::new(),
+            received: Vec::new(),
             summaries: BTreeSet::new(),
             planned: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -131,6 +142,8 @@ impl World {
             &self.notices,
             &self.files,
             &self.answers,
+            &self.asked,
+            &self.received,
         );
         format!("{world:?} {:?} {} {}", self.budget, self.now, self.epoch)
     }
@@ -187,6 +200,9 @@ impl World {
         }
         if purpose == CallPurpose::Heartbeat {
             self.heartbeats.insert(id.turn);
+        }
+        if purpose == CallPurpose::Chat {
+            self.chats.insert(id.turn);
         }
         let number = self.scripted(id.turn, id.call);
         let call = self.planned(id.turn, number);
@@ -268,6 +284,9 @@ impl World {
             let place = usize::try_from(number).ok()?.checked_sub(1)?;
             return self.script.heartbeat.calls.get(place).cloned();
         }
+        if self.chats.contains(&turn) {
+            return Some(script::request_call(number));
+        }
         self.script.call(self.own(turn), number)
     }
 
@@ -275,12 +294,24 @@ impl World {
         if self.heartbeats.contains(&turn) {
             return script::of_heartbeat(turn, number, self.planned(turn, number).as_ref());
         }
+        if self.chats.contains(&turn) {
+            return script::of_request(turn, number);
+        }
         self.script.answer(self.own(turn), number)
     }
 
-    /// Returns the number of a turn, not counting heartbeats.
+    /// Returns the number of a turn, not counting heartbeats and requests.
     fn own(&self, turn: i64) -> i64 {
-        turn - i64::try_from(self.heartbeats.range(..turn).count()).expect("a small number")
+        let others = self.heartbeats.range(..turn).count() + self.chats.range(..turn).count();
+        turn - i64::try_from(others).expect("a small number")
+    }
+
+    /// A response arrives, for the first time or again.
+    pub(super) fn receive(&mut self, response: &TaskResponse) {
+        match self.received.iter().find(|known| known.id == response.id) {
+            Some(known) => assert_eq!(known, response, "one key, one response"),
+            None => self.received.push(response.clone()),
+        }
     }
 
     /// Returns the number of a call in the script.
@@ -458,6 +489,16 @@ impl World {
             What::LinkBack => {
                 self.link_lost = false;
                 Word::LinkBack
+            }
+            What::Request => {
+                let offer = TaskOffer {
+                    id: format!("request-{token}"),
+                    origin: TaskOrigin::Request("ann".into()),
+                    prompt: "How are you?".into(),
+                    untrusted: None,
+                };
+                self.asked.push(offer.clone());
+                Word::Request(offer)
             }
             What::NewPod => {
                 self.epoch += 1;

@@ -1,0 +1,89 @@
+//! Broken rules. Each is one promise left out, in the simulated world or between it and the loop; the simulation must notice
+//! every one of them.
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Broken {
+    /// Calls and tool runs are sent before their records are on disk.
+    ActsBeforeCommit,
+    /// A response is sent before its record is on disk.
+    RespondsBeforeCommit,
+    /// A client is told that its request is accepted before it is on disk.
+    ReceiptBeforeCommit,
+    /// Events are acknowledged before they are on disk.
+    AcknowledgesBeforeCommit,
+    /// A task that was begun still waits after a restart.
+    KeepsStartedTask,
+    /// The task that waits longest is lost in a restart.
+    LosesTask,
+    /// A response counts as delivered although its receiver has not accepted it.
+    DropsResponse,
+    /// Of two responses the later one is sent first.
+    SwapsResponses,
+    /// The last write of the memory is applied again after a restart.
+    RepeatsNote,
+    /// The memory is that of an earlier step after a restart.
+    LosesNote,
+    /// Criteria that were met in an earlier check count in this one.
+    JoinsChecks,
+    /// An edit of the criteria is ignored.
+    KeepsCriteria,
+    /// A gate is approved by nobody.
+    ForgesApproval,
+    /// A run is sent a second time.
+    RepeatsRun,
+    /// The gateway's record of calls does not outlive a worker.
+    ForgetsCalls,
+    /// A restart continues from an earlier state of the volume.
+    LosesCommit,
+    /// A count begins again with a restart.
+    LosesCount,
+    /// The timer is lost.
+    LosesTimer,
+}
+
+impl Broken {
+    pub(super) const ALL: [Self; 18] = [
+        Self::ActsBeforeCommit,
+        Self::RespondsBeforeCommit,
+        Self::ReceiptBeforeCommit,
+        Self::AcknowledgesBeforeCommit,
+        Self::KeepsStartedTask,
+        Self::LosesTask,
+        Self::DropsResponse,
+        Self::SwapsResponses,
+        Self::RepeatsNote,
+        Self::LosesNote,
+        Self::JoinsChecks,
+        Self::KeepsCriteria,
+        Self::ForgesApproval,
+        Self::RepeatsRun,
+        Self::ForgetsCalls,
+        Self::LosesCommit,
+        Self::LosesCount,
+        Self::LosesTimer,
+    ];
+
+    /// Where the search begins, so that a test run need not repeat it.
+    pub(super) const fn first_seed(self) -> u64 {
+        match self {
+            Self::RespondsBeforeCommit => 62,
+            Self::ReceiptBeforeCommit => 17,
+            Self::AcknowledgesBeforeCommit => 9,
+            Self::ActsBeforeCommit
+            | Self::KeepsStartedTask
+            | Self::LosesTask
+            | Self::DropsResponse
+            | Self::SwapsResponses
+            | Self::RepeatsNote
+            | Self::LosesNote
+            | Self::JoinsChecks
+            | Self::KeepsCriteria
+            | Self::ForgesApproval
+            | Self::RepeatsRun
+            | Self::ForgetsCalls
+            | Self::LosesCommit
+            | Self::LosesCount
+            | Self::LosesTimer => 0,
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Breaks rules between the journal and the loop: what a process begins with is not what the one before has committed.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use rusqlite::Connection;
+use serde_json::Value;
+
+use super::broken::Broken;
+use super::outside::World;
+use super::story::Story;
+use crate::engine::machine::EngineSnapshot;
+use crate::engine::settings::EngineSettings;
+use crate::engine::tasks::{TaskOffer, TaskOrigin, TaskResponse};
+use crate::worker::journal::RestoredJournal;
+
+/// The settings that a process begins with.
+pub(super) fn settings(world: &World, story: &Story) -> EngineSettings {
+    if world.is_broken(Broken::KeepsCriteria) {
+        return story.with_first_criteria().settings();
+    }
+    story.settings()
+}
+
+/// What a process begins with.
+pub(super) fn restored(world: &mut World, restored: RestoredJournal) -> RestoredJournal {
+    let mut restored = restored;
+    match world.broken {
+        Some(Broken::LosesTask) if !restored.tasks.is_empty() => {
+            restored.tasks.remove(0);
+        }
+        Some(Broken::KeepsStartedTask) => {
+            if let Some(id) = world.referee.current() {
+                let offer = TaskOffer {
+                    prompt: format!("task={id}; How are you?"),
+                    id,
+                    origin: TaskOrigin::Request("ann".into()),
+                    untrusted: None,
+                };
+                restored.tasks.insert(0, offer);
+            }
+        }
+        Some(Broken::RepeatsNote | Broken::LosesNote | Broken::JoinsChecks | Broken::LosesCount) => {
+            restored.snapshot = restored.snapshot.map(|snapshot| patched(&snapshot, world));
+        }
+        _ => {}
+    }
+    if world.is_broken(Broken::ForgetsCalls) {
+        world.provider.forget();
+    }
+    restored
+}
+
+fn patched(snapshot: &EngineSnapshot, world: &mut World) -> EngineSnapshot {
+    let mut state = serde_json::to_value(snapshot).expect("a snapshot");
+    match world.broken {
+        Some(Broken::RepeatsNote) => {
+            for note in state["memory"]
+                .as_object_mut()
+                .into_iter()
+                .flat_map(|notes| notes.values_mut())
+            {
+                let text = note["text"].as_str().unwrap_or_default().replace('|', "+|");
+                note["text"] = text.into();
+            }
+        }
+        Some(Broken::LosesNote) => {
+            if let Some(notes) = state["memory"].as_object_mut() {
+                let first = notes.keys().next().cloned();
+                first.and_then(|first| notes.shift_remove(&first));
+            }
+        }
+        Some(Broken::LosesCount) => {
+            state["counts"]["toolCalls"] = 0.into();
+            state["counts"]["byTool"] = Value::Array(Vec::new());
+        }
+        Some(Broken::JoinsChecks) => join_checks(&mut state["goal"], &mut world.once_met),
+        _ => {}
+    }
+    serde_json::from_value(state).expect("a snapshot")
+}
+
+/// Whatever a check has found once counts in the one that is under way.
+fn join_checks(goal: &mut Value, once_met: &mut BTreeSet<String>) {
+    let criteria = goal["criteria"].as_object().cloned().unwrap_or_default();
+    let met = criteria.iter().filter(|(_, state)| state["met"] == true);
+    once_met.extend(met.map(|(name, _)| name.clone()));
+    if goal["validation"].is_object() {
+        goal["validation"]["met"] = once_met.iter().cloned().collect();
+        goal["validation"]["failed"] = false.into();
+    }
+}
+
+/// A response that waits after this one.
+pub(super) fn later_response(dir: &Path, seq: i64) -> Option<TaskResponse> {
+    let connection = Connection::open(dir.join("journal.sqlite")).ok()?;
+    let later = "SELECT response FROM tasks WHERE undelivered = 1 AND seq > ?1 ORDER BY seq LIMIT 1";
+    let text: String = connection.query_row(later, [seq], |row| row.get(0)).ok()?;
+    serde_json::from_str(&text).ok()
+}

@@ -1,0 +1,103 @@
+//! What a process exchanges with clients, a Sensor and the receiver of responses, as the driver does.
+
+use super::{End, Fate, Process, Stop};
+use crate::api::agent::AgentMode;
+use crate::engine::EngineInput;
+use crate::engine::tasks::TaskOffer;
+use crate::link::deliveries::Delivery;
+use crate::link::task_requests::TaskReceipt;
+use crate::worker::kills::files::Files;
+use crate::worker::kills::modes::broken::Broken;
+use crate::worker::kills::modes::outside::seconds;
+use crate::worker::kills::modes::patches;
+use crate::worker::kills::modes::referee::Heard;
+
+impl Process<'_> {
+    /// Does what the driver does with a request.
+    pub(super) fn take_task(&mut self, offer: TaskOffer) -> Result<(), Stop> {
+        let id = offer.id.clone();
+        let receipt = if self.steps.find_task(&id).expect("a journal").is_some() {
+            TaskReceipt::Repeated
+        } else if self.stop.is_some() || self.stopped || !self.steps.is_live() {
+            TaskReceipt::Stopped
+        } else if !self.steps.accepts_tasks() {
+            TaskReceipt::QueueFull
+        } else {
+            if self.world.is_broken(Broken::ReceiptBeforeCommit) {
+                self.world.receipt(&id, TaskReceipt::Accepted);
+            }
+            self.feed(EngineInput::TaskOffered(offer))?;
+            TaskReceipt::Accepted
+        };
+        self.world.receipt(&id, receipt);
+        Ok(())
+    }
+
+    fn accepts_events(&self) -> bool {
+        self.stop.is_none() && !self.stopped && self.steps.accepts_sensor_events()
+    }
+
+    /// Does what the driver does with a delivery.
+    pub(super) fn take_delivery(&mut self, delivery: &Delivery) -> Result<(), Stop> {
+        let runs_tasks = self.story.mode == AgentMode::Task;
+        if self.world.is_broken(Broken::AcknowledgesBeforeCommit) && self.accepts_events() {
+            let through = delivery.events.last().map_or(0, |event| event.seq);
+            self.world.acknowledge(through, runs_tasks);
+        }
+        while self.accepts_events() {
+            let Some(happened) = self.sensors.take(self.world.wall(), delivery) else {
+                break;
+            };
+            let fate = self.fate();
+            let before = self.before(fate)?;
+            let input = happened.input().cloned();
+            let taken = self.steps.sense(self.world.wall(), input, &happened.kept());
+            self.sensors.confirm(happened);
+            self.follow(taken, &Heard::Nothing, (fate, before))?;
+        }
+        if self.accepts_events() {
+            let through = self.sensors.delivered_through(delivery).through;
+            self.world.acknowledge(through, runs_tasks);
+        }
+        Ok(())
+    }
+
+    /// Begins with the oldest response, unless one is being sent.
+    pub(super) fn send_response(&mut self) {
+        let sends = self.story.mode == AgentMode::Task && self.story.has_receiver;
+        if !sends || self.sending.is_some() {
+            return;
+        }
+        if let Some(waiting) = self.steps.next_response().expect("a journal") {
+            let at = self.world.now + seconds(self.world.random.range(0, 3));
+            self.sending = Some((at, waiting));
+        }
+    }
+
+    pub(super) fn respond(&mut self) -> Result<(), Stop> {
+        let Some((_, waiting)) = self.sending.take() else {
+            return Ok(());
+        };
+        let mut response = waiting.response.clone();
+        if self.world.is_broken(Broken::SwapsResponses)
+            && let Some(later) = patches::later_response(&self.dir, waiting.seq)
+        {
+            response = later;
+        }
+        let drops = self.world.is_broken(Broken::DropsResponse) && self.world.random.percent(30);
+        if !drops && !self.world.respond(&response) {
+            let at = self.world.now + seconds(5);
+            self.sending = Some((at, waiting));
+            return Ok(());
+        }
+        if let Fate::Before | Fate::Torn(_) = self.fate() {
+            return Err(self.killed(Files::of(&self.dir)));
+        }
+        self.waiting_responses = self.waiting_responses.saturating_sub(1);
+        if self.steps.response_delivered(waiting.seq).is_err() {
+            return Err(Stop(End::Failed));
+        }
+        self.send_response();
+        Ok(())
+    }
+}

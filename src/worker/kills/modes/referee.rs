@@ -1,0 +1,398 @@
+//! What must hold, whatever fails: follows the loop by what it commits, and by what the world knows.
+//!
+//! Goes back with the volume. Asserts at each step, after each restart and at the end.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rusqlite::Connection;
+use serde_json::Value;
+
+use super::provider::Provider;
+use super::story::{Criterion, SHELL, Story};
+use crate::api::agent::AgentMode;
+use crate::api::goal::GoalEnd;
+use crate::api::status::LoopOutcome;
+use crate::engine::machine::{EngineSnapshot, LoopView};
+use crate::engine::message::ModelAnswer;
+use crate::engine::tasks::{TaskOffer, TaskResponse};
+use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
+use crate::engine::{CallId, CallPurpose, RecordKind};
+use crate::worker::journal::JournalLine;
+
+/// What reached the loop from outside, as far as a check of criteria is concerned.
+#[derive(Clone, Debug)]
+pub(super) enum Heard {
+    Nothing,
+    Answer(CallId, CallPurpose, Box<ModelAnswer>, Option<Criterion>),
+    Ran(Box<ToolRun>, ToolOutcome),
+}
+
+/// The check of the criteria after one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Check {
+    met: BTreeSet<Criterion>,
+    result: String,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Referee {
+    /// Tasks that may be accepted, by id, with the word in their answer.
+    asked: BTreeMap<String, String>,
+    /// Tasks that the loop has promised to answer: a receipt or an acknowledgement says so.
+    promised: BTreeSet<String>,
+    accepted: BTreeSet<String>,
+    waiting: VecDeque<String>,
+    current: Option<String>,
+    /// Tasks that have ended, in order.
+    ended: Vec<String>,
+    /// Events of Sensors that took effect.
+    pub(super) sensed: i64,
+    intents: BTreeSet<String>,
+    /// Runs with their outcomes.
+    outcomes: BTreeMap<String, Vec<String>>,
+    started: BTreeSet<String>,
+    pub(super) answered: BTreeSet<String>,
+    /// Calls of `memory` in answers, by run.
+    operations: BTreeMap<String, Value>,
+    /// The notes, by title.
+    notes: BTreeMap<String, String>,
+    check: Check,
+    /// That of the turn before.
+    before: Check,
+    /// Outcomes of the loop, one for each time that it ended.
+    pub(super) outcomes_of_loop: Vec<LoopOutcome>,
+    last_line: i64,
+    turn: i64,
+}
+
+impl Referee {
+    /// A task that may be accepted from now on.
+    pub(super) fn ask(&mut self, id: &str, word: &str) {
+        self.asked.insert(id.into(), word.into());
+    }
+
+    /// The volume went back, and nobody forgets what was asked meanwhile.
+    pub(super) fn still_asked(&mut self, later: Self) {
+        self.asked.extend(later.asked);
+    }
+
+    pub(super) fn promise(&mut self, id: &str) {
+        self.promised.insert(id.into());
+    }
+
+    pub(super) fn has_ended(&self, id: &str) -> Option<usize> {
+        self.ended.iter().position(|ended| ended == id)
+    }
+
+    pub(super) fn current(&self) -> Option<String> {
+        self.current.clone()
+    }
+
+    pub(super) fn tasks(&self) -> usize {
+        self.ended.len()
+    }
+
+    /// Whether a task waits or is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.current.is_some() || !self.waiting.is_empty()
+    }
+
+    /// Another process begins with this state.
+    pub(super) fn restored(&self, snapshot: Option<&EngineSnapshot>, tasks: &[TaskOffer]) {
+        let waiting: Vec<&str> = tasks.iter().map(|task| &*task.id).collect();
+        assert_eq!(
+            waiting,
+            Vec::from(self.waiting.clone()),
+            "the tasks that wait after a restart"
+        );
+        self.compare_notes(&serde_json::to_value(snapshot).expect("a snapshot"));
+    }
+
+    fn compare_notes(&self, snapshot: &Value) {
+        let kept = snapshot["memory"].as_object().cloned().unwrap_or_default();
+        let text = |note: &Value| note["text"].as_str().unwrap_or_default().to_owned();
+        let kept: BTreeMap<String, String> = kept.iter().map(|(title, note)| (title.clone(), text(note))).collect();
+        assert_eq!(kept, self.notes, "the notes are the sequence of what was acknowledged");
+    }
+
+    /// The criteria were edited: what was met before says nothing about them.
+    pub(super) fn criteria_edited(&mut self) {
+        self.check.met.clear();
+    }
+
+    /// A step is on disk.
+    pub(super) fn committed(&mut self, heard: &Heard, lines: &[JournalLine]) {
+        if let Heard::Answer(call, _, answer, _) = heard {
+            self.note_operations(*call, answer);
+        }
+        // What was heard ends the check before a new turn begins.
+        self.hear(heard);
+        for line in lines {
+            assert_eq!(line.seq, self.last_line + 1, "each line is told once");
+            self.last_line = line.seq;
+            self.read(line);
+        }
+        if let Heard::Answer(call, ..) = heard {
+            let is_answered = self.answered.contains(&call.to_string());
+            assert!(
+                is_answered || lines.is_empty(),
+                "{call} was answered, and no line says so"
+            );
+        }
+    }
+
+    fn note_operations(&mut self, call: CallId, answer: &ModelAnswer) {
+        for (index, wanted) in (1..).zip(&answer.tool_calls) {
+            if wanted.name == "memory" {
+                let run = ToolRunId {
+                    member: call.member,
+                    turn: call.turn,
+                    call: call.call,
+                    index,
+                };
+                let arguments = serde_json::from_str(&wanted.arguments).unwrap_or_default();
+                self.operations.insert(run.to_string(), arguments);
+            }
+        }
+    }
+
+    fn hear(&mut self, heard: &Heard) {
+        let (criterion, is_met) = match heard {
+            Heard::Answer(_, CallPurpose::Judge, answer, Some(criterion)) => {
+                let text = answer.text.as_deref().unwrap_or_default();
+                (*criterion, text.contains("true"))
+            }
+            Heard::Answer(_, _, answer, _) => {
+                for call in answer.tool_calls.iter().filter(|call| call.name == "finish") {
+                    let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
+                    arguments["result"]
+                        .as_str()
+                        .unwrap_or_default()
+                        .clone_into(&mut self.check.result);
+                }
+                return;
+            }
+            Heard::Ran(run, ToolOutcome::Done { text }) if run.name == SHELL => {
+                let command = run.arguments["command"].as_str().unwrap_or_default();
+                let number = command.trim_matches(|sign: char| !sign.is_ascii_digit()).parse();
+                let Ok(number) = number else { return };
+                (Criterion::Command(number), text.starts_with("exit code 0"))
+            }
+            Heard::Nothing | Heard::Ran(..) => return,
+        };
+        if is_met {
+            self.check.met.insert(criterion);
+        } else {
+            self.check.met.remove(&criterion);
+        }
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the other kinds have no rule here")]
+    fn read(&mut self, line: &JournalLine) {
+        let id = line.note.split(": ").next().unwrap_or_default().to_owned();
+        match line.kind {
+            RecordKind::TurnStarted => {
+                assert!(line.turn > self.turn, "turn {} after turn {}", line.turn, self.turn);
+                self.turn = line.turn;
+                self.before = std::mem::take(&mut self.check);
+            }
+            RecordKind::TaskAccepted => {
+                let is_own = id.starts_with("spec-");
+                assert!(is_own || self.asked.contains_key(&id), "{id} was not asked");
+                assert!(self.accepted.insert(id.clone()), "{id} was accepted twice");
+                if is_own {
+                    self.asked.insert(id.clone(), "own".into());
+                }
+                self.waiting.push_back(id);
+            }
+            RecordKind::TaskStarted => {
+                assert_eq!(self.waiting.pop_front(), Some(id.clone()), "tasks are begun in order");
+                assert_eq!(self.current, None, "one task at a time");
+                self.current = Some(id);
+                // A request may be answered while a check waits, which goes on afterwards.
+                self.check = std::mem::take(&mut self.before);
+            }
+            RecordKind::TaskEnded => {
+                if self.current.as_ref() == Some(&id) {
+                    self.current = None;
+                } else {
+                    // The loop has ended: requests that wait fail, in order.
+                    assert_eq!(self.waiting.pop_front(), Some(id.clone()), "tasks end in order");
+                }
+                assert!(!self.ended.contains(&id), "{id} was answered twice");
+                self.ended.push(id);
+            }
+            RecordKind::SensorUpdated => self.sensed += 1,
+            RecordKind::CallStarted => {
+                let call = line.call.clone().unwrap_or_default();
+                assert!(self.started.insert(call.clone()), "{call} was started twice");
+            }
+            RecordKind::CallAnswered => {
+                let call = line.call.clone().unwrap_or_default();
+                assert!(self.started.contains(&call), "{call} was answered and not asked");
+                assert!(self.answered.insert(call.clone()), "{call} was answered twice");
+            }
+            RecordKind::ToolIntent => {
+                self.intents.insert(line.run.clone().unwrap_or_default());
+            }
+            RecordKind::ToolOutcome => self.ran(line),
+            _ => {}
+        }
+    }
+
+    fn ran(&mut self, line: &JournalLine) {
+        let run = line.run.clone().unwrap_or_default();
+        let outcome = line.outcome.clone().unwrap_or_default();
+        assert!(self.intents.contains(&run), "{run} has an outcome and no intent");
+        if line.tool.as_deref() == Some("memory") {
+            let operation = self.operations.remove(&run).expect("an operation");
+            assert_eq!(self.note(&operation), outcome == "Ok", "{operation} of {run}");
+        }
+        self.outcomes.entry(run).or_default().push(outcome);
+    }
+
+    /// Applies a call of `memory`. Whether it is possible.
+    fn note(&mut self, operation: &Value) -> bool {
+        let text = |name: &str| operation[name].as_str().unwrap_or_default().to_owned();
+        let title = text("title");
+        match &*text("operation") {
+            "write" => {
+                self.notes.insert(title, text("text"));
+                true
+            }
+            "replace" => self.notes.get_mut(&title).is_some_and(|note| {
+                *note = note.replace(&text("old"), &text("new"));
+                true
+            }),
+            "delete" => self.notes.remove(&title).is_some(),
+            _ => self.notes.contains_key(&title),
+        }
+    }
+
+    /// A run reaches its server.
+    pub(super) fn sent(&self, run: &ToolRun) {
+        let id = run.id.to_string();
+        // What fills a check has no other trace than its intent either.
+        assert!(
+            self.intents.contains(&id),
+            "{id} was sent before its intent was on disk"
+        );
+    }
+
+    /// A call reaches the gateway.
+    pub(super) fn called(&self, call: CallId) {
+        let call = call.to_string();
+        assert!(
+            self.started.contains(&call),
+            "{call} was sent before its start was on disk"
+        );
+    }
+
+    /// A loop has ended.
+    pub(super) fn loop_ended(&mut self, view: &LoopView, story: &Story) {
+        let Some(outcome) = view.outcome else { return };
+        self.outcomes_of_loop.push(outcome);
+        if story.mode != AgentMode::Goal {
+            return;
+        }
+        let goal = view.goal.as_ref().expect("a goal");
+        let is_met = goal.end == Some(GoalEnd::CriteriaMet);
+        assert_eq!(outcome == LoopOutcome::Completed, is_met, "{goal:?}");
+        assert!(goal.end.is_some(), "a loop that ended says why");
+        if !is_met {
+            return;
+        }
+        for criterion in &story.criteria {
+            let holds = match criterion {
+                Criterion::Regex(_) => self.check.result.contains(&criterion.word()),
+                Criterion::Command(_) | Criterion::Judge(_) => self.check.met.contains(criterion),
+            };
+            assert!(holds, "{criterion:?} was not met in the last check: {:?}", self.check);
+        }
+    }
+
+    /// Everything is quiet: what the journal says of the whole history.
+    /// `is_whole`: the volume never went back.
+    pub(super) fn finish(&self, connection: &Connection, view: &LoopView, is_whole: bool) {
+        let unanswered: Vec<_> = self.promised.iter().filter(|id| !self.ended.contains(id)).collect();
+        assert!(unanswered.is_empty(), "promised and never answered: {unanswered:?}");
+        assert!(!self.is_busy(), "{:?} {:?}", self.current, self.waiting);
+        self.compare_responses(connection);
+        if is_whole {
+            self.compare_counts(view);
+        }
+        let kept: String = connection
+            .query_row("SELECT value FROM kv WHERE key = 'snapshot'", [], |row| row.get(0))
+            .expect("a snapshot");
+        self.compare_notes(&serde_json::from_str(&kept).expect("a snapshot"));
+    }
+
+    /// What the loop has counted is what it did. A volume that goes back does not take the counts with it.
+    fn compare_counts(&self, view: &LoopView) {
+        let counts = &view.counts;
+        let done = counts.tasks.completed + counts.tasks.failed + counts.tasks.limit_reached;
+        assert_eq!(usize::try_from(done), Ok(self.ended.len()), "counted tasks");
+        assert_eq!(
+            usize::try_from(counts.tool_calls),
+            Ok(self.intents.len()),
+            "counted runs"
+        );
+        for (outcome, counted) in [
+            ("Ok", counts.by_tool.iter().map(|tool| tool.ok).sum::<i64>()),
+            ("Error", counts.by_tool.iter().map(|tool| tool.error).sum()),
+            ("Unavailable", counts.by_tool.iter().map(|tool| tool.unavailable).sum()),
+            ("Unknown", counts.by_tool.iter().map(|tool| tool.unknown).sum()),
+        ] {
+            let outcomes = self.outcomes.values().flatten().filter(|found| *found == outcome);
+            assert_eq!(usize::try_from(counted), Ok(outcomes.count()), "counted as {outcome}");
+        }
+    }
+
+    fn compare_responses(&self, connection: &Connection) {
+        let rows: Vec<(String, String, Option<String>)> = connection
+            .prepare("SELECT id, state, response FROM tasks ORDER BY seq")
+            .and_then(|mut select| {
+                select
+                    .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+                    .collect()
+            })
+            .expect("rows");
+        assert_eq!(rows.len(), self.accepted.len(), "rows of tasks");
+        for (id, state, response) in rows {
+            assert_eq!(state, "Ended", "{id}");
+            let response: TaskResponse = serde_json::from_str(&response.unwrap_or_default()).expect("a response");
+            self.compare_response(&response);
+        }
+    }
+
+    /// A response answers what was asked, and nothing else.
+    pub(super) fn compare_response(&self, response: &TaskResponse) {
+        let word = self.asked.get(&response.id);
+        let word = word.unwrap_or_else(|| panic!("{} was not asked", response.id));
+        if let Some(result) = &response.result {
+            let about = format!("answer to {word},");
+            let is_about = result.to_string().contains(&about) || *result == "7" || *result == 7;
+            assert!(is_about, "{} has the answer {result}", response.id);
+        }
+    }
+
+    /// Each answer that the loop took is paid for, and counted with what it cost.
+    pub(super) fn compare_bills(&self, connection: &Connection, provider: &Provider) {
+        let bills: BTreeMap<String, (u64, i64)> = provider
+            .bills
+            .iter()
+            .map(|(call, bill)| (call.to_string(), *bill))
+            .collect();
+        let (mut tokens, mut cost) = (0, 0);
+        for call in &self.answered {
+            let (more, micro_dollars) = bills.get(call).unwrap_or_else(|| panic!("{call} is not paid for"));
+            tokens += i64::try_from(*more).expect("few");
+            cost += micro_dollars;
+        }
+        let sums = "SELECT coalesce(sum(total_tokens), 0), coalesce(sum(total_cost_micro_usd), 0) FROM agent_execution_history";
+        let counted: (i64, i64) = connection
+            .query_row(sums, [], |row| Ok((row.get(0)?, row.get(1)?)))
+            .expect("a row");
+        assert_eq!(counted, (tokens, cost), "tokens and cost of all answers");
+    }
+}

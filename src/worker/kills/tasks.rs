@@ -1,0 +1,153 @@
+//! A loop in mode Task that answers tasks of its spec and of users, with a kill at each boundary of the journal in turn: each
+//! task is answered once and in order, with the same response.
+
+use serde_json::json;
+
+use super::script::{APPROVED, Attempt, Call, Ends, Happening, Script, Turn, Want, What};
+use super::week::{Killer, Looks};
+use super::*;
+use crate::api::failure::FailureKind;
+use crate::api::status::{LoopOutcome, LoopState};
+
+/// Seconds without a task after which the loop gives its pod back: longer than any downtime.
+const IDLE: i64 = 12 * 3600;
+
+fn call(tools: &[(&'static str, Ends)]) -> Call {
+    let want = |(tool, ends): &(&'static str, Ends)| Want {
+        tool,
+        takes: 1,
+        ends: *ends,
+    };
+    Call {
+        takes: 2,
+        wants: tools.iter().map(want).collect(),
+        ..Call::default()
+    }
+}
+
+/// Tasks that end with an answer, a limit and a failure, one that waits for a person, and two that arrive at once. Only tools
+/// that may be repeated, apart from the one that needs an approval: an unknown outcome makes a longer prompt.
+fn day() -> Script {
+    let settings = script::settings_of(&json!({
+        "model": {"api": "OpenAIChat", "baseURL": "http://model", "name": "m"},
+        "mode": "Task",
+        "task": {
+            "prompt": "Look around.", "maxIterations": 2, "maxDurationSeconds": 600, "idlePodSeconds": IDLE,
+            "responses": {"http": {"url": "http://receiver"}},
+        },
+    }));
+    let turn = |calls: Vec<Call>| Turn { calls };
+    let turns = vec![
+        turn(vec![
+            call(&[("files__read", Ends::Well), ("db__put", Ends::Well)]),
+            call(&[]),
+        ]),
+        turn(vec![call(&[(APPROVED, Ends::Well)]), call(&[])]),
+        turn(vec![
+            call(&[("db__put", Ends::Badly)]),
+            call(&[("job__start", Ends::Unknown)]),
+        ]),
+        turn(vec![Call {
+            failures: vec![Attempt::Fails(FailureKind::BadResponse)],
+            ..Call::default()
+        }]),
+        turn(vec![Call {
+            failures: vec![Attempt::Fails(FailureKind::Timeout), Attempt::Refused(1800)],
+            ..call(&[("files__read", Ends::Well)])
+        }]),
+        turn(vec![call(&[])]),
+    ];
+    let asked = |turn, after| Happening {
+        turn,
+        state: LoopState::Sleeping,
+        after,
+        what: What::Request,
+    };
+    let replaced = Happening {
+        turn: 4,
+        state: LoopState::Sleeping,
+        after: 30,
+        what: What::NewPod,
+    };
+    Script {
+        settings,
+        turns,
+        heartbeat: Turn::default(),
+        happenings: vec![
+            asked(1, 60),
+            asked(2, 60),
+            asked(2, 60),
+            replaced,
+            asked(4, 60),
+            asked(4, 61),
+        ],
+        sensors: Vec::new(),
+    }
+}
+
+fn outcomes(run: &Run) -> Vec<String> {
+    let outcome = |(_, state, response): &(String, String, Option<String>)| {
+        let response = response.as_deref().unwrap_or("{}");
+        let response: serde_json::Value = serde_json::from_str(response).expect("a response");
+        format!("{state} {}", response["outcome"].as_str().unwrap_or_default())
+    };
+    run.tasks.iter().map(outcome).collect()
+}
+
+fn compare_tasks(plain: &Run, found: &Run, deaths: &[Death]) {
+    let ids = |run: &Run| run.tasks.iter().map(|(id, ..)| id.clone()).collect::<Vec<_>>();
+    let ended = |run: &Run| lines(run, "TaskEnded", None).len();
+    assert_eq!(
+        ended(found),
+        found.tasks.iter().filter(|(_, state, _)| state == "Ended").count()
+    );
+    if found.view.is_some() {
+        assert_eq!(ids(found), ids(plain), "each task is accepted once and in order");
+    }
+    // A call that has expired meanwhile is not run, and the task takes another course.
+    if deaths.iter().any(|death| matches!(death, Death::Downtime(_))) {
+        let open = found.tasks.iter().filter(|(_, state, _)| state != "Ended").count();
+        assert!(found.view.is_none() || open == 0, "{:?}", found.tasks);
+        return;
+    }
+    // A restart begins the time without a task again.
+    let late = found.now.duration_since(plain.now) > SignedDuration::from_secs(IDLE / 2);
+    let found = &Run {
+        now: if late {
+            found.now - SignedDuration::from_secs(IDLE)
+        } else {
+            found.now
+        },
+        ..found.clone()
+    };
+    compare(plain, found, deaths);
+    for (found, expected) in found.tasks.iter().zip(&plain.tasks) {
+        assert!(
+            found == expected || found.1 != "Ended",
+            "{found:?} instead of {expected:?}"
+        );
+    }
+}
+
+#[test]
+fn a_worker_killed_at_any_boundary_answers_each_task_once_and_in_order() {
+    let mut looks = Looks::default();
+    let plain = undisturbed(&day(), &mut looks);
+    let view = plain.view.as_ref().expect("an end");
+    assert_eq!(view.outcome, Some(LoopOutcome::ScaledToZero));
+    assert_eq!(
+        outcomes(&plain),
+        [
+            "Ended Completed",
+            "Ended Completed",
+            "Ended LimitReached",
+            "Ended Failed",
+            "Ended Completed",
+            "Ended Completed"
+        ]
+    );
+    let mut killer = Killer::new(&plain, &looks, compare_tasks);
+    undisturbed(&day(), &mut killer);
+    let (boundaries, ways) = killer.count();
+    assert!(boundaries > 30 && ways.len() == 5, "{boundaries}: {ways:?}");
+}
