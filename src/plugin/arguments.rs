@@ -99,13 +99,20 @@ pub enum PluginCommand {
     /// Show AgentBudgets, or add to their limits.
     #[command(subcommand)]
     Budget(BudgetCommand),
-    /// Check that the cluster can run Agents, and what you may do.
-    Check,
+    /// Check that the cluster can run Agents and accepts a new one, and what you may do.
+    Check(CheckArgs),
     /// Print a completion script.
     Completion(CompletionArgs),
     /// Print the reference of all commands as Markdown.
     #[command(hide = true)]
     Reference,
+}
+
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// Only the installation, not what you may do.
+    #[arg(long)]
+    pub(super) installation_only: bool,
 }
 
 #[derive(Args, Debug)]

@@ -89,7 +89,8 @@ approve and does not write budgets; `view` reads.
 const TAIL: &str = "
 `approve` and `deny` write under your own name, which the API server tells (SelfSubjectReview, which everyone may create). `--service-account`
 needs `create` on `serviceaccounts/token` in the Agent's namespace. A port-forward over WebSockets needs `get` on `pods/portforward` too.
-`check` also reads the CustomResourceDefinitions and the Deployment of the controller; what you may not read is a warning.
+`check` also reads the CustomResourceDefinitions and the Deployment of the controller, and creates an Agent as a dry run; what you may not do is
+a warning.
 
 ## Tasks
 

@@ -43,7 +43,7 @@ pub async fn execute(
         Asked::Approvals => unless_closed(reads::approvals(session, screen).await)?,
         Asked::Cost(arguments) => unless_closed(reads::cost(session, &arguments, screen).await)?,
         Asked::Budget(BudgetCommand::Top) => unless_closed(reads::budgets(session, screen).await)?,
-        Asked::Check => return reads::check(session, screen).await,
+        Asked::Check(arguments) => return reads::check(session, &arguments, screen).await,
         Asked::Logs(arguments) => unless_closed(streams::logs(session, &arguments, screen).await)?,
         Asked::Events(arguments) => unless_closed(streams::events(session, &arguments, screen).await)?,
         Asked::History(arguments) => unless_closed(streams::history(session, &arguments, screen).await)?,
