@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{StreamExt, future};
 use k8s_openapi::api::core::v1::Namespace;
@@ -10,6 +11,7 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::accounts::DocumentKind;
@@ -21,6 +23,10 @@ use crate::api::{AgentBudget, NamespacedName};
 use crate::controller::connection::watching;
 use crate::controller::runtime::guarded::GuardedObject;
 use crate::controller::runtime::watch::{follow, scoped_api};
+
+/// How long after a refusal namespaces are listed again: a missing permission is normal in a namespaced installation, and
+/// should cost neither requests nor lines of the log.
+const FORBIDDEN_RETRY: Duration = Duration::from_mins(10);
 
 impl BudgetLedger {
     /// Watches and writes until `stop`, or until a record of another leader is found.
@@ -69,11 +75,24 @@ impl BudgetLedger {
     }
 
     async fn watch_namespaces(&self) {
+        let mut warned = false;
+        loop {
+            if self.follow_namespaces().await.is_err() && !warned {
+                tracing::warn!(
+                    "listing namespaces is forbidden; AgentBudgets that select them by label cannot be enforced"
+                );
+                warned = true;
+            }
+            sleep(FORBIDDEN_RETRY).await;
+        }
+    }
+
+    /// Follows the labels of namespaces until that is forbidden.
+    async fn follow_namespaces(&self) -> Result<(), NamespacesForbidden> {
         let api: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
         let stream = watcher(api, watching()).default_backoff();
         let mut stream = std::pin::pin!(stream);
         let mut listing = BTreeMap::new();
-        let mut warned = false;
         let labels = |namespace: &PartialObjectMeta<Namespace>| namespace.labels().clone();
         while let Some(event) = stream.next().await {
             match event {
@@ -88,18 +107,17 @@ impl BudgetLedger {
                     // The installation covers only some namespaces: budgets that select namespaces by label block their
                     // Agents.
                     self.namespaces_listed(None);
-                    if !warned {
-                        tracing::warn!(
-                            "listing namespaces is forbidden; AgentBudgets that select them by label cannot be enforced"
-                        );
-                        warned = true;
-                    }
+                    return Err(NamespacesForbidden);
                 }
                 Err(error) => tracing::warn!(%error, "the watch of Namespaces was interrupted; resuming"),
             }
         }
+        Ok(())
     }
 }
+
+/// The controller may not list namespaces.
+struct NamespacesForbidden;
 
 fn is_forbidden(error: &watcher::Error) -> bool {
     use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
