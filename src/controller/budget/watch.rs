@@ -129,3 +129,61 @@ fn is_forbidden(error: &watcher::Error) -> bool {
     }
     false
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::http::{Request, Response};
+    use jiff::Timestamp;
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::json;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::controller::budget::LedgerSetup;
+    use crate::controller::budget::presenter::BudgetPresenter;
+    use crate::controller::pod_sessions::PodSessions;
+    use crate::controller::policy::PlatformPolicy;
+    use crate::controller::runtime::EventSink;
+    use crate::telemetry::metrics::Metrics;
+
+    /// A ledger that may not list namespaces, and how often it asked.
+    fn forbidden() -> (BudgetLedger, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let server = tower::service_fn(move |request: Request<Body>| {
+            assert_eq!(request.uri().path(), "/api/v1/namespaces");
+            count.fetch_add(1, Ordering::SeqCst);
+            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "forbidden",
+                "reason": "Forbidden", "code": 403});
+            let answer = Response::builder()
+                .status(403)
+                .body(Body::from(status.to_string().into_bytes()));
+            async { answer }
+        });
+        let (loops, _) = PodSessions::new();
+        let budgets = BudgetLedger::new(LedgerSetup {
+            client: Client::new(server, "ns"),
+            policy: PlatformPolicy::default(),
+            namespace: "system".into(),
+            watch_namespaces: vec!["ns".into()],
+            loops: Arc::new(loops),
+            presentation: Arc::new(BudgetPresenter::new("system", EventSink::new().0)),
+            metrics: Arc::new(Metrics::new().unwrap()),
+            wall: Timestamp::constant(1_800_000_000, 0),
+        });
+        (budgets, asked)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn namespaces_that_may_not_be_listed_are_asked_for_every_ten_minutes() {
+        for (seconds, times) in [(1, 1), (599, 1), (601, 2), (1_201, 3)] {
+            let (budgets, asked) = forbidden();
+            let ended = timeout(Duration::from_secs(seconds), budgets.watch_namespaces()).await;
+            assert!(ended.is_err(), "it never ends");
+            assert_eq!(asked.load(Ordering::SeqCst), times, "within {seconds} s");
+        }
+    }
+}
