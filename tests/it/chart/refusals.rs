@@ -1,6 +1,45 @@
-//! Values of the Deployment and of the release that are refused: by the schema, with their name, or for contradicting each other.
+//! Values that are refused: by the schema, with their name, or for contradicting each other; and that the schema knows no other ones.
+
+use serde_json::Value;
 
 use super::render::render;
+use super::values::{WHOLE, schema, values_text};
+
+/// Keys that one of both has and the other does not, below a value.
+fn differences(path: &str, values: &Value, place: &Value, whole: &Value, found: &mut Vec<String>) {
+    let place = match place["$ref"].as_str() {
+        Some(reference) => whole.pointer(reference.trim_start_matches('#')).unwrap(),
+        None => place,
+    };
+    let Some(known) = place["properties"].as_object() else {
+        return;
+    };
+    let given = values.as_object().filter(|given| !given.is_empty());
+    let Some(given) = given.filter(|_| !WHOLE.contains(&path)) else {
+        return;
+    };
+    for key in known.keys().filter(|key| !given.contains_key(*key)) {
+        found.push(format!("{path}.{key}"));
+    }
+    for (key, value) in given {
+        let path = if path.is_empty() {
+            key.clone()
+        } else {
+            format!("{path}.{key}")
+        };
+        differences(&path, value, &known[key], whole, found);
+    }
+}
+
+#[test]
+fn the_schema_knows_no_value_that_values_yaml_does_not_describe() {
+    let schema = schema();
+    let values = serde_yaml::from_str(&values_text()).unwrap();
+    let mut found = Vec::new();
+    differences("", &values, &schema, &schema, &mut found);
+    // What a parent chart passes.
+    assert_eq!(found, [".global"]);
+}
 
 #[test]
 fn a_misspelt_or_senseless_value_of_the_deployment_is_refused_by_name() {

@@ -402,7 +402,7 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
 ];
 
 /// Values that are one thing, although they have parts.
-const WHOLE: &[&str] = &[
+pub(super) const WHOLE: &[&str] = &[
     "podSecurityContext",
     "securityContext",
     "startupProbe",
@@ -415,11 +415,11 @@ const WHOLE: &[&str] = &[
     "dashboards.labels",
 ];
 
-fn values_text() -> String {
+pub(super) fn values_text() -> String {
     std::fs::read_to_string(repository("charts/agentloop/values.yaml")).unwrap()
 }
 
-fn schema() -> Value {
+pub(super) fn schema() -> Value {
     let text = std::fs::read_to_string(repository("charts/agentloop/values.schema.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
