@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # image.sh: the static binary and the CA roots on an empty root, as an OCI layout and archive under target/image, with a software bill of
 # materials (CycloneDX) for each platform and an unsigned provenance statement (SLSA) beside it.
-# PLATFORMS=linux/amd64,linux/arm64 builds one image for both; default: that of this machine. arm64 is cross-compiled on amd64.
+# PLATFORMS=linux/amd64,linux/arm64 builds one image for both; default: that of this machine. arm64 is cross-compiled on amd64, and
+# experimental (hack/emulate.sh tests it).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"

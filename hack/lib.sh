@@ -36,5 +36,8 @@ build_release() {
     link_arguments=(-- -C link-arg=-Wl,-z,pack-relative-relocs)
   fi
   # An explicit target keeps the flag away from build scripts and proc macros, which cannot be static.
-  RUSTFLAGS="-C target-feature=+crt-static" cargo "${command[@]}" --locked --target "$TARGET" "${@:2}" "${link_arguments[@]}"
+  local flags="-C target-feature=+crt-static"
+  # On arm64 the start code of the static glibc reaches only a small global offset table: ours does without one.
+  [[ $TARGET != aarch64-* ]] || flags+=" -C relocation-model=static"
+  RUSTFLAGS=$flags cargo "${command[@]}" --locked --target "$TARGET" "${@:2}" "${link_arguments[@]}"
 }
