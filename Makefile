@@ -4,7 +4,7 @@
 export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/agentloop/target
 
 .DEFAULT_GOAL := help
-.PHONY: help try demo demo-down test soak bench check generate image deploy clean
+.PHONY: help try demo demo-down test soak bench check lint generate image emulate deploy clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,11 +30,17 @@ bench: ## Measure engine, ledger, gateway, leases, and the controller beside oth
 check: ## Format, lints, tests that need no cluster, generated files unchanged
 	@hack/check.sh
 
-generate: ## Write crds/ and deploy/ anew
+lint: ## Scripts with shellcheck, the chart with helm, kubeconform and kube-score
+	@hack/lint.sh all
+
+generate: ## Write crds/, deploy/, references and the chart's README anew
 	@hack/generate.sh
 
-image: ## The static binary as an OCI image in target/image, without Docker
+image: ## The static binary as an OCI image in target/image, without Docker (PLATFORMS=linux/amd64,linux/arm64)
 	@hack/image.sh
+
+emulate: ## Build the image for arm64 too, and run its binary under emulation
+	@hack/emulate.sh
 
 deploy: ## Install or upgrade in the cluster of the current kube context (IMAGE=ref that it can pull)
 	@hack/deploy.sh

@@ -21,5 +21,6 @@ cargo test --locked --quiet --lib --bins
 AGENTLOOP_SIM_SCHEDULES=5000 AGENTLOOP_SENSOR_SCHEDULES=50 INSTA_UPDATE=no cargo test --locked --quiet --test it -- --skip e2e::
 # The tests before built the binary.
 AGENTLOOP_TEST_BINARY=${CARGO_TARGET_DIR:-$ROOT/target}/debug/agentloop cargo test --locked --quiet --test toolbox
+"$ROOT/hack/lint.sh"
 say "Generated files"
 "$ROOT/hack/generate.sh" --check

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# generate.sh          writes crds/, docs/reference/api.md and kubectl-plugin.md (and the chart's copy) from the Rust types, and
-#                      deploy/agentloop.yaml from the chart
+# generate.sh          writes crds/, docs/reference/api.md and kubectl-plugin.md (and the chart's copy) from the Rust types,
+#                      deploy/agentloop.yaml from the chart, and the chart's README from its values.yaml
 # generate.sh --check  fails when they are not what would be written
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 "$ROOT/hack/devcluster/tools.sh" helm
+"$ROOT/hack/packages.sh" generate
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
@@ -16,10 +17,12 @@ cp "$out"/crds/* "$out/charts/agentloop/files/crds/"
 mkdir -p "$out/deploy" "$out/docs/reference"
 cargo run --locked --quiet -- crds --format markdown >"$out/docs/reference/api.md"
 cargo run --locked --quiet -- kubectl reference >"$out/docs/reference/kubectl-plugin.md"
-helm template agentloop "$out/charts/agentloop" --namespace agentloop-system >"$out/deploy/agentloop.yaml"
+helm template agentloop "$out/charts/agentloop" --namespace agentloop-system --skip-tests >"$out/deploy/agentloop.yaml"
+python3 hack/chart-readme.py charts/agentloop >"$out/charts/agentloop/README.md"
 
 stale=
-for folder in crds charts/agentloop/files/crds deploy/agentloop.yaml docs/reference/api.md docs/reference/kubectl-plugin.md; do
+for folder in crds charts/agentloop/files/crds deploy/agentloop.yaml docs/reference/api.md docs/reference/kubectl-plugin.md \
+  charts/agentloop/README.md; do
   if [ "${1:-}" = --check ]; then
     diff -ru "$folder" "$out/$folder" || stale=1
   else

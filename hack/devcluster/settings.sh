@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Settings of one cluster; each can be set from outside. Source it, do not run it.
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$HERE/../lib.sh"

@@ -44,6 +44,8 @@ stamp=k8s.io/component-base/version
 stamps="-s -w -X $stamp.gitVersion=$version -X $stamp.gitMajor=$major -X $stamp.gitMinor=$minor -X $stamp.gitTreeState=clean"
 for name in "${names[@]}"; do
   case $name in
+    kubeconform) build kubeconform tools/kubeconform github.com/yannh/kubeconform/cmd/kubeconform "-s -w" ;;
+    kube-score) build kube-score tools/kube-score github.com/zegl/kube-score/cmd/kube-score "-s -w" ;;
     kube*) build "$name" tools/k8s "k8s.io/kubernetes/cmd/$name" "$stamps" ;;
     etcd) build etcd tools/etcd go.etcd.io/etcd/server/v3 "-s -w" ;;
     coredns) build coredns tools/coredns github.com/coredns/coredns "-s -w" ;;

@@ -7,7 +7,7 @@ set -euo pipefail
 case ${1:-} in
   "") node=1 host=$NODE_IP endpoints=lease ;;
   # Loopback is not a valid endpoint of the `kubernetes` Service, and without pods nobody asks for it.
-  --no-node) node= host=127.0.0.1 endpoints=none ;;
+  --no-node) node='' host=127.0.0.1 endpoints=none ;;
   *) die "usage: up.sh [--no-node]" ;;
 esac
 

@@ -103,8 +103,8 @@ pub enum PluginCommand {
     Budget(BudgetCommand),
     /// Say what changed limits would have done to the calls of histories. Needs no cluster.
     Simulate(SimulateArgs),
-    /// Check that the cluster can run Agents, and what you may do.
-    Check,
+    /// Check that the cluster can run Agents and accepts a new one, and what you may do.
+    Check(CheckArgs),
     /// Write an archive for a bug report, without texts of prompts, answers and events, and without secrets.
     Report(ReportArgs),
     /// Print a completion script.
@@ -112,6 +112,13 @@ pub enum PluginCommand {
     /// Print the reference of all commands as Markdown.
     #[command(hide = true)]
     Reference,
+}
+
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// Only the installation, not what you may do.
+    #[arg(long)]
+    pub(super) installation_only: bool,
 }
 
 #[derive(Args, Debug)]

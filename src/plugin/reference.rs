@@ -98,8 +98,9 @@ approve and does not write budgets; `view` reads.
 const TAIL: &str = "
 `approve` and `deny` write under your own name, which the API server tells (SelfSubjectReview, which everyone may create). `--service-account`
 needs `create` on `serviceaccounts/token` in the Agent's namespace. A port-forward over WebSockets needs `get` on `pods/portforward` too.
-`check` and `report` also read the CustomResourceDefinitions and the Deployment of the controller; what you may not read is a warning. `report` also
-reads Sensors, Events and pods of the namespace, and pods and their logs in the controller's namespace, as far as you may.
+`check` and `report` also read the CustomResourceDefinitions and the Deployment of the controller, and create an Agent as a dry run; what you may
+not do is a warning. `report` also reads Sensors, Events and pods of the namespace, and pods and their logs in the controller's namespace, as far
+as you may.
 
 ## Tasks
 

@@ -13,12 +13,14 @@ use crate::support::{clusters, kubectl::Kubectl};
 
 /// Namespace of the release.
 pub const SYSTEM: &str = "agentloop-system";
+/// Folder of the chart.
+pub const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/agentloop");
 /// Name of the release.
 pub const RELEASE: &str = "agentloop";
 /// The resource by its full name, since other products own `agents` too.
 pub const AGENTS: &str = "agents.agentloop.dev";
 /// The labels of all replicas.
-pub const REPLICAS: &str = "app.kubernetes.io/name=agentloop";
+pub const REPLICAS: &str = "app.kubernetes.io/name=agentloop,app.kubernetes.io/component=controller";
 /// The label of the replica that leads.
 pub const LEADER: &str = "agentloop.dev/leader=true";
 
@@ -63,7 +65,11 @@ fn installed() -> Option<Kubectl> {
 
 /// `helm upgrade --install --wait` of the chart with two replicas; `extra` are further arguments.
 pub fn install(system: &Kubectl, extra: &[&str]) {
-    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/agentloop");
+    install_chart(system, CHART, extra);
+}
+
+/// The same with the chart in another folder.
+pub fn install_chart(system: &Kubectl, chart: &str, extra: &[&str]) {
     let image = std::env::var("AGENTLOOP_E2E_IMAGE").unwrap_or_else(|_| "localhost/agentloop:dev".into());
     let (repository, tag) = image.rsplit_once(':').expect("AGENTLOOP_E2E_IMAGE is repository:tag");
     let repository = format!("image.repository={repository}");
@@ -79,7 +85,7 @@ pub fn install(system: &Kubectl, extra: &[&str]) {
         "120s",
     ];
     args.extend(["--set", &repository, "--set", &tag, "--set", "image.pullPolicy=Never"]);
-    args.extend(["--set", "replicas=2"]);
+    args.extend(["--set", "replicaCount=2"]);
     args.extend(extra);
     system.helm(&args);
 }

@@ -127,4 +127,11 @@ fn the_release_runs_two_replicas_and_one_leads() {
         pods.iter()
             .any(|pod| pod["metadata"]["name"] == leader["metadata"]["name"])
     );
+    // After the pods were counted: the test of the release is a pod of it too.
+    let said = cluster.system.helm(&["test", cluster::RELEASE, "--timeout", "120s"]);
+    assert!(said.contains("Succeeded"), "{said}");
+    assert!(
+        cluster.system.get("pod", "agentloop-test").is_none(),
+        "a test that succeeded leaves nothing"
+    );
 }

@@ -124,3 +124,31 @@ fn uninstall_keeps_the_definition_the_agents_and_their_pods() {
     );
     agent.until_condition("Ready", "True", "LoopRunning", 60);
 }
+
+#[test]
+fn an_upgrade_brings_the_definitions_of_its_version() {
+    let Some(cluster) = alone() else { return };
+    let copy = tempfile::tempdir().unwrap();
+    let chart = copy.path().join("agentloop");
+    let copied = std::process::Command::new("cp")
+        .arg("-r")
+        .arg(cluster::CHART)
+        .arg(&chart)
+        .status()
+        .unwrap();
+    assert!(copied.success());
+    let file = chart.join("files/crds/agents.agentloop.dev.yaml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let (old, new) = ("Time since creation", "Time since it was made");
+    std::fs::write(&file, text.replacen(old, new, 1)).unwrap();
+    let described = |text: &str| {
+        let definition = cluster.system.get("crd", AGENTS).unwrap();
+        definition["spec"]["versions"][0]["additionalPrinterColumns"]
+            .to_string()
+            .contains(text)
+    };
+    cluster::install_chart(&cluster.system, chart.to_str().unwrap(), &[]);
+    assert!(described(new), "the upgrade left the definition as it was");
+    cluster::install(&cluster.system, &[]);
+    assert!(described(old) && !described(new), "the next upgrade left it as it was");
+}

@@ -28,6 +28,7 @@ mod sensing;
 mod sensor_pods;
 mod sensors;
 mod sources;
+mod supply_chain;
 mod tools;
 mod week;
 mod worker;

@@ -221,6 +221,23 @@ async fn a_check_reports_each_prerequisite_and_fails_if_one_is_missing() {
     rig.install();
     let done = rig.run("check").await;
     assert_eq!(done.status, ExitStatus::Success, "{}", done.out);
+    assert!(done.out.contains("a valid Agent is accepted"), "{}", done.out);
+    assert!(rig.server.list("agentloop.dev/agents").is_empty(), "it was a dry run");
+    let short = rig.run("check --installation-only").await;
+    assert_eq!(short.status, ExitStatus::Success, "{}", short.out);
+    assert!(
+        short.out.contains("a valid Agent is accepted") && !short.out.contains("allowed; for"),
+        "{}",
+        short.out
+    );
+    rig.refuse_new_agents("policy says no");
+    let done = rig.run("check").await;
+    assert_eq!(done.status, ExitStatus::Failure);
+    assert!(
+        done.out.contains("a valid Agent is rejected: policy says no"),
+        "{}",
+        done.out
+    );
 }
 
 #[tokio::test]

@@ -1,15 +1,27 @@
-{{/* Name of the objects of this release. */}}
+{{/* Name of the chart: in a label, and in the names of objects. */}}
+{{- define "agentloop.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* Name of the objects of this release. Room is left for what names add, such as -metrics. */}}
 {{- define "agentloop.fullname" -}}
-{{- if contains "agentloop" .Release.Name }}{{ .Release.Name }}{{ else }}{{ printf "%s-agentloop" .Release.Name }}{{ end -}}
+{{- $name := include "agentloop.name" . -}}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- .Values.fullnameOverride | default $full | trunc 50 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* Namespace of the objects of this release. */}}
+{{- define "agentloop.namespace" -}}
+{{- .Values.namespaceOverride | default .Release.Namespace -}}
 {{- end }}
 
 {{/* Name of its objects outside namespaces: unique per namespace where several releases may share a cluster. */}}
 {{- define "agentloop.clusterName" -}}
-{{- if .Values.watchNamespaces }}{{ printf "%s-%s" (include "agentloop.fullname" .) .Release.Namespace }}{{ else }}{{ include "agentloop.fullname" . }}{{ end -}}
+{{- if .Values.watchNamespaces }}{{ printf "%s-%s" (include "agentloop.fullname" .) (include "agentloop.namespace" .) }}{{ else }}{{ include "agentloop.fullname" . }}{{ end -}}
 {{- end }}
 
 {{- define "agentloop.selectorLabels" -}}
-app.kubernetes.io/name: agentloop
+app.kubernetes.io/name: {{ include "agentloop.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: controller
 {{- end }}
@@ -29,8 +41,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "agentloop.fullname" .) }}{{ else }}{{ required "serviceAccount.name is required when serviceAccount.create is false" .Values.serviceAccount.name }}{{ end -}}
 {{- end }}
 
+{{/* Registry and repository of the image. */}}
+{{- define "agentloop.repository" -}}
+{{- with .Values.image.registry }}{{ . }}/{{ end }}{{ .Values.image.repository -}}
+{{- end }}
+
 {{- define "agentloop.image" -}}
-{{- if .Values.image.digest }}{{ printf "%s@%s" .Values.image.repository .Values.image.digest }}{{ else }}{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}{{ end -}}
+{{- $repository := include "agentloop.repository" . -}}
+{{- if .Values.image.digest }}{{ printf "%s@%s" $repository .Values.image.digest }}{{ else }}{{ printf "%s:%s" $repository (.Values.image.tag | default .Chart.AppVersion) }}{{ end -}}
 {{- end }}
 
 {{/* Binds the controller's service account to the role of the same name. */}}
@@ -38,7 +56,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 subjects:
 - kind: ServiceAccount
   name: {{ include "agentloop.serviceAccountName" . }}
-  namespace: {{ .Release.Namespace }}
+  namespace: {{ include "agentloop.namespace" . }}
 {{- end }}
 
 {{/* What the controller does in each namespace with Agents. No wider than what the tests see it use. */}}
@@ -117,4 +135,22 @@ subjects:
 - apiGroups: [authorization.k8s.io]
   resources: [subjectaccessreviews]
   verbs: [create]
+{{- end }}
+
+{{/* Annotations of what `helm test` creates. The pod of a failed test stays until the next one, to be read. */}}
+{{- define "agentloop.test.hook" -}}
+helm.sh/hook: test
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
+
+{{/* Limits a policy to the namespaces of this release: in those of another release its controller answers, under its own account. */}}
+{{- define "agentloop.servedNamespaces" -}}
+{{- with .Values.watchNamespaces }}
+{{- $served := append . (include "agentloop.namespace" $) | uniq }}
+matchResources:
+  namespaceSelector:
+    matchExpressions:
+    - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson $served }}}
+{{- end }}
 {{- end }}

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{StreamExt, future};
 use k8s_openapi::api::core::v1::Namespace;
@@ -10,6 +11,7 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::accounts::DocumentKind;
@@ -21,6 +23,10 @@ use crate::api::{AgentBudget, NamespacedName};
 use crate::controller::connection::watching;
 use crate::controller::runtime::guarded::GuardedObject;
 use crate::controller::runtime::watch::{follow, scoped_api};
+
+/// How long after a refusal namespaces are listed again: a missing permission is normal in a namespaced installation, and
+/// should cost neither requests nor lines of the log.
+const FORBIDDEN_RETRY: Duration = Duration::from_mins(10);
 
 impl BudgetLedger {
     /// Watches and writes until `stop`, or until a record of another leader is found.
@@ -69,11 +75,24 @@ impl BudgetLedger {
     }
 
     async fn watch_namespaces(&self) {
+        let mut warned = false;
+        loop {
+            if self.follow_namespaces().await.is_err() && !warned {
+                tracing::warn!(
+                    "listing namespaces is forbidden; AgentBudgets that select them by label cannot be enforced"
+                );
+                warned = true;
+            }
+            sleep(FORBIDDEN_RETRY).await;
+        }
+    }
+
+    /// Follows the labels of namespaces until that is forbidden.
+    async fn follow_namespaces(&self) -> Result<(), NamespacesForbidden> {
         let api: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
         let stream = watcher(api, watching()).default_backoff();
         let mut stream = std::pin::pin!(stream);
         let mut listing = BTreeMap::new();
-        let mut warned = false;
         let labels = |namespace: &PartialObjectMeta<Namespace>| namespace.labels().clone();
         while let Some(event) = stream.next().await {
             match event {
@@ -88,18 +107,17 @@ impl BudgetLedger {
                     // The installation covers only some namespaces: budgets that select namespaces by label block their
                     // Agents.
                     self.namespaces_listed(None);
-                    if !warned {
-                        tracing::warn!(
-                            "listing namespaces is forbidden; AgentBudgets that select them by label cannot be enforced"
-                        );
-                        warned = true;
-                    }
+                    return Err(NamespacesForbidden);
                 }
                 Err(error) => tracing::warn!(%error, "the watch of Namespaces was interrupted; resuming"),
             }
         }
+        Ok(())
     }
 }
+
+/// The controller may not list namespaces.
+struct NamespacesForbidden;
 
 fn is_forbidden(error: &watcher::Error) -> bool {
     use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
@@ -110,4 +128,62 @@ fn is_forbidden(error: &watcher::Error) -> bool {
         return status.is_forbidden();
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::http::{Request, Response};
+    use jiff::Timestamp;
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::json;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::controller::budget::LedgerSetup;
+    use crate::controller::budget::presenter::BudgetPresenter;
+    use crate::controller::pod_sessions::PodSessions;
+    use crate::controller::policy::PlatformPolicy;
+    use crate::controller::runtime::EventSink;
+    use crate::telemetry::metrics::Metrics;
+
+    /// A ledger that may not list namespaces, and how often it asked.
+    fn forbidden() -> (BudgetLedger, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let server = tower::service_fn(move |request: Request<Body>| {
+            assert_eq!(request.uri().path(), "/api/v1/namespaces");
+            count.fetch_add(1, Ordering::SeqCst);
+            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "forbidden",
+                "reason": "Forbidden", "code": 403});
+            let answer = Response::builder()
+                .status(403)
+                .body(Body::from(status.to_string().into_bytes()));
+            async { answer }
+        });
+        let (loops, _) = PodSessions::new();
+        let budgets = BudgetLedger::new(LedgerSetup {
+            client: Client::new(server, "ns"),
+            policy: PlatformPolicy::default(),
+            namespace: "system".into(),
+            watch_namespaces: vec!["ns".into()],
+            loops: Arc::new(loops),
+            presentation: Arc::new(BudgetPresenter::new("system", EventSink::new().0)),
+            metrics: Arc::new(Metrics::new().unwrap()),
+            wall: Timestamp::constant(1_800_000_000, 0),
+        });
+        (budgets, asked)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn namespaces_that_may_not_be_listed_are_asked_for_every_ten_minutes() {
+        for (seconds, times) in [(1, 1), (599, 1), (601, 2), (1_201, 3)] {
+            let (budgets, asked) = forbidden();
+            let ended = timeout(Duration::from_secs(seconds), budgets.watch_namespaces()).await;
+            assert!(ended.is_err(), "it never ends");
+            assert_eq!(asked.load(Ordering::SeqCst), times, "within {seconds} s");
+        }
+    }
 }

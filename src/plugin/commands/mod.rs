@@ -49,7 +49,7 @@ pub async fn execute(
         Asked::Approvals => unless_closed(reads::approvals(session, screen).await)?,
         Asked::Cost(arguments) => unless_closed(reads::cost(session, &arguments, screen).await)?,
         Asked::Budget(BudgetCommand::Top) => unless_closed(reads::budgets(session, screen).await)?,
-        Asked::Check => return reads::check(session, screen).await,
+        Asked::Check(arguments) => return reads::check(session, &arguments, screen).await,
         Asked::Simulate(arguments) => unless_closed(simulate::simulate(session.format, &arguments, screen))?,
         Asked::Report(arguments) => report::report(session, &arguments, screen).await?,
         Asked::Logs(arguments) => unless_closed(streams::logs(session, &arguments, screen).await)?,

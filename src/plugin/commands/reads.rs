@@ -3,12 +3,12 @@
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{ListParams, PostParams};
+use kube::api::{ApiResource, ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::api::{Agent, GROUP, crd};
-use crate::plugin::arguments::{CostArgs, CostGroup, OutputFormat, StatusArgs};
+use crate::plugin::arguments::{CheckArgs, CostArgs, CostGroup, OutputFormat, StatusArgs};
 use crate::plugin::failure::{ExitStatus, PluginError, is_forbidden, is_not_found, unless_closed};
 use crate::plugin::screens::checks::{self, CheckResult, CheckRow, PERMISSIONS, PermissionCheck};
 use crate::plugin::screens::costs::{self, CostSum};
@@ -17,7 +17,7 @@ use crate::plugin::screens::{approvals, budgets, explanation};
 use crate::plugin::session::{PluginSession, Screen};
 
 /// Labels of the controller's Deployment.
-const CONTROLLER: &str = "app.kubernetes.io/name=agentloop,app.kubernetes.io/component=controller";
+const CONTROLLER: &str = "app.kubernetes.io/part-of=agentloop,app.kubernetes.io/component=controller";
 
 pub(super) async fn status(
     session: &PluginSession,
@@ -134,8 +134,13 @@ pub(super) async fn cost(
     Ok(())
 }
 
-pub(super) async fn check(session: &PluginSession, screen: &mut Screen<'_>) -> Result<ExitStatus, PluginError> {
-    let rows = check_rows(session).await?;
+pub(super) async fn check(
+    session: &PluginSession,
+    arguments: &CheckArgs,
+    screen: &mut Screen<'_>,
+) -> Result<ExitStatus, PluginError> {
+    let permissions: &[PermissionCheck] = if arguments.installation_only { &[] } else { &PERMISSIONS };
+    let rows = check_rows(session, permissions).await?;
     let shown = match session.print_data(&rows, screen) {
         Ok(false) => write!(screen.out, "{}", checks::text(&rows)).map_err(Into::into),
         shown => shown.map(|_| ()),
@@ -148,8 +153,11 @@ pub(super) async fn check(session: &PluginSession, screen: &mut Screen<'_>) -> R
     })
 }
 
-/// What `check` finds.
-pub(super) async fn check_rows(session: &PluginSession) -> Result<Vec<CheckRow>, PluginError> {
+/// What `check` finds about the installation, and about these permissions of the user.
+pub(super) async fn check_rows(
+    session: &PluginSession,
+    permissions: &[PermissionCheck],
+) -> Result<Vec<CheckRow>, PluginError> {
     let mut rows = Vec::new();
     let version = session.client.apiserver_version().await;
     let version = version.map_err(|error| PluginError::cluster("reach the API server", &error))?;
@@ -169,9 +177,11 @@ pub(super) async fn check_rows(session: &PluginSession) -> Result<Vec<CheckRow>,
         Ok(found) => checks::controller(namespace, &found.items),
         Err(error) => unchecked(format!("controller in namespace {namespace}"), &error)?,
     });
-    for permission in &PERMISSIONS {
-        rows.push(may(session, permission).await?);
+    for permission in permissions {
+        let namespace = namespace_of(session, permission);
+        rows.push(permission.row(namespace, may(session, permission).await?));
     }
+    rows.push(creation(session).await?);
     Ok(rows)
 }
 
@@ -187,17 +197,39 @@ fn unchecked(check: String, error: &kube::Error) -> Result<CheckRow, PluginError
     Err(PluginError::cluster(format!("check {check}"), error))
 }
 
-async fn may(session: &PluginSession, permission: &PermissionCheck) -> Result<CheckRow, PluginError> {
-    let namespace = if permission.in_controller_namespace {
+/// Has the API server check the creation of an Agent, which it does not store: a missing definition or an admission
+/// policy that rejects every Agent shows.
+async fn creation(session: &PluginSession) -> Result<CheckRow, PluginError> {
+    if !may(session, &checks::CREATE_AGENTS).await? {
+        return Ok(checks::creation_not_tried(&session.namespace));
+    }
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let namespace = &session.namespace;
+    let agents = Api::namespaced_with(session.client.clone(), namespace, &ApiResource::erase::<Agent>(&()));
+    match agents.create(&dry_run, &checks::sample_agent(namespace)).await {
+        Ok(_) => Ok(checks::creation(namespace, None)),
+        Err(kube::Error::Api(status)) => Ok(checks::creation(namespace, Some(&status.message))),
+        Err(error) => Err(PluginError::cluster("create an Agent (dry run)", &error)),
+    }
+}
+
+fn namespace_of<'a>(session: &'a PluginSession, permission: &PermissionCheck) -> &'a str {
+    if permission.in_controller_namespace {
         &session.controller_namespace
     } else {
         &session.namespace
-    };
+    }
+}
+
+async fn may(session: &PluginSession, permission: &PermissionCheck) -> Result<bool, PluginError> {
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
             resource_attributes: Some(ResourceAttributes {
-                namespace: Some(namespace.clone()),
+                namespace: Some(namespace_of(session, permission).to_owned()),
                 verb: Some(permission.verb.into()),
                 group: Some(permission.group.into()),
                 version: (permission.group == GROUP).then(|| "*".into()),
@@ -212,5 +244,5 @@ async fn may(session: &PluginSession, permission: &PermissionCheck) -> Result<Ch
     let reviews: Api<SelfSubjectAccessReview> = Api::all(session.client.clone());
     let answer = reviews.create(&PostParams::default(), &review).await;
     let answer = answer.map_err(|error| PluginError::cluster("ask for your permissions", &error))?;
-    Ok(permission.row(namespace, answer.status.is_some_and(|status| status.allowed)))
+    Ok(answer.status.is_some_and(|status| status.allowed))
 }

@@ -10,6 +10,7 @@ use crate::plugin::arguments::ReportArgs;
 use crate::plugin::failure::PluginError;
 use crate::plugin::report::archive;
 use crate::plugin::report::sources::{ReportSources, Unread};
+use crate::plugin::screens::checks::PERMISSIONS;
 use crate::plugin::session::{PluginSession, Screen};
 
 pub(super) async fn report(
@@ -28,7 +29,7 @@ pub(super) async fn report(
         )));
     }
     let mut sources = ReportSources::read(session).await;
-    match reads::check_rows(session).await {
+    match reads::check_rows(session, &PERMISSIONS).await {
         Ok(rows) => sources.check = Some(json!(rows)),
         Err(_) => sources.missing.push(Unread {
             what: "result of check".into(),

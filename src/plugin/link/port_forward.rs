@@ -15,7 +15,7 @@ use super::LinkFailure;
 use crate::plugin::cluster_errors::problem as problem_of;
 
 /// Label of the pod that leads.
-const LEADER: &str = "agentloop.dev/leader=true,app.kubernetes.io/name=agentloop";
+const LEADER: &str = "agentloop.dev/leader=true,app.kubernetes.io/part-of=agentloop";
 /// Name of the link's port in the pod of the controller.
 const PORT_NAME: &str = "link";
 /// Most connections at a time.

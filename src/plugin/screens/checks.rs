@@ -5,9 +5,12 @@ use std::fmt::Write as _;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt;
+use kube::api::{ApiResource, DynamicObject, ObjectMeta};
 use serde::Serialize;
+use serde_json::json;
 
 use super::table::TextTable;
+use crate::api::Agent;
 
 /// The oldest version of Kubernetes that is supported.
 const OLDEST_MINOR: u32 = 32;
@@ -202,6 +205,46 @@ pub const PERMISSIONS: [PermissionCheck; 14] = [
     of_controller("create", "pods", "portforward"),
 ];
 
+/// What the dry run of a creation needs.
+pub const CREATE_AGENTS: PermissionCheck = agents("create", "check");
+
+/// An Agent that is valid everywhere. It is created as a dry run only, so nothing that it refers to has to exist.
+#[must_use]
+pub fn sample_agent(namespace: &str) -> DynamicObject {
+    let mut agent = DynamicObject::new("", &ApiResource::erase::<Agent>(&()));
+    agent.metadata = ObjectMeta {
+        generate_name: Some("agentloop-check-".into()),
+        namespace: Some(namespace.to_owned()),
+        ..ObjectMeta::default()
+    };
+    let script = json!({"configMapKeyRef": {"name": "check", "key": "script.yaml"}});
+    agent.data(json!({"spec": {
+        "instructions": "Check the installation.",
+        "model": {"api": "Scripted", "name": "check", "scripted": script},
+    }}))
+}
+
+/// The dry run of the creation of an Agent; `refusal`: what the API server said against it.
+#[must_use]
+pub fn creation(namespace: &str, refusal: Option<&str>) -> CheckRow {
+    let (result, detail) = match refusal {
+        None => (CheckResult::Ok, "a valid Agent is accepted".to_owned()),
+        Some(message) => (CheckResult::Failed, format!("a valid Agent is rejected: {message}")),
+    };
+    CheckRow::new(creation_name(namespace), result, detail)
+}
+
+/// The same, when the user may not create Agents.
+#[must_use]
+pub fn creation_not_tried(namespace: &str) -> CheckRow {
+    let detail = "you may not create Agents, so it was not tried";
+    CheckRow::new(creation_name(namespace), CheckResult::Warning, detail)
+}
+
+fn creation_name(namespace: &str) -> String {
+    format!("create an Agent in {namespace} (dry run)")
+}
+
 impl PermissionCheck {
     /// The resource as rules of RBAC name it.
     #[must_use]
@@ -251,8 +294,6 @@ pub fn any_failed(rows: &[CheckRow]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::api::crd;
 
@@ -304,12 +345,23 @@ mod tests {
     }
 
     #[test]
+    fn the_agent_of_the_dry_run_is_an_agent() {
+        let sample = serde_json::to_value(sample_agent("team-a")).unwrap();
+        let agent: Agent = serde_json::from_value(sample).unwrap();
+        assert_eq!(agent.metadata.name, None, "its name is generated, and so is free");
+        assert!(agent.spec.model.scripted.is_some());
+    }
+
+    #[test]
     fn the_screen_of_checks() {
         let rows = [
             version("1", "31"),
             definition(&crd::all()[1], Some(&established())),
             PERMISSIONS[0].row("team-a", true),
             PERMISSIONS[4].row("team-a", false),
+            creation_not_tried("team-a"),
+            creation("team-a", None),
+            creation("team-a", Some("denied by a policy")),
         ];
         insta::assert_snapshot!(text(&rows));
         assert!(any_failed(&rows));

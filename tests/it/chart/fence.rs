@@ -12,8 +12,8 @@ use crate::support::kubectl::Kubectl;
 
 const ACCOUNT: &str = "system:serviceaccount:agentloop-system:agentloop";
 const HOME: &str = "agentloop-system";
-/// One fence at a time: they have the same names.
-static ONE: Mutex<()> = Mutex::new(());
+/// One fence at a time: they have the same names, and restrict the controller's account in every namespace.
+pub(super) static ONE: Mutex<()> = Mutex::new(());
 const MANAGED: &str = "app.kubernetes.io/managed-by";
 
 /// The chart's rights and policies of the controller, installed.

@@ -1,10 +1,9 @@
 //! The admission policies of the pods' identity, on a real API server: only the controller creates pods that network
 //! policies and the controller itself take for those of Agents and Sensors.
 
-use std::sync::Mutex;
-
 use serde_json::{Value, json};
 
+use super::fence::ONE;
 use super::policies::{InstalledPolicies, expect_refusal as refused, wait_until};
 use super::render::{Rendered, render};
 use crate::support::clusters;
@@ -12,8 +11,6 @@ use crate::support::kubectl::Kubectl;
 
 const CONTROLLER: &str = "system:serviceaccount:agentloop-system:agentloop";
 const STATEFULSET_CONTROLLER: &str = "system:serviceaccount:kube-system:statefulset-controller";
-/// One test at a time: the policies have the same names.
-static ONE: Mutex<()> = Mutex::new(());
 /// With `edit` in its namespace, as far as pods are concerned.
 const TENANT: &str = "identity-tenant";
 

@@ -195,6 +195,8 @@ fn named_namespaces_get_a_role_each_and_the_cluster_role_loses_them() {
         .0
         .iter()
         .filter(|object| object["kind"] == "Role" && object["metadata"]["namespace"] != "agentloop-system")
+        // The test of the release has a role of its own.
+        .filter(|object| object["metadata"]["annotations"]["helm.sh/hook"].is_null())
         .collect();
     let namespaces: Vec<_> = roles
         .iter()
@@ -274,6 +276,17 @@ fn answers_to_a_budgets_question_are_held_to_a_verb_and_a_name() {
     let binding = objects.one("ValidatingAdmissionPolicyBinding", "agentloop-approval");
     assert_eq!(binding["spec"]["policyName"], "agentloop-approval");
     assert_eq!(words(&binding["spec"]["validationActions"]), ["Deny"]);
+    assert!(binding["spec"]["matchResources"].is_null(), "everywhere");
+    // Another release, with its own controller, may serve other namespaces.
+    let watched = render(&["watchNamespaces={team-a}"]).unwrap().unwrap();
+    for policy in ["approval", "tool-rules"] {
+        let binding = watched.one(
+            "ValidatingAdmissionPolicyBinding",
+            &format!("agentloop-agentloop-system-{policy}"),
+        );
+        let served = &binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"][0]["values"];
+        assert_eq!(words(served), ["team-a", "agentloop-system"], "{policy}");
+    }
     let without = render(&["rbac.approvalPolicy=false"]).unwrap().unwrap();
     assert!(!without.has("ValidatingAdmissionPolicy", "agentloop-approval"));
 }

@@ -6,6 +6,14 @@ use super::render::{render, repository};
 
 /// For each value, a setting other than its default, and a text that then appears in what is rendered.
 const EFFECTS: &[(&str, &[&str], &str)] = &[
+    ("nameOverride", &["nameOverride=mark"], "app.kubernetes.io/name: mark"),
+    ("fullnameOverride", &["fullnameOverride=mark"], "name: mark-metrics"),
+    ("namespaceOverride", &["namespaceOverride=mark"], "namespace: mark"),
+    (
+        "image.registry",
+        &["image.registry=registry.example.com", "image.repository=team/agentloop"],
+        "image: registry.example.com/team/agentloop:0.1.0",
+    ),
     (
         "image.repository",
         &["image.repository=example.com/a"],
@@ -30,7 +38,33 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         &["imagePullSecrets[0].name=registry"],
         "- name: registry",
     ),
-    ("replicas", &["replicas=7"], "replicas: 7"),
+    ("replicaCount", &["replicaCount=7"], "replicas: 7"),
+    ("strategy.type", &["strategy.type=Recreate"], "type: Recreate"),
+    (
+        "strategy.rollingUpdate.maxSurge",
+        &["strategy.rollingUpdate.maxSurge=50%"],
+        "maxSurge: 50%",
+    ),
+    (
+        "strategy.rollingUpdate.maxUnavailable",
+        &["strategy.rollingUpdate.maxUnavailable=50%"],
+        "maxUnavailable: 50%",
+    ),
+    (
+        "revisionHistoryLimit",
+        &["revisionHistoryLimit=3"],
+        "revisionHistoryLimit: 3",
+    ),
+    (
+        "leaderElection.leaseDurationSeconds",
+        &["leaderElection.leaseDurationSeconds=77"],
+        "value: '77'",
+    ),
+    (
+        "leaderElection.renewIntervalSeconds",
+        &["leaderElection.renewIntervalSeconds=7"],
+        "value: '7'",
+    ),
     (
         "watchNamespaces",
         &["watchNamespaces={team-a,team-b}"],
@@ -39,9 +73,47 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
     ("workers", &["workers=77"], "value: '77'"),
     ("logLevel", &["logLevel=debug"], "value: debug"),
     (
+        "extraArgs",
+        &["extraArgs[0]=--metrics-address=[::]:8080"],
+        "- --metrics-address=[::]:8080",
+    ),
+    (
         "extraEnv",
         &["extraEnv[0].name=NO_PROXY", "extraEnv[0].value=.svc"],
         "- name: NO_PROXY",
+    ),
+    ("extraEnvFrom", &["extraEnvFrom[0].secretRef.name=mark"], "name: mark"),
+    (
+        "extraVolumes",
+        &["extraVolumes[0].name=a", "extraVolumes[0].configMap.name=mark"],
+        "name: mark",
+    ),
+    (
+        "extraVolumeMounts",
+        &["extraVolumeMounts[0].name=a", "extraVolumeMounts[0].mountPath=/mark"],
+        "mountPath: /mark",
+    ),
+    ("podSecurityContext", &["podSecurityContext.fsGroup=77"], "fsGroup: 77"),
+    ("securityContext", &["securityContext.runAsUser=77"], "runAsUser: 77"),
+    (
+        "startupProbe",
+        &["startupProbe.initialDelaySeconds=77"],
+        "initialDelaySeconds: 77",
+    ),
+    (
+        "livenessProbe",
+        &["livenessProbe.initialDelaySeconds=77"],
+        "initialDelaySeconds: 77",
+    ),
+    (
+        "readinessProbe",
+        &["readinessProbe.initialDelaySeconds=77"],
+        "initialDelaySeconds: 77",
+    ),
+    (
+        "terminationGracePeriodSeconds",
+        &["terminationGracePeriodSeconds=77"],
+        "terminationGracePeriodSeconds: 77",
     ),
     ("resources", &["resources.limits.memory=777Mi"], "memory: 777Mi"),
     (
@@ -160,6 +232,11 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         "a: mark",
     ),
     ("rbac.create", &["rbac.create=false"], ""),
+    (
+        "rbac.clusterScoped",
+        &["rbac.clusterScoped=false", "crds.enabled=false", "watchNamespaces={a}"],
+        "",
+    ),
     ("rbac.aggregate", &["rbac.aggregate=false"], ""),
     ("rbac.approvalPolicy", &["rbac.approvalPolicy=false"], ""),
     ("rbac.controllerPolicy", &["rbac.controllerPolicy=false"], ""),
@@ -179,6 +256,11 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         "networkPolicy.metricsFrom",
         &["networkPolicy.metricsFrom[0].podSelector.matchLabels.a=mark"],
         "a: mark",
+    ),
+    (
+        "networkPolicy.egress",
+        &["networkPolicy.egress[0].to[0].ipBlock.cidr=10.9.0.0/16"],
+        "- Egress",
     ),
     (
         "podDisruptionBudget.enabled",
@@ -230,6 +312,37 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         "regex: agentloop_agent_.*",
     ),
     (
+        "metrics.podMonitor.enabled",
+        &["metrics.podMonitor.enabled=true"],
+        "podMetricsEndpoints",
+    ),
+    (
+        "metrics.podMonitor.labels",
+        &[
+            "metrics.podMonitor.enabled=true",
+            "metrics.podMonitor.labels.release=mark",
+        ],
+        "release: mark",
+    ),
+    (
+        "metrics.podMonitor.interval",
+        &["metrics.podMonitor.enabled=true", "metrics.podMonitor.interval=77s"],
+        "interval: 77s",
+    ),
+    (
+        "metrics.podMonitor.scrapeTimeout",
+        &["metrics.podMonitor.enabled=true", "metrics.podMonitor.scrapeTimeout=7s"],
+        "scrapeTimeout: 7s",
+    ),
+    (
+        "metrics.podMonitor.metricRelabelings",
+        &[
+            "metrics.podMonitor.enabled=true",
+            "metrics.podMonitor.metricRelabelings[0].action=drop",
+        ],
+        "action: drop",
+    ),
+    (
         "dashboards.enabled",
         &["dashboards.enabled=true"],
         "grafana_dashboard: '1'",
@@ -250,6 +363,7 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         "namespace: monitoring",
     ),
     ("commonLabels", &["commonLabels.a=mark"], "a: mark"),
+    ("deploymentAnnotations", &["deploymentAnnotations.a=mark"], "a: mark"),
     ("podLabels", &["podLabels.a=mark"], "a: mark"),
     ("podAnnotations", &["podAnnotations.a=mark"], "a: mark"),
     ("nodeSelector", &["nodeSelector.a=mark"], "a: mark"),
@@ -269,10 +383,31 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         &["priorityClassName=mark"],
         "priorityClassName: mark",
     ),
+    (
+        "hostAliases",
+        &["hostAliases[0].ip=192.0.2.7", "hostAliases[0].hostnames={mark}"],
+        "- mark",
+    ),
+    ("dnsConfig", &["dnsConfig.searches={mark}"], "- mark"),
+    (
+        "extraObjects",
+        &[
+            "extraObjects[0].apiVersion=v1",
+            "extraObjects[0].kind=ConfigMap",
+            "extraObjects[0].metadata.name=mark-{{ .Release.Name }}",
+            "extraObjects[0].metadata.labels.app\\.kubernetes\\.io/name=agentloop",
+        ],
+        "name: mark-agentloop",
+    ),
 ];
 
 /// Values that are one thing, although they have parts.
-const WHOLE: &[&str] = &[
+pub(super) const WHOLE: &[&str] = &[
+    "podSecurityContext",
+    "securityContext",
+    "startupProbe",
+    "livenessProbe",
+    "readinessProbe",
     "resources",
     "agents.gateway.resources",
     "agents.worker.resources",
@@ -280,17 +415,17 @@ const WHOLE: &[&str] = &[
     "dashboards.labels",
 ];
 
-fn values_text() -> String {
+pub(super) fn values_text() -> String {
     std::fs::read_to_string(repository("charts/agentloop/values.yaml")).unwrap()
 }
 
-fn schema() -> Value {
+pub(super) fn schema() -> Value {
     let text = std::fs::read_to_string(repository("charts/agentloop/values.schema.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
 /// The names of all values: those without parts, and those that are one thing.
-fn names() -> Vec<String> {
+pub(super) fn names() -> Vec<String> {
     fn collect(path: &str, value: &Value, names: &mut Vec<String>) {
         match value
             .as_object()
@@ -352,6 +487,8 @@ fn every_value_is_described() {
             continue;
         };
         let inside = ["requests", "limits"].contains(&key.trim());
+        // Parts of a value that is one thing as a whole.
+        let inside = inside || line.starts_with("  ") && whole(&lines[..number]);
         let group = rest.is_empty() && key.trim() != "resources";
         let described = number > 0 && lines[number - 1].trim_start().starts_with("# ");
         assert!(
@@ -388,6 +525,15 @@ fn the_schema_has_every_value_and_closes_every_object() {
         "podAffinity",
         "podAntiAffinity",
         "labelSelector",
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "image",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
     ];
     assert_closed("", &schema, &free);
 }
@@ -395,7 +541,7 @@ fn the_schema_has_every_value_and_closes_every_object() {
 #[test]
 fn a_misspelt_or_senseless_value_is_refused_by_name() {
     let refused = [
-        ("replica=3", "replica"),
+        ("replicas=3", "replicas"),
         ("image.repo=x", "repo"),
         ("crds.enable=false", "enable"),
         ("agents.worker.resource.limits.memory=1Gi", "resource"),
@@ -438,8 +584,9 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         ("prices.m.input=1", "input"),
         ("prices.m.inputPerMillion=cheap", "/prices/m/inputPerMillion"),
         ("dashboards.namespace=Team_A", "/dashboards/namespace"),
-        ("replicas=0", "/replicas"),
-        ("replicas=two", "/replicas"),
+        ("replicaCount=0", "/replicaCount"),
+        ("replicaCount=11", "/replicaCount"),
+        ("replicaCount=two", "/replicaCount"),
         ("workers=257", "/workers"),
         ("image.pullPolicy=Sometimes", "/image/pullPolicy"),
         ("image.digest=latest", "/image/digest"),
@@ -471,6 +618,16 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         let error = render(&[setting]).unwrap().unwrap_err();
         assert!(error.contains(missing), "{error}");
     }
+}
+
+/// Whether the last line at the margin is a value that is one thing.
+fn whole(before: &[&str]) -> bool {
+    let key = before
+        .iter()
+        .rev()
+        .find(|line| !line.is_empty() && !line.starts_with([' ', '#']));
+    let name = key.and_then(|line| line.split(':').next()).unwrap_or_default();
+    name == "strategy" || WHOLE.contains(&name)
 }
 
 /// No object of the schema takes keys that it does not know.

@@ -282,7 +282,7 @@ async fn a_pod_sends_text_of_its_own_agent_only_while_it_is_expected_and_within_
         readers.push(Reader::connected(sent.await.unwrap()));
     }
     rig.loops.expect_pod(
-        &agent_key("y"),
+        (&agent_key("y"), "uid-of-y"),
         pod_of("y"),
         LoopTotals::default(),
         Directives::default(),
@@ -317,8 +317,12 @@ async fn a_pod_sends_text_of_its_own_agent_only_while_it_is_expected_and_within_
         uid: "newer".into(),
         epoch: EPOCH + 1,
     };
-    rig.loops
-        .expect_pod(&agent_key("x"), newer, LoopTotals::default(), Directives::default());
+    rig.loops.expect_pod(
+        (&agent_key("x"), "uid-of-x"),
+        newer,
+        LoopTotals::default(),
+        Directives::default(),
+    );
     assert!(pod.text(&fragment(EPOCH, "fenced")).await.is_err());
 }
 

@@ -35,6 +35,8 @@ pub struct Rig {
     client: kube::Client,
     /// Annotations that another client sets on Agent `helper` or AgentBudget `team` after the next read of it.
     interference: Arc<Mutex<Option<Value>>>,
+    /// What admission says against new Agents.
+    refusal: Arc<Mutex<Option<String>>>,
     pub link: String,
 }
 
@@ -47,11 +49,12 @@ impl Rig {
     pub fn with_link(link: &str) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = ApiServer::new(Arc::new(Timestamp::now));
-        let interference = Arc::default();
+        let (interference, refusal) = (Arc::default(), Arc::default());
         Self {
-            client: client(&server, Arc::clone(&interference)),
+            client: client(&server, Arc::clone(&interference), Arc::clone(&refusal)),
             server,
             interference,
+            refusal,
             link: link.to_owned(),
         }
     }
@@ -90,6 +93,11 @@ impl Rig {
 
     pub fn interfere(&self, annotations: Value) {
         *self.interference.lock().unwrap() = Some(annotations);
+    }
+
+    /// From now on, admission rejects new Agents.
+    pub fn refuse_new_agents(&self, message: &str) {
+        *self.refusal.lock().unwrap() = Some(message.to_owned());
     }
 
     /// The CRDs and the Deployment of the controller.
@@ -163,10 +171,15 @@ pub fn parse(line: &str) -> PluginArgs {
 }
 
 /// A client of the API server that has doubles for what the server in memory does not serve.
-fn client(server: &ApiServer, interference: Arc<Mutex<Option<Value>>>) -> kube::Client {
+fn client(
+    server: &ApiServer,
+    interference: Arc<Mutex<Option<Value>>>,
+    refusal: Arc<Mutex<Option<String>>>,
+) -> kube::Client {
     let server = server.clone();
     let answer = tower::service_fn(move |request: Request<kube::client::Body>| {
         let (server, interference) = (server.clone(), Arc::clone(&interference));
+        let refusal = refusal.lock().unwrap().clone();
         async move {
             let path = request.uri().path().to_owned();
             let is_read = request.method() == Method::GET;
@@ -177,6 +190,9 @@ fn client(server: &ApiServer, interference: Arc<Mutex<Option<Value>>>) -> kube::
                     "reason": "Forbidden", "message": "ann may not list in forbidden"});
                 let answer = Response::builder().status(403);
                 return Ok(answer.body(axum::body::Body::from(status.to_string())).unwrap());
+            }
+            if request.uri().query().is_some_and(|query| query.contains("dryRun=All")) {
+                return Ok(dry_run(request, refusal).await);
             }
             let double = match path.rsplit('/').next().unwrap() {
                 "version" => Some(version()),
@@ -215,6 +231,20 @@ fn client(server: &ApiServer, interference: Arc<Mutex<Option<Value>>>) -> kube::
         }
     });
     kube::Client::new(answer, "default")
+}
+
+/// The answer to a dry run, which the server in memory would carry out.
+async fn dry_run(request: Request<kube::client::Body>, refusal: Option<String>) -> Response<axum::body::Body> {
+    let body = request.into_body().collect_bytes().await.unwrap();
+    let (code, answer) = match refusal {
+        None => (201, String::from_utf8(body.to_vec()).unwrap()),
+        Some(message) => {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message,
+                "reason": "Forbidden", "code": 403});
+            (403, status.to_string())
+        }
+    };
+    Response::builder().status(code).body(answer.into()).unwrap()
 }
 
 fn version() -> Value {

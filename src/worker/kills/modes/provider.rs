@@ -169,9 +169,11 @@ impl Provider {
             CallPurpose::Compaction => text("All was quiet.".into()),
             CallPurpose::Precheck => text(json!({"wake": true}).to_string()),
             CallPurpose::Signal => text(json!({"score": 50}).to_string()),
-            CallPurpose::Judge if !asked.calm && random.percent(10) => text("Hm.".into()),
-            CallPurpose::Judge => text(json!({"met": asked.calm || random.percent(60)}).to_string()),
-            CallPurpose::Confidence => {
+            CallPurpose::Judge | CallPurpose::LightJudge if !asked.calm && random.percent(10) => text("Hm.".into()),
+            CallPurpose::Judge | CallPurpose::LightJudge => {
+                text(json!({"met": asked.calm || random.percent(60)}).to_string())
+            }
+            CallPurpose::Confidence | CallPurpose::LightConfidence => {
                 let percent = if asked.calm { 90 } else { random.range(30, 100) };
                 text(json!({"confidence": percent}).to_string())
             }

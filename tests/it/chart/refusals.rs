@@ -1,0 +1,110 @@
+//! Values that are refused: by the schema, with their name, or for contradicting each other; and that the schema knows no other ones.
+
+use serde_json::Value;
+
+use super::render::render;
+use super::values::{WHOLE, schema, values_text};
+
+/// Keys that one of both has and the other does not, below a value.
+fn differences(path: &str, values: &Value, place: &Value, whole: &Value, found: &mut Vec<String>) {
+    let place = match place["$ref"].as_str() {
+        Some(reference) => whole.pointer(reference.trim_start_matches('#')).unwrap(),
+        None => place,
+    };
+    let Some(known) = place["properties"].as_object() else {
+        return;
+    };
+    let given = values.as_object().filter(|given| !given.is_empty());
+    let Some(given) = given.filter(|_| !WHOLE.contains(&path)) else {
+        return;
+    };
+    for key in known.keys().filter(|key| !given.contains_key(*key)) {
+        found.push(format!("{path}.{key}"));
+    }
+    for (key, value) in given {
+        let path = if path.is_empty() {
+            key.clone()
+        } else {
+            format!("{path}.{key}")
+        };
+        differences(&path, value, &known[key], whole, found);
+    }
+}
+
+#[test]
+fn the_schema_knows_no_value_that_values_yaml_does_not_describe() {
+    let schema = schema();
+    let values = serde_yaml::from_str(&values_text()).unwrap();
+    let mut found = Vec::new();
+    differences("", &values, &schema, &schema, &mut found);
+    // What a parent chart passes.
+    assert_eq!(found, [".global"]);
+}
+
+#[test]
+fn a_misspelt_or_senseless_value_of_the_deployment_is_refused_by_name() {
+    let refused = [
+        ("nameOverride=Mark", "/nameOverride"),
+        ("fullnameOverride=-a", "/fullnameOverride"),
+        ("namespaceOverride=a.b", "/namespaceOverride"),
+        ("image.registry=https://x/", "/image/registry"),
+        ("strategy.type=OnDelete", "/strategy/type"),
+        (
+            "strategy.rollingUpdate.maxSurge=half",
+            "/strategy/rollingUpdate/maxSurge",
+        ),
+        ("revisionHistoryLimit=-1", "/revisionHistoryLimit"),
+        (
+            "leaderElection.leaseDurationSeconds=2",
+            "/leaderElection/leaseDurationSeconds",
+        ),
+        ("leaderElection.retryPeriod=2", "retryPeriod"),
+        ("extraArgs[0]=metrics", "/extraArgs/0"),
+        ("extraEnvFrom[0].secret.name=x", "secret"),
+        ("extraVolumes[0].hostPath.path=/", "hostPath"),
+        ("extraVolumeMounts[0].path=/", "path"),
+        ("podSecurityContext.runasUser=1", "runasUser"),
+        ("securityContext.capabilities.dropped={ALL}", "dropped"),
+        ("livenessProbe.period=1", "period"),
+        ("readinessProbe.periodSeconds=0", "/readinessProbe/periodSeconds"),
+        ("terminationGracePeriodSeconds=0", "/terminationGracePeriodSeconds"),
+        ("hostAliases[0].ip=192.0.2.7", "hostnames"),
+        ("dnsConfig.search={a}", "search"),
+        ("extraObjects[0].kind=ConfigMap", "apiVersion"),
+        ("metrics.podMonitor.honorLabels=true", "honorLabels"),
+    ];
+    for (setting, named) in refused {
+        let Some(rendered) = render(&[setting]) else { return };
+        let error = rendered.expect_err(setting);
+        assert!(error.contains("schema") && error.contains(named), "{setting}: {error}");
+    }
+}
+
+#[test]
+fn a_lease_that_no_second_renewal_could_save_is_refused() {
+    let refused = ["leaderElection.leaseDurationSeconds=10"];
+    let Some(rendered) = render(&refused) else { return };
+    let error = rendered.unwrap_err();
+    assert!(error.contains("must be more than twice"), "{error}");
+    assert!(render(&["leaderElection.leaseDurationSeconds=11"]).unwrap().is_ok());
+}
+
+#[test]
+fn values_that_contradict_each_other_are_refused_with_what_to_do() {
+    let cases: [(&[&str], &str); 3] = [
+        (
+            &["metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true"],
+            "enable one",
+        ),
+        (&["rbac.clusterScoped=false"], "watchNamespaces is required"),
+        (
+            &["rbac.clusterScoped=false", "watchNamespaces={a}"],
+            "crds.enabled=false is required",
+        ),
+    ];
+    for (settings, named) in cases {
+        let Some(rendered) = render(settings) else { return };
+        let error = rendered.unwrap_err();
+        assert!(error.contains(named), "{error}");
+    }
+}

@@ -1,0 +1,241 @@
+//! What is published beside an image and a chart: the list of what is linked, the statement of where it comes from, the index of
+//! platforms, and the chart's archive. The scripts run as they are; the image is a small one, made here.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use agentloop::support::hash::sha256_hex;
+use serde_json::{Value, json};
+
+use crate::support::clusters::skip;
+use crate::support::kubectl::tool;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// What a script of hack/ says, or `None` after saying that python3 is missing.
+fn python(script: &str, args: &[&str]) -> Option<Output> {
+    let ended = Command::new("python3")
+        .arg(format!("{ROOT}/hack/{script}"))
+        .args(args)
+        .env("CARGO", env!("CARGO"))
+        .output();
+    if ended.is_err() {
+        skip("python3 is missing; it runs the scripts of the image");
+    }
+    ended.ok()
+}
+
+fn json_of(ended: &Output) -> Value {
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    serde_json::from_slice(&ended.stdout).unwrap()
+}
+
+#[test]
+fn the_bill_of_materials_lists_what_is_linked_with_licenses_and_checksums() {
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let Some(ended) = python("sbom.py", &[&target]) else {
+        return;
+    };
+    let bill = json_of(&ended);
+    assert_eq!(
+        (&bill["bomFormat"], &bill["specVersion"]),
+        (&json!("CycloneDX"), &json!("1.5"))
+    );
+    let component = &bill["metadata"]["component"];
+    assert_eq!(
+        component["purl"],
+        format!("pkg:cargo/agentloop@{}", env!("CARGO_PKG_VERSION"))
+    );
+    // A crate may be there in several versions.
+    let components: Vec<(&str, &Value)> = bill["components"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|component| (component["name"].as_str().unwrap(), component))
+        .collect();
+    let has = |name: &str| components.iter().any(|(other, _)| *other == name);
+    for linked in ["agentloop-engine", "kube", "ring", "rustls", "sqlite", "tokio"] {
+        assert!(has(linked), "{linked}");
+    }
+    // Of tests, of build scripts, and of the compiler.
+    for other in ["insta", "proptest", "cc", "serde_derive"] {
+        assert!(!has(other), "{other}");
+    }
+    for (name, component) in &components {
+        assert!(component["licenses"][0].is_object(), "{name} has no license");
+        let published = component["purl"].as_str().unwrap().starts_with("pkg:cargo/") && !name.starts_with("agentloop");
+        let checksum = component["hashes"][0]["content"].as_str();
+        assert_eq!(checksum.is_some_and(|sum| sum.len() == 64), published, "{name}");
+    }
+    let known: BTreeSet<&str> = components
+        .iter()
+        .map(|(_, component)| *component)
+        .chain([component])
+        .map(|component| component["bom-ref"].as_str().unwrap())
+        .collect();
+    for edge in bill["dependencies"].as_array().unwrap() {
+        let others = edge["dependsOn"].as_array().unwrap().iter();
+        for end in others.chain([&edge["ref"]]) {
+            assert!(known.contains(end.as_str().unwrap()), "{end}");
+        }
+    }
+    let again = json_of(&python("sbom.py", &[&target]).unwrap());
+    assert!(again == bill, "two runs differ");
+}
+
+/// Writes a blob of a layout, and returns its descriptor.
+fn blob(layout: &Path, media: &str, content: &Value) -> Value {
+    let bytes = content.to_string();
+    let digest = sha256_hex(&bytes, 32);
+    std::fs::create_dir_all(layout.join("blobs/sha256")).unwrap();
+    std::fs::write(layout.join("blobs/sha256").join(&digest), &bytes).unwrap();
+    json!({"mediaType": media, "digest": format!("sha256:{digest}"), "size": bytes.len()})
+}
+
+/// A layout with an image for each of two platforms, under the tags dev-amd64 and dev-arm64, as umoci writes it.
+fn layout(folder: &Path) {
+    let images = ["amd64", "arm64"].map(|architecture| {
+        let config = json!({"os": "linux", "architecture": architecture});
+        let config = blob(folder, "application/vnd.oci.image.config.v1+json", &config);
+        let manifest = json!({"schemaVersion": 2, "config": config, "layers": []});
+        let mut image = blob(folder, "application/vnd.oci.image.manifest.v1+json", &manifest);
+        image["annotations"] = json!({"org.opencontainers.image.ref.name": format!("dev-{architecture}")});
+        image
+    });
+    let index = json!({"schemaVersion": 2, "manifests": images});
+    std::fs::write(folder.join("index.json"), index.to_string()).unwrap();
+}
+
+fn read(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn images_of_two_platforms_become_one_index_and_the_provenance_names_all_digests() {
+    let folder = tempfile::tempdir().unwrap();
+    layout(folder.path());
+    let place = folder.path().to_str().unwrap();
+    let pairs = ["linux/amd64=dev-amd64", "linux/arm64=dev-arm64"];
+    let wrong = ["linux/arm64=dev-amd64", pairs[1]];
+    let Some(refused) = python("image-index.py", &[&[place, "dev"][..], &wrong].concat()) else {
+        return;
+    };
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("linux/amd64, not linux/arm64"),
+        "{said}"
+    );
+
+    let single = read(&folder.path().join("index.json"));
+    let ended = python("image-index.py", &[&[place, "dev"][..], &pairs].concat()).unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let top = read(&folder.path().join("index.json"));
+    let entry = &top["manifests"][0];
+    assert_eq!(top["manifests"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        entry["annotations"],
+        json!({"org.opencontainers.image.ref.name": "dev"})
+    );
+    let digest = |descriptor: &Value| descriptor["digest"].as_str().unwrap().to_owned();
+    let file = folder.path().join("blobs").join(digest(entry).replace(':', "/"));
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), entry["size"].as_u64().unwrap());
+    let index = read(&file);
+    for (number, architecture) in ["amd64", "arm64"].iter().enumerate() {
+        let manifest = &index["manifests"][number];
+        assert_eq!(
+            manifest["platform"],
+            json!({"os": "linux", "architecture": architecture})
+        );
+        assert_eq!(digest(manifest), digest(&single["manifests"][number]));
+    }
+
+    let started = "2026-01-02T03:04:05Z";
+    let statement = json_of(&python("provenance.py", &[place, "registry.example/agentloop:dev", started]).unwrap());
+    assert_eq!(statement["_type"], "https://in-toto.io/Statement/v1");
+    assert_eq!(statement["predicateType"], "https://slsa.dev/provenance/v1");
+    let subjects: BTreeSet<String> = statement["subject"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|subject| {
+            assert_eq!(subject["name"], "registry.example/agentloop");
+            format!("sha256:{}", subject["digest"]["sha256"].as_str().unwrap())
+        })
+        .collect();
+    let expected = [entry, &index["manifests"][0], &index["manifests"][1]].map(digest);
+    assert_eq!(subjects, BTreeSet::from(expected));
+    let built = &statement["predicate"]["buildDefinition"];
+    assert_eq!(
+        built["externalParameters"]["platforms"],
+        json!(["linux/amd64", "linux/arm64"])
+    );
+    let lock = std::fs::read_to_string(format!("{ROOT}/Cargo.lock")).unwrap();
+    let lock = sha256_hex(&lock, 32);
+    let materials = built["resolvedDependencies"].as_array().unwrap();
+    assert!(
+        materials.contains(&json!({"name": "Cargo.lock", "digest": {"sha256": lock}})),
+        "{materials:?}"
+    );
+    assert_eq!(statement["predicate"]["runDetails"]["metadata"]["startedOn"], started);
+    let unknown = python("provenance.py", &[place, "registry.example/agentloop:other", started]).unwrap();
+    assert!(!unknown.status.success(), "no image has that tag");
+}
+
+#[test]
+fn the_archive_of_the_chart_has_the_address_and_the_image_of_the_release() {
+    if Command::new(tool("helm")).arg("version").output().is_err() {
+        skip("helm is missing; `make test` builds it for this test");
+        return;
+    }
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let image = format!("registry.example/team/agentloop@{digest}");
+    let version = env!("CARGO_PKG_VERSION");
+    let out = tempfile::tempdir().unwrap();
+    let package = |version: &str| {
+        let script = format!("{ROOT}/hack/chart.sh");
+        let args = [version, "https://example.com/agentloop/", &image];
+        Command::new("bash")
+            .arg(script)
+            .args(args)
+            .env("CHART_DIR", out.path())
+            .output()
+            .unwrap()
+    };
+    let ended = package(version);
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let archive = out.path().join(format!("agentloop-{version}.tgz"));
+    let show = |what: &str| {
+        let ended = Command::new(tool("helm"))
+            .args(["show", what])
+            .arg(&archive)
+            .output()
+            .unwrap();
+        String::from_utf8(ended.stdout).unwrap()
+    };
+    let chart: Value = serde_yaml::from_str(&show("chart")).unwrap();
+    assert_eq!(chart["home"], "https://example.com/agentloop");
+    assert_eq!(chart["sources"], json!(["https://example.com/agentloop"]));
+    let text = |name: &str| {
+        chart["annotations"][format!("artifacthub.io/{name}")]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert!(text("images").contains(&image));
+    assert!(text("links").contains(&format!("https://example.com/agentloop/blob/v{version}/CHANGELOG.md")));
+    assert!(text("crds").contains("agents.agentloop.dev"));
+    let values: Value = serde_yaml::from_str(&show("values")).unwrap();
+    assert_eq!(values["image"]["repository"], "registry.example/team/agentloop");
+    assert_eq!(values["image"]["digest"], digest);
+    let readme = show("readme");
+    assert!(readme.contains("| `image.repository` |") && readme.contains("`registry.example/team/agentloop` |"));
+    assert!(
+        !readme.contains("](../") && !readme.contains("No image is published"),
+        "{readme}"
+    );
+    let other = package("9.9.9");
+    assert!(!other.status.success() && String::from_utf8_lossy(&other.stderr).contains("not of version 9.9.9"));
+}
