@@ -23,6 +23,7 @@ use crate::controller::sensor::pod::SensorPodSettings;
 use crate::history::HistoryStore;
 use crate::link::pod::{AgentEgress, PrivateAddresses};
 use crate::sensing::address::Cidr;
+use crate::telemetry::families::PerObject;
 
 /// Threads of the async runtime.
 const THREADS: usize = 2;
@@ -88,6 +89,9 @@ pub(super) struct ControllerArgs {
     /// Listen address of /metrics.
     #[arg(long, env = "AGENTLOOP_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
     metrics_address: SocketAddr,
+    /// Series of single Agents, AgentBudgets and Sensors in /metrics.
+    #[arg(long, value_enum, env = "AGENTLOOP_METRICS_PER_OBJECT", default_value = "Full")]
+    metrics_per_object: PerObject,
     /// Listen address of /healthz and /readyz.
     #[arg(long, env = "AGENTLOOP_PROBE_ADDRESS", default_value = "0.0.0.0:8081")]
     probe_address: SocketAddr,
@@ -253,6 +257,7 @@ impl ControllerArgs {
             },
             sensor_pods,
             metrics_address: self.metrics_address,
+            per_object: self.metrics_per_object,
             probe_address: self.probe_address,
             link_address: self.link_address,
             link_hosts,

@@ -19,6 +19,7 @@ use super::pod_sessions::PodSessions;
 use super::process::{ControllerError, ControllerOptions};
 use super::sensor::pod::SensorPodSettings;
 use crate::api::NamespacedName;
+use crate::telemetry::families::PerObject;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
 
@@ -55,6 +56,7 @@ pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), 
             settings: alone.settings,
             sensor_pods: alone.sensor_pods,
             metrics_address: nowhere,
+            per_object: PerObject::Full,
             probe_address: nowhere,
             link_address: address,
             link_hosts: vec![address.ip().to_string()],

@@ -23,6 +23,7 @@ use super::leader::Leader;
 use super::link_service::initialize_refusal_metrics;
 use super::sensor::pod::SensorPodSettings;
 use crate::support::backoff::Backoff;
+use crate::telemetry::families::PerObject;
 use crate::telemetry::http::{self, HttpLimits, Readiness};
 use crate::telemetry::metrics::Metrics;
 
@@ -42,6 +43,8 @@ pub struct ControllerOptions {
     pub sensor_pods: SensorPodSettings,
     /// Listen address of the metrics.
     pub metrics_address: SocketAddr,
+    /// Which series of single objects /metrics has.
+    pub per_object: PerObject,
     /// Listen address of the probes.
     pub probe_address: SocketAddr,
     /// Listen address of the link.

@@ -9,8 +9,13 @@ use tokio::time::Instant;
 
 use super::Requeue;
 use super::queue::{AGE, NextWork, Priority, QueueState, WorkQueue};
+use crate::telemetry::metrics::Metrics;
 
 type Key = u8;
+
+fn new_queue<K: Clone + Eq + std::hash::Hash + Ord>() -> Arc<WorkQueue<K>> {
+    Arc::new(WorkQueue::new(Metrics::new().unwrap().queues.of("agent")))
+}
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -255,7 +260,7 @@ fn after_a_shutdown_nothing_is_handed_out_or_accepted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_delayed_key_is_taken_by_whichever_worker_is_idle() {
-    let queue = Arc::new(WorkQueue::new());
+    let queue = new_queue();
     let (taken, mut seen) = tokio::sync::mpsc::unbounded_channel();
     for _ in 0..2 {
         let (queue, taken) = (queue.clone(), taken.clone());
@@ -281,7 +286,7 @@ async fn a_delayed_key_is_taken_by_whichever_worker_is_idle() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_all_workers() {
-    let queue = Arc::new(WorkQueue::<u8>::new());
+    let queue = new_queue::<u8>();
     let mut workers = tokio::task::JoinSet::new();
     for _ in 0..4 {
         let queue = queue.clone();
@@ -294,7 +299,7 @@ async fn a_shutdown_ends_all_workers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_workers_take_every_key_and_no_key_twice_at_once() {
-    let queue = Arc::new(WorkQueue::new());
+    let queue = new_queue();
     let busy = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
     let (taken, mut seen) = tokio::sync::mpsc::unbounded_channel();
     let mut workers = tokio::task::JoinSet::new();
