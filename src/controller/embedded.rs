@@ -15,6 +15,7 @@ use super::gate_webhook::initialize_webhook_metrics;
 use super::history::initialize_history_metrics;
 use super::leader::{Leader, LeaderResources};
 use super::link_service::initialize_refusal_metrics;
+use super::metrics_access::MetricsAuthentication;
 use super::pod_sessions::PodSessions;
 use super::process::{ControllerError, ControllerOptions};
 use super::sensor::pod::SensorPodSettings;
@@ -56,6 +57,7 @@ pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), 
             settings: alone.settings,
             sensor_pods: alone.sensor_pods,
             metrics_address: nowhere,
+            metrics_authentication: MetricsAuthentication::None,
             per_object: PerObject::Full,
             probe_address: nowhere,
             link_address: address,

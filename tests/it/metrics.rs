@@ -39,7 +39,7 @@ use crate::support::clusters::has;
 use agentloop::api::usage_counts::GuardrailTrip;
 
 /// A controller in full swing: a reconcile of each kind, a request, a budget, these Agents.
-async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
+pub async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
     controller_with(agents, PerObject::Full).await
 }
 
@@ -187,7 +187,7 @@ async fn series_of_a_sensor_say_what_its_spec_and_status_say() {
 }
 
 /// An Agent whose status has everything.
-fn busy(name: &str) -> Value {
+pub fn busy(name: &str) -> Value {
     let condition = |kind: &str, status: &str| {
         json!({
             "type": kind, "status": status, "reason": "Because", "message": "secret words",
@@ -534,7 +534,11 @@ async fn probes_say_what_is_waited_for_and_metrics_are_served_as_text() {
     let (status, headers, body) = get("/metrics").await;
     assert_eq!(status, StatusCode::OK);
     assert_eq!(headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
-    assert!(body.contains("agentloop_build_info{"));
+    let build = body
+        .lines()
+        .find(|line| line.starts_with("agentloop_build_info{"))
+        .unwrap();
+    assert!(build.contains("rustc=\"1.") && build.ends_with(" 1"), "{build}");
 }
 
 #[test]

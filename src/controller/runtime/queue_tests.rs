@@ -328,3 +328,66 @@ async fn many_workers_take_every_key_and_no_key_twice_at_once() {
     queue.shut_down();
     workers.join_all().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_is_measured_as_that_of_client_go() {
+    let metrics = Metrics::new().unwrap();
+    let queue = super::queue::<&str>(&metrics, "agent");
+    let read = |name: &str| {
+        let series = format!("workqueue_{name}{{controller=\"agent\",name=\"agent\"}} ");
+        let text = metrics.text();
+        let line = text.lines().find_map(|line| line.strip_prefix(&series));
+        line.unwrap_or_else(|| panic!("no {series}")).to_owned()
+    };
+    let advance = |seconds| tokio::time::advance(Duration::from_secs(seconds));
+    assert_eq!(
+        (read("depth"), read("adds_total"), read("retries_total")),
+        ("0".into(), "0".into(), "0".into())
+    );
+    queue.add("a", Priority::Low);
+    advance(1).await;
+    queue.add("a", Priority::High);
+    queue.add("b", Priority::Low);
+    assert_eq!(
+        (read("depth"), read("adds_total")),
+        ("2".into(), "2".into()),
+        "a waits once"
+    );
+    advance(2).await;
+    assert_eq!(queue.next().await, Some("a"));
+    assert_eq!(read("queue_duration_seconds_sum"), "3", "since its first request");
+    assert_eq!(queue.next().await, Some("b"));
+    assert_eq!(
+        (read("depth"), read("queue_duration_seconds_count")),
+        ("0".into(), "2".into())
+    );
+    queue.add("a", Priority::High);
+    assert_eq!(
+        (read("depth"), read("adds_total")),
+        ("1".into(), "3".into()),
+        "again, while it is processed"
+    );
+    advance(4).await;
+    queue.finish("b", Requeue::AwaitChange);
+    advance(1).await;
+    assert_eq!(read("unfinished_work_seconds"), "5");
+    assert_eq!(read("longest_running_processor_seconds"), "5");
+    queue.count_retry();
+    queue.finish("a", Requeue::After(Duration::from_secs(60), Priority::Low));
+    assert_eq!(
+        (read("work_duration_seconds_sum"), read("retries_total")),
+        ("9".into(), "1".into())
+    );
+    assert_eq!(
+        (read("unfinished_work_seconds"), read("depth")),
+        ("0".into(), "1".into())
+    );
+    assert_eq!(queue.next().await, Some("a"));
+    assert_eq!(
+        read("queue_duration_seconds_sum"),
+        "10",
+        "5 of them while it was processed"
+    );
+    drop(queue);
+    assert_eq!(read("adds_total"), "3", "a counter outlives its queue");
+}
