@@ -1,4 +1,4 @@
-//! Tests of /metrics in OpenMetrics, with a strict reader of that format.
+//! Tests of /metrics in `OpenMetrics`, with a strict reader of that format.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

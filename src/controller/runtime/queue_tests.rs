@@ -373,7 +373,7 @@ async fn a_queue_is_measured_as_that_of_client_go() {
     assert_eq!(read("unfinished_work_seconds"), "5");
     assert_eq!(read("longest_running_processor_seconds"), "5");
     queue.count_retry();
-    queue.finish("a", Requeue::After(Duration::from_secs(60), Priority::Low));
+    queue.finish("a", Requeue::After(Duration::from_mins(1), Priority::Low));
     assert_eq!(
         (read("work_duration_seconds_sum"), read("retries_total")),
         ("9".into(), "1".into())
