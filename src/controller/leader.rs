@@ -15,6 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::ClientAuthorizer;
 use super::agent;
+use super::budget::accounts::DocumentPart;
+use super::budget::ledger::LedgerState;
 use super::budget::presenter::BudgetPresenter;
 use super::budget::{BudgetLedger, LedgerSetup};
 use super::certificates::LinkCertificates;
@@ -30,6 +32,7 @@ use super::runtime::events::{publish, recorder};
 use super::runtime::{EventSink, GRACE, ReconcileMetrics, WallClock};
 use super::sensor::{self, SensorRegistry};
 use super::task_relay::TaskRelay;
+use crate::api::amount::Amount;
 use crate::api::{NamespacedName, Sensor};
 use crate::link::deliveries::DELIVERY_SECONDS;
 use crate::link::server::{self, LinkLimits};
@@ -316,9 +319,24 @@ fn sensor_metrics(sensors: &Arc<SensorRegistry>, level: PerObject) -> SensorColl
 fn budget_metrics(budgets: &Arc<BudgetLedger>, level: PerObject) -> BudgetCollector {
     let budgets = budgets.clone();
     let take = move || {
-        let snapshot = budgets.spent_budgets();
+        let snapshot = budgets.inspect(spent_budgets);
         let visit = move |visit: &mut dyn FnMut(&SpentBudget)| snapshot.iter().for_each(visit);
         Box::new(visit) as ObjectVisitor<SpentBudget>
     };
     BudgetCollector::new(Box::new(take), level)
+}
+
+/// Every AgentBudget, and what was spent of it since this process has its account.
+fn spent_budgets(state: &LedgerState) -> Vec<SpentBudget> {
+    let known = state.assignments.budgets().values();
+    known
+        .map(|facts| {
+            let document = state.book.document(&facts.document);
+            let entry = document.and_then(|document| document.part(DocumentPart::Budget));
+            SpentBudget {
+                object: facts.object.clone(),
+                spent: entry.map_or(Amount::ZERO, |entry| entry.account().charged()),
+            }
+        })
+        .collect()
 }

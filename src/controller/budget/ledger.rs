@@ -23,7 +23,6 @@ use super::forfeit::{CurrentRecord, HolderLiveness, PodFacts};
 use super::record_writer::StatusDocument;
 use super::refusals::{foreign_record, try_later};
 use super::view::{BudgetHold, BudgetPresentation, BudgetView};
-use crate::api::amount::Amount;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::api::{Agent, AgentBudget, NamespacedName};
 use crate::controller::pod_sessions::PodSessions;
@@ -32,7 +31,6 @@ use crate::ledger::account::LeaseHolder;
 use crate::link::messages::{
     AccountTerms, BudgetTerms, LeaseRequest, LeaseResponse, LimitName, PodRefusal, PricedModel,
 };
-use crate::telemetry::budget_collector::SpentBudget;
 use crate::telemetry::metrics::Metrics;
 
 /// How long a [`LeaseRequest`] waits for its record to be written.
@@ -117,23 +115,6 @@ impl BudgetLedger {
     /// Reads the state under the lock.
     pub fn inspect<T>(&self, look: impl FnOnce(&LedgerState) -> T) -> T {
         look(&self.lock())
-    }
-
-    /// Every AgentBudget, and what was spent of it since this process has its account.
-    #[must_use]
-    pub fn spent_budgets(&self) -> Vec<SpentBudget> {
-        let state = self.lock();
-        let known = state.assignments.budgets().values();
-        known
-            .map(|facts| {
-                let entry = state.book.document(&facts.document);
-                let entry = entry.and_then(|document| document.part(DocumentPart::Budget));
-                SpentBudget {
-                    object: facts.object.clone(),
-                    spent: entry.map_or(Amount::ZERO, |entry| entry.account.charged()),
-                }
-            })
-            .collect()
     }
 
     #[must_use]
