@@ -3,6 +3,8 @@
 //! Time and size of the text, and the memory that the process needs at most beyond what it has with the Agents in its
 //! cache.
 
+#![allow(clippy::expect_used, reason = "a bench that cannot run ends")]
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,7 +59,9 @@ fn scrape(metrics: &Metrics, format: ExpositionFormat) -> (Duration, usize) {
 fn metrics(agents: &[Arc<Agent>]) -> Metrics {
     let metrics = Metrics::new().expect("the registry has no conflicts");
     let totals = NamespaceTotals::new(Box::new(|_, _| Some(1)));
-    agents.iter().for_each(|agent| totals.agent_seen(agent));
+    for agent in agents {
+        totals.agent_seen(agent);
+    }
     metrics.add(Arc::new(totals));
     let agents = agents.to_vec();
     let take = move || {
@@ -92,7 +96,7 @@ fn agent(number: usize) -> Arc<Agent> {
             "namespace": format!("team-{}", number % 20), "name": format!("research-agent-{number}"),
             "uid": format!("uid-{number}"), "generation": 3, "creationTimestamp": "2026-01-02T03:04:05Z",
         },
-        "spec": {"instructions": "Be brief.", "model": {"api": "Anthropic", "name": "claude-sonnet-4-5"}},
+        "spec": {"instructions": "Be brief.", "model": {"api": "AnthropicMessages", "name": "claude-sonnet-4-5"}},
         "status": {
             "observedGeneration": 3, "conditions": conditions, "usage": usage,
             "loop": {"state": "Sleeping", "turn": 4322, "lastTurnTime": "2026-01-02T03:04:05Z"},
