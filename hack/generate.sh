@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# generate.sh          writes crds/, docs/reference/api.md and kubectl-plugin.md (and the chart's copy) from the Rust types, and
-#                      deploy/agentloop.yaml from the chart
+# generate.sh          writes crds/ (and the chart's copy), docs/reference/api.md and kubectl-plugin.md from the Rust types, the
+#                      chart's dashboards from the registry of metrics, and deploy/agentloop.yaml from the chart
 # generate.sh --check  fails when they are not what would be written
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -13,13 +13,15 @@ cp -r charts "$out"
 cargo run --locked --quiet -- crds --dir "$out/crds"
 rm "$out"/charts/agentloop/files/crds/*
 cp "$out"/crds/* "$out/charts/agentloop/files/crds/"
+rm "$out"/charts/agentloop/dashboards/*
+cargo run --locked --quiet -- dashboards --dir "$out/charts/agentloop/dashboards"
 mkdir -p "$out/deploy" "$out/docs/reference"
 cargo run --locked --quiet -- crds --format markdown >"$out/docs/reference/api.md"
 cargo run --locked --quiet -- kubectl reference >"$out/docs/reference/kubectl-plugin.md"
 helm template agentloop "$out/charts/agentloop" --namespace agentloop-system >"$out/deploy/agentloop.yaml"
 
 stale=
-for folder in crds charts/agentloop/files/crds deploy/agentloop.yaml docs/reference/api.md docs/reference/kubectl-plugin.md; do
+for folder in crds charts/agentloop/files/crds charts/agentloop/dashboards deploy/agentloop.yaml docs/reference/api.md docs/reference/kubectl-plugin.md; do
   if [ "${1:-}" = --check ]; then
     diff -ru "$folder" "$out/$folder" || stale=1
   else

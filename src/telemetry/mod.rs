@@ -4,6 +4,7 @@
 
 pub mod agent_collector;
 pub mod budget_collector;
+pub mod dashboards;
 pub mod exposition;
 pub mod families;
 pub mod http;
