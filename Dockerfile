@@ -1,7 +1,7 @@
 # The same image as `make image`, for those who have Docker: docker build -t agentloop .
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
-COPY Cargo.toml Cargo.lock rust-toolchain.toml ./
+COPY Cargo.toml Cargo.lock rust-toolchain.toml build.rs ./
 COPY src src
 # Cargo looks for the roots of tests and benches that Cargo.toml names; they are not compiled.
 COPY tests/it/main.rs tests/it/main.rs

@@ -211,7 +211,7 @@ show() {
   leader=$(kube -n "$system" get pods -l agentloop.dev/leader=true -o jsonpath='{.items[0].metadata.name}')
   port=$(kube -n "$system" get pod "$leader" -o jsonpath='{.spec.containers[0].ports[?(@.name=="metrics")].containerPort}')
   kube get --raw "/api/v1/namespaces/$system/pods/$leader:$port/proxy/metrics" |
-    grep -E "^agentloop_agent_(tokens_total|turns_total|loop_state).*\"$agent\"|^agentloop_budget_(limit|used|reserved|remaining).*tokens" | grep -v ' 0$'
+    grep -E "^agentloop_agent_(tokens_total|turns_total|loop_state).*\"$agent\"|^agentloop_budget_(limit|used|reserved)_tokens" | grep -v ' 0$'
 
   say "The Agent's Events"
   kube -n "$namespace" get events --field-selector "involvedObject.kind=Agent,involvedObject.name=$agent" \

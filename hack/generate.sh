@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# generate.sh          writes crds/, docs/reference/api.md and kubectl-plugin.md (and the chart's copy) from the Rust types,
-#                      deploy/agentloop.yaml from the chart, and the chart's README from its values.yaml
+# generate.sh          writes crds/ (and the chart's copy), docs/reference/api.md and kubectl-plugin.md from the Rust types, the
+#                      chart's dashboards from the registry of metrics, deploy/agentloop.yaml from the chart, and the chart's
+#                      README from its values.yaml
 # generate.sh --check  fails when they are not what would be written
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -14,6 +15,8 @@ cp -r charts "$out"
 cargo run --locked --quiet -- crds --dir "$out/crds"
 rm "$out"/charts/agentloop/files/crds/*
 cp "$out"/crds/* "$out/charts/agentloop/files/crds/"
+rm "$out"/charts/agentloop/dashboards/*
+cargo run --locked --quiet -- dashboards --dir "$out/charts/agentloop/dashboards"
 mkdir -p "$out/deploy" "$out/docs/reference"
 cargo run --locked --quiet -- crds --format markdown >"$out/docs/reference/api.md"
 cargo run --locked --quiet -- kubectl reference >"$out/docs/reference/kubectl-plugin.md"
@@ -21,8 +24,8 @@ helm template agentloop "$out/charts/agentloop" --namespace agentloop-system --s
 python3 hack/chart-readme.py charts/agentloop >"$out/charts/agentloop/README.md"
 
 stale=
-for folder in crds charts/agentloop/files/crds deploy/agentloop.yaml docs/reference/api.md docs/reference/kubectl-plugin.md \
-  charts/agentloop/README.md; do
+for folder in crds charts/agentloop/files/crds charts/agentloop/dashboards deploy/agentloop.yaml docs/reference/api.md \
+  docs/reference/kubectl-plugin.md charts/agentloop/README.md; do
   if [ "${1:-}" = --check ]; then
     diff -ru "$folder" "$out/$folder" || stale=1
   else

@@ -289,7 +289,7 @@ impl AgentSpec {
 }
 
 /// How a loop is driven.
-#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
 pub enum AgentMode {
     /// The agent takes turns until it yields, sleeps for the time that it chose, and wakes.
     #[default]

@@ -236,6 +236,9 @@ pub struct LoopStatus {
     /// Number of turns started since the Agent was created.
     #[schemars(range(min = 0))]
     pub turn: i64,
+    /// Time at which the controller learned of the start of the most recent turn. Absent before the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_turn_time: Option<Time>,
     /// Number of consecutive failed turns.
     #[schemars(range(min = 0))]
     pub consecutive_errors: i32,

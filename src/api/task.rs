@@ -180,6 +180,7 @@ pub enum TaskKind {
     Debug,
     PartialEq,
     Eq,
+    strum::IntoStaticStr,
     strum::AsRefStr,
     strum::Display,
     strum::EnumString,

@@ -17,12 +17,14 @@ use crate::controller::agent::ReconcilerSettings;
 use crate::controller::election::LeaseTimes;
 use crate::controller::gate_webhook::{GateWebhook, WebhookTimes};
 use crate::controller::history::HistorySettings;
+use crate::controller::metrics_access::MetricsAuthentication;
 use crate::controller::policy::{ANY, AgentPrices, MIN_OUTPUT_TOKENS, PlatformPolicy, PodPolicy, PriceTable};
 use crate::controller::process::{self, ControllerOptions, ElectionOptions};
 use crate::controller::sensor::pod::SensorPodSettings;
 use crate::history::HistoryStore;
 use crate::link::pod::{AgentEgress, PrivateAddresses};
 use crate::sensing::address::Cidr;
+use crate::telemetry::families::PerObject;
 
 /// Threads of the async runtime.
 const THREADS: usize = 2;
@@ -88,6 +90,12 @@ pub(super) struct ControllerArgs {
     /// Listen address of /metrics.
     #[arg(long, env = "AGENTLOOP_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
     metrics_address: SocketAddr,
+    /// What a reader of /metrics must present: nothing, or a token whose user may get the URL /metrics.
+    #[arg(long, value_enum, env = "AGENTLOOP_METRICS_AUTHENTICATION", default_value = "None")]
+    metrics_authentication: MetricsAuthentication,
+    /// Series of single Agents, AgentBudgets and Sensors in /metrics.
+    #[arg(long, value_enum, env = "AGENTLOOP_METRICS_PER_OBJECT", default_value = "Full")]
+    metrics_per_object: PerObject,
     /// Listen address of /healthz and /readyz.
     #[arg(long, env = "AGENTLOOP_PROBE_ADDRESS", default_value = "0.0.0.0:8081")]
     probe_address: SocketAddr,
@@ -253,6 +261,8 @@ impl ControllerArgs {
             },
             sensor_pods,
             metrics_address: self.metrics_address,
+            metrics_authentication: self.metrics_authentication,
+            per_object: self.metrics_per_object,
             probe_address: self.probe_address,
             link_address: self.link_address,
             link_hosts,

@@ -9,6 +9,7 @@ use crate::plugin::PluginArgs;
 
 mod controller;
 mod crds;
+mod dashboards;
 mod gateway;
 mod history;
 mod journal;
@@ -61,6 +62,8 @@ enum Command {
     History(history::HistoryArgs),
     /// Print the custom resource definitions, or write them to a directory.
     Crds(crds::CrdsArgs),
+    /// Print the Grafana dashboards, or write them to a directory.
+    Dashboards(dashboards::DashboardsArgs),
     /// See and control the Agents of a cluster; as a kubectl plugin: `kubectl agentloop`.
     Kubectl(Box<PluginArgs>),
     /// Exit with 0 if the gateway of this pod is healthy.
@@ -97,6 +100,7 @@ impl Cli {
             Command::Journal(args) => args.run(),
             Command::History(args) => args.run(),
             Command::Crds(args) => args.run(),
+            Command::Dashboards(args) => args.run(),
             Command::Probe(args) => args.run(),
             Command::Toolbox(args) => args.run(),
             Command::McpBridge(args) => args.run(),

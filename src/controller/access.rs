@@ -22,6 +22,9 @@ use crate::link::events::{ClientRefusal, ClientRefusalCode};
 
 /// Time limit for both reviews together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// What is said of a token that the API server does not accept.
+pub(super) const REJECTED_TOKEN: &str =
+    "the API server rejected the token: it has expired, or belongs to another cluster or audience";
 /// Most concurrent authorizations; further ones wait.
 const MAX_QUESTIONS: usize = 8;
 
@@ -116,16 +119,9 @@ impl ClientAuthorizer {
         let _pass = self.gate.acquire(address).await.ok_or_else(|| {
             unavailable("too many tokens from this address are pending or invalid; retry in a few seconds")
         })?;
-        let review = TokenReview {
-            spec: TokenReviewSpec {
-                token: Some(token.into()),
-                // `None` means the audience of the API server itself.
-                audiences: None,
-            },
-            ..TokenReview::default()
-        };
-        let answer = self.tokens.create(&PostParams::default(), &review).await;
+        let answer = self.tokens.create(&PostParams::default(), &token_review(token)).await;
         let user = token_user(answer.map_err(|error| failed(&error))?.status.unwrap_or_default())
+            .ok_or_else(rejected)
             .inspect_err(|_| self.gate.record_failure(address))?;
         let name = user.username.clone().unwrap_or_default();
         let denied = |message| ClientRefusal {
@@ -152,27 +148,46 @@ impl ClientAuthorizer {
     }
 }
 
-/// The authenticated user.
-fn token_user(status: TokenReviewStatus) -> Result<UserInfo, ClientRefusal> {
-    status
-        .user
-        .filter(|user| {
-            status.authenticated == Some(true) && user.username.as_ref().is_some_and(|name| !name.is_empty())
-        })
-        .ok_or_else(|| ClientRefusal {
-            code: ClientRefusalCode::Unauthenticated,
-            message: "the API server rejected the token: it has expired, or belongs to another cluster or audience"
-                .into(),
-        })
+/// Asks whose token this is.
+pub(super) fn token_review(token: &str) -> TokenReview {
+    TokenReview {
+        spec: TokenReviewSpec {
+            token: Some(token.into()),
+            // `None` means the audience of the API server itself.
+            audiences: None,
+        },
+        ..TokenReview::default()
+    }
+}
+
+/// The authenticated user, if the token is valid.
+pub(super) fn token_user(status: TokenReviewStatus) -> Option<UserInfo> {
+    status.user.filter(|user| {
+        status.authenticated == Some(true) && user.username.as_ref().is_some_and(|name| !name.is_empty())
+    })
+}
+
+fn rejected() -> ClientRefusal {
+    ClientRefusal {
+        code: ClientRefusalCode::Unauthenticated,
+        message: REJECTED_TOKEN.into(),
+    }
+}
+
+/// Asks about a right of this user, which the caller adds.
+pub(super) fn review_of(user: UserInfo) -> SubjectAccessReviewSpec {
+    SubjectAccessReviewSpec {
+        user: user.username,
+        groups: user.groups,
+        uid: user.uid,
+        extra: user.extra.map(BTreeMap::from_iter),
+        ..SubjectAccessReviewSpec::default()
+    }
 }
 
 fn access_review(user: UserInfo, agent: &NamespacedName, action: ClientAction) -> SubjectAccessReview {
     SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
-            user: user.username,
-            groups: user.groups,
-            uid: user.uid,
-            extra: user.extra.map(BTreeMap::from_iter),
             resource_attributes: Some(ResourceAttributes {
                 verb: Some(action.verb().into()),
                 group: Some("agentloop.dev".into()),
@@ -182,7 +197,7 @@ fn access_review(user: UserInfo, agent: &NamespacedName, action: ClientAction) -
                 name: Some(agent.name.clone()),
                 ..ResourceAttributes::default()
             }),
-            ..SubjectAccessReviewSpec::default()
+            ..review_of(user)
         },
         ..SubjectAccessReview::default()
     }

@@ -45,7 +45,7 @@ pub fn watching() -> watcher::Config {
 /// retry failed requests, because they know how long a retry makes sense.
 pub fn client(mut config: Config, read_timeout: Duration, metrics: &Metrics) -> kube::Result<Client> {
     let host = config.cluster_url.authority().map(ToString::to_string);
-    let count = CountRequests::new(metrics.requests.clone(), host.unwrap_or_default());
+    let count = CountRequests::new(metrics, host.unwrap_or_default());
     config.read_timeout = Some(read_timeout);
     config.connect_timeout = Some(read_timeout.min(CONNECT_TIMEOUT));
     config.reset_reader_on_write = true;

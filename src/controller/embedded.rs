@@ -15,10 +15,12 @@ use super::gate_webhook::initialize_webhook_metrics;
 use super::history::initialize_history_metrics;
 use super::leader::{Leader, LeaderResources};
 use super::link_service::initialize_refusal_metrics;
+use super::metrics_access::MetricsAuthentication;
 use super::pod_sessions::PodSessions;
 use super::process::{ControllerError, ControllerOptions};
 use super::sensor::pod::SensorPodSettings;
 use crate::api::NamespacedName;
+use crate::telemetry::families::PerObject;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
 
@@ -55,6 +57,8 @@ pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), 
             settings: alone.settings,
             sensor_pods: alone.sensor_pods,
             metrics_address: nowhere,
+            metrics_authentication: MetricsAuthentication::None,
+            per_object: PerObject::Full,
             probe_address: nowhere,
             link_address: address,
             link_hosts: vec![address.ip().to_string()],

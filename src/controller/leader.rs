@@ -15,6 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::ClientAuthorizer;
 use super::agent;
+use super::budget::accounts::DocumentPart;
+use super::budget::ledger::LedgerState;
 use super::budget::presenter::BudgetPresenter;
 use super::budget::{BudgetLedger, LedgerSetup};
 use super::certificates::LinkCertificates;
@@ -30,11 +32,13 @@ use super::runtime::events::{publish, recorder};
 use super::runtime::{EventSink, GRACE, ReconcileMetrics, WallClock};
 use super::sensor::{self, SensorRegistry};
 use super::task_relay::TaskRelay;
-use crate::api::NamespacedName;
+use crate::api::amount::Amount;
+use crate::api::{NamespacedName, Sensor};
 use crate::link::deliveries::DELIVERY_SECONDS;
 use crate::link::server::{self, LinkLimits};
 use crate::link::task_requests::ACCEPT_SECONDS;
-use crate::telemetry::budget_collector::BudgetCollector;
+use crate::telemetry::budget_collector::{BudgetCollector, SpentBudget};
+use crate::telemetry::families::{ObjectVisitor, PerObject};
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::sensor_collector::SensorCollector;
@@ -278,9 +282,10 @@ impl Leader {
     ) -> agent::ReconcilerParts {
         let settings = self.options.settings.clone();
         let (metrics, readiness) = (self.metrics.clone(), self.readiness.clone());
-        register_budget_metrics(&metrics, budgets);
-        register_sensor_metrics(&metrics, sensors);
-        let report = MetricsObserver::new(metrics, agents, loops.clone(), readiness, settings.workers);
+        let level = self.options.per_object;
+        metrics.add(Arc::new(budget_metrics(budgets, level)));
+        metrics.add(Arc::new(sensor_metrics(sensors, level)));
+        let report = MetricsObserver::new(metrics, agents, loops.clone(), readiness, settings.workers, level);
         let observer = Arc::new(report);
         agent::ReconcilerParts {
             client: self.client.clone(),
@@ -291,6 +296,7 @@ impl Leader {
             ca_bundle: bundle.now,
             published: bundle.with_agents,
             observer,
+            metrics: self.metrics.clone(),
             clock: clock.clone(),
             instance: self.instance(),
             shutdown: stop.clone(),
@@ -299,31 +305,38 @@ impl Leader {
     }
 }
 
-fn register_sensor_metrics(metrics: &Metrics, sensors: &Arc<SensorRegistry>) {
+fn sensor_metrics(sensors: &Arc<SensorRegistry>, level: PerObject) -> SensorCollector {
     let sensors = sensors.clone();
-    let collector = SensorCollector::new(move |visit| {
-        for sensor in sensors.all() {
-            visit(&sensor);
-        }
-    });
-    if let Err(error) = collector.and_then(|collector| metrics.register(collector)) {
-        tracing::error!(%error, "failed to register the metrics of Sensors");
-    }
+    let take = move || {
+        let snapshot = sensors.all();
+        let visit = move |visit: &mut dyn FnMut(&Sensor)| snapshot.iter().for_each(|sensor| visit(sensor));
+        Box::new(visit) as ObjectVisitor<Sensor>
+    };
+    SensorCollector::new(Box::new(take), level)
 }
 
-/// Registers the metrics of the ledger's AgentBudgets.
-fn register_budget_metrics(metrics: &Metrics, budgets: &Arc<BudgetLedger>) {
+/// The metrics of the ledger's AgentBudgets.
+fn budget_metrics(budgets: &Arc<BudgetLedger>, level: PerObject) -> BudgetCollector {
     let budgets = budgets.clone();
-    let collector = BudgetCollector::new(move |visit| {
-        let objects = budgets.inspect(|state| {
-            let known = state.assignments.budgets().values();
-            known.map(|facts| facts.object.clone()).collect::<Vec<_>>()
-        });
-        for budget in &objects {
-            visit(budget);
-        }
-    });
-    if let Err(error) = collector.and_then(|collector| metrics.register(collector)) {
-        tracing::error!(%error, "failed to register the metrics of AgentBudgets");
-    }
+    let take = move || {
+        let snapshot = budgets.inspect(spent_budgets);
+        let visit = move |visit: &mut dyn FnMut(&SpentBudget)| snapshot.iter().for_each(visit);
+        Box::new(visit) as ObjectVisitor<SpentBudget>
+    };
+    BudgetCollector::new(Box::new(take), level)
+}
+
+/// Every AgentBudget, and what was spent of it since this process has its account.
+fn spent_budgets(state: &LedgerState) -> Vec<SpentBudget> {
+    let known = state.assignments.budgets().values();
+    known
+        .map(|facts| {
+            let document = state.book.document(&facts.document);
+            let entry = document.and_then(|document| document.part(DocumentPart::Budget));
+            SpentBudget {
+                object: facts.object.clone(),
+                spent: entry.map_or(Amount::ZERO, |entry| entry.account().charged()),
+            }
+        })
+        .collect()
 }

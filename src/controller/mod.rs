@@ -20,6 +20,7 @@ pub mod history;
 pub mod identity;
 mod leader;
 pub mod link_service;
+pub mod metrics_access;
 mod plain_http;
 mod pod_security;
 pub mod pod_sessions;

@@ -21,8 +21,10 @@ use super::gate_webhook::{GateWebhook, initialize_webhook_metrics};
 use super::history::{HistorySettings, initialize_history_metrics};
 use super::leader::Leader;
 use super::link_service::initialize_refusal_metrics;
+use super::metrics_access::{MetricsAuthentication, protect};
 use super::sensor::pod::SensorPodSettings;
 use crate::support::backoff::Backoff;
+use crate::telemetry::families::PerObject;
 use crate::telemetry::http::{self, HttpLimits, Readiness};
 use crate::telemetry::metrics::Metrics;
 
@@ -42,6 +44,10 @@ pub struct ControllerOptions {
     pub sensor_pods: SensorPodSettings,
     /// Listen address of the metrics.
     pub metrics_address: SocketAddr,
+    /// What a reader of /metrics must present.
+    pub metrics_authentication: MetricsAuthentication,
+    /// Which series of single objects /metrics has.
+    pub per_object: PerObject,
     /// Listen address of the probes.
     pub probe_address: SocketAddr,
     /// Listen address of the link.
@@ -101,11 +107,13 @@ pub async fn run(options: ControllerOptions, config: Config, stop: CancellationT
     let readiness = Readiness::waiting("contact with the Kubernetes API");
     let probes = http::probes(readiness.clone());
     let probes = http::serve(listen(options.probe_address)?, probes, HttpLimits::default());
+    let client = client(config.clone(), READ_TIMEOUT, &metrics)?;
     let scrapes = http::metrics(metrics.clone(), http::SCRAPE_WAIT);
+    let scrapes = protect(scrapes, options.metrics_authentication, client.clone());
     let scrapes = http::serve(listen(options.metrics_address)?, scrapes, HttpLimits::default());
     let served = [tokio::spawn(probes), tokio::spawn(scrapes)];
     let process = ControllerProcess {
-        client: client(config.clone(), READ_TIMEOUT, &metrics)?,
+        client,
         config,
         metrics,
         readiness,

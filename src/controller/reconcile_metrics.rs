@@ -1,15 +1,18 @@
 //! Records reconciles as metrics, and sets the readiness of the process.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::agent::{AgentsView, ReconcileObserver};
 use super::pod_sessions::PodSessions;
 use super::runtime::{ReconcileMetrics, ReconcileResult};
-use crate::api::NamespacedName;
-use crate::telemetry::agent_collector::AgentCollector;
+use crate::api::{Agent, NamespacedName};
+use crate::telemetry::agent_collector::{AgentCollector, RefusedCalls};
+use crate::telemetry::families::{ObjectVisitor, PerObject};
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::namespace_totals::NamespaceTotals;
 
 /// Observes the Agent reconciler: metrics of reconciles and Agents, and readiness.
 pub struct MetricsObserver {
@@ -18,11 +21,14 @@ pub struct MetricsObserver {
     agents: Arc<OnceLock<AgentsView>>,
     loops: Arc<PodSessions>,
     readiness: Readiness,
+    totals: Arc<NamespaceTotals>,
+    level: PerObject,
 }
 
 impl MetricsObserver {
     /// `agents` is set and the process becomes ready once the caches are filled. `loops` has the last reports of the
-    /// gateways; `workers` is the number of concurrent reconciles.
+    /// gateways; `workers` is the number of concurrent reconciles; `level` says which series of single Agents are
+    /// exported.
     #[must_use]
     pub fn new(
         metrics: Arc<Metrics>,
@@ -30,13 +36,18 @@ impl MetricsObserver {
         loops: Arc<PodSessions>,
         readiness: Readiness,
         workers: u16,
+        level: PerObject,
     ) -> Self {
+        let totals = Arc::new(NamespaceTotals::new(refused_calls(&loops)));
+        metrics.add(totals.clone());
         Self {
             reconciles: ReconcileMetrics::new(metrics.clone(), "agent", workers),
             metrics,
             agents,
             loops,
             readiness,
+            totals,
+            level,
         }
     }
 }
@@ -52,19 +63,33 @@ impl ReconcileObserver for MetricsObserver {
 
     fn agents(&self, agents: AgentsView) {
         let view = agents.clone();
-        let loops = self.loops.clone();
-        let refused = move |namespace: &str, name: &str| loops.refused_calls(&NamespacedName::new(namespace, name));
-        match AgentCollector::new(move |visit| view.for_each(visit), refused) {
-            Ok(collector) => {
-                if let Err(error) = self.metrics.register(collector) {
-                    tracing::error!(%error, "failed to register the metrics of Agents");
-                }
-            }
-            Err(error) => tracing::error!(%error, "failed to register the metrics of Agents"),
-        }
+        let take = move || {
+            let snapshot = view.snapshot();
+            Box::new(move |visit: &mut dyn FnMut(&Agent)| snapshot.for_each(visit)) as ObjectVisitor<Agent>
+        };
+        let collector = AgentCollector::new(Box::new(take), refused_calls(&self.loops), self.level);
+        self.metrics.add(Arc::new(collector));
         if self.agents.set(agents).is_err() {
             tracing::error!("the caches were reported as filled twice; using the first view");
         }
         self.readiness.set(None);
     }
+
+    fn agent_seen(&self, agent: &Agent) {
+        self.totals.agent_seen(agent);
+    }
+
+    fn agent_deleted(&self, agent: &NamespacedName) {
+        self.totals.agent_deleted(agent);
+    }
+
+    fn agents_listed(&self, scope: Option<&str>, listed: &BTreeSet<NamespacedName>) {
+        self.totals.agents_listed(scope, listed);
+    }
+}
+
+/// What the gateways last reported.
+fn refused_calls(loops: &Arc<PodSessions>) -> RefusedCalls {
+    let loops = loops.clone();
+    Box::new(move |namespace, name| loops.refused_calls(&NamespacedName::new(namespace, name)))
 }

@@ -2,235 +2,303 @@
 //!
 //! Holds no state: a deleted Agent leaves no series behind, and the counters equal the totals in its status.
 
-use kube::ResourceExt;
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::MetricFamily;
 use strum::IntoEnumIterator;
 
-use super::families::{MetricFamilies, bit, number};
-use super::registry::{self, Metric, MetricSource};
+use super::exposition::MetricWriter;
+use super::families::{PerObject, Samples, SeriesSource, TakeSnapshot, bit, dollars, number, write_conditions};
+use super::registry::{self, Metric};
 use crate::api::Agent;
 use crate::api::agent::AgentMode;
 use crate::api::condition::{self, ConditionType, GatewaySign, LoopSign};
-use crate::api::status::{LoopState, LoopUsage, ModelUsage, PauseReason};
+use crate::api::status::{Gate, LoopStatus, LoopUsage, ModelUsage, PauseReason};
 use crate::api::task::TaskOutcome;
-use crate::api::usage_counts::{GuardrailTrip, OTHER_TOOLS, ToolUsage};
+use crate::api::usage_counts::{GuardrailTrip, ToolUsage};
 
 /// `model` label of usage that is in no entry of `status.usage.byModel`.
 const OTHER_MODELS: &str = "other";
 
-/// Calls its argument with each Agent in the cache.
-type ForEachAgent = Box<dyn Fn(&mut dyn FnMut(&Agent)) + Send + Sync>;
-
 /// Number of calls that limits refused to the Agent of this namespace and name, as last reported by its gateway.
-type RefusedCalls = Box<dyn Fn(&str, &str) -> Option<i64> + Send + Sync>;
+pub type RefusedCalls = Box<dyn Fn(&str, &str) -> Option<i64> + Send + Sync>;
 
-/// Collects the Agents in the cache at each scrape.
+/// Writes the series of the Agents in the cache.
 pub struct AgentCollector {
-    for_each: ForEachAgent,
+    agents: TakeSnapshot<Agent>,
     refused: RefusedCalls,
-    descriptions: Vec<Desc>,
+    level: PerObject,
 }
 
 impl AgentCollector {
-    /// `for_each` visits the Agents at the time of a scrape; `refused` returns the number of calls that limits refused
+    /// `agents` takes a snapshot of the Agents at a scrape; `refused` returns the number of calls that limits refused
     /// to one.
-    pub fn new(
-        for_each: impl Fn(&mut dyn FnMut(&Agent)) + Send + Sync + 'static,
-        refused: impl Fn(&str, &str) -> Option<i64> + Send + Sync + 'static,
-    ) -> prometheus::Result<Self> {
-        let metrics = registry::ALL
-            .iter()
-            .filter(|metric| metric.source == MetricSource::Agents);
-        Ok(Self {
-            for_each: Box::new(for_each),
-            refused: Box::new(refused),
-            descriptions: metrics.map(Metric::desc).collect::<Result<_, _>>()?,
-        })
+    #[must_use]
+    pub fn new(agents: TakeSnapshot<Agent>, refused: RefusedCalls, level: PerObject) -> Self {
+        Self { agents, refused, level }
     }
 }
 
-impl Collector for AgentCollector {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descriptions.iter().collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let mut families = MetricFamilies::default();
-        (self.for_each)(&mut |agent| agent_series(&mut families, agent, &self.refused));
-        families.into_all()
-    }
-}
-
-fn agent_series(families: &mut MetricFamilies, agent: &Agent, refused: &RefusedCalls) {
-    let namespace = agent.namespace().unwrap_or_default();
-    let name = agent.name_any();
-    let id = [namespace.as_str(), name.as_str()];
-    let api = agent.spec.model.api.name();
-    let model = agent.spec.model.name.as_str();
-    families.put(&registry::AGENT_INFO, &[id[0], id[1], api, model], 1.0);
-    let created = agent.metadata.creation_timestamp.as_ref();
-    families.put(
-        &registry::AGENT_CREATED,
-        &id,
-        number(created.map_or(0, |time| time.0.as_second())),
-    );
-    families.put(&registry::AGENT_SUSPENDED, &id, bit(agent.spec.suspend));
-    families.put(
-        &registry::AGENT_GENERATION,
-        &id,
-        number(agent.metadata.generation.unwrap_or_default()),
-    );
-    let observed = agent.status.as_ref().and_then(|status| status.observed_generation);
-    families.put(
-        &registry::AGENT_OBSERVED_GENERATION,
-        &id,
-        number(observed.unwrap_or_default()),
-    );
-    loop_series(families, agent, id);
-    detection_series(families, agent, id);
-    condition_series(families, agent, id);
-    let unused = LoopUsage::default();
-    let usage = agent
-        .status
-        .as_ref()
-        .and_then(|status| status.usage.as_ref())
-        .unwrap_or(&unused);
-    let refused = refused(id[0], id[1]).unwrap_or_default();
-    families.put(&registry::AGENT_REFUSED_CALLS, &id, number(refused));
-    families.put(&registry::AGENT_TURNS, &id, number(usage.counts.turns));
-    families.put(&registry::AGENT_TOOL_CALLS, &id, number(usage.counts.tool_calls));
-    families.put(&registry::AGENT_ACTIONS, &id, number(usage.counts.actions));
-    families.put(
-        &registry::AGENT_DENIED_TOOL_CALLS,
-        &id,
-        number(usage.counts.denied_tool_calls),
-    );
-    // Most Agents of other modes never have a task.
-    if agent.spec.mode == AgentMode::Task || !usage.counts.tasks.is_empty() {
-        for outcome in TaskOutcome::iter() {
-            let labels = [id[0], id[1], outcome.as_ref()];
-            families.put(&registry::AGENT_TASKS, &labels, number(usage.counts.tasks.of(outcome)));
+impl SeriesSource for AgentCollector {
+    fn write(&self, out: &mut MetricWriter<'_>) {
+        let agents = (self.agents)();
+        for (metric, write) in FAMILIES.iter().filter(|(metric, _)| self.level.includes(metric)) {
+            let mut family = out.family((*metric).into());
+            agents(&mut |agent| {
+                // Nobody reads the rest.
+                if !family.is_open() {
+                    return;
+                }
+                let namespace = agent.metadata.namespace.as_deref().unwrap_or_default();
+                let name = agent.metadata.name.as_deref().unwrap_or_default();
+                let facts = AgentFacts {
+                    agent,
+                    id: [namespace, name],
+                    refused: &self.refused,
+                };
+                write(&facts, &mut Samples::new(&mut family, metric, &[namespace, name]));
+            });
         }
-        let waiting = agent
-            .status
-            .as_ref()
-            .and_then(|status| status.r#loop.as_ref()?.waiting_tasks);
-        families.put(&registry::AGENT_WAITING_TASKS, &id, number(waiting.unwrap_or_default()));
     }
+}
+
+/// An Agent, and what is known of it elsewhere.
+struct AgentFacts<'a> {
+    agent: &'a Agent,
+    id: [&'a str; 2],
+    refused: &'a RefusedCalls,
+}
+
+impl AgentFacts<'_> {
+    fn usage(&self) -> Option<&LoopUsage> {
+        self.agent.status.as_ref()?.usage.as_ref()
+    }
+
+    fn loop_(&self) -> Option<&LoopStatus> {
+        self.agent.status.as_ref()?.r#loop.as_ref()
+    }
+
+    fn gates(&self) -> &[Gate] {
+        self.agent.status.as_ref().map_or(&[], |status| &status.gates)
+    }
+
+    /// Most Agents of other modes never have a task.
+    fn has_tasks(&self) -> bool {
+        self.agent.spec.mode == AgentMode::Task || self.usage().is_some_and(|usage| !usage.counts.tasks.is_empty())
+    }
+
+    fn each_model(&self, visit: impl FnMut(&ModelUsage)) {
+        each_model(self.usage(), &self.agent.spec.model.name, visit);
+    }
+
+    /// A count of the usage; 0 before the first.
+    fn count(&self, of: impl FnOnce(&LoopUsage) -> i64) -> f64 {
+        number(self.usage().map_or(0, of))
+    }
+}
+
+/// Writes the series of one Agent in one family.
+type WriteAgent = fn(&AgentFacts<'_>, &mut Samples<'_, '_, '_>);
+
+/// The families of Agents, in the order of their names.
+const FAMILIES: &[(&Metric, WriteAgent)] = &[
+    (&registry::AGENT_ACTIONS, |agent, out| {
+        out.put(&[], agent.count(|usage| usage.counts.actions));
+    }),
+    (&registry::AGENT_CALLS, |agent, out| {
+        agent.each_model(|used| out.put(&[&used.model], number(used.calls)));
+    }),
+    (&registry::AGENT_COST, |agent, out| {
+        agent.each_model(|used| out.put(&[&used.model], dollars(used.cost)));
+    }),
+    (&registry::AGENT_CREATED, |agent, out| {
+        let created = agent.agent.metadata.creation_timestamp.as_ref();
+        out.put(&[], number(created.map_or(0, |time| time.0.as_second())));
+    }),
+    (&registry::AGENT_DENIED_TOOL_CALLS, |agent, out| {
+        out.put(&[], agent.count(|usage| usage.counts.denied_tool_calls));
+    }),
+    (&registry::AGENT_ESTIMATED_CALLS, |agent, out| {
+        agent.each_model(|used| put_above_zero(out, &[&used.model], used.estimated_calls));
+    }),
+    (&registry::AGENT_GUARDRAIL_TRIPS, guardrail_trips),
+    (&registry::AGENT_INFO, |agent, out| {
+        let spec = &agent.agent.spec;
+        out.put(&[spec.model.api.name(), &spec.model.name, spec.mode.as_ref()], 1.0);
+    }),
+    (&registry::AGENT_LAST_TURN, |agent, out| {
+        if let Some(at) = agent.loop_().and_then(|state| state.last_turn_time.as_ref()) {
+            out.put(&[], number(at.0.as_second()));
+        }
+    }),
+    (&registry::AGENT_LOOP_DETECTED, loop_detected),
+    (&registry::AGENT_LOOP_PAUSED_REASON, |agent, out| {
+        let reasons = agent.loop_().map_or(&[][..], |state| &state.reasons);
+        // Each once, whatever wrote the list.
+        for reason in PauseReason::iter().filter(|reason| reasons.contains(reason)) {
+            out.put(&[reason.as_ref()], 1.0);
+        }
+    }),
+    (&registry::AGENT_LOOP_STATE, |agent, out| {
+        if let Some(state) = agent.loop_() {
+            out.put(&[state.state.as_ref()], 1.0);
+        }
+    }),
+    (&registry::AGENT_GENERATION, |agent, out| {
+        out.put(&[], number(agent.agent.metadata.generation.unwrap_or_default()));
+    }),
+    (&registry::AGENT_OLDEST_APPROVAL, |agent, out| {
+        if let Some(oldest) = agent.gates().iter().map(|gate| gate.opened_at.0).min() {
+            out.put(&[], number(oldest.as_second()));
+        }
+    }),
+    (&registry::AGENT_PENDING_APPROVALS, |agent, out| {
+        out.put(&[], agent.gates().iter().map(|_| 1.0).sum());
+    }),
+    (&registry::AGENT_REASONING_TOKENS, |agent, out| {
+        agent.each_model(|used| put_above_zero(out, &[&used.model], used.reasoning_tokens));
+    }),
+    (&registry::AGENT_REFUSED_CALLS, |agent, out| {
+        let refused = (agent.refused)(agent.id[0], agent.id[1]);
+        out.put(&[], number(refused.unwrap_or_default()));
+    }),
+    (&registry::AGENT_SUSPENDED, |agent, out| {
+        out.put(&[], bit(agent.agent.spec.suspend));
+    }),
+    (&registry::AGENT_CONDITION, |agent, out| {
+        let status = agent.agent.status.as_ref();
+        write_conditions(status.map_or(&[], |status| &status.conditions), out);
+    }),
+    (&registry::AGENT_OBSERVED_GENERATION, |agent, out| {
+        let status = agent.agent.status.as_ref();
+        let observed = status.and_then(|status| status.observed_generation);
+        out.put(&[], number(observed.unwrap_or_default()));
+    }),
+    (&registry::AGENT_TASKS, tasks),
+    (&registry::AGENT_TOKENS, |agent, out| {
+        agent.each_model(|used| {
+            for (kind, tokens) in token_types(used) {
+                out.put(&[&used.model, kind], number(tokens));
+            }
+        });
+    }),
+    (&registry::AGENT_TOOL_SECONDS, |agent, out| {
+        for used in agent.usage().iter().flat_map(|usage| &usage.counts.by_tool) {
+            out.put_summary(&[&used.tool], number(used.milliseconds) / 1e3, used.timed);
+        }
+    }),
+    (&registry::AGENT_TOOL_CALLS, |agent, out| {
+        out.put(&[], agent.count(|usage| usage.counts.tool_calls));
+    }),
+    (&registry::AGENT_TOOL_OUTCOMES, |agent, out| {
+        for used in agent.usage().iter().flat_map(|usage| &usage.counts.by_tool) {
+            for (outcome, count) in tool_outcomes(used) {
+                put_above_zero(out, &[&used.tool, outcome], count);
+            }
+        }
+    }),
+    (&registry::AGENT_TURNS, |agent, out| {
+        out.put(&[], agent.count(|usage| usage.counts.turns));
+    }),
+    (&registry::AGENT_UNKNOWN_CALLS, |agent, out| {
+        agent.each_model(|used| put_above_zero(out, &[&used.model], used.unknown_calls));
+    }),
+    (&registry::AGENT_WAITING_TASKS, |agent, out| {
+        if agent.has_tasks() {
+            let waiting = agent.loop_().and_then(|state| state.waiting_tasks);
+            out.put(&[], number(waiting.unwrap_or_default()));
+        }
+    }),
+];
+
+fn put_above_zero(out: &mut Samples<'_, '_, '_>, more: &[&str], count: i64) {
+    if count > 0 {
+        out.put(more, number(count));
+    }
+}
+
+fn guardrail_trips(agent: &AgentFacts<'_>, out: &mut Samples<'_, '_, '_>) {
+    let Some(usage) = agent.usage() else { return };
     for (guardrail, action) in GuardrailTrip::all().map(GuardrailTrip::labels) {
-        let found = usage.counts.guardrail_trips.iter();
-        let count = found
-            .filter(|trip| (trip.guardrail.as_str(), trip.action.as_str()) == (guardrail, action))
-            .map(|trip| trip.count)
-            .sum();
-        let labels = [id[0], id[1], guardrail, action];
-        families.put(&registry::AGENT_GUARDRAIL_TRIPS, &labels, number(count));
-    }
-    tool_series(families, usage, id);
-    for used in by_model(usage, model) {
-        usage_series(families, &used, id);
+        put_above_zero(out, &[guardrail, action], trips(usage, guardrail, action));
     }
 }
 
-fn loop_series(families: &mut MetricFamilies, agent: &Agent, [namespace, name]: [&str; 2]) {
-    let status = agent.status.as_ref().and_then(|status| status.r#loop.as_ref());
-    for state in LoopState::iter() {
-        let holds = status.is_some_and(|status| status.state == state);
-        families.put(
-            &registry::AGENT_LOOP_STATE,
-            &[namespace, name, state.as_ref()],
-            bit(holds),
-        );
-    }
-    for reason in PauseReason::iter() {
-        let holds = status.is_some_and(|status| status.reasons.contains(&reason));
-        families.put(
-            &registry::AGENT_LOOP_PAUSED_REASON,
-            &[namespace, name, reason.as_ref()],
-            bit(holds),
-        );
-    }
+/// How often this limit led to this action.
+pub(super) fn trips(usage: &LoopUsage, guardrail: &str, action: &str) -> i64 {
+    let found = usage.counts.guardrail_trips.iter();
+    found
+        .filter(|trip| (trip.guardrail.as_str(), trip.action.as_str()) == (guardrail, action))
+        .map(|trip| trip.count)
+        .sum()
 }
 
-fn detection_series(families: &mut MetricFamilies, agent: &Agent, [namespace, name]: [&str; 2]) {
-    let conditions = agent.status.as_ref().map_or(&[][..], |status| &status.conditions);
+fn loop_detected(agent: &AgentFacts<'_>, out: &mut Samples<'_, '_, '_>) {
+    let conditions = agent.agent.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let held = condition::find(conditions, ConditionType::LoopDetected).filter(|held| held.status == "True");
-    let mut put = |sign: &str| {
-        let seen = held.is_some_and(|held| held.reason == sign);
-        families.put(&registry::AGENT_LOOP_DETECTED, &[namespace, name, sign], bit(seen));
-    };
-    LoopSign::iter().for_each(|sign| put(sign.as_ref()));
-    GatewaySign::iter().for_each(|sign| put(sign.as_ref()));
+    let Some(held) = held else { return };
+    let is_sign = LoopSign::iter().any(|sign| sign.as_ref() == held.reason)
+        || GatewaySign::iter().any(|sign| sign.as_ref() == held.reason);
+    if is_sign {
+        out.put(&[&held.reason], 1.0);
+    }
 }
 
-fn condition_series(families: &mut MetricFamilies, agent: &Agent, [namespace, name]: [&str; 2]) {
-    for condition in agent.status.iter().flat_map(|status| &status.conditions) {
-        // Conditions of other writers would make the label unbounded.
-        if condition.type_.parse::<ConditionType>().is_err() {
-            continue;
-        }
-        for (label, status) in [("true", "True"), ("false", "False"), ("unknown", "Unknown")] {
-            let labels = [namespace, name, condition.type_.as_str(), label];
-            families.put(&registry::AGENT_CONDITION, &labels, bit(condition.status == status));
+fn tasks(agent: &AgentFacts<'_>, out: &mut Samples<'_, '_, '_>) {
+    if agent.has_tasks() {
+        for outcome in TaskOutcome::iter() {
+            out.put(&[outcome.as_ref()], agent.count(|usage| usage.counts.tasks.of(outcome)));
         }
     }
 }
 
-fn usage_series(families: &mut MetricFamilies, used: &ModelUsage, [namespace, name]: [&str; 2]) {
-    let model = used.model.as_str();
-    for (kind, tokens) in [
+/// The disjoint types of tokens.
+fn token_types(used: &ModelUsage) -> [(&'static str, i64); 4] {
+    [
         ("input", used.input_tokens),
         ("cache_read", used.cache_read_tokens),
         ("cache_write", used.cache_write_tokens),
         ("output", used.output_tokens),
-    ] {
-        families.put(&registry::AGENT_TOKENS, &[namespace, name, model, kind], number(tokens));
-    }
-    let id = [namespace, name, model];
-    families.put(&registry::AGENT_REASONING_TOKENS, &id, number(used.reasoning_tokens));
-    families.put(&registry::AGENT_CALLS, &id, number(used.calls));
-    families.put(&registry::AGENT_UNKNOWN_CALLS, &id, number(used.unknown_calls));
-    families.put(&registry::AGENT_ESTIMATED_CALLS, &id, number(used.estimated_calls));
-    families.put(&registry::AGENT_COST, &id, number(used.cost) / 1e6);
+    ]
 }
 
-fn tool_series(families: &mut MetricFamilies, usage: &LoopUsage, [namespace, name]: [&str; 2]) {
-    let rest = ToolUsage {
-        tool: OTHER_TOOLS.into(),
-        ..ToolUsage::default()
+/// The outcomes of the calls of a tool.
+pub(super) fn tool_outcomes(used: &ToolUsage) -> [(&'static str, i64); 5] {
+    [
+        ("ok", used.ok),
+        ("error", used.error),
+        ("denied", used.denied),
+        ("unavailable", used.unavailable),
+        ("unknown", used.unknown),
+    ]
+}
+
+/// Visits the usage by model, whose sum is exactly the total: with zeros for the model of the spec before its first
+/// call, and the rest under [`OTHER_MODELS`] if the list does not contain all models.
+fn each_model(usage: Option<&LoopUsage>, spec_model: &str, mut visit: impl FnMut(&ModelUsage)) {
+    let models = usage.map_or(&[][..], |usage| &usage.by_model);
+    let zero = |model: &str| ModelUsage {
+        model: model.into(),
+        ..ModelUsage::default()
     };
-    let has_rest = usage.counts.by_tool.iter().any(|used| used.tool == OTHER_TOOLS);
-    for used in usage.counts.by_tool.iter().chain((!has_rest).then_some(&rest)) {
-        for (outcome, count) in [
-            ("ok", used.ok),
-            ("error", used.error),
-            ("denied", used.denied),
-            ("unavailable", used.unavailable),
-            ("unknown", used.unknown),
-        ] {
-            let labels = [namespace, name, &used.tool, outcome];
-            families.put(&registry::AGENT_TOOL_OUTCOMES, &labels, number(count));
+    let mut rest = usage.map_or_else(|| zero(OTHER_MODELS), |usage| rest_of(usage, zero(OTHER_MODELS)));
+    for used in models {
+        if rest.calls > 0 && used.model == OTHER_MODELS {
+            // A model with this name: add the rest, since two series must not have the same labels.
+            rest += used;
+        } else {
+            visit(used);
         }
-        let count = u64::try_from(used.timed).unwrap_or_default();
-        let time = (number(used.milliseconds) / 1e3, count);
-        families.put_summary(&registry::AGENT_TOOL_SECONDS, &[namespace, name, &used.tool], time);
+    }
+    if models.iter().all(|used| used.model != spec_model) && (rest.calls == 0 || spec_model != OTHER_MODELS) {
+        visit(&zero(spec_model));
+    }
+    if rest.calls > 0 {
+        visit(&rest);
     }
 }
 
-/// Usage by model, whose sum is exactly the total: with zeros for the model of the spec before its first call, and the
-/// rest under [`OTHER_MODELS`] if the list does not contain all models.
-fn by_model(usage: &LoopUsage, spec_model: &str) -> Vec<ModelUsage> {
-    let mut models = usage.by_model.clone();
-    if models.iter().all(|used| used.model != spec_model) {
-        models.push(ModelUsage {
-            model: spec_model.into(),
-            ..ModelUsage::default()
-        });
-    }
-    let sum = |field: fn(&ModelUsage) -> i64| models.iter().map(field).sum::<i64>();
-    let rest = ModelUsage {
-        model: OTHER_MODELS.into(),
+/// What is in the total and in no entry.
+fn rest_of(usage: &LoopUsage, other: ModelUsage) -> ModelUsage {
+    let sum = |field: fn(&ModelUsage) -> i64| usage.by_model.iter().map(field).sum::<i64>();
+    ModelUsage {
         calls: usage.calls - sum(|used| used.calls),
         unknown_calls: usage.unknown_calls - sum(|used| used.unknown_calls),
         estimated_calls: usage.estimated_calls - sum(|used| used.estimated_calls),
@@ -240,20 +308,19 @@ fn by_model(usage: &LoopUsage, spec_model: &str) -> Vec<ModelUsage> {
         cache_write_tokens: usage.cache_write_tokens - sum(|used| used.cache_write_tokens),
         reasoning_tokens: usage.reasoning_tokens - sum(|used| used.reasoning_tokens),
         cost: usage.cost - sum(|used| used.cost),
-    };
-    if rest.calls > 0 {
-        match models.iter_mut().find(|used| used.model == OTHER_MODELS) {
-            // A model with this name: add the rest, since two series must not have the same labels.
-            Some(named) => *named += &rest,
-            None => models.push(rest),
-        }
+        ..other
     }
-    models
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn by_model(usage: &LoopUsage, spec_model: &str) -> Vec<ModelUsage> {
+        let mut models = Vec::new();
+        each_model(Some(usage), spec_model, |used| models.push(used.clone()));
+        models
+    }
 
     fn used(model: &str, calls: i64, input_tokens: i64) -> ModelUsage {
         ModelUsage {

@@ -1,74 +1,129 @@
-//! Metric families that are built at each scrape from the caches.
+//! Families of series about objects, and how they are written from the caches at each scrape.
 
-use std::collections::HashMap;
+use std::str::FromStr as _;
 
-use prometheus::proto::{Counter, Gauge, LabelPair, Metric as Sample, MetricFamily, MetricType, Summary};
+use clap::ValueEnum;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::registry::{Metric, MetricKind};
+use super::exposition::{FamilyWriter, MetricWriter};
+use super::registry::Metric;
+use crate::api::condition::ConditionType;
 
-/// The metric families of one scrape, by name.
-#[derive(Default)]
-pub(super) struct MetricFamilies(HashMap<&'static str, MetricFamily>);
+/// Most labels of a metric.
+const MAX_LABELS: usize = 5;
 
-impl MetricFamilies {
-    pub(super) fn put(&mut self, metric: &Metric, labels: &[&str], value: f64) {
-        let mut sample = labelled(metric, labels);
-        if metric.kind == MetricKind::Counter {
-            let mut counter = Counter::default();
-            counter.set_value(value);
-            sample.set_counter(counter);
-        } else {
-            let mut gauge = Gauge::default();
-            gauge.set_value(value);
-            sample.set_gauge(gauge);
+/// Which series of single objects are exported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub enum PerObject {
+    /// All.
+    #[default]
+    Full,
+    /// State, usage, cost and limits.
+    Minimal,
+    /// None: only the sums of each namespace.
+    Disabled,
+}
+
+impl PerObject {
+    /// Whether this metric of single objects is exported.
+    #[must_use]
+    pub fn includes(self, metric: &Metric) -> bool {
+        match self {
+            Self::Full => true,
+            Self::Minimal => metric.is_minimal(),
+            Self::Disabled => false,
         }
-        self.family(metric).mut_metric().push(sample);
-    }
-
-    /// Adds the sum and count of a summary.
-    pub(super) fn put_summary(&mut self, metric: &Metric, labels: &[&str], (sum, count): (f64, u64)) {
-        let mut summary = Summary::default();
-        summary.set_sample_sum(sum);
-        summary.set_sample_count(count);
-        let mut sample = labelled(metric, labels);
-        sample.set_summary(summary);
-        self.family(metric).mut_metric().push(sample);
-    }
-
-    fn family(&mut self, metric: &Metric) -> &mut MetricFamily {
-        self.0.entry(metric.name).or_insert_with(|| {
-            let mut family = MetricFamily::default();
-            family.set_name(metric.name.into());
-            family.set_help(metric.help.into());
-            family.set_field_type(match metric.kind {
-                MetricKind::Counter => MetricType::COUNTER,
-                MetricKind::Gauge => MetricType::GAUGE,
-                MetricKind::Histogram => MetricType::HISTOGRAM,
-                MetricKind::Summary => MetricType::SUMMARY,
-            });
-            family
-        })
-    }
-
-    pub(super) fn into_all(self) -> Vec<MetricFamily> {
-        self.0.into_values().collect()
     }
 }
 
-fn labelled(metric: &Metric, labels: &[&str]) -> Sample {
-    let pairs = metric.labels.iter().zip(labels).map(|(name, value)| {
-        let mut pair = LabelPair::default();
-        pair.set_name((*name).into());
-        pair.set_value((*value).into());
-        pair
-    });
-    Sample::from_label(pairs.collect())
+/// Something that has series, read at each scrape.
+pub trait SeriesSource: Send + Sync {
+    /// Writes all families, one after the other.
+    fn write(&self, out: &mut MetricWriter<'_>);
+}
+
+/// Calls its argument with each object of one snapshot, as often as it is called.
+pub type ObjectVisitor<T> = Box<dyn Fn(&mut dyn FnMut(&T)) + Send>;
+
+/// Takes a snapshot of the objects in a cache: every family of a scrape shows the same ones.
+pub type TakeSnapshot<T> = Box<dyn Fn() -> ObjectVisitor<T> + Send + Sync>;
+
+/// Writes the samples of one object in one family.
+pub(super) struct Samples<'f, 'w, 'a> {
+    family: &'f mut FamilyWriter<'w, 'a>,
+    metric: &'static Metric,
+    /// Namespace and name of the object, or its namespace.
+    base: &'f [&'f str],
+}
+
+impl<'f, 'w, 'a> Samples<'f, 'w, 'a> {
+    pub(super) fn new(family: &'f mut FamilyWriter<'w, 'a>, metric: &'static Metric, base: &'f [&'f str]) -> Self {
+        Self { family, metric, base }
+    }
+
+    /// Writes one sample. `more` are the values of the labels after those of the object.
+    pub(super) fn put(&mut self, more: &[&str], value: f64) {
+        let (labels, count) = self.labels(more);
+        self.family.value(&labels[..count], value, None);
+    }
+
+    /// Writes the sum and count of a summary.
+    pub(super) fn put_summary(&mut self, more: &[&str], sum: f64, count: i64) {
+        let (labels, length) = self.labels(more);
+        let count = u64::try_from(count).unwrap_or_default();
+        self.family.summary(&labels[..length], sum, count);
+    }
+
+    fn labels<'l>(&self, more: &'l [&'l str]) -> ([(&'static str, &'l str); MAX_LABELS], usize)
+    where
+        'f: 'l,
+    {
+        let mut labels = [("", ""); MAX_LABELS];
+        let values = self.base.iter().chain(more);
+        let mut count = 0;
+        for ((label, name), value) in labels.iter_mut().zip(self.metric.labels).zip(values) {
+            *label = (name, value);
+            count += 1;
+        }
+        (labels, count)
+    }
+}
+
+/// Writes the conditions of an object: one series each, those other than `Ready` only while they are not False. Those
+/// of other writers are skipped, because they would make the label unbounded.
+pub(super) fn write_conditions(conditions: &[Condition], out: &mut Samples<'_, '_, '_>) {
+    let ready = ConditionType::Ready.as_ref();
+    let mut is_ready_known = false;
+    for condition in conditions {
+        if ConditionType::from_str(&condition.type_).is_err() {
+            continue;
+        }
+        let is_ready = condition.type_ == ready;
+        is_ready_known |= is_ready;
+        let status = match condition.status.as_str() {
+            "True" => "true",
+            "False" => "false",
+            _ => "unknown",
+        };
+        if is_ready || status != "false" {
+            out.put(&[&condition.type_, status], 1.0);
+        }
+    }
+    if !is_ready_known {
+        out.put(&[ready, "unknown"], 1.0);
+    }
 }
 
 /// Prometheus has only floating-point numbers; they are exact up to 2^53.
 #[allow(clippy::cast_precision_loss)]
 pub(super) fn number(value: i64) -> f64 {
     value as f64
+}
+
+/// Millionths of a US dollar in dollars.
+pub(super) fn dollars(micro: i64) -> f64 {
+    number(micro) / 1e6
 }
 
 /// 1 for true, 0 for false.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -20,13 +20,12 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
+use super::exposition::ExpositionFormat;
 use super::metrics::Metrics;
 use crate::support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
-
-/// Media type of the Prometheus text format.
-const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Whether the process is ready, and if not, what it waits for.
 #[derive(Clone)]
@@ -67,13 +66,13 @@ impl Default for HttpLimits {
     }
 }
 
-/// Bounds on concurrent scrapes, until the response is sent; each holds the whole text.
+/// Bounds on concurrent scrapes, until the response is sent; each has a thread.
 const SCRAPES: ConnectionBounds = ConnectionBounds::of_strangers(6, 2);
 /// How long a scrape beyond the bounds waits for another to end, and how often it checks.
 pub const SCRAPE_WAIT: Duration = Duration::from_secs(5);
 const SCRAPE_LOOK: Duration = Duration::from_millis(20);
-/// Size of the pieces in which a scrape is sent, so that its slot is held until the last one is handed on.
-const PIECE: usize = 64 * 1024;
+/// Most pieces of a text that are written before the peer has taken the first of them.
+const PIECES: usize = 2;
 /// Pause after a failure to accept a connection, as without file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -149,7 +148,11 @@ async fn ready(State(readiness): State<Readiness>) -> Response {
     }
 }
 
-async fn scrape(State(scrapes): State<Arc<ScrapeState>>, Extension(address): Extension<IpAddr>) -> Response {
+async fn scrape(
+    State(scrapes): State<Arc<ScrapeState>>,
+    Extension(address): Extension<IpAddr>,
+    headers: HeaderMap,
+) -> Response {
     let Some(slot) = scrapes.slot(address).await else {
         return (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -157,19 +160,28 @@ async fn scrape(State(scrapes): State<Arc<ScrapeState>>, Extension(address): Ext
         )
             .into_response();
     };
-    // With many Agents this takes a while; on a blocking thread it does not delay timers and the renewal of the Lease.
-    let text = tokio::task::spawn_blocking(move || scrapes.metrics.text()).await;
-    let text = match text {
-        Ok(Ok(text)) => Bytes::from(text),
-        Ok(Err(error)) => return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-        Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    };
-    // The slot is held until the last piece is handed on: a slow reader must not make room for another text.
-    let pieces = stream::unfold((text, slot), |(mut text, slot)| async move {
-        let piece = text.split_to(PIECE.min(text.len()));
-        (!piece.is_empty()).then_some((Ok::<_, Infallible>(piece), (text, slot)))
+    let accept = headers.get_all(header::ACCEPT).iter();
+    let accept: Vec<_> = accept.filter_map(|value| value.to_str().ok()).collect();
+    let format = ExpositionFormat::negotiate(&accept.join(","));
+    let (sender, receiver) = mpsc::channel::<Vec<u8>>(PIECES);
+    // On a blocking thread, since the channel makes it wait for the peer, and so that many Agents do not delay timers and
+    // the renewal of the Lease. It ends when the connection does, which drops the receiver.
+    tokio::task::spawn_blocking(move || {
+        scrapes
+            .metrics
+            .write(format, &mut |piece| sender.blocking_send(piece).is_ok());
+        // A slow reader must not make room for another text.
+        drop(slot);
     });
-    ([(header::CONTENT_TYPE, TEXT_FORMAT)], Body::from_stream(pieces)).into_response()
+    let pieces = stream::unfold(receiver, |mut receiver| async move {
+        let piece = receiver.recv().await?;
+        Some((Ok::<_, Infallible>(Bytes::from(piece)), receiver))
+    });
+    (
+        [(header::CONTENT_TYPE, format.content_type())],
+        Body::from_stream(pieces),
+    )
+        .into_response()
 }
 
 #[cfg(test)]

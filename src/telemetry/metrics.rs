@@ -2,24 +2,31 @@
 //!
 //! Owns counting and the text format. Series that are known in advance start at 0.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
-use prometheus::{
-    CounterVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
-};
-
+use prometheus::proto::{LabelPair, MetricFamily, MetricType};
+use prometheus::{Counter, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 use strum::IntoEnumIterator;
 
-use super::budget_collector::{label, value};
-use super::registry::{self, Metric};
+use super::budget_collector::value;
+use super::exposition::{ExpositionFormat, FamilyHead, MetricWriter, PieceSink};
+use super::families::SeriesSource;
+use super::queues::QueueInstruments;
+use super::registry::{self, Metric, MetricKind};
 use crate::api::amount::{Amount, AmountKind};
 
+/// Upper bounds of the buckets of requests to the Kubernetes API, in seconds.
+const REQUEST_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 /// Upper bounds of the buckets of reconcile durations, in seconds.
 const RECONCILE_BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
 /// The instruments, and the registry that a scrape reads.
 pub struct Metrics {
     registry: Registry,
+    /// What is read from the caches.
+    sources: Mutex<Vec<Arc<dyn SeriesSource>>>,
     /// Reconciles by controller and result.
     pub reconciles: IntCounterVec,
     /// Failed reconciles by controller.
@@ -34,6 +41,10 @@ pub struct Metrics {
     pub leader: IntGaugeVec,
     /// Requests to the Kubernetes API by code, method, host.
     pub requests: IntCounterVec,
+    /// Durations of requests to the Kubernetes API by verb and host.
+    pub request_seconds: HistogramVec,
+    /// What the queues of the controllers count.
+    pub queues: QueueInstruments,
     /// Pods that attached to the link.
     pub link_attaches: IntCounter,
     /// Accepted reports on the link.
@@ -50,8 +61,8 @@ pub struct Metrics {
     pub history_deleted_rows: IntCounterVec,
     /// When the database of the history last answered.
     pub history_last_success: IntGauge,
-    /// Amounts forfeited by lost gateways, by kind.
-    forfeited: CounterVec,
+    /// Amounts forfeited by lost gateways, in the order of [`AmountKind`].
+    forfeited: Vec<Counter>,
     /// Leases that gateways lost with their storage.
     pub lost_leases: IntCounter,
 }
@@ -59,17 +70,18 @@ pub struct Metrics {
 impl Metrics {
     /// Creates and registers all instruments.
     pub fn new() -> prometheus::Result<Self> {
-        let seconds = &registry::RECONCILE_SECONDS;
-        let histogram = HistogramOpts::new(seconds.name, seconds.help).buckets(RECONCILE_BUCKETS.into());
         let metrics = Self {
             registry: Registry::new(),
+            sources: Mutex::default(),
             reconciles: counters(&registry::RECONCILES)?,
             reconcile_errors: counters(&registry::RECONCILE_ERRORS)?,
-            reconcile_seconds: HistogramVec::new(histogram, seconds.labels)?,
+            reconcile_seconds: histograms(&registry::RECONCILE_SECONDS, &RECONCILE_BUCKETS)?,
             active_workers: gauges(&registry::RECONCILE_WORKERS)?,
             max_concurrent: gauges(&registry::RECONCILE_MAX)?,
             leader: gauges(&registry::LEADER)?,
             requests: counters(&registry::REQUESTS)?,
+            request_seconds: histograms(&registry::REQUEST_SECONDS, &REQUEST_BUCKETS)?,
+            queues: QueueInstruments::new()?,
             link_attaches: IntCounter::with_opts(registry::LINK_ATTACHES.opts())?,
             link_reports: IntCounter::with_opts(registry::LINK_REPORTS.opts())?,
             link_refusals: counters(&registry::LINK_REFUSALS)?,
@@ -78,36 +90,63 @@ impl Metrics {
             history_rows: counters(&registry::HISTORY_ROWS)?,
             history_deleted_rows: counters(&registry::HISTORY_DELETED_ROWS)?,
             history_last_success: IntGauge::with_opts(registry::HISTORY_LAST_SUCCESS.opts())?,
-            forfeited: CounterVec::new(registry::FORFEITED.opts(), registry::FORFEITED.labels)?,
+            forfeited: AmountKind::iter()
+                .map(|kind| Counter::with_opts(forfeited(kind).opts()))
+                .collect::<Result<_, _>>()?,
             lost_leases: IntCounter::with_opts(registry::LOST_LEASES.opts())?,
         };
-        metrics.forfeit(&Amount::ZERO);
         metrics.register_all()?;
         Ok(metrics)
     }
 
-    /// Registers a collector, such as the one of Agents.
-    pub fn register(&self, collector: impl Collector + 'static) -> prometheus::Result<()> {
-        self.registry.register(Box::new(collector))
+    /// Adds series that are read at each scrape, such as those of Agents.
+    pub fn add(&self, source: Arc<dyn SeriesSource>) {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner).push(source);
     }
 
     /// Counts the amount that a lost gateway forfeited.
     pub fn forfeit(&self, lost: &Amount) {
-        for kind in AmountKind::iter() {
-            let counter = self.forfeited.with_label_values(&[label(kind)]);
+        for (kind, counter) in AmountKind::iter().zip(&self.forfeited) {
             counter.inc_by(value(kind, lost.get(kind)));
         }
     }
 
-    /// All series in the Prometheus text format.
-    pub fn text(&self) -> prometheus::Result<String> {
-        TextEncoder::new().encode_to_string(&self.registry.gather())
+    /// Writes all series. Blocks as long as `sink` does.
+    pub fn write(&self, format: ExpositionFormat, sink: PieceSink<'_>) {
+        let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.queues.refresh();
+        let mut out = MetricWriter::new(format, sink);
+        for family in self.registry.gather() {
+            write_family(&mut out, &family);
+        }
+        for source in sources {
+            source.write(&mut out);
+        }
+        out.finish();
+    }
+
+    /// All series as one text, in the Prometheus text format.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = Vec::new();
+        self.write(ExpositionFormat::Text, &mut |piece| {
+            text.extend_from_slice(&piece);
+            true
+        });
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    fn register(&self, collector: impl Collector + 'static) -> prometheus::Result<()> {
+        self.registry.register(Box::new(collector))
     }
 
     fn register_all(&self) -> prometheus::Result<()> {
         let build = gauges(&registry::BUILD_INFO)?;
         let revision = option_env!("AGENTLOOP_REVISION").unwrap_or("unknown");
-        build.with_label_values(&[env!("CARGO_PKG_VERSION"), revision]).set(1);
+        let rustc = env!("AGENTLOOP_RUSTC");
+        build
+            .with_label_values(&[env!("CARGO_PKG_VERSION"), revision, rustc])
+            .set(1);
         self.register(build)?;
         self.register(self.reconciles.clone())?;
         self.register(self.reconcile_errors.clone())?;
@@ -116,6 +155,8 @@ impl Metrics {
         self.register(self.max_concurrent.clone())?;
         self.register(self.leader.clone())?;
         self.register(self.requests.clone())?;
+        self.register(self.request_seconds.clone())?;
+        self.queues.register(&self.registry)?;
         self.register(self.link_attaches.clone())?;
         self.register(self.link_reports.clone())?;
         self.register(self.link_refusals.clone())?;
@@ -124,16 +165,71 @@ impl Metrics {
         self.register(self.history_rows.clone())?;
         self.register(self.history_deleted_rows.clone())?;
         self.register(self.history_last_success.clone())?;
-        self.register(self.forfeited.clone())?;
+        for counter in &self.forfeited {
+            self.register(counter.clone())?;
+        }
         self.register(self.lost_leases.clone())?;
         self.register(ProcessCollector::for_self())
     }
 }
 
-fn counters(metric: &Metric) -> prometheus::Result<IntCounterVec> {
+pub(super) fn counters(metric: &Metric) -> prometheus::Result<IntCounterVec> {
     IntCounterVec::new(metric.opts(), metric.labels)
 }
 
-fn gauges(metric: &Metric) -> prometheus::Result<IntGaugeVec> {
+pub(super) fn gauges(metric: &Metric) -> prometheus::Result<IntGaugeVec> {
     IntGaugeVec::new(metric.opts(), metric.labels)
+}
+
+pub(super) fn histograms(metric: &Metric, buckets: &[f64]) -> prometheus::Result<HistogramVec> {
+    let options = HistogramOpts::new(metric.name, metric.help).buckets(buckets.into());
+    HistogramVec::new(options, metric.labels)
+}
+
+fn forfeited(kind: AmountKind) -> &'static Metric {
+    match kind {
+        AmountKind::Tokens => &registry::FORFEITED_TOKENS,
+        AmountKind::InputTokens => &registry::FORFEITED_INPUT,
+        AmountKind::OutputTokens => &registry::FORFEITED_OUTPUT,
+        AmountKind::Calls => &registry::FORFEITED_CALLS,
+        AmountKind::Cost => &registry::FORFEITED_USD,
+    }
+}
+
+/// Writes what an instrument has counted.
+fn write_family(out: &mut MetricWriter<'_>, family: &MetricFamily) {
+    let kind = match family.get_field_type() {
+        MetricType::COUNTER => MetricKind::Counter,
+        MetricType::HISTOGRAM => MetricKind::Histogram,
+        MetricType::SUMMARY => MetricKind::Summary,
+        MetricType::GAUGE | MetricType::UNTYPED => MetricKind::Gauge,
+    };
+    let (name, help) = (family.name(), family.help());
+    let mut samples = out.family(FamilyHead { name, help, kind });
+    for metric in family.get_metric() {
+        let labels: Vec<_> = metric
+            .get_label()
+            .iter()
+            .map(|pair: &LabelPair| (pair.name(), pair.value()))
+            .collect();
+        match kind {
+            MetricKind::Counter => samples.value(&labels, metric.get_counter().get_value(), None),
+            MetricKind::Gauge => samples.value(&labels, metric.get_gauge().get_value(), None),
+            MetricKind::Summary => {
+                let summary = metric.get_summary();
+                samples.summary(&labels, summary.sample_sum(), summary.sample_count());
+            }
+            MetricKind::Histogram => {
+                let histogram = metric.get_histogram();
+                let buckets = histogram.get_bucket().iter();
+                let buckets = buckets.map(|bucket| (bucket.upper_bound(), bucket.cumulative_count(), None));
+                samples.histogram(
+                    &labels,
+                    buckets,
+                    histogram.get_sample_sum(),
+                    histogram.get_sample_count(),
+                );
+            }
+        }
+    }
 }

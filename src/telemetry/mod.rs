@@ -4,10 +4,14 @@
 
 pub mod agent_collector;
 pub mod budget_collector;
-mod families;
+pub mod dashboards;
+pub mod exposition;
+pub mod families;
 pub mod http;
 pub mod log;
 pub mod metrics;
+pub mod namespace_totals;
+pub mod queues;
 pub mod registry;
 pub mod requests;
 pub mod sensor_collector;

@@ -3,18 +3,17 @@
 //! Instruments, collectors, the reference page and the tests are generated from it or checked against it; a metric that
 //! is not listed here is not exported. Labels are bounded: names of objects, the model of a spec, and closed sets.
 
-use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use prometheus::Opts;
-use prometheus::core::Desc;
 use strum::IntoStaticStr;
 
 /// Type of a metric, as Prometheus defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum MetricKind {
-    /// Only increases. Resets to 0 at a restart, except for the sources `Agents`, `Budgets` and `Sensors`.
+    /// Only increases. Counters of the sources `Agents` and `Sensors` are totals from the status; others begin with the
+    /// process.
     Counter,
     Gauge,
     /// With buckets, sum and count.
@@ -28,6 +27,8 @@ pub enum MetricKind {
 pub enum MetricSource {
     /// The Agents in the leader's cache, read at each scrape. Exported by the leader only.
     Agents,
+    /// What all Agents of a namespace add up to, those that were deleted included. Exported by the leader only.
+    Namespaces,
     /// The AgentBudgets in the leader's cache, read at each scrape. Exported by the leader only.
     Budgets,
     /// The Sensors in the leader's cache, read at each scrape. Exported by the leader only.
@@ -54,10 +55,10 @@ impl Metric {
         Opts::new(self.name, self.help)
     }
 
-    /// The description for a collector.
-    pub fn desc(&self) -> prometheus::Result<Desc> {
-        let labels = self.labels.iter().map(ToString::to_string).collect();
-        Desc::new(self.name.into(), self.help.into(), labels, HashMap::new())
+    /// Whether it is exported with the chart value `metrics.perObject: Minimal`.
+    #[must_use]
+    pub fn is_minimal(&self) -> bool {
+        MINIMAL.contains(&self)
     }
 }
 
@@ -91,66 +92,121 @@ metrics! {
     AGENT_DENIED_TOOL_CALLS = Agents Counter "agentloop_agent_denied_tool_calls_total" ["namespace", "agent"]
         "Total number of tool calls of the model that were rejected and not run, such as unknown tools and invalid arguments, as persisted in the status.";
     AGENT_ESTIMATED_CALLS = Agents Counter "agentloop_agent_estimated_calls_total" ["namespace", "agent", "model"]
-        "Total number of calls of unknown usage that are charged to the budgets with their bound.";
+        "Total number of calls of unknown usage that are charged to the budgets with their bound; absent at 0.";
     AGENT_GUARDRAIL_TRIPS = Agents Counter "agentloop_agent_guardrail_trips_total" ["namespace", "agent", "guardrail", "action"]
-        "Total number of times a limit was reached or loop detection took a step, as persisted in the status, by action: warn, deny, pause or kill; all series are always present.";
-    AGENT_INFO = Agents Gauge "agentloop_agent_info" ["namespace", "agent", "api", "model"]
+        "Total number of times a limit was reached or loop detection took a step, as persisted in the status, by action (warn, deny, pause or kill); only series above 0.";
+    AGENT_INFO = Agents Gauge "agentloop_agent_info" ["namespace", "agent", "api", "model", "mode"]
         "Information about the Agent's spec in labels; always 1.";
+    AGENT_LAST_TURN = Agents Gauge "agentloop_agent_last_turn_timestamp_seconds" ["namespace", "agent"]
+        "Time at which the controller learned of the start of the most recent turn, in seconds since the Unix epoch; absent before the first one.";
     AGENT_LOOP_DETECTED = Agents Gauge "agentloop_agent_loop_detected" ["namespace", "agent", "sign"]
-        "Whether this sign of a loop is detected, by the loop itself or by the controller; every sign is always present.";
+        "Sign of a loop that is detected now, by the loop itself or by the controller; always 1, absent otherwise.";
     AGENT_LOOP_PAUSED_REASON = Agents Gauge "agentloop_agent_loop_paused_reason" ["namespace", "agent", "reason"]
-        "Whether the loop is paused for this reason; every reason is always present.";
+        "Reason why the loop is paused or stopped; always 1, one series for each reason that holds.";
     AGENT_LOOP_STATE = Agents Gauge "agentloop_agent_loop_state" ["namespace", "agent", "state"]
-        "Current state of the loop: 1 for this state, 0 for the others; every state is always present, all 0 until the first report.";
+        "Current state of the loop; always 1, absent until the first report.";
     AGENT_GENERATION = Agents Gauge "agentloop_agent_metadata_generation" ["namespace", "agent"]
         "Generation of the Agent's spec.";
+    AGENT_OLDEST_APPROVAL = Agents Gauge "agentloop_agent_oldest_pending_approval_timestamp_seconds" ["namespace", "agent"]
+        "Time at which the oldest open gate was opened, in seconds since the Unix epoch; absent without an open gate.";
+    AGENT_PENDING_APPROVALS = Agents Gauge "agentloop_agent_pending_approvals" ["namespace", "agent"]
+        "Number of open gates, which wait for the approval of a person.";
     AGENT_REASONING_TOKENS = Agents Counter "agentloop_agent_reasoning_tokens_total" ["namespace", "agent", "model"]
-        "Total number of reasoning tokens; part of type output in agentloop_agent_tokens_total.";
+        "Total number of reasoning tokens, part of type output in agentloop_agent_tokens_total; absent at 0.";
     AGENT_REFUSED_CALLS = Agents Counter "agentloop_agent_refused_calls_total" ["namespace", "agent"]
         "Total number of calls refused by a limit, as last reported by the gateway; 0 until the first report.";
     AGENT_SUSPENDED = Agents Gauge "agentloop_agent_spec_suspended" ["namespace", "agent"]
         "Whether spec.suspend is true.";
     AGENT_CONDITION = Agents Gauge "agentloop_agent_status_condition" ["namespace", "agent", "condition", "status"]
-        "Status of each condition of the Agent: 1 for the current status, 0 for the other two.";
+        "Status of a condition of the Agent: always 1, one series for each condition; those other than Ready are absent while they are False.";
     AGENT_OBSERVED_GENERATION = Agents Gauge "agentloop_agent_status_observed_generation" ["namespace", "agent"]
         "Generation of the spec that the status describes; 0 until there is a status.";
     AGENT_TASKS = Agents Counter "agentloop_agent_tasks_total" ["namespace", "agent", "outcome"]
         "Total number of tasks and requests that have ended, as persisted in the status, by outcome: Completed, Failed or LimitReached; absent for an Agent that is not in mode Task and has had none.";
     AGENT_TOKENS = Agents Counter "agentloop_agent_tokens_total" ["namespace", "agent", "model", "type"]
         "Total number of tokens billed by the provider, as persisted in the status; the types input, cache_read, cache_write and output are disjoint.";
+    AGENT_TOOL_SECONDS = Agents Summary "agentloop_agent_tool_call_duration_seconds" ["namespace", "agent", "tool"]
+        "Duration in seconds of tool runs that ended while the same worker was running, as persisted in the status; only tools that were used, those beyond the first 19 as tool other.";
     AGENT_TOOL_CALLS = Agents Counter "agentloop_agent_tool_calls_total" ["namespace", "agent"]
         "Total number of tool runs sent, as persisted in the status; a repetition after a restart does not count again.";
-    AGENT_TOOL_SECONDS = Agents Summary "agentloop_agent_tool_call_duration_seconds" ["namespace", "agent", "tool"]
-        "Duration in seconds of tool runs that ended while the same worker was running, as persisted in the status; tools beyond the first 19 are tool other, which is always present.";
     AGENT_TOOL_OUTCOMES = Agents Counter "agentloop_agent_tool_outcomes_total" ["namespace", "agent", "tool", "outcome"]
-        "Total number of tool calls by outcome, as persisted in the status: ok, error, denied, unavailable (these two were not run) or unknown; tools beyond the first 19 and names that no server offers are tool other, which is always present.";
+        "Total number of tool calls by outcome, as persisted in the status: ok, error, denied, unavailable (these two were not run) or unknown; only series above 0, tools beyond the first 19 and names that no server offers as tool other.";
     AGENT_TURNS = Agents Counter "agentloop_agent_turns_total" ["namespace", "agent"]
         "Total number of completed turns, as persisted in the status.";
     AGENT_UNKNOWN_CALLS = Agents Counter "agentloop_agent_unknown_calls_total" ["namespace", "agent", "model"]
-        "Total number of model calls whose usage the server never reported; their tokens are not in any other metric.";
+        "Total number of model calls whose usage the server never reported, whose tokens are in no other metric; absent at 0.";
     AGENT_WAITING_TASKS = Agents Gauge "agentloop_agent_waiting_tasks" ["namespace", "agent"]
         "Number of tasks and requests that wait, as of the status; absent for an Agent that is not in mode Task and has had none.";
 
+    NAMESPACE_AGENTS = Namespaces Gauge "agentloop_namespace_agents" ["namespace", "state"]
+        "Number of Agents by state of the loop; None before the first report.";
+    NAMESPACE_CALLS = Namespaces Counter "agentloop_namespace_calls_total" ["namespace"]
+        "Total number of model calls sent by the Agents of the namespace; each attempt counts.";
+    NAMESPACE_COST = Namespaces Counter "agentloop_namespace_cost_usd_total" ["namespace"]
+        "Total cost in US dollars at the prices known when each call was made; 0 without prices.";
+    NAMESPACE_TRIPS = Namespaces Counter "agentloop_namespace_guardrail_trips_total" ["namespace", "guardrail", "action"]
+        "Total number of times a limit was reached or loop detection took a step, by action: warn, deny, pause or kill.";
+    NAMESPACE_APPROVALS = Namespaces Gauge "agentloop_namespace_pending_approvals" ["namespace"]
+        "Number of open gates, which wait for the approval of a person.";
+    NAMESPACE_REFUSED = Namespaces Counter "agentloop_namespace_refused_calls_total" ["namespace"]
+        "Total number of calls refused by a limit, as reported by the gateways.";
+    NAMESPACE_TASKS = Namespaces Counter "agentloop_namespace_tasks_total" ["namespace", "outcome"]
+        "Total number of tasks and requests that have ended, by outcome: Completed, Failed or LimitReached.";
+    NAMESPACE_TOKENS = Namespaces Counter "agentloop_namespace_tokens_total" ["namespace", "type"]
+        "Total number of tokens billed by the provider; the types input, cache_read, cache_write and output are disjoint.";
+    NAMESPACE_OUTCOMES = Namespaces Counter "agentloop_namespace_tool_outcomes_total" ["namespace", "outcome"]
+        "Total number of tool calls by outcome: ok, error, denied, unavailable (these two were not run) or unknown.";
+    NAMESPACE_TURNS = Namespaces Counter "agentloop_namespace_turns_total" ["namespace"]
+        "Total number of completed turns.";
+
     BUDGET_AGENTS = Budgets Gauge "agentloop_budget_agents" ["namespace", "budget"]
         "Number of Agents that draw on the AgentBudget.";
-    BUDGET_BURN = Budgets Gauge "agentloop_budget_burn_per_hour" ["namespace", "budget", "kind"]
-        "Amount settled in the last ten minutes (or since this replica became the leader), per hour.";
-    BUDGET_EXHAUSTION = Budgets Gauge "agentloop_budget_exhaustion_seconds" ["namespace", "budget", "kind"]
-        "Time until the remaining amount is spent at the rate of the last ten minutes, in seconds; absent while nothing is spent.";
     BUDGET_LEASES = Budgets Counter "agentloop_budget_leases_total" ["namespace", "budget"]
         "Total number of leases granted to gateways since the AgentBudget was created, as persisted in its status.";
     BUDGET_WRITES = Budgets Counter "agentloop_budget_ledger_writes_total" ["namespace", "budget"]
         "Total number of writes of the ledger to the status of the AgentBudget.";
-    BUDGET_LIMIT = Budgets Gauge "agentloop_budget_limit" ["namespace", "budget", "kind"]
-        "Limit of the current window, including top-ups; kinds are tokens, input_tokens, output_tokens, calls and cost_usd.";
-    BUDGET_REMAINING = Budgets Gauge "agentloop_budget_remaining" ["namespace", "budget", "kind"]
-        "Limit minus used and reserved amount.";
-    BUDGET_RESERVED = Budgets Gauge "agentloop_budget_reserved" ["namespace", "budget", "kind"]
-        "Amount leased to gateways and not yet settled.";
+    BUDGET_LIMIT_CALLS = Budgets Gauge "agentloop_budget_limit_calls" ["namespace", "budget"]
+        "Limit of the current window in model calls, including top-ups; absent if not limited.";
+    BUDGET_LIMIT_INPUT = Budgets Gauge "agentloop_budget_limit_input_tokens" ["namespace", "budget"]
+        "Limit of the current window in input tokens, including top-ups; absent if not limited.";
+    BUDGET_LIMIT_OUTPUT = Budgets Gauge "agentloop_budget_limit_output_tokens" ["namespace", "budget"]
+        "Limit of the current window in output tokens, including top-ups; absent if not limited.";
+    BUDGET_LIMIT_TOKENS = Budgets Gauge "agentloop_budget_limit_tokens" ["namespace", "budget"]
+        "Limit of the current window in tokens, including top-ups; absent if not limited.";
+    BUDGET_LIMIT_USD = Budgets Gauge "agentloop_budget_limit_usd" ["namespace", "budget"]
+        "Limit of the current window in US dollars, including top-ups; absent if not limited.";
+    BUDGET_RESERVED_CALLS = Budgets Gauge "agentloop_budget_reserved_calls" ["namespace", "budget"]
+        "Amount in model calls that is leased to gateways and not yet settled; absent if not limited.";
+    BUDGET_RESERVED_INPUT = Budgets Gauge "agentloop_budget_reserved_input_tokens" ["namespace", "budget"]
+        "Amount in input tokens that is leased to gateways and not yet settled; absent if not limited.";
+    BUDGET_RESERVED_OUTPUT = Budgets Gauge "agentloop_budget_reserved_output_tokens" ["namespace", "budget"]
+        "Amount in output tokens that is leased to gateways and not yet settled; absent if not limited.";
+    BUDGET_RESERVED_TOKENS = Budgets Gauge "agentloop_budget_reserved_tokens" ["namespace", "budget"]
+        "Amount in tokens that is leased to gateways and not yet settled; absent if not limited.";
+    BUDGET_RESERVED_USD = Budgets Gauge "agentloop_budget_reserved_usd" ["namespace", "budget"]
+        "Amount in US dollars that is leased to gateways and not yet settled; absent if not limited.";
+    BUDGET_SPENT_CALLS = Budgets Counter "agentloop_budget_spent_calls_total" ["namespace", "budget"]
+        "Total amount in model calls settled since this replica became the leader; absent if not limited.";
+    BUDGET_SPENT_INPUT = Budgets Counter "agentloop_budget_spent_input_tokens_total" ["namespace", "budget"]
+        "Total amount in input tokens settled since this replica became the leader; absent if not limited.";
+    BUDGET_SPENT_OUTPUT = Budgets Counter "agentloop_budget_spent_output_tokens_total" ["namespace", "budget"]
+        "Total amount in output tokens settled since this replica became the leader; absent if not limited.";
+    BUDGET_SPENT_TOKENS = Budgets Counter "agentloop_budget_spent_tokens_total" ["namespace", "budget"]
+        "Total amount in tokens settled since this replica became the leader; absent if not limited.";
+    BUDGET_SPENT_USD = Budgets Counter "agentloop_budget_spent_usd_total" ["namespace", "budget"]
+        "Total amount in US dollars settled since this replica became the leader; absent if not limited.";
     BUDGET_CONDITION = Budgets Gauge "agentloop_budget_status_condition" ["namespace", "budget", "condition", "status"]
-        "Status of each condition of the AgentBudget: 1 for the current status, 0 for the other two.";
-    BUDGET_USED = Budgets Gauge "agentloop_budget_used" ["namespace", "budget", "kind"]
-        "Amount settled in the current window, for limited kinds only.";
+        "Status of a condition of the AgentBudget: always 1, one series for each condition; those other than Ready are absent while they are False.";
+    BUDGET_USED_CALLS = Budgets Gauge "agentloop_budget_used_calls" ["namespace", "budget"]
+        "Amount in model calls settled in the current window; absent if not limited.";
+    BUDGET_USED_INPUT = Budgets Gauge "agentloop_budget_used_input_tokens" ["namespace", "budget"]
+        "Amount in input tokens settled in the current window; absent if not limited.";
+    BUDGET_USED_OUTPUT = Budgets Gauge "agentloop_budget_used_output_tokens" ["namespace", "budget"]
+        "Amount in output tokens settled in the current window; absent if not limited.";
+    BUDGET_USED_TOKENS = Budgets Gauge "agentloop_budget_used_tokens" ["namespace", "budget"]
+        "Amount in tokens settled in the current window; absent if not limited.";
+    BUDGET_USED_USD = Budgets Gauge "agentloop_budget_used_usd" ["namespace", "budget"]
+        "Amount in US dollars settled in the current window; absent if not limited.";
     BUDGET_RESETS = Budgets Gauge "agentloop_budget_window_reset_timestamp_seconds" ["namespace", "budget"]
         "Time at which there is room again or the window ends, in seconds since the Unix epoch; absent if unknown.";
 
@@ -167,11 +223,11 @@ metrics! {
     SENSOR_SUSPENDED = Sensors Gauge "agentloop_sensor_spec_suspended" ["namespace", "sensor"]
         "Whether spec.suspend is true.";
     SENSOR_CONDITION = Sensors Gauge "agentloop_sensor_status_condition" ["namespace", "sensor", "condition", "status"]
-        "Status of each condition of the Sensor: 1 for the current status, 0 for the other two.";
+        "Status of a condition of the Sensor: always 1, one series for each condition; those other than Ready are absent while they are False.";
     SENSOR_UPDATES = Sensors Counter "agentloop_sensor_updates_total" ["namespace", "sensor"]
         "Total number of hot state fields written, as persisted in the status.";
 
-    BUILD_INFO = Controller Gauge "agentloop_build_info" ["version", "revision"]
+    BUILD_INFO = Controller Gauge "agentloop_build_info" ["version", "revision", "rustc"]
         "Information about the build in labels; always 1.";
     GATE_WEBHOOKS = Controller Counter "agentloop_gate_webhook_attempts_total" ["event", "result"]
         "Total number of requests to the webhook that announces gates (chart value approvals.webhook), by event (opened or closed) and result (sent or failed); each attempt counts.";
@@ -183,8 +239,16 @@ metrics! {
         "Time at which the database last answered a batch of a history, as a Unix timestamp; 0: not since the start of this replica.";
     HISTORY_ROWS = Controller Counter "agentloop_history_rows_total" ["record"]
         "Total number of rows of histories written to the database, by record (execution, step or audit).";
-    FORFEITED = Controller Counter "agentloop_ledger_forfeited_total" ["kind"]
-        "Amount forfeited by lost gateways and charged to their budgets, by kind (tokens, input_tokens, output_tokens, calls, cost_usd).";
+    FORFEITED_CALLS = Controller Counter "agentloop_ledger_forfeited_calls_total" []
+        "Total amount in model calls forfeited by lost gateways and charged to their budgets.";
+    FORFEITED_INPUT = Controller Counter "agentloop_ledger_forfeited_input_tokens_total" []
+        "Total amount in input tokens forfeited by lost gateways and charged to their budgets.";
+    FORFEITED_OUTPUT = Controller Counter "agentloop_ledger_forfeited_output_tokens_total" []
+        "Total amount in output tokens forfeited by lost gateways and charged to their budgets.";
+    FORFEITED_TOKENS = Controller Counter "agentloop_ledger_forfeited_tokens_total" []
+        "Total amount in tokens forfeited by lost gateways and charged to their budgets.";
+    FORFEITED_USD = Controller Counter "agentloop_ledger_forfeited_usd_total" []
+        "Total amount in US dollars forfeited by lost gateways and charged to their budgets.";
     LOST_LEASES = Controller Counter "agentloop_ledger_lost_leases_total" []
         "Total number of leases of which a gateway knew less than the ledger because its storage was reset to an earlier state; the rest of each is forfeited.";
     LINK_ATTACHES = Controller Counter "agentloop_link_attaches_total" []
@@ -205,8 +269,24 @@ metrics! {
         "Total number of reconciles by result: success, error, requeue or requeue_after.";
     LEADER = Controller Gauge "leader_election_master_status" ["name"]
         "Whether this replica holds the Lease of that name.";
+    REQUEST_SECONDS = Controller Histogram "rest_client_request_duration_seconds" ["verb", "host"]
+        "Duration of requests to the Kubernetes API until the head of the response, in seconds.";
     REQUESTS = Controller Counter "rest_client_requests_total" ["code", "method", "host"]
         "Total number of requests to the Kubernetes API by status code, method and host; code <error> means no response.";
+    QUEUE_ADDS = Controller Counter "workqueue_adds_total" ["name", "controller"]
+        "Total number of objects that were queued for a reconcile; one that waits already is not queued again.";
+    QUEUE_DEPTH = Controller Gauge "workqueue_depth" ["name", "controller"]
+        "Number of objects that wait for a reconcile.";
+    QUEUE_LONGEST = Controller Gauge "workqueue_longest_running_processor_seconds" ["name", "controller"]
+        "Duration of the longest reconcile in progress, in seconds.";
+    QUEUE_WAIT = Controller Histogram "workqueue_queue_duration_seconds" ["name", "controller"]
+        "Time that objects waited in the queue before their reconcile, in seconds.";
+    QUEUE_RETRIES = Controller Counter "workqueue_retries_total" ["name", "controller"]
+        "Total number of objects that were queued again after a failed reconcile.";
+    QUEUE_UNFINISHED = Controller Gauge "workqueue_unfinished_work_seconds" ["name", "controller"]
+        "Sum of the durations of the reconciles in progress, in seconds.";
+    QUEUE_WORK = Controller Histogram "workqueue_work_duration_seconds" ["name", "controller"]
+        "Duration of the reconciles of queued objects, in seconds.";
 
     PROCESS_CPU = Process Counter "process_cpu_seconds_total" []
         "Total user and system CPU time spent in seconds.";
@@ -224,12 +304,45 @@ metrics! {
         "Virtual memory size in bytes.";
 }
 
+/// The metrics of single objects that are exported with the chart value `metrics.perObject: Minimal`.
+const MINIMAL: &[&Metric] = &[
+    &AGENT_INFO,
+    &AGENT_LOOP_STATE,
+    &AGENT_LOOP_PAUSED_REASON,
+    &AGENT_CONDITION,
+    &AGENT_SUSPENDED,
+    &AGENT_TOKENS,
+    &AGENT_COST,
+    &AGENT_PENDING_APPROVALS,
+    &BUDGET_LIMIT_CALLS,
+    &BUDGET_LIMIT_INPUT,
+    &BUDGET_LIMIT_OUTPUT,
+    &BUDGET_LIMIT_TOKENS,
+    &BUDGET_LIMIT_USD,
+    &BUDGET_USED_CALLS,
+    &BUDGET_USED_INPUT,
+    &BUDGET_USED_OUTPUT,
+    &BUDGET_USED_TOKENS,
+    &BUDGET_USED_USD,
+    &BUDGET_RESERVED_CALLS,
+    &BUDGET_RESERVED_INPUT,
+    &BUDGET_RESERVED_OUTPUT,
+    &BUDGET_RESERVED_TOKENS,
+    &BUDGET_RESERVED_USD,
+    &BUDGET_CONDITION,
+    &SENSOR_INFO,
+    &SENSOR_CONDITION,
+];
+
 /// The reference page, generated from [`ALL`].
 #[must_use]
 pub fn reference() -> String {
     let mut page = String::from(
         "# Metrics\n\n\
-         Generated from the registry of metrics. The controller serves them at `/metrics` in the Prometheus text format.\n\n\
+         Generated from the registry of metrics. The controller serves them at `/metrics` in the Prometheus\n\
+         text format 0.0.4 or, if the scraper accepts it, in OpenMetrics 1.0.\n\n\
+         The chart value `metrics.perObject` decides which series of single Agents, AgentBudgets and Sensors are exported: `Full`\n\
+         (all), `Minimal` (those marked with \u{2022}) or `Disabled` (none). The sums of namespaces are always exported.\n\n\
          Metrics with the label `namespace` keep it only if the scrape configuration sets `honor_labels: true`; otherwise\n\
          Prometheus renames it to `exported_namespace`.\n",
     );
@@ -238,7 +351,16 @@ pub fn reference() -> String {
             MetricSource::Agents,
             "Agents",
             "One set of series per Agent, read from the leader's cache at each scrape and removed with the Agent. The counters \
-             are the totals persisted in its status, so that they never decrease.",
+             are the totals persisted in its status, so that they never decrease. A series that is absent means 0: use \
+             `or vector(0)` in queries.",
+        ),
+        (
+            MetricSource::Namespaces,
+            "Namespaces",
+            "One set of series per namespace with Agents: sums over its Agents, whatever `metrics.perObject` is. All series of \
+             closed label sets are present. The counters add up the growth of what the Agents persist in their status, and \
+             deleted Agents stay included, so that they never decrease while a replica leads; the next leader begins with \
+             the Agents that exist then.",
         ),
         (
             MetricSource::Budgets,
@@ -262,7 +384,12 @@ pub fn reference() -> String {
             let labels = metric.labels.iter().map(|label| format!("`{label}`"));
             let labels = labels.collect::<Vec<_>>().join(", ");
             let kind: &str = metric.kind.into();
-            let _ = writeln!(page, "| `{}` | {kind} | {labels} | {} |", metric.name, metric.help);
+            let minimal = if metric.is_minimal() { " \u{2022}" } else { "" };
+            let _ = writeln!(
+                page,
+                "| `{}`{minimal} | {kind} | {labels} | {} |",
+                metric.name, metric.help
+            );
         }
     }
     page

@@ -201,6 +201,8 @@ impl<'a> Agent<'a> {
             // Counts of tests are far below 2^53.
             #[allow(clippy::cast_possible_truncation)]
             let value = cluster::series(page, name, &labels).map(|value| value as i64);
+            // Absent at 0.
+            let value = value.or((name == "agentloop_agent_unknown_calls_total").then_some(0));
             value.unwrap_or_else(|| panic!("{name}{labels:?} is not on the page"))
         };
         let tokens = |type_| count("agentloop_agent_tokens_total", &[("type", type_)]);

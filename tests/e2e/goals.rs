@@ -138,7 +138,7 @@ fn a_goal_that_is_not_reached_leaves_a_stalled_agent_that_says_what_is_missing_a
     };
     let message = failed(&agent);
     assert_eq!(agent.until_event("Warning", "Failed", 30), message);
-    assert_eq!(measured(&agent, &cluster.system, "false"), Some(1.0));
+    assert_eq!(measured(&agent, &cluster.system, "true"), None);
 
     let turns = agent.object()["status"]["usage"]["turns"].as_i64().unwrap_or(0);
     wake(&agent, "again");

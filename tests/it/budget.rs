@@ -462,12 +462,12 @@ async fn what_a_lost_gateway_held_is_spent_and_counted() {
     let leader = world.leader(&[&agent]).await;
     leader.budgets.pods_listed(Some(&world.namespace), &BTreeSet::new());
     let forfeited = |kind: &str| {
-        let text = leader.metrics.text().unwrap();
-        let series = format!(r#"agentloop_ledger_forfeited_total{{kind="{kind}"}} "#);
+        let text = leader.metrics.text();
+        let series = format!("agentloop_ledger_forfeited_{kind}_total ");
         let value = text.lines().find_map(|line| line.strip_prefix(&series)).unwrap();
         value.to_owned()
     };
-    assert_eq!((forfeited("tokens"), forfeited("cost_usd")), ("0".into(), "0".into()));
+    assert_eq!((forfeited("tokens"), forfeited("usd")), ("0".into(), "0".into()));
     let lost = world.who("a");
     let lease = leader
         .lease(&lost, &account, &[], Some(100))

@@ -185,7 +185,7 @@ impl Rig {
 
     fn count(&self, event: &str, result: &str) -> f64 {
         let series = format!(r#"agentloop_gate_webhook_attempts_total{{event="{event}",result="{result}"}} "#);
-        let text = self.metrics.text().unwrap();
+        let text = self.metrics.text();
         let line = text.lines().find(|line| line.starts_with(&series));
         line.map_or(-1.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }

@@ -84,7 +84,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 fn count(rig: &Rig, series: &str) -> u64 {
-    let text = rig.metrics.text().unwrap();
+    let text = rig.metrics.text();
     let line = text.lines().find_map(|line| line.strip_prefix(series));
     line.unwrap_or_else(|| panic!("{series}\n{text}"))
         .trim()
@@ -350,5 +350,5 @@ async fn rows_are_deleted_when_they_are_as_old_as_their_retention_and_not_a_day_
     task.await.unwrap();
     assert_eq!(postgres.rows("SELECT seq FROM agent_execution_audit").await, ["2"]);
     let deleted = r#"agentloop_history_deleted_rows_total{record="execution"} 1"#;
-    assert!(metrics.text().unwrap().contains(deleted));
+    assert!(metrics.text().contains(deleted));
 }

@@ -287,6 +287,8 @@ async fn options(election: bool) -> ControllerOptions {
         },
         sensor_pods: agentloop::controller::sensor::pod::SensorPodSettings::default(),
         metrics_address: free_address().await,
+        metrics_authentication: agentloop::controller::metrics_access::MetricsAuthentication::None,
+        per_object: agentloop::telemetry::families::PerObject::Full,
         probe_address: free_address().await,
         link_address: free_address().await,
         link_hosts: vec!["127.0.0.1".into()],

@@ -229,7 +229,7 @@ impl Rig {
     }
 
     fn sample(&self, series: &str) -> f64 {
-        let text = self.metrics.text().unwrap();
+        let text = self.metrics.text();
         let line = text.lines().find(|line| line.starts_with(&format!("{series} ")));
         line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }

@@ -20,6 +20,7 @@ mod leftovers;
 mod link;
 mod local;
 mod metrics;
+mod openmetrics;
 mod plugin;
 mod recovery;
 mod rooms;

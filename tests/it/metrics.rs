@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use agentloop::api::amount::Amount;
 use agentloop::api::budget::AgentBudget;
 use agentloop::api::{NamespacedName, Sensor};
 use agentloop::controller::agent::{AgentsView, ReconcileObserver};
@@ -21,7 +21,8 @@ use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::reconcile_metrics::MetricsObserver;
 use agentloop::controller::runtime::{ReconcileErrorKind, ReconcileResult};
 use agentloop::link::messages::{Directives, LoopTotals, PodReport};
-use agentloop::telemetry::budget_collector::BudgetCollector;
+use agentloop::telemetry::budget_collector::{BudgetCollector, SpentBudget};
+use agentloop::telemetry::families::{PerObject, TakeSnapshot};
 use agentloop::telemetry::http::{self, Readiness};
 use agentloop::telemetry::metrics::Metrics;
 use agentloop::telemetry::registry::{self, MetricKind, MetricSource};
@@ -35,18 +36,19 @@ use tower::{Layer, Service, ServiceExt};
 
 use crate::support::agents::{agent, view};
 use crate::support::clusters::has;
-use agentloop::api::condition::{GatewaySign, LoopSign};
-use agentloop::api::status::PauseReason;
 use agentloop::api::usage_counts::GuardrailTrip;
-use strum::IntoEnumIterator;
 
 /// A controller in full swing: a reconcile of each kind, a request, a budget, these Agents.
-async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
+pub async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
+    controller_with(agents, PerObject::Full).await
+}
+
+async fn controller_with(agents: AgentsView, level: PerObject) -> (Arc<Metrics>, Readiness) {
     let metrics = Arc::new(Metrics::new().unwrap());
-    let budgets = BudgetCollector::new(|visit| visit(&spent())).unwrap();
-    metrics.register(budgets).unwrap();
-    let sensors = SensorCollector::new(|visit| visit(&ticking())).unwrap();
-    metrics.register(sensors).unwrap();
+    let budgets = BudgetCollector::new(cache(spent), level);
+    metrics.add(Arc::new(budgets));
+    metrics.add(Arc::new(SensorCollector::new(cache(|| vec![ticking()]), level)));
+    let _queue = metrics.queues.of("agent");
     initialize_refusal_metrics(&metrics);
     initialize_webhook_metrics(&metrics);
     initialize_history_metrics(&metrics);
@@ -58,7 +60,9 @@ async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
         heard(),
         readiness.clone(),
         8,
+        level,
     );
+    agents.for_each(|agent| report.agent_seen(agent));
     report.agents(agents);
     for how in [
         ReconcileResult::Success,
@@ -73,13 +77,18 @@ async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
         let answer = tower::service_fn(move |_: Request<()>| async move {
             Ok::<_, std::io::Error>(Response::builder().status(status).body(()).unwrap())
         });
-        let mut counted = CountRequests::new(metrics.requests.clone(), "api:443".into()).layer(answer);
+        let mut counted = CountRequests::new(&metrics, "api:443".into()).layer(answer);
         counted.call(Request::new(())).await.unwrap();
     }
     let silence = tower::service_fn(|_: Request<()>| async { Err::<Response<()>, _>(std::io::Error::other("down")) });
-    let mut counted = CountRequests::new(metrics.requests.clone(), "api:443".into()).layer(silence);
+    let mut counted = CountRequests::new(&metrics, "api:443".into()).layer(silence);
     assert!(counted.call(Request::new(())).await.is_err());
     (metrics, readiness)
+}
+
+/// A cache with these objects.
+fn cache<T: 'static>(objects: fn() -> Vec<T>) -> TakeSnapshot<T> {
+    Box::new(move || Box::new(move |visit| objects().iter().for_each(visit)))
 }
 
 /// What the gateway of the Agent x said.
@@ -105,35 +114,45 @@ fn heard() -> Arc<PodSessions> {
     Arc::new(loops)
 }
 
+/// An AgentBudget with all kinds of limits, and one with a limit of tokens.
+fn spent() -> Vec<SpentBudget> {
+    let all = json!({"tokens": 1000, "inputTokens": 900, "outputTokens": 800, "calls": 70, "costMicroUSD": 2_500_000});
+    vec![budget("all", &all), budget("some", &json!({"tokens": 1000}))]
+}
+
 /// An AgentBudget whose status has everything.
-fn spent() -> AgentBudget {
-    static SCRAPES: AtomicI64 = AtomicI64::new(1);
-    // Each scrape finds a later record, in which more is settled.
-    let epoch = SCRAPES.fetch_add(1, Ordering::Relaxed);
+fn budget(name: &str, limits: &Value) -> SpentBudget {
     let condition = |kind: &str, status: &str| {
         json!({
             "type": kind, "status": status, "reason": "Because", "message": "secret words",
             "lastTransitionTime": "2026-01-02T03:04:05Z",
         })
     };
-    let buckets = json!([{"start": "2026-01-02T03:00:00Z", "amount": {"tokens": 100 * epoch}}]);
     let budget = json!({
         "apiVersion": "agentloop.dev/v1alpha1",
         "kind": "AgentBudget",
-        "metadata": {"namespace": "team-a", "name": "all", "uid": "uid-of-all"},
+        "metadata": {"namespace": "team-a", "name": name, "uid": format!("uid-of-{name}")},
         "spec": {"limits": {"tokens": 1000, "costUSD": "2.50"}, "window": {"rolling": {"seconds": 3600}}},
         "status": {
             "conditions": [condition("Ready", "True"), condition("NearLimit", "False"), condition("example.com/F", "True")],
             "window": {"resetsAt": "2026-01-02T04:00:00Z"},
-            "limits": {"tokens": 1000, "costMicroUSD": 2_500_000},
+            "limits": limits,
             "used": {"tokens": 100, "costMicroUSD": 250_000, "calls": 7},
             "reserved": {"tokens": 300, "costMicroUSD": 1_000_000},
             "remaining": {"tokens": 600, "costMicroUSD": 1_250_000},
             "agents": 3,
-            "ledger": {"epoch": epoch, "watermark": "2026-01-02T03:04:05Z", "nextLease": 12, "buckets": buckets},
+            "ledger": {"epoch": 8, "watermark": "2026-01-02T03:04:05Z", "nextLease": 12},
         },
     });
-    serde_json::from_value(budget).unwrap()
+    SpentBudget {
+        object: Arc::new(serde_json::from_value::<AgentBudget>(budget).unwrap()),
+        spent: Amount {
+            tokens: 5000,
+            cost: 750_000,
+            calls: 9,
+            ..Amount::ZERO
+        },
+    }
 }
 
 /// A Sensor whose status has everything.
@@ -163,7 +182,7 @@ fn ticking() -> Sensor {
 #[tokio::test]
 async fn series_of_a_sensor_say_what_its_spec_and_status_say() {
     let (metrics, _) = controller(view(&[])).await;
-    let text = metrics.text().unwrap();
+    let text = metrics.text();
     assert!(!text.contains("secret words"), "no free text in metrics");
     let got: Vec<_> = text
         .lines()
@@ -173,13 +192,14 @@ async fn series_of_a_sensor_say_what_its_spec_and_status_say() {
 }
 
 /// An Agent whose status has everything.
-fn busy(name: &str) -> Value {
+pub fn busy(name: &str) -> Value {
     let condition = |kind: &str, status: &str| {
         json!({
             "type": kind, "status": status, "reason": "Because", "message": "secret words",
             "lastTransitionTime": "2026-01-02T03:04:05Z",
         })
     };
+    let gate = |id: &str, at: &str| json!({"id": id, "kind": "LowConfidence", "tool": "goal", "argumentsHash": "h", "openedAt": at});
     let used = json!({
         "model": "small", "calls": 12, "unknownCalls": 1, "inputTokens": 100, "outputTokens": 50,
         "cacheReadTokens": 20, "reasoningTokens": 7,
@@ -204,8 +224,13 @@ fn busy(name: &str) -> Value {
         &json!({
             "observedGeneration": 2,
             "conditions": [condition("Ready", "False"), condition("Accepted", "True"), condition("PodReady", "Unknown"),
+                condition("Suspended", "False"),
+                {"type": "LoopDetected", "status": "True", "reason": "Cycle", "message": "secret words",
+                    "lastTransitionTime": "2026-01-02T03:04:05Z"},
                 condition("example.com/Foreign", "True")],
-            "loop": {"state": "Paused", "reasons": ["ProviderRateLimit"], "turn": 12, "waitingTasks": 3},
+            "loop": {"state": "Paused", "reasons": ["ProviderRateLimit"], "turn": 12, "waitingTasks": 3,
+                "lastTurnTime": "2026-01-02T03:04:06Z"},
+            "gates": [gate("a", "2026-01-02T03:04:08Z"), gate("b", "2026-01-02T03:04:07Z")],
             "usage": usage,
             "lastError": {"at": "2026-01-02T03:04:05Z", "kind": "Timeout", "message": "secret words"},
         }),
@@ -257,6 +282,7 @@ fn names_types_and_help_follow_the_rules_of_prometheus() {
             "leader_election_",
             "rest_client_",
             "process_",
+            "workqueue_",
         ];
         assert!(known.iter().any(|prefix| name.starts_with(prefix)), "{name}: prefix");
         assert_eq!(
@@ -278,7 +304,16 @@ fn names_types_and_help_follow_the_rules_of_prometheus() {
             ("agent", MetricSource::Agents),
             ("budget", MetricSource::Budgets),
             ("sensor", MetricSource::Sensors),
+            ("", MetricSource::Namespaces),
         ] {
+            if source == MetricSource::Namespaces {
+                assert_eq!(
+                    name.starts_with("agentloop_namespace_"),
+                    metric.source == source,
+                    "{name}"
+                );
+                continue;
+            }
             let about_one = metric.labels.starts_with(&["namespace", object]);
             assert_eq!(about_one, metric.source == source, "{name}");
         }
@@ -288,9 +323,7 @@ fn names_types_and_help_follow_the_rules_of_prometheus() {
 #[tokio::test]
 async fn a_scrape_holds_every_metric_of_the_registry_and_nothing_else() {
     let (metrics, _) = controller(view(&[busy("x")])).await;
-    // The burn of budgets needs a past.
-    metrics.text().unwrap();
-    let scraped = families(&metrics.text().unwrap());
+    let scraped = families(&metrics.text());
     let want: BTreeMap<_, _> = registry::ALL
         .iter()
         .map(|metric| {
@@ -311,7 +344,7 @@ async fn a_scrape_holds_every_metric_of_the_registry_and_nothing_else() {
 #[tokio::test]
 async fn series_of_an_agent_say_what_its_spec_and_status_say() {
     let (metrics, _) = controller(view(&[busy("x")])).await;
-    let text = metrics.text().unwrap();
+    let text = metrics.text();
     assert!(!text.contains("secret words"), "no free text in metrics");
     let got: Vec<String> = text
         .lines()
@@ -324,12 +357,11 @@ async fn series_of_an_agent_say_what_its_spec_and_status_say() {
 #[tokio::test]
 async fn series_of_a_budget_say_what_its_status_says_of_the_kinds_that_are_limited() {
     let (metrics, _) = controller(view(&[])).await;
-    let text = metrics.text().unwrap();
+    let text = metrics.text();
     assert!(!text.contains("secret words"), "no free text in metrics");
-    let changing = ["_burn_per_hour", "_exhaustion_seconds", "_ledger_writes_total"];
     let got: Vec<_> = text
         .lines()
-        .filter(|line| line.starts_with("agentloop_budget_") && !changing.iter().any(|name| line.contains(name)))
+        .filter(|line| line.starts_with("agentloop_budget_"))
         .collect();
     insta::assert_snapshot!("series_of_a_budget", got.join("\n"));
 }
@@ -337,20 +369,26 @@ async fn series_of_a_budget_say_what_its_status_says_of_the_kinds_that_are_limit
 #[tokio::test]
 async fn an_agent_never_visited_has_its_counters_at_zero_and_no_state() {
     let (metrics, _) = controller(view(&[agent("team-a", "x", &json!({}))])).await;
-    let text = metrics.text().unwrap();
+    let text = metrics.text();
     let series = series(&text);
     let id = r#"agent="x",model="small",namespace="team-a""#;
     for (name, want) in [
         (format!(r#"agentloop_agent_tokens_total{{{id},type="output"}}"#), 0.0),
         (format!("agentloop_agent_calls_total{{{id}}}"), 0.0),
         (
-            r#"agentloop_agent_loop_state{agent="x",namespace="team-a",state="Stopped"}"#.into(),
-            0.0,
+            r#"agentloop_agent_status_condition{agent="x",namespace="team-a",condition="Ready",status="unknown"}"#
+                .into(),
+            1.0,
+        ),
+        (
+            r#"agentloop_namespace_agents{namespace="team-a",state="None"}"#.into(),
+            1.0,
         ),
     ] {
         let found = series.iter().find(|(key, _)| same_series(key, &name));
         assert_eq!(found.map(|(_, value)| *value), Some(want), "{name}");
     }
+    assert!(!text.contains("agentloop_agent_loop_state"), "{text}");
 }
 
 /// Whether two series have the same name and labels, in any order.
@@ -366,52 +404,87 @@ async fn a_deleted_agent_leaves_no_series_behind() {
     let object = serde_json::from_value(busy("x")).unwrap();
     writer.apply_watcher_event(&Event::Apply(object));
     let (metrics, _) = controller(AgentsView::new(vec![store])).await;
-    assert!(metrics.text().unwrap().contains("agentloop_agent_info"));
+    assert!(metrics.text().contains("agentloop_agent_info"));
     let object = serde_json::from_value(busy("x")).unwrap();
     writer.apply_watcher_event(&Event::Delete(object));
-    assert!(!metrics.text().unwrap().contains("agentloop_agent_"));
+    assert!(!metrics.text().contains("agentloop_agent_"));
+    // The sum of the namespace keeps it.
+    let text = metrics.text();
+    assert!(
+        text.contains("agentloop_namespace_turns_total{namespace=\"team-a\"} 11\n"),
+        "{text}"
+    );
+}
+
+/// A healthy Agent with one model that has used two tools.
+fn healthy(name: &str) -> Value {
+    let condition = |kind: &str, status: &str| {
+        json!({
+            "type": kind, "status": status, "reason": "Because", "message": "",
+            "lastTransitionTime": "2026-01-02T03:04:05Z",
+        })
+    };
+    let used = json!({"model": "small", "calls": 12, "inputTokens": 100, "outputTokens": 50});
+    let mut usage = used.clone();
+    usage["turns"] = json!(11);
+    usage["byModel"] = json!([used]);
+    usage["byTool"] = json!([
+        {"tool": "files__read", "ok": 5, "timed": 5, "milliseconds": 12_500},
+        {"tool": "files__write", "ok": 2, "timed": 2, "milliseconds": 500},
+    ]);
+    let conditions = ["Ready", "Accepted", "PodReady", "ModelAvailable", "SensorsHealthy"];
+    let mut conditions: Vec<_> = conditions.iter().map(|kind| condition(kind, "True")).collect();
+    conditions.push(condition("RateLimited", "False"));
+    let status = json!({
+        "observedGeneration": 3, "conditions": conditions, "usage": usage,
+        "loop": {"state": "Sleeping", "turn": 12, "lastTurnTime": "2026-01-02T03:04:05Z"},
+    });
+    agent("team-a", name, &status)
 }
 
 #[tokio::test]
-async fn a_thousand_agents_have_the_number_of_series_that_the_formula_says() {
-    let agents: Vec<Value> = (0..1000).map(|number| busy(&format!("agent-{number}"))).collect();
-    let (metrics, _) = controller(view(&agents)).await;
-    let started = std::time::Instant::now();
-    let text = metrics.text().unwrap();
-    eprintln!(
-        "a scrape of 1,000 Agents: {} bytes in {:?}",
-        text.len(),
-        started.elapsed()
-    );
-    let count = text.lines().filter(|line| line.starts_with("agentloop_agent_")).count();
-    // info, created, suspended, two generations, turns, refused calls, tool calls, actions, denied tool calls; six states; the reasons; the signs of a loop; three known conditions
-    // with three series each; of one model four types of tokens, reasoning, calls, unknown and estimated calls, cost; what
-    // limits may do; three outcomes of tasks and how many wait; of one tool, and of the rest, five outcomes, sum and count of
-    // their time.
-    let each = 10
-        + 4
-        + 6
-        + PauseReason::iter().count()
-        + LoopSign::iter().count()
-        + GatewaySign::iter().count()
-        + 3 * 3
-        + 9
-        + GuardrailTrip::all().count()
-        + 2 * 7;
-    assert_eq!(count, 1000 * each);
-    let of_others = text
-        .lines()
-        .filter(|line| {
-            ["agentloop_budget_", "agentloop_sensor_"]
-                .iter()
-                .any(|prefix| line.starts_with(prefix))
-        })
-        .count();
-    let own = text.lines().filter(|line| !line.starts_with('#')).count() - count - of_others;
-    assert!(
-        own < 70,
-        "{own} series of the controller itself, however many Agents there are"
-    );
+async fn a_thousand_healthy_agents_have_the_number_of_series_that_the_formula_says_at_each_level() {
+    let agents: Vec<Value> = (0..1000).map(|number| healthy(&format!("agent-{number}"))).collect();
+    // info, created, suspended, two generations; state, last turn, approvals; five conditions; turns, tool calls, actions,
+    // denied tool calls, refused calls; calls, four types of tokens and cost of one model; of each of two tools one
+    // outcome, and sum and count of its time.
+    let full = 5 + 3 + 5 + 5 + 6 + 2 * 3;
+    assert_eq!(full, 30);
+    // info, suspended, state, approvals; five conditions; tokens and cost.
+    let minimal = 4 + 5 + 5;
+    for (level, each) in [
+        (PerObject::Full, full),
+        (PerObject::Minimal, minimal),
+        (PerObject::Disabled, 0),
+    ] {
+        let (metrics, _) = controller_with(view(&agents), level).await;
+        let text = metrics.text();
+        let count = |prefix: &str| text.lines().filter(|line| line.starts_with(prefix)).count();
+        assert_eq!(count("agentloop_agent_"), 1000 * each, "{level:?}");
+        // Of five kinds of limits in one budget and one in the other: limit, reserved, spent and used. Agents, leases, writes,
+        // reset and a condition.
+        let budget = match level {
+            PerObject::Full => 6 * 4 + 2 * 5,
+            PerObject::Minimal => 6 * 3 + 2,
+            PerObject::Disabled => 0,
+        };
+        assert_eq!(count("agentloop_budget_"), budget, "{level:?}");
+        let sensor = match level {
+            PerObject::Full => 13,
+            PerObject::Minimal => 1 + 2,
+            PerObject::Disabled => 0,
+        };
+        assert_eq!(count("agentloop_sensor_"), sensor, "{level:?}");
+        // Agents by state; approvals, calls, cost, refused calls, turns; outcomes of tasks and tools; types of tokens.
+        let namespace = 7 + GuardrailTrip::all().count() + 5 + 3 + 5 + 4;
+        assert_eq!(count("agentloop_namespace_"), namespace, "{level:?}");
+        let all = text.lines().filter(|line| !line.starts_with('#')).count();
+        let own = all - 1000 * each - budget - sensor - namespace;
+        assert!(
+            own < 130,
+            "{own} series of the controller itself, however many Agents there are"
+        );
+    }
 }
 
 #[tokio::test]
@@ -431,7 +504,7 @@ async fn promtool_finds_nothing_to_say() {
         .stdin
         .take()
         .unwrap()
-        .write_all(metrics.text().unwrap().as_bytes())
+        .write_all(metrics.text().as_bytes())
         .unwrap();
     let output = promtool.wait_with_output().unwrap();
     let said = [output.stdout, output.stderr].concat();
@@ -466,7 +539,11 @@ async fn probes_say_what_is_waited_for_and_metrics_are_served_as_text() {
     let (status, headers, body) = get("/metrics").await;
     assert_eq!(status, StatusCode::OK);
     assert_eq!(headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
-    assert!(body.contains("agentloop_build_info{"));
+    let build = body
+        .lines()
+        .find(|line| line.starts_with("agentloop_build_info{"))
+        .unwrap();
+    assert!(build.contains("rustc=\"1.") && build.ends_with(" 1"), "{build}");
 }
 
 #[test]
@@ -513,9 +590,12 @@ fn every_query_of_the_dashboards_asks_for_metrics_of_the_registry_and_for_their_
         for annotation in board["annotations"]["list"].as_array().unwrap() {
             check_query("an annotation", annotation["expr"].as_str().unwrap());
         }
-        let budgets = registry::ALL
-            .iter()
-            .filter(|metric| metric.source == MetricSource::Budgets);
+        // Of the kinds of limits, tokens stand for all.
+        let budgets = registry::ALL.iter().filter(|metric| {
+            let others = ["_calls", "_input_tokens", "_output_tokens", "_usd"];
+            let kind = metric.name.trim_end_matches("_total");
+            metric.source == MetricSource::Budgets && !others.iter().any(|other| kind.ends_with(other))
+        });
         let shown = [
             "agentloop_budget_agents",
             "agentloop_budget_window_reset_timestamp_seconds",

@@ -481,6 +481,7 @@ async fn made_again_and_again(client: &Client, namespace: &str, stop: &Cancellat
         ca_bundle,
         published: watch::Sender::default(),
         observer: Arc::new(Counting::default()),
+        metrics: Arc::new(agentloop::telemetry::metrics::Metrics::new().unwrap()),
         clock,
         instance: "agentloop-0".into(),
         shutdown: stop.clone(),

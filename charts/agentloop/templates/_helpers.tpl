@@ -154,3 +154,15 @@ matchResources:
     - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson $served }}}
 {{- end }}
 {{- end }}
+
+{{/* What Prometheus presents to /metrics: a dict with `monitor` (its values), `name` (of these values) and `root`. */}}
+{{- define "agentloop.scrapeAuthorization" -}}
+{{- $secret := .monitor.bearerTokenSecret -}}
+{{- if $secret.name }}
+authorization:
+  type: Bearer
+  credentials: {name: {{ $secret.name }}, key: {{ $secret.key }}}
+{{- else if eq .root.Values.metrics.authentication "Token" }}
+{{- fail (printf "metrics.%s.bearerTokenSecret.name is required with metrics.authentication: Token: Prometheus must present a token" .name) }}
+{{- end }}
+{{- end }}

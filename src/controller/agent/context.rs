@@ -1,5 +1,7 @@
 //! Dependencies of the reconciler: settings, clock and observer.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ObjectReference, ResourceRequirements};
@@ -43,6 +45,11 @@ pub trait ReconcileObserver: Send + Sync {
     fn finished(&self, how: ReconcileResult, took: Duration);
     /// Passes a live view of the Agents. Called once, when all Agents and pods are listed.
     fn agents(&self, agents: AgentsView);
+    /// The watch shows this version of an Agent; also the last one, just before [`Self::agent_deleted`].
+    fn agent_seen(&self, agent: &Agent);
+    fn agent_deleted(&self, agent: &NamespacedName);
+    /// These are all Agents of the scope, parseable or not.
+    fn agents_listed(&self, scope: Option<&str>, listed: &BTreeSet<NamespacedName>);
 }
 
 /// A live view of all Agents that this process watches.
@@ -92,13 +99,23 @@ impl AgentsView {
     }
 
     /// Calls `visit` with each Agent. Skips objects that could not be parsed.
-    pub fn for_each(&self, mut visit: impl FnMut(&Agent)) {
-        for store in &self.stores {
-            for guard in store.state() {
-                if let Ok(agent) = &guard.0 {
-                    visit(agent);
-                }
-            }
-        }
+    pub fn for_each(&self, visit: impl FnMut(&Agent)) {
+        self.snapshot().for_each(visit);
+    }
+
+    /// The Agents as they are now.
+    #[must_use]
+    pub fn snapshot(&self) -> AgentsSnapshot {
+        AgentsSnapshot(self.stores.iter().flat_map(Store::state).collect())
+    }
+}
+
+/// The Agents at one moment.
+pub struct AgentsSnapshot(Vec<Arc<GuardedObject<Agent>>>);
+
+impl AgentsSnapshot {
+    /// Calls `visit` with each Agent. Skips objects that could not be parsed.
+    pub fn for_each(&self, visit: impl FnMut(&Agent)) {
+        self.0.iter().filter_map(|guard| guard.0.as_ref().ok()).for_each(visit);
     }
 }

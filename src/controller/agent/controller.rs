@@ -37,6 +37,7 @@ use crate::controller::runtime::watch::{follow, join, scoped_api, scopes};
 use crate::controller::runtime::watched_pod::WatchedPod;
 use crate::controller::runtime::{self, EventSink, WallClock, events};
 use crate::controller::sensor::SensorRegistry;
+use crate::telemetry::metrics::Metrics;
 
 /// How long the first reconcile waits for the AgentBudgets. After that, suspends and deletions are handled without
 /// them, and reported budget problems are kept.
@@ -62,6 +63,8 @@ pub struct ReconcilerParts {
     pub published: watch::Sender<String>,
     /// Observes every reconcile.
     pub observer: Arc<dyn ReconcileObserver>,
+    /// What the queue counts.
+    pub metrics: Arc<Metrics>,
     pub clock: WallClock,
     /// Reporting instance of Events: the name of this pod.
     pub instance: String,
@@ -98,7 +101,8 @@ pub async fn run(parts: ReconcilerParts) {
         .into_iter()
         .map(AgentScope::new)
         .unzip();
-    let scopes = AgentScopes::new(scopes.into_iter().map(Arc::new).collect());
+    let queue = runtime::queue(&parts.metrics, "agent");
+    let scopes = AgentScopes::new(scopes.into_iter().map(Arc::new).collect(), queue);
     let context = Arc::new(ReconcileContext { shared, scopes });
     let mut watches = JoinSet::new();
     for (scope, writers) in context.scopes.all().zip(writers) {
@@ -199,11 +203,18 @@ async fn watch_agents(
                 listed.insert(NamespacedName::of(agent));
             }
             Event::InitDone => {
+                shared.observer.agents_listed(namespace, &listed);
                 shared.budgets.agents_listed(namespace, &listed);
                 shared.sensors.agents_listed(namespace, &listed);
             }
             Event::Apply(agent) => agent_seen(shared, agent),
-            Event::Delete(_) => {}
+            Event::Delete(agent) => {
+                // The last state has what was counted since the one before.
+                if let Ok(agent) = &agent.0 {
+                    shared.observer.agent_seen(agent);
+                }
+                shared.observer.agent_deleted(&NamespacedName::of(agent));
+            }
         }
         writer.apply_watcher_event(&event);
         match event {
@@ -234,6 +245,7 @@ async fn watch_agents(
 fn agent_seen(shared: &SharedContext, agent: &GuardedObject<Agent>) {
     match &agent.0 {
         Ok(agent) => {
+            shared.observer.agent_seen(agent);
             shared.budgets.agent_seen(agent);
             shared.sensors.agent_seen(agent);
         }

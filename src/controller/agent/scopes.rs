@@ -76,11 +76,8 @@ pub(super) struct AgentScopes {
 }
 
 impl AgentScopes {
-    pub(super) fn new(scopes: Vec<Arc<AgentScope>>) -> Self {
-        Self {
-            scopes,
-            queue: Arc::new(WorkQueue::new()),
-        }
+    pub(super) fn new(scopes: Vec<Arc<AgentScope>>, queue: Arc<WorkQueue<NamespacedName>>) -> Self {
+        Self { scopes, queue }
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<AgentScope>> {

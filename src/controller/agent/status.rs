@@ -181,6 +181,11 @@ fn loop_status(facts: &AgentStatusInput<'_>) -> LoopStatus {
     status.epoch = old.epoch.max(facts.pod.map_or(0, |pod| pod.epoch));
     let report = facts.report();
     status.turn = facts.known.turn;
+    status.last_turn_time = if status.turn > old.turn {
+        Some(Time(facts.now))
+    } else {
+        old.last_turn_time
+    };
     status.consecutive_errors = report.map_or(old.consecutive_errors, |report| report.consecutive_errors);
     status.consecutive_turns = report.map_or(old.consecutive_turns, |report| report.consecutive_turns);
     // Content outlives the pod, with the history; so do tasks, in the journal.

@@ -2,6 +2,7 @@
 
 mod limits;
 mod texts;
+mod turns;
 
 use std::collections::BTreeMap;
 

@@ -274,8 +274,8 @@ async fn what_a_pod_held_that_ended_counts_as_spent_and_is_the_gateways_no_more(
         assert_eq!(world.figures(), (30, 70), "the watch may lag behind");
         world.wait(1).await;
         assert_eq!(world.figures(), (100, 0), "{phase}");
-        let counted = "agentloop_ledger_forfeited_total{kind=\"tokens\"} 70";
-        let text = world.metrics.text().unwrap();
+        let counted = "agentloop_ledger_forfeited_tokens_total 70";
+        let text = world.metrics.text();
         assert!(text.lines().any(|line| line == counted), "{text}");
         let late = world.says(&holder("record", "pod-1"), 40).await;
         assert_eq!(late, [0; 0], "it is forgotten once its end is written");

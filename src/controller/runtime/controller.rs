@@ -114,7 +114,13 @@ pub(in crate::controller) async fn run<R: Reconciler>(
 async fn work<R: Reconciler>(reconciler: Arc<R>, queue: Arc<WorkQueue<R::Key>>) {
     while let Some(key) = queue.next().await {
         let requeue = match reconciler.find(&key) {
-            Some(object) => reconcile(reconciler.as_ref(), &key, &object).await,
+            Some(object) => match reconcile(reconciler.as_ref(), &key, &object).await {
+                Ok(requeue) => requeue,
+                Err(retry) => {
+                    queue.count_retry();
+                    retry
+                }
+            },
             // Deleted meanwhile.
             None => Requeue::AwaitChange,
         };
@@ -122,7 +128,12 @@ async fn work<R: Reconciler>(reconciler: Arc<R>, queue: Arc<WorkQueue<R::Key>>) 
     }
 }
 
-async fn reconcile<R: Reconciler>(reconciler: &R, key: &R::Key, object: &GuardedObject<R::Object>) -> Requeue {
+/// `Err`: it failed and is retried.
+async fn reconcile<R: Reconciler>(
+    reconciler: &R,
+    key: &R::Key,
+    object: &GuardedObject<R::Object>,
+) -> Result<Requeue, Requeue> {
     reconciler.started();
     let start = Instant::now();
     let whole = async {
@@ -138,7 +149,7 @@ async fn reconcile<R: Reconciler>(reconciler: &R, key: &R::Key, object: &Guarded
             limit: RECONCILE_TIMEOUT,
         }));
     reconciler.finished(ReconcileResult::of(&result), start.elapsed());
-    result.unwrap_or_else(|error| retry(reconciler, key, object, &error))
+    result.map_err(|error| retry(reconciler, key, object, &error))
 }
 
 /// The policy for errors: they are logged, and the object is reconciled again after a backoff.
@@ -173,6 +184,7 @@ mod tests {
 
     use super::*;
     use crate::api::Agent;
+    use crate::telemetry::metrics::Metrics;
 
     /// Its first reconcile ends when it is released, all others never.
     #[derive(Default)]
@@ -231,7 +243,7 @@ mod tests {
     async fn stopped_during(agent: &'static str) -> Duration {
         let (slow, queue, stop) = (
             Arc::new(Slow::default()),
-            Arc::new(WorkQueue::new()),
+            super::super::queue(&Metrics::new().unwrap(), "agent"),
             CancellationToken::new(),
         );
         queue.add(agent, Priority::High);

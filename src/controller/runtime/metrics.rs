@@ -1,10 +1,22 @@
 //! Records reconciles as metrics, under the names of controller-runtime.
 
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::controller::ReconcileResult;
+use super::queue::WorkQueue;
 use crate::telemetry::metrics::Metrics;
+
+/// A queue of the controller of this name, which is shown at each scrape.
+pub(in crate::controller) fn queue<K>(metrics: &Metrics, controller: &'static str) -> Arc<WorkQueue<K>>
+where
+    K: Clone + Eq + Hash + Ord + Send + Sync + 'static,
+{
+    let queue = Arc::new(WorkQueue::new(metrics.queues.of(controller)));
+    metrics.queues.watch(controller, &queue);
+    queue
+}
 
 /// The reconcile metrics of one controller.
 pub struct ReconcileMetrics {
@@ -25,6 +37,14 @@ impl ReconcileMetrics {
             metrics.reconciles.with_label_values(&[controller, result]).inc_by(0);
         }
         Self { metrics, controller }
+    }
+
+    /// A queue of this controller, which is shown at each scrape.
+    pub(in crate::controller) fn queue<K>(&self) -> Arc<WorkQueue<K>>
+    where
+        K: Clone + Eq + Hash + Ord + Send + Sync + 'static,
+    {
+        queue(&self.metrics, self.controller)
     }
 
     /// Records the start of a reconcile.

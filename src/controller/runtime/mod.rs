@@ -32,6 +32,7 @@ pub(in crate::controller) use controller::{GRACE, Reconciler, Requeue, run};
 pub use error::ReconcileErrorKind;
 pub use events::{EventSink, KubeEvent};
 pub use metrics::ReconcileMetrics;
+pub(in crate::controller) use metrics::queue;
 
 /// A source of the current time; tests pass their own.
 pub type WallClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;

@@ -7,7 +7,7 @@
 //!
 //! ADR 0055 explains why this is not the scheduler of kube.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::controller::Requeue;
+use crate::telemetry::queues::{QueueMetrics, QueueReading, ReadQueue};
 
 /// After this time, the first key of low priority is served next.
 pub(super) const AGE: Duration = Duration::from_secs(2);
@@ -42,6 +43,16 @@ struct QueuedRequest {
     priority: Priority,
     /// Its place in a line; `None` while the key is processed.
     ticket: Option<u64>,
+    /// When the key was first requested, for the time that it waits.
+    since: Instant,
+}
+
+/// A key that a worker has.
+#[derive(Clone, Copy, Debug)]
+struct KeyInProgress {
+    since: Instant,
+    /// How long it waited before.
+    waited: Duration,
 }
 
 /// A place in a line. It is void once the key's request has another ticket, because it was moved to the other line.
@@ -69,13 +80,15 @@ pub(super) enum NextWork<K> {
 pub(super) struct QueueState<K> {
     /// The keys to process: what client-go calls the dirty set.
     requests: HashMap<K, QueuedRequest>,
-    processing: HashSet<K>,
+    processing: HashMap<K, KeyInProgress>,
     high: VecDeque<QueuePlace<K>>,
     low: VecDeque<QueuePlace<K>>,
     delays: HashMap<K, DelayedRequest>,
     /// The delays by time.
     alarms: BTreeSet<(Instant, K)>,
     last_ticket: u64,
+    /// Number of keys that were ever added.
+    added: u64,
     /// Whether the last key was served for its age, before one of high priority.
     served_aged: bool,
     shut_down: bool,
@@ -85,12 +98,13 @@ impl<K: Clone + Eq + Hash + Ord> QueueState<K> {
     pub(super) fn new() -> Self {
         Self {
             requests: HashMap::new(),
-            processing: HashSet::new(),
+            processing: HashMap::new(),
             high: VecDeque::new(),
             low: VecDeque::new(),
             delays: HashMap::new(),
             alarms: BTreeSet::new(),
             last_ticket: 0,
+            added: 0,
             served_aged: false,
             shut_down: false,
         }
@@ -102,11 +116,19 @@ impl<K: Clone + Eq + Hash + Ord> QueueState<K> {
             return;
         }
         self.remove_delay(&key);
-        if self.requests.get(&key).is_some_and(|known| known.priority <= priority) {
+        let known = self.requests.get(&key).copied();
+        if known.is_some_and(|known| known.priority <= priority) {
             return;
         }
-        let ticket = (!self.processing.contains(&key)).then(|| self.line_up(key.clone(), priority, now));
-        self.requests.insert(key, QueuedRequest { priority, ticket });
+        self.added += u64::from(known.is_none());
+        let since = known.map_or(now, |known| known.since);
+        let ticket = (!self.processing.contains_key(&key)).then(|| self.line_up(key.clone(), priority, now));
+        let request = QueuedRequest {
+            priority,
+            ticket,
+            since,
+        };
+        self.requests.insert(key, request);
     }
 
     /// Adds a key at a later moment. Of several delays of a key the earliest remains, with the highest priority of all.
@@ -149,17 +171,40 @@ impl<K: Clone + Eq + Hash + Ord> QueueState<K> {
             let alarm = self.alarms.first();
             return alarm.map_or(NextWork::Idle, |(moment, _)| NextWork::At(*moment));
         };
-        self.requests.remove(&first.key);
-        self.processing.insert(first.key.clone());
+        let requested = self.requests.remove(&first.key);
+        let progress = KeyInProgress {
+            since: now,
+            waited: requested.map_or(Duration::ZERO, |request| now - request.since),
+        };
+        self.processing.insert(first.key.clone(), progress);
         NextWork::Take(first.key)
     }
 
-    /// A worker is done with a key.
-    pub(super) fn finish(&mut self, key: &K, now: Instant) {
-        self.processing.remove(key);
-        if let Some(priority) = self.requests.get(key).map(|request| request.priority) {
-            let ticket = Some(self.line_up(key.clone(), priority, now));
-            self.requests.insert(key.clone(), QueuedRequest { priority, ticket });
+    /// A worker is done with a key. Returns how long it took.
+    pub(super) fn finish(&mut self, key: &K, now: Instant) -> Duration {
+        let progress = self.processing.remove(key);
+        if let Some(request) = self.requests.get(key).copied() {
+            let ticket = Some(self.line_up(key.clone(), request.priority, now));
+            self.requests.insert(key.clone(), QueuedRequest { ticket, ..request });
+        }
+        progress.map_or(Duration::ZERO, |progress| now - progress.since)
+    }
+
+    /// How long a key that is processed waited.
+    fn waited(&self, key: &K) -> Duration {
+        self.processing
+            .get(key)
+            .map_or(Duration::ZERO, |progress| progress.waited)
+    }
+
+    /// What the metrics show. As in client-go, a key that was added while it is processed counts as waiting.
+    pub(super) fn read(&self, now: Instant) -> QueueReading {
+        let taken = self.processing.values().map(|progress| now - progress.since);
+        QueueReading {
+            added: self.added,
+            depth: self.requests.len(),
+            unfinished: taken.clone().sum(),
+            longest: taken.max().unwrap_or_default(),
         }
     }
 
@@ -177,7 +222,7 @@ impl<K: Clone + Eq + Hash + Ord> QueueState<K> {
     /// Number of keys that wait for a worker.
     #[cfg(test)]
     pub(super) fn depth(&self) -> usize {
-        let again = self.processing.iter().filter(|key| self.requests.contains_key(*key));
+        let again = self.processing.keys().filter(|key| self.requests.contains_key(*key));
         self.requests.len() - again.count()
     }
 
@@ -223,13 +268,15 @@ pub(in crate::controller) struct WorkQueue<K> {
     state: Mutex<QueueState<K>>,
     /// Wakes one idle worker. See [`Self::next`].
     added: Notify,
+    metrics: QueueMetrics,
 }
 
 impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
-    pub(in crate::controller) fn new() -> Self {
+    pub(in crate::controller) fn new(metrics: QueueMetrics) -> Self {
         Self {
             state: Mutex::new(QueueState::new()),
             added: Notify::new(),
+            metrics,
         }
     }
 
@@ -245,8 +292,7 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
     /// key therefore wakes another one: as long as one is idle, one idle worker knows the next alarm.
     pub(in crate::controller) async fn next(&self) -> Option<K> {
         loop {
-            let next = self.lock().next(Instant::now());
-            match next {
+            match self.look() {
                 NextWork::Take(key) => {
                     self.added.notify_one();
                     return Some(key);
@@ -266,16 +312,32 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
         }
     }
 
+    /// Takes the next key, if there is one now.
+    fn look(&self) -> NextWork<K> {
+        let mut state = self.lock();
+        let next = state.next(Instant::now());
+        if let NextWork::Take(key) = &next {
+            self.metrics.waits.observe(state.waited(key).as_secs_f64());
+        }
+        next
+    }
+
     /// A worker is done with a key.
     pub(in crate::controller) fn finish(&self, key: K, requeue: Requeue) {
         let now = Instant::now();
         let mut state = self.lock();
-        state.finish(&key, now);
+        let took = state.finish(&key, now);
         if let Requeue::After(delay, priority) = requeue {
             state.add_at(key, priority, now + delay, now);
         }
         drop(state);
+        self.metrics.work.observe(took.as_secs_f64());
         self.added.notify_one();
+    }
+
+    /// Counts a key that is added again because it failed.
+    pub(in crate::controller) fn count_retry(&self) {
+        self.metrics.retries.inc();
     }
 
     /// Whether a key of high priority waits for a worker.
@@ -291,5 +353,11 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
 
     fn lock(&self) -> MutexGuard<'_, QueueState<K>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord + Send + Sync> ReadQueue for WorkQueue<K> {
+    fn read(&self) -> QueueReading {
+        self.lock().read(Instant::now())
     }
 }

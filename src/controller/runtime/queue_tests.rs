@@ -9,8 +9,13 @@ use tokio::time::Instant;
 
 use super::Requeue;
 use super::queue::{AGE, NextWork, Priority, QueueState, WorkQueue};
+use crate::telemetry::metrics::Metrics;
 
 type Key = u8;
+
+fn new_queue<K: Clone + Eq + std::hash::Hash + Ord>() -> Arc<WorkQueue<K>> {
+    Arc::new(WorkQueue::new(Metrics::new().unwrap().queues.of("agent")))
+}
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -255,7 +260,7 @@ fn after_a_shutdown_nothing_is_handed_out_or_accepted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_delayed_key_is_taken_by_whichever_worker_is_idle() {
-    let queue = Arc::new(WorkQueue::new());
+    let queue = new_queue();
     let (taken, mut seen) = tokio::sync::mpsc::unbounded_channel();
     for _ in 0..2 {
         let (queue, taken) = (queue.clone(), taken.clone());
@@ -281,7 +286,7 @@ async fn a_delayed_key_is_taken_by_whichever_worker_is_idle() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_all_workers() {
-    let queue = Arc::new(WorkQueue::<u8>::new());
+    let queue = new_queue::<u8>();
     let mut workers = tokio::task::JoinSet::new();
     for _ in 0..4 {
         let queue = queue.clone();
@@ -294,7 +299,7 @@ async fn a_shutdown_ends_all_workers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_workers_take_every_key_and_no_key_twice_at_once() {
-    let queue = Arc::new(WorkQueue::new());
+    let queue = new_queue();
     let busy = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
     let (taken, mut seen) = tokio::sync::mpsc::unbounded_channel();
     let mut workers = tokio::task::JoinSet::new();
@@ -322,4 +327,67 @@ async fn many_workers_take_every_key_and_no_key_twice_at_once() {
     }
     queue.shut_down();
     workers.join_all().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_is_measured_as_that_of_client_go() {
+    let metrics = Metrics::new().unwrap();
+    let queue = super::queue::<&str>(&metrics, "agent");
+    let read = |name: &str| {
+        let series = format!("workqueue_{name}{{controller=\"agent\",name=\"agent\"}} ");
+        let text = metrics.text();
+        let line = text.lines().find_map(|line| line.strip_prefix(&series));
+        line.unwrap_or_else(|| panic!("no {series}")).to_owned()
+    };
+    let advance = |seconds| tokio::time::advance(Duration::from_secs(seconds));
+    assert_eq!(
+        (read("depth"), read("adds_total"), read("retries_total")),
+        ("0".into(), "0".into(), "0".into())
+    );
+    queue.add("a", Priority::Low);
+    advance(1).await;
+    queue.add("a", Priority::High);
+    queue.add("b", Priority::Low);
+    assert_eq!(
+        (read("depth"), read("adds_total")),
+        ("2".into(), "2".into()),
+        "a waits once"
+    );
+    advance(1).await;
+    assert_eq!(queue.next().await, Some("a"));
+    assert_eq!(read("queue_duration_seconds_sum"), "2", "since its first request");
+    assert_eq!(queue.next().await, Some("b"));
+    assert_eq!(
+        (read("depth"), read("queue_duration_seconds_count")),
+        ("0".into(), "2".into())
+    );
+    queue.add("a", Priority::High);
+    assert_eq!(
+        (read("depth"), read("adds_total")),
+        ("1".into(), "3".into()),
+        "again, while it is processed"
+    );
+    advance(4).await;
+    queue.finish("b", Requeue::AwaitChange);
+    advance(1).await;
+    assert_eq!(read("unfinished_work_seconds"), "5");
+    assert_eq!(read("longest_running_processor_seconds"), "5");
+    queue.count_retry();
+    queue.finish("a", Requeue::After(Duration::from_mins(1), Priority::Low));
+    assert_eq!(
+        (read("work_duration_seconds_sum"), read("retries_total")),
+        ("9".into(), "1".into())
+    );
+    assert_eq!(
+        (read("unfinished_work_seconds"), read("depth")),
+        ("0".into(), "1".into())
+    );
+    assert_eq!(queue.next().await, Some("a"));
+    assert_eq!(
+        read("queue_duration_seconds_sum"),
+        "8",
+        "5 of them while it was processed"
+    );
+    drop(queue);
+    assert_eq!(read("adds_total"), "3", "a counter outlives its queue");
 }

@@ -79,11 +79,11 @@ impl SensorRegistry {
                     network_policy: None,
                 },
             ),
+            queue: setup.reconciles.queue(),
             setup,
             left: Notify::new(),
             state: Mutex::default(),
             unchecked: Notify::new(),
-            queue: Arc::new(WorkQueue::new()),
         }
     }
 

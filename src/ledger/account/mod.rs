@@ -179,6 +179,8 @@ pub struct Account {
     due: Timestamp,
     next_lease: LeaseId,
     settled: SettledUsage,
+    /// All that was charged since this account was loaded, in whatever window.
+    charged: Amount,
     shares: AgentShares,
     leases: LeaseTable,
     top_ups: Vec<CountedTopUp>,
@@ -388,6 +390,7 @@ impl Account {
     fn charge(&mut self, agent: &NamespacedName, window: Timestamp, amount: &Amount) {
         // Usage of a calendar window that has ended counts there, not here.
         let over = window != Timestamp::UNIX_EPOCH && window < self.window.0;
+        self.charged = saturating_sum(&self.charged, amount);
         if over || amount.is_zero() {
             return;
         }
@@ -448,6 +451,12 @@ impl Account {
     #[must_use]
     pub fn epoch(&self) -> i64 {
         self.epoch
+    }
+
+    /// All that was charged since this account was loaded, in whatever window. Never decreases.
+    #[must_use]
+    pub fn charged(&self) -> Amount {
+        self.charged
     }
 
     /// Settled in the current window.

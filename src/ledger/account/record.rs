@@ -33,6 +33,7 @@ impl Account {
             window: (Timestamp::UNIX_EPOCH, None),
             due: Timestamp::MIN,
             next_lease: record.next_lease,
+            charged: Amount::ZERO,
             settled: SettledUsage::restore(PIECES, &record.buckets),
             shares: AgentShares::restore(&record.shares),
             leases,

@@ -272,6 +272,12 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         &["podDisruptionBudget.minAvailable=50%"],
         "minAvailable: 50%",
     ),
+    ("metrics.perObject", &["metrics.perObject=Minimal"], "value: Minimal"),
+    (
+        "metrics.authentication",
+        &["metrics.authentication=Token"],
+        "agentloop-metrics-reader",
+    ),
     (
         "metrics.serviceMonitor.enabled",
         &["metrics.serviceMonitor.enabled=true"],
@@ -300,6 +306,23 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
             "metrics.serviceMonitor.scrapeTimeout=7s",
         ],
         "scrapeTimeout: 7s",
+    ),
+    (
+        "metrics.serviceMonitor.bearerTokenSecret.name",
+        &[
+            "metrics.serviceMonitor.enabled=true",
+            "metrics.serviceMonitor.bearerTokenSecret.name=mark",
+        ],
+        "name: mark",
+    ),
+    (
+        "metrics.serviceMonitor.bearerTokenSecret.key",
+        &[
+            "metrics.serviceMonitor.enabled=true",
+            "metrics.serviceMonitor.bearerTokenSecret.name=x",
+            "metrics.serviceMonitor.bearerTokenSecret.key=mark",
+        ],
+        "key: mark",
     ),
     (
         "metrics.serviceMonitor.metricRelabelings",
@@ -546,6 +569,8 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         ("crds.enable=false", "enable"),
         ("agents.worker.resource.limits.memory=1Gi", "resource"),
         ("metrics.serviceMonitor.honorLabels=true", "honorLabels"),
+        ("metrics.perObject=Some", "/metrics/perObject"),
+        ("metrics.authentication=Basic", "/metrics/authentication"),
         ("resources.limit.memory=1Gi", "limit"),
         ("tolerations[0].keys=a", "keys"),
         ("policy.requireBudgets=true", "requireBudgets"),
@@ -618,6 +643,9 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         let error = render(&[setting]).unwrap().unwrap_err();
         assert!(error.contains(missing), "{error}");
     }
+    let error = render(&["metrics.authentication=Token", "metrics.serviceMonitor.enabled=true"]);
+    let error = error.unwrap().unwrap_err();
+    assert!(error.contains("bearerTokenSecret.name is required"), "{error}");
 }
 
 /// Whether the last line at the margin is a value that is one thing.

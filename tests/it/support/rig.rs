@@ -1,6 +1,7 @@
 //! A whole reconciler against the in-process API server, under paused time: minutes pass in milliseconds.
 #![allow(dead_code)]
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::runtime::{ReconcileResult, WallClock};
 use agentloop::controller::sensor::SensorRegistry;
 use agentloop::link::messages::{LoopReport, PodReport};
+use agentloop::telemetry::metrics::Metrics;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use serde_json::{Value, json};
@@ -40,6 +42,9 @@ impl ReconcileObserver for Counting {
     fn agents(&self, agents: AgentsView) {
         *self.view.lock().unwrap() = agents;
     }
+    fn agent_seen(&self, _: &Agent) {}
+    fn agent_deleted(&self, _: &NamespacedName) {}
+    fn agents_listed(&self, _: Option<&str>, _: &BTreeSet<NamespacedName>) {}
 }
 
 /// Server, controller, and a stand-in for kubelet and gateways.
@@ -130,6 +135,7 @@ impl Rig {
             ca_bundle,
             published: published.clone(),
             observer: observer.clone(),
+            metrics: Arc::new(Metrics::new().unwrap()),
             clock: self.clock.clone(),
             instance: "agentloop-0".into(),
             shutdown: shutdown.clone(),

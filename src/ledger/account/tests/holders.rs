@@ -132,3 +132,23 @@ fn a_call_gets_another_lease_once_its_own_is_closed_or_of_a_past_window() {
     closed.apply_statement(&who("a"), &says(1, 0, 0, true), at(1));
     assert_eq!(grants(closed, 1), [2]);
 }
+
+#[test]
+fn all_that_is_charged_is_counted_in_whatever_window_and_never_less() {
+    let mut account = new(terms(limit(1_000), hourly()));
+    spend(&mut account, "a", 100, at(0));
+    spend(&mut account, "b", 50, at(1));
+    assert_eq!((account.charged(), account.used()), (tokens(150), tokens(150)));
+    account.advance(at(2 * 3600));
+    assert_eq!((account.charged(), account.used()), (tokens(150), Amount::ZERO));
+    account.request_grant(&who("c"), &for_a_call(30), at(7200)).unwrap();
+    write(&mut account);
+    let lost = account.forfeit(&who("c").record, at(7201));
+    assert_eq!(
+        account.charged().tokens,
+        150 + lost.tokens,
+        "a forfeited amount is charged too"
+    );
+    let next = Account::restore(account.terms().clone(), &account.record(), at(7202));
+    assert_eq!(next.charged(), Amount::ZERO, "the next leader begins again");
+}

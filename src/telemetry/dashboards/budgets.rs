@@ -1,0 +1,262 @@
+//! The board *Budgets*: limits, what is used and reserved, how fast it is spent, and when it will be used up.
+
+use super::board::{Annotation, Board, Variable};
+use super::panel::{Column, Panel, Target, Unit, target};
+use super::query::{rate, select, select_with, sum_by, total};
+use crate::telemetry::registry::{self, Metric};
+
+/// The metrics of one kind of amount.
+struct Kind {
+    name: &'static str,
+    unit: Unit,
+    limit: &'static Metric,
+    used: &'static Metric,
+    reserved: &'static Metric,
+    spent: &'static Metric,
+}
+
+const KINDS: [Kind; 5] = [
+    Kind {
+        name: "tokens",
+        unit: Unit::Count,
+        limit: &registry::BUDGET_LIMIT_TOKENS,
+        used: &registry::BUDGET_USED_TOKENS,
+        reserved: &registry::BUDGET_RESERVED_TOKENS,
+        spent: &registry::BUDGET_SPENT_TOKENS,
+    },
+    Kind {
+        name: "cost",
+        unit: Unit::UsDollars,
+        limit: &registry::BUDGET_LIMIT_USD,
+        used: &registry::BUDGET_USED_USD,
+        reserved: &registry::BUDGET_RESERVED_USD,
+        spent: &registry::BUDGET_SPENT_USD,
+    },
+    Kind {
+        name: "calls",
+        unit: Unit::Count,
+        limit: &registry::BUDGET_LIMIT_CALLS,
+        used: &registry::BUDGET_USED_CALLS,
+        reserved: &registry::BUDGET_RESERVED_CALLS,
+        spent: &registry::BUDGET_SPENT_CALLS,
+    },
+    Kind {
+        name: "input tokens",
+        unit: Unit::Count,
+        limit: &registry::BUDGET_LIMIT_INPUT,
+        used: &registry::BUDGET_USED_INPUT,
+        reserved: &registry::BUDGET_RESERVED_INPUT,
+        spent: &registry::BUDGET_SPENT_INPUT,
+    },
+    Kind {
+        name: "output tokens",
+        unit: Unit::Count,
+        limit: &registry::BUDGET_LIMIT_OUTPUT,
+        used: &registry::BUDGET_USED_OUTPUT,
+        reserved: &registry::BUDGET_RESERVED_OUTPUT,
+        spent: &registry::BUDGET_SPENT_OUTPUT,
+    },
+];
+
+pub fn board() -> Board {
+    let exhausted = select_with(&registry::BUDGET_CONDITION, "condition=\"Exhausted\",status=\"true\"");
+    let resets = select(&registry::BUDGET_RESETS);
+    Board {
+        name: "budgets",
+        title: "agentloop / Budgets",
+        description: "What AgentBudgets allow, what is used and reserved, and when they will be exhausted.",
+        variables: vec![
+            Variable {
+                name: "namespace",
+                label: "Namespace",
+                metric: &registry::BUDGET_CONDITION,
+                within: None,
+            },
+            Variable {
+                name: "budget",
+                label: "Budget",
+                metric: &registry::BUDGET_CONDITION,
+                within: Some("namespace"),
+            },
+        ],
+        annotations: vec![
+            Annotation {
+                name: "Budget exhausted",
+                color: "red",
+                query: format!("{exhausted} unless {exhausted} offset $__interval"),
+                title: "{{namespace}}/{{budget}} exhausted",
+            },
+            Annotation {
+                name: "Window reset",
+                color: "blue",
+                query: format!("{resets} > {resets} offset $__interval and {resets} offset $__interval <= time()"),
+                title: "{{namespace}}/{{budget}}: a new window",
+            },
+        ],
+        rows: vec![
+            ("Now", now()),
+            ("Over time", over_time()),
+            ("Amounts", amounts()),
+            ("Ledger", ledger()),
+        ],
+    }
+}
+
+/// A query for each kind, named after the budget and the kind.
+fn each_kind(query: impl Fn(&Kind) -> String) -> Vec<Target> {
+    let each = KINDS.iter().map(|kind| target(query(kind), &legend(kind)));
+    each.collect()
+}
+
+fn legend(kind: &Kind) -> String {
+    format!("{{{{namespace}}}}/{{{{budget}}}}: {}", kind.name)
+}
+
+fn share_used(kind: &Kind) -> String {
+    format!("{} / {}", select(kind.used), select(kind.limit))
+}
+
+fn now() -> Vec<Panel> {
+    let condition = |name: &str| {
+        let matchers = format!("condition=\"{name}\",status=\"true\"");
+        total(&select_with(&registry::BUDGET_CONDITION, &matchers))
+    };
+    let share = |kind: &Kind| {
+        format!(
+            "({} + {}) / {}",
+            select(kind.used),
+            select(kind.reserved),
+            select(kind.limit)
+        )
+    };
+    vec![
+        Panel::stat(
+            "Budgets",
+            Unit::Count,
+            "Number of AgentBudgets.",
+            format!(
+                "count(count by (namespace, budget) ({}))",
+                select(&registry::BUDGET_CONDITION)
+            ),
+        ),
+        Panel::warning(
+            "Near a limit",
+            "AgentBudgets whose condition NearLimit holds.",
+            condition("NearLimit"),
+            1.0,
+        ),
+        Panel::warning(
+            "Exhausted",
+            "AgentBudgets without room for another call.",
+            condition("Exhausted"),
+            1.0,
+        ),
+        Panel::bars(
+            "Used and reserved",
+            "Share of each limit that is used in the current window, or reserved for calls.",
+            each_kind(share),
+        )
+        .wide(12),
+        Panel::table(
+            "Windows and Agents",
+            "When there is room again or the window ends, and how many Agents draw on each AgentBudget.",
+            vec![
+                Column {
+                    title: "Resets",
+                    query: format!(
+                        "max by (namespace, budget) ({}) * 1000",
+                        select(&registry::BUDGET_RESETS)
+                    ),
+                    unit: Unit::Moment,
+                },
+                Column {
+                    title: "Agents",
+                    query: format!("max by (namespace, budget) ({})", select(&registry::BUDGET_AGENTS)),
+                    unit: Unit::Count,
+                },
+            ],
+        ),
+    ]
+}
+
+fn over_time() -> Vec<Panel> {
+    let until_exhausted = |kind: &Kind| {
+        format!(
+            "({} - {} - {}) / ({} > 0)",
+            select(kind.limit),
+            select(kind.used),
+            select(kind.reserved),
+            rate(kind.spent)
+        )
+    };
+    vec![
+        Panel::lines(
+            "Used",
+            Unit::Share,
+            "Share of each limit that is used in the current window.",
+            each_kind(share_used),
+        )
+        .wide(12),
+        Panel::lines(
+            "Time to exhaustion",
+            Unit::Seconds,
+            "Time until the rest is spent at the present rate; nothing is shown while nothing is spent.",
+            each_kind(until_exhausted),
+        )
+        .wide(12),
+    ]
+}
+
+fn amounts() -> Vec<Panel> {
+    let panels = KINDS.iter().map(|kind| {
+        let (title, description) = match kind.name {
+            "tokens" => (
+                "Tokens",
+                "Limit, used and reserved amount of tokens, and tokens spent per hour.",
+            ),
+            "cost" => (
+                "Cost",
+                "Limit, used and reserved amount in US dollars, and dollars spent per hour.",
+            ),
+            "calls" => ("Calls", "Limit, used and reserved number of calls, and calls per hour."),
+            "input tokens" => (
+                "Input tokens",
+                "Limit, used and reserved amount of input tokens, and input tokens spent per hour.",
+            ),
+            _ => (
+                "Output tokens",
+                "Limit, used and reserved amount of output tokens, and output tokens spent per hour.",
+            ),
+        };
+        let by_budget = |query: &str| sum_by("namespace, budget", query);
+        let series = |name: &str| format!("{{{{namespace}}}}/{{{{budget}}}}: {name}");
+        let targets = vec![
+            target(by_budget(&select(kind.limit)), &series("limit")),
+            target(by_budget(&select(kind.used)), &series("used")),
+            target(by_budget(&select(kind.reserved)), &series("reserved")),
+            target(format!("{} * 3600", by_budget(&rate(kind.spent))), &series("per hour")),
+        ];
+        Panel::lines(title, kind.unit, description, targets)
+    });
+    panels.collect()
+}
+
+fn ledger() -> Vec<Panel> {
+    let per_minute = |metric| format!("{} * 60", sum_by("namespace, budget", &rate(metric)));
+    vec![
+        Panel::lines(
+            "Leases",
+            Unit::PerMinute,
+            "Leases granted to gateways per minute.",
+            vec![target(per_minute(&registry::BUDGET_LEASES), "{{namespace}}/{{budget}}")],
+        )
+        .wide(12),
+        Panel::lines(
+            "Writes of the ledger",
+            Unit::PerMinute,
+            "Writes of the ledger to the status of each AgentBudget per minute.",
+            vec![target(per_minute(&registry::BUDGET_WRITES), "{{namespace}}/{{budget}}")],
+        )
+        .wide(12),
+    ]
+}

@@ -1,0 +1,238 @@
+//! The board *Fleet*: all Agents of the chosen namespaces. Uses sums of namespaces where they exist, so that it works with
+//! each level of `metrics.perObject`; its last row needs series of single Agents.
+
+use super::board::{Annotation, Board, Variable};
+use super::panel::{Column, Panel, Unit, target};
+use super::query::{increase, rate, select, select_with, sum_by, total};
+use crate::telemetry::registry;
+
+pub fn board() -> Board {
+    Board {
+        name: "fleet",
+        title: "agentloop / Fleet",
+        description: "What the Agents of the chosen namespaces do, spend and wait for.",
+        variables: vec![
+            Variable {
+                name: "namespace",
+                label: "Namespace",
+                metric: &registry::NAMESPACE_AGENTS,
+                within: None,
+            },
+            Variable {
+                name: "agent",
+                label: "Agent",
+                metric: &registry::AGENT_INFO,
+                within: Some("namespace"),
+            },
+        ],
+        annotations: vec![Annotation {
+            name: "Limit reached",
+            color: "orange",
+            query: format!(
+                "{} > 0",
+                sum_by(
+                    "namespace, guardrail",
+                    &format!(
+                        "increase({}[$__interval])",
+                        select_with(&registry::NAMESPACE_TRIPS, "action=~\"pause|kill\"")
+                    )
+                )
+            ),
+            title: "{{namespace}}: {{guardrail}}",
+        }],
+        rows: vec![
+            ("Now", now()),
+            ("Work and spend", work()),
+            ("Limits, approvals and tools", limits()),
+            ("Agents", agents()),
+        ],
+    }
+}
+
+fn now() -> Vec<Panel> {
+    let in_state = |states: &str| {
+        total(&select_with(
+            &registry::NAMESPACE_AGENTS,
+            &format!("state=~\"{states}\""),
+        ))
+    };
+    vec![
+        Panel::stat(
+            "Agents",
+            Unit::Count,
+            "Number of Agents.",
+            total(&select(&registry::NAMESPACE_AGENTS)),
+        ),
+        Panel::stat(
+            "Running or sleeping",
+            Unit::Count,
+            "Agents whose loop runs a turn or sleeps until the next one.",
+            in_state("Running|Sleeping"),
+        ),
+        Panel::warning(
+            "Paused",
+            "Agents whose loop is stopped for a reason that the model did not choose.",
+            in_state("Paused"),
+            1.0,
+        ),
+        Panel::warning(
+            "Pending approvals",
+            "Requests that wait for a person. `kubectl agentloop approvals` lists them.",
+            total(&select(&registry::NAMESPACE_APPROVALS)),
+            1.0,
+        ),
+        Panel::stat(
+            "Tokens",
+            Unit::Count,
+            "Tokens billed in the time shown.",
+            total(&increase(&registry::NAMESPACE_TOKENS)),
+        ),
+        Panel::stat(
+            "Cost",
+            Unit::UsDollars,
+            "Cost in the time shown, at the prices known when each call was made.",
+            total(&increase(&registry::NAMESPACE_COST)),
+        ),
+        Panel::stacked(
+            "Loop states",
+            Unit::Count,
+            "Number of loops in each state; None before the first report.",
+            vec![target(
+                sum_by("state", &select(&registry::NAMESPACE_AGENTS)),
+                "{{state}}",
+            )],
+        ),
+        Panel::stacked(
+            "Pause reasons",
+            Unit::Count,
+            "Number of loops that are paused for each reason. A loop can have several.",
+            vec![target(
+                format!(
+                    "{} or label_replace(vector(0), \"reason\", \"none\", \"\", \"\")",
+                    sum_by("reason", &select(&registry::AGENT_LOOP_PAUSED_REASON))
+                ),
+                "{{reason}}",
+            )],
+        ),
+        Panel::lines(
+            "Pending approvals by namespace",
+            Unit::Count,
+            "Requests that wait for a person.",
+            vec![target(
+                sum_by("namespace", &select(&registry::NAMESPACE_APPROVALS)),
+                "{{namespace}}",
+            )],
+        ),
+    ]
+}
+
+fn work() -> Vec<Panel> {
+    let per_minute = |labels: &str, metric| format!("{} * 60", sum_by(labels, &rate(metric)));
+    vec![
+        Panel::lines(
+            "Turns",
+            Unit::PerMinute,
+            "Completed turns per minute.",
+            vec![target(
+                per_minute("namespace", &registry::NAMESPACE_TURNS),
+                "{{namespace}}",
+            )],
+        ),
+        Panel::stacked(
+            "Tokens by type",
+            Unit::PerMinute,
+            "Billed tokens per minute. The types are disjoint.",
+            vec![target(per_minute("type", &registry::NAMESPACE_TOKENS), "{{type}}")],
+        ),
+        Panel::lines(
+            "Cost per hour",
+            Unit::UsDollars,
+            "Cost per hour at the present rate.",
+            vec![target(
+                format!("{} * 3600", sum_by("namespace", &rate(&registry::NAMESPACE_COST))),
+                "{{namespace}}",
+            )],
+        ),
+        Panel::lines(
+            "Model calls",
+            Unit::PerMinute,
+            "Model calls per minute, each attempt counts; and calls that a limit refused.",
+            vec![
+                target(format!("sum({}) * 60", rate(&registry::NAMESPACE_CALLS)), "sent"),
+                target(format!("sum({}) * 60", rate(&registry::NAMESPACE_REFUSED)), "refused"),
+            ],
+        ),
+        Panel::stacked(
+            "Tasks",
+            Unit::PerMinute,
+            "Tasks and requests that ended per minute, by outcome.",
+            vec![target(per_minute("outcome", &registry::NAMESPACE_TASKS), "{{outcome}}")],
+        ),
+    ]
+}
+
+fn limits() -> Vec<Panel> {
+    let per_minute = |labels: &str, metric| format!("{} * 60", sum_by(labels, &rate(metric)));
+    vec![
+        Panel::stacked(
+            "Limits reached and loops detected",
+            Unit::PerMinute,
+            "Steps of guardrails and of loop detection per minute, by what was done.",
+            vec![target(
+                per_minute("guardrail, action", &registry::NAMESPACE_TRIPS),
+                "{{guardrail}}: {{action}}",
+            )],
+        )
+        .wide(12),
+        Panel::stacked(
+            "Tool calls",
+            Unit::PerMinute,
+            "Tool calls per minute by outcome. Denied and unavailable ones were not run.",
+            vec![target(
+                per_minute("outcome", &registry::NAMESPACE_OUTCOMES),
+                "{{outcome}}",
+            )],
+        )
+        .wide(12),
+    ]
+}
+
+fn agents() -> Vec<Panel> {
+    let by_agent = |query: &str| sum_by("namespace, agent", query);
+    vec![Panel::table(
+        "Agents",
+        "What each Agent has done in the time shown, with its requests that wait for a person.",
+        vec![
+            Column {
+                title: "Turns",
+                query: by_agent(&increase(&registry::AGENT_TURNS)),
+                unit: Unit::Count,
+            },
+            Column {
+                title: "Tokens",
+                query: by_agent(&increase(&registry::AGENT_TOKENS)),
+                unit: Unit::Count,
+            },
+            Column {
+                title: "Cost",
+                query: by_agent(&increase(&registry::AGENT_COST)),
+                unit: Unit::UsDollars,
+            },
+            Column {
+                title: "Tool calls",
+                query: by_agent(&increase(&registry::AGENT_TOOL_CALLS)),
+                unit: Unit::Count,
+            },
+            Column {
+                title: "Pending approvals",
+                query: by_agent(&select(&registry::AGENT_PENDING_APPROVALS)),
+                unit: Unit::Count,
+            },
+            Column {
+                title: "Suspended",
+                query: by_agent(&select(&registry::AGENT_SUSPENDED)),
+                unit: Unit::Count,
+            },
+        ],
+    )]
+}

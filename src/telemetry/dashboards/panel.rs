@@ -1,0 +1,318 @@
+//! Panels: what is drawn from which queries.
+
+use serde_json::{Value, json};
+
+/// Colors of the states of loops, the same on all boards.
+pub const STATE_COLORS: [(&str, &str); 6] = [
+    ("Starting", "yellow"),
+    ("Running", "green"),
+    ("Sleeping", "blue"),
+    ("Paused", "orange"),
+    ("Stopping", "purple"),
+    ("Stopped", "text"),
+];
+
+/// Unit of the values of a panel, as an id of Grafana.
+#[derive(Clone, Copy, Debug)]
+pub enum Unit {
+    Count,
+    PerMinute,
+    Seconds,
+    Bytes,
+    UsDollars,
+    /// From 0 to 1.
+    Share,
+    /// Milliseconds since the Unix epoch, shown as the time since then or until then.
+    Moment,
+    Cores,
+}
+
+impl Unit {
+    pub const fn id(self) -> &'static str {
+        match self {
+            Self::Count | Self::Cores => "short",
+            Self::PerMinute => "opm",
+            Self::Seconds => "s",
+            Self::Bytes => "bytes",
+            Self::UsDollars => "currencyUSD",
+            Self::Share => "percentunit",
+            Self::Moment => "dateTimeFromNow",
+        }
+    }
+}
+
+/// One query and how its series are called.
+#[derive(Clone, Debug)]
+pub struct Target {
+    query: String,
+    legend: String,
+}
+
+/// Series of a query, named by a legend such as `{{namespace}}/{{agent}}`.
+pub fn target(query: impl Into<String>, legend: &str) -> Target {
+    Target {
+        query: query.into(),
+        legend: legend.into(),
+    }
+}
+
+/// A column of a table whose rows are the label sets that its queries share.
+#[derive(Clone, Debug)]
+pub struct Column {
+    pub title: &'static str,
+    pub query: String,
+    pub unit: Unit,
+}
+
+#[derive(Clone, Debug)]
+enum Form {
+    Stat {
+        /// Value from which on the panel is orange.
+        warn_from: Option<f64>,
+    },
+    TimeSeries {
+        stacked: bool,
+    },
+    BarGauge,
+    /// Numbers with a text and a color each.
+    StateTimeline,
+    Table {
+        columns: Vec<Column>,
+    },
+}
+
+/// A panel without its place on the board.
+#[derive(Clone, Debug)]
+pub struct Panel {
+    title: &'static str,
+    description: &'static str,
+    unit: Unit,
+    form: Form,
+    targets: Vec<Target>,
+    /// Columns of the board's 24.
+    pub width: u32,
+    /// Height in grid units of 30 pixels.
+    pub height: u32,
+}
+
+impl Panel {
+    fn new(form: Form, title: &'static str, unit: Unit, description: &'static str, targets: Vec<Target>) -> Self {
+        let (width, height) = match form {
+            Form::Stat { .. } => (4, 4),
+            Form::Table { .. } | Form::StateTimeline => (24, 8),
+            Form::TimeSeries { .. } | Form::BarGauge => (8, 8),
+        };
+        Self {
+            title,
+            description,
+            unit,
+            form,
+            targets,
+            width,
+            height,
+        }
+    }
+
+    /// One number: the last value of one query.
+    pub fn stat(title: &'static str, unit: Unit, description: &'static str, query: String) -> Self {
+        let form = Form::Stat { warn_from: None };
+        Self::new(form, title, unit, description, vec![target(query, title)])
+    }
+
+    /// A number that turns orange from this value on.
+    pub fn warning(title: &'static str, description: &'static str, query: String, warn_from: f64) -> Self {
+        let form = Form::Stat {
+            warn_from: Some(warn_from),
+        };
+        Self::new(form, title, Unit::Count, description, vec![target(query, title)])
+    }
+
+    /// Lines over time.
+    pub fn lines(title: &'static str, unit: Unit, description: &'static str, targets: Vec<Target>) -> Self {
+        Self::new(Form::TimeSeries { stacked: false }, title, unit, description, targets)
+    }
+
+    /// Areas over time, one above the other.
+    pub fn stacked(title: &'static str, unit: Unit, description: &'static str, targets: Vec<Target>) -> Self {
+        Self::new(Form::TimeSeries { stacked: true }, title, unit, description, targets)
+    }
+
+    /// Bars from 0 to 1.
+    pub fn bars(title: &'static str, description: &'static str, targets: Vec<Target>) -> Self {
+        Self::new(Form::BarGauge, title, Unit::Share, description, targets)
+    }
+
+    /// The state of loops over time. The query has the value 1 for the first of [`STATE_COLORS`], and so on.
+    pub fn states(title: &'static str, description: &'static str, query: String, legend: &str) -> Self {
+        let targets = vec![target(query, legend)];
+        Self::new(Form::StateTimeline, title, Unit::Count, description, targets)
+    }
+
+    /// A table with a row for each label set of its queries.
+    pub fn table(title: &'static str, description: &'static str, columns: Vec<Column>) -> Self {
+        let targets = columns.iter().map(|column| target(&*column.query, "")).collect();
+        Self::new(Form::Table { columns }, title, Unit::Count, description, targets)
+    }
+
+    pub const fn wide(mut self, width: u32) -> Self {
+        self.width = width;
+        self
+    }
+
+    /// The panel with this id at this place.
+    pub fn to_json(&self, id: usize, (x, y): (u32, u32)) -> Value {
+        let mut panel = json!({
+            "type": self.kind(),
+            "id": id,
+            "title": self.title,
+            "description": self.description,
+            "datasource": datasource(),
+            "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
+            "fieldConfig": {"defaults": self.defaults(), "overrides": self.overrides()},
+            "options": self.options(),
+            "targets": self.targets_json(),
+        });
+        if let Form::Table { columns } = &self.form {
+            panel["transformations"] = transformations(columns);
+        }
+        panel
+    }
+
+    const fn kind(&self) -> &'static str {
+        match self.form {
+            Form::Stat { .. } => "stat",
+            Form::TimeSeries { .. } => "timeseries",
+            Form::BarGauge => "bargauge",
+            Form::StateTimeline => "state-timeline",
+            Form::Table { .. } => "table",
+        }
+    }
+
+    fn defaults(&self) -> Value {
+        let mut defaults = json!({"unit": self.unit.id()});
+        if !matches!(self.unit, Unit::Moment) {
+            defaults["min"] = json!(0);
+        }
+        let steps = |steps: &[(&str, Option<f64>)]| {
+            let steps = steps
+                .iter()
+                .map(|(color, value)| json!({"color": color, "value": value}));
+            json!({"mode": "absolute", "steps": steps.collect::<Vec<_>>()})
+        };
+        match &self.form {
+            Form::Stat { warn_from } => {
+                if let Some(from) = warn_from {
+                    defaults["thresholds"] = steps(&[("green", None), ("orange", Some(*from))]);
+                    defaults["color"] = json!({"mode": "thresholds"});
+                }
+            }
+            Form::TimeSeries { stacked } => {
+                let stacking = if *stacked { "normal" } else { "none" };
+                defaults["custom"] = json!({
+                    "drawStyle": "line", "lineWidth": 1, "fillOpacity": if *stacked { 40 } else { 10 },
+                    "showPoints": "never", "spanNulls": false, "stacking": {"mode": stacking, "group": "A"},
+                });
+            }
+            Form::BarGauge => {
+                defaults["max"] = json!(1);
+                defaults["thresholds"] = steps(&[("green", None), ("orange", Some(0.8)), ("red", Some(1.0))]);
+                defaults["color"] = json!({"mode": "thresholds"});
+            }
+            Form::StateTimeline => {
+                let options = STATE_COLORS.iter().enumerate().map(|(index, (text, color))| {
+                    let option = json!({"text": text, "color": color, "index": index});
+                    ((index + 1).to_string(), option)
+                });
+                let options: serde_json::Map<_, _> = options.collect();
+                defaults["mappings"] = json!([{"type": "value", "options": options}]);
+                defaults["custom"] = json!({"fillOpacity": 80, "lineWidth": 0});
+            }
+            Form::Table { .. } => {}
+        }
+        defaults
+    }
+
+    fn overrides(&self) -> Value {
+        let by_name = |name: &str, id: &str, value: Value| {
+            json!({
+                "matcher": {"id": "byName", "options": name},
+                "properties": [{"id": id, "value": value}],
+            })
+        };
+        let overrides: Vec<Value> = match &self.form {
+            Form::Table { columns } => columns
+                .iter()
+                .map(|column| by_name(column.title, "unit", json!(column.unit.id())))
+                .collect(),
+            Form::TimeSeries { .. } if self.targets.iter().any(|target| target.legend == "{{state}}") => STATE_COLORS
+                .iter()
+                .map(|(state, color)| by_name(state, "color", json!({"mode": "fixed", "fixedColor": color})))
+                .collect(),
+            Form::Stat { .. } | Form::TimeSeries { .. } | Form::BarGauge | Form::StateTimeline => Vec::new(),
+        };
+        json!(overrides)
+    }
+
+    fn options(&self) -> Value {
+        let reduce = json!({"calcs": ["lastNotNull"], "fields": "", "values": false});
+        match self.form {
+            Form::Stat { .. } => json!({
+                "reduceOptions": reduce, "colorMode": "value", "graphMode": "area", "textMode": "auto",
+                "orientation": "auto", "justifyMode": "auto",
+            }),
+            Form::TimeSeries { .. } => json!({
+                "legend": {"displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": []},
+                "tooltip": {"mode": "multi", "sort": "desc"},
+            }),
+            Form::BarGauge => json!({
+                "reduceOptions": reduce, "displayMode": "gradient", "orientation": "horizontal", "showUnfilled": true,
+                "valueMode": "color",
+            }),
+            Form::StateTimeline => json!({
+                "mergeValues": true, "showValue": "auto", "alignValue": "left", "rowHeight": 0.9,
+                "legend": {"displayMode": "list", "placement": "bottom", "showLegend": true},
+                "tooltip": {"mode": "single", "sort": "none"},
+            }),
+            Form::Table { .. } => json!({"showHeader": true, "sortBy": []}),
+        }
+    }
+
+    fn targets_json(&self) -> Value {
+        let is_table = matches!(self.form, Form::Table { .. });
+        let targets = self.targets.iter().zip('A'..).map(|(target, id)| {
+            let mut json = json!({
+                "datasource": datasource(), "expr": target.query, "legendFormat": target.legend, "refId": id.to_string(),
+            });
+            if is_table {
+                json["instant"] = json!(true);
+                json["range"] = json!(false);
+                json["format"] = json!("table");
+            }
+            json
+        });
+        Value::Array(targets.collect())
+    }
+}
+
+/// Joins the results of the queries of a table on their labels, and names the columns.
+fn transformations(columns: &[Column]) -> Value {
+    let names = columns.iter().zip('A'..).map(|(column, id)| {
+        // A merge names the values of several queries after them.
+        let name = if columns.len() == 1 {
+            "Value".to_owned()
+        } else {
+            format!("Value #{id}")
+        };
+        (name, json!(column.title))
+    });
+    let names: serde_json::Map<_, _> = names.collect();
+    json!([
+        {"id": "merge", "options": {}},
+        {"id": "organize", "options": {"excludeByName": {"Time": true}, "indexByName": {}, "renameByName": names}},
+    ])
+}
+
+/// The data source that the user chose.
+pub fn datasource() -> Value {
+    json!({"type": "prometheus", "uid": "${datasource}"})
+}

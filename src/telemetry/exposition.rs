@@ -1,0 +1,336 @@
+//! Writes metrics as text, in the Prometheus text format 0.0.4 and in `OpenMetrics` 1.0.
+//!
+//! Owns both formats. The text leaves in pieces, so that a scrape needs the memory of one piece however many series
+//! there are. ADR 0096 explains why this is not the encoder of a library.
+
+use std::io::Write as _;
+
+use super::registry::{Metric, MetricKind};
+
+/// Size at which a piece is handed on.
+const PIECE: usize = 32 * 1024;
+/// The units that are told to `OpenMetrics`: the last word of the family's name.
+const UNITS: [&str; 3] = ["seconds", "bytes", "usd"];
+/// The most characters of names and values of an exemplar's labels, as `OpenMetrics` requires.
+const MAX_EXEMPLAR: usize = 128;
+
+/// A text format for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpositionFormat {
+    /// The Prometheus text format 0.0.4.
+    Text,
+    /// `OpenMetrics` 1.0.
+    OpenMetrics,
+}
+
+impl ExpositionFormat {
+    /// The format that a header `Accept` prefers: `OpenMetrics` if it is named with at least the weight of plain text.
+    #[must_use]
+    pub fn negotiate(accept: &str) -> Self {
+        let (mut open, mut text) = (0_u16, 0_u16);
+        for range in accept.split(',') {
+            let range = range.to_ascii_lowercase();
+            let mut parts = range.split(';').map(str::trim);
+            let media = parts.next().unwrap_or_default();
+            let (mut weight, mut version) = (1000, None);
+            for part in parts {
+                match part.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
+                    Some(("q", value)) => weight = thousandths(value),
+                    Some(("version", value)) => version = Some(value.trim_matches('"')),
+                    _ => {}
+                }
+            }
+            match (media, version) {
+                ("application/openmetrics-text", None | Some("0.0.1" | "1.0.0")) => open = open.max(weight),
+                ("text/plain", None | Some("0.0.4")) | ("text/*" | "*/*", _) => text = text.max(weight),
+                _ => {}
+            }
+        }
+        if open > 0 && open >= text {
+            Self::OpenMetrics
+        } else {
+            Self::Text
+        }
+    }
+
+    /// The media type of the response.
+    #[must_use]
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// A weight of `Accept`, such as `0.5`, in thousandths; 0 if it is none.
+fn thousandths(weight: &str) -> u16 {
+    let number = weight.parse::<f32>().unwrap_or_default().clamp(0.0, 1.0);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a number from 0 to 1000"
+    )]
+    let thousandths = (number * 1000.0) as u16;
+    thousandths
+}
+
+/// A trace that contributed to a counter or to a bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exemplar {
+    /// Id of the trace.
+    pub trace_id: String,
+    /// What was observed or added.
+    pub value: f64,
+    /// Time of the observation, in seconds since the Unix epoch.
+    pub seconds: f64,
+}
+
+/// What is said of a family before its samples.
+#[derive(Clone, Copy, Debug)]
+pub struct FamilyHead<'a> {
+    pub name: &'a str,
+    pub help: &'a str,
+    pub kind: MetricKind,
+}
+
+impl<'a> From<&'a Metric> for FamilyHead<'a> {
+    fn from(metric: &'a Metric) -> Self {
+        Self {
+            name: metric.name,
+            help: metric.help,
+            kind: metric.kind,
+        }
+    }
+}
+
+/// Takes the pieces of a text; `false`: nobody reads it any more.
+pub type PieceSink<'a> = &'a mut dyn FnMut(Vec<u8>) -> bool;
+
+/// Writes families of metrics, one after the other.
+pub struct MetricWriter<'a> {
+    format: ExpositionFormat,
+    piece: Vec<u8>,
+    sink: PieceSink<'a>,
+    open: bool,
+}
+
+impl<'a> MetricWriter<'a> {
+    /// Hands the pieces to `sink`.
+    pub fn new(format: ExpositionFormat, sink: PieceSink<'a>) -> Self {
+        Self {
+            format,
+            piece: Vec::new(),
+            sink,
+            open: true,
+        }
+    }
+
+    /// Begins a family. It appears with its first sample.
+    pub fn family<'w>(&'w mut self, head: FamilyHead<'w>) -> FamilyWriter<'w, 'a> {
+        FamilyWriter {
+            writer: self,
+            head,
+            begun: false,
+        }
+    }
+
+    /// Whether somebody still reads the text.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Ends the text.
+    pub fn finish(mut self) {
+        if self.format == ExpositionFormat::OpenMetrics {
+            self.push("# EOF\n");
+        }
+        self.hand_on();
+    }
+
+    fn push(&mut self, text: &str) {
+        self.piece.extend_from_slice(text.as_bytes());
+    }
+
+    fn push_escaped(&mut self, text: &str, quotes: bool) {
+        let mut rest = text;
+        while let Some(at) = rest.find(|one| one == '\\' || one == '\n' || (quotes && one == '"')) {
+            let (before, special) = rest.split_at(at);
+            self.push(before);
+            self.push(match special.as_bytes().first() {
+                Some(b'\n') => "\\n",
+                Some(b'"') => "\\\"",
+                _ => "\\\\",
+            });
+            rest = &special[1..];
+        }
+        self.push(rest);
+    }
+
+    fn push_number(&mut self, value: f64) {
+        if value.is_infinite() {
+            self.push(if value > 0.0 { "+Inf" } else { "-Inf" });
+        } else {
+            // A vector takes every write.
+            let _ = write!(self.piece, "{value}");
+        }
+    }
+
+    /// The bound of a bucket. `OpenMetrics` shows that it is a float.
+    fn push_bound(&mut self, bound: f64) {
+        if self.format == ExpositionFormat::OpenMetrics && bound.is_finite() {
+            let _ = write!(self.piece, "{bound:?}");
+        } else {
+            self.push_number(bound);
+        }
+    }
+
+    fn push_label(&mut self, name: &str, value: &str, first: &mut bool) {
+        self.push(if std::mem::take(first) { "{" } else { "," });
+        self.push(name);
+        self.push("=\"");
+        self.push_escaped(value, true);
+        self.push("\"");
+    }
+
+    fn hand_on(&mut self) {
+        let piece = std::mem::take(&mut self.piece);
+        if self.open && !piece.is_empty() {
+            self.open = (self.sink)(piece);
+        }
+    }
+}
+
+/// Labels of a sample: names and values.
+pub type Labels<'a> = [(&'a str, &'a str)];
+
+/// Writes the samples of one family.
+pub struct FamilyWriter<'w, 'a> {
+    writer: &'w mut MetricWriter<'a>,
+    head: FamilyHead<'w>,
+    begun: bool,
+}
+
+impl FamilyWriter<'_, '_> {
+    /// Whether somebody still reads the text.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.writer.open
+    }
+
+    /// Writes the value of a counter or gauge. An exemplar is for counters only.
+    pub fn value(&mut self, labels: &Labels<'_>, value: f64, exemplar: Option<&Exemplar>) {
+        self.sample("", labels, None, value, exemplar);
+    }
+
+    /// Writes a summary, which has no quantiles.
+    pub fn summary(&mut self, labels: &Labels<'_>, sum: f64, count: u64) {
+        self.sample("_sum", labels, None, sum, None);
+        self.sample("_count", labels, None, whole(count), None);
+    }
+
+    /// Writes a histogram: its cumulative buckets in ascending order, each with an exemplar if there is one. The last,
+    /// unbounded one is added if it is missing.
+    pub fn histogram<'e>(
+        &mut self,
+        labels: &Labels<'_>,
+        buckets: impl IntoIterator<Item = (f64, u64, Option<&'e Exemplar>)>,
+        sum: f64,
+        count: u64,
+    ) {
+        let mut bounded = true;
+        for (bound, cumulative, exemplar) in buckets {
+            bounded = bound.is_finite();
+            self.sample("_bucket", labels, Some(bound), whole(cumulative), exemplar);
+        }
+        if bounded {
+            self.sample("_bucket", labels, Some(f64::INFINITY), whole(count), None);
+        }
+        self.sample("_sum", labels, None, sum, None);
+        self.sample("_count", labels, None, whole(count), None);
+    }
+
+    fn sample(
+        &mut self,
+        suffix: &str,
+        labels: &Labels<'_>,
+        bound: Option<f64>,
+        value: f64,
+        exemplar: Option<&Exemplar>,
+    ) {
+        if !self.writer.open {
+            return;
+        }
+        if !std::mem::replace(&mut self.begun, true) {
+            self.begin();
+        }
+        let writer = &mut *self.writer;
+        writer.push(self.head.name);
+        writer.push(suffix);
+        let mut first = true;
+        for (name, value) in labels {
+            writer.push_label(name, value, &mut first);
+        }
+        if let Some(bound) = bound {
+            writer.push(if std::mem::take(&mut first) { "{" } else { "," });
+            writer.push("le=\"");
+            writer.push_bound(bound);
+            writer.push("\"");
+        }
+        writer.push(if first { " " } else { "} " });
+        writer.push_number(value);
+        if let Some(exemplar) = exemplar.filter(|one| one.trace_id.chars().count() + "trace_id".len() <= MAX_EXEMPLAR)
+            && writer.format == ExpositionFormat::OpenMetrics
+        {
+            writer.push(" # ");
+            writer.push_label("trace_id", &exemplar.trace_id, &mut true);
+            writer.push("} ");
+            writer.push_number(exemplar.value);
+            writer.push(" ");
+            writer.push_number(exemplar.seconds);
+        }
+        writer.push("\n");
+        if writer.piece.len() >= PIECE {
+            writer.hand_on();
+        }
+    }
+
+    /// Writes the lines about the family.
+    fn begin(&mut self) {
+        let FamilyHead { name, help, kind } = self.head;
+        let writer = &mut *self.writer;
+        let open_metrics = writer.format == ExpositionFormat::OpenMetrics;
+        let plain: &str = kind.into();
+        // In OpenMetrics a family has no suffix, and facts have a type of their own.
+        let (family, kind) = match kind {
+            MetricKind::Counter if open_metrics => (name.strip_suffix("_total").unwrap_or(name), plain),
+            MetricKind::Gauge if open_metrics => {
+                name.strip_suffix("_info").map_or((name, plain), |name| (name, "info"))
+            }
+            MetricKind::Counter | MetricKind::Gauge | MetricKind::Histogram | MetricKind::Summary => (name, plain),
+        };
+        writer.push("# HELP ");
+        writer.push(family);
+        writer.push(" ");
+        writer.push_escaped(help, open_metrics);
+        for part in ["\n# TYPE ", family, " ", kind, "\n"] {
+            writer.push(part);
+        }
+        let unit = family.rsplit_once('_').map_or("", |(_, unit)| unit);
+        if open_metrics && UNITS.contains(&unit) {
+            for part in ["# UNIT ", family, " ", unit, "\n"] {
+                writer.push(part);
+            }
+        }
+    }
+}
+
+/// Prometheus has only floating-point numbers; they are exact up to 2^53.
+#[allow(clippy::cast_precision_loss)]
+fn whole(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests;

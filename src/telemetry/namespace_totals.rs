@@ -1,0 +1,311 @@
+//! Sums over the Agents of each namespace, which keep what deleted Agents had.
+//!
+//! Every version of an Agent that the watch shows adds its growth to its namespace, so that nothing between two scrapes
+//! is lost and no counter ever decreases within a process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kube::ResourceExt;
+use strum::IntoEnumIterator;
+
+use super::agent_collector::{RefusedCalls, tool_outcomes, trips};
+use super::exposition::MetricWriter;
+use super::families::{Samples, SeriesSource, number};
+use super::registry::{self, Metric};
+use crate::api::status::{LoopState, LoopUsage};
+use crate::api::task::TaskOutcome;
+use crate::api::usage_counts::{GuardrailTrip, ToolUsage};
+use crate::api::{Agent, NamespacedName};
+
+/// Most namespaces without Agents whose sums are kept; beyond them, the one that has been empty longest is dropped.
+const MAX_EMPTY: usize = 1000;
+/// `state` label of an Agent without a report.
+const NO_STATE: &str = "None";
+
+/// One counter of a namespace.
+struct SumSeries {
+    metric: &'static Metric,
+    /// Values of the labels after `namespace`.
+    labels: Vec<&'static str>,
+    /// The total of one Agent.
+    of_agent: Box<dyn Fn(&LoopUsage) -> i64 + Send + Sync>,
+}
+
+impl SumSeries {
+    fn new(
+        metric: &'static Metric,
+        labels: impl Into<Vec<&'static str>>,
+        of_agent: impl Fn(&LoopUsage) -> i64 + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            metric,
+            labels: labels.into(),
+            of_agent: Box::new(of_agent),
+        }
+    }
+
+    /// All of them, by family.
+    fn all() -> Vec<Self> {
+        let mut all = vec![
+            Self::new(&registry::NAMESPACE_CALLS, [], |usage| usage.calls),
+            Self::new(&registry::NAMESPACE_COST, [], |usage| usage.cost),
+        ];
+        for (guardrail, action) in GuardrailTrip::all().map(GuardrailTrip::labels) {
+            let count = move |usage: &LoopUsage| trips(usage, guardrail, action);
+            all.push(Self::new(&registry::NAMESPACE_TRIPS, [guardrail, action], count));
+        }
+        for outcome in TaskOutcome::iter() {
+            let count = move |usage: &LoopUsage| usage.counts.tasks.of(outcome);
+            all.push(Self::new(&registry::NAMESPACE_TASKS, [<&str>::from(outcome)], count));
+        }
+        let tokens = |kind, count: fn(&LoopUsage) -> i64| Self::new(&registry::NAMESPACE_TOKENS, [kind], count);
+        all.extend([
+            tokens("input", |usage| usage.input_tokens),
+            tokens("cache_read", |usage| usage.cache_read_tokens),
+            tokens("cache_write", |usage| usage.cache_write_tokens),
+            tokens("output", |usage| usage.output_tokens),
+        ]);
+        for (index, (outcome, _)) in tool_outcomes(&ToolUsage::default()).into_iter().enumerate() {
+            let count = move |usage: &LoopUsage| {
+                let tools = usage.counts.by_tool.iter();
+                tools.map(|used| tool_outcomes(used)[index].1).sum()
+            };
+            all.push(Self::new(&registry::NAMESPACE_OUTCOMES, [outcome], count));
+        }
+        all.push(Self::new(&registry::NAMESPACE_TURNS, [], |usage| usage.counts.turns));
+        all
+    }
+}
+
+/// An Agent as last seen.
+struct SeenAgent {
+    uid: String,
+    /// Its totals, in the order of the series.
+    totals: Vec<i64>,
+    refused: i64,
+    state: Option<LoopState>,
+    open_gates: usize,
+}
+
+/// The sums of one namespace.
+#[derive(Clone, Default)]
+struct NamespaceSums {
+    /// In the order of the series.
+    totals: Vec<i64>,
+    refused: i64,
+    agents: usize,
+    /// When it became empty, as the number of such moments before.
+    emptied: u64,
+}
+
+#[derive(Default)]
+struct SumTable {
+    agents: BTreeMap<NamespacedName, SeenAgent>,
+    namespaces: BTreeMap<String, NamespaceSums>,
+    last_emptied: u64,
+}
+
+/// The sums of all namespaces.
+pub struct NamespaceTotals {
+    series: Vec<SumSeries>,
+    refused: RefusedCalls,
+    table: Mutex<SumTable>,
+}
+
+impl NamespaceTotals {
+    /// `refused` returns the number of calls that limits refused to an Agent.
+    #[must_use]
+    pub fn new(refused: RefusedCalls) -> Self {
+        Self {
+            series: SumSeries::all(),
+            refused,
+            table: Mutex::default(),
+        }
+    }
+
+    /// Adds what the Agent has more than when it was last seen.
+    pub fn agent_seen(&self, agent: &Agent) {
+        let id = NamespacedName::of(agent);
+        let status = agent.status.as_ref();
+        let usage = status.and_then(|status| status.usage.as_ref());
+        let totals: Vec<i64> = self
+            .series
+            .iter()
+            .map(|series| usage.map_or(0, |usage| (series.of_agent)(usage)))
+            .collect();
+        let refused = (self.refused)(&id.namespace, &id.name).unwrap_or_default();
+        let mut table = self.lock();
+        let SumTable { agents, namespaces, .. } = &mut *table;
+        let sums = namespaces.entry(id.namespace.clone()).or_default();
+        sums.totals.resize(self.series.len(), 0);
+        let uid = agent.uid().unwrap_or_default();
+        let known = agents.entry(id).or_insert_with(|| {
+            sums.agents += 1;
+            SeenAgent::new(self.series.len())
+        });
+        if known.uid != uid {
+            // Deleted and created again while the watch was interrupted.
+            *known = SeenAgent {
+                uid,
+                ..SeenAgent::new(self.series.len())
+            };
+        }
+        for ((sum, last), total) in sums.totals.iter_mut().zip(&mut known.totals).zip(totals) {
+            // Totals in the status never decrease, unless somebody edits them.
+            *sum = sum.saturating_add((total - *last).max(0));
+            *last = total.max(*last);
+        }
+        known.count_refused(refused, sums);
+        known.state = status
+            .and_then(|status| status.r#loop.as_ref())
+            .map(|state| state.state);
+        known.open_gates = status.map_or(0, |status| status.gates.len());
+    }
+
+    /// The Agent was deleted. Its namespace keeps what it had.
+    pub fn agent_deleted(&self, agent: &NamespacedName) {
+        self.lock().remove(agent);
+    }
+
+    /// These are all Agents of the namespace, or of all.
+    pub fn agents_listed(&self, namespace: Option<&str>, listed: &BTreeSet<NamespacedName>) {
+        let mut table = self.lock();
+        let gone: Vec<_> = table
+            .agents
+            .keys()
+            .filter(|id| namespace.is_none_or(|namespace| id.namespace == namespace) && !listed.contains(*id))
+            .cloned()
+            .collect();
+        for agent in &gone {
+            table.remove(agent);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SumTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sums of each namespace now, and its Agents by state and their open gates.
+    fn read(&self) -> BTreeMap<String, (NamespaceSums, NamespaceGauges)> {
+        let mut table = self.lock();
+        let SumTable { agents, namespaces, .. } = &mut *table;
+        let mut gauges: BTreeMap<&str, NamespaceGauges> = BTreeMap::new();
+        for (id, seen) in agents {
+            if let Some(refused) = (self.refused)(&id.namespace, &id.name)
+                && let Some(sums) = namespaces.get_mut(&id.namespace)
+            {
+                seen.count_refused(refused, sums);
+            }
+            let of_namespace = gauges.entry(&id.namespace).or_default();
+            *of_namespace.agents.entry(seen.state).or_default() += 1;
+            of_namespace.open_gates += seen.open_gates;
+        }
+        let sums = namespaces.iter();
+        sums.map(|(name, sums)| {
+            let of_namespace = gauges.remove(name.as_str()).unwrap_or_default();
+            (name.clone(), (sums.clone(), of_namespace))
+        })
+        .collect()
+    }
+}
+
+/// What is now in a namespace.
+#[derive(Default)]
+struct NamespaceGauges {
+    agents: BTreeMap<Option<LoopState>, u32>,
+    open_gates: usize,
+}
+
+impl SeenAgent {
+    fn new(series: usize) -> Self {
+        Self {
+            uid: String::new(),
+            totals: vec![0; series],
+            refused: 0,
+            state: None,
+            open_gates: 0,
+        }
+    }
+
+    /// The count of a gateway that lost its storage begins again.
+    fn count_refused(&mut self, refused: i64, sums: &mut NamespaceSums) {
+        let growth = if refused < self.refused {
+            refused
+        } else {
+            refused - self.refused
+        };
+        sums.refused = sums.refused.saturating_add(growth);
+        self.refused = refused;
+    }
+}
+
+impl SumTable {
+    fn remove(&mut self, agent: &NamespacedName) {
+        if self.agents.remove(agent).is_none() {
+            return;
+        }
+        let Some(sums) = self.namespaces.get_mut(&agent.namespace) else {
+            return;
+        };
+        sums.agents -= 1;
+        if sums.agents > 0 {
+            return;
+        }
+        self.last_emptied += 1;
+        sums.emptied = self.last_emptied;
+        let empty = self.namespaces.iter().filter(|(_, sums)| sums.agents == 0);
+        if empty.clone().count() > MAX_EMPTY
+            && let Some(oldest) = empty.min_by_key(|(_, sums)| sums.emptied)
+        {
+            let oldest = oldest.0.clone();
+            self.namespaces.remove(&oldest);
+        }
+    }
+}
+
+impl SeriesSource for NamespaceTotals {
+    fn write(&self, out: &mut MetricWriter<'_>) {
+        let namespaces = self.read();
+        let mut write =
+            |metric: &'static Metric, each: &dyn Fn(&NamespaceSums, &NamespaceGauges, &mut Samples<'_, '_, '_>)| {
+                let mut family = out.family(metric.into());
+                for (name, (sums, gauges)) in &namespaces {
+                    each(sums, gauges, &mut Samples::new(&mut family, metric, &[name]));
+                }
+            };
+        write(&registry::NAMESPACE_AGENTS, &|_, gauges, out| {
+            for state in std::iter::once(None).chain(LoopState::iter().map(Some)) {
+                let count = gauges.agents.get(&state).copied().unwrap_or_default();
+                let label = state.as_ref().map_or(NO_STATE, AsRef::as_ref);
+                out.put(&[label], count.into());
+            }
+        });
+        write(&registry::NAMESPACE_APPROVALS, &|_, gauges, out| {
+            out.put(&[], count(gauges.open_gates));
+        });
+        write(&registry::NAMESPACE_REFUSED, &|sums, _, out| {
+            out.put(&[], number(sums.refused));
+        });
+        for family in self.series.chunk_by(|one, next| one.metric == next.metric) {
+            let Some(SumSeries { metric, .. }) = family.first() else {
+                continue;
+            };
+            let start = self.series.iter().position(|series| series.metric == *metric);
+            let scale = if *metric == &registry::NAMESPACE_COST { 1e6 } else { 1.0 };
+            write(metric, &|sums, _, out| {
+                let totals = sums.totals.iter().skip(start.unwrap_or_default());
+                for (series, total) in family.iter().zip(totals) {
+                    out.put(&series.labels, number(*total) / scale);
+                }
+            });
+        }
+    }
+}
+
+fn count(number_of: usize) -> f64 {
+    number(i64::try_from(number_of).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! Tests of the sums of namespaces.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+
+use super::super::exposition::ExpositionFormat;
+use super::*;
+
+/// The sums, and what each gateway said.
+struct World {
+    totals: NamespaceTotals,
+    refused: Arc<Mutex<HashMap<String, i64>>>,
+}
+
+impl World {
+    fn new() -> Self {
+        let refused = Arc::<Mutex<HashMap<String, i64>>>::default();
+        let said = refused.clone();
+        let totals = NamespaceTotals::new(Box::new(move |_, name| said.lock().unwrap().get(name).copied()));
+        Self { totals, refused }
+    }
+
+    fn refuse(&self, agent: &str, calls: i64) {
+        self.refused.lock().unwrap().insert(agent.into(), calls);
+    }
+
+    fn seen(&self, agent: &str, uid: &str, turns: i64) {
+        self.totals
+            .agent_seen(&an_agent(agent, uid, &json!({"usage": {"turns": turns}})));
+    }
+
+    fn delete(&self, agent: &str) {
+        self.totals.agent_deleted(&NamespacedName::new("a", agent));
+    }
+
+    fn text(&self) -> String {
+        let mut text = Vec::new();
+        let mut sink = |piece: Vec<u8>| {
+            text.extend(piece);
+            true
+        };
+        let mut out = MetricWriter::new(ExpositionFormat::Text, &mut sink);
+        self.totals.write(&mut out);
+        out.finish();
+        String::from_utf8(text).unwrap()
+    }
+
+    /// The value of a series.
+    fn read(&self, series: &str) -> String {
+        let text = self.text();
+        let line = text.lines().find_map(|line| line.strip_prefix(series));
+        line.unwrap_or_else(|| panic!("no {series} in {text}"))
+            .trim()
+            .parse()
+            .unwrap()
+    }
+
+    fn turns(&self) -> String {
+        self.read("agentloop_namespace_turns_total{namespace=\"a\"}")
+    }
+}
+
+fn an_agent(name: &str, uid: &str, status: &Value) -> Agent {
+    serde_json::from_value(json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+        "metadata": {"namespace": "a", "name": name, "uid": uid},
+        "spec": {"model": {"api": "Scripted", "name": "m"}}, "status": status,
+    }))
+    .unwrap()
+}
+
+#[test]
+fn a_deleted_agent_stays_in_the_sum_with_what_it_counted_last() {
+    let world = World::new();
+    world.seen("x", "1", 5);
+    world.seen("y", "2", 7);
+    assert_eq!(world.turns(), "12");
+    // Nothing reads the metrics between these.
+    world.seen("x", "1", 9);
+    world.delete("x");
+    assert_eq!(world.turns(), "16");
+    world.delete("y");
+    assert_eq!(world.turns(), "16", "the namespace is empty");
+    world.seen("x", "3", 2);
+    assert_eq!(world.turns(), "18", "another Agent of that name");
+}
+
+#[test]
+fn an_agent_that_was_recreated_or_deleted_while_the_watch_was_interrupted_is_not_lost() {
+    let world = World::new();
+    world.seen("x", "1", 5);
+    world.seen("y", "2", 7);
+    world.seen("x", "3", 1);
+    assert_eq!(world.turns(), "13");
+    let x = BTreeSet::from([NamespacedName::new("a", "x")]);
+    world.totals.agents_listed(Some("b"), &BTreeSet::new());
+    world.totals.agents_listed(Some("a"), &x);
+    assert_eq!(world.turns(), "13");
+    assert_eq!(
+        world.read("agentloop_namespace_agents{namespace=\"a\",state=\"None\"}"),
+        "1"
+    );
+    world.totals.agents_listed(None, &BTreeSet::new());
+    assert_eq!(
+        world.read("agentloop_namespace_agents{namespace=\"a\",state=\"None\"}"),
+        "0"
+    );
+    assert_eq!(world.turns(), "13");
+}
+
+#[test]
+fn no_sum_decreases_if_somebody_edits_a_status_or_a_gateway_loses_its_storage() {
+    let world = World::new();
+    let refused = || world.read("agentloop_namespace_refused_calls_total{namespace=\"a\"}");
+    world.refuse("x", 4);
+    world.seen("x", "1", 5);
+    world.seen("x", "1", 2);
+    assert_eq!((world.turns(), refused()), ("5".into(), "4".into()));
+    world.seen("x", "1", 6);
+    world.refuse("x", 6);
+    assert_eq!(
+        (world.turns(), refused()),
+        ("6".into(), "6".into()),
+        "read from the gateways at a scrape"
+    );
+    world.refuse("x", 1);
+    assert_eq!(refused(), "7", "a new gateway begins at 0");
+    world.refuse("x", 3);
+    world.seen("x", "1", 6);
+    world.delete("x");
+    world.refused.lock().unwrap().clear();
+    assert_eq!(refused(), "9");
+}
+
+#[test]
+fn every_series_of_a_namespace_is_there_with_zeros_and_only_these() {
+    let world = World::new();
+    world.totals.agent_seen(&an_agent("x", "1", &json!({})));
+    let text = world.text();
+    let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let states = LoopState::iter().count() + 1;
+    // approvals, calls, cost, refused calls, turns; three outcomes of tasks; four types of tokens; five outcomes of tools.
+    let expected = states + GuardrailTrip::all().count() + 5 + 3 + 4 + 5;
+    assert_eq!(lines.len(), expected);
+    for line in lines {
+        let is_the_agent = line.starts_with("agentloop_namespace_agents{namespace=\"a\",state=\"None\"}");
+        assert!(line.ends_with(if is_the_agent { " 1" } else { " 0" }), "{line}");
+    }
+}
+
+#[test]
+fn each_count_of_an_agent_is_in_its_sum() {
+    let world = World::new();
+    world.totals.agent_seen(&an_agent(
+        "x",
+        "1",
+        &json!({
+            "loop": {"state": "Paused"},
+            "gates": [{"id": "g", "kind": "LowConfidence", "tool": "goal", "argumentsHash": "h", "openedAt": "2026-01-02T03:04:05Z"}],
+            "usage": {
+                "calls": 3, "inputTokens": 4, "outputTokens": 5, "cacheReadTokens": 6, "cacheWriteTokens": 7,
+                "costMicroUSD": 2_500_000, "tasks": {"failed": 2},
+                "byTool": [{"tool": "one", "ok": 1, "unknown": 2}, {"tool": "two", "ok": 10}],
+                "guardrailTrips": [{"guardrail": "LoopDetected", "action": "warn", "count": 8}],
+            },
+        }),
+    ));
+    for (series, value) in [
+        ("agents{namespace=\"a\",state=\"Paused\"}", "1"),
+        ("pending_approvals{namespace=\"a\"}", "1"),
+        ("calls_total{namespace=\"a\"}", "3"),
+        ("cost_usd_total{namespace=\"a\"}", "2.5"),
+        ("tokens_total{namespace=\"a\",type=\"input\"}", "4"),
+        ("tokens_total{namespace=\"a\",type=\"output\"}", "5"),
+        ("tokens_total{namespace=\"a\",type=\"cache_read\"}", "6"),
+        ("tokens_total{namespace=\"a\",type=\"cache_write\"}", "7"),
+        ("tasks_total{namespace=\"a\",outcome=\"Failed\"}", "2"),
+        ("tool_outcomes_total{namespace=\"a\",outcome=\"ok\"}", "11"),
+        ("tool_outcomes_total{namespace=\"a\",outcome=\"unknown\"}", "2"),
+        (
+            "guardrail_trips_total{namespace=\"a\",guardrail=\"LoopDetected\",action=\"warn\"}",
+            "8",
+        ),
+    ] {
+        assert_eq!(world.read(&format!("agentloop_namespace_{series}")), value, "{series}");
+    }
+}
+
+#[test]
+fn a_thousand_empty_namespaces_are_kept_and_then_the_oldest_is_dropped() {
+    let world = World::new();
+    let visit = |number: usize| {
+        let mut agent = an_agent("x", &number.to_string(), &json!({}));
+        agent.metadata.namespace = Some(format!("n{number}"));
+        world.totals.agent_seen(&agent);
+        world.totals.agent_deleted(&NamespacedName::of(&agent));
+    };
+    (0..MAX_EMPTY).for_each(visit);
+    assert_eq!(world.totals.lock().namespaces.len(), MAX_EMPTY);
+    visit(MAX_EMPTY);
+    let table = world.totals.lock();
+    assert_eq!(table.namespaces.len(), MAX_EMPTY);
+    assert!(!table.namespaces.contains_key("n0"));
+}
