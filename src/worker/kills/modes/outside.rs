@@ -138,6 +138,8 @@ pub(super) struct World {
     pub(super) saved: Option<Saved>,
     /// A broken rule: criteria that were ever met.
     pub(super) once_met: BTreeSet<String>,
+    /// A broken rule: a response that is sent after the one behind it.
+    pub(super) held_back: Option<TaskResponse>,
     /// The volume was full: the journal may have dropped the older half of its history.
     pub(super) was_full: bool,
     pub(super) figures: Figures,
@@ -176,6 +178,7 @@ impl World {
             known: KnownTotals::default(),
             saved: None,
             once_met: BTreeSet::new(),
+            held_back: None,
             was_full: false,
             figures: Figures::default(),
         }

@@ -1,9 +1,7 @@
 //! Breaks rules between the journal and the loop: what a process begins with is not what the one before has committed.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
-use rusqlite::Connection;
 use serde_json::Value;
 
 use super::broken::Broken;
@@ -11,7 +9,7 @@ use super::outside::World;
 use super::story::Story;
 use crate::engine::machine::EngineSnapshot;
 use crate::engine::settings::EngineSettings;
-use crate::engine::tasks::{TaskOffer, TaskOrigin, TaskResponse};
+use crate::engine::tasks::{TaskOffer, TaskOrigin};
 use crate::worker::journal::RestoredJournal;
 
 /// The settings that a process begins with.
@@ -89,12 +87,4 @@ fn join_checks(goal: &mut Value, once_met: &mut BTreeSet<String>) {
         goal["validation"]["met"] = once_met.iter().cloned().collect();
         goal["validation"]["failed"] = false.into();
     }
-}
-
-/// A response that waits after this one.
-pub(super) fn later_response(dir: &Path, seq: i64) -> Option<TaskResponse> {
-    let connection = Connection::open(dir.join("journal.sqlite")).ok()?;
-    let later = "SELECT response FROM tasks WHERE undelivered = 1 AND seq > ?1 ORDER BY seq LIMIT 1";
-    let text: String = connection.query_row(later, [seq], |row| row.get(0)).ok()?;
-    serde_json::from_str(&text).ok()
 }

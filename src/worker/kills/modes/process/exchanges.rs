@@ -9,7 +9,6 @@ use crate::link::task_requests::TaskReceipt;
 use crate::worker::kills::files::Files;
 use crate::worker::kills::modes::broken::Broken;
 use crate::worker::kills::modes::outside::seconds;
-use crate::worker::kills::modes::patches;
 use crate::worker::kills::modes::referee::Heard;
 
 impl Process<'_> {
@@ -78,17 +77,18 @@ impl Process<'_> {
         let Some((_, waiting)) = self.sending.take() else {
             return Ok(());
         };
-        let mut response = waiting.response.clone();
-        if self.world.is_broken(Broken::SwapsResponses)
-            && let Some(later) = patches::later_response(&self.dir, waiting.seq)
-        {
-            response = later;
-        }
+        let swaps = self.world.is_broken(Broken::SwapsResponses);
+        let holds = swaps && self.world.held_back.is_none() && self.waiting_responses > 1;
         let drops = self.world.is_broken(Broken::DropsResponse) && self.world.random.percent(30);
-        if !drops && !self.world.respond(&response) {
+        if holds {
+            self.world.held_back = Some(waiting.response.clone());
+        } else if !drops && !self.world.respond(&waiting.response) {
             let at = self.world.now + seconds(5);
             self.sending = Some((at, waiting));
             return Ok(());
+        }
+        if !holds && let Some(earlier) = self.world.held_back.take() {
+            self.world.respond(&earlier);
         }
         if let Fate::Before | Fate::Torn(_) = self.fate() {
             return Err(self.killed(Files::of(&self.dir)));
