@@ -9,6 +9,7 @@ mod identity;
 mod policies;
 mod render;
 mod rights;
+mod rules;
 mod values;
 
 use std::collections::BTreeSet;
@@ -45,6 +46,7 @@ const EVERYTHING: &[&str] = &[
     "extraEnv[0].value=http://proxy:3128",
     "metrics.serviceMonitor.enabled=true",
     "metrics.serviceMonitor.labels.release=prometheus",
+    "metrics.prometheusRule.enabled=true",
     "serviceAccount.annotations.team=a",
     "podDisruptionBudget.minAvailable=2",
     "commonLabels.team=a",
@@ -344,8 +346,8 @@ fn a_real_api_server_takes_all_that_the_chart_renders_and_finds_it_restricted() 
     for settings in MATRIX {
         let Some(rendered) = render(settings) else { return };
         let Rendered(mut objects) = rendered.unwrap();
-        // Its definition is the Prometheus operator's.
-        objects.retain(|object| object["kind"] != "ServiceMonitor");
+        // Their definitions are the Prometheus operator's.
+        objects.retain(|object| object["kind"] != "ServiceMonitor" && object["kind"] != "PrometheusRule");
         for namespace in NAMESPACES {
             // What is outside namespaces goes with the release's own.
             let of = |object: &&Value| object["metadata"]["namespace"].as_str().unwrap_or(NAMESPACES[0]) == namespace;

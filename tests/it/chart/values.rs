@@ -253,6 +253,35 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         "regex: agentloop_agent_.*",
     ),
     (
+        "metrics.prometheusRule.enabled",
+        &["metrics.prometheusRule.enabled=true"],
+        "runbook_url: docs/runbooks/AgentloopOperatorDown.md",
+    ),
+    (
+        "metrics.prometheusRule.labels",
+        &[
+            "metrics.prometheusRule.enabled=true",
+            "metrics.prometheusRule.labels.release=mark",
+        ],
+        "release: mark",
+    ),
+    (
+        "metrics.prometheusRule.annotations",
+        &[
+            "metrics.prometheusRule.enabled=true",
+            "metrics.prometheusRule.annotations.note=mark",
+        ],
+        "note: mark",
+    ),
+    (
+        "metrics.prometheusRule.runbookBaseURL",
+        &[
+            "metrics.prometheusRule.enabled=true",
+            "metrics.prometheusRule.runbookBaseURL=https://wiki.example.com/mark/",
+        ],
+        "runbook_url: https://wiki.example.com/mark/AgentloopOperatorDown.md",
+    ),
+    (
         "dashboards.enabled",
         &["dashboards.enabled=true"],
         "grafana_dashboard: '1'",
@@ -423,6 +452,11 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         ("crds.enable=false", "enable"),
         ("agents.worker.resource.limits.memory=1Gi", "resource"),
         ("metrics.serviceMonitor.honorLabels=true", "honorLabels"),
+        ("metrics.prometheusRule.groups[0].name=x", "groups"),
+        (
+            "metrics.prometheusRule.runbookBaseURL=wiki/runbooks",
+            "/metrics/prometheusRule/runbookBaseURL",
+        ),
         ("metrics.perObject=Some", "/metrics/perObject"),
         ("metrics.authentication=Basic", "/metrics/authentication"),
         ("resources.limit.memory=1Gi", "limit"),
