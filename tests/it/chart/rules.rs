@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use agentloop::telemetry::registry::{self, Metric, MetricKind};
+use agentloop::telemetry::registry::{self, Metric, MetricKind, MetricSource};
 use pretty_assertions::assert_eq;
 use regex::Regex;
 use serde_json::{Value, json};
@@ -246,7 +246,7 @@ fn each_alert_tells_how_grave_it_is_and_has_a_runbook() {
 #[test]
 fn runbooks_name_commands_and_series_that_exist() {
     let plugin = std::fs::read_to_string(repository("docs/reference/kubectl-plugin.md")).unwrap();
-    let command = Regex::new(r"kubectl agentloop ([a-z]+(?: top-up)?)").unwrap();
+    let command = Regex::new(r"kubectl agentloop ([a-z]+(?: top(?:-up)?)?)").unwrap();
     let fence = Regex::new(r"(?m)^ *```(.*)$").unwrap();
     let mut pages = files(RUNBOOKS, "md");
     pages.push(repository("docs/tasks/monitoring.md"));
@@ -268,4 +268,36 @@ fn runbooks_name_commands_and_series_that_exist() {
             assert_known(&at, block.split("```").next().unwrap());
         }
     }
+}
+
+#[test]
+fn the_page_about_monitoring_names_the_alerts_that_minimal_metrics_leave_without_effect() {
+    let recorded: BTreeMap<_, _> = rules()
+        .iter()
+        .filter_map(|rule| Some((rule["record"].as_str()?.to_owned(), rule["expr"].to_string())))
+        .collect();
+    let is_left_out = |name: &str| {
+        let per_object = [MetricSource::Agents, MetricSource::Budgets, MetricSource::Sensors];
+        metric_of(name).is_some_and(|metric| per_object.contains(&metric.source) && !metric.is_minimal())
+    };
+    let mut expected = BTreeSet::new();
+    for (alert, rule) in alerts() {
+        let mut texts = vec![rule["expr"].to_string()];
+        while let Some(text) = texts.pop() {
+            for (name, _) in series_in(&text) {
+                texts.extend(recorded.get(&name).cloned());
+                if is_left_out(&name) {
+                    expected.insert(alert.clone());
+                }
+            }
+        }
+    }
+    let page = std::fs::read_to_string(repository("docs/tasks/monitoring.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| `Minimal` | Agentloop"));
+    let alert = Regex::new("Agentloop[A-Za-z]+").unwrap();
+    let named: BTreeSet<_> = rows
+        .flat_map(|row| alert.find_iter(row))
+        .map(|found| found.as_str().to_owned())
+        .collect();
+    assert_eq!(named, expected);
 }

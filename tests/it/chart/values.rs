@@ -197,23 +197,6 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         "agentloop-metrics-reader",
     ),
     (
-        "metrics.serviceMonitor.bearerTokenSecret.name",
-        &[
-            "metrics.serviceMonitor.enabled=true",
-            "metrics.serviceMonitor.bearerTokenSecret.name=mark",
-        ],
-        "name: mark",
-    ),
-    (
-        "metrics.serviceMonitor.bearerTokenSecret.key",
-        &[
-            "metrics.serviceMonitor.enabled=true",
-            "metrics.serviceMonitor.bearerTokenSecret.name=x",
-            "metrics.serviceMonitor.bearerTokenSecret.key=mark",
-        ],
-        "key: mark",
-    ),
-    (
         "metrics.serviceMonitor.enabled",
         &["metrics.serviceMonitor.enabled=true"],
         "honorLabels: true",
@@ -241,6 +224,23 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
             "metrics.serviceMonitor.scrapeTimeout=7s",
         ],
         "scrapeTimeout: 7s",
+    ),
+    (
+        "metrics.serviceMonitor.bearerTokenSecret.name",
+        &[
+            "metrics.serviceMonitor.enabled=true",
+            "metrics.serviceMonitor.bearerTokenSecret.name=mark",
+        ],
+        "name: mark",
+    ),
+    (
+        "metrics.serviceMonitor.bearerTokenSecret.key",
+        &[
+            "metrics.serviceMonitor.enabled=true",
+            "metrics.serviceMonitor.bearerTokenSecret.name=x",
+            "metrics.serviceMonitor.bearerTokenSecret.key=mark",
+        ],
+        "key: mark",
     ),
     (
         "metrics.serviceMonitor.metricRelabelings",
