@@ -4,6 +4,7 @@
 
 mod answers;
 mod approval;
+mod effects;
 mod fence;
 mod identity;
 mod policies;
@@ -11,6 +12,7 @@ mod refusals;
 mod release;
 pub mod render;
 mod rights;
+mod rules;
 mod values;
 
 use std::collections::BTreeSet;
@@ -73,6 +75,7 @@ const EVERYTHING: &[&str] = &[
     "extraEnv[0].value=http://proxy:3128",
     "metrics.serviceMonitor.enabled=true",
     "metrics.serviceMonitor.labels.release=prometheus",
+    "metrics.prometheusRule.enabled=true",
     "serviceAccount.annotations.team=a",
     "podDisruptionBudget.minAvailable=2",
     "commonLabels.team=a",
@@ -386,7 +389,8 @@ fn a_real_api_server_takes_all_that_the_chart_renders_and_finds_it_restricted() 
         let Some(rendered) = render(settings) else { return };
         let Rendered(mut objects) = rendered.unwrap();
         // Their definitions are the Prometheus operator's.
-        objects.retain(|object| object["kind"] != "ServiceMonitor" && object["kind"] != "PodMonitor");
+        let foreign = ["ServiceMonitor", "PodMonitor", "PrometheusRule"];
+        objects.retain(|object| !foreign.iter().any(|kind| object["kind"] == *kind));
         for namespace in NAMESPACES {
             // What is outside namespaces goes with the release's own.
             let of = |object: &&Value| object["metadata"]["namespace"].as_str().unwrap_or(NAMESPACES[0]) == namespace;
