@@ -140,7 +140,11 @@ impl Gateway {
 
 async fn session() -> Json<WorkerSession> {
     let known = LoopTotals::default();
-    Json(WorkerSession { epoch: 1, known })
+    Json(WorkerSession {
+        epoch: 1,
+        known,
+        traces: false,
+    })
 }
 
 async fn call(State(shared): State<Arc<Shared>>, headers: HeaderMap, _: Bytes) -> Response {

@@ -150,6 +150,7 @@ impl World {
             link_token_file: self.path("token"),
             link_ca_file: self.path("ca.crt"),
             run_lease,
+            traces: None,
         }
     }
 
