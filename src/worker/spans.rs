@@ -176,3 +176,120 @@ fn fact(line: &JournalLine) -> Option<TurnFact<'_>> {
         | RecordKind::RequestHandled => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use jiff::Timestamp;
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+
+    fn line(seq: i64, kind: RecordKind, note: &str) -> JournalLine {
+        let of_run = matches!(kind, RecordKind::ToolIntent | RecordKind::ToolOutcome);
+        JournalLine {
+            seq,
+            at: Timestamp::from_second(seq).unwrap(),
+            kind,
+            member: 0,
+            turn: 3,
+            call: None,
+            run: of_run.then(|| "t3c1r1".into()),
+            tool: None,
+            effect: None,
+            outcome: (kind == RecordKind::ToolOutcome).then(|| "Ok".into()),
+            note: note.into(),
+        }
+    }
+
+    fn agent() -> AgentIdentity {
+        AgentIdentity {
+            namespace: "n".into(),
+            name: "a".into(),
+            uid: "uid".into(),
+            provider: "openai",
+            model: "m".into(),
+        }
+    }
+
+    fn gateway() -> GatewayClient {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        GatewayClient::new(Path::new("/nonexistent")).unwrap()
+    }
+
+    /// What a tracer would send of the lines of a turn.
+    fn spans(lines: &[JournalLine]) -> Vec<Span> {
+        let mut tracer = TurnTracer::new(agent());
+        let facts = lines.iter().filter_map(|line| Some((line, fact(line)?)));
+        facts
+            .flat_map(|(line, fact)| tracer.observe((line.member, line.turn), line.at, fact))
+            .collect()
+    }
+
+    #[test]
+    fn lines_become_spans_and_a_tool_without_a_name_is_another_one() {
+        let lines = [
+            line(1, RecordKind::TurnStarted, "heartbeat"),
+            line(2, RecordKind::CallAnswered, "canary"),
+            line(3, RecordKind::ToolIntent, ""),
+            line(4, RecordKind::ToolOutcome, ""),
+            line(5, RecordKind::TurnCompleted, "sleep"),
+        ];
+        let spans = spans(&lines);
+        let names: Vec<_> = spans.iter().map(|span| span.name.as_str()).collect();
+        assert_eq!(names, ["execute_tool other", "invoke_agent a"]);
+        assert!(!format!("{spans:?}").contains("canary"));
+    }
+
+    #[tokio::test]
+    async fn a_restarted_worker_sends_the_spans_of_the_last_batch_again_and_no_older_ones() {
+        let open = [
+            line(1, RecordKind::TurnStarted, ""),
+            line(2, RecordKind::ToolIntent, ""),
+            line(3, RecordKind::ToolOutcome, ""),
+            line(4, RecordKind::TurnFailed, "Timeout"),
+        ];
+        let queued = |untold: &[JournalLine]| {
+            let spans = LoopSpans::start(&gateway(), agent(), &open, untold);
+            let parts = spans.0.unwrap();
+            parts.task.abort();
+            QUEUE - parts.queue.capacity()
+        };
+        assert_eq!(queued(&[]), 0);
+        assert_eq!(queued(&open[3..]), 1);
+        assert_eq!(queued(&open[2..]), 2);
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_drops_spans() {
+        let mut spans = LoopSpans::start(&gateway(), agent(), &[], &[]);
+        let ended: Vec<_> = (1..)
+            .map(|seq| line(seq, RecordKind::TurnCompleted, ""))
+            .take(QUEUE + 1)
+            .collect();
+        let dropped = |spans: &LoopSpans| spans.0.as_ref().unwrap().dropped;
+        // The sending task cannot run before an await.
+        spans.observe(&ended[1..]);
+        assert_eq!(dropped(&spans), 0);
+        spans.observe(&ended[..1]);
+        assert_eq!(dropped(&spans), 1);
+    }
+
+    #[test]
+    fn lines_before_the_first_turn_belong_to_no_trace() {
+        let first = line(1, RecordKind::TurnStarted, "");
+        assert_eq!(
+            trace_id(
+                "uid",
+                &JournalLine {
+                    turn: 0,
+                    ..first.clone()
+                }
+            ),
+            None
+        );
+        assert_eq!(trace_id("uid", &first).map(|id| id.len()), Some(32));
+        assert_eq!(LoopSpans::default().trace_id(&first), None);
+    }
+}

@@ -7,6 +7,7 @@ mod full_volume;
 mod history;
 mod requested_call;
 mod tasks;
+mod turn_lines;
 mod upload;
 
 use std::io::{Read, Seek, SeekFrom, Write};

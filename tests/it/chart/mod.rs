@@ -68,6 +68,8 @@ const EVERYTHING: &[&str] = &[
     "approvals.webhook.secretName=gates",
     "history.postgres.existingSecret=history",
     "history.postgres.caKey=ca.crt",
+    "telemetry.otlp.endpoint=http://otel-collector.observability:4318",
+    "telemetry.otlp.headersSecretName=otlp",
 ];
 
 #[test]

@@ -123,6 +123,43 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         "secretName: mark",
     ),
     (
+        "telemetry.otlp.endpoint",
+        &["telemetry.otlp.endpoint=http://collector:4318"],
+        "value: http://collector:4318",
+    ),
+    (
+        "telemetry.otlp.headersSecretName",
+        &[
+            "telemetry.otlp.endpoint=http://c:4318",
+            "telemetry.otlp.headersSecretName=mark",
+        ],
+        "value: mark",
+    ),
+    (
+        "telemetry.otlp.resourceAttributes",
+        &[
+            "telemetry.otlp.endpoint=http://c:4318",
+            "telemetry.otlp.resourceAttributes.cluster=a b",
+        ],
+        "value: cluster=a%20b",
+    ),
+    (
+        "telemetry.otlp.tracesSampler",
+        &[
+            "telemetry.otlp.endpoint=http://c:4318",
+            "telemetry.otlp.tracesSampler=traceidratio",
+        ],
+        "value: traceidratio",
+    ),
+    (
+        "telemetry.otlp.tracesSamplerArg",
+        &[
+            "telemetry.otlp.endpoint=http://c:4318",
+            "telemetry.otlp.tracesSamplerArg=0.25",
+        ],
+        "0.25",
+    ),
+    (
         "history.postgres.existingSecret",
         &["history.postgres.existingSecret=mark"],
         "secretName: mark",
@@ -426,6 +463,17 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         ("history.postgres.key=", "/history/postgres/key"),
         ("history.postgres.caKey=a/b", "/history/postgres/caKey"),
         ("history.retentionDays=36501", "/history/retentionDays"),
+        ("telemetry.otlp.endpoint=collector:4318", "/telemetry/otlp/endpoint"),
+        ("telemetry.otlp.endpoint=https://user@x/", "/telemetry/otlp/endpoint"),
+        (
+            "telemetry.otlp.tracesSampler=sometimes",
+            "/telemetry/otlp/tracesSampler",
+        ),
+        (
+            "telemetry.otlp.tracesSamplerArg=1.1",
+            "/telemetry/otlp/tracesSamplerArg",
+        ),
+        ("telemetry.otlp.protocol=grpc", "protocol"),
         ("networkPolicy.metricsFrom[0].namespaces=x", "namespaces"),
         ("metrics.serviceMonitor.metricRelabelings[0].regexp=x", "regexp"),
         ("rbac.sidecarImages={it's}", "/rbac/sidecarImages/0"),

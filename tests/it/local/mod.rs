@@ -10,3 +10,4 @@ mod process;
 mod sensors;
 mod sources;
 mod tasks;
+mod traces;
