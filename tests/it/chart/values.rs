@@ -123,6 +123,26 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         "secretName: mark",
     ),
     (
+        "history.postgres.existingSecret",
+        &["history.postgres.existingSecret=mark"],
+        "secretName: mark",
+    ),
+    (
+        "history.postgres.key",
+        &["history.postgres.existingSecret=any", "history.postgres.key=mark"],
+        "key: mark",
+    ),
+    (
+        "history.postgres.caKey",
+        &["history.postgres.existingSecret=any", "history.postgres.caKey=mark"],
+        "key: mark",
+    ),
+    (
+        "history.retentionDays",
+        &["history.postgres.existingSecret=any", "history.retentionDays=7"],
+        "value: '7'",
+    ),
+    (
         "telemetry.otlp.endpoint",
         &["telemetry.otlp.endpoint=http://collector:4318"],
         "value: http://collector:4318",
@@ -158,26 +178,6 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
             "telemetry.otlp.tracesSamplerArg=0.25",
         ],
         "0.25",
-    ),
-    (
-        "history.postgres.existingSecret",
-        &["history.postgres.existingSecret=mark"],
-        "secretName: mark",
-    ),
-    (
-        "history.postgres.key",
-        &["history.postgres.existingSecret=any", "history.postgres.key=mark"],
-        "key: mark",
-    ),
-    (
-        "history.postgres.caKey",
-        &["history.postgres.existingSecret=any", "history.postgres.caKey=mark"],
-        "key: mark",
-    ),
-    (
-        "history.retentionDays",
-        &["history.postgres.existingSecret=any", "history.retentionDays=7"],
-        "value: '7'",
     ),
     ("crds.enabled", &["crds.enabled=false"], ""),
     ("crds.keep", &["crds.keep=false"], ""),

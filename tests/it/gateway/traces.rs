@@ -80,7 +80,11 @@ async fn tool_server() -> SocketAddr {
             }),
             "tools/list" => json!({"tools": [{"name": "write", "inputSchema": {"type": "object"}}]}),
             "tools/call" => json!({"content": [{"type": "text", "text": CANARY}]}),
-            _ => return Err(StatusCode::ACCEPTED),
+            _ if request.get("id").is_none() => return Err(StatusCode::ACCEPTED),
+            _ => {
+                let error = json!({"code": -32601, "message": "method not found"});
+                return Ok(Json(json!({"jsonrpc": "2.0", "id": request["id"], "error": error})));
+            }
         };
         Ok(Json(json!({"jsonrpc": "2.0", "id": request["id"], "result": result})))
     }
