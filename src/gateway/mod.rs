@@ -158,20 +158,23 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         source,
     };
     let listener = server::bind(&options.socket).map_err(socket_error)?;
-    let keys = vec![options.api_key_file.clone(), options.light_api_key_file.clone()];
     let mcp = McpProxy::new(
         &spec.tools.all_servers(),
         &options.tool_dirs,
-        keys,
+        vec![options.api_key_file.clone(), options.light_api_key_file.clone()],
         Arc::clone(&contact),
         &policy,
     );
-    let responses = ResponseSender::new(&options.config, &options.tool_dirs.headers, &policy);
+    let responses = Arc::new(ResponseSender::new(
+        &options.config,
+        &options.tool_dirs.headers,
+        &policy,
+    ));
     let router = server::router(GatewayState {
         calls: Arc::clone(&calls),
         contact,
         mcp: Arc::new(mcp),
-        responses: Arc::new(responses),
+        responses,
         link,
         deliveries,
         tasks,

@@ -123,9 +123,9 @@ impl Collector {
         let port = free_port();
         let config = format!(
             "yaml:receivers: {{otlp: {{protocols: {{http: {{endpoint: '127.0.0.1:{port}'}}}}}}}}\n\
-             exporters: {{otlphttp: {{endpoint: 'http://{to}', compression: none, sending_queue: {{enabled: false}}}}}}\n\
+             exporters: {{otlp_http: {{endpoint: 'http://{to}', compression: none, sending_queue: {{enabled: false}}}}}}\n\
              service: {{telemetry: {{metrics: {{level: none}}}}, \
-             pipelines: {{traces: {{receivers: [otlp], exporters: [otlphttp]}}}}}}"
+             pipelines: {{traces: {{receivers: [otlp], exporters: [otlp_http]}}}}}}"
         );
         let process = Command::new("otelcol")
             .args(["--config", &config])
