@@ -110,8 +110,8 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
     let upstreams = upstreams(&options, &policy);
     let client = Arc::new(LinkClient::new(
         &options.config.link_url,
-        options.link_ca_file,
-        options.link_token_file,
+        options.link_ca_file.clone(),
+        options.link_token_file.clone(),
     ));
     let budget = Arc::new(GatewayBudget::new(
         Arc::clone(&store),
@@ -120,7 +120,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         options.config.epoch,
         ModelNames::from_spec(spec),
     ));
-    let (spans, export) = start_export(&options.config, options.traces);
+    let (spans, export) = start_export(&options.config, options.traces.clone());
     let calls = Arc::new(ModelCalls::new(
         store,
         Arc::clone(&budget),
@@ -158,13 +158,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         source,
     };
     let listener = server::bind(&options.socket).map_err(socket_error)?;
-    let mcp = McpProxy::new(
-        &spec.tools.all_servers(),
-        &options.tool_dirs,
-        vec![options.api_key_file.clone(), options.light_api_key_file.clone()],
-        Arc::clone(&contact),
-        &policy,
-    );
+    let mcp = mcp_proxy(&options, &contact, &policy);
     let responses = Arc::new(ResponseSender::new(
         &options.config,
         &options.tool_dirs.headers,
@@ -202,6 +196,16 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
     );
     tracing::info!("ended");
     Ok(())
+}
+
+fn mcp_proxy(options: &GatewayOptions, contact: &Arc<LinkState>, policy: &Arc<AddressPolicy>) -> McpProxy {
+    McpProxy::new(
+        &options.config.spec.tools.all_servers(),
+        &options.tool_dirs,
+        vec![options.api_key_file.clone(), options.light_api_key_file.clone()],
+        Arc::clone(contact),
+        policy,
+    )
 }
 
 fn start_export(config: &PodConfig, settings: Option<TraceSettings>) -> (SpanSink, SpanExport) {

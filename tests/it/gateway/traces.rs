@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use agentloop::link::pod::CONFIG_ENV;
+use agentloop::support::hash::hex;
 use axum::routing::post;
 use axum::{Json, Router};
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -198,9 +199,9 @@ async fn a_turn_is_one_trace_also_when_its_worker_is_killed_in_mid_turn() {
     let first = spans.iter().find(|span| is_root(span)).unwrap();
     assert!(first.start_time_unix_nano < killed && first.end_time_unix_nano > killed);
     check_canary(&receiver, &world);
-    let received = &receiver.received()[0];
-    assert_eq!(received.headers["authorization"], format!("Bearer {CANARY}"));
-    let resource = received.request.resource_spans[0].resource.as_ref().unwrap();
+    let first_request = &receiver.received()[0];
+    assert_eq!(first_request.headers["authorization"], format!("Bearer {CANARY}"));
+    let resource = first_request.request.resource_spans[0].resource.as_ref().unwrap();
     let of_resource = |key| attribute(&resource.attributes, key).unwrap();
     assert_eq!(of_resource("service.name"), "agentloop");
     assert_eq!(of_resource("k8s.namespace.name"), "ns");
@@ -208,7 +209,7 @@ async fn a_turn_is_one_trace_also_when_its_worker_is_killed_in_mid_turn() {
     assert_eq!(of_resource("deployment.environment.name"), "test");
     // The log leads to the trace.
     let log = worker_log(&world);
-    let id: String = first.trace_id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let id = hex(&first.trace_id);
     assert!(log.contains(&format!("\"traceId\":\"{id}\"")), "{log}");
 }
 

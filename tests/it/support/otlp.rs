@@ -72,7 +72,7 @@ impl Receiver {
         let reached = received.wait_for(|all| wanted(&spans(all)));
         match tokio::time::timeout(PATIENCE, reached).await {
             Ok(received) => spans(&received.unwrap()),
-            Err(_) => panic!(
+            Err(_elapsed) => panic!(
                 "never {what}: {:?}",
                 spans(&self.received()).iter().map(label).collect::<Vec<_>>()
             ),
@@ -108,7 +108,12 @@ pub fn attribute(attributes: &[KeyValue], key: &str) -> Option<String> {
     match found.value.as_ref()?.value.as_ref()? {
         Value::StringValue(text) => Some(text.clone()),
         Value::IntValue(number) => Some(number.to_string()),
-        other => panic!("{other:?}"),
+        other @ (Value::BoolValue(_)
+        | Value::DoubleValue(_)
+        | Value::ArrayValue(_)
+        | Value::KvlistValue(_)
+        | Value::BytesValue(_)
+        | Value::StringValueStrindex(_)) => panic!("{other:?}"),
     }
 }
 
