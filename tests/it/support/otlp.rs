@@ -70,13 +70,11 @@ impl Receiver {
     pub async fn until(&self, what: &str, wanted: impl Fn(&[Span]) -> bool) -> Vec<Span> {
         let mut received = self.received.subscribe();
         let reached = received.wait_for(|all| wanted(&spans(all)));
-        match tokio::time::timeout(PATIENCE, reached).await {
-            Ok(received) => spans(&received.unwrap()),
-            Err(_elapsed) => panic!(
-                "never {what}: {:?}",
-                spans(&self.received()).iter().map(label).collect::<Vec<_>>()
-            ),
-        }
+        let Ok(received) = tokio::time::timeout(PATIENCE, reached).await else {
+            let labels: Vec<_> = spans(&self.received()).iter().map(label).collect();
+            panic!("never {what}: {labels:?}")
+        };
+        spans(&received.unwrap())
     }
 }
 
