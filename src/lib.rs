@@ -16,7 +16,8 @@
 //! - [`api_server`]: an API server in memory, for `agentloop run` and for tests. Imports `api` and `support`.
 //! - [`toolbox`]: built-in tools as an MCP server, and the bridge to MCP servers that use standard input and output.
 //!   Imports `sensing` and `support`.
-//! - [`telemetry`]: logs, metrics, probes. Imports `api` and `support`.
+//! - [`otlp`]: traces of Agents, and their export over OTLP. Imports `support`.
+//! - [`telemetry`]: logs, metrics, probes, how traces name an Agent. Imports `api`, `otlp` and `support`.
 //! - [`controller`], [`gateway`], [`worker`], [`sensor`]: the roles. Never import each other.
 //! - [`local`]: all roles in one process, without a cluster. Imports their public interfaces.
 //! - [`plugin`]: the kubectl plugin, a client of the API server and of the link. Imports `api`, `engine`, `ledger` (what `simulate`
@@ -34,6 +35,7 @@ pub use agentloop_history as history;
 pub use agentloop_ledger as ledger;
 pub use agentloop_link as link;
 pub use agentloop_mcp as mcp;
+pub use agentloop_otlp as otlp;
 pub use agentloop_provider as provider;
 pub use agentloop_sensing as sensing;
 pub use agentloop_support as support;

@@ -50,6 +50,7 @@ for name in "${names[@]}"; do
     etcd) build etcd tools/etcd go.etcd.io/etcd/server/v3 "-s -w" ;;
     coredns) build coredns tools/coredns github.com/coredns/coredns "-s -w" ;;
     helm) build helm tools/helm helm.sh/helm/v4/cmd/helm "-s -w" ;;
+    otelcol) build otelcol tools/otelcol . "-s -w" ;;
     kwok) build kwok tools/kwok sigs.k8s.io/kwok/cmd/kwok "-s -w" ;;
     pause) build pause pause . "-s -w" ;;
     *) die "tools.sh: no tool '$name'" ;;

@@ -13,7 +13,7 @@ use kube::Config;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::controller::agent::ReconcilerSettings;
+use crate::controller::agent::{ReconcilerSettings, trace_variables};
 use crate::controller::election::LeaseTimes;
 use crate::controller::gate_webhook::{GateWebhook, WebhookTimes};
 use crate::controller::history::HistorySettings;
@@ -66,6 +66,9 @@ pub(super) struct ControllerArgs {
     /// Resources of the sensor pods, as JSON.
     #[arg(long, env = "AGENTLOOP_SENSOR_RESOURCES", default_value = SENSOR_RESOURCES, value_parser = resources)]
     sensor_resources: ResourceRequirements,
+    /// Secret in the namespaces of Agents with the headers of OTLP requests under the key `headers`; empty: none.
+    #[arg(long, env = "AGENTLOOP_OTLP_HEADERS_SECRET")]
+    otlp_headers_secret: Option<String>,
     /// Comma-separated CIDRs to which Sensors may connect although they are blocked by default, such as 10.1.0.0/16.
     #[arg(long, env = "AGENTLOOP_EGRESS_ALLOWED_CIDRS", value_delimiter = ',', value_parser = range)]
     egress_allowed_cidrs: Vec<String>,
@@ -256,6 +259,10 @@ impl ControllerArgs {
                 watch_namespaces: watch_namespaces.iter().map(|name| name.trim().into()).collect(),
                 gateway_resources: self.gateway_resources,
                 worker_resources: self.worker_resources,
+                gateway_environment: trace_variables(
+                    |name| std::env::var(name).ok(),
+                    self.otlp_headers_secret.as_deref(),
+                ),
                 workers: self.workers,
                 policy,
             },

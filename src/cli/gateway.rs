@@ -70,6 +70,7 @@ impl GatewayArgs {
             link_token_file: self.link_token_file,
             link_ca_file: self.link_ca_file,
             run_lease: Duration::from_secs(RUN_LEASE_SECONDS),
+            traces: crate::telemetry::agent_spans::settings(),
         };
         pod::run(async move |end| Ok(gateway::run(options, end.cancelled_owned()).await?))
     }

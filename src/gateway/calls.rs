@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::budget::{self, CallReservation, GatewayBudget};
+use super::call_spans::CallSpans;
 use super::in_flight::InFlightCall;
 use super::link_state::{LinkRefusal, LinkState};
 use super::store::{CallEnd, CallSettlement, CallStore, CallStoreError, CallUsage, ModelCall, RecordedCall};
@@ -42,6 +43,7 @@ pub struct ModelCalls {
     budget: Arc<GatewayBudget>,
     contact: Arc<LinkState>,
     upstreams: ModelUpstreams,
+    spans: CallSpans,
     flights: Mutex<HashMap<CallId, Arc<InFlightCall>>>,
     /// Number of calls that ended, and what the last one shows about the model.
     ended: watch::Sender<(u64, Option<ModelReport>)>,
@@ -64,6 +66,7 @@ impl ModelCalls {
         budget: Arc<GatewayBudget>,
         contact: Arc<LinkState>,
         upstreams: ModelUpstreams,
+        spans: CallSpans,
     ) -> Self {
         let violated = store.violation().map(|violation| report(&violation.failure));
         Self {
@@ -71,6 +74,7 @@ impl ModelCalls {
             budget,
             contact,
             upstreams,
+            spans,
             flights: Mutex::default(),
             ended: watch::Sender::new((0, violated)),
             end: watch::Sender::new(ShutdownStage::No),
@@ -135,6 +139,7 @@ impl ModelCalls {
 
     async fn run_call(self: Arc<Self>, call: ModelCall, mut request: PreparedRequest, flight: Arc<InFlightCall>) {
         let _busy = self.budget.track_call();
+        let from = Timestamp::now();
         let paid = tokio::select! {
             biased;
             why = flight.until_cut() => Err(why),
@@ -149,6 +154,7 @@ impl ModelCalls {
         };
         flight.end(failure.clone().map_or(Ok(()), Err));
         self.flights().remove(&call.id);
+        self.spans.ended(call, from, &flight, failure.as_ref());
         self.note_end(call, failure.as_ref());
     }
 
@@ -399,6 +405,7 @@ mod tests {
     use crate::link::client::LinkClient;
     use crate::link::messages::{BudgetTerms, Directives, LoopTotals};
     use crate::link::socket::WorkerSession;
+    use crate::otlp::SpanSink;
     use crate::sensing::address::AddressPolicy;
 
     /// The calls of a gateway with a script and no controller, so without limits.
@@ -413,6 +420,7 @@ mod tests {
         let session = WorkerSession {
             epoch: 1,
             known: LoopTotals::default(),
+            traces: false,
         };
         let directives = Directives {
             budget: Some(BudgetTerms::default()),
@@ -438,7 +446,11 @@ mod tests {
             policy: &Arc::new(AddressPolicy::of_agents(vec![], vec![], true)),
         });
         let upstreams = ModelUpstreams { main, light: None };
-        Arc::new(ModelCalls::new(store, Arc::new(budget), contact, upstreams))
+        let config = json!({
+            "namespace": "n", "name": "a", "uid": "uid", "epoch": 1, "linkUrl": "", "spec": {"model": model},
+        });
+        let spans = CallSpans::new(&serde_json::from_value(config).unwrap(), SpanSink::default());
+        Arc::new(ModelCalls::new(store, Arc::new(budget), contact, upstreams, spans))
     }
 
     fn submit(calls: &Arc<ModelCalls>, id: &str) -> CallReply {

@@ -168,6 +168,7 @@ mod tests {
 
     fn session() -> WorkerSession {
         WorkerSession {
+            traces: false,
             epoch: 1,
             known: LoopTotals::default(),
         }

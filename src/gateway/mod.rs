@@ -4,6 +4,7 @@
 //! of the link. Knows nothing of loops: the worker decides when to call, the controller whether the pod may.
 
 mod budget;
+mod call_spans;
 mod calls;
 mod deliveries;
 mod failures;
@@ -36,6 +37,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use self::budget::GatewayBudget;
+use self::call_spans::CallSpans;
 use self::calls::ModelCalls;
 use self::deliveries::DeliveryQueue;
 use self::link_state::LinkState;
@@ -50,8 +52,10 @@ use crate::api::AgentSpec;
 use crate::link::client::LinkClient;
 use crate::link::messages::PricedModel;
 use crate::link::pod::{AgentEgress, PodConfig, PrivateAddresses};
+use crate::otlp::{SpanExport, SpanSink, TraceSettings};
 use crate::sensing::address::{AddressPolicy, Cidr, CidrError};
 use crate::support::clock::ClockReading;
+use crate::telemetry::agent_spans;
 
 pub use self::mcp_proxy::ServerDirs;
 pub use self::store::CallStoreError;
@@ -77,6 +81,8 @@ pub struct GatewayOptions {
     pub link_ca_file: PathBuf,
     /// Time without contact after which no new call is made.
     pub run_lease: Duration,
+    /// How traces are exported; `None`: they are not.
+    pub traces: Option<TraceSettings>,
 }
 
 /// Why a gateway cannot start.
@@ -104,8 +110,8 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
     let upstreams = upstreams(&options, &policy);
     let client = Arc::new(LinkClient::new(
         &options.config.link_url,
-        options.link_ca_file,
-        options.link_token_file,
+        options.link_ca_file.clone(),
+        options.link_token_file.clone(),
     ));
     let budget = Arc::new(GatewayBudget::new(
         Arc::clone(&store),
@@ -114,11 +120,13 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         options.config.epoch,
         ModelNames::from_spec(spec),
     ));
+    let (spans, export) = start_export(&options.config, options.traces.clone());
     let calls = Arc::new(ModelCalls::new(
         store,
         Arc::clone(&budget),
         Arc::clone(&contact),
         upstreams,
+        CallSpans::new(&options.config, spans.clone()),
     ));
     let deliveries = Arc::new(DeliveryQueue::new(
         Arc::clone(&client),
@@ -142,6 +150,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         deliveries: Arc::clone(&deliveries),
         tasks: Arc::clone(&tasks),
         loop_report: loop_report.subscribe(),
+        traces: spans.is_on(),
     };
     let keep = Arc::clone(&budget).maintain_leases(loop_report.subscribe());
     let socket_error = |source| GatewayError::Socket {
@@ -149,24 +158,22 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         source,
     };
     let listener = server::bind(&options.socket).map_err(socket_error)?;
-    let keys = vec![options.api_key_file.clone(), options.light_api_key_file.clone()];
-    let mcp = McpProxy::new(
-        &spec.tools.all_servers(),
-        &options.tool_dirs,
-        keys,
-        Arc::clone(&contact),
+    let mcp = mcp_proxy(&options, &contact, &policy);
+    let responses = Arc::new(ResponseSender::new(
+        &options.config,
+        &options.tool_dirs.headers,
         &policy,
-    );
-    let responses = ResponseSender::new(&options.config, &options.tool_dirs.headers, &policy);
+    ));
     let router = server::router(GatewayState {
         calls: Arc::clone(&calls),
         contact,
         mcp: Arc::new(mcp),
-        responses: Arc::new(responses),
+        responses,
         link,
         deliveries,
         tasks,
         loop_report,
+        spans,
     });
     let serve = async { axum::serve(listener, router).await };
     // The socket is served even when fenced: the worker has to learn about it.
@@ -182,9 +189,28 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         () = speak => {}
         () = async { end.await; calls.close(CLOSE_GRACE).await } => {}
     }
-    tokio::join!(budget.return_leases(LAST_WORDS), uplink.last_report(LAST_WORDS));
+    tokio::join!(
+        budget.return_leases(LAST_WORDS),
+        uplink.last_report(LAST_WORDS),
+        export.finish(LAST_WORDS)
+    );
     tracing::info!("ended");
     Ok(())
+}
+
+fn mcp_proxy(options: &GatewayOptions, contact: &Arc<LinkState>, policy: &Arc<AddressPolicy>) -> McpProxy {
+    McpProxy::new(
+        &options.config.spec.tools.all_servers(),
+        &options.tool_dirs,
+        vec![options.api_key_file.clone(), options.light_api_key_file.clone()],
+        Arc::clone(contact),
+        policy,
+    )
+}
+
+fn start_export(config: &PodConfig, settings: Option<TraceSettings>) -> (SpanSink, SpanExport) {
+    let names = (config.namespace.as_str(), config.name.as_str(), config.uid.as_str());
+    SpanExport::start(settings, &agent_spans::identity(names, &config.spec.model))
 }
 
 /// The models of a spec with their prices there.

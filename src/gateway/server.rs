@@ -39,11 +39,14 @@ use crate::link::socket::{
 };
 use crate::link::task_requests::TaskAck;
 use crate::link::text_fragments::{RelayedTextFragment, TextFragment};
+use crate::otlp::{self, SpanSink};
 use crate::provider::WireFormat;
 use crate::support::clock::ClockReading;
 
 /// Largest request of a worker.
 const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;
+/// Largest message with spans of a worker.
+const MAX_SPANS_BYTES: usize = 1024 * 1024;
 /// Interval of events while nothing changes.
 const EVENT_PERIOD: Duration = Duration::from_secs(5);
 /// Worker and gateway have different uids and share a group.
@@ -61,6 +64,8 @@ pub struct GatewayState {
     pub tasks: Arc<RequestedTasks>,
     /// The last [`LoopReport`] of the worker.
     pub loop_report: watch::Sender<Option<LoopReport>>,
+    /// Where the worker's spans go.
+    pub spans: SpanSink,
 }
 
 /// Listens on the socket, replacing one left behind by a previous gateway.
@@ -93,6 +98,7 @@ pub fn router(gateway: GatewayState) -> Router {
         .route("/v1/deliveries/ack", post(delivered))
         .route("/v1/tasks", get(requested_task))
         .route("/v1/tasks/ack", post(acknowledge_task))
+        .route("/v1/traces", post(traces).layer(DefaultBodyLimit::max(MAX_SPANS_BYTES)))
         .route("/v1/healthz", get(StatusCode::OK))
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
         .with_state(gateway)
@@ -239,6 +245,17 @@ async fn cancel(State(gateway): State<GatewayState>, RoutePath(id): RoutePath<St
     };
     gateway.calls.cancel(id);
     StatusCode::NO_CONTENT
+}
+
+/// Queues spans of the worker for export.
+async fn traces(State(gateway): State<GatewayState>, body: Bytes) -> StatusCode {
+    match otlp::decode(&body) {
+        Some(spans) => {
+            gateway.spans.push_received(spans);
+            StatusCode::NO_CONTENT
+        }
+        None => StatusCode::BAD_REQUEST,
+    }
 }
 
 async fn mcp(

@@ -48,6 +48,8 @@ pub struct GatewayUplink {
     pub tasks: Arc<RequestedTasks>,
     /// The [`LoopReport`]s of the worker.
     pub loop_report: watch::Receiver<Option<LoopReport>>,
+    /// Whether spans of the worker are exported.
+    pub traces: bool,
 }
 
 /// A newer pod has taken over.
@@ -142,6 +144,7 @@ impl GatewayUplink {
         let session = WorkerSession {
             epoch: self.epoch,
             known,
+            traces: self.traces,
         };
         self.contact.attached(session, directives, (sent, ClockReading::now()));
         Ok(())

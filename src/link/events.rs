@@ -73,6 +73,9 @@ pub struct EventLine {
     pub outcome: Option<String>,
     /// A short text about it, from the journal.
     pub note: String,
+    /// Id of the turn's trace, if traces are exported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace_id: Option<String>,
     /// Only for subscriptions with messages. For `autonomy:loop_detected`: the last messages of the model and results of its
     /// tools, newest last, each as JSON and cut after [`MOST_MESSAGE_BYTES`] bytes. For `gate:opened`: the call that waits
     /// for an approval, with its arguments, as JSON and cut after [`MOST_CALL_BYTES`] bytes. For `task:ended`: the response,

@@ -17,6 +17,7 @@
 //! | `GET /v1/events` | server-sent events, each a [`SocketEvent`]: at once, on change, and every 5 s |
 //! | `GET /v1/deliveries` | waits for events of a sensor pod: 200 with a [`Delivery`](super::deliveries::Delivery), or 204 |
 //! | `POST /v1/deliveries/ack` | a [`DeliveryAck`](super::deliveries::DeliveryAck): the events are on disk; 502 if it could not be relayed |
+//! | `POST /v1/traces` | spans of the worker as an OTLP request in protobuf, to be exported; 204, whatever becomes of them |
 //! | `GET /v1/healthz` | 200 while the gateway serves |
 //!
 //! A call is idempotent by its id: a repeated request joins the call in flight or gets the recorded answer byte for
@@ -60,6 +61,9 @@ pub struct WorkerSession {
     pub epoch: i64,
     /// Totals from which a worker with a new journal continues.
     pub known: LoopTotals,
+    /// Whether the gateway exports traces, so that spans are of use to it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub traces: bool,
 }
 
 /// The response to a task, for the server of `spec.task.responses`. The gateway adds which Agent it comes from.

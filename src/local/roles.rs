@@ -19,6 +19,7 @@ use crate::link::pod::{
     TOOL_HEADERS_DIR, TOOL_SOCKETS_DIR, WORKSPACE_DIR,
 };
 use crate::link::server::PodKind;
+use crate::telemetry::agent_spans;
 use crate::{gateway, sensor};
 
 /// Where the webhook of each Sensor listens.
@@ -104,6 +105,7 @@ fn agent(pod: &Pod, uid: &str, volumes: &PodVolumes) -> Result<AgentRoles, PodEr
             link_token_file: in_gateway(LINK_TOKEN_FILE),
             link_ca_file: in_gateway(LINK_CA_FILE),
             run_lease: Duration::from_secs(RUN_LEASE_SECONDS),
+            traces: agent_spans::settings(),
         },
         worker: WorkerOptionsTemplate {
             config: config(worker)?,

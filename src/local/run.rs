@@ -159,6 +159,8 @@ impl LocalRun {
             watch_namespaces: Vec::new(),
             gateway_resources: ResourceRequirements::default(),
             worker_resources: ResourceRequirements::default(),
+            // Gateways read the variables of this process.
+            gateway_environment: Vec::new(),
             workers: WORKERS,
             policy: options.policy,
         };

@@ -3,6 +3,7 @@
 //! Owns the names and formats of logs and metrics. Contains no rules about loops.
 
 pub mod agent_collector;
+pub mod agent_spans;
 pub mod budget_collector;
 pub mod dashboards;
 pub mod exposition;

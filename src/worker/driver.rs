@@ -47,6 +47,7 @@ use super::requested_tasks::TaskPoller;
 use super::run_lease::RunLease;
 use super::sensors::LoopSensors;
 use super::sensors::file_watcher::{FileWatchers, WatchReport};
+use super::spans::LoopSpans;
 use super::task_responses::ResponseDelivery;
 use super::tool_source::{self, FinishedToolRun, ToolOffer, ToolSource};
 
@@ -87,6 +88,7 @@ pub struct LoopDriver<'a> {
     gateway: &'a GatewayClient,
     outbox: &'a GatewayReporter,
     readings: EventPublisher,
+    spans: LoopSpans,
     sensors: LoopSensors,
     deliveries: DeliveryPoller,
     tasks: TaskPoller,
@@ -113,6 +115,8 @@ pub struct DriverParts<'a> {
     pub engine: Engine,
     pub sensors: LoopSensors,
     pub lookouts: FileWatchers,
+    /// The spans of the loop.
+    pub spans: LoopSpans,
     /// Whether responses to tasks have a receiver.
     pub sends_responses: bool,
     /// `None`: the Agent has only the engine's built-in tools.
@@ -173,7 +177,8 @@ impl<'a> LoopDriver<'a> {
             instructions: parts.instructions,
             gateway: parts.gateway,
             outbox: parts.outbox,
-            readings: EventPublisher::new(parts.gateway),
+            readings: EventPublisher::new(parts.gateway, parts.spans.traced_agent()),
+            spans: parts.spans,
             sensors: parts.sensors,
             deliveries: DeliveryPoller::new(parts.gateway),
             tasks: TaskPoller::new(parts.gateway),
@@ -206,6 +211,7 @@ impl<'a> LoopDriver<'a> {
             last.last_error = Some(report::error(Timestamp::now(), error.kind(), error.to_string()));
             self.outbox.report(last);
         }
+        self.spans.finish().await;
         result
     }
 
@@ -490,7 +496,10 @@ impl<'a> LoopDriver<'a> {
     /// Logs the committed lines, then carries out the actions.
     fn apply_outcome(&mut self, taken: StepOutcome) -> Result<(), JournalError> {
         let StepOutcome { actions, lines, result } = taken;
-        lines.iter().for_each(events::log_line);
+        for line in &lines {
+            events::log_line(line, self.spans.trace_id(line).as_deref());
+        }
+        self.spans.observe(&lines);
         self.readings.announce_lines(&lines);
         if !lines.is_empty() {
             self.history.changed();

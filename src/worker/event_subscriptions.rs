@@ -21,6 +21,7 @@ use super::events;
 use super::gateway_client::{GatewayClient, RetryDelay};
 use super::journal::{JournalError, JournalLine};
 use super::journaled_engine::JournaledEngine;
+use super::spans::trace_id;
 use crate::support::text::{first_bytes, with_ellipsis};
 
 /// Most concurrent subscriptions; the controller allows fewer.
@@ -46,6 +47,8 @@ pub struct PageRequest {
 /// The [`EventSubscription`]s of one loop.
 pub struct EventPublisher {
     gateway: GatewayClient,
+    /// Uid of the Agent, if its traces are exported.
+    traced: Option<String>,
     newest: watch::Sender<i64>,
     asks: (mpsc::Sender<PageRequest>, mpsc::Receiver<PageRequest>),
     /// The subscriptions in the directives, including those whose task has ended.
@@ -56,9 +59,10 @@ pub struct EventPublisher {
 
 impl EventPublisher {
     #[must_use]
-    pub fn new(gateway: &GatewayClient) -> Self {
+    pub fn new(gateway: &GatewayClient, traced: Option<String>) -> Self {
         Self {
             gateway: gateway.clone(),
+            traced,
             newest: watch::Sender::new(0),
             asks: mpsc::channel(1),
             known: BTreeMap::new(),
@@ -125,7 +129,8 @@ impl EventPublisher {
         let mut bytes = 0;
         for line in found.lines {
             let kind = line.kind;
-            let mut line = events::from_line(line);
+            let trace_id = self.traced.as_deref().and_then(|agent| trace_id(agent, &line));
+            let mut line = events::from_line(line, trace_id);
             if ask.reading.messages {
                 line.messages = messages_of(kind, &line, steps)?;
             }

@@ -57,8 +57,9 @@ pub fn name(kind: RecordKind) -> &'static str {
 }
 
 #[must_use]
-pub fn from_line(line: JournalLine) -> EventLine {
+pub fn from_line(line: JournalLine, trace_id: Option<String>) -> EventLine {
     EventLine {
+        trace_id,
         seq: line.seq,
         event: name(line.kind).to_owned(),
         at: line.at.to_string(),
@@ -75,7 +76,7 @@ pub fn from_line(line: JournalLine) -> EventLine {
     }
 }
 
-pub fn log_line(line: &JournalLine) {
+pub fn log_line(line: &JournalLine, trace_id: Option<&str>) {
     tracing::info!(
         seq = line.seq,
         event = name(line.kind),
@@ -88,6 +89,7 @@ pub fn log_line(line: &JournalLine) {
         effect = line.effect,
         outcome = line.outcome,
         note = line.note,
+        traceId = trace_id,
         "journal"
     );
 }

@@ -28,6 +28,7 @@ use crate::link::socket::{
 };
 use crate::link::task_requests::{RequestedTask, TaskAck};
 use crate::link::text_fragments::TextFragment;
+use crate::otlp::{self, Span};
 use crate::provider::WireFormat;
 use crate::support::backoff::Backoff;
 use crate::support::clock::ClockReading;
@@ -41,6 +42,9 @@ use super::run_lease::RunLease;
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// Attempts at one [`CallNotice`]: about a minute.
 const ERRAND_TRIES: u32 = 60;
+/// Spans of one message, and attempts at it: the gateway may be restarting.
+const MESSAGE_SPANS: usize = 64;
+const SPAN_TRIES: u32 = 20;
 /// Silence after which the event stream is reopened; the gateway sends an event every 5 s.
 const EVENT_SILENCE: Duration = Duration::from_secs(15);
 /// Timeout of a short request.
@@ -281,6 +285,22 @@ impl GatewayClient {
             }
         }
         tracing::warn!(path, "failed to send a call notice to the gateway; giving up");
+    }
+
+    /// Sends spans, each message a few times at most. Ends when the sender is dropped and all are sent or given up.
+    pub async fn run_spans(self, mut queue: mpsc::Receiver<Span>) {
+        let mut spans = Vec::new();
+        while queue.recv_many(&mut spans, MESSAGE_SPANS).await > 0 {
+            let body = otlp::encode(std::mem::take(&mut spans));
+            let mut retry = RetryDelay::default();
+            for _ in 0..SPAN_TRIES {
+                let request = self.http.post(url("/v1/traces")).body(body.clone()).timeout(SHORT);
+                match short(request).await {
+                    Ok(_) => break,
+                    Err(detail) => retry.wait_after("failed to send spans; retrying", &detail).await,
+                }
+            }
+        }
     }
 
     /// Sends a page of events to a reader. Fails if the page was not accepted and has to be sent again.

@@ -22,6 +22,7 @@ pub mod reporter;
 pub mod requested_tasks;
 pub mod run_lease;
 pub mod sensors;
+pub mod spans;
 pub mod startup;
 pub mod task_responses;
 #[cfg(test)]

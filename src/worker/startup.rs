@@ -13,6 +13,7 @@ use crate::engine::settings::{EngineSettings, SettingsError};
 use crate::link::messages::LoopReport;
 use crate::link::pod::PodConfig;
 use crate::link::socket::WorkerSession;
+use crate::telemetry::agent_spans;
 
 use super::artifacts::ArtifactStore;
 use super::driver::{DriveOutcome, DriverInputs, DriverParts, LoopDriver};
@@ -24,6 +25,7 @@ use super::report;
 use super::reporter::GatewayReporter;
 use super::sensors::LoopSensors;
 use super::sensors::file_watcher::FileWatchers;
+use super::spans::LoopSpans;
 use super::tool_source::ToolSource;
 use super::tools::McpTools;
 
@@ -140,7 +142,7 @@ impl WorkerProcess {
         // Before the journal takes its ballast: on a full volume this makes room.
         let artifacts = Arc::new(ArtifactStore::open(&self.options.journal_dir));
         // The previous process may have been killed between a commit and its log lines: log them again.
-        restored.untold.iter().for_each(events::log_line);
+        restored.untold.iter().for_each(|line| events::log_line(line, None));
         journal.claim(owner)?;
         let spec = &self.options.config.spec;
         let skills = spec.skills.iter().map(|skill| skill.name.clone()).collect();
@@ -169,6 +171,7 @@ impl WorkerProcess {
         } = state;
         let ended = match self.wait_for_gateway().await {
             Some((session, first)) => {
+                let spans = self.spans(&session, &journal, &restored)?;
                 let spec = &self.options.config.spec;
                 let settings = EngineSettings::try_from(spec)?;
                 let workspace = spec.workspace.as_ref().map(|_| self.options.workspace_dir.clone());
@@ -186,6 +189,7 @@ impl WorkerProcess {
                     agent: self.options.config.uid.clone(),
                     engine,
                     sensors,
+                    spans,
                     lookouts: FileWatchers::new(workspace),
                     sends_responses: spec.response_endpoint().is_some(),
                     tools: tools(&spec.tools, &self.options.socket, Arc::clone(&artifacts))?,
@@ -212,6 +216,22 @@ impl WorkerProcess {
         closed?;
         self.idle(ended).await;
         Ok(())
+    }
+
+    /// Starts the spans of the loop, if the gateway exports them.
+    fn spans(
+        &self,
+        session: &WorkerSession,
+        journal: &Journal,
+        restored: &RestoredJournal,
+    ) -> Result<LoopSpans, JournalError> {
+        if !session.traces {
+            return Ok(LoopSpans::default());
+        }
+        let config = &self.options.config;
+        let agent = agent_spans::identity((&config.namespace, &config.name, &config.uid), &config.spec.model);
+        let open = journal.newest_turn_lines()?;
+        Ok(LoopSpans::start(&self.gateway, agent, &open, &restored.untold))
     }
 
     /// Waits for the session and the first [`GatewayUpdate`] with fresh contact: a loop that is to be suspended, or has

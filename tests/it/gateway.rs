@@ -20,6 +20,7 @@ mod responses;
 mod scripted;
 pub mod strict;
 mod tools;
+mod traces;
 pub mod world;
 
 use pretty_assertions::assert_eq;

@@ -282,6 +282,7 @@ async fn options(election: bool) -> ControllerOptions {
             policy: agentloop::controller::policy::PlatformPolicy::default(),
             watch_namespaces: Vec::new(),
             gateway_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
+            gateway_environment: Vec::new(),
             worker_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
             workers: 1,
         },

@@ -18,7 +18,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("history", &["link", "support"]),
     ("api_server", &["api", "support"]),
     ("toolbox", &["api", "sensing", "support"]),
-    ("telemetry", &["api", "support"]),
+    ("otlp", &["support"]),
+    ("telemetry", &["api", "otlp", "support"]),
     (
         "worker",
         &[
@@ -26,6 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "engine",
             "link",
             "mcp",
+            "otlp",
             "provider",
             "sensing",
             "support",
@@ -40,6 +42,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "engine",
             "ledger",
             "link",
+            "otlp",
             "provider",
             "sensing",
             "support",
@@ -53,6 +56,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "history",
             "ledger",
             "link",
+            "otlp",
             "provider",
             "sensing",
             "support",

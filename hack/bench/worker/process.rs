@@ -141,7 +141,11 @@ impl Gateway {
 
 pub async fn session() -> Json<WorkerSession> {
     let known = LoopTotals::default();
-    Json(WorkerSession { epoch: 1, known })
+    Json(WorkerSession {
+        epoch: 1,
+        known,
+        traces: false,
+    })
 }
 
 async fn call(State(shared): State<Arc<Shared>>, headers: HeaderMap, _: Bytes) -> Response {

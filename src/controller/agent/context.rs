@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ObjectReference, ResourceRequirements};
+use k8s_openapi::api::core::v1::{EnvVar, ObjectReference, ResourceRequirements};
 use kube::Resource as _;
 use kube::runtime::reflector::{ObjectRef, Store};
 
@@ -33,6 +33,8 @@ pub struct ReconcilerSettings {
     pub gateway_resources: ResourceRequirements,
     /// Resources of the worker container, for Agents that do not set them.
     pub worker_resources: ResourceRequirements,
+    /// Environment variables of the gateway container besides its own.
+    pub gateway_environment: Vec<EnvVar>,
     /// Number of concurrent reconciles.
     pub workers: u16,
     /// Restrictions that the platform sets for every Agent.

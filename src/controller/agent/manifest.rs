@@ -157,8 +157,12 @@ fn gateway(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Containe
         mounts.push(mount(&header_volume(dir), &directory, true));
     }
     mounts.extend(tool_containers::gateway_mounts(&agent.spec.tools));
+    let common = container(agent, epoch, settings, names::GATEWAY, GATEWAY_UID);
+    let environment = common.env.into_iter().flatten();
+    let environment = environment.chain(settings.gateway_environment.iter().cloned());
     Container {
         restart_policy: Some("Always".into()),
+        env: Some(environment.collect()),
         startup_probe: Some(Probe {
             exec: Some(ExecAction {
                 command: Some(vec![BINARY.into(), "probe".into()]),
@@ -170,7 +174,7 @@ fn gateway(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Containe
         }),
         volume_mounts: Some(mounts),
         resources: Some(settings.gateway_resources.clone()),
-        ..container(agent, epoch, settings, names::GATEWAY, GATEWAY_UID)
+        ..common
     }
 }
 

@@ -18,6 +18,7 @@ mod decide_tests;
 #[cfg(test)]
 mod detection_tests;
 mod events;
+mod gateway_environment;
 mod gateway_loop_detection;
 mod goal_conditions;
 mod goal_spec;
@@ -55,4 +56,5 @@ mod write_timing;
 pub use context::{AgentsView, ReconcileObserver, ReconcilerSettings};
 pub use controller::{ReconcilerParts, run};
 pub(in crate::controller) use events::volume_restored;
+pub use gateway_environment::trace_variables;
 pub use preflight::{ReferenceKind, find_problem};

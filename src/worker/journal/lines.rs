@@ -1,7 +1,7 @@
 //! Lines of the journal as shown to readers: numbers, names and hashes, and no text of a prompt or an answer.
 
 use jiff::Timestamp;
-use rusqlite::{Connection, Row};
+use rusqlite::{Connection, OptionalExtension, Row};
 use serde_json::{Value, json};
 
 use crate::engine::message::{self, Message};
@@ -91,6 +91,20 @@ pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite:
         found.lines.extend(JournalLine::read(row)?);
     }
     Ok(found)
+}
+
+/// Most lines of a turn that are read again.
+const MOST_TURN_LINES: usize = 10_000;
+
+/// Returns the lines from the beginning of the newest turn on.
+pub(super) fn of_newest_turn(connection: &Connection) -> rusqlite::Result<Vec<JournalLine>> {
+    let mut select =
+        connection.prepare_cached("SELECT seq FROM journal WHERE kind = 'TurnStarted' ORDER BY seq DESC LIMIT 1")?;
+    let started: Option<i64> = select.query_row([], |row| row.get(0)).optional()?;
+    match started {
+        Some(seq) => Ok(after(connection, seq - 1, MOST_TURN_LINES)?.lines),
+        None => Ok(Vec::new()),
+    }
 }
 
 /// Returns the last messages of the model and its tools up to a turn, the newest last, each truncated to `bytes`.

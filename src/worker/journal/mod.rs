@@ -290,6 +290,11 @@ impl Journal {
         }
     }
 
+    /// Returns the [`JournalLine`]s from the beginning of the newest turn on.
+    pub fn newest_turn_lines(&self) -> Result<Vec<JournalLine>, JournalError> {
+        lines::of_newest_turn(&self.connection).map_err(|error| self.sqlite(&error))
+    }
+
     /// Returns at most `most` [`JournalLine`]s after line `seq`.
     pub fn lines_after(&self, seq: i64, most: usize) -> Result<JournalPage, JournalError> {
         lines::after(&self.connection, seq, most).map_err(|error| self.sqlite(&error))

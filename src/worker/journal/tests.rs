@@ -8,6 +8,7 @@ mod goal_steps;
 mod history;
 mod requested_call;
 mod tasks;
+mod turn_lines;
 mod upload;
 
 use std::io::{Read, Seek, SeekFrom, Write};

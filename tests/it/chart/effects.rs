@@ -210,6 +210,43 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         &["history.postgres.existingSecret=any", "history.retentionDays=7"],
         "value: '7'",
     ),
+    (
+        "telemetry.otlp.endpoint",
+        &["telemetry.otlp.endpoint=http://collector:4318"],
+        "value: http://collector:4318",
+    ),
+    (
+        "telemetry.otlp.headersSecretName",
+        &[
+            "telemetry.otlp.endpoint=http://c:4318",
+            "telemetry.otlp.headersSecretName=mark",
+        ],
+        "value: mark",
+    ),
+    (
+        "telemetry.otlp.resourceAttributes",
+        &[
+            "telemetry.otlp.endpoint=http://c:4318",
+            "telemetry.otlp.resourceAttributes.cluster=a b",
+        ],
+        "value: cluster=a%20b",
+    ),
+    (
+        "telemetry.otlp.tracesSampler",
+        &[
+            "telemetry.otlp.endpoint=http://c:4318",
+            "telemetry.otlp.tracesSampler=traceidratio",
+        ],
+        "value: traceidratio",
+    ),
+    (
+        "telemetry.otlp.tracesSamplerArg",
+        &[
+            "telemetry.otlp.endpoint=http://c:4318",
+            "telemetry.otlp.tracesSamplerArg=0.25",
+        ],
+        "0.25",
+    ),
     ("crds.enabled", &["crds.enabled=false"], ""),
     ("crds.keep", &["crds.keep=false"], ""),
     (

@@ -99,6 +99,8 @@ const EVERYTHING: &[&str] = &[
     "approvals.webhook.secretName=gates",
     "history.postgres.existingSecret=history",
     "history.postgres.caKey=ca.crt",
+    "telemetry.otlp.endpoint=http://otel-collector.observability:4318",
+    "telemetry.otlp.headersSecretName=otlp",
 ];
 
 #[test]
@@ -233,8 +235,9 @@ fn the_controller_knows_every_variable_that_it_is_given() {
         .output()
         .unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
-    // Not flags: the filter of the log, and what the test itself added.
-    let others = ["RUST_LOG", "HTTPS_PROXY"];
+    // Not flags: the filter of the log, what the test itself added, and what is passed on to gateways.
+    let mut others = vec!["RUST_LOG", "HTTPS_PROXY"];
+    others.extend(agentloop::otlp::PASSED_VARIABLES);
     for variable in controller["env"].as_array().unwrap() {
         let name = variable["name"].as_str().unwrap();
         assert!(

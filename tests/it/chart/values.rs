@@ -183,6 +183,17 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         ("history.postgres.key=", "/history/postgres/key"),
         ("history.postgres.caKey=a/b", "/history/postgres/caKey"),
         ("history.retentionDays=36501", "/history/retentionDays"),
+        ("telemetry.otlp.endpoint=collector:4318", "/telemetry/otlp/endpoint"),
+        ("telemetry.otlp.endpoint=https://user@x/", "/telemetry/otlp/endpoint"),
+        (
+            "telemetry.otlp.tracesSampler=sometimes",
+            "/telemetry/otlp/tracesSampler",
+        ),
+        (
+            "telemetry.otlp.tracesSamplerArg=1.1",
+            "/telemetry/otlp/tracesSamplerArg",
+        ),
+        ("telemetry.otlp.protocol=grpc", "protocol"),
         ("networkPolicy.metricsFrom[0].namespaces=x", "namespaces"),
         ("metrics.serviceMonitor.metricRelabelings[0].regexp=x", "regexp"),
         ("rbac.sidecarImages={it's}", "/rbac/sidecarImages/0"),

@@ -237,7 +237,19 @@ pub struct Cell {
 impl Cell {
     /// A loop with these fields of its model and its spec, and a server that does this.
     pub async fn start(way: Way, model: &Value, spec: Value, acts: Vec<Act>) -> Self {
+        Self::start_with(way, model, spec, acts, Vec::new()).await
+    }
+
+    /// The same, with further environment variables of the gateway.
+    pub async fn start_with(
+        way: Way,
+        model: &Value,
+        spec: Value,
+        acts: Vec<Act>,
+        environment: Vec<(&'static str, String)>,
+    ) -> Self {
         let mut world = World::new().await;
+        world.environment = environment;
         let (api, version) = match way {
             Way::AnthropicWhole | Way::AnthropicStreamed => ("AnthropicMessages", ""),
             Way::OpenAiWhole | Way::OpenAiStreamed => ("OpenAIChat", "/v1"),
@@ -272,8 +284,14 @@ impl Cell {
     }
 
     pub async fn end(self) {
+        self.ended().await;
+    }
+
+    /// Ends the worker; the gateway stays.
+    pub async fn ended(self) -> World {
         self.terminate.cancel();
         self.worker.await.unwrap().unwrap();
+        self.world
     }
 }
 

@@ -31,6 +31,8 @@ pub struct World {
     /// Where the gateway may connect to.
     pub egress: Value,
     pub worker: Client,
+    /// Further environment variables of the gateway.
+    pub environment: Vec<(&'static str, String)>,
     /// Where calls go on the socket.
     pub route: &'static str,
     gateway: Option<Child>,
@@ -64,6 +66,7 @@ impl World {
             light: Value::Null,
             tools: json!({}),
             egress: json!({}),
+            environment: Vec::new(),
             worker,
             route: "/v1/chat/completions",
             gateway: None,
@@ -115,6 +118,7 @@ impl World {
         command
             .arg("gateway")
             .env_clear()
+            .envs(self.environment.iter().cloned())
             .env("RUST_LOG", "trace,hyper=info,h2=info,rustls=info")
             .env(CONFIG_ENV, self.config().to_string())
             .env("AGENTLOOP_SOCKET", self.path("gateway.sock"))
@@ -150,6 +154,7 @@ impl World {
             link_token_file: self.path("token"),
             link_ca_file: self.path("ca.crt"),
             run_lease,
+            traces: None,
         }
     }
 

@@ -11,3 +11,4 @@ mod sensors;
 mod simulate;
 mod sources;
 mod tasks;
+mod traces;

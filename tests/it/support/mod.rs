@@ -7,6 +7,7 @@ pub mod api_server;
 pub mod clusters;
 pub mod http;
 pub mod kubectl;
+pub mod otlp;
 pub mod ports;
 pub mod postgres;
 pub mod proxy;

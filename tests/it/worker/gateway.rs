@@ -243,6 +243,7 @@ async fn session(State(shared): State<Arc<Shared>>) -> Json<WorkerSession> {
     Json(WorkerSession {
         epoch: shared.epoch.load(Ordering::Relaxed),
         known: LoopTotals::default(),
+        traces: false,
     })
 }
 

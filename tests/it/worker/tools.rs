@@ -228,6 +228,7 @@ impl Worker {
             };
             let parts = DriverParts {
                 sends_responses: false,
+                spans: agentloop::worker::spans::LoopSpans::default(),
                 light_model: None,
                 agent: "agent".into(),
                 engine,

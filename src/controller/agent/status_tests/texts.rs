@@ -441,6 +441,7 @@ fn the_texts_of_the_validation_of_agents() {
         controller_namespace: "agentloop-system".into(),
         watch_namespaces: Vec::new(),
         gateway_resources: ResourceRequirements::default(),
+        gateway_environment: Vec::new(),
         worker_resources: ResourceRequirements::default(),
         workers: 1,
         policy: PlatformPolicy::default(),

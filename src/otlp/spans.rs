@@ -1,0 +1,311 @@
+//! Spans with the attributes of OpenTelemetry's conventions for generative AI, and how their parts are encoded.
+
+use jiff::Timestamp;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
+
+use crate::ids::{TurnName, turn_of};
+
+/// The Agent that spans belong to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentIdentity {
+    /// Namespace of the Agent.
+    pub namespace: String,
+    /// Name of the Agent.
+    pub name: String,
+    /// Uid of the Agent.
+    pub uid: String,
+    /// The provider whose API its model has, by the names of the conventions.
+    pub provider: &'static str,
+    /// Name of its model.
+    pub model: String,
+}
+
+/// Tokens as billed, in disjoint kinds; reasoning is a part of the output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenUsage {
+    /// Input that was neither read from nor written to a cache.
+    pub input: i64,
+    /// Input read from a cache.
+    pub cache_read: i64,
+    /// Input written to a cache.
+    pub cache_write: i64,
+    /// Output, including reasoning.
+    pub output: i64,
+    /// Output spent on reasoning.
+    pub reasoning: i64,
+}
+
+/// One attempt at a model call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallSpan<'a> {
+    /// Name of the call, such as `t12c1a1`.
+    pub call: String,
+    /// The purpose of the call.
+    pub purpose: &'a str,
+    /// The provider whose API the model has.
+    pub provider: &'a str,
+    /// The requested model.
+    pub model: &'a str,
+    /// The model that answered; empty if it is not named.
+    pub answered: &'a str,
+    /// Host and port of the server, if there is one.
+    pub server: Option<(String, u16)>,
+    /// When the request was made, and when it ended.
+    pub time: (Timestamp, Timestamp),
+    /// `None`: nothing was reported.
+    pub usage: Option<TokenUsage>,
+    /// Cost in micro-dollars, if it is known.
+    pub cost: Option<i64>,
+    /// The kind of its failure.
+    pub error: Option<&'a str>,
+}
+
+impl CallSpan<'_> {
+    /// The span `chat {model}`, a child of its turn. `None`: the name is not that of a call.
+    #[must_use]
+    pub fn to_span(&self, agent: &AgentIdentity) -> Option<Span> {
+        let (member, number) = turn_of(&self.call)?;
+        let turn = TurnName {
+            agent: &agent.uid,
+            member,
+            turn: number,
+        };
+        let mut span = child(turn, &self.call, format!("chat {}", self.model), self.time);
+        span.kind = SpanKind::Client.into();
+        let attributes = &mut span.attributes;
+        attributes.extend([
+            text("gen_ai.operation.name", "chat"),
+            text("gen_ai.provider.name", self.provider),
+            text("gen_ai.request.model", self.model),
+            text("gen_ai.agent.name", &agent.name),
+            text("gen_ai.agent.id", &agent.uid),
+            text("agentloop.call", &self.call),
+            text("agentloop.call.purpose", self.purpose),
+        ]);
+        if !self.answered.is_empty() {
+            attributes.push(text("gen_ai.response.model", self.answered));
+        }
+        if let Some((host, port)) = &self.server {
+            attributes.extend([text("server.address", host), int("server.port", i64::from(*port))]);
+        }
+        if let Some(usage) = self.usage {
+            // By the conventions, the input includes what was cached.
+            let input = usage
+                .input
+                .saturating_add(usage.cache_read)
+                .saturating_add(usage.cache_write);
+            attributes.extend([
+                int("gen_ai.usage.input_tokens", input),
+                int("gen_ai.usage.output_tokens", usage.output),
+                int("gen_ai.usage.cache_read.input_tokens", usage.cache_read),
+                int("gen_ai.usage.cache_creation.input_tokens", usage.cache_write),
+                int("gen_ai.usage.reasoning.output_tokens", usage.reasoning),
+            ]);
+        }
+        attributes.extend(self.cost.map(|cost| int("agentloop.cost.micro_usd", cost)));
+        if let Some(error) = self.error {
+            fail(&mut span, error);
+        }
+        Some(span)
+    }
+}
+
+/// A span within a turn, under a name that is unique there. It is internal unless the caller says otherwise.
+pub(crate) fn child(turn: TurnName<'_>, unique: &str, name: String, time: (Timestamp, Timestamp)) -> Span {
+    Span {
+        trace_id: turn.trace_id(),
+        span_id: turn.span_id(unique),
+        parent_span_id: turn.root_id(),
+        kind: SpanKind::Internal.into(),
+        name,
+        start_time_unix_nano: nanoseconds(time.0),
+        // A clock that was set back makes no span of negative length.
+        end_time_unix_nano: nanoseconds(time.1.max(time.0)),
+        ..Span::default()
+    }
+}
+
+/// Marks the span as failed. `kind` is one of few values, never a message.
+pub(crate) fn fail(span: &mut Span, kind: &str) {
+    span.attributes.push(text("error.type", kind));
+    span.status = Some(Status {
+        message: kind.to_owned(),
+        code: StatusCode::Error.into(),
+    });
+}
+
+pub(crate) fn nanoseconds(at: Timestamp) -> u64 {
+    u64::try_from(at.as_nanosecond()).unwrap_or(0)
+}
+
+pub(crate) fn text(key: &str, value: impl Into<String>) -> KeyValue {
+    attribute(key, Value::StringValue(value.into()))
+}
+
+pub(crate) fn int(key: &str, value: i64) -> KeyValue {
+    attribute(key, Value::IntValue(value))
+}
+
+fn attribute(key: &str, value: Value) -> KeyValue {
+    KeyValue {
+        key: key.into(),
+        value: Some(AnyValue { value: Some(value) }),
+        ..KeyValue::default()
+    }
+}
+
+/// The resource of a gateway. What identifies the Agent cannot be overridden.
+pub(crate) fn resource(given: &[(String, String)], agent: &AgentIdentity) -> Resource {
+    let own = [
+        text("service.version", env!("CARGO_PKG_VERSION")),
+        text("service.instance.id", &agent.uid),
+        text("k8s.namespace.name", &agent.namespace),
+        text("agentloop.agent.name", &agent.name),
+        text("agentloop.agent.uid", &agent.uid),
+    ];
+    let given = given.iter().filter(|(key, _)| own.iter().all(|own| own.key != *key));
+    let given = given.map(|(key, value)| text(key, value));
+    Resource {
+        attributes: given.collect::<Vec<_>>().into_iter().chain(own.clone()).collect(),
+        ..Resource::default()
+    }
+}
+
+pub(crate) fn resource_spans(resource: Option<Resource>, spans: Vec<Span>) -> ResourceSpans {
+    let scope = InstrumentationScope {
+        name: "agentloop".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        ..InstrumentationScope::default()
+    };
+    ResourceSpans {
+        resource,
+        scope_spans: vec![ScopeSpans {
+            scope: Some(scope),
+            spans,
+            ..ScopeSpans::default()
+        }],
+        ..ResourceSpans::default()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+
+    pub(crate) fn agent() -> AgentIdentity {
+        AgentIdentity {
+            namespace: "team-a".into(),
+            name: "watcher".into(),
+            uid: "uid".into(),
+            provider: "openai",
+            model: "m".into(),
+        }
+    }
+
+    /// The attributes as text, in order.
+    pub(crate) fn attributes(attributes: &[KeyValue]) -> Vec<(String, String)> {
+        let value = |value: &KeyValue| match value.value.as_ref().and_then(|value| value.value.as_ref()) {
+            Some(Value::StringValue(text)) => text.clone(),
+            Some(Value::IntValue(number)) => number.to_string(),
+            other => panic!("{other:?}"),
+        };
+        attributes.iter().map(|pair| (pair.key.clone(), value(pair))).collect()
+    }
+
+    fn call() -> CallSpan<'static> {
+        CallSpan {
+            call: "t12c1a2".into(),
+            purpose: "Turn",
+            provider: "openai",
+            model: "m",
+            answered: "m-2026",
+            server: Some(("api.example.com".into(), 443)),
+            time: (Timestamp::UNIX_EPOCH, "1970-01-01T00:00:02Z".parse().unwrap()),
+            usage: Some(TokenUsage {
+                input: 100,
+                cache_read: 20,
+                cache_write: 3,
+                output: 9,
+                reasoning: 4,
+            }),
+            cost: Some(7),
+            error: None,
+        }
+    }
+
+    #[test]
+    fn a_call_has_the_attributes_of_the_conventions() {
+        let span = call().to_span(&agent()).unwrap();
+        let turn = TurnName {
+            agent: "uid",
+            member: 0,
+            turn: 12,
+        };
+        assert_eq!(span.name, "chat m");
+        assert_eq!(span.kind(), SpanKind::Client);
+        assert_eq!((span.trace_id, span.parent_span_id), (turn.trace_id(), turn.root_id()));
+        assert_eq!(span.span_id, turn.span_id("t12c1a2"));
+        assert_eq!((span.start_time_unix_nano, span.end_time_unix_nano), (0, 2_000_000_000));
+        let expected = [
+            ("gen_ai.operation.name", "chat"),
+            ("gen_ai.provider.name", "openai"),
+            ("gen_ai.request.model", "m"),
+            ("gen_ai.agent.name", "watcher"),
+            ("gen_ai.agent.id", "uid"),
+            ("agentloop.call", "t12c1a2"),
+            ("agentloop.call.purpose", "Turn"),
+            ("gen_ai.response.model", "m-2026"),
+            ("server.address", "api.example.com"),
+            ("server.port", "443"),
+            ("gen_ai.usage.input_tokens", "123"),
+            ("gen_ai.usage.output_tokens", "9"),
+            ("gen_ai.usage.cache_read.input_tokens", "20"),
+            ("gen_ai.usage.cache_creation.input_tokens", "3"),
+            ("gen_ai.usage.reasoning.output_tokens", "4"),
+            ("agentloop.cost.micro_usd", "7"),
+        ];
+        assert_eq!(
+            attributes(&span.attributes),
+            expected.map(|(key, value)| (key.into(), value.into()))
+        );
+        assert_eq!(span.status, None);
+    }
+
+    #[test]
+    fn a_failed_call_has_its_kind_and_no_usage() {
+        let failed = CallSpan {
+            usage: None,
+            error: Some("RateLimited"),
+            ..call()
+        };
+        let span = failed.to_span(&agent()).unwrap();
+        let attributes = attributes(&span.attributes);
+        assert!(attributes.contains(&("error.type".into(), "RateLimited".into())));
+        assert!(
+            !attributes.iter().any(|(key, _)| key.contains("usage")),
+            "{attributes:?}"
+        );
+        assert_eq!(span.status.unwrap().code(), StatusCode::Error);
+    }
+
+    #[test]
+    fn variables_add_to_the_resource_and_do_not_replace_the_agent() {
+        let given = [("service.name", "s"), ("k8s.namespace.name", "forged"), ("a", "b")];
+        let given = given.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let resource = attributes(&resource(&given, &agent()).attributes);
+        let of = |key: &str| {
+            let found = resource.iter().filter(|(known, _)| known == key);
+            found.map(|(_, value)| value.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!((of("service.name"), of("a")), (vec!["s"], vec!["b"]));
+        assert_eq!(of("k8s.namespace.name"), ["team-a"]);
+        assert_eq!(of("agentloop.agent.name"), ["watcher"]);
+    }
+}

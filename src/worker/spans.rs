@@ -1,0 +1,296 @@
+//! Spans of turns, tool runs and waits, made from committed lines of the journal and sent to the gateway, which exports
+//! them.
+//!
+//! Never waits and never fails: without room in the queue, spans are dropped. A restarted worker reads the lines of its
+//! open turn again, so the spans of that turn are complete. Lines of the last batch of a killed worker give their spans
+//! again, with the same ids.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::gateway_client::GatewayClient;
+use super::journal::JournalLine;
+use crate::engine::RecordKind;
+use crate::otlp::{AgentIdentity, Span, TurnFact, TurnName, TurnTracer};
+use crate::support::hash::hex;
+
+/// Spans that wait for the gateway at most.
+const QUEUE: usize = 512;
+/// Longest wait at exit for the gateway to take the last spans.
+const LAST_SPANS: Duration = Duration::from_secs(1);
+
+/// The spans of one loop; the default makes none.
+#[derive(Default)]
+pub struct LoopSpans(Option<SpanParts>);
+
+struct SpanParts {
+    agent: String,
+    tracer: TurnTracer,
+    queue: mpsc::Sender<Span>,
+    dropped: u64,
+    task: JoinHandle<()>,
+}
+
+impl LoopSpans {
+    /// Starts the sending task. `open`: the lines of the open turn, whose spans were sent before; `untold`: those of the
+    /// last batch of a killed process, whose spans may not have been.
+    #[must_use]
+    pub fn start(gateway: &GatewayClient, agent: AgentIdentity, open: &[JournalLine], untold: &[JournalLine]) -> Self {
+        let (queue, to_send) = mpsc::channel(QUEUE);
+        let mut parts = SpanParts {
+            agent: agent.uid.clone(),
+            tracer: TurnTracer::new(agent),
+            queue,
+            dropped: 0,
+            task: tokio::spawn(gateway.clone().run_spans(to_send)),
+        };
+        let first = untold.first().map_or(i64::MAX, |line| line.seq);
+        for line in open.iter().filter(|line| line.seq < first) {
+            drop(parts.spans_of(line));
+        }
+        let mut spans = Self(Some(parts));
+        spans.observe(untold);
+        spans
+    }
+
+    /// Takes lines that were committed.
+    pub fn observe(&mut self, lines: &[JournalLine]) {
+        let Some(parts) = &mut self.0 else { return };
+        for line in lines {
+            for span in parts.spans_of(line) {
+                if parts.queue.try_send(span).is_err() {
+                    parts.dropped = parts.dropped.saturating_add(1);
+                }
+            }
+        }
+    }
+
+    /// The id of the trace that a line belongs to, as hexadecimal digits. `None`: traces are not exported.
+    #[must_use]
+    pub fn trace_id(&self, line: &JournalLine) -> Option<String> {
+        let parts = self.0.as_ref()?;
+        trace_id(&parts.agent, line)
+    }
+
+    /// Uid of the Agent whose spans are made.
+    #[must_use]
+    pub fn traced_agent(&self) -> Option<String> {
+        Some(self.0.as_ref()?.agent.clone())
+    }
+
+    /// Waits until the gateway has taken what is queued, for at most [`LAST_SPANS`].
+    pub async fn finish(self) {
+        let Some(SpanParts {
+            queue,
+            dropped,
+            mut task,
+            ..
+        }) = self.0
+        else {
+            return;
+        };
+        drop(queue);
+        if timeout(LAST_SPANS, &mut task).await.is_err() {
+            task.abort();
+            tracing::info!("timed out sending the last spans to the gateway");
+        }
+        if dropped > 0 {
+            tracing::info!(
+                dropped,
+                "spans were dropped because the gateway did not take them in time"
+            );
+        }
+    }
+}
+
+impl SpanParts {
+    fn spans_of(&mut self, line: &JournalLine) -> Vec<Span> {
+        match fact(line) {
+            Some(fact) => self.tracer.observe((line.member, line.turn), line.at, fact),
+            None => Vec::new(),
+        }
+    }
+}
+
+/// The id of the trace of a line of this Agent. Lines before the first turn have none.
+#[must_use]
+pub fn trace_id(agent: &str, line: &JournalLine) -> Option<String> {
+    let turn = TurnName {
+        agent,
+        member: line.member,
+        turn: line.turn,
+    };
+    (line.turn > 0).then(|| hex(&turn.trace_id()))
+}
+
+/// What a line means for spans.
+fn fact(line: &JournalLine) -> Option<TurnFact<'_>> {
+    let note = line.note.as_str();
+    let (run, tool) = (line.run.as_deref(), line.tool.as_deref().unwrap_or("other"));
+    Some(match line.kind {
+        RecordKind::TurnStarted => TurnFact::Started { kind: note },
+        RecordKind::TurnCompleted => TurnFact::Completed { then: note },
+        RecordKind::TurnFailed => TurnFact::Failed { kind: note },
+        RecordKind::ToolIntent => TurnFact::RunStarted {
+            run: run?,
+            tool,
+            effect: line.effect.as_deref().unwrap_or_default(),
+        },
+        RecordKind::ToolOutcome => TurnFact::RunEnded {
+            run: run?,
+            tool,
+            outcome: line.outcome.as_deref().unwrap_or_default(),
+        },
+        RecordKind::ToolDenied => TurnFact::RunDenied { run: run?, why: note },
+        RecordKind::GateOpened => TurnFact::GateOpened { note },
+        RecordKind::GateResolved => TurnFact::GateResolved { note },
+        RecordKind::Transition => TurnFact::StateChanged { note },
+        RecordKind::Started
+        | RecordKind::GuardrailTriggered
+        | RecordKind::LoopDetected
+        | RecordKind::Notified
+        | RecordKind::NotificationDropped
+        | RecordKind::QuestionFailed
+        | RecordKind::PrecheckSkipped
+        | RecordKind::PrecheckFailed
+        | RecordKind::SensorUpdated
+        | RecordKind::SensorFailed
+        | RecordKind::SignalScored
+        | RecordKind::SignalUnscored
+        | RecordKind::HotStateRefused
+        | RecordKind::ResultsCleared
+        | RecordKind::HistoryDoubted
+        | RecordKind::Trimmed
+        | RecordKind::Compacted
+        | RecordKind::CallStarted
+        | RecordKind::CallAnswered
+        | RecordKind::CallFailed
+        | RecordKind::ToolsPinned
+        | RecordKind::ToolsChanged
+        | RecordKind::TaskAccepted
+        | RecordKind::TaskStarted
+        | RecordKind::TaskEnded
+        | RecordKind::StepChecked
+        | RecordKind::RequestHandled => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use jiff::Timestamp;
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+
+    fn line(seq: i64, kind: RecordKind, note: &str) -> JournalLine {
+        let of_run = matches!(kind, RecordKind::ToolIntent | RecordKind::ToolOutcome);
+        JournalLine {
+            seq,
+            at: Timestamp::from_second(seq).unwrap(),
+            kind,
+            member: 0,
+            turn: 3,
+            call: None,
+            run: of_run.then(|| "t3c1r1".into()),
+            tool: None,
+            effect: None,
+            outcome: (kind == RecordKind::ToolOutcome).then(|| "Ok".into()),
+            note: note.into(),
+        }
+    }
+
+    fn agent() -> AgentIdentity {
+        AgentIdentity {
+            namespace: "n".into(),
+            name: "a".into(),
+            uid: "uid".into(),
+            provider: "openai",
+            model: "m".into(),
+        }
+    }
+
+    fn gateway() -> GatewayClient {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        GatewayClient::new(Path::new("/nonexistent")).unwrap()
+    }
+
+    /// What a tracer would send of the lines of a turn.
+    fn spans(lines: &[JournalLine]) -> Vec<Span> {
+        let mut tracer = TurnTracer::new(agent());
+        let facts = lines.iter().filter_map(|line| Some((line, fact(line)?)));
+        facts
+            .flat_map(|(line, fact)| tracer.observe((line.member, line.turn), line.at, fact))
+            .collect()
+    }
+
+    #[test]
+    fn lines_become_spans_and_a_tool_without_a_name_is_another_one() {
+        let lines = [
+            line(1, RecordKind::TurnStarted, "heartbeat"),
+            line(2, RecordKind::CallAnswered, "canary"),
+            line(3, RecordKind::ToolIntent, ""),
+            line(4, RecordKind::ToolOutcome, ""),
+            line(5, RecordKind::TurnCompleted, "sleep"),
+        ];
+        let spans = spans(&lines);
+        let names: Vec<_> = spans.iter().map(|span| span.name.as_str()).collect();
+        assert_eq!(names, ["execute_tool other", "invoke_agent a"]);
+        assert!(!format!("{spans:?}").contains("canary"));
+    }
+
+    #[tokio::test]
+    async fn a_restarted_worker_sends_the_spans_of_the_last_batch_again_and_no_older_ones() {
+        let open = [
+            line(1, RecordKind::TurnStarted, ""),
+            line(2, RecordKind::ToolIntent, ""),
+            line(3, RecordKind::ToolOutcome, ""),
+            line(4, RecordKind::TurnFailed, "Timeout"),
+        ];
+        let queued = |untold: &[JournalLine]| {
+            let spans = LoopSpans::start(&gateway(), agent(), &open, untold);
+            let parts = spans.0.unwrap();
+            parts.task.abort();
+            QUEUE - parts.queue.capacity()
+        };
+        assert_eq!(queued(&[]), 0);
+        assert_eq!(queued(&open[3..]), 1);
+        assert_eq!(queued(&open[2..]), 2);
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_drops_spans() {
+        let mut spans = LoopSpans::start(&gateway(), agent(), &[], &[]);
+        let ended: Vec<_> = (1..)
+            .map(|seq| line(seq, RecordKind::TurnCompleted, ""))
+            .take(QUEUE + 1)
+            .collect();
+        let dropped = |spans: &LoopSpans| spans.0.as_ref().unwrap().dropped;
+        // The sending task cannot run before an await.
+        spans.observe(&ended[1..]);
+        assert_eq!(dropped(&spans), 0);
+        spans.observe(&ended[..1]);
+        assert_eq!(dropped(&spans), 1);
+    }
+
+    #[test]
+    fn lines_before_the_first_turn_belong_to_no_trace() {
+        let first = line(1, RecordKind::TurnStarted, "");
+        assert_eq!(
+            trace_id(
+                "uid",
+                &JournalLine {
+                    turn: 0,
+                    ..first.clone()
+                }
+            ),
+            None
+        );
+        assert_eq!(trace_id("uid", &first).map(|id| id.len()), Some(32));
+        assert_eq!(LoopSpans::default().trace_id(&first), None);
+    }
+}

@@ -1,0 +1,306 @@
+//! Traces of a real gateway and a real worker: what arrives at a collector, and what a broken one costs.
+
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use agentloop::link::pod::CONFIG_ENV;
+use agentloop::support::hash::hex;
+use axum::routing::post;
+use axum::{Json, Router};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use pretty_assertions::assert_eq;
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+
+use super::loops::{Cell, USED, Way};
+use super::provider::Step;
+use super::world::World;
+use crate::support::clusters;
+use crate::support::otlp::{Collector, Receiver, attribute, is_root};
+
+/// In the instructions, an answer, the arguments and the result of a tool, the headers of the collector, and the keys.
+const CANARY: &str = "canary";
+
+/// A worker as a process of its own.
+struct WorkerProcess(Child);
+
+impl WorkerProcess {
+    fn start(world: &World) -> Self {
+        let spec = json!({
+            "model": world.model, "instructions": format!("Be {CANARY}."), "tools": world.tools,
+            "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
+        });
+        let config = json!({
+            "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 3, "linkUrl": "https://unused", "spec": spec,
+        });
+        let mut options = std::fs::File::options();
+        let log = options
+            .create(true)
+            .append(true)
+            .open(world.path("worker-log"))
+            .unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_agentloop"))
+            .arg("worker")
+            .env_clear()
+            .env(CONFIG_ENV, config.to_string())
+            .env("AGENTLOOP_POD_UID", "pod")
+            .env("AGENTLOOP_SOCKET", world.path("gateway.sock"))
+            .env("AGENTLOOP_JOURNAL_DIR", world.path("journal"))
+            .env("AGENTLOOP_INSTRUCTIONS_FILE", world.path("instructions"))
+            .env("AGENTLOOP_SKILLS_DIR", world.path("skills"))
+            .env("AGENTLOOP_WORKSPACE_DIR", world.path("workspace"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+}
+
+/// SIGKILL.
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn worker_log(world: &World) -> String {
+    std::fs::read_to_string(world.path("worker-log")).unwrap_or_default()
+}
+
+/// A server of one tool, whose result has the canary.
+async fn tool_server() -> SocketAddr {
+    async fn answer(Json(request): Json<Value>) -> Result<Json<Value>, StatusCode> {
+        let result = match request["method"].as_str().unwrap() {
+            "initialize" => json!({
+                "protocolVersion": request["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                "serverInfo": {"name": "hub", "version": "1"},
+            }),
+            "tools/list" => json!({"tools": [{"name": "write", "inputSchema": {"type": "object"}}]}),
+            "tools/call" => json!({"content": [{"type": "text", "text": CANARY}]}),
+            _ if request.get("id").is_none() => return Err(StatusCode::ACCEPTED),
+            _ => {
+                let error = json!({"code": -32601, "message": "method not found"});
+                return Ok(Json(json!({"jsonrpc": "2.0", "id": request["id"], "error": error})));
+            }
+        };
+        Ok(Json(json!({"jsonrpc": "2.0", "id": request["id"], "result": result})))
+    }
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = Router::new().route("/mcp", post(answer));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address
+}
+
+/// A gateway that exports to this port, and a provider whose first turn runs a tool. Its second call is held.
+async fn traced(collector: u16) -> World {
+    let mut world = World::new().await;
+    let tools = tool_server().await;
+    world.tools = json!({"servers": [{"name": "hub", "url": format!("http://{tools}/mcp")}]});
+    world.environment = vec![
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://127.0.0.1:{collector}")),
+        ("OTEL_EXPORTER_OTLP_HEADERS", format!("authorization=Bearer%20{CANARY}")),
+        ("OTEL_BSP_SCHEDULE_DELAY", "20".into()),
+        ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test".into()),
+    ];
+    let way = Way::OpenAiWhole;
+    let arguments = json!({ "text": CANARY }).to_string();
+    let calls = [("c1", "hub__write", arguments.as_str())];
+    world.provider.will(way.answer("", &calls, "tool_calls", true));
+    let mut last = way.answer(&format!("I am {CANARY}."), &[], "stop", true);
+    last.steps.insert(0, Step::Hold);
+    world.provider.will(last);
+    world.provider.will(way.sleep());
+    world.start().await;
+    world
+}
+
+fn named<'a>(spans: &'a [Span], name: &str) -> Vec<&'a Span> {
+    spans.iter().filter(|span| span.name == name).collect()
+}
+
+fn two_turns(spans: &[Span]) -> bool {
+    spans.iter().filter(|span| is_root(span)).count() == 2 && named(spans, "chat m").len() == 3
+}
+
+fn nanoseconds(at: SystemTime) -> u64 {
+    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    u64::try_from(since.as_nanos()).unwrap()
+}
+
+/// The first turn, with its tool run, whatever happened to the worker.
+fn check_first_turn(spans: &[Span]) {
+    let roots: Vec<_> = spans.iter().filter(|span| is_root(span)).collect();
+    let (first, second) = (roots[0], roots[1]);
+    assert_eq!(
+        (first.name.as_str(), second.name.as_str()),
+        ("invoke_agent a", "invoke_agent a")
+    );
+    assert_ne!(first.trace_id, second.trace_id, "one trace a turn");
+    let turn = |span: &Span| attribute(&span.attributes, "agentloop.turn").unwrap();
+    assert_eq!((turn(first), turn(second)), ("1".into(), "2".into()));
+    let of_first: Vec<_> = spans.iter().filter(|span| span.trace_id == first.trace_id).collect();
+    let mut names: Vec<_> = of_first.iter().map(|span| span.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["chat m", "chat m", "execute_tool hub__write", "invoke_agent a"]);
+    for span in of_first.iter().filter(|span| !is_root(span)) {
+        assert_eq!(span.parent_span_id, first.span_id, "{}", span.name);
+        assert!(span.start_time_unix_nano >= first.start_time_unix_nano, "{}", span.name);
+        assert!(span.end_time_unix_nano <= first.end_time_unix_nano, "{}", span.name);
+    }
+    for call in named(spans, "chat m") {
+        let number = |key: &str| attribute(&call.attributes, key).unwrap().parse::<i64>().unwrap();
+        let tokens = (
+            number("gen_ai.usage.input_tokens"),
+            number("gen_ai.usage.output_tokens"),
+        );
+        assert_eq!(tokens, USED);
+        assert_eq!(attribute(&call.attributes, "gen_ai.provider.name").unwrap(), "openai");
+        assert_eq!(attribute(&call.attributes, "server.address").unwrap(), "127.0.0.1");
+    }
+    let run = named(spans, "execute_tool hub__write")[0];
+    assert_eq!(attribute(&run.attributes, "agentloop.tool.outcome").unwrap(), "Ok");
+}
+
+/// No request, and no log, has a text of the loop or a secret.
+fn check_canary(receiver: &Receiver, world: &World) {
+    for received in receiver.received() {
+        let text = String::from_utf8_lossy(&received.body);
+        assert!(!text.contains(CANARY), "{text}");
+    }
+    let log = worker_log(world);
+    assert!(!log.contains(CANARY), "{log}");
+    let log = world.log();
+    assert!(!log.contains(CANARY), "{log}");
+}
+
+#[tokio::test]
+async fn a_turn_is_one_trace_also_when_its_worker_is_killed_in_mid_turn() {
+    let receiver = Receiver::start().await;
+    let world = traced(receiver.address.port()).await;
+    let worker = WorkerProcess::start(&world);
+    let asked = tokio::time::timeout(Duration::from_secs(30), world.provider.until_asked(2)).await;
+    assert!(asked.is_ok(), "{}\n{}", worker_log(&world), world.log());
+    receiver
+        .until("the tool run is exported", |spans| {
+            !named(spans, "execute_tool hub__write").is_empty()
+        })
+        .await;
+    drop(worker);
+    let killed = nanoseconds(SystemTime::now());
+    let _worker = WorkerProcess::start(&world);
+    world.provider.release();
+    let spans = receiver.until("two turns", two_turns).await;
+    check_first_turn(&spans);
+    let first = spans.iter().find(|span| is_root(span)).unwrap();
+    assert!(first.start_time_unix_nano < killed && first.end_time_unix_nano > killed);
+    check_canary(&receiver, &world);
+    let first_request = &receiver.received()[0];
+    assert_eq!(first_request.headers["authorization"], format!("Bearer {CANARY}"));
+    let resource = first_request.request.resource_spans[0].resource.as_ref().unwrap();
+    let of_resource = |key| attribute(&resource.attributes, key).unwrap();
+    assert_eq!(of_resource("service.name"), "agentloop");
+    assert_eq!(of_resource("k8s.namespace.name"), "ns");
+    assert_eq!(of_resource("agentloop.agent.name"), "a");
+    assert_eq!(of_resource("deployment.environment.name"), "test");
+    // The log leads to the trace.
+    let log = worker_log(&world);
+    let id = hex(&first.trace_id);
+    assert!(log.contains(&format!("\"traceId\":\"{id}\"")), "{log}");
+}
+
+#[tokio::test]
+async fn a_real_collector_takes_the_spans_and_passes_them_on() {
+    if !clusters::has("otelcol") {
+        return;
+    }
+    let receiver = Receiver::start().await;
+    let collector = Collector::start(receiver.address).await;
+    let world = traced(collector.port).await;
+    let _worker = WorkerProcess::start(&world);
+    world.provider.release();
+    let spans = receiver.until("two turns", two_turns).await;
+    check_first_turn(&spans);
+    check_canary(&receiver, &world);
+}
+
+#[tokio::test]
+async fn the_last_spans_are_exported_when_the_pod_ends() {
+    let receiver = Receiver::start().await;
+    let mut world = World::new().await;
+    world.environment = vec![
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{}", receiver.address)),
+        ("OTEL_BSP_SCHEDULE_DELAY", "3600000".into()),
+    ];
+    world.start().await;
+    world.ask("t1c1a1").await;
+    assert!(receiver.received().is_empty());
+    world.terminate();
+    assert!(world.exited().await.success(), "{}", world.log());
+    let spans = receiver.until("one call", |spans| spans.len() == 1).await;
+    assert_eq!(spans[0].name, "chat m");
+}
+
+#[tokio::test]
+async fn a_loop_is_as_fast_with_a_collector_that_hangs_or_is_gone_and_warns_once() {
+    let hanging = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (hangs_at, gone_at) = (hanging.local_addr().unwrap(), gone.local_addr().unwrap());
+    drop(gone);
+    let unguarded = json!({"guardrails": {"loopDetection": {"mode": "Disabled"}}});
+    for address in [hangs_at, gone_at] {
+        let variables = vec![
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}")),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "300".into()),
+            ("OTEL_BSP_SCHEDULE_DELAY", "1".into()),
+        ];
+        let way = Way::OpenAiWhole;
+        let mut acts: Vec<_> = (0..20)
+            .map(|turn| way.answer(&format!("turn {turn} is another one"), &[], "stop", true))
+            .collect();
+        acts.push(way.sleep());
+        let started = Instant::now();
+        let cell = Cell::start_with(way, &json!({}), unguarded.clone(), acts, variables).await;
+        let (report, _) = cell.at_rest().await;
+        assert_eq!(report.usage.calls, 21);
+        // One request that hangs for its timeout before each call would take six seconds.
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        let warnings = |log: &str| log.matches("failed to export traces").count();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while warnings(&cell.world.log()) == 0 {
+            assert!(Instant::now() < deadline, "{}", cell.world.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(warnings(&cell.world.log()), 1, "{address}");
+        let ending = Instant::now();
+        let mut world = cell.ended().await;
+        world.terminate();
+        assert!(world.exited().await.success(), "{}", world.log());
+        assert!(ending.elapsed() < Duration::from_secs(5), "{:?}", ending.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn without_variables_nothing_is_exported_and_an_invalid_one_is_named() {
+    let mut world = World::started().await;
+    assert!(!world.session().await.traces);
+    let body = b"no message".to_vec();
+    let request = world.worker.post(super::world::url("/v1/traces")).body(body);
+    assert_eq!(request.send().await.unwrap().status(), StatusCode::BAD_REQUEST);
+    let mut world = World::new().await;
+    world.environment = vec![
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9".into()),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc".into()),
+    ];
+    world.start().await;
+    assert!(!world.session().await.traces);
+    assert!(
+        world.log().contains("OTEL_EXPORTER_OTLP_PROTOCOL is not http/protobuf"),
+        "{}",
+        world.log()
+    );
+}

@@ -1,0 +1,44 @@
+//! Traces of a run: the variables of the process reach the gateways of its Agents.
+
+use serde_json::json;
+
+use super::process::{Bench, CANARY, scripted};
+use crate::support::otlp::{Receiver, attribute, is_root};
+
+#[tokio::test]
+async fn a_run_exports_a_trace_for_each_turn() {
+    let receiver = Receiver::start().await;
+    let mut bench = Bench::new();
+    let usage = json!({ "inputTokens": 7, "outputTokens": 3 });
+    let turns = json!([
+        { "text": CANARY, "usage": usage }, { "text": "two", "usage": usage },
+        { "yield": { "mode": "shutdown" }, "usage": usage },
+    ]);
+    bench.write("all.yaml", &scripted("a", &turns));
+    let endpoint = format!("http://{}", receiver.address);
+    let variables = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
+        ("OTEL_SERVICE_NAME", "mine"),
+    ];
+    let mut run = bench.run_with(&[], &variables);
+    assert_eq!(run.cause().await, "NothingRuns");
+    let spans = receiver
+        .until("all turns", |spans| {
+            spans.iter().filter(|span| is_root(span)).count() == 3
+        })
+        .await;
+    for root in spans.iter().filter(|span| is_root(span)) {
+        let call = spans.iter().find(|span| span.parent_span_id == root.span_id).unwrap();
+        assert_eq!(
+            (root.name.as_str(), call.name.as_str()),
+            ("invoke_agent a", "chat scripted")
+        );
+        assert_eq!(call.trace_id, root.trace_id);
+        assert_eq!(attribute(&call.attributes, "gen_ai.usage.output_tokens").unwrap(), "3");
+    }
+    for received in receiver.received() {
+        assert!(!String::from_utf8_lossy(&received.body).contains(CANARY));
+        let resource = received.request.resource_spans[0].resource.as_ref().unwrap();
+        assert_eq!(attribute(&resource.attributes, "service.name").unwrap(), "mine");
+    }
+}

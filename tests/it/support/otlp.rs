@@ -1,0 +1,160 @@
+//! A receiver of OTLP over HTTP, what it received, and a real collector in front of it.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::ports::free_port;
+
+/// Longest wait for spans.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub struct Receiver {
+    pub address: SocketAddr,
+    received: Arc<watch::Sender<Vec<Received>>>,
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Received {
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    pub request: ExportTraceServiceRequest,
+}
+
+async fn receive(
+    State(received): State<Arc<watch::Sender<Vec<Received>>>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> StatusCode {
+    let request = ExportTraceServiceRequest::decode(body.clone()).unwrap();
+    received.send_modify(|all| {
+        all.push(Received { headers, body, request });
+    });
+    StatusCode::OK
+}
+
+impl Receiver {
+    pub async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let received = Arc::new(watch::Sender::default());
+        let router = Router::new()
+            .route("/v1/traces", post(receive))
+            .with_state(Arc::clone(&received));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Self { address, received }
+    }
+
+    pub fn received(&self) -> Vec<Received> {
+        self.received.borrow().clone()
+    }
+
+    /// Waits until the spans are as they should be, each once.
+    pub async fn until(&self, what: &str, wanted: impl Fn(&[Span]) -> bool) -> Vec<Span> {
+        let mut received = self.received.subscribe();
+        let reached = received.wait_for(|all| wanted(&spans(all)));
+        let Ok(received) = tokio::time::timeout(PATIENCE, reached).await else {
+            let labels: Vec<_> = spans(&self.received()).iter().map(label).collect();
+            panic!("never {what}: {labels:?}")
+        };
+        spans(&received.unwrap())
+    }
+}
+
+/// All spans by their ids, in the order of their start.
+fn spans(received: &[Received]) -> Vec<Span> {
+    let resources = received.iter().flat_map(|received| &received.request.resource_spans);
+    let all = resources
+        .flat_map(|resource| &resource.scope_spans)
+        .flat_map(|scope| &scope.spans);
+    let by_id: BTreeMap<_, _> = all.map(|span| (span.span_id.clone(), span.clone())).collect();
+    let mut spans: Vec<_> = by_id.into_values().collect();
+    spans.sort_by_key(|span| (span.start_time_unix_nano, span.parent_span_id.len()));
+    spans
+}
+
+/// Name and turn, for messages of tests.
+pub fn label(span: &Span) -> String {
+    format!("{} {:02x?}", span.name, &span.trace_id[..2])
+}
+
+/// Whether it is the span of a turn.
+pub fn is_root(span: &Span) -> bool {
+    span.parent_span_id.is_empty()
+}
+
+/// An attribute as text.
+pub fn attribute(attributes: &[KeyValue], key: &str) -> Option<String> {
+    let found = attributes.iter().find(|pair| pair.key == key)?;
+    match found.value.as_ref()?.value.as_ref()? {
+        Value::StringValue(text) => Some(text.clone()),
+        Value::IntValue(number) => Some(number.to_string()),
+        other @ (Value::BoolValue(_)
+        | Value::DoubleValue(_)
+        | Value::ArrayValue(_)
+        | Value::KvlistValue(_)
+        | Value::BytesValue(_)
+        | Value::StringValueStrindex(_)) => panic!("{other:?}"),
+    }
+}
+
+/// A real collector that passes on to a receiver what it gets.
+pub struct Collector {
+    pub port: u16,
+    process: Child,
+}
+
+impl Collector {
+    pub async fn start(to: SocketAddr) -> Self {
+        let port = free_port();
+        let config = format!(
+            "yaml:receivers: {{otlp: {{protocols: {{http: {{endpoint: '127.0.0.1:{port}'}}}}}}}}\n\
+             exporters: {{otlp_http: {{endpoint: 'http://{to}', compression: none, sending_queue: {{enabled: false}}}}}}\n\
+             service: {{telemetry: {{metrics: {{level: none}}}}, \
+             pipelines: {{traces: {{receivers: [otlp], exporters: [otlp_http]}}}}}}"
+        );
+        let process = Command::new("otelcol")
+            .args(["--config", &config])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        let mut collector = Self { port, process };
+        collector.until_it_listens().await;
+        collector
+    }
+
+    async fn until_it_listens(&mut self) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
+            assert_eq!(self.process.try_wait().unwrap(), None, "the collector ended");
+            assert!(tokio::time::Instant::now() < deadline, "the collector does not listen");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
