@@ -23,6 +23,7 @@ use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
 use super::metrics::Metrics;
+use super::unread::UnreadLimit;
 use crate::support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 
 /// Media type of the Prometheus text format.
@@ -55,6 +56,8 @@ pub struct HttpLimits {
     pub head: Duration,
     /// Longest life of a connection, from accept to the last byte of its only response.
     pub whole: Duration,
+    /// The longest time for which a peer may read nothing of a response.
+    pub unread: Duration,
 }
 
 impl Default for HttpLimits {
@@ -63,6 +66,7 @@ impl Default for HttpLimits {
             connections: ConnectionBounds::of_strangers(128, 16),
             head: Duration::from_secs(5),
             whole: Duration::from_secs(15),
+            unread: Duration::from_secs(15),
         }
     }
 }
@@ -112,7 +116,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: HttpLimits) ->
             .timer(TokioTimer::new())
             .header_read_timeout(limits.head)
             .keep_alive(false)
-            .serve_connection(TokioIo::new(connection), service);
+            .serve_connection(TokioIo::new(UnreadLimit::new(connection, limits.unread)), service);
         tokio::spawn(async move {
             // A peer's errors are not worth a log line; it has its response or none.
             let _ = timeout(limits.whole, answer).await;

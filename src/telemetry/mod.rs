@@ -11,3 +11,4 @@ pub mod metrics;
 pub mod registry;
 pub mod requests;
 pub mod sensor_collector;
+mod unread;
