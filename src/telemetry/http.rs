@@ -242,6 +242,7 @@ mod tests {
             head: Duration::from_millis(100),
             whole: Duration::from_millis(300),
             connections: ConnectionBounds::of_strangers(9, 1),
+            ..HttpLimits::default()
         };
         // More than the buffers of two sockets hold.
         let long = || async { "x".repeat(64 * 1024 * 1024) };

@@ -188,8 +188,8 @@ impl PageWriter<'_> {
                 @for tokens in [usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens] {
                     td .number { (tokens) }
                 }
-                td .number { (agent.cost.as_deref().unwrap_or("no price")) }
-                td .number { (agent.budget.as_deref().unwrap_or("no limit")) }
+                td .number { (agent.cost.as_deref().unwrap_or("–")) }
+                td .number { (agent.budget.as_deref().unwrap_or("–")) }
                 td { @if let Some(at) = row.resumes_at { (self.time(at)) } }
                 td .text { (waits_for.waits_for(self.zone)) }
             }
@@ -362,3 +362,6 @@ impl PageWriter<'_> {
 fn more(count: usize, shown: usize) -> Markup {
     html! { @if count > shown { p { "and " (count - shown) " more" } } }
 }
+
+#[cfg(test)]
+mod tests;

@@ -208,3 +208,6 @@ impl PageReader {
 fn event(name: &str, data: &serde_json::Value) -> String {
     format!("event: {name}\ndata: {data}\n\n")
 }
+
+#[cfg(test)]
+mod tests;
