@@ -39,11 +39,15 @@ async fn the_page_of_the_local_example_changes_in_a_browser_without_a_reload() {
     let url = url(&mut run).await;
     let mut browser = Browser::start().await;
     browser
-        .before_pages("window.refused = []; addEventListener('securitypolicyviolation', e => refused.push(e.violatedDirective))")
+        .before_pages(
+            "window.refused = []; addEventListener('securitypolicyviolation', e => refused.push(e.violatedDirective))",
+        )
         .await;
     browser.open(&url).await;
     browser.value("window.same = true").await;
-    browser.until("document.getElementById('connection').textContent === 'Live'").await;
+    browser
+        .until("document.getElementById('connection').textContent === 'Live'")
+        .await;
     let before = browser.value(TURNS).await.as_i64().unwrap();
     browser.until(&format!("{TURNS} >= {}", before + 2)).await;
     browser
@@ -53,7 +57,12 @@ async fn the_page_of_the_local_example_changes_in_a_browser_without_a_reload() {
     browser.until(&format!("{TURNS} >= {}", before + 3)).await;
     assert_eq!(browser.value("window.same").await, true, "it was loaded again");
     assert_eq!(browser.value("document.querySelector('details').open").await, true);
-    assert_eq!(browser.value("document.getElementById('budgets').querySelectorAll('tbody tr').length").await, 1);
+    assert_eq!(
+        browser
+            .value("document.getElementById('budgets').querySelectorAll('tbody tr').length")
+            .await,
+        1
+    );
 
     // What a text from outside could bring: the policy refuses it even in markup.
     let injected = "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.ran = 1\">')";
@@ -87,7 +96,10 @@ async fn the_page_shows_no_text_of_the_model_and_the_next_run_shows_the_turns_of
         // The page is written before the line, and has the events of the turn from this run or from the journal.
         let (status, body) = get(&url);
         assert_eq!(status, 200);
-        assert!(body.contains("completed: sleep") && body.contains("model:call_started"), "{body}");
+        assert!(
+            body.contains("completed: sleep") && body.contains("model:call_started"),
+            "{body}"
+        );
         assert!(!body.contains(CANARY), "{body}");
         let other = url.trim_end_matches('/').to_owned() + "0/";
         assert_eq!(get(&other).0, 403);
@@ -95,13 +107,20 @@ async fn the_page_shows_no_text_of_the_model_and_the_next_run_shows_the_turns_of
         assert_eq!(run.cause().await, "Interrupted");
         urls.push(url);
     }
-    assert_ne!(urls[0].rsplit('/').nth(1), urls[1].rsplit('/').nth(1), "the token is new");
+    assert_ne!(
+        urls[0].rsplit('/').nth(1),
+        urls[1].rsplit('/').nth(1),
+        "the token is new"
+    );
 }
 
 #[tokio::test]
 async fn without_the_flag_there_is_no_page_and_an_address_in_use_starts_nothing() {
     let mut bench = Bench::new();
-    bench.write("all.yaml", &scripted("once", &json!([{ "yield": { "mode": "shutdown" } }])));
+    bench.write(
+        "all.yaml",
+        &scripted("once", &json!([{ "yield": { "mode": "shutdown" } }])),
+    );
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
     let mut run = bench.run_with(&[], &[("AGENTLOOP_PAGE_ADDRESS", &address)]);

@@ -1,4 +1,4 @@
-//! Debian's Chromium without a window, driven by its DevTools protocol.
+//! Debian's Chromium without a window, driven by its `DevTools` protocol.
 #![allow(dead_code)]
 
 use std::process::Stdio;
@@ -24,7 +24,7 @@ pub struct Browser {
     session: Option<String>,
     /// Number of the last command.
     sent: u64,
-    _process: Child,
+    process: Child,
     _profile: tempfile::TempDir,
 }
 
@@ -34,10 +34,16 @@ impl Browser {
         let profile = tempfile::tempdir().unwrap();
         let mut process = Command::new(CHROMIUM)
             // The tests may run as root, in a container.
-            .args(["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0"])
+            .args([
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--remote-debugging-port=0",
+            ])
             .arg(format!("--user-data-dir={}", profile.path().display()))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
+            .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .unwrap();
@@ -49,10 +55,12 @@ impl Browser {
             socket,
             session: None,
             sent: 0,
-            _process: process,
+            process,
             _profile: profile,
         };
-        let target = browser.command("Target.createTarget", json!({ "url": "about:blank" })).await;
+        let target = browser
+            .command("Target.createTarget", json!({ "url": "about:blank" }))
+            .await;
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let attached = browser.command("Target.attachToTarget", attach).await;
         browser.session = attached["sessionId"].as_str().map(Into::into);
@@ -117,6 +125,18 @@ impl Browser {
         };
         let answered = timeout(PATIENCE, answered).await;
         answered.unwrap_or_else(|_| panic!("no answer to {command}"))
+    }
+}
+
+/// The program is a script that starts the browser: ending the script alone would leave it.
+impl Drop for Browser {
+    fn drop(&mut self) {
+        if let Some(id) = self.process.id() {
+            let group = format!("-{id}");
+            let _ = std::process::Command::new("kill")
+                .args(["-KILL", "--", &group])
+                .status();
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use pretty_assertions::assert_eq;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::Instant;
 
 use super::*;
@@ -14,6 +14,8 @@ use crate::local::page::view::{AgentView, PageView};
 
 const TOKEN: &str = "0123abcd";
 const SOON: Duration = Duration::from_secs(10);
+/// Bytes of the buffers of both ends of a connection.
+const BUFFER: u32 = 64 * 1024;
 
 struct Served {
     address: SocketAddr,
@@ -21,7 +23,11 @@ struct Served {
 }
 
 async fn served(limits: HttpLimits) -> Served {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let socket = TcpSocket::new_v4().unwrap();
+    // Connections have it from their listener: little fits into a connection that is not read.
+    socket.set_send_buffer_size(BUFFER).unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(64).unwrap();
     let address = listener.local_addr().unwrap();
     let content = watch::Sender::default();
     show(&content, &["a", "b"], 0);
@@ -50,7 +56,9 @@ fn show(content: &watch::Sender<PageContent>, names: &[&str], turns: i64) {
 
 impl Served {
     async fn send(&self, request: &str) -> TcpStream {
-        let mut connection = TcpStream::connect(self.address).await.unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(BUFFER).unwrap();
+        let mut connection = socket.connect(self.address).await.unwrap();
         connection.write_all(request.as_bytes()).await.unwrap();
         connection
     }
@@ -84,7 +92,7 @@ fn status(answer: &str) -> u16 {
 /// Reads until the text contains this.
 async fn until(connection: &mut TcpStream, words: &str) -> String {
     let mut text = String::new();
-    let mut piece = [0; 4096];
+    let mut piece = vec![0; 64 * 1024];
     while !text.contains(words) {
         let length = timeout(SOON, connection.read(&mut piece)).await.unwrap().unwrap();
         assert!(length > 0, "it ended without {words}: {text}");
@@ -331,8 +339,8 @@ async fn a_reader_that_does_not_read_is_dropped_and_holds_up_no_other() {
     }
     let mut quick = server.stream().await;
     until(&mut quick, "events/n/b").await;
-    // More than the buffers of two sockets hold, in states of a megabyte.
-    let name = "x".repeat(1024 * 1024);
+    // More than the buffers of both ends hold.
+    let name = "x".repeat(16 * BUFFER as usize);
     let deadline = Instant::now() + SOON;
     let mut turns = 1000;
     // The eighth reader reads on, and room for seven more shows that the others were dropped.
