@@ -22,7 +22,7 @@ struct Served {
     content: watch::Sender<PageContent>,
 }
 
-async fn served(limits: HttpLimits) -> Served {
+fn served(limits: HttpLimits) -> Served {
     let socket = TcpSocket::new_v4().unwrap();
     // Connections have it from their listener: little fits into a connection that is not read.
     socket.set_send_buffer_size(BUFFER).unwrap();
@@ -103,7 +103,7 @@ async fn until(connection: &mut TcpStream, words: &str) -> String {
 
 #[tokio::test]
 async fn nothing_is_answered_without_the_token() {
-    let server = served(LIMITS).await;
+    let server = served(LIMITS);
     let wrong = TOKEN.replace('d', "e");
     for path in [
         "/".to_owned(),
@@ -128,7 +128,7 @@ async fn nothing_is_answered_without_the_token() {
 
 #[tokio::test]
 async fn only_addresses_and_localhost_are_hosts() {
-    let server = served(LIMITS).await;
+    let server = served(LIMITS);
     let line = format!("GET /{TOKEN}/");
     for host in [
         "127.0.0.1",
@@ -160,7 +160,7 @@ async fn only_addresses_and_localhost_are_hosts() {
 
 #[tokio::test]
 async fn there_are_two_routes_and_both_only_read() {
-    let server = served(LIMITS).await;
+    let server = served(LIMITS);
     for (line, expected) in [
         ("GET none", 404),
         ("GET events/", 404),
@@ -180,7 +180,7 @@ async fn there_are_two_routes_and_both_only_read() {
 
 #[tokio::test]
 async fn a_response_without_its_body_has_the_same_head() {
-    let server = served(LIMITS).await;
+    let server = served(LIMITS);
     let whole = server.ask(&format!("GET /{TOKEN}/"), "127.0.0.1").await;
     let head = server.ask(&format!("HEAD /{TOKEN}/"), "127.0.0.1").await;
     let dated = |head: &str| {
@@ -202,7 +202,7 @@ async fn a_response_without_its_body_has_the_same_head() {
 
 #[tokio::test]
 async fn every_response_forbids_other_content_other_sites_and_copies() {
-    let server = served(LIMITS).await;
+    let server = served(LIMITS);
     for (line, host) in [
         (format!("GET /{TOKEN}/"), "127.0.0.1"),
         (format!("HEAD /{TOKEN}/events"), "127.0.0.1"),
@@ -228,7 +228,7 @@ async fn every_response_forbids_other_content_other_sites_and_copies() {
 
 #[tokio::test]
 async fn the_policy_allows_the_script_and_the_style_of_the_page_and_no_other() {
-    let server = served(LIMITS).await;
+    let server = served(LIMITS);
     let answer = server.ask(&format!("GET /{TOKEN}/"), "127.0.0.1").await;
     for element in ["script", "style"] {
         let (_, text) = answer.split_once(&format!("<{element}>")).unwrap();
@@ -245,7 +245,7 @@ async fn the_policy_allows_the_script_and_the_style_of_the_page_and_no_other() {
 
 #[tokio::test]
 async fn a_stream_begins_with_everything_goes_on_with_what_changes_and_ends_with_the_run() {
-    let server = served(LIMITS).await;
+    let server = served(LIMITS);
     let mut stream = server.stream().await;
     let first = until(&mut stream, "events/n/b").await;
     for id in ["agents", "approvals", "turns/n/a", "events/n/a", "turns/n/b"] {
@@ -299,7 +299,7 @@ async fn a_stream_without_changes_has_a_comment_in_time() {
 
 #[tokio::test]
 async fn readers_over_the_bound_are_refused_and_there_is_room_again_when_one_ends() {
-    let server = served(LIMITS).await;
+    let server = served(LIMITS);
     let mut readers = Vec::new();
     for _ in 0..MOST_READERS {
         let mut stream = server.stream().await;
@@ -329,10 +329,9 @@ async fn readers_over_the_bound_are_refused_and_there_is_room_again_when_one_end
 #[tokio::test]
 async fn a_reader_that_does_not_read_is_dropped_and_holds_up_no_other() {
     let server = served(HttpLimits {
-        unread: Duration::from_millis(200),
+        unread: Duration::from_secs(2),
         ..LIMITS
-    })
-    .await;
+    });
     let mut slow = Vec::new();
     for _ in 1..MOST_READERS {
         slow.push(server.stream().await);
@@ -341,20 +340,16 @@ async fn a_reader_that_does_not_read_is_dropped_and_holds_up_no_other() {
     until(&mut quick, "events/n/b").await;
     // More than the buffers of both ends hold.
     let name = "x".repeat(16 * BUFFER as usize);
+    show(&server.content, &[&name], 1001);
+    until(&mut quick, ">1001<").await;
+    assert_eq!(server.content.receiver_count(), MOST_READERS, "they are given time");
     let deadline = Instant::now() + SOON;
-    let mut turns = 1000;
-    // The eighth reader reads on, and room for seven more shows that the others were dropped.
     while server.content.receiver_count() > 1 {
         assert!(Instant::now() < deadline, "never dropped");
-        turns += 1;
-        show(&server.content, &[&name], turns);
-        until(&mut quick, &format!(">{turns}<")).await;
+        server.status("GET /", "127.0.0.1").await;
     }
-    until_room(&server).await;
-}
-
-/// Waits for a stream that is not refused.
-async fn until_room(server: &Served) {
-    let mut stream = server.stream().await;
-    assert!(until(&mut stream, "\r\n").await.starts_with("HTTP/1.1 200"));
+    show(&server.content, &["a", "b"], 1002);
+    until(&mut quick, ">1002<").await;
+    let mut next = server.stream().await;
+    assert!(until(&mut next, "\r\n").await.starts_with("HTTP/1.1 200"));
 }
