@@ -107,7 +107,7 @@ fi
 rm -rf "$logs"
 mkdir -p "$logs"
 stop   # what an earlier run left when it was killed
-phase "Packages" "$ROOT/hack/packages.sh" build plane test database docs ${node:+node image}
+phase "Packages" "$ROOT/hack/packages.sh" build plane test database browser docs ${node:+node image}
 phase "Build" build
 if [ "$what" = all ] || [ "$what" = plane ]; then plane_tests; fi
 if [ "$what" = soak ]; then simulate; fi

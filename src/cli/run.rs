@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use crate::api::status::LoopOutcome;
 use crate::controller::policy::PlatformPolicy;
 use crate::local::agent_rows::{AgentRow, LoopActivity};
-use crate::local::events;
+use crate::local::events::{self, EventSinks};
 use crate::local::manifest::SecretSource;
 use crate::local::output::RunOutput;
 use crate::local::run::{LocalRun, RunError, RunOptions};
@@ -68,6 +69,13 @@ pub(super) struct RunArgs {
     /// Port of the first Sensor with a webhook; further ones use the following ports.
     #[arg(long, env = "AGENTLOOP_WEBHOOK_PORT", default_value_t = crate::link::pod::WEBHOOK_PORT, value_name = "PORT")]
     webhook_port: u16,
+    /// Serve a page with the loops, their state, usage and last turns at this address, and print its URL, which contains a
+    /// random token; without a value on a free port of 127.0.0.1. Anyone who has the URL and can connect can read it.
+    #[arg(
+        long, env = "AGENTLOOP_PAGE_ADDRESS", value_name = "ADDRESS", num_args = 0..=1,
+        default_missing_value = "127.0.0.1:0"
+    )]
+    page: Option<SocketAddr>,
     /// JSON file with the prices of models, as for the controller.
     #[arg(long, env = "AGENTLOOP_PRICES_FILE", value_name = "FILE")]
     prices_file: Option<PathBuf>,
@@ -91,11 +99,16 @@ impl RunArgs {
             workspace: self.workspace,
             duration: self.duration.map(Duration::from_secs),
             webhook_port: self.webhook_port,
+            page: self.page,
             policy,
         });
         let run = prepared.map_err(honest)?;
         let table = std::io::stdout().is_terminal() && !self.events;
-        start_log(run.state_folder(), table, self.events)?;
+        let sinks = EventSinks {
+            print: self.events,
+            recent: run.recent_events(),
+        };
+        start_log(run.state_folder(), table, sinks)?;
         let threads = std::thread::available_parallelism().map_or(FEWEST_THREADS, usize::from);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads.max(FEWEST_THREADS))
@@ -158,7 +171,7 @@ fn honest(error: RunError) -> anyhow::Error {
 }
 
 /// Logs go to standard error, or to a file in the state if standard error is the terminal of the table.
-fn start_log(state: &Path, table: bool, events: bool) -> anyhow::Result<()> {
+fn start_log(state: &Path, table: bool, sinks: EventSinks) -> anyhow::Result<()> {
     let writer = if table && std::io::stderr().is_terminal() {
         let path = state.join("agentloop.log");
         let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
@@ -166,7 +179,7 @@ fn start_log(state: &Path, table: bool, events: bool) -> anyhow::Result<()> {
     } else {
         BoxMakeWriter::new(std::io::stderr)
     };
-    log::init_beside(events.then(events::layer), writer);
+    log::init_beside(events::layer(sinks), writer);
     Ok(())
 }
 

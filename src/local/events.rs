@@ -1,6 +1,9 @@
-//! Writes the events of all loops as JSON lines to standard output, as in docs/reference/events.md.
+//! Takes the events of all loops, as in docs/reference/events.md: writes them as JSON lines to standard output, and keeps
+//! the newest for the page.
 //!
 //! Reads them from the log records of the workers; the span around a record identifies its loop.
+
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -13,25 +16,39 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
 use super::output::{line, stamp};
+use super::page::recent::RecentEvents;
+use crate::api::NamespacedName;
 use crate::worker::events::TARGET;
 
-/// Fields of an event that are written.
-const SHOWN: [&str; 10] = [
-    "seq", "event", "kind", "turn", "call", "run", "tool", "effect", "outcome", "note",
+/// Fields of an event that are read.
+const READ: [&str; 11] = [
+    "seq", "event", "at", "kind", "turn", "call", "run", "tool", "effect", "outcome", "note",
 ];
+/// The one of them that is not written: a line has the time at which it is written.
+const UNWRITTEN: &str = "at";
 /// Fields of the span around a loop.
 const WHOSE: [&str; 2] = ["namespace", "agent"];
 
-struct EventLayer;
+/// Where events go.
+#[derive(Default)]
+pub struct EventSinks {
+    /// To standard output.
+    pub print: bool,
+    /// To the page.
+    pub recent: Option<Arc<RecentEvents>>,
+}
 
-/// The layer that writes them.
+struct EventLayer(EventSinks);
+
+/// The layer that takes them; `None` if they go nowhere.
 #[must_use]
-pub fn layer<S>() -> impl Layer<S> + Send + Sync
+pub fn layer<S>(sinks: EventSinks) -> Option<impl Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     let ours = |metadata: &Metadata<'_>| metadata.is_span() || metadata.target() == TARGET;
-    EventLayer.with_filter(filter_fn(ours))
+    let is_used = sinks.print || sinks.recent.is_some();
+    is_used.then(|| EventLayer(sinks).with_filter(filter_fn(ours)))
 }
 
 /// The loop of a span.
@@ -52,22 +69,34 @@ where
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let mut fields = FieldVisitor(&SHOWN, Map::new());
+        let mut fields = FieldVisitor(&READ, Map::new());
         event.record(&mut fields);
-        if !fields.1.contains_key("event") {
+        let mut fields = fields.1;
+        if !fields.contains_key("event") {
             return;
         }
-        let mut shown = Map::new();
-        shown.insert("ts".into(), json!(stamp(Timestamp::now())));
-        shown.insert("type".into(), json!("event"));
+        let mut whose = Map::new();
         for span in context.event_scope(event).into_iter().flatten() {
-            if let Some(SpanOwner(whose)) = span.extensions().get() {
-                shown.extend(whose.clone());
+            if let Some(SpanOwner(owner)) = span.extensions().get() {
+                whose.extend(owner.clone());
             }
         }
-        shown.extend(fields.1);
-        // The code that shows the run notices when the output is closed.
-        let _ = line(&mut std::io::stdout().lock(), &Value::Object(shown));
+        if let Some(recent) = &self.0.recent
+            && let [Some(namespace), Some(agent)] = WHOSE.map(|name| whose.get(name).and_then(Value::as_str))
+            && let Ok(line) = serde_json::from_value(Value::Object(fields.clone()))
+        {
+            recent.add(NamespacedName::new(namespace, agent), line);
+        }
+        if self.0.print {
+            fields.shift_remove(UNWRITTEN);
+            let mut shown = Map::new();
+            shown.insert("ts".into(), json!(stamp(Timestamp::now())));
+            shown.insert("type".into(), json!("event"));
+            shown.extend(whose);
+            shown.extend(fields);
+            // The code that shows the run notices when the output is closed.
+            let _ = line(&mut std::io::stdout().lock(), &Value::Object(shown));
+        }
     }
 }
 

@@ -9,6 +9,7 @@ pub mod events;
 pub mod folders;
 pub mod manifest;
 pub mod output;
+pub mod page;
 pub mod pod_tokens;
 pub mod pods;
 pub mod roles;

@@ -84,6 +84,15 @@ impl RunOutput {
         out.flush()
     }
 
+    /// Shows where the page is. With a table, this is the line above it.
+    pub fn page(&self, out: &mut impl Write, url: &str, now: Timestamp) -> io::Result<()> {
+        match self {
+            Self::Table { .. } => writeln!(out, "Page: {url}")?,
+            Self::Lines { .. } => line(out, &json!({ "ts": stamp(now), "type": "page", "url": url }))?,
+        }
+        out.flush()
+    }
+
     /// Shows why the run ended.
     pub fn end(&self, out: &mut impl Write, cause: &str, words: &str, now: Timestamp) -> io::Result<()> {
         match self {

@@ -16,9 +16,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
+use super::page::recent::RecentEvents;
 use super::pod_tokens::PodTokens;
 use super::roles::{self, AgentRoles, PodRoles, WebhookAddresses};
 use super::volumes::{PodVolumes, VolumeError, VolumeFolders, make_folder};
+use crate::api::NamespacedName;
 use crate::api_server::object_key::PODS;
 use crate::api_server::{ApiError, ObjectKey, ObjectPatch, ObjectStore, PatchRequest, PatchScope};
 use crate::link::server::PodIdentity;
@@ -48,6 +50,8 @@ pub struct PodRunner {
     pub webhooks: WebhookAddresses,
     /// The workspace of every pod that has one; `None`: the directory of its claim.
     pub workspace: Option<PathBuf>,
+    /// Where the page reads what loops did last; absent without a page.
+    pub recent: Option<Arc<RecentEvents>>,
 }
 
 /// Why a pod cannot start.
@@ -134,6 +138,11 @@ impl PodRunner {
         let folder = self.private.join(number.to_string());
         let roles = self.prepare(object, &uid, &folder);
         let listens = matches!(roles, Ok(PodRoles::Sensor(_)));
+        if let (Some(recent), Ok(PodRoles::Agent(roles))) = (&self.recent, &roles) {
+            // Before the worker opens the journal, which nobody else can read from then on.
+            let agent = NamespacedName::new(&key.namespace, &key.name);
+            recent.add_all(&agent, &roles.worker.journal_dir);
+        }
         let status = PodStatusWriter {
             store: self.store.clone(),
             key: key.clone(),

@@ -1,12 +1,15 @@
 //! One run from start to end: check, start, show, drain.
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use k8s_openapi::api::core::v1::ResourceRequirements;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -17,19 +20,23 @@ use super::agent_rows::{AgentRow, LoopActivity, row};
 use super::folders::{PrivateFolder, StateFolder};
 use super::manifest::{self, CheckContext, ManifestError, SecretSource};
 use super::output::RunOutput;
+use super::page::Page;
+use super::page::recent::RecentEvents;
+use super::page::view::{AgentView, BudgetView, PageView};
 use super::pod_tokens::PodTokens;
-use super::pods::PodRunner;
+use super::pods::{self, PodRunner};
 use super::roles::WebhookAddresses;
 use super::sensor_rows::{self, SensorRow};
 use super::stateful_set;
 use crate::api::{Agent, NamespacedName, Sensor, WORKSPACE_LABEL};
-use crate::api_server::object_key::{AGENTS, CLAIMS, PODS, SENSORS};
+use crate::api_server::object_key::{AGENTS, BUDGETS, CLAIMS, PODS, SENSORS};
 use crate::api_server::{ApiServer, ObjectKey, ObjectStore};
 use crate::controller::agent::ReconcilerSettings;
 use crate::controller::embedded::{self, EmbeddedOptions};
 use crate::controller::pod_sessions::PodSessions;
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::sensor::pod::SensorPodSettings;
+use crate::link::messages::PodReport;
 use crate::link::pod::AgentEgress;
 
 /// How often the rows are refreshed.
@@ -68,6 +75,8 @@ pub struct RunOptions {
     pub duration: Option<Duration>,
     /// Port of the first webhook; each further one uses the next.
     pub webhook_port: u16,
+    /// Where the page listens; absent: there is none.
+    pub page: Option<SocketAddr>,
     /// Prices and settings of the platform.
     pub policy: PlatformPolicy,
 }
@@ -114,10 +123,12 @@ pub struct LocalRun {
     store: Arc<ObjectStore>,
     agents: Vec<ObjectKey>,
     sensors: Vec<ObjectKey>,
+    budgets: Vec<ObjectKey>,
     webhooks: WebhookAddresses,
     private: PrivateFolder,
     state: StateFolder,
     workspace: Option<PathBuf>,
+    page: Option<Page>,
     settings: ReconcilerSettings,
     listener: std::net::TcpListener,
     duration: Option<Duration>,
@@ -135,6 +146,18 @@ fn put_claim(store: &ObjectStore, agent: &ObjectKey, object: &serde_json::Value)
             .map_err(failure)?;
     }
     Ok(())
+}
+
+/// Takes the address of the page.
+fn bind_page(address: SocketAddr) -> Result<Page, RunError> {
+    let token = pods::random().map_err(failure)?;
+    Page::bind(address, token, TimeZone::system()).map_err(|error| {
+        let mistake = format!(
+            "--page: {address} cannot be used ({}); use another address",
+            error.kind()
+        );
+        ManifestError(vec![mistake]).into()
+    })
 }
 
 struct RunTasks {
@@ -190,7 +213,8 @@ impl LocalRun {
             keys.sort();
             keys
         };
-        let (agents, sensors) = (of_kind(AGENTS), of_kind(SENSORS));
+        let [agents, sensors, budgets] = [AGENTS, SENSORS, BUDGETS].map(of_kind);
+        let page = options.page.map(bind_page).transpose()?;
         for manifest in manifests {
             if manifest.key.resource == AGENTS {
                 put_claim(&store, &manifest.key, &manifest.object)?;
@@ -201,10 +225,12 @@ impl LocalRun {
             store: Arc::new(store),
             agents,
             sensors,
+            budgets,
             webhooks,
             private: PrivateFolder::make(&state.folder).map_err(RunError::Other)?,
             state,
             workspace: options.workspace,
+            page,
             settings,
             listener,
             duration: options.duration,
@@ -215,6 +241,12 @@ impl LocalRun {
     #[must_use]
     pub fn state_folder(&self) -> &std::path::Path {
         &self.state.folder
+    }
+
+    /// Where the page reads events; absent without a page.
+    #[must_use]
+    pub fn recent_events(&self) -> Option<Arc<RecentEvents>> {
+        self.page.as_ref().map(|page| page.recent().clone())
     }
 
     /// The private directory, to be removed if the process exits early.
@@ -231,9 +263,12 @@ impl LocalRun {
         interrupted: CancellationToken,
     ) -> Result<Vec<AgentRow>, RunError> {
         let mut parts = self.start()?;
+        if let Some(page) = &self.page {
+            output.page(out, &page.url(), Timestamp::now()).map_err(failure)?;
+        }
         let until = self.duration.and_then(|duration| Instant::now().checked_add(duration));
         let result = self.watch(&mut parts, &mut output, out, until, &interrupted).await;
-        let mut rows = self.rows(&parts.loops);
+        let mut latest = self.look(&parts.loops);
         let end_by = Instant::now() + LAST;
         parts.end_pods.cancel();
         // Idle loops show to the end what they wait for.
@@ -244,17 +279,22 @@ impl LocalRun {
             }
             if shows {
                 // The run completes even if it can no longer be shown.
-                let _ = output.show(out, (&self.rows(&parts.loops), &self.sensor_rows()), Timestamp::now());
+                let (rows, sensors) = self.look(&parts.loops);
+                let _ = output.show(out, (&rows, &sensors), Timestamp::now());
             }
         }
         if shows {
-            rows = self.rows(&parts.loops);
+            latest = self.look(&parts.loops);
         }
         parts.end_controller.cancel();
         let _ = timeout(FAREWELL, &mut parts.controller).await;
         let cause = result?;
+        if let Some(page) = &self.page {
+            page.end(cause.words()).await;
+        }
+        let (rows, sensors) = latest;
         output
-            .show(out, (&rows, &self.sensor_rows()), Timestamp::now())
+            .show(out, (&rows, &sensors), Timestamp::now())
             .and_then(|()| output.end(out, cause.as_ref(), cause.words(), Timestamp::now()))
             .map_err(failure)?;
         Ok(rows)
@@ -285,7 +325,16 @@ impl LocalRun {
             claims: self.state.folder.join("volumes"),
             webhooks: self.webhooks.clone(),
             workspace: self.workspace.clone(),
+            recent: self.recent_events(),
         };
+        // From the first request on, the page has all its parts.
+        self.look(&loops);
+        if let Some(page) = &self.page {
+            if !page.address().ip().is_loopback() {
+                tracing::warn!("--page: other machines can connect to this address, and the page is not encrypted");
+            }
+            page.serve().map_err(failure)?;
+        }
         let sets = stateful_set::run(self.store.clone(), end_pods.clone());
         let ends = end_pods.clone();
         let pods = async move {
@@ -311,10 +360,8 @@ impl LocalRun {
     ) -> Result<RunEndCause, RunError> {
         let mut resting_since = None;
         loop {
-            let rows = self.rows(&parts.loops);
-            output
-                .show(out, (&rows, &self.sensor_rows()), Timestamp::now())
-                .map_err(failure)?;
+            let (rows, sensors) = self.look(&parts.loops);
+            output.show(out, (&rows, &sensors), Timestamp::now()).map_err(failure)?;
             if rows.iter().any(|row| row.at_rest == LoopActivity::Alive) {
                 resting_since = None;
             } else if resting_since.get_or_insert_with(Instant::now).elapsed() >= QUIET {
@@ -338,27 +385,49 @@ impl LocalRun {
         }
     }
 
-    fn sensor_rows(&self) -> Vec<SensorRow> {
-        let sensors = self.sensors.iter().filter_map(|key| Some((key, self.store.get(key)?)));
-        let read = sensors.filter_map(|(key, object)| {
-            let sensor: Sensor = serde_json::from_value(object).ok()?;
-            let whose = NamespacedName::new(&key.namespace, &key.name);
-            Some(sensor_rows::row(&sensor, self.webhooks.get(&whose)))
-        });
-        read.collect()
+    /// Reads what is shown of the run, and puts it on the page.
+    fn look(&self, loops: &PodSessions) -> (Vec<AgentRow>, Vec<SensorRow>) {
+        let agents: Vec<(Agent, Option<PodReport>)> = self.agents(loops);
+        let rows: Vec<AgentRow> = agents
+            .iter()
+            .map(|(agent, report)| row(agent, report.as_ref()))
+            .collect();
+        let sensors = self.sensor_rows();
+        if let Some(page) = &self.page {
+            let agents = agents.into_iter().zip(&rows).map(|((agent, report), row)| {
+                let history = page.recent().of(&NamespacedName::of(&agent));
+                AgentView::new(agent, row.clone(), report.as_ref(), history)
+            });
+            page.show(&PageView {
+                agents: agents.collect(),
+                budgets: self.objects(&self.budgets).map(BudgetView::new).collect(),
+                sensors: sensors.clone(),
+            });
+        }
+        (rows, sensors)
     }
 
-    fn rows(&self, loops: &PodSessions) -> Vec<AgentRow> {
-        let agents = self.agents.iter().filter_map(|key| self.store.get(key));
-        let agents = agents.filter_map(|object| serde_json::from_value::<Agent>(object).ok());
-        agents
-            .map(|agent| {
-                let key = NamespacedName::of(&agent);
-                let pod = self.store.get(&ObjectKey::new(PODS, &key.namespace, &key.name));
-                let uid = pod.as_ref().and_then(|pod| pod["metadata"]["uid"].as_str());
-                let received = uid.and_then(|uid| loops.last_report(&key, uid));
-                row(&agent, received.as_ref().map(|received| &received.report))
-            })
-            .collect()
+    /// The objects of one kind that can be read.
+    fn objects<T: DeserializeOwned>(&self, keys: &[ObjectKey]) -> impl Iterator<Item = T> {
+        let objects = keys.iter().filter_map(|key| self.store.get(key));
+        objects.filter_map(|object| serde_json::from_value(object).ok())
+    }
+
+    fn sensor_rows(&self) -> Vec<SensorRow> {
+        let sensors = self.objects::<Sensor>(&self.sensors);
+        let rows = sensors.map(|sensor| sensor_rows::row(&sensor, self.webhooks.get(&NamespacedName::of(&sensor))));
+        rows.collect()
+    }
+
+    /// The Agents, each with the last report of its gateway.
+    fn agents(&self, loops: &PodSessions) -> Vec<(Agent, Option<PodReport>)> {
+        let agents = self.objects::<Agent>(&self.agents).map(|agent| {
+            let key = NamespacedName::of(&agent);
+            let pod = self.store.get(&ObjectKey::new(PODS, &key.namespace, &key.name));
+            let uid = pod.as_ref().and_then(|pod| pod["metadata"]["uid"].as_str());
+            let received = uid.and_then(|uid| loops.last_report(&key, uid));
+            (agent, received.map(|received| received.report))
+        });
+        agents.collect()
     }
 }

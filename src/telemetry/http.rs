@@ -25,6 +25,7 @@ use tokio::time::{sleep, timeout};
 
 use super::exposition::ExpositionFormat;
 use super::metrics::Metrics;
+use super::unread::UnreadLimit;
 use crate::support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 
 /// Whether the process is ready, and if not, what it waits for.
@@ -54,6 +55,8 @@ pub struct HttpLimits {
     pub head: Duration,
     /// Longest life of a connection, from accept to the last byte of its only response.
     pub whole: Duration,
+    /// The longest time for which a peer may read nothing of a response.
+    pub unread: Duration,
 }
 
 impl Default for HttpLimits {
@@ -62,6 +65,7 @@ impl Default for HttpLimits {
             connections: ConnectionBounds::of_strangers(128, 16),
             head: Duration::from_secs(5),
             whole: Duration::from_secs(15),
+            unread: Duration::from_secs(15),
         }
     }
 }
@@ -111,7 +115,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: HttpLimits) ->
             .timer(TokioTimer::new())
             .header_read_timeout(limits.head)
             .keep_alive(false)
-            .serve_connection(TokioIo::new(connection), service);
+            .serve_connection(TokioIo::new(UnreadLimit::new(connection, limits.unread)), service);
         tokio::spawn(async move {
             // A peer's errors are not worth a log line; it has its response or none.
             let _ = timeout(limits.whole, answer).await;
@@ -250,6 +254,7 @@ mod tests {
             head: Duration::from_millis(100),
             whole: Duration::from_millis(300),
             connections: ConnectionBounds::of_strangers(9, 1),
+            ..HttpLimits::default()
         };
         // More than the buffers of two sockets hold.
         let long = || async { "x".repeat(64 * 1024 * 1024) };

@@ -16,3 +16,4 @@ pub mod queues;
 pub mod registry;
 pub mod requests;
 pub mod sensor_collector;
+mod unread;

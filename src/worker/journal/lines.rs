@@ -1,9 +1,12 @@
 //! Lines of the journal as shown to readers: numbers, names and hashes, and no text of a prompt or an answer.
 
+use std::path::Path;
+
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row};
 use serde_json::{Value, json};
 
+use super::FILE;
 use crate::engine::message::{self, Message};
 use crate::engine::tool::ToolRunId;
 use crate::engine::{JournalRecord, RecordKind};
@@ -105,6 +108,14 @@ pub(super) fn of_newest_turn(connection: &Connection) -> rusqlite::Result<Vec<Jo
         Some(seq) => Ok(after(connection, seq - 1, MOST_TURN_LINES)?.lines),
         None => Ok(Vec::new()),
     }
+}
+
+/// Reads the last lines of the journal in `dir`, at most `most`, while no worker has it open. Changes nothing.
+pub fn last_lines(dir: &Path, most: usize) -> rusqlite::Result<Vec<JournalLine>> {
+    let connection = Connection::open_with_flags(dir.join(FILE), OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    let newest = after(&connection, i64::MAX, 0)?.newest;
+    let before = newest.saturating_sub(i64::try_from(most).unwrap_or(i64::MAX));
+    Ok(after(&connection, before, most)?.lines)
 }
 
 /// Returns the last messages of the model and its tools up to a turn, the newest last, each truncated to `bytes`.

@@ -6,6 +6,7 @@ mod ends;
 mod examples;
 mod input;
 mod loops;
+mod page;
 mod process;
 mod sensors;
 mod simulate;

@@ -4,6 +4,7 @@
 
 pub mod agents;
 pub mod api_server;
+pub mod browser;
 pub mod clusters;
 pub mod http;
 pub mod kubectl;

@@ -1,0 +1,103 @@
+//! The page of a run: its loops, their state, their usage and what they did last, in a browser, live.
+//!
+//! Read-only, and for the user of the run only: its address contains a random token. Shows what the run's own output
+//! shows, and no text of a prompt or an answer. Decides nothing about loops, and a run without `--page` has none of it.
+
+pub mod html;
+pub mod recent;
+pub mod server;
+pub mod view;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::tz::TimeZone;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use html::PagePart;
+use recent::RecentEvents;
+use view::PageView;
+
+/// How long the end of a run waits for readers to receive it.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// What readers are sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PageContent {
+    pub parts: Arc<Vec<PagePart>>,
+    /// Why the run ended, once it has.
+    pub ended: Option<&'static str>,
+}
+
+/// The page of a run.
+pub struct Page {
+    listener: std::net::TcpListener,
+    address: SocketAddr,
+    token: String,
+    zone: TimeZone,
+    recent: Arc<RecentEvents>,
+    content: watch::Sender<PageContent>,
+}
+
+impl Page {
+    /// Takes the address. Nothing is served yet.
+    pub fn bind(address: SocketAddr, token: String, zone: TimeZone) -> std::io::Result<Self> {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            address: listener.local_addr()?,
+            listener,
+            token,
+            zone,
+            recent: Arc::default(),
+            content: watch::Sender::default(),
+        })
+    }
+
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where a browser finds it. Whoever knows the URL can read the page.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}/{}/", self.address, self.token)
+    }
+
+    /// Where events of the loops are added.
+    #[must_use]
+    pub fn recent(&self) -> &Arc<RecentEvents> {
+        &self.recent
+    }
+
+    /// Shows this, if it differs from what is shown.
+    pub fn show(&self, view: &PageView) {
+        let parts = html::parts(view, &self.zone);
+        self.content.send_if_modified(|content| {
+            let differs = *content.parts != parts;
+            if differs {
+                content.parts = Arc::new(parts);
+            }
+            differs
+        });
+    }
+
+    /// Serves the page until the task is aborted.
+    pub fn serve(&self) -> std::io::Result<JoinHandle<()>> {
+        let listener = tokio::net::TcpListener::from_std(self.listener.try_clone()?)?;
+        let router = server::router(&self.token, self.zone.clone(), self.content.clone());
+        Ok(tokio::spawn(async move {
+            crate::telemetry::http::serve(listener, router, server::LIMITS).await;
+        }))
+    }
+
+    /// Tells readers why the run ended, and gives them a moment to receive it.
+    pub async fn end(&self, why: &'static str) {
+        self.content.send_modify(|content| content.ended = Some(why));
+        // Each reader ends once it is told.
+        let _ = tokio::time::timeout(FAREWELL, self.content.closed()).await;
+    }
+}

@@ -1,0 +1,235 @@
+//! What the loops of a run did last: their newest turns and events, bounded, in memory.
+//!
+//! Fed with the lines of the journals as they are logged, so it holds names, numbers and short notes, and no text of a
+//! prompt or an answer. A worker that restarts logs its last lines again; they are recognized by their numbers.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use crate::api::NamespacedName;
+use crate::link::events::EventLine;
+use crate::support::text::{first_chars, with_ellipsis};
+use crate::worker::events::from_line;
+use crate::worker::journal::last_lines;
+
+/// Turns of one Agent that are kept.
+pub const MOST_TURNS: usize = 10;
+/// Events of one Agent that are kept.
+pub const MOST_EVENTS: usize = 30;
+/// Lines of a journal that are read for them.
+const MOST_LINES: usize = 300;
+/// Tools of one turn that are named.
+const MOST_TOOLS: usize = 8;
+/// Characters of a text that are kept.
+const MOST_CHARS: usize = 200;
+
+/// One turn, as its events tell it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TurnRecord {
+    pub turn: i64,
+    /// `heartbeat`, `task` or `chat`; empty for a turn of the loop itself.
+    pub kind: String,
+    pub started_at: String,
+    pub ended_at: Option<String>,
+    /// How it ended; `None` while it is in progress.
+    pub end: Option<TurnEnd>,
+    /// Attempts at model calls.
+    pub calls: u32,
+    /// Tool runs.
+    pub runs: u32,
+    /// Denied tool calls.
+    pub denied: u32,
+    /// Names of the first tools that ran.
+    pub tools: BTreeSet<String>,
+}
+
+/// How a turn ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TurnEnd {
+    /// With this yield.
+    Completed(String),
+    /// With this kind of failure.
+    Failed(String),
+}
+
+/// The newest turns and events of one Agent, the newest last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AgentHistory {
+    pub turns: VecDeque<TurnRecord>,
+    pub events: VecDeque<EventLine>,
+}
+
+/// The newest turns and events of all Agents of a run.
+#[derive(Default)]
+pub struct RecentEvents(Mutex<BTreeMap<NamespacedName, AgentHistory>>);
+
+impl RecentEvents {
+    /// Adds an event, unless it was added before.
+    pub fn add(&self, agent: NamespacedName, event: EventLine) {
+        let mut agents = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        agents.entry(agent).or_default().add(event);
+    }
+
+    /// Adds the newest events of earlier runs, from a journal that no worker has open. A journal that does not exist or
+    /// that an earlier version wrote adds none.
+    pub fn add_all(&self, agent: &NamespacedName, journal_dir: &Path) {
+        for line in last_lines(journal_dir, MOST_LINES).unwrap_or_default() {
+            self.add(agent.clone(), from_line(line, None));
+        }
+    }
+
+    /// What an Agent did last.
+    #[must_use]
+    pub fn of(&self, agent: &NamespacedName) -> AgentHistory {
+        let agents = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        agents.get(agent).cloned().unwrap_or_default()
+    }
+}
+
+impl AgentHistory {
+    fn add(&mut self, mut event: EventLine) {
+        if self.events.back().is_some_and(|last| event.seq <= last.seq) {
+            return;
+        }
+        for text in [Some(&mut event.note), event.tool.as_mut()].into_iter().flatten() {
+            *text = with_ellipsis(first_chars(text, MOST_CHARS), text);
+        }
+        self.count(&event);
+        self.events.push_back(event);
+        while self.events.len() > MOST_EVENTS {
+            self.events.pop_front();
+        }
+    }
+
+    fn count(&mut self, event: &EventLine) {
+        if event.event == "autonomy:turn_started" {
+            self.turns.push_back(TurnRecord {
+                turn: event.turn,
+                kind: event.note.clone(),
+                started_at: event.at.clone(),
+                ..TurnRecord::default()
+            });
+            while self.turns.len() > MOST_TURNS {
+                self.turns.pop_front();
+            }
+            return;
+        }
+        // Absent for a turn that began before the oldest one that is kept.
+        let Some(turn) = self.turns.iter_mut().rev().find(|turn| turn.turn == event.turn) else {
+            return;
+        };
+        let end = match event.event.as_str() {
+            "autonomy:turn_completed" => TurnEnd::Completed(event.note.clone()),
+            "autonomy:turn_failed" => TurnEnd::Failed(event.note.clone()),
+            "model:call_started" => return turn.calls += 1,
+            "tool:denied" => return turn.denied += 1,
+            "tool:intent" => {
+                turn.runs += 1;
+                if turn.tools.len() < MOST_TOOLS {
+                    turn.tools.extend(event.tool.clone());
+                }
+                return;
+            }
+            _ => return,
+        };
+        (turn.end, turn.ended_at) = (Some(end), Some(event.at.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+
+    fn event(seq: i64, name: &str, turn: i64, note: &str) -> EventLine {
+        EventLine {
+            seq,
+            event: name.into(),
+            at: format!("2026-11-22T12:00:{seq:02}Z"),
+            turn,
+            note: note.into(),
+            ..EventLine::default()
+        }
+    }
+
+    fn history(events: impl IntoIterator<Item = EventLine>) -> AgentHistory {
+        let recent = RecentEvents::default();
+        let agent = NamespacedName::new("n", "a");
+        for event in events {
+            recent.add(agent.clone(), event);
+        }
+        recent.of(&agent)
+    }
+
+    #[test]
+    fn a_turn_has_its_calls_tool_runs_denials_and_end() {
+        let tool = |seq, name: &str| EventLine {
+            tool: Some("files__read".into()),
+            ..event(seq, name, 1, "")
+        };
+        let events = [
+            event(1, "autonomy:turn_started", 1, "heartbeat"),
+            event(2, "model:call_started", 1, ""),
+            tool(3, "tool:intent"),
+            tool(4, "tool:outcome"),
+            tool(5, "tool:intent"),
+            tool(6, "tool:denied"),
+            event(7, "model:call_started", 1, ""),
+            event(8, "autonomy:turn_completed", 1, "sleep"),
+            event(9, "autonomy:turn_started", 2, ""),
+            event(10, "autonomy:turn_failed", 2, "Timeout"),
+        ];
+        let turns = history(events).turns;
+        let first = TurnRecord {
+            turn: 1,
+            kind: "heartbeat".into(),
+            started_at: "2026-11-22T12:00:01Z".into(),
+            ended_at: Some("2026-11-22T12:00:08Z".into()),
+            end: Some(TurnEnd::Completed("sleep".into())),
+            calls: 2,
+            runs: 2,
+            denied: 1,
+            tools: BTreeSet::from(["files__read".into()]),
+        };
+        assert_eq!(turns[0], first);
+        assert_eq!(turns[1].end, Some(TurnEnd::Failed("Timeout".into())));
+    }
+
+    #[test]
+    fn lines_that_a_restarted_worker_logs_again_are_counted_once() {
+        let lines = [
+            event(1, "autonomy:turn_started", 1, ""),
+            event(2, "model:call_started", 1, ""),
+        ];
+        let history = history(lines.clone().into_iter().chain(lines));
+        assert_eq!((history.events.len(), history.turns[0].calls), (2, 1));
+    }
+
+    #[test]
+    fn as_many_turns_events_tools_and_characters_are_kept_as_the_bounds_say() {
+        let turns = |count: i64| history((1..=count).map(|seq| event(seq, "autonomy:turn_started", seq, "")));
+        let most = i64::try_from(MOST_TURNS).unwrap();
+        for (count, first) in [(most, 1), (most + 1, 2)] {
+            let history = turns(count);
+            assert_eq!((history.turns.len(), history.turns[0].turn), (MOST_TURNS, first));
+        }
+        let most = i64::try_from(MOST_EVENTS).unwrap();
+        for (count, first) in [(most, 1), (most + 1, 2)] {
+            let history = turns(count);
+            assert_eq!((history.events.len(), history.events[0].seq), (MOST_EVENTS, first));
+        }
+        let tools = (2..20).map(|seq| EventLine {
+            tool: Some(format!("tool{seq}")),
+            ..event(seq, "tool:intent", 1, &"é".repeat(MOST_CHARS + 1))
+        });
+        let history = history([event(1, "autonomy:turn_started", 1, "")].into_iter().chain(tools));
+        assert_eq!((history.turns[0].tools.len(), history.turns[0].runs), (MOST_TOOLS, 18));
+        let note = &history.events[1].note;
+        assert!(
+            note.starts_with(&"é".repeat(MOST_CHARS)) && note.chars().count() <= MOST_CHARS + 3,
+            "{note}"
+        );
+    }
+}
