@@ -208,25 +208,28 @@ fn requests() -> Vec<Panel> {
 }
 
 fn stores() -> Vec<Panel> {
-    let sum = |metric| format!("sum({})", select(metric));
+    let per_hour = |metric| format!("sum({}) * 3600", rate(metric));
     vec![
         Panel::lines(
             "Forfeited tokens and calls",
             Unit::Count,
-            "Amounts that lost gateways held and that are charged to their budgets, since the start of each replica.",
+            "Amounts that lost gateways held and that are charged to their budgets, per hour.",
             vec![
-                target(sum(&registry::FORFEITED_TOKENS), "tokens"),
-                target(sum(&registry::FORFEITED_INPUT), "input tokens"),
-                target(sum(&registry::FORFEITED_OUTPUT), "output tokens"),
-                target(sum(&registry::FORFEITED_CALLS), "calls"),
-                target(sum(&registry::LOST_LEASES), "leases of gateways with older storage"),
+                target(per_hour(&registry::FORFEITED_TOKENS), "tokens"),
+                target(per_hour(&registry::FORFEITED_INPUT), "input tokens"),
+                target(per_hour(&registry::FORFEITED_OUTPUT), "output tokens"),
+                target(per_hour(&registry::FORFEITED_CALLS), "calls"),
+                target(
+                    per_hour(&registry::LOST_LEASES),
+                    "leases of gateways with older storage",
+                ),
             ],
         ),
         Panel::lines(
             "Forfeited cost",
             Unit::UsDollars,
-            "Dollars that lost gateways held and that are charged to their budgets, since the start of each replica.",
-            vec![target(sum(&registry::FORFEITED_USD), "cost")],
+            "Dollars that lost gateways held and that are charged to their budgets, per hour.",
+            vec![target(per_hour(&registry::FORFEITED_USD), "cost")],
         ),
         Panel::lines(
             "Webhooks of approvals",

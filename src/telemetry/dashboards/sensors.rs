@@ -62,7 +62,7 @@ fn now() -> Vec<Panel> {
             1.0,
         ),
         Panel::table(
-            "Sensors",
+            "Events by Sensor",
             "What each Sensor has received in the time shown, and when the last event was accepted.",
             vec![
                 Column {

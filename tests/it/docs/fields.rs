@@ -28,7 +28,11 @@ const CHART_KEYS: [&str; 11] = [
 ];
 
 /// Fields of objects of Kubernetes.
-const OF_OTHERS: [&str; 1] = ["spec.resources.requests.storage"];
+const OF_OTHERS: [&str; 3] = [
+    "spec.resources.requests.storage",
+    "spec.holderIdentity",
+    "spec.renewTime",
+];
 
 /// Every field of every kind, without `[]` and `.*`; the flag says that any name may follow.
 static FIELDS: LazyLock<Vec<BTreeMap<String, bool>>> = LazyLock::new(|| Schema::all().map(fields).into());
