@@ -59,7 +59,9 @@ fn prometheus_scrapes_the_controller_and_answers_queries_with_and_without_honor_
 fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_and_its_sensor() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "dashboard");
-    let limits = json!({"tokens": 10_000_000, "costUSD": "100.00"});
+    let limits = json!({
+        "tokens": 10_000_000, "inputTokens": 9_000_000, "outputTokens": 9_000_000, "calls": 100_000, "costUSD": "100.00",
+    });
     let spec = json!({"selector": {}, "limits": limits, "window": {"rolling": {"seconds": 3600}}});
     namespace.kubectl.apply(&budgets::manifest("shown", &spec));
     let turn = json!({"text": "hello", "usage": {"inputTokens": 900, "outputTokens": 100}, "yield": {"sleep": 1}});
@@ -75,6 +77,23 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
         "spec": {"agentNames": ["scraped"], "source": {"schedule": {"cron": "* * * * *"}}},
     });
     namespace.kubectl.apply(&sensor.to_string());
+    // One that answers a task, one that reaches a limit, and one that uses a tool.
+    namespace
+        .kubectl
+        .apply(&script("says", &json!({"turns": [{"text": "on"}]})));
+    let view = json!({"toolCalls": [{"name": "memory", "arguments": {"operation": "view"}}]});
+    let notes = json!({"turns": [view, {"text": "noted", "yield": {"sleep": 1}}]});
+    namespace.kubectl.apply(&script("notes", &notes));
+    let others = [
+        (
+            "clerk",
+            "says",
+            json!({"mode": "Task", "task": {"prompt": "What is due?"}}),
+        ),
+        ("runner", "says", json!({"guardrails": {"maxConsecutiveTurns": 2}})),
+        ("noter", "notes", json!({"memory": {}})),
+    ];
+    let _others = others.map(|(name, plan, spec)| Agent::apply(&namespace, name, &scripted(plan), &spec));
     // Only then is there a moment of the last event to show.
     let ticked = "jsonpath={.status.lastEventTime}";
     namespace.kubectl.wait("sensors.agentloop.dev/ticks", ticked, 150);
