@@ -105,8 +105,8 @@ impl Redaction {
             .as_array()
             .is_some_and(|values| values.iter().any(|value| value == text));
         let is_time = schema["format"] == "date-time" && text.parse::<jiff::Timestamp>().is_ok();
-        // Digits alone can be a secret, such as a PIN: only where nothing else is allowed.
         let field = path.rsplit('.').next().unwrap_or_default();
+        // Digits alone can be a secret, such as a PIN: only where nothing else is allowed.
         let is_amount =
             field == "size" || schema["pattern"].is_string() || schema["x-kubernetes-int-or-string"] == true;
         if is_of_enum || is_time || (is_amount && is_quantity(text)) || NAMES.contains(&path) {
