@@ -72,9 +72,20 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// The same for an Agent that was recreated and keeps the volume of the previous one: its epochs start from zero.
+    /// The same for an Agent that was recreated and keeps the volume of the previous one: its epochs start from zero, and
+    /// nobody has asked it to stop. An end that was under way is the previous Agent's.
     pub fn inherited(self) -> Self {
-        Self { epoch: 0, ..self }
+        let was_ending = self.phase == LifecyclePhase::Stopping && self.outcome.is_some();
+        Self {
+            epoch: 0,
+            stop_request: None,
+            phase: if was_ending {
+                LifecyclePhase::Stopped
+            } else {
+                self.phase
+            },
+            ..self
+        }
     }
 
     pub fn epoch(&self) -> i64 {

@@ -185,3 +185,13 @@ fn requests_that_wait_fail_and_a_goal_that_starts_again_begins_from_its_first_st
     let goal = view.goal.unwrap();
     assert_eq!((view.outcome, goal.end, goal.steps), (None, None, 0));
 }
+
+#[test]
+fn a_recreated_agent_is_not_stopped_by_the_request_of_the_previous_one() {
+    let mut driver = Driver::with_tools(settings());
+    stop(&mut driver, "1");
+    driver.saved = driver.saved.clone().inherited();
+    driver.restart(1);
+    driver.answer(says("done"));
+    assert!(!is_cancelled(&driver), "{:?}", driver.engine.view());
+}

@@ -80,9 +80,14 @@ pub fn files(sources: &ReportSources) -> Vec<ReportFile> {
         add(&format!("logs/{name}.jsonl"), lines.collect());
     }
     if let Some(check) = &sources.check {
+        // Details can quote the API server, and with it the webhooks of others.
+        let mut rows = check.clone();
+        for row in rows.as_array_mut().into_iter().flatten() {
+            row["detail"] = redaction.message(row["detail"].as_str().unwrap_or_default()).into();
+        }
         add(
             "check.json",
-            serde_json::to_string_pretty(check).unwrap_or_default() + "\n",
+            serde_json::to_string_pretty(&rows).unwrap_or_default() + "\n",
         );
     }
     let index = ReportIndex {

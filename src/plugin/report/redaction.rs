@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 
 use crate::api::crd;
 
-/// Most digits of a number in a message.
-const MOST_DIGITS: usize = 6;
+/// Most digits of a number in a message: fewer than those of a one-time password.
+const MOST_DIGITS: usize = 4;
 /// Fields whose strings are names that no prompt is in, by their path without indices.
 const NAMES: [&str; 11] = [
     "apiVersion",
@@ -104,9 +104,12 @@ impl Redaction {
         let is_of_enum = schema["enum"]
             .as_array()
             .is_some_and(|values| values.iter().any(|value| value == text));
-        let is_time = text.parse::<jiff::Timestamp>().is_ok();
+        let is_time = schema["format"] == "date-time" && text.parse::<jiff::Timestamp>().is_ok();
         let field = path.rsplit('.').next().unwrap_or_default();
-        if is_of_enum || is_time || is_quantity(text) || NAMES.contains(&path) {
+        // Digits alone can be a secret, such as a PIN: only where nothing else is allowed.
+        let is_amount =
+            field == "size" || schema["pattern"].is_string() || schema["x-kubernetes-int-or-string"] == true;
+        if is_of_enum || is_time || (is_amount && is_quantity(text)) || NAMES.contains(&path) {
             return text.into();
         }
         match field {

@@ -185,3 +185,18 @@ fn an_archive_is_never_overwritten_and_none_is_left_where_none_can_be_written() 
     assert!(archive::write(&dir.path().join("no/report.zip"), &files).is_err());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
+
+#[test]
+fn digits_are_left_out_where_any_text_may_be() {
+    let agent = json!({
+        "kind": "Agent",
+        "metadata": {"name": "a", "annotations": {"pin": "483920"}, "labels": {"card": "4929123456ab"}},
+        "spec": {"instructions": "2026-11-25T10:00:00Z", "pod": {"resources": {"limits": {"memory": "128Mi"}}}},
+        "status": {"conditions": [{"type": "Ready", "status": "False", "message": "the code 483920 is wrong"}]},
+    });
+    let text = Redaction::new().resource(&agent).to_string();
+    for secret in ["483920", "4929123456ab", "2026-11-25"] {
+        assert!(!text.contains(secret), "{text}");
+    }
+    assert!(text.contains("128Mi"), "{text}");
+}

@@ -148,6 +148,12 @@ impl Shell {
             Some(before) => blocking(workspace, move |files| files.read_report(&before)).await,
             None => None,
         };
+        // A report that was asked for always has its line: otherwise one of the command's own output would be taken for it.
+        let unread = || TestReport {
+            problem: Some("the report could not be read".to_owned()),
+            ..TestReport::default()
+        };
+        let report = report.or_else(|| wanted.junit.is_some().then(unread));
         end.into_answer(limit_time, report.as_ref())
     }
 
