@@ -2,7 +2,7 @@
 
 use super::board::{Annotation, Board, Variable};
 use super::panel::{Column, Panel, STATE_COLORS, Unit, target};
-use super::query::{increase, mean_by, rate, select, select_with, sum_by, total};
+use super::query::{increase, mean_by, per_minute, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry;
 
 /// Labels of an Agent.
@@ -16,18 +16,8 @@ pub fn board() -> Board {
         title: "agentloop / Agent",
         description: "The loop of one Agent: its states, calls, tools, limits and tasks.",
         variables: vec![
-            Variable {
-                name: "namespace",
-                label: "Namespace",
-                metric: &registry::AGENT_INFO,
-                within: None,
-            },
-            Variable {
-                name: "agent",
-                label: "Agent",
-                metric: &registry::AGENT_INFO,
-                within: Some("namespace"),
-            },
+            Variable::namespace(&registry::AGENT_INFO),
+            Variable::in_namespace("agent", "Agent", &registry::AGENT_INFO),
         ],
         annotations: vec![
             Annotation {
@@ -175,7 +165,6 @@ fn definition() -> Vec<Panel> {
 }
 
 fn spend() -> Vec<Panel> {
-    let per_minute = |labels: &str, metric| format!("{} * 60", sum_by(labels, &rate(metric)));
     vec![
         Panel::lines(
             "Turns",
@@ -235,7 +224,6 @@ fn spend() -> Vec<Panel> {
 }
 
 fn tools() -> Vec<Panel> {
-    let per_minute = |labels: &str, metric| format!("{} * 60", sum_by(labels, &rate(metric)));
     vec![
         Panel::stacked(
             "Tool calls by outcome",
@@ -278,10 +266,7 @@ fn limits() -> Vec<Panel> {
             Unit::PerMinute,
             "Steps of guardrails and of loop detection per minute, by what was done.",
             vec![target(
-                format!(
-                    "{} * 60",
-                    sum_by("guardrail, action", &rate(&registry::AGENT_GUARDRAIL_TRIPS))
-                ),
+                per_minute("guardrail, action", &registry::AGENT_GUARDRAIL_TRIPS),
                 "{{guardrail}}: {{action}}",
             )],
         )
@@ -318,10 +303,7 @@ fn tasks() -> Vec<Panel> {
             "Tasks",
             Unit::PerMinute,
             "Tasks and requests that ended per minute, by outcome.",
-            vec![target(
-                format!("{} * 60", sum_by("outcome", &rate(&registry::AGENT_TASKS))),
-                "{{outcome}}",
-            )],
+            vec![target(per_minute("outcome", &registry::AGENT_TASKS), "{{outcome}}")],
         )
         .wide(12),
     ]

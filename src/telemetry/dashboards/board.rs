@@ -23,6 +23,28 @@ pub struct Variable {
     pub within: Option<&'static str>,
 }
 
+impl Variable {
+    /// The namespaces that a metric has series of.
+    pub const fn namespace(metric: &'static Metric) -> Self {
+        Self {
+            name: "namespace",
+            label: "Namespace",
+            metric,
+            within: None,
+        }
+    }
+
+    /// The objects of the chosen namespaces.
+    pub const fn in_namespace(name: &'static str, label: &'static str, metric: &'static Metric) -> Self {
+        Self {
+            name,
+            label,
+            metric,
+            within: Some("namespace"),
+        }
+    }
+}
+
 /// A line over all panels when something happened.
 #[derive(Clone, Debug)]
 pub struct Annotation {

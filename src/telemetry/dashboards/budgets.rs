@@ -2,7 +2,7 @@
 
 use super::board::{Annotation, Board, Variable};
 use super::panel::{Column, Panel, Target, Unit, target};
-use super::query::{rate, select, select_with, sum_by, total};
+use super::query::{per_minute, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry::{self, Metric};
 
 /// The metrics of one kind of amount.
@@ -66,18 +66,8 @@ pub fn board() -> Board {
         title: "agentloop / Budgets",
         description: "What AgentBudgets allow, what is used and reserved, and when they will be exhausted.",
         variables: vec![
-            Variable {
-                name: "namespace",
-                label: "Namespace",
-                metric: &registry::BUDGET_CONDITION,
-                within: None,
-            },
-            Variable {
-                name: "budget",
-                label: "Budget",
-                metric: &registry::BUDGET_CONDITION,
-                within: Some("namespace"),
-            },
+            Variable::namespace(&registry::BUDGET_CONDITION),
+            Variable::in_namespace("budget", "Budget", &registry::BUDGET_CONDITION),
         ],
         annotations: vec![
             Annotation {
@@ -242,20 +232,25 @@ fn amounts() -> Vec<Panel> {
 }
 
 fn ledger() -> Vec<Panel> {
-    let per_minute = |metric| format!("{} * 60", sum_by("namespace, budget", &rate(metric)));
     vec![
         Panel::lines(
             "Leases",
             Unit::PerMinute,
             "Leases granted to gateways per minute.",
-            vec![target(per_minute(&registry::BUDGET_LEASES), "{{namespace}}/{{budget}}")],
+            vec![target(
+                per_minute("namespace, budget", &registry::BUDGET_LEASES),
+                "{{namespace}}/{{budget}}",
+            )],
         )
         .wide(12),
         Panel::lines(
             "Writes of the ledger",
             Unit::PerMinute,
             "Writes of the ledger to the status of each AgentBudget per minute.",
-            vec![target(per_minute(&registry::BUDGET_WRITES), "{{namespace}}/{{budget}}")],
+            vec![target(
+                per_minute("namespace, budget", &registry::BUDGET_WRITES),
+                "{{namespace}}/{{budget}}",
+            )],
         )
         .wide(12),
     ]

@@ -3,7 +3,7 @@
 
 use super::board::{Annotation, Board, Variable};
 use super::panel::{Column, Panel, Unit, target};
-use super::query::{increase, rate, select, select_with, sum_by, total};
+use super::query::{increase, per_minute, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry;
 
 pub fn board() -> Board {
@@ -12,18 +12,8 @@ pub fn board() -> Board {
         title: "agentloop / Fleet",
         description: "What the Agents of the chosen namespaces do, spend and wait for.",
         variables: vec![
-            Variable {
-                name: "namespace",
-                label: "Namespace",
-                metric: &registry::NAMESPACE_AGENTS,
-                within: None,
-            },
-            Variable {
-                name: "agent",
-                label: "Agent",
-                metric: &registry::AGENT_INFO,
-                within: Some("namespace"),
-            },
+            Variable::namespace(&registry::NAMESPACE_AGENTS),
+            Variable::in_namespace("agent", "Agent", &registry::AGENT_INFO),
         ],
         annotations: vec![Annotation {
             name: "Limit reached",
@@ -127,7 +117,6 @@ fn now() -> Vec<Panel> {
 }
 
 fn work() -> Vec<Panel> {
-    let per_minute = |labels: &str, metric| format!("{} * 60", sum_by(labels, &rate(metric)));
     vec![
         Panel::lines(
             "Turns",
@@ -172,7 +161,6 @@ fn work() -> Vec<Panel> {
 }
 
 fn limits() -> Vec<Panel> {
-    let per_minute = |labels: &str, metric| format!("{} * 60", sum_by(labels, &rate(metric)));
     vec![
         Panel::stacked(
             "Limits reached and loops detected",

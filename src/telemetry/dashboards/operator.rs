@@ -2,7 +2,7 @@
 
 use super::board::{Annotation, Board, Variable};
 use super::panel::{Column, Panel, Unit, target};
-use super::query::{quantile_by, rate, select, select_with, sum_by, total};
+use super::query::{per_minute, quantile_by, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry;
 
 pub fn board() -> Board {
@@ -91,7 +91,7 @@ fn reconciles() -> Vec<Panel> {
             Unit::PerMinute,
             "Reconciles per minute by controller and result.",
             vec![target(
-                format!("{} * 60", sum_by("controller, result", &rate(&registry::RECONCILES))),
+                per_minute("controller, result", &registry::RECONCILES),
                 "{{controller}}: {{result}}",
             )],
         ),
@@ -101,11 +101,11 @@ fn reconciles() -> Vec<Panel> {
             "Failed reconciles and objects that were queued again after one, per minute.",
             vec![
                 target(
-                    format!("{} * 60", sum_by("controller", &rate(&registry::RECONCILE_ERRORS))),
+                    per_minute("controller", &registry::RECONCILE_ERRORS),
                     "{{controller}}: errors",
                 ),
                 target(
-                    format!("{} * 60", sum_by("controller", &rate(&registry::QUEUE_RETRIES))),
+                    per_minute("controller", &registry::QUEUE_RETRIES),
                     "{{controller}}: retries",
                 ),
             ],
@@ -178,7 +178,7 @@ fn requests() -> Vec<Panel> {
             Unit::PerMinute,
             "Requests per minute by method and status code.",
             vec![target(
-                format!("{} * 60", sum_by("method, code", &rate(&registry::REQUESTS))),
+                per_minute("method, code", &registry::REQUESTS),
                 "{{method}} {{code}}",
             )],
         ),
@@ -198,10 +198,7 @@ fn requests() -> Vec<Panel> {
             vec![
                 target(format!("sum({}) * 60", rate(&registry::LINK_ATTACHES)), "attaches"),
                 target(format!("sum({}) * 60", rate(&registry::LINK_REPORTS)), "reports"),
-                target(
-                    format!("{} * 60", sum_by("code", &rate(&registry::LINK_REFUSALS))),
-                    "refused: {{code}}",
-                ),
+                target(per_minute("code", &registry::LINK_REFUSALS), "refused: {{code}}"),
             ],
         ),
     ]
@@ -236,7 +233,7 @@ fn stores() -> Vec<Panel> {
             Unit::PerMinute,
             "Requests to the webhook that announces approvals, per minute by event and result.",
             vec![target(
-                format!("{} * 60", sum_by("event, result", &rate(&registry::GATE_WEBHOOKS))),
+                per_minute("event, result", &registry::GATE_WEBHOOKS),
                 "{{event}}: {{result}}",
             )],
         ),
@@ -244,22 +241,16 @@ fn stores() -> Vec<Panel> {
             "Batches of histories",
             Unit::PerMinute,
             "Batches of histories for the database per minute, by result.",
-            vec![target(
-                format!("{} * 60", sum_by("result", &rate(&registry::HISTORY_BATCHES))),
-                "{{result}}",
-            )],
+            vec![target(per_minute("result", &registry::HISTORY_BATCHES), "{{result}}")],
         ),
         Panel::lines(
             "Rows of histories",
             Unit::PerMinute,
             "Rows written to the database and deleted from it per minute.",
             vec![
+                target(per_minute("record", &registry::HISTORY_ROWS), "written: {{record}}"),
                 target(
-                    format!("{} * 60", sum_by("record", &rate(&registry::HISTORY_ROWS))),
-                    "written: {{record}}",
-                ),
-                target(
-                    format!("{} * 60", sum_by("record", &rate(&registry::HISTORY_DELETED_ROWS))),
+                    per_minute("record", &registry::HISTORY_DELETED_ROWS),
                     "deleted: {{record}}",
                 ),
             ],

@@ -28,6 +28,11 @@ pub fn sum_by(labels: &str, query: &str) -> String {
     format!("sum by ({labels}) ({query})")
 }
 
+/// Rate of a counter per minute, as a sum by labels.
+pub fn per_minute(labels: &str, metric: &Metric) -> String {
+    format!("{} * 60", sum_by(labels, &rate(metric)))
+}
+
 /// Sum of all series; 0 if there are none, as for a metric that is absent at 0.
 pub fn total(query: &str) -> String {
     format!("sum({query}) or vector(0)")

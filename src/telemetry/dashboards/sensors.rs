@@ -2,7 +2,7 @@
 
 use super::board::{Board, Variable};
 use super::panel::{Column, Panel, Unit, target};
-use super::query::{increase, rate, select, select_with, sum_by, total};
+use super::query::{increase, per_minute, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry;
 
 /// Labels of a Sensor.
@@ -14,18 +14,8 @@ pub fn board() -> Board {
         title: "agentloop / Sensors",
         description: "Events of Sensors: received, filtered, delivered, and waiting.",
         variables: vec![
-            Variable {
-                name: "namespace",
-                label: "Namespace",
-                metric: &registry::SENSOR_INFO,
-                within: None,
-            },
-            Variable {
-                name: "sensor",
-                label: "Sensor",
-                metric: &registry::SENSOR_INFO,
-                within: Some("namespace"),
-            },
+            Variable::namespace(&registry::SENSOR_INFO),
+            Variable::in_namespace("sensor", "Sensor", &registry::SENSOR_INFO),
         ],
         annotations: Vec::new(),
         rows: vec![("Now", now()), ("Events", events())],
@@ -81,7 +71,6 @@ fn now() -> Vec<Panel> {
 }
 
 fn events() -> Vec<Panel> {
-    let per_minute = |labels: &str, metric| format!("{} * 60", sum_by(labels, &rate(metric)));
     vec![
         Panel::stacked(
             "Events",
