@@ -148,6 +148,33 @@ fn a_goal_that_is_not_reached_leaves_a_stalled_agent_that_says_what_is_missing_a
     assert_eq!(agent.object()["status"]["usage"]["turns"], turns + 2);
 }
 
+/// The example of a test suite, with the image of the tests.
+pub fn example_of_tests() -> String {
+    let example = include_str!("../../examples/goal-tests.yaml");
+    let image = "docker.io/library/node:22";
+    assert!(example.contains(image), "the example has another image");
+    example.replace(image, &self::image())
+}
+
+#[test]
+fn the_example_of_a_test_suite_makes_it_pass() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "goal-tests");
+    namespace.kubectl.apply(&example_of_tests());
+    let agent = Agent::named(&namespace, "repair");
+    wait_for(&agent, "condition=Succeeded");
+    let goal = &agent.object()["status"]["goal"];
+    assert_eq!(
+        goal,
+        &json!({
+            "steps": 2, "progressPercent": 100, "progressSource": "Tests", "end": "CriteriaMet",
+            "criteria": [{"name": "tests", "met": true}],
+        })
+    );
+    let report = inside(&agent, "toolbox", "cat /workspace/report.xml");
+    assert!(report.contains("adds zero") && !report.contains("<failure"), "{report}");
+}
+
 #[test]
 fn the_example_of_a_goal_reaches_it() {
     let Some(cluster) = shared() else { return };

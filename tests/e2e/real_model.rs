@@ -4,13 +4,16 @@
 use std::time::Duration;
 
 use pretty_assertions::assert_eq;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::agents::{Agent, computed, condition, openai, status_used};
 use super::cluster::{Namespace, shared};
+use super::goals;
 use super::link_client::{LinkUser, block_on};
 use super::model_server::{self, ModelServer, Used};
 use super::responses::ResponseReceiver;
+use super::toolbox::inside;
 use crate::support::kubectl::Kubectl;
 
 const STEPS: i64 = 3;
@@ -80,6 +83,55 @@ fn a_goal_of_a_real_model_ends_within_its_limits_and_its_judge_and_its_checks_ar
     assert_eq!(succeeded["status"] == "True", expected == "Completed");
     let used = counted(&agent, server, label);
     assert!(used.calls >= steps, "each step has a call: {used:?}");
+}
+
+/// The example of a test suite with the real model, which cannot be expected to mend it: its checks count the tests that pass.
+#[test]
+fn a_goal_of_a_real_model_is_measured_by_the_test_suite_in_its_toolbox() {
+    let (Some(cluster), Some(server)) = (shared(), model_server::real()) else {
+        return;
+    };
+    let namespace = Namespace::new(&cluster.system, "real-tests");
+    let label = namespace.kubectl.namespace();
+    let example = goals::example_of_tests();
+    let documents: Vec<Value> = serde_yaml::Deserializer::from_str(&example)
+        .map(|document| Value::deserialize(document).expect("the example is YAML"))
+        .collect();
+    let script = documents[0]["data"]["script.yaml"].as_str().expect("it has a script");
+    let script: Value = serde_yaml::from_str(script).expect("the script is YAML");
+    let mut spec = documents[1]["spec"].clone();
+    spec["goal"]["maxSteps"] = STEPS.into();
+    let mut model = computed(openai(&server.base_url(label)));
+    // The definitions of its tools need more than a text does.
+    model["contextTokens"] = 6000.into();
+    spec.as_object_mut().expect("a spec").remove("model");
+    let agent = Agent::apply(&namespace, "repair", &model, &spec);
+    agent.until_pod(None, 180);
+    // The project with its bug, as the script of the example writes it.
+    for file in script["turns"][0]["toolCalls"].as_array().expect("two files") {
+        let arguments = &file["arguments"];
+        let text = |name: &str| arguments[name].as_str().expect("a text").to_owned();
+        let command = format!("cat > /workspace/{} <<'END'\n{}END", text("path"), text("content"));
+        inside(&agent, "toolbox", &command);
+    }
+    let ended = agent.until("an end", LONG, |agent| {
+        agent["status"]["loop"]["outcome"].is_string().then(|| agent.clone())
+    });
+    let goal = &ended["status"]["goal"];
+    eprintln!("the goal of tests ended: {goal}");
+    assert_eq!(goal["progressSource"], "Tests", "{goal}");
+    let steps = goal["steps"].as_i64().expect("steps are counted");
+    assert!((1..=STEPS).contains(&steps), "{goal}");
+    let report = inside(&agent, "toolbox", "cat /workspace/report.xml");
+    match goal["end"].as_str().expect("it says what ended it") {
+        "CriteriaMet" => assert!(
+            goal["progressPercent"] == 100 && !report.contains("<failure"),
+            "{report}"
+        ),
+        "StepLimit" | "LoopDetected" => assert!(goal["progressPercent"].as_i64() < Some(100), "{goal}"),
+        other => panic!("nothing else can end it: {other}"),
+    }
+    counted(&agent, server, label);
 }
 
 /// A response to a task of the real model: documented, and in its form.
