@@ -44,6 +44,9 @@ for part in release test; do
   "${checkov[@]}" --config-file "hack/checkov/$part.yaml" --directory "$out/$part"
 done
 
+say "Dashboards"
+"$("$ROOT/hack/python-env.sh" dashboards/requirements.txt)" hack/dashboards/round-trip.py "$chart"/dashboards/*.json
+
 [ "${1:-}" = all ] || exit 0
 say "Practices"
 "$ROOT/hack/devcluster/tools.sh" kube-score
