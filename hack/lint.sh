@@ -6,7 +6,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 "$ROOT/hack/packages.sh" lint
-"$ROOT/hack/devcluster/tools.sh" helm kubeconform
+"$ROOT/hack/devcluster/tools.sh" helm kubeconform vale
 chart=charts/agentloop
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
@@ -46,6 +46,9 @@ done
 
 say "Dashboards"
 "$("$ROOT/hack/python-env.sh" dashboards/requirements.txt)" hack/dashboards/round-trip.py "$chart"/dashboards/*.json
+
+say "Pages"
+vale --config hack/vale/vale.ini --no-wrap -- *.md docs examples hack/*/README.md
 
 [ "${1:-}" = all ] || exit 0
 say "Practices"
