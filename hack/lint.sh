@@ -50,6 +50,9 @@ say "Dashboards"
 say "Pages"
 vale --config hack/vale/vale.ini --no-wrap -- *.md docs examples hack/*/README.md
 
+say "Dependencies"
+"$ROOT/hack/cargo-deny.sh"
+
 [ "${1:-}" = all ] || exit 0
 say "Practices"
 "$ROOT/hack/devcluster/tools.sh" kube-score
