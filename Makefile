@@ -30,7 +30,7 @@ bench: ## Measure engine, ledger, gateway, leases, and the controller beside oth
 check: ## Format, lints, tests that need no cluster, generated files unchanged
 	@hack/check.sh
 
-lint: ## Scripts with shellcheck, the chart with helm, kubeconform and kube-score
+lint: ## Scripts with shellcheck; the chart with helm, kubeconform, checkov and kube-score; boards, pages and dependencies
 	@hack/lint.sh all
 
 generate: ## Write crds/, deploy/, references and the chart's README anew

@@ -4,6 +4,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 "$ROOT/hack/packages.sh" build database docs
+"$ROOT/hack/devcluster/tools.sh" helm kstatus   # tests ask them
 
 say "Format"
 cargo fmt --check

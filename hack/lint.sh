@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# lint.sh        checks scripts with shellcheck; the chart with helm lint and, as it renders, with kubeconform; the examples likewise
+# lint.sh        checks scripts with shellcheck; the chart with helm lint and, as it renders, with kubeconform and checkov; the
+#                examples likewise; dashboards with Grafana's models; pages with vale; dependencies with cargo-deny
 # lint.sh all    and the chart with kube-score, which takes a minute to build once
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 "$ROOT/hack/packages.sh" lint
-"$ROOT/hack/devcluster/tools.sh" helm kubeconform
+"$ROOT/hack/devcluster/tools.sh" helm kubeconform vale
 chart=charts/agentloop
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
@@ -29,6 +30,28 @@ conform() {
     -schema-location "$out/schemas/{{ .ResourceKind }}{{ .KindSuffix }}.json" "$@"
 }
 conform "$out"/*.yaml deploy/*.yaml examples/*.yaml
+
+say "Security of the chart"
+# What `helm test` creates has rules of its own.
+mkdir "$out/release" "$out/test"
+render --no-hooks >"$out/release/default.yaml"
+render --no-hooks --set rbac.clusterScoped=false,crds.enabled=false,watchNamespaces='{team-a}' >"$out/release/namespaced.yaml"
+render --no-hooks --values hack/lint-values.yaml >"$out/release/everything.yaml"
+cp deploy/*.yaml Dockerfile "$out/release"
+render --values hack/lint-values.yaml --show-only templates/tests/check.yaml >"$out/test/everything.yaml"
+checkov=("$("$ROOT/hack/python-env.sh" checkov/requirements.txt)" -m checkov.main)
+for part in release test; do
+  "${checkov[@]}" --config-file "hack/checkov/$part.yaml" --directory "$out/$part"
+done
+
+say "Dashboards"
+"$("$ROOT/hack/python-env.sh" dashboards/requirements.txt)" hack/dashboards/round-trip.py "$chart"/dashboards/*.json
+
+say "Pages"
+vale --config hack/vale/vale.ini --no-wrap -- *.md docs examples hack/*/README.md
+
+say "Dependencies"
+"$ROOT/hack/cargo-deny.sh"
 
 [ "${1:-}" = all ] || exit 0
 say "Practices"

@@ -45,7 +45,7 @@ run_tests() {
 
 # The tools are compiled beside the Rust build: one is often waiting for its linker while the other computes.
 build() {
-  setsid "$devcluster/tools.sh" plane helm otelcol ${node:+node} >"$logs/tools.log" 2>&1 &
+  setsid "$devcluster/tools.sh" plane helm kstatus otelcol ${node:+node} >"$logs/tools.log" 2>&1 &
   tools_pid=$!
   cargo test --locked --no-run
   [ -z "$node" ] || "$ROOT/hack/image.sh"

@@ -51,6 +51,8 @@ for name in "${names[@]}"; do
     coredns) build coredns tools/coredns github.com/coredns/coredns "-s -w" ;;
     helm) build helm tools/helm helm.sh/helm/v4/cmd/helm "-s -w" ;;
     otelcol) build otelcol tools/otelcol . "-s -w" ;;
+    kstatus) build kstatus tools/kstatus . "-s -w" ;;
+    vale) build vale tools/vale github.com/errata-ai/vale/v2/cmd/vale "-s -w" ;;
     kwok) build kwok tools/kwok sigs.k8s.io/kwok/cmd/kwok "-s -w" ;;
     pause) build pause pause . "-s -w" ;;
     *) die "tools.sh: no tool '$name'" ;;

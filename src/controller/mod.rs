@@ -18,6 +18,8 @@ pub mod gate_answers;
 pub mod gate_webhook;
 pub mod history;
 pub mod identity;
+#[cfg(test)]
+mod kstatus;
 mod leader;
 pub mod link_service;
 pub mod metrics_access;

@@ -3,11 +3,11 @@
 use super::events;
 use super::gateway_loop_detection::LoopFinding;
 use super::intent::{Intent, RestReason};
-use super::kstatus::KstatusVerdict;
 use super::status_tests::{Case, held, reported, row};
 use crate::api::AgentStatus;
 use crate::api::condition::{ConditionType, GatewaySign, LoopSign, find};
 use crate::api::status::{LoopOutcome, LoopState, PauseReason};
+use crate::controller::kstatus::KstatusVerdict;
 use crate::controller::pod_sessions::ReceivedReport;
 use crate::link::messages::DetectedLoop;
 

@@ -25,8 +25,6 @@ mod goal_spec;
 #[cfg(test)]
 mod goal_tests;
 mod intent;
-#[cfg(test)]
-mod kstatus;
 mod liveness;
 mod manifest;
 mod namespace_cleanup;

@@ -14,7 +14,6 @@ use super::events;
 use super::gateway_loop_detection::LoopFinding;
 use super::goal_tests;
 use super::intent::{Intent, ReplaceReason, RestReason};
-use super::kstatus::{KstatusVerdict, verdict};
 use super::status::{AgentStatusInput, compute};
 use super::totals;
 use super::validate::{InvalidAgent, InvalidReason};
@@ -24,6 +23,7 @@ use crate::api::failure::FailureKind;
 use crate::api::status::{BudgetShare, LoopOutcome, LoopState, LoopStatus, LoopUsage, PauseReason};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::budget::shares::LimitShares;
+use crate::controller::kstatus::{KstatusVerdict, verdict};
 use crate::controller::pod_sessions::ReceivedReport;
 use crate::controller::runtime::KubeEvent;
 use crate::controller::runtime::pod_state::{PodReason, PodState};
@@ -172,7 +172,7 @@ pub(super) fn row(case: &Case, kstatus: KstatusVerdict, state: LoopState, ready:
     let status = case.status();
     let condition = find(&status.conditions, ConditionType::Ready).unwrap();
     let seen = (
-        verdict(GENERATION, &status),
+        verdict(status.observed_generation == GENERATION, &status.conditions),
         status.r#loop.as_ref().unwrap().state,
         condition.reason.as_str(),
     );
@@ -504,7 +504,7 @@ fn rules(status: &AgentStatus) -> KstatusVerdict {
     assert!(!(has(ConditionType::Reconciling) && has(ConditionType::Stalled)));
     assert!(!(ready && has(ConditionType::Stalled)));
     assert!(ready || has(ConditionType::Reconciling) || has(ConditionType::Stalled));
-    verdict(GENERATION, status)
+    verdict(status.observed_generation == GENERATION, &status.conditions)
 }
 
 #[test]

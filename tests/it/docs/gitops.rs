@@ -1,12 +1,14 @@
-//! The health check for Argo CD, run by a Lua interpreter on the conditions that the controller writes.
+//! The health check for Argo CD, run by a Lua interpreter on the conditions that the controller writes, and the verdicts of
+//! kstatus, by which Flux and Helm wait, on the same.
 
 use std::fmt::Write as _;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::schema::reader::repository;
+use crate::schema::reader::{documents, repository};
 use crate::support::clusters::skip;
+use crate::support::kubectl::tool;
 
 /// A value as a literal of Lua.
 fn literal(value: &Value) -> String {
@@ -42,6 +44,34 @@ fn health(objects: &[Value]) -> Option<Vec<(String, String)>> {
     Some(
         pairs
             .map(|(status, message)| (status.to_owned(), message.to_owned()))
+            .collect(),
+    )
+}
+
+/// What kstatus says of each object. `None`: it is not built.
+fn kstatus(objects: &[Value]) -> Option<Vec<String>> {
+    let mut command = Command::new(tool("kstatus"));
+    let Ok(mut child) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
+        skip("kstatus is missing; hack/devcluster/tools.sh builds it");
+        return None;
+    };
+    let mut stdin = child.stdin.take().unwrap();
+    let mut input = String::new();
+    for object in objects {
+        let mut object = object.clone();
+        object["apiVersion"] = json!("agentloop.dev/v1alpha1");
+        object["kind"] = json!("Agent");
+        writeln!(input, "{object}").unwrap();
+    }
+    let writer = std::thread::spawn(move || std::io::Write::write_all(&mut stdin, input.as_bytes()));
+    let ended = child.wait_with_output().unwrap();
+    writer.join().unwrap().unwrap();
+    assert!(ended.status.success());
+    let lines = String::from_utf8(ended.stdout).unwrap();
+    Some(
+        lines
+            .lines()
+            .map(|line| line.split('\t').next().unwrap().to_owned())
             .collect(),
     )
 }
@@ -128,4 +158,73 @@ fn argo_cd_waits_for_an_object_that_the_controller_has_not_seen() {
     let found: Vec<&str> = found.iter().map(|(status, _)| status.as_str()).collect();
     let waiting = ["Progressing"; 5];
     assert_eq!(found, [&waiting[..], &["Healthy"]].concat());
+}
+
+/// The state in which a reason of `Ready` leaves an object, as users of GitOps expect it.
+const EXPECTED: [(&str, &str, &str); 19] = [
+    ("agent-conditions", "True LoopRunning", "Current"),
+    ("agent-conditions", "True Completed", "Current"),
+    ("agent-conditions", "True SuspendedBySpec", "Current"),
+    ("agent-conditions", "True RateLimited", "Current"),
+    ("agent-conditions", "True PausedByBudget", "Current"),
+    ("agent-conditions", "True AwaitingApproval", "Current"),
+    ("agent-conditions", "False Starting, Reconciling", "InProgress"),
+    ("agent-conditions", "True UpdatePending, Reconciling", "InProgress"),
+    ("agent-conditions", "False Unreachable, Reconciling", "InProgress"),
+    ("agent-conditions", "False Failed, Stalled", "Failed"),
+    ("agent-conditions", "False InvalidSpec, Stalled", "Failed"),
+    ("agent-conditions", "False TotalCost, Stalled", "Failed"),
+    ("budget-conditions", "True Accepted", "Current"),
+    ("budget-conditions", "True Exhausted", "Current"),
+    ("budget-conditions", "False Exhausted, Stalled", "Failed"),
+    ("budget-conditions", "False InvalidSpec, Stalled", "Failed"),
+    ("sensor-conditions", "True Listening", "Current"),
+    ("sensor-conditions", "False SensorFailing, Reconciling", "InProgress"),
+    ("sensor-conditions", "False InvalidSpec, Stalled", "Failed"),
+];
+
+#[test]
+fn kstatus_takes_each_published_state_for_what_argo_cd_does() {
+    let published = published();
+    let mut objects: Vec<Value> = published.iter().map(|(object, ..)| object.clone()).collect();
+    // The same, of an earlier generation of the spec.
+    objects.extend(published.iter().map(|(object, ..)| {
+        let mut edited = object.clone();
+        edited["metadata"]["generation"] = json!(4);
+        edited
+    }));
+    let Some(found) = kstatus(&objects) else { return };
+    let (found, stale) = found.split_at(published.len());
+    for (status, (_, place, health)) in found.iter().zip(&published) {
+        let expected = match *health {
+            "Healthy" | "Suspended" => "Current",
+            "Progressing" => "InProgress",
+            _ => "Failed",
+        };
+        assert_eq!(status, expected, "{place}");
+    }
+    assert_eq!(stale, vec!["InProgress"; published.len()]);
+    for (texts, state, expected) in EXPECTED {
+        let line = format!("{texts}: {state}`");
+        let at = published.iter().position(|(_, place, _)| place.starts_with(&line));
+        assert_eq!(
+            found[at.unwrap_or_else(|| panic!("{line} is not published"))],
+            expected,
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn kstatus_waits_for_an_object_that_was_just_created() {
+    let definitions = documents("crds").into_iter().map(|(_, definition)| definition);
+    let new: Vec<Value> = definitions
+        .map(|definition| {
+            let status = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"];
+            json!({"metadata": {"generation": 1}, "status": status["default"]})
+        })
+        .collect();
+    assert_eq!(new.len(), 3);
+    let Some(found) = kstatus(&new) else { return };
+    assert_eq!(found, ["InProgress"; 3]);
 }

@@ -7,6 +7,7 @@
 
 mod budgets;
 mod descriptions;
+mod explain;
 mod goals;
 pub mod reader;
 mod samples;

@@ -19,13 +19,13 @@ use super::sensors::{source, spec as sensor};
 use crate::support::clusters;
 
 /// A namespace of its own on the server, gone again at the end.
-struct Server {
+pub(super) struct Server {
     client: Client,
     namespace: String,
 }
 
 impl Server {
-    async fn new(kubeconfig: &Path, namespace: &str) -> Self {
+    pub(super) async fn new(kubeconfig: &Path, namespace: &str) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
@@ -101,7 +101,7 @@ impl Server {
         assert!(error.contains(says), "expected «{says}», got: {error}");
     }
 
-    async fn done(self) {
+    pub(super) async fn done(self) {
         let namespaces: Api<Namespace> = Api::all(self.client);
         namespaces
             .delete(&self.namespace, &DeleteParams::default())

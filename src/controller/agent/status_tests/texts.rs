@@ -16,6 +16,7 @@ use super::*;
 use crate::api::condition::LoopSign;
 use crate::api::goal::GoalEnd;
 use crate::controller::budget::assignment::WindowedLimit;
+use crate::controller::kstatus::assert_computed;
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::watched_pod::WatchedPod;
 use crate::link::messages::{DetectedLoop, RequestStats};
@@ -252,6 +253,12 @@ fn statuses() -> Vec<AgentStatus> {
         all.push(case.status_of(&agent_with(&fields)));
     }
     all
+}
+
+#[test]
+fn kstatus_reads_each_status_of_an_agent_as_its_conditions_mean_it() {
+    use KstatusVerdict::{Current, Failed, InProgress};
+    assert_computed("Agent", &statuses(), &[Current, Failed, InProgress]);
 }
 
 #[test]

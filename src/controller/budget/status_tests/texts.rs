@@ -4,6 +4,7 @@ use strum::IntoEnumIterator;
 
 use super::super::events;
 use super::*;
+use crate::controller::kstatus::{KstatusVerdict, assert_computed};
 
 type Rows = Vec<(String, String, String)>;
 
@@ -52,13 +53,10 @@ fn exhausted() -> Vec<World> {
     specs.iter().map(used).collect()
 }
 
-#[test]
-fn the_texts_of_budgets() {
-    let mut rows = Rows::new();
+fn statuses() -> Vec<AgentBudgetStatus> {
     let mut fresh = World::new(&json!({}));
-    let calm = fresh.write(0).clone();
-    conditions(&mut rows, &calm);
-    let mut statuses: Vec<AgentBudgetStatus> = exhausted().into_iter().map(|world| world.status).collect();
+    let mut statuses = vec![fresh.write(0).clone()];
+    statuses.extend(exhausted().into_iter().map(|world| world.status));
     for spec in [
         json!({"limits": {"tokens": 0}}),
         json!({"limits": {"tokens": 1000, "calls": 0}}),
@@ -75,8 +73,20 @@ fn the_texts_of_budgets() {
         Err("spec.window.calendar.timeZone Mars/Base is not an IANA time zone: use for example Europe/Berlin or UTC");
     inputs[2].problem = Some("the API server answered 422: status.ledger: Invalid value");
     statuses.extend(inputs.iter().map(compute));
-    for status in &statuses {
-        conditions(&mut rows, status);
+    statuses
+}
+
+#[test]
+fn kstatus_reads_each_status_of_a_budget_as_its_conditions_mean_it() {
+    use KstatusVerdict::{Current, Failed};
+    assert_computed("AgentBudget", &statuses(), &[Current, Failed]);
+}
+
+#[test]
+fn the_texts_of_budgets() {
+    let mut rows = Rows::new();
+    for status in statuses() {
+        conditions(&mut rows, &status);
     }
     assert_texts!("budget-conditions", "Conditions of AgentBudgets", rows);
 }

@@ -7,6 +7,7 @@ use super::super::conditions::{NAME_TAKEN, REFUSED, SECRET_NOT_FOUND};
 use super::super::secrets;
 use super::*;
 use crate::api::sensor::SensorSource;
+use crate::controller::kstatus::{KstatusVerdict, assert_computed};
 
 type Rows = Vec<(String, String, String)>;
 
@@ -155,6 +156,17 @@ fn in_own_pod() -> Vec<Case> {
         })
     });
     cases
+}
+
+#[test]
+fn kstatus_reads_each_status_of_a_sensor_as_its_conditions_mean_it() {
+    use KstatusVerdict::{Current, Failed, InProgress};
+    let statuses: Vec<_> = in_receivers()
+        .into_iter()
+        .chain(in_own_pod())
+        .map(|case| case.status())
+        .collect();
+    assert_computed("Sensor", &statuses, &[Current, Failed, InProgress]);
 }
 
 #[test]
