@@ -171,15 +171,9 @@ pub struct Short<'a>(&'a Kubectl);
 impl<'a> Short<'a> {
     /// Of so many seconds, renewed after so many.
     pub fn start(system: &'a Kubectl, duration: u64, renew: u64) -> Self {
-        let mut settings = Vec::new();
-        for (at, (name, value)) in [("DURATION", duration), ("RENEW", renew)].into_iter().enumerate() {
-            settings.push("--set-string".to_owned());
-            settings.push(format!(
-                "extraEnv[{at}].name=AGENTLOOP_LEASE_{name}_SECONDS,extraEnv[{at}].value={value}"
-            ));
-        }
-        let settings: Vec<_> = settings.iter().map(String::as_str).collect();
-        cluster::install(system, &settings);
+        let settings =
+            format!("leaderElection.leaseDurationSeconds={duration},leaderElection.renewIntervalSeconds={renew}");
+        cluster::install(system, &["--set", &settings]);
         cluster::leader(system);
         Self(system)
     }

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::agents::{Agent, computed, condition, openai, status_used};
 use super::cluster::{Namespace, shared};
 use super::goals;
+use super::host;
 use super::link_client::{LinkUser, block_on};
 use super::model_server::{self, ModelServer, Used};
 use super::responses::ResponseReceiver;
@@ -78,7 +79,13 @@ fn a_goal_of_a_real_model_ends_within_its_limits_and_its_judge_and_its_checks_ar
     assert_eq!(outcome, expected);
     let met = goal["criteria"].as_array().expect("criteria");
     let met = met.iter().filter(|one| one["met"] == true).count();
-    assert_eq!(goal["progressPercent"], met * 50);
+    match goal["progressSource"].as_str() {
+        Some("Criteria") => assert_eq!(goal["progressPercent"], met * 50),
+        // None was checked, since nothing was handed in: what the model says is all that is known.
+        Some("Estimate") => assert!(goal["progressPercent"].as_i64() < Some(100), "{goal}"),
+        None => assert_eq!(goal["progressPercent"], 0),
+        Some(other) => panic!("there is no {other} to measure"),
+    }
     let succeeded = condition(&ended, "Succeeded").expect("it is set at the end");
     assert_eq!(succeeded["status"] == "True", expected == "Completed");
     let used = counted(&agent, server, label);
@@ -122,7 +129,8 @@ fn a_goal_of_a_real_model_is_measured_by_the_test_suite_in_its_toolbox() {
     assert_eq!(goal["progressSource"], "Tests", "{goal}");
     let steps = goal["steps"].as_i64().expect("steps are counted");
     assert!((1..=STEPS).contains(&steps), "{goal}");
-    let report = inside(&agent, "toolbox", "cat /workspace/report.xml");
+    // The pod of a loop that has ended is gone.
+    let report = std::fs::read_to_string(host::claim(agent.kubectl, "repair-workspace").join("report.xml")).unwrap();
     match goal["end"].as_str().expect("it says what ended it") {
         "CriteriaMet" => assert!(
             goal["progressPercent"] == 100 && !report.contains("<failure"),

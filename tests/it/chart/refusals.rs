@@ -91,10 +91,19 @@ fn a_lease_that_no_second_renewal_could_save_is_refused() {
 
 #[test]
 fn values_that_contradict_each_other_are_refused_with_what_to_do() {
-    let cases: [(&[&str], &str); 3] = [
+    let cases: [(&[&str], &str); 5] = [
         (
             &["metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true"],
             "enable one",
+        ),
+        // The API server would refuse two variables of one name, and say nothing of values.
+        (
+            &["extraEnv[0].name=AGENTLOOP_LEASE_RENEW_SECONDS,extraEnv[0].value=x"],
+            "AGENTLOOP_LEASE_RENEW_SECONDS is set by the chart",
+        ),
+        (
+            &["extraEnv[0].name=RUST_LOG,extraEnv[0].value=debug"],
+            "RUST_LOG is set by the chart",
         ),
         (&["rbac.clusterScoped=false"], "watchNamespaces is required"),
         (
