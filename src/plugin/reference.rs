@@ -116,7 +116,7 @@ messages.
     kubectl agentloop simulate --file helper.jsonl --set limits.tokens=2000000 --set window.rolling.seconds=86400
     kubectl agentloop simulate --file helper.jsonl --set 'guardrails.rateLimits=[{resource: LLMCalls, amount: 60, windowSeconds: 3600}]'
 
-The calls of a [history](journal.md) are put to the rules of the ledger and of the engine again, under other limits: when the first of them would have been
+The calls of a [history](journal.md) are put to the rules of the ledger and of the engine again, under other limits. The result is when the first of them would have been
 refused, for how long, how many calls, tokens and dollars that is, and per day (UTC). The journal keeps the last 2,000 turns.
 
 | limit | |
@@ -130,7 +130,7 @@ A gateway needs room for the most that a call can use, and shortens its output t
 
 ## Reports
 
-`report` writes what a bug report needs into an archive: the Agents, Sensors and AgentBudgets of the namespace with their statuses, Events, the states of
+`report` writes what a bug report needs into an archive. It contains the Agents, Sensors and AgentBudgets of the namespace with their statuses, Events, the states of
 pods, the newest 2,000 lines of the log of each pod of the controller, versions, and what `check` finds. `index.json` lists the files and what you may
 not read.
 
