@@ -323,6 +323,10 @@ impl LoopMode for GoalState {
         }
     }
 
+    fn request_begins(&mut self, context: &ModeContext<'_>) {
+        self.restart_check(context);
+    }
+
     fn interrupted(&mut self, time: SignedDuration) {
         self.started_at = self.started_at.map(|at| time_math::after(at, time));
     }
