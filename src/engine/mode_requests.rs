@@ -273,7 +273,7 @@ impl Engine {
         let call = ToolCall {
             id: String::new(),
             name: check.tool.to_owned(),
-            arguments: Value::Object(check.arguments).to_string(),
+            arguments: Value::Object(check.arguments.clone()).to_string(),
         };
         // The model does not request it, so what the model has read does not matter.
         let context = AdmissionContext {
@@ -282,6 +282,15 @@ impl Engine {
         };
         if self.offer.changed(&call.name).is_some() {
             return Err("not run: the definition of its tool has changed".to_owned());
+        }
+        let unknown = self.offer.toolbox().unknown_argument(&call.name, &check.arguments);
+        if let Some(argument) = unknown {
+            let tool = check.tool.rsplit_once("__").map_or(check.tool, |(_, tool)| tool);
+            return Err(format!(
+                "not run: {} is of an older version, whose {tool} has no argument {argument}: recreate the pod with one version \
+                 for all of its containers",
+                self.settings.toolbox_name()
+            ));
         }
         let admitted = self.offer.toolbox().admit(&call, context);
         let (known, arguments) = admitted.map_err(|denied| denied.text)?;

@@ -412,7 +412,7 @@ impl LoopMode for GoalState {
             return;
         };
         let verdict = match end {
-            CheckEnd::Ran(text) => verdicts::of_command(command, text),
+            CheckEnd::Ran(text) => verdicts::of_command(command, text, &context.settings.toolbox_name()),
             CheckEnd::NotRun(why) => CheckResult::unknown(why),
         };
         self.verdict(name, verdict);

@@ -209,7 +209,7 @@ fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
     ToolSpec {
         name: name.into(),
         description: format!("does {name}"),
-        parameters: json!({"type": "object"}),
+        parameters: json!({"type": "object", "properties": {"command": {"type": "string"}}}),
         effect,
         idempotent: name == IDEMPOTENT,
         timeout: SignedDuration::from_secs(600),
