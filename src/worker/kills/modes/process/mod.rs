@@ -243,6 +243,7 @@ impl Process<'_> {
             },
             budget: self.world.budget.clone(),
             link_silent: self.link == Link::Silent,
+            stop: None,
         })?;
         for level in self.world.levels() {
             self.handle(level)?;
