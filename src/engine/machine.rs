@@ -344,6 +344,8 @@ impl Engine {
             self.repeat_own_task(out);
             self.advance_deferred(out);
             self.end_overdue_task(out);
+            // That may have ended the turn.
+            self.end_if_stop_requested(out);
             self.run_due_step(out);
             self.end_preparation();
             self.note_transition(out);

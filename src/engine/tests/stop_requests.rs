@@ -99,6 +99,25 @@ fn an_action_that_was_sent_ends_first_and_a_kill_meanwhile_does_not_start_the_lo
 }
 
 #[test]
+fn no_turn_begins_after_one_that_the_time_of_its_task_has_ended() {
+    let mut driver = Driver::started(settings());
+    driver.answer(says("done"));
+    driver.ask("a");
+    driver.ask("b");
+    stop(&mut driver, "1");
+    driver.pass(seconds(300));
+    assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
+    assert_eq!(driver.notes(RecordKind::TurnStarted).len(), 2);
+    assert_eq!(
+        driver.answered_tasks(),
+        [
+            ("request-a", TaskOutcome::LimitReached),
+            ("request-b", TaskOutcome::Failed)
+        ]
+    );
+}
+
+#[test]
 fn a_sleep_and_a_turn_under_a_pause_are_not_waited_for() {
     let mut asleep = Driver::with_tools(settings());
     asleep.answer(calls("yield", r#"{"sleep": 3600}"#));
