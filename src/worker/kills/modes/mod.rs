@@ -171,10 +171,7 @@ fn check(world: &World, dir: &TempDir, view: &LoopView) {
     world.referee.finish(&connection, view, world.figures.rollbacks == 0);
     if !world.was_full {
         world.referee.compare_bills(&connection, &world.provider);
-        // The audit of a check that a request interrupts has no execution.
-        if world.story.mode != AgentMode::Goal || world.referee.tasks() == 0 {
-            let _ = History::of(&connection);
-        }
+        let _ = History::of(&connection);
     }
     if world.figures.rollbacks == 0 {
         // The acknowledgement of one that ended the loop may be lost.

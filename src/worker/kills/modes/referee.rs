@@ -209,8 +209,11 @@ impl Referee {
                 assert_eq!(self.waiting.pop_front(), Some(id.clone()), "tasks are begun in order");
                 assert_eq!(self.current, None, "one task at a time");
                 self.current = Some(id);
-                // A request may be answered while a check waits, which goes on afterwards.
-                self.check = std::mem::take(&mut self.before);
+                // A check that a request interrupts starts over.
+                self.check = Check {
+                    met: BTreeSet::new(),
+                    result: std::mem::take(&mut self.before).result,
+                };
             }
             RecordKind::TaskEnded => {
                 if self.current.as_ref() == Some(&id) {
