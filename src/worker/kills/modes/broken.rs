@@ -39,10 +39,12 @@ pub(super) enum Broken {
     LosesCount,
     /// The timer is lost.
     LosesTimer,
+    /// A request to stop counts as handled as soon as the loop was told of it.
+    ForgetsStop,
 }
 
 impl Broken {
-    pub(super) const ALL: [Self; 18] = [
+    pub(super) const ALL: [Self; 19] = [
         Self::ActsBeforeCommit,
         Self::RespondsBeforeCommit,
         Self::ReceiptBeforeCommit,
@@ -61,6 +63,7 @@ impl Broken {
         Self::LosesCommit,
         Self::LosesCount,
         Self::LosesTimer,
+        Self::ForgetsStop,
     ];
 
     /// Where the search begins, so that a test run need not repeat it.
@@ -83,7 +86,8 @@ impl Broken {
             | Self::ForgetsCalls
             | Self::LosesCommit
             | Self::LosesCount
-            | Self::LosesTimer => 0,
+            | Self::LosesTimer
+            | Self::ForgetsStop => 0,
         }
     }
 }

@@ -86,18 +86,24 @@ fn simulate(seed: u64, broken: Option<Broken>) -> Figures {
         note(format!("stopped: {:?}", view.outcome));
         world.referee.loop_ended(&view, &world.story);
         world.figures.goals += usize::from(view.goal.as_ref().is_some_and(|goal| goal.end.is_some()));
+        world.figures.stops += usize::from(view.outcome == Some(LoopOutcome::Cancelled));
         if view.outcome.is_some() && rests(&world, view.outcome) {
             check(&world, &dir, &view);
             return figures(&world);
         }
-        dir = next_pod(&mut world, &dir, view.outcome.is_some());
+        dir = next_pod(&mut world, &dir, view.outcome);
     }
     panic!("the schedule never ends");
 }
 
 /// Whether a loop that has ended stays ended: everything works, and nothing waits that starts it again.
 fn rests(world: &World, outcome: Option<LoopOutcome>) -> bool {
-    let is_wanted = outcome == Some(LoopOutcome::ScaledToZero) && world.has_pending();
+    let is_wanted = match outcome {
+        Some(LoopOutcome::ScaledToZero) => world.has_pending(),
+        // What it was given waits for the user to start it again.
+        Some(LoopOutcome::Cancelled) => true,
+        _ => false,
+    };
     world.calm && !is_wanted && !world.edited
 }
 
@@ -131,7 +137,20 @@ fn after_kill(world: &mut World, files: &Files) -> TempDir {
 }
 
 /// The pod has ended in order; if its loop has ended for good, something starts it again.
-fn next_pod(world: &mut World, dir: &TempDir, has_ended: bool) -> TempDir {
+fn next_pod(world: &mut World, dir: &TempDir, outcome: Option<LoopOutcome>) -> TempDir {
+    if outcome == Some(LoopOutcome::Cancelled) && !world.knows_end {
+        // It was lost with its last report, and the controller believes that the loop runs.
+        note("nobody knows of the end".into());
+        world.figures.unknown_ends += 1;
+        let to = world.now + seconds(world.random.range(1, 120));
+        world.pass(to);
+        let files = Files::of(dir.path());
+        return another_pod(world, &files);
+    }
+    let has_ended = outcome.is_some();
+    if has_ended {
+        world.start_again();
+    }
     if has_ended && !world.edited {
         let to = world.now + seconds(world.random.range(10, 4000));
         world.pass(to);
@@ -161,6 +180,10 @@ fn another_pod(world: &mut World, files: &Files) -> TempDir {
     {
         note("the volume goes back".into());
         return world.go_back(saved).volume();
+    }
+    if !world.calm && world.random.percent(4) {
+        note("the volume is lost".into());
+        return world.lose_volume().volume();
     }
     files.volume()
 }

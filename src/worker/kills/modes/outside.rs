@@ -13,6 +13,7 @@ use super::random::Random;
 use super::referee::Referee;
 use super::servers::Servers;
 use super::story::Story;
+use crate::api::annotations::STOP_NOW;
 use crate::api::sensor::SignalPriority;
 use crate::engine::KnownTotals;
 use crate::engine::budget::BudgetState;
@@ -33,6 +34,7 @@ pub(super) enum Event {
     Deliver(Delivery),
     Wake(String),
     Resume(String),
+    Stop(String),
     Budget(BudgetState),
     /// The clock of the node was set.
     Clock,
@@ -80,6 +82,20 @@ pub(super) struct Saved {
     clients: Clients,
 }
 
+impl Saved {
+    /// A new volume.
+    fn empty() -> Self {
+        Self {
+            files: Files::default(),
+            provider: Provider::default(),
+            effects: BTreeMap::new(),
+            referee: Referee::default(),
+            receiver: Receiver::default(),
+            clients: Clients::default(),
+        }
+    }
+}
+
 /// What schedules have gone through.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Figures {
@@ -91,6 +107,9 @@ pub(super) struct Figures {
     pub(super) rollbacks: usize,
     pub(super) calls: usize,
     pub(super) runs: usize,
+    /// Loops that ended because a user had stopped them, and those of which the controller learned from a later pod.
+    pub(super) stops: usize,
+    pub(super) unknown_ends: usize,
 }
 
 impl Figures {
@@ -103,6 +122,8 @@ impl Figures {
         self.rollbacks += other.rollbacks;
         self.calls += other.calls;
         self.runs += other.runs;
+        self.stops += other.stops;
+        self.unknown_ends += other.unknown_ends;
     }
 }
 
@@ -128,8 +149,14 @@ pub(super) struct World {
     /// When there is contact again.
     pub(super) contact_at: Option<Timestamp>,
     pub(super) budget: BudgetState,
+    /// The requests that the controller does not know to be handled.
     pub(super) wake: Option<String>,
     pub(super) resume: Option<String>,
+    pub(super) stop: Option<String>,
+    /// A user has stopped the loop, and has neither taken that back nor started it again.
+    pub(super) is_stopped: bool,
+    /// The controller knows that the loop has ended.
+    pub(super) knows_end: bool,
     tokens: u32,
     pub(super) suspended: bool,
     /// The spec was edited: the next pod has the new one.
@@ -172,6 +199,9 @@ impl World {
             budget: BudgetState::default(),
             wake: None,
             resume: None,
+            stop: None,
+            is_stopped: false,
+            knows_end: false,
             tokens: 0,
             suspended: false,
             edited: false,
@@ -232,6 +262,7 @@ impl World {
     /// What a user does about a loop that waits for one.
     pub(super) fn help(&mut self) -> Vec<Event> {
         let token = self.token();
+        self.is_stopped = false;
         self.resume = Some(token.clone());
         self.budget.revision += 1;
         vec![Event::Budget(self.budget.clone()), Event::Resume(token)]
@@ -251,10 +282,12 @@ impl World {
             0..=8 if self.has_link() => Event::Request(self.draw_request()),
             9..=14 if self.has_link() => self.draw_delivery(),
             15 if self.has_link() => {
+                self.is_stopped = false;
                 self.wake = Some(self.token());
                 Event::Wake(self.wake.clone()?)
             }
             16 | 17 if self.has_link() => {
+                self.is_stopped = false;
                 self.resume = Some(self.token());
                 Event::Resume(self.resume.clone()?)
             }
@@ -294,6 +327,15 @@ impl World {
             }
             29 => Event::Full(self.random.range(0, 6)),
             30..=32 => Event::Again,
+            33 if self.has_link() => {
+                let now = if self.random.percent(30) { STOP_NOW } else { "" };
+                let token = format!("{now}{}", self.token());
+                self.is_stopped = true;
+                self.stop = Some(token.clone()).filter(|_| !self.is_broken(Broken::ForgetsStop));
+                // They came before, so they do not take it back.
+                (self.wake, self.resume) = (None, None);
+                Event::Stop(token)
+            }
             _ => {
                 let to = self.now + seconds(self.random.range(0, 400));
                 self.pass(to);
@@ -436,10 +478,38 @@ impl World {
     }
 
     pub(super) fn report(&mut self, view: &LoopView) {
-        if self.has_link() {
-            self.known.turn = self.known.turn.max(view.turn);
-            self.known.counts.merge(&view.counts);
+        if !self.has_link() {
+            return;
         }
+        self.known.turn = self.known.turn.max(view.turn);
+        self.known.counts.merge(&view.counts);
+        for (open, handled) in [
+            (&mut self.wake, &view.handled.wake),
+            (&mut self.resume, &view.handled.resume),
+            (&mut self.stop, &view.handled.stop),
+        ] {
+            open.take_if(|token| Some(&*token) == handled.as_ref());
+        }
+        self.knows_end = view.outcome.is_some();
+    }
+
+    /// The last report of a process, which is lost now and then.
+    pub(super) fn report_end(&mut self, view: &LoopView) {
+        if self.calm || !self.random.percent(20) {
+            self.report(view);
+        }
+    }
+
+    /// A user, an edit or a task starts the loop again, of whose end the controller knows.
+    pub(super) fn start_again(&mut self) {
+        self.is_stopped = false;
+        self.knows_end = false;
+    }
+
+    /// The volume is lost, and the next one is empty.
+    pub(super) fn lose_volume(&mut self) -> Files {
+        self.saved = None;
+        self.go_back(Saved::empty())
     }
 
     /// A snapshot of the volume is taken.

@@ -295,7 +295,7 @@ impl Referee {
     pub(super) fn loop_ended(&mut self, view: &LoopView, story: &Story) {
         let Some(outcome) = view.outcome else { return };
         self.outcomes_of_loop.push(outcome);
-        if story.mode != AgentMode::Goal {
+        if story.mode != AgentMode::Goal || outcome == LoopOutcome::Cancelled {
             return;
         }
         let goal = view.goal.as_ref().expect("a goal");

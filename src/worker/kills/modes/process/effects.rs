@@ -64,6 +64,11 @@ impl Process<'_> {
             }
             return Err(self.killed(left));
         }
+        let begins = lines.iter().any(|line| line.kind == RecordKind::TurnStarted);
+        assert!(
+            !begins || !self.world.is_stopped,
+            "a turn begins in a loop that a user has stopped"
+        );
         if result.is_ok() || !lines.is_empty() {
             self.world.referee.committed(heard, &lines);
         }
@@ -180,7 +185,7 @@ impl Process<'_> {
             EngineEffect::Stopped => {
                 self.stopped = true;
                 let view = self.steps.view();
-                self.world.report(&view);
+                self.world.report_end(&view);
             }
         }
     }

@@ -243,7 +243,7 @@ impl Process<'_> {
             },
             budget: self.world.budget.clone(),
             link_silent: self.link == Link::Silent,
-            stop: None,
+            stop: self.world.stop.clone(),
         })?;
         for level in self.world.levels() {
             self.handle(level)?;
@@ -343,11 +343,15 @@ impl Process<'_> {
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Stop> {
+        if let Event::Wake(_) | Event::Resume(_) | Event::Stop(_) = event {
+            super::note(format!("a user: {event:?}"));
+        }
         match event {
             Event::Request(offer) => self.take_task(offer),
             Event::Deliver(delivery) => self.take_delivery(&delivery),
             Event::Wake(token) => self.feed(EngineInput::WakeRequested { token }),
             Event::Resume(token) => self.feed(EngineInput::ResumeRequested { token }),
+            Event::Stop(token) => self.feed(EngineInput::StopRequested { token }),
             Event::Budget(budget) => self.feed(EngineInput::BudgetChanged { budget }),
             Event::Terminate => self.stop(StopCause::Drain),
             Event::Suspend => self.stop(StopCause::Suspend),
