@@ -120,6 +120,7 @@ impl LoopBench {
             known: KnownTotals::default(),
             budget: BudgetState::default(),
             link_silent: false,
+            stop: None,
         };
         let effects = engine.handle(now, started);
         Self {
