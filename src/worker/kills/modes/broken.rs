@@ -1,4 +1,4 @@
-//! Broken rules. Each is one promise left out, in the simulated world or between it and the loop; the simulation must notice
+//! Broken rules. Each is one promise left out, in the simulated environment or between it and the loop; the simulation must notice
 //! every one of them.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub(super) enum Broken {
     ActsBeforeCommit,
     /// A response is sent before its record is on disk.
     RespondsBeforeCommit,
-    /// A client is told that its request is accepted before it is on disk.
+    /// A client gets its receipt before the request is on disk.
     ReceiptBeforeCommit,
     /// Events are acknowledged before they are on disk.
     AcknowledgesBeforeCommit,
@@ -27,7 +27,7 @@ pub(super) enum Broken {
     JoinsChecks,
     /// An edit of the criteria is ignored.
     KeepsCriteria,
-    /// A gate is approved by nobody.
+    /// A gate is approved although no person did so.
     ForgesApproval,
     /// A run is sent a second time.
     RepeatsRun,
@@ -39,7 +39,7 @@ pub(super) enum Broken {
     LosesCount,
     /// The timer is lost.
     LosesTimer,
-    /// A request to stop counts as handled as soon as the loop was told of it.
+    /// A request to stop counts as handled as soon as the loop receives it.
     ForgetsStop,
 }
 
@@ -69,7 +69,7 @@ impl Broken {
     /// Where the search begins, so that a test run need not repeat it.
     pub(super) const fn first_seed(self) -> u64 {
         match self {
-            Self::RespondsBeforeCommit => 62,
+            Self::RespondsBeforeCommit => 318,
             Self::ReceiptBeforeCommit => 17,
             Self::AcknowledgesBeforeCommit => 9,
             Self::ActsBeforeCommit
