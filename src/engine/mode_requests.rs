@@ -243,7 +243,7 @@ impl Engine {
                     Some(OutcomeKind::Unknown),
                 ));
             }
-            match self.plan_check(check) {
+            match self.plan_check(&check) {
                 Ok(run) => self.state.requests.run = Some(run),
                 Err(why) => {
                     self.ask_mode(out.now, |mode, context| mode.checked(CheckEnd::NotRun(&why), context));
@@ -269,7 +269,7 @@ impl Engine {
         out.push(EngineEffect::RunTool(run.plan.run(run.id, run.arguments, 0), timeout));
     }
 
-    fn plan_check(&mut self, check: ModeCheck) -> Result<RequestedRun, String> {
+    fn plan_check(&mut self, check: &ModeCheck) -> Result<RequestedRun, String> {
         let call = ToolCall {
             id: String::new(),
             name: check.tool.to_owned(),
