@@ -120,6 +120,7 @@ impl LoopBench {
             known: KnownTotals::default(),
             budget: BudgetState::default(),
             link_silent: false,
+            stop: None,
         };
         let effects = engine.handle(now, started);
         Self {
@@ -202,6 +203,7 @@ fn settings(context_tokens: u32) -> EngineSettings {
         longest_text_delay: SignedDuration::ZERO,
         light_output_tokens: None,
         light_context_tokens: 0,
+        toolbox_image: None,
     }
 }
 

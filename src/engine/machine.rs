@@ -58,6 +58,14 @@ pub struct Engine {
     pub(super) fenced: bool,
 }
 
+/// What the controller knows of a loop when a process starts.
+struct KnownToController {
+    totals: KnownTotals,
+    budget: BudgetState,
+    /// The request to stop that it does not know to be handled.
+    stop: Option<String>,
+}
+
 /// The size of a prompt that was sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SentPrompt {
@@ -170,10 +178,16 @@ impl Engine {
                 known,
                 budget,
                 link_silent,
+                stop,
             } => {
                 self.agent = agent;
                 self.state.reasons.set_link_silent(link_silent);
-                self.start(epoch, &known, budget, last, out);
+                let known = KnownToController {
+                    totals: known,
+                    budget,
+                    stop,
+                };
+                self.start(epoch, known, last, out);
             }
             EngineInput::Sensed(event) => self.receive_event(event, out),
             EngineInput::Score(question) => self.request_score(question, out),
@@ -213,32 +227,27 @@ impl Engine {
         self.state.life.is_active() || self.state.life.is_stopping()
     }
 
-    fn start(
-        &mut self,
-        epoch: i64,
-        known: &KnownTotals,
-        budget: BudgetState,
-        last: Option<Timestamp>,
-        out: &mut EffectBuffer,
-    ) {
+    fn start(&mut self, epoch: i64, known: KnownToController, last: Option<Timestamp>, out: &mut EffectBuffer) {
         if epoch < self.state.life.epoch() {
             self.fence(out);
             return;
         }
         let same_pod = self.state.life.taken_over(epoch);
-        self.state.totals.merge(known);
+        self.state.totals.merge(&known.totals);
         self.in_flight = false;
         self.running.clear();
         self.timer = None;
-        self.budget_changed(budget, out);
+        self.budget_changed(known.budget, out);
         out.record(journal_line(
             RecordKind::Started,
             self.turn_number(),
             format!("epoch {epoch}"),
         ));
         let is_over = self.state.life.outcome().is_some();
-        if is_over && (self.state.life.is_stopping() || same_pod && self.state.life.is_stopped()) {
-            // A loop that was about to end does not begin again: only a pod that is started after its end does that.
+        let is_unreported = known.stop.is_some() && known.stop == self.state.handled.stop;
+        if is_over && (self.state.life.is_stopping() || same_pod && self.state.life.is_stopped() || is_unreported) {
+            // A loop that was about to end does not begin again: only a pod that is started after its end does that, and
+            // because the controller knows of the end.
             self.state.life.stopped();
             self.note_transition(out);
             out.stopped();
@@ -272,6 +281,9 @@ impl Engine {
         self.offer_own_task(out);
         self.keep_gates_after_start(out.now);
         self.settle_interrupted_runs(outdated.as_deref(), out);
+        if let Some(token) = known.stop {
+            self.stop_requested(token, out);
+        }
     }
 
     fn stop(&mut self, cause: StopCause, live: bool, out: &mut EffectBuffer) {
@@ -332,6 +344,8 @@ impl Engine {
             self.repeat_own_task(out);
             self.advance_deferred(out);
             self.end_overdue_task(out);
+            // That may have ended the turn.
+            self.end_if_stop_requested(out);
             self.run_due_step(out);
             self.end_preparation();
             self.note_transition(out);

@@ -102,6 +102,9 @@ pub enum EngineInput {
         budget: BudgetState,
         /// Whether [`EngineInput::LinkSilent`] holds.
         link_silent: bool,
+        /// The request to stop that the controller does not know to be handled. It takes effect before the first turn, also
+        /// if this journal knows nothing of it or has ended because of it: see [`EngineInput::StopRequested`].
+        stop: Option<String>,
     },
     /// A model call was answered.
     Answered { call: CallId, answer: ModelAnswer },

@@ -40,6 +40,8 @@ pub struct ModeRequests {
     failures: u32,
     /// When the next one may be made.
     ask_at: Option<Timestamp>,
+    /// The loop was paused for the model of the question: a request may be answered before the next attempt.
+    lets_request_in: bool,
     run: Option<RequestedRun>,
     gate: Option<RequestedGate>,
     /// How many gates were opened.
@@ -67,6 +69,17 @@ struct RequestedGate {
 }
 
 impl ModeRequests {
+    /// Whether a request may be answered before the question is asked again. Otherwise requests would wait for as long as its
+    /// model is away.
+    pub fn lets_request_in(&self) -> bool {
+        self.lets_request_in
+    }
+
+    /// A request is answered: the next attempt at the question comes before another one.
+    pub fn request_begins(&mut self) {
+        self.lets_request_in = false;
+    }
+
     pub fn open_gate(&self) -> Option<&RunGate> {
         self.gate.as_ref().map(|open| &open.gate)
     }
@@ -171,6 +184,7 @@ impl Engine {
                     "{failure}. The check of the goal waits and the call is retried; the annotation agentloop.dev/resume \
                      retries it at once"
                 );
+                self.state.requests.lets_request_in = true;
                 self.raise_pause(reason, Some(time_math::after(out.now, wait)), message);
             }
             RetryDecision::AwaitLink => self.link_refused(out),
@@ -180,7 +194,8 @@ impl Engine {
 
     /// The question has its answer, or none. `problem`: why it would not be clear.
     fn question_ended(&mut self, question: ModeQuestion, answer: Option<&str>, problem: &str, out: &mut EffectBuffer) {
-        (self.state.requests.failures, self.state.requests.ask_at) = (0, None);
+        let requests = &mut self.state.requests;
+        (requests.failures, requests.ask_at, requests.lets_request_in) = (0, None, false);
         // The time of the call is not time without an action.
         self.state.counters.idle.skip(out.now);
         let purpose = question.purpose;
@@ -228,7 +243,7 @@ impl Engine {
                     Some(OutcomeKind::Unknown),
                 ));
             }
-            match self.plan_check(check) {
+            match self.plan_check(&check) {
                 Ok(run) => self.state.requests.run = Some(run),
                 Err(why) => {
                     self.ask_mode(out.now, |mode, context| mode.checked(CheckEnd::NotRun(&why), context));
@@ -254,11 +269,11 @@ impl Engine {
         out.push(EngineEffect::RunTool(run.plan.run(run.id, run.arguments, 0), timeout));
     }
 
-    fn plan_check(&mut self, check: ModeCheck) -> Result<RequestedRun, String> {
+    fn plan_check(&mut self, check: &ModeCheck) -> Result<RequestedRun, String> {
         let call = ToolCall {
             id: String::new(),
             name: check.tool.to_owned(),
-            arguments: Value::Object(check.arguments).to_string(),
+            arguments: Value::Object(check.arguments.clone()).to_string(),
         };
         // The model does not request it, so what the model has read does not matter.
         let context = AdmissionContext {
@@ -267,6 +282,15 @@ impl Engine {
         };
         if self.offer.changed(&call.name).is_some() {
             return Err("not run: the definition of its tool has changed".to_owned());
+        }
+        let unknown = self.offer.toolbox().unknown_argument(&call.name, &check.arguments);
+        if let Some(argument) = unknown {
+            let tool = check.tool.rsplit_once("__").map_or(check.tool, |(_, tool)| tool);
+            return Err(format!(
+                "not run: {} is of an older version, whose {tool} has no argument {argument}: recreate the pod with one version \
+                 for all of its containers",
+                self.settings.toolbox_name()
+            ));
         }
         let admitted = self.offer.toolbox().admit(&call, context);
         let (known, arguments) = admitted.map_err(|denied| denied.text)?;

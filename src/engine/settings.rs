@@ -134,6 +134,8 @@ pub struct EngineSettings {
     pub light_output_tokens: Option<u32>,
     /// Context window of the light model, in tokens.
     pub light_context_tokens: u32,
+    /// `spec.tools.toolbox.image`, for messages; `None`: that of the pod.
+    pub toolbox_image: Option<String>,
     /// Fields of the hot state.
     pub hot_state: Vec<FieldSchema>,
     /// The most bytes of all notes of the tool `memory`; `None`: it is not offered.
@@ -197,6 +199,14 @@ impl EngineSettings {
         format!("{} [cut]", &data[..data.floor_char_boundary(most)])
     }
 
+    /// The toolbox with its image, for messages.
+    pub(super) fn toolbox_name(&self) -> String {
+        match &self.toolbox_image {
+            Some(image) => format!("the toolbox (image {image})"),
+            None => "the toolbox (the image of the pod)".to_owned(),
+        }
+    }
+
     /// Everything that is counted in rolling windows.
     pub(super) fn windows(&self) -> Vec<ResourceLimit> {
         self.rate_limits.iter().copied().chain([self.actions()]).collect()
@@ -258,6 +268,7 @@ impl TryFrom<&AgentSpec> for EngineSettings {
             pre_check: pre_check(spec),
             light_output_tokens: spec.light_model.as_ref().map(ModelSpec::output_limit),
             light_context_tokens: spec.light_model.as_ref().map_or(0, |light| light.context_tokens),
+            toolbox_image: spec.tools.toolbox.as_ref().and_then(|toolbox| toolbox.image.clone()),
             hot_state: spec.hot_state.fields.iter().map(FieldSchema::from).collect(),
             memory_bytes: spec.memory.as_ref().map(MemorySpec::most_bytes),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),

@@ -2,13 +2,16 @@
 //!
 //! A request is part of the snapshot until the loop has ended, so a worker that is killed in between continues with it. A turn
 //! that is cut stays open: if the loop is started again, it continues with that turn, as after a suspension.
+//!
+//! It is reported as handled only once the loop has ended, or goes on after all. Until then the controller hands it to each pod
+//! of the Agent, which thus ends the loop even if the volume is lost, or the report of the end.
 
 use crate::RecordKind;
 use crate::effects::{EffectBuffer, journal_line};
 use crate::lifecycle::StopRequest;
 use crate::machine::Engine;
 use agentloop_api::annotations::STOP_NOW;
-use agentloop_api::status::LoopOutcome;
+use agentloop_api::status::{HandledRequests, LoopOutcome};
 
 impl Engine {
     /// Handles the request `stop`, once per token.
@@ -24,6 +27,16 @@ impl Engine {
         self.state.handled.stop = Some(token);
         out.record(journal_line(RecordKind::RequestHandled, self.turn_number(), "stop"));
         self.state.life.request_stop(request);
+    }
+
+    /// The requests that are reported as handled.
+    pub(super) fn handled_requests(&self) -> HandledRequests {
+        let (handled, life) = (self.state.handled.clone(), &self.state.life);
+        let is_pending = life.stop_request().is_some() && life.outcome().is_none();
+        HandledRequests {
+            stop: handled.stop.filter(|_| !is_pending),
+            ..handled
+        }
     }
 
     /// Ends the loop if a user has requested that, and the open turn is not to be waited for: it is to be cut, or a pause

@@ -94,7 +94,7 @@ impl Engine {
             counts: state.totals.counts.clone(),
             consecutive_errors: state.counters.streaks.count(PauseReason::ConsecutiveErrors),
             consecutive_turns: state.counters.turns.count(),
-            handled: state.handled.clone(),
+            handled: self.handled_requests(),
             last_error: state.last_error.clone(),
             gates: self.view_gates(),
             recent_tasks: state.tasks.recent().cloned().collect(),

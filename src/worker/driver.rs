@@ -254,7 +254,11 @@ impl<'a> LoopDriver<'a> {
     }
 
     fn begin(&mut self, session: &WorkerSession, world: &mut DriverInputs) -> Result<(), JournalError> {
-        let budget = world.gateway_updates.borrow().as_ref().map(GatewayUpdate::budget);
+        let (budget, stop) = {
+            let update = world.gateway_updates.borrow();
+            let stop = update.as_ref().and_then(|update| update.event.directives.stop.clone());
+            (update.as_ref().map(GatewayUpdate::budget), stop)
+        };
         if self.contact.is_silent(ClockReading::now()) {
             self.link = LinkFreshness::Silent;
         }
@@ -268,6 +272,7 @@ impl<'a> LoopDriver<'a> {
             },
             budget: budget.unwrap_or_default(),
             link_silent: self.link == LinkFreshness::Silent,
+            stop,
         })?;
         self.apply_gateway_update(&mut world.gateway_updates)?;
         // Responses that the previous process has not delivered.

@@ -792,6 +792,53 @@ async fn a_stopped_loop_rests_and_no_stop_request_outlives_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_to_stop_reaches_each_pod_until_an_end_is_reported() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", &json!({})).await;
+    rig.annotate("coast", "agentloop.dev/stop", "monday");
+    rig.settle().await;
+    let stop = || {
+        let attached = rig
+            .running()
+            .loops
+            .attach(&agent_key("coast"), &rig.live_pod("coast"), (rig.clock)());
+        attached.unwrap().1.borrow().stop.clone()
+    };
+    assert_eq!(stop().as_deref(), Some("monday"));
+    // The pod is lost with its last report.
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(20).await;
+    rig.come_up("coast").await;
+    assert_eq!(rig.live_pod("coast").epoch, 2);
+    assert_eq!(stop().as_deref(), Some("monday"));
+    let mut stopped = LoopReport {
+        outcome: Some(LoopOutcome::Cancelled),
+        ..in_state(LoopState::Stopped)
+    };
+    stopped.handled.stop = Some("monday".into());
+    rig.report("coast", stopped, usage(1));
+    rig.pass(6).await;
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(20).await;
+    assert_eq!(rig.pod("coast"), None);
+
+    // Of a wake request and a stop that are seen together, the stop counts.
+    rig.annotate("coast", "agentloop.dev/stop", "tuesday");
+    rig.annotate("coast", "agentloop.dev/wake", "tuesday");
+    rig.settle().await;
+    assert_eq!(rig.pod("coast"), None);
+    let handled = rig.status("coast").last_handled_requests.unwrap();
+    assert_eq!(
+        (handled.wake.as_deref(), handled.stop.as_deref()),
+        (Some("tuesday"), Some("tuesday"))
+    );
+    rig.annotate("coast", "agentloop.dev/wake", "wednesday");
+    rig.settle().await;
+    assert_eq!(rig.live_pod("coast").epoch, 3);
+    assert_eq!(stop(), None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_reaches_the_loop_and_leaves_once_it_was_handled() {
     let rig = Rig::start().await;
     rig.bring_up("coast", &json!({})).await;

@@ -18,7 +18,7 @@ mod tools;
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
-use agentloop::api::status::{LoopState, PauseReason};
+use agentloop::api::status::{LoopOutcome, LoopState, PauseReason};
 use agentloop::link::messages::LoopReport;
 use serde_json::{Value, json};
 
@@ -212,6 +212,34 @@ async fn suspend_cuts_the_call_within_250_ms_and_the_process_idles_until_sigterm
     worker.terminate().await;
     assert!(worker.ended().await.success());
     assert_eq!(gateway.log().calls.len(), 1);
+}
+
+#[tokio::test]
+async fn a_worker_that_starts_with_a_pending_stop_makes_no_call_and_reports_the_end() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    gateway.tell(|event| event.directives.stop = Some("monday".into()));
+    let mut worker = bench.worker(&gateway);
+    let log = gateway
+        .until("the end", |log| !log.reports.is_empty() && log.last().outcome.is_some())
+        .await;
+    assert_eq!(log.last().outcome, Some(LoopOutcome::Cancelled));
+    assert_eq!(log.last().handled.stop.as_deref(), Some("monday"));
+    worker.kill().await;
+
+    // Nobody has learned of that, and another pod runs the loop.
+    gateway.set_epoch(9);
+    worker = bench.worker(&gateway);
+    let reports = log.reports.len();
+    let log = gateway
+        .until("the same end", |log| {
+            log.reports.len() > reports && log.last().outcome.is_some()
+        })
+        .await;
+    assert_eq!(log.last().outcome, Some(LoopOutcome::Cancelled));
+    assert_eq!(gateway.log().calls.len(), 0);
+    worker.terminate().await;
+    assert!(worker.ended().await.success());
 }
 
 #[tokio::test]

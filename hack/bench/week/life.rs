@@ -148,6 +148,7 @@ impl Life {
             known: KnownTotals::default(),
             budget: BudgetState::default(),
             link_silent: false,
+            stop: None,
         });
         let mut all = Vec::new();
         for _ in 0..days {

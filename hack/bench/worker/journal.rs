@@ -162,6 +162,7 @@ fn with_loop(dir: &Path, context_tokens: u32, run: impl FnOnce(&mut Turns<'_>)) 
         known: KnownTotals::default(),
         budget: BudgetState::default(),
         link_silent: false,
+        stop: None,
     });
     turns.end(first);
     run(&mut turns);

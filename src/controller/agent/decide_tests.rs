@@ -153,6 +153,42 @@ fn a_loop_that_was_scaled_to_zero_gets_a_pod_once_something_arrives_and_one_that
 }
 
 #[test]
+fn a_loop_that_has_ended_does_not_start_again_while_a_request_to_stop_is_open() {
+    for (annotations, handled, intent) in [
+        (json!({"agentloop.dev/wake": "w"}), json!({}), Intent::Create),
+        (
+            json!({"agentloop.dev/wake": "w", "agentloop.dev/stop": "s"}),
+            json!({}),
+            Intent::Rest(RestReason::Completed),
+        ),
+        (
+            json!({"agentloop.dev/wake": "w", "agentloop.dev/stop": "s"}),
+            json!({"stop": "s"}),
+            Intent::Create,
+        ),
+    ] {
+        let mut situation = Situation::new();
+        let snapshot = situation.snapshot();
+        (snapshot.pod, snapshot.report) = (None, None);
+        snapshot.last.status.observed_generation = Some(3);
+        snapshot.last.status.last_handled_requests = serde_json::from_value(handled).unwrap();
+        snapshot.last.status.r#loop = Some(LoopStatus {
+            outcome: Some(LoopOutcome::Completed),
+            ..LoopStatus::default()
+        });
+        let mut agent = agent();
+        agent.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        let found = PodSituation {
+            agent: &agent,
+            snapshot: &situation.observed.snapshot,
+            settings: &settings(),
+        }
+        .intent();
+        assert_eq!(found, intent, "{annotations}");
+    }
+}
+
+#[test]
 fn a_pod_is_silent_after_its_run_lease_and_only_if_it_may_attach() {
     let mut situation = Situation::new();
     let after = |seconds| now() + SignedDuration::from_secs(seconds);

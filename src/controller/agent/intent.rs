@@ -197,9 +197,12 @@ impl PodSituation<'_> {
     }
 
     /// A completed loop restarts for a new spec or an open request, and one that was scaled to zero for a task. An idle one
-    /// does not restart for a resume request: it has nothing to resume.
+    /// does not restart for a resume request: it has nothing to resume. None restarts while a request to stop is open.
     fn restart_wanted(&self) -> bool {
         let open = requests::open(self.agent, self.snapshot.status());
+        if open.stop.is_some() {
+            return false;
+        }
         let scaled = self.outcome() == Some(LoopOutcome::ScaledToZero);
         if scaled && self.snapshot.is_wanted {
             return true;

@@ -21,6 +21,15 @@ pub(super) struct OpenRequests {
     pub(super) stop: Option<String>,
 }
 
+/// Whether a loop has an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LoopEnds {
+    /// In the status as last written.
+    pub(super) before: bool,
+    /// In the status that is computed.
+    pub(super) now: bool,
+}
+
 /// The requests of an Agent that its status does not record as handled.
 pub(super) fn open(agent: &Agent, status: &AgentStatus) -> OpenRequests {
     let handled = status.last_handled_requests.clone().unwrap_or_default();
@@ -70,13 +79,17 @@ pub(super) fn gate_answers(agent: &Agent, status: &AgentStatus) -> Vec<GateAnswe
 }
 
 /// The [`HandledRequests`] to record. While a handled value is still in the annotation it stays recorded, so that an
-/// older report cannot make it open again. `all` records every current value: the loop has just restarted. `has_ended`
-/// records a request to stop: there is nothing to stop, and the loop must not end again when it is started.
+/// older report cannot make it open again. A loop that starts again has done what any request to start it asked for.
+///
+/// A request to stop stays open until the loop has reported that it is handled: each pod gets it, so it outlives a lost volume
+/// and a lost report. If the loop had ended before, there is nothing to stop, and it must not end again when it is started.
+/// Requests to start it that are open as well are then recorded too: which came first is not known, and a stop holds until
+/// the next of them.
 pub(super) fn remember(
     agent: &Agent,
     old: Option<&HandledRequests>,
     reported: Option<&HandledRequests>,
-    (all, has_ended): (bool, bool),
+    ends: LoopEnds,
 ) -> Option<HandledRequests> {
     let asked = requested(agent);
     let old = old.cloned().unwrap_or_default();
@@ -88,10 +101,13 @@ pub(super) fn remember(
             reported.or(old)
         }
     };
+    let rests = ends.before && ends.now;
+    let is_stopped = rests && asked.stop.is_some() && asked.stop != old.stop;
+    let all = ends.before && !ends.now || is_stopped;
     let handled = HandledRequests {
         wake: one(asked.wake, old.wake, reported.wake, all),
         resume: one(asked.resume, old.resume, reported.resume, all),
-        stop: one(asked.stop, old.stop, reported.stop, all || has_ended),
+        stop: one(asked.stop, old.stop, reported.stop, rests),
     };
     (handled != HandledRequests::default()).then_some(handled)
 }
@@ -111,6 +127,7 @@ fn requested(agent: &Agent) -> OpenRequests {
 #[cfg(test)]
 mod tests {
     use pretty_assertions::assert_eq;
+    use rstest::rstest;
     use serde_json::json;
 
     use super::*;
@@ -151,5 +168,62 @@ mod tests {
                 ("g3", true, Some("carl"))
             ]
         );
+    }
+
+    /// An Agent with these annotations.
+    fn asked(annotations: &[(&str, &str)]) -> Agent {
+        let annotations: serde_json::Map<String, serde_json::Value> = annotations
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), json!(value)))
+            .collect();
+        serde_json::from_value(json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+            "metadata": {"name": "x", "namespace": "a", "annotations": annotations},
+            "spec": {"instructions": "Be brief.", "model": {"api": "Scripted", "name": "small"}},
+        }))
+        .unwrap()
+    }
+
+    fn handled(wake: Option<&str>, stop: Option<&str>) -> HandledRequests {
+        HandledRequests {
+            wake: wake.map(str::to_owned),
+            stop: stop.map(str::to_owned),
+            ..HandledRequests::default()
+        }
+    }
+
+    #[rstest]
+    #[case::it_runs(None, LoopEnds { before: false, now: false }, None)]
+    #[case::it_has_ended_for_this_request(Some("s"), LoopEnds { before: false, now: true }, Some("s"))]
+    #[case::it_has_just_ended_for_another_reason(None, LoopEnds { before: false, now: true }, None)]
+    #[case::it_had_ended_before(None, LoopEnds { before: true, now: true }, Some("s"))]
+    #[case::it_starts_again(None, LoopEnds { before: true, now: false }, None)]
+    fn a_stop_stays_open_until_its_end_is_reported_or_there_is_nothing_to_stop(
+        #[case] reported: Option<&str>,
+        #[case] ends: LoopEnds,
+        #[case] recorded: Option<&str>,
+    ) {
+        let agent = asked(&[(names::STOP, "s")]);
+        let found = remember(&agent, None, Some(&handled(None, reported)), ends);
+        assert_eq!(found.and_then(|handled| handled.stop).as_deref(), recorded);
+    }
+
+    #[test]
+    fn a_stop_that_is_requested_with_a_wake_counts_for_both_in_a_loop_that_has_ended() {
+        let agent = asked(&[(names::WAKE, "w"), (names::STOP, "s")]);
+        let rests = LoopEnds {
+            before: true,
+            now: true,
+        };
+        assert_eq!(remember(&agent, None, None, rests), Some(handled(Some("w"), Some("s"))));
+        // Not a wake request after the end for an earlier one.
+        let old = handled(None, Some("s"));
+        assert_eq!(remember(&agent, Some(&old), None, rests), Some(old));
+        let ends = LoopEnds {
+            before: false,
+            now: true,
+        };
+        let reported = handled(None, Some("s"));
+        assert_eq!(remember(&agent, None, Some(&reported), ends), Some(reported));
     }
 }

@@ -12,7 +12,7 @@ use super::apply::PodObstacle;
 use super::conditions;
 use super::gateway_loop_detection::LoopFinding;
 use super::intent::{Intent, RestReason};
-use super::requests;
+use super::requests::{self, LoopEnds};
 use super::totals;
 use super::validate::InvalidAgent;
 use crate::api::status::{AgentSummary, LoopState, LoopStatus, LoopUsage, PauseReason};
@@ -92,8 +92,10 @@ pub(super) fn compute(facts: &AgentStatusInput<'_>) -> AgentStatus {
     let old = facts.old;
     let status = loop_status(facts);
     let usage = (facts.known.usage != LoopUsage::default()).then(|| facts.known.usage.clone());
-    let restarted = old.r#loop.as_ref().is_some_and(|old| old.outcome.is_some()) && status.outcome.is_none();
-    let has_ended = status.outcome.is_some();
+    let ends = LoopEnds {
+        before: old.r#loop.as_ref().is_some_and(|old| old.outcome.is_some()),
+        now: status.outcome.is_some(),
+    };
     let handled = facts.report().map(|report| &report.handled);
     let new = AgentStatus {
         observed_generation: facts.agent.metadata.generation,
@@ -119,12 +121,7 @@ pub(super) fn compute(facts: &AgentStatusInput<'_>) -> AgentStatus {
             .report()
             .and_then(|report| report.last_error.clone())
             .or_else(|| old.last_error.clone()),
-        last_handled_requests: requests::remember(
-            facts.agent,
-            old.last_handled_requests.as_ref(),
-            handled,
-            (restarted, has_ended),
-        ),
+        last_handled_requests: requests::remember(facts.agent, old.last_handled_requests.as_ref(), handled, ends),
         // Owned by the ledger. Unchanged here, so the status patch does not contain it.
         ledger: old.ledger.clone(),
     };

@@ -273,6 +273,10 @@ pub trait LoopMode {
     /// A call of another tool was denied.
     fn call_denied(&mut self, _call: &ToolCall, _why: DenialReason) {}
 
+    /// A turn begins that answers a request, beside the mode's work. A check that it interrupts starts over afterwards: what was
+    /// found before may no longer hold.
+    fn request_begins(&mut self, _context: &ModeContext<'_>) {}
+
     /// The loop answered a request for so long, which is not the mode's work.
     fn interrupted(&mut self, _time: SignedDuration) {}
 
@@ -560,10 +564,10 @@ impl Engine {
     pub(super) fn next_step(&self, now: Timestamp) -> NextStep {
         let next = self.mode().next(&self.mode_context(now));
         // People wait for the answers to requests. Only what completes a turn comes before them, and a turn that is due after
-        // each of them.
+        // each of them. A question comes before them until its model is away for long.
         let is_first = match next {
             NextStep::Stop(_) | NextStep::RequestApproval => true,
-            NextStep::Ask => self.mode_question_due() <= now,
+            NextStep::Ask => !self.state.requests.lets_request_in(),
             NextStep::Check => self.state.reasons.allow_actions() && !self.is_deferred_under_way(),
             NextStep::Begin { at, .. } => self.state.tasks.is_own_turn_first() && at <= now,
             NextStep::Wait => false,

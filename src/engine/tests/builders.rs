@@ -29,6 +29,7 @@ pub(super) fn settings() -> EngineSettings {
         pre_check: None,
         light_output_tokens: None,
         light_context_tokens: 128_000,
+        toolbox_image: None,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
         memory_bytes: None,

@@ -1,11 +1,13 @@
 //! Mode `Goal`: by what the progress is measured, and reports of tests as criteria.
 
 use pretty_assertions::assert_eq;
-use serde_json::json;
+use rstest::rstest;
+use serde_json::{Value, json};
 
-use super::goal::{command, criterion, ended, finish, goal, judge};
+use super::goal::{command, criterion, ended, finish, goal, judge, shell};
+use super::work::tools;
 use super::*;
-use crate::modes::goal::{CommandCheck, CriterionCheck, GoalSettings};
+use crate::modes::goal::{CommandCheck, CriterionCheck, GoalSettings, Verdict};
 use agentloop_api::goal::{GoalEnd, ProgressSource};
 use agentloop_api::status::LoopOutcome;
 use agentloop_api::test_report::TestReport;
@@ -140,4 +142,56 @@ fn an_edit_of_the_criteria_forgets_what_was_measured() {
     driver.settings = goal(|goal| goal.criteria.push(criterion("tests", command("make", None))));
     driver.restart(2);
     assert_eq!(driver.progress(), (0, None));
+}
+
+/// A toolbox of an older version has no argument for a report, ignores it, and its output can look like the line of a report.
+#[rstest]
+#[case::any_argument(json!({"type": "object", "properties": {"command": {"type": "string"}}}), Some("ci-tools:7"))]
+#[case::no_other_argument(
+    json!({"type": "object", "properties": {"command": {"type": "string"}}, "additionalProperties": false}),
+    Some("ci-tools:7")
+)]
+#[case::image_of_the_pod(json!({"type": "object", "properties": {"command": {"type": "string"}}}), None)]
+fn a_toolbox_that_reads_no_report_runs_no_command_with_one_and_nothing_is_known(
+    #[case] parameters: Value,
+    #[case] image: Option<&str>,
+) {
+    let mut driver = Driver::fresh(EngineSettings {
+        toolbox_image: image.map(str::to_owned),
+        ..goal(|goal| goal.criteria = vec![criterion("tests", junit())])
+    });
+    let old = ToolSpec { parameters, ..shell() };
+    driver.offer(tools().into_iter().chain([old]).collect());
+    driver.start(1);
+    driver.answer(says("Written."));
+    assert!(driver.running.is_empty(), "{:?}", driver.running);
+    assert_eq!(ended(&driver), (None, None));
+    driver.next_timer();
+    let named = image.map_or_else(|| "the image of the pod".to_owned(), |image| format!("image {image}"));
+    let expected = format!(
+        "Last check of tests: not run: the toolbox ({named}) is of an older version, whose shell has no argument junit: recreate \
+         the pod with one version for all of its containers"
+    );
+    assert!(driver.observed().contains(&expected), "{}", driver.observed());
+    let checked = driver.journal.iter().filter_map(|record| record.validation.as_ref());
+    let verdicts: Vec<_> = checked.flat_map(|step| &step.criteria).map(|one| one.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Unknown]);
+}
+
+#[test]
+fn a_result_without_a_report_names_the_image_of_the_toolbox() {
+    let mut driver = Driver::with_goal(EngineSettings {
+        toolbox_image: Some("ci-tools:7".into()),
+        ..goal(|goal| goal.criteria = vec![criterion("tests", junit())])
+    });
+    driver.checked_with(says("Written."), "exit code 0\n5 passed");
+    assert_eq!(ended(&driver), (None, None));
+    driver.next_timer();
+    assert!(
+        driver
+            .observed()
+            .contains("Last check of tests: the toolbox (image ci-tools:7) has not read the JUnit report\nexit code 0"),
+        "{}",
+        driver.observed()
+    );
 }

@@ -23,6 +23,7 @@ mod goal_history;
 mod goal_light;
 mod goal_progress;
 mod goal_recovery;
+mod goal_requests;
 mod goal_texts;
 mod heartbeat;
 mod held_results;
@@ -154,6 +155,8 @@ struct Driver {
     sent: Vec<ToolRun>,
     cut: Vec<ToolRunId>,
     silent: bool,
+    /// The request to stop that the controller does not know to be handled.
+    pending_stop: Option<String>,
     /// Calls whose answers were given after untrusted content.
     untrusted: BTreeSet<(i64, u32)>,
     /// Messages that left without a summary since the last one.
@@ -200,6 +203,7 @@ impl Driver {
             sent: Vec::new(),
             cut: Vec::new(),
             silent: false,
+            pending_stop: None,
             untrusted: BTreeSet::new(),
             forgotten: 0,
             pinned: BTreeSet::new(),
@@ -226,6 +230,7 @@ impl Driver {
             known,
             budget,
             link_silent: self.silent,
+            stop: self.pending_stop.clone(),
         })
     }
 

@@ -22,7 +22,7 @@ pub(super) fn request(id: &str) -> TaskOffer {
 }
 
 impl Driver {
-    fn ask(&mut self, id: &str) {
+    pub(super) fn ask(&mut self, id: &str) {
         self.feed(EngineInput::TaskOffered(request(id)));
     }
 }

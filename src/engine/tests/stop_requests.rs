@@ -3,7 +3,7 @@
 use pretty_assertions::assert_eq;
 use rstest::rstest;
 
-use super::goal::goal;
+use super::goal::{finish, goal};
 use super::requests::request;
 use super::work::wants;
 use super::*;
@@ -96,6 +96,25 @@ fn an_action_that_was_sent_ends_first_and_a_kill_meanwhile_does_not_start_the_lo
         assert!(is_cancelled(&killed), "{epoch}: {:?}", killed.engine.view());
         assert_eq!(killed.sent.len(), 1, "the action is not repeated");
     }
+}
+
+#[test]
+fn no_turn_begins_after_one_that_the_time_of_its_task_has_ended() {
+    let mut driver = Driver::started(settings());
+    driver.answer(says("done"));
+    driver.ask("a");
+    driver.ask("b");
+    stop(&mut driver, "1");
+    driver.pass(seconds(300));
+    assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
+    assert_eq!(driver.notes(RecordKind::TurnStarted).len(), 2);
+    assert_eq!(
+        driver.answered_tasks(),
+        [
+            ("request-a", TaskOutcome::LimitReached),
+            ("request-b", TaskOutcome::Failed)
+        ]
+    );
 }
 
 #[test]
@@ -194,4 +213,87 @@ fn a_recreated_agent_is_not_stopped_by_the_request_of_the_previous_one() {
     driver.restart(1);
     driver.answer(says("done"));
     assert!(!is_cancelled(&driver), "{:?}", driver.engine.view());
+}
+
+/// The Agent gets another pod while the controller does not know that this request is handled.
+fn restart_with_pending(driver: &mut Driver, token: &str) {
+    driver.pending_stop = Some(token.into());
+    driver.restart(2);
+}
+
+#[test]
+fn a_request_counts_as_handled_once_the_loop_has_ended_or_goes_on_after_all() {
+    let mut driver = Driver::started(settings());
+    stop(&mut driver, "1");
+    assert_eq!(driver.engine.view().handled.stop, None, "the turn has not ended");
+    let mut resumed = driver.clone();
+    driver.answer(says("done"));
+    assert_eq!(driver.engine.view().handled.stop.as_deref(), Some("1"));
+    resume(&mut resumed, "r");
+    assert_eq!(resumed.engine.view().handled.stop.as_deref(), Some("1"));
+}
+
+#[rstest]
+#[case("1")]
+#[case("now:1")]
+fn a_new_journal_ends_for_a_pending_request_before_its_first_turn(#[case] token: &str) {
+    let mut driver = Driver::fresh(settings());
+    driver.pending_stop = Some(token.into());
+    driver.start(2);
+    assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
+    let view = driver.engine.view();
+    assert_eq!((view.counts.turns, view.handled.stop.as_deref()), (0, Some(token)));
+    assert_eq!(driver.notes(RecordKind::RequestHandled), ["stop"]);
+}
+
+#[test]
+fn a_loop_whose_end_nobody_has_learned_of_stays_ended_in_the_next_pod() {
+    let mut driver = Driver::with_goal(goal(|_| {}));
+    driver.turn();
+    stop(&mut driver, "1");
+    driver.answer(says("Not yet."));
+    assert!(is_cancelled(&driver));
+    restart_with_pending(&mut driver, "1");
+    assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
+    assert_eq!(driver.goal_view().steps, 2, "it has not begun again");
+    driver.pending_stop = None;
+    driver.restart(3);
+    assert_eq!(
+        driver.engine.view().outcome,
+        None,
+        "the controller knows of the end, and starts it again"
+    );
+    assert_eq!(driver.goal_view().steps, 0);
+}
+
+#[test]
+fn a_request_that_came_after_the_end_ends_the_loop_that_begins_again() {
+    let mut driver = Driver::with_goal(goal(|_| {}));
+    driver.answer(finish("done"));
+    assert_eq!(driver.engine.view().outcome, Some(LoopOutcome::Completed));
+    restart_with_pending(&mut driver, "1");
+    assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
+}
+
+#[test]
+fn an_earlier_state_of_the_volume_ends_after_the_turn_that_is_open_in_it() {
+    let mut driver = Driver::started(settings());
+    let mut earlier = driver.clone();
+    stop(&mut driver, "1");
+    driver.answer(says("done"));
+    restart_with_pending(&mut earlier, "1");
+    assert_eq!(earlier.in_flight.unwrap().to_string(), "t1c1a1");
+    earlier.answer(says("done"));
+    assert!(is_cancelled(&earlier), "{:?}", earlier.engine.view());
+}
+
+#[test]
+fn a_request_that_was_taken_back_does_not_end_the_loop_in_the_next_pod() {
+    let mut driver = Driver::started(settings());
+    stop(&mut driver, "1");
+    resume(&mut driver, "r");
+    restart_with_pending(&mut driver, "1");
+    driver.turn();
+    assert_eq!(driver.engine.view().outcome, None);
+    assert_eq!(driver.engine.view().handled.stop.as_deref(), Some("1"));
 }

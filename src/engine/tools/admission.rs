@@ -224,6 +224,16 @@ impl Toolbox {
         ends.next().is_none().then_some(found)
     }
 
+    /// The first of these arguments that a tool does not name in its schema. It may ignore such a one.
+    pub fn unknown_argument<'a>(&self, name: &str, arguments: &'a Map<String, Value>) -> Option<&'a str> {
+        let properties = self.known.get(name)?.spec.parameters.get("properties");
+        let is_known = |argument: &str| properties.is_some_and(|properties| properties.get(argument).is_some());
+        arguments
+            .keys()
+            .map(String::as_str)
+            .find(|argument| !is_known(argument))
+    }
+
     /// What a tool may do; `None`: unknown tool.
     pub fn effect(&self, name: &str) -> Option<ToolEffect> {
         self.known.get(name).map(|known| known.spec.effect)

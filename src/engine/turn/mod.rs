@@ -53,6 +53,8 @@ impl Engine {
             self.state.tasks.own_turn_begins();
             self.ask_mode(out.now, |mode, context| mode.begin_turn(kind, &opening, context))
         } else {
+            self.state.requests.request_begins();
+            self.ask_mode(out.now, |mode, context| mode.request_begins(context));
             self.request_opening(out.now)
         };
         if !rules.own_session {

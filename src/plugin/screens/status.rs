@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use kube::ResourceExt;
 
+use super::explanation::is_stop_pending;
 use super::figures::{age, duration};
 use super::table::TextTable;
 use crate::api::agent::AgentMode;
@@ -120,7 +121,7 @@ fn waits_for(agent: &Agent, now: Timestamp) -> String {
     }
     let until = state.resumes_at.as_ref().map(|at| duration(at.0.duration_since(now)));
     let until = until.map(|until| format!(" ({until})")).unwrap_or_default();
-    match state.state {
+    let held = match state.state {
         LoopState::Paused | LoopState::Stopped => {
             let reasons: Vec<&str> = state.reasons.iter().map(AsRef::as_ref).collect();
             let suspended = agent.spec.suspend && reasons.is_empty();
@@ -134,6 +135,11 @@ fn waits_for(agent: &Agent, now: Timestamp) -> String {
         LoopState::Sleeping => format!("{}{until}", wake(&state)),
         LoopState::Starting => unready(status),
         LoopState::Running | LoopState::Stopping => String::new(),
+    };
+    match (is_stop_pending(agent, status), held.is_empty()) {
+        (false, _) => held,
+        (true, true) => "stop requested".into(),
+        (true, false) => format!("{held}; stop requested"),
     }
 }
 

@@ -59,11 +59,13 @@ impl History {
             "SELECT seq || '' FROM journal WHERE kind LIKE 'Gate%' OR kind = 'ToolDenied'
              OR (kind IN ('ToolIntent', 'ToolOutcome') AND run IS NOT NULL) ORDER BY seq",
         );
+        // What runs between two turns has the number of the coming one. That turn may never begin: the loop has ended, or its
+        // volume went back and it continued from a higher number that the controller knows.
         let audited = texts(
             connection,
             "SELECT seq || '' FROM agent_execution_audit
-             WHERE (decision IS NULL) = (outcome IS NOT NULL) AND (execution_id IS NOT NULL
-                 OR turn > (SELECT max(turn) FROM agent_execution_history WHERE task_id IN ('Turn', 'Heartbeat')))
+             WHERE (decision IS NULL) = (outcome IS NOT NULL)
+                 AND (execution_id IS NULL) = (turn NOT IN (SELECT turn FROM journal WHERE kind = 'TurnStarted'))
              ORDER BY seq",
         );
         assert_eq!(audited, lines, "each line about a tool is a row of the audit, once");

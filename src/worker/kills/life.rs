@@ -133,6 +133,7 @@ impl Life<'_> {
             known: KnownTotals::default(),
             budget,
             link_silent: self.world.link_lost,
+            stop: None,
         })?;
         let (wake, resume, stop) = (
             self.world.wake.clone(),

@@ -193,7 +193,7 @@ fn tools() -> Vec<ToolSpec> {
     let tool = |name: &str, effect, idempotent, on_unknown| ToolSpec {
         name: name.into(),
         description: format!("does {name}"),
-        parameters: json!({"type": "object"}),
+        parameters: json!({"type": "object", "properties": {"command": {"type": "string"}}}),
         effect,
         idempotent,
         timeout: SignedDuration::from_secs(600),

@@ -35,6 +35,7 @@ pub fn started(epoch: i64) -> EngineInput {
         known: KnownTotals::default(),
         budget: BudgetState::default(),
         link_silent: false,
+        stop: None,
     }
 }
 

@@ -95,6 +95,7 @@ impl Receiver {
             known: KnownTotals::default(),
             budget: BudgetState::default(),
             link_silent: false,
+            stop: None,
         };
         let _ = self.hear(now, Some(started), None, None);
     }

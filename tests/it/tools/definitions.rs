@@ -50,6 +50,7 @@ impl Loop {
             known: KnownTotals::default(),
             budget: BudgetState::default(),
             link_silent: false,
+            stop: None,
         });
         new
     }

@@ -238,6 +238,7 @@ fn started() -> EngineInput {
         epoch: 1,
         known: KnownTotals::default(),
         link_silent: false,
+        stop: None,
         budget: BudgetState::default(),
     }
 }

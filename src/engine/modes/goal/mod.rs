@@ -323,6 +323,10 @@ impl LoopMode for GoalState {
         }
     }
 
+    fn request_begins(&mut self, context: &ModeContext<'_>) {
+        self.restart_check(context);
+    }
+
     fn interrupted(&mut self, time: SignedDuration) {
         self.started_at = self.started_at.map(|at| time_math::after(at, time));
     }
@@ -408,7 +412,7 @@ impl LoopMode for GoalState {
             return;
         };
         let verdict = match end {
-            CheckEnd::Ran(text) => verdicts::of_command(command, text),
+            CheckEnd::Ran(text) => verdicts::of_command(command, text, &context.settings.toolbox_name()),
             CheckEnd::NotRun(why) => CheckResult::unknown(why),
         };
         self.verdict(name, verdict);

@@ -245,11 +245,16 @@ impl GoalState {
         });
     }
 
-    /// The goal or its criteria were edited: what was met before says nothing about them. A check that was under way begins
-    /// again.
+    /// The goal or its criteria were edited: what was met before says nothing about them. A check that was under way starts
+    /// over.
     pub(super) fn check_again(&mut self, context: &ModeContext<'_>) {
         self.met = false;
         self.criteria.clear();
+        self.restart_check(context);
+    }
+
+    /// A check that is under way starts over with all criteria.
+    pub(super) fn restart_check(&mut self, context: &ModeContext<'_>) {
         if let Some(validation) = self.validation.take() {
             let result = validation.has_result.then(|| self.result.clone());
             self.validate(validation.of, result.as_deref(), context);

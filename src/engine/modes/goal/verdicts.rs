@@ -13,15 +13,15 @@ use agentloop_api::test_report::TestReport;
 const MAX_STATUS: usize = 400;
 
 /// Whether a command has succeeded, by its result: a line with the exit code, then one with its report if it was asked for
-/// one, and then its output.
-pub(super) fn of_command(command: &CommandCheck, result: &str) -> CheckResult {
+/// one, and then its output. `toolbox`: what has run it.
+pub(super) fn of_command(command: &CommandCheck, result: &str, toolbox: &str) -> CheckResult {
     let (status, mut output) = result.split_once('\n').unwrap_or((result, ""));
     let mut tests = None;
     if command.junit.is_some() {
         let (line, rest) = output.split_once('\n').unwrap_or((output, ""));
         let Some(report) = TestReport::parse(line) else {
             return CheckResult::unknown(format!(
-                "the toolbox has not read the JUnit report\n{}",
+                "{toolbox} has not read the JUnit report\n{}",
                 last_bytes(result)
             ));
         };
@@ -205,7 +205,11 @@ mod tests {
             pass_regex: pass_regex.map(str::to_owned),
             junit: Some("report.xml".into()),
         };
-        of_command(&command, &format!("{status}\n{}\nthe output", report.line()))
+        of_command(
+            &command,
+            &format!("{status}\n{}\nthe output", report.line()),
+            "the toolbox",
+        )
     }
 
     #[test]
@@ -254,7 +258,11 @@ mod tests {
         };
         // The output comes after the line of the toolbox, so that it cannot take its place.
         for result in ["exit code 0\n5 passed", "exit code 0"] {
-            assert_eq!(of_command(&command, result).verdict, Verdict::Unknown, "{result}");
+            assert_eq!(
+                of_command(&command, result, "the toolbox").verdict,
+                Verdict::Unknown,
+                "{result}"
+            );
         }
     }
 

@@ -8,16 +8,19 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt;
 use serde::Serialize;
 use strum::IntoEnumIterator;
 
 use super::figures::{age, moment};
 use super::printable::one_line;
 use crate::api::agent::AgentMode;
+use crate::api::annotations::STOP;
 use crate::api::condition::{self, ConditionType};
 use crate::api::pause::PauseReason;
 use crate::api::status::{LoopOutcome, LoopState, LoopStatus, WakeType};
 use crate::api::{Agent, AgentStatus};
+use crate::support::text::first_chars;
 
 /// The explanation of one Agent.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
@@ -191,6 +194,9 @@ fn notes(agent: &Agent, status: &AgentStatus, state: &LoopStatus) -> Vec<String>
             "the status is of an earlier version of the spec; the controller has not seen the newest one yet".into(),
         );
     }
+    if is_stop_pending(agent, status) {
+        notes.push("stop requested, not yet confirmed by the loop".into());
+    }
     let not_paused = state.state != LoopState::Paused;
     if not_paused && !status.gates.is_empty() {
         notes.push(format!(
@@ -210,6 +216,17 @@ fn notes(agent: &Agent, status: &AgentStatus, state: &LoopStatus) -> Vec<String>
         notes.push(sensors.message.clone());
     }
     notes
+}
+
+/// Whether a user has requested that the loop ends, which it has not reported yet.
+pub(super) fn is_stop_pending(agent: &Agent, status: &AgentStatus) -> bool {
+    let requested = agent.annotations().get(STOP).filter(|value| !value.is_empty());
+    let handled = status.last_handled_requests.as_ref();
+    let handled = handled.and_then(|handled| handled.stop.as_deref());
+    let has_ended = status.r#loop.as_ref().is_some_and(|state| state.outcome.is_some());
+    // The status has the beginning of a long value.
+    let requested = requested.map(|value| first_chars(value, 256));
+    !has_ended && requested.is_some() && requested != handled
 }
 
 fn plural(number: usize, one: &str, many: &str) -> String {

@@ -4,6 +4,7 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::plugin::screens::status::{StatusColumns, table};
 
 const NOW: &str = "2026-11-22T14:00:00Z";
 
@@ -224,4 +225,35 @@ fn a_condition_that_shows_one_pause_does_not_explain_another() {
     let causes = of(&agent(&status), now()).causes;
     let messages: Vec<&str> = causes.iter().map(|cause| cause.message.as_str()).collect();
     assert_eq!(messages, ["budget team-a has no room", ""]);
+}
+
+#[test]
+fn a_request_to_stop_is_shown_until_the_loop_has_reported_its_end() {
+    let with = |requested: &str, status: &Value| {
+        let mut agent = agent(status);
+        agent.metadata.annotations = Some([(STOP.to_owned(), requested.to_owned())].into());
+        agent
+    };
+    let running = json!({"loop": {"state": "Running"}});
+    let handled = json!({"loop": {"state": "Running"}, "lastHandledRequests": {"stop": "1"}});
+    let ended = json!({"loop": {"state": "Stopped", "outcome": "Cancelled"}});
+    for (requested, status, is_shown) in [
+        ("1", &running, true),
+        ("", &running, false),
+        ("1", &handled, false),
+        ("2", &handled, true),
+        ("1", &ended, false),
+    ] {
+        let agent = with(requested, status);
+        let notes = of(&agent, now()).notes;
+        let is_noted = notes
+            .iter()
+            .any(|note| note == "stop requested, not yet confirmed by the loop");
+        assert_eq!(is_noted, is_shown, "{requested}: {status}");
+        let shown = table(&[agent], StatusColumns::default(), now()).to_string();
+        assert_eq!(shown.contains("stop requested"), is_shown, "{shown}");
+    }
+    let paused = with("1", &json!({"loop": {"state": "Paused", "reasons": ["RateWindow"]}}));
+    let shown = table(&[paused], StatusColumns::default(), now()).to_string();
+    assert!(shown.contains("RateWindow; stop requested"), "{shown}");
 }

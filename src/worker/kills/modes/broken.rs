@@ -1,4 +1,4 @@
-//! Broken rules. Each is one promise left out, in the simulated world or between it and the loop; the simulation must notice
+//! Broken rules. Each is one promise left out, in the simulated environment or between it and the loop; the simulation must notice
 //! every one of them.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub(super) enum Broken {
     ActsBeforeCommit,
     /// A response is sent before its record is on disk.
     RespondsBeforeCommit,
-    /// A client is told that its request is accepted before it is on disk.
+    /// A client gets its receipt before the request is on disk.
     ReceiptBeforeCommit,
     /// Events are acknowledged before they are on disk.
     AcknowledgesBeforeCommit,
@@ -27,7 +27,7 @@ pub(super) enum Broken {
     JoinsChecks,
     /// An edit of the criteria is ignored.
     KeepsCriteria,
-    /// A gate is approved by nobody.
+    /// A gate is approved although no person did so.
     ForgesApproval,
     /// A run is sent a second time.
     RepeatsRun,
@@ -39,10 +39,12 @@ pub(super) enum Broken {
     LosesCount,
     /// The timer is lost.
     LosesTimer,
+    /// A request to stop counts as handled as soon as the loop receives it.
+    ForgetsStop,
 }
 
 impl Broken {
-    pub(super) const ALL: [Self; 18] = [
+    pub(super) const ALL: [Self; 19] = [
         Self::ActsBeforeCommit,
         Self::RespondsBeforeCommit,
         Self::ReceiptBeforeCommit,
@@ -61,12 +63,13 @@ impl Broken {
         Self::LosesCommit,
         Self::LosesCount,
         Self::LosesTimer,
+        Self::ForgetsStop,
     ];
 
     /// Where the search begins, so that a test run need not repeat it.
     pub(super) const fn first_seed(self) -> u64 {
         match self {
-            Self::RespondsBeforeCommit => 62,
+            Self::RespondsBeforeCommit => 318,
             Self::ReceiptBeforeCommit => 17,
             Self::AcknowledgesBeforeCommit => 9,
             Self::ActsBeforeCommit
@@ -83,7 +86,8 @@ impl Broken {
             | Self::ForgetsCalls
             | Self::LosesCommit
             | Self::LosesCount
-            | Self::LosesTimer => 0,
+            | Self::LosesTimer
+            | Self::ForgetsStop => 0,
         }
     }
 }

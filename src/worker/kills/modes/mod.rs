@@ -1,5 +1,5 @@
 //! All modes with faults, from seeds: a loop of a drawn mode runs on a real journal until everything is quiet, against a
-//! simulated world that counts effects. [`referee`] knows what must hold; [`broken`] lists broken rules, each of which must be
+//! simulated environment that counts effects. [`referee`] knows what must hold; [`broken`] lists broken rules, each of which must be
 //! noticed.
 //!
 //! `AGENTLOOP_MODE_SEED=n` replays one schedule and says what happens; `AGENTLOOP_MODE_SCHEDULES=n` sets their number, and
@@ -13,8 +13,8 @@ mod provider;
 #[path = "../../../../tests/it/support/random.rs"]
 mod random;
 mod referee;
+mod schedule;
 mod servers;
-mod story;
 
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,14 +29,14 @@ use crate::api::agent::AgentMode;
 use crate::api::status::LoopOutcome;
 use crate::engine::machine::LoopView;
 use broken::Broken;
-use outside::{Figures, World, seconds};
-use process::End;
+use outside::{LoopEnvironment, SimulationCounts, seconds};
+use process::ProcessEnd;
 
 /// Schedules of one run, and the most that a broken rule may stay unnoticed.
 const SCHEDULES: u64 = 60;
 const UNNOTICED: u64 = 300;
 /// Lines of the trace that a failure prints.
-const TOLD: usize = 40;
+const TRACE_LINES: usize = 40;
 /// Processes of one schedule, after which it does not end.
 const MOST_LIVES: usize = 300;
 
@@ -58,135 +58,161 @@ fn figure(text: &str) {
 }
 
 /// Runs one schedule until everything is quiet.
-fn simulate(seed: u64, broken: Option<Broken>) -> Figures {
+fn simulate(seed: u64, broken: Option<Broken>) -> SimulationCounts {
     TRACE.with_borrow_mut(Vec::clear);
-    let mut world = World::new(seed, broken);
+    let mut environment = LoopEnvironment::new(seed, broken);
     let mut dir = Files::default().volume();
-    note(format!("{:?}", world.story));
+    note(format!("{:?}", environment.schedule));
     for _ in 0..MOST_LIVES {
-        let end = process::live(&mut world, dir.path(), &mut note);
+        let end = process::live(&mut environment, dir.path(), &mut note);
         let view = match end {
-            End::Killed(files) => {
+            ProcessEnd::Killed(files) => {
                 note("killed".into());
-                dir = after_kill(&mut world, &files);
+                dir = after_kill(&mut environment, &files);
                 continue;
             }
-            End::Failed => {
+            ProcessEnd::Failed => {
                 note("the volume is full".into());
-                let to = world.now + seconds(world.random.range(1, 120));
-                world.pass(to);
+                let to = environment.now + seconds(environment.random.range(1, 120));
+                environment.pass(to);
                 continue;
             }
-            End::Quiet(view) => {
-                check(&world, &dir, &view);
-                return figures(&world);
+            ProcessEnd::Quiet(view) => {
+                check(&environment, &dir, &view);
+                return figures(&environment);
             }
-            End::Stopped(view) => view,
+            ProcessEnd::Stopped(view) => view,
         };
         note(format!("stopped: {:?}", view.outcome));
-        world.referee.loop_ended(&view, &world.story);
-        world.figures.goals += usize::from(view.goal.as_ref().is_some_and(|goal| goal.end.is_some()));
-        if view.outcome.is_some() && rests(&world, view.outcome) {
-            check(&world, &dir, &view);
-            return figures(&world);
+        environment.referee.loop_ended(&view, &environment.schedule);
+        environment.figures.goals += usize::from(view.goal.as_ref().is_some_and(|goal| goal.end.is_some()));
+        environment.figures.stops += usize::from(view.outcome == Some(LoopOutcome::Cancelled));
+        if view.outcome.is_some() && rests(&environment, view.outcome) {
+            check(&environment, &dir, &view);
+            return figures(&environment);
         }
-        dir = next_pod(&mut world, &dir, view.outcome.is_some());
+        dir = next_pod(&mut environment, &dir, view.outcome);
     }
     panic!("the schedule never ends");
 }
 
 /// Whether a loop that has ended stays ended: everything works, and nothing waits that starts it again.
-fn rests(world: &World, outcome: Option<LoopOutcome>) -> bool {
-    let is_wanted = outcome == Some(LoopOutcome::ScaledToZero) && world.has_pending();
-    world.calm && !is_wanted && !world.edited
+fn rests(environment: &LoopEnvironment, outcome: Option<LoopOutcome>) -> bool {
+    let is_wanted = match outcome {
+        Some(LoopOutcome::ScaledToZero) => environment.has_pending(),
+        // What it was given waits for the user to start it again.
+        Some(LoopOutcome::Cancelled) => true,
+        _ => false,
+    };
+    environment.calm && !is_wanted && !environment.edited
 }
 
-fn figures(world: &World) -> Figures {
-    Figures {
-        tasks: world.referee.tasks(),
-        ..world.figures
+fn figures(environment: &LoopEnvironment) -> SimulationCounts {
+    SimulationCounts {
+        tasks: environment.referee.tasks(),
+        ..environment.figures
     }
 }
 
 /// A process was killed, sometimes with its gateway, its pod, its node or its volume.
-fn after_kill(world: &mut World, files: &Files) -> TempDir {
-    let away = match world.random.index(10) {
-        0 => world.random.range(300, 20_000),
-        _ => world.random.range(0, 60),
+fn after_kill(environment: &mut LoopEnvironment, files: &Files) -> TempDir {
+    let away = match environment.random.index(10) {
+        0 => environment.random.range(300, 20_000),
+        _ => environment.random.range(0, 60),
     };
-    let to = world.now + seconds(away);
-    world.pass(to);
-    if world.random.percent(30) {
-        world.provider.lose_gateway();
+    let to = environment.now + seconds(away);
+    environment.pass(to);
+    if environment.random.percent(30) {
+        environment.provider.lose_gateway();
     }
-    if world.is_broken(Broken::LosesCommit)
-        && let Some(saved) = world.saved.take()
+    if environment.is_broken(Broken::LosesCommit)
+        && let Some(saved) = environment.saved.take()
     {
         return saved.files.volume();
     }
-    if world.random.percent(30) {
-        return another_pod(world, files);
+    if environment.random.percent(30) {
+        if environment.knows_end {
+            // The controller makes no other pod by itself.
+            environment.start_again();
+        }
+        return another_pod(environment, files);
     }
     files.volume()
 }
 
 /// The pod has ended in order; if its loop has ended for good, something starts it again.
-fn next_pod(world: &mut World, dir: &TempDir, has_ended: bool) -> TempDir {
-    if has_ended && !world.edited {
-        let to = world.now + seconds(world.random.range(10, 4000));
-        world.pass(to);
+fn next_pod(environment: &mut LoopEnvironment, dir: &TempDir, outcome: Option<LoopOutcome>) -> TempDir {
+    if outcome == Some(LoopOutcome::Cancelled) && !environment.knows_end {
+        // It was lost with its last report, and the controller believes that the loop runs.
+        note("the end was not reported".into());
+        environment.figures.unknown_ends += 1;
+        let to = environment.now + seconds(environment.random.range(1, 120));
+        environment.pass(to);
+        let files = Files::of(dir.path());
+        return another_pod(environment, &files);
+    }
+    let has_ended = outcome.is_some();
+    if has_ended {
+        environment.start_again();
+    }
+    if has_ended && !environment.edited {
+        let to = environment.now + seconds(environment.random.range(10, 4000));
+        environment.pass(to);
     }
     // The controller lifts the suspension.
-    world.suspended = false;
-    if has_ended && !world.calm && world.random.percent(50) {
-        world.edited = true;
+    environment.suspended = false;
+    if has_ended && !environment.calm && environment.random.percent(50) {
+        environment.edited = true;
     }
     let files = Files::of(dir.path());
-    another_pod(world, &files)
+    another_pod(environment, &files)
 }
 
-fn another_pod(world: &mut World, files: &Files) -> TempDir {
-    world.epoch += 1;
-    if std::mem::take(&mut world.edited) {
-        let before = world.story.criteria.clone();
-        world.story.edit(&mut world.random);
-        if before != world.story.criteria {
-            world.referee.criteria_edited();
+fn another_pod(environment: &mut LoopEnvironment, files: &Files) -> TempDir {
+    environment.epoch += 1;
+    if std::mem::take(&mut environment.edited) {
+        let before = environment.schedule.criteria.clone();
+        environment.schedule.edit(&mut environment.random);
+        if before != environment.schedule.criteria {
+            environment.referee.criteria_edited();
         }
-        note(format!("edited: {:?}", world.story.criteria));
+        note(format!("edited: {:?}", environment.schedule.criteria));
     }
-    if !world.calm
-        && world.random.percent(10)
-        && let Some(saved) = world.saved.take()
+    if !environment.calm
+        && environment.random.percent(10)
+        && let Some(saved) = environment.saved.take()
     {
         note("the volume goes back".into());
-        return world.go_back(saved).volume();
+        return environment.go_back(saved).volume();
+    }
+    if !environment.calm && environment.random.percent(4) {
+        note("the volume is lost".into());
+        return environment.lose_volume().volume();
     }
     files.volume()
 }
 
 /// What must hold at the end.
-fn check(world: &World, dir: &TempDir, view: &LoopView) {
+fn check(environment: &LoopEnvironment, dir: &TempDir, view: &LoopView) {
     let connection = Connection::open(dir.path().join("journal.sqlite")).expect("a journal");
-    world.referee.finish(&connection, view, world.figures.rollbacks == 0);
-    if !world.was_full {
-        world.referee.compare_bills(&connection, &world.provider);
-        // The audit of a check that a request interrupts has no execution.
-        if world.story.mode != AgentMode::Goal || world.referee.tasks() == 0 {
-            let _ = History::of(&connection);
-        }
+    environment
+        .referee
+        .finish(&connection, view, environment.figures.rollbacks == 0);
+    if !environment.was_full {
+        environment.referee.compare_bills(&connection, &environment.provider);
+        let _ = History::of(&connection);
     }
-    if world.figures.rollbacks == 0 {
+    if environment.figures.rollbacks == 0 {
         // The acknowledgement of one that ended the loop may be lost.
-        let sensed = world.referee.sensed;
+        let sensed = environment.referee.sensed;
         assert!(
-            world.outbox.through <= sensed && sensed <= world.outbox.count(),
+            environment.outbox.through <= sensed && sensed <= environment.outbox.count(),
             "each event took effect once"
         );
-        if world.story.mode == AgentMode::Task && world.story.has_receiver {
+        if environment.schedule.mode == AgentMode::Task && environment.schedule.has_receiver {
             assert_eq!(
-                world.receiver.received.len(),
-                world.referee.tasks(),
+                environment.receiver.received.len(),
+                environment.referee.tasks(),
                 "responses that were received"
             );
         }
@@ -194,7 +220,7 @@ fn check(world: &World, dir: &TempDir, view: &LoopView) {
 }
 
 /// A failure with the end of its trace.
-fn attempt(seed: u64, broken: Option<Broken>) -> Result<Figures, String> {
+fn attempt(seed: u64, broken: Option<Broken>) -> Result<SimulationCounts, String> {
     let ran = std::panic::catch_unwind(|| simulate(seed, broken));
     ran.map_err(|panic| {
         let why = panic.downcast_ref::<String>().cloned();
@@ -203,8 +229,8 @@ fn attempt(seed: u64, broken: Option<Broken>) -> Result<Figures, String> {
     })
 }
 
-fn told() -> String {
-    TRACE.with_borrow(|trace| trace[trace.len().saturating_sub(TOLD)..].join("\n"))
+fn trace_end() -> String {
+    TRACE.with_borrow(|trace| trace[trace.len().saturating_sub(TRACE_LINES)..].join("\n"))
 }
 
 fn digest() -> u64 {
@@ -223,10 +249,10 @@ fn no_schedule_of_any_mode_loses_repeats_or_stands_still() {
     }
     let schedules = number("AGENTLOOP_MODE_SCHEDULES").unwrap_or(SCHEDULES);
     let first = number("AGENTLOOP_MODE_FIRST").unwrap_or(0);
-    let mut sums = Figures::default();
+    let mut sums = SimulationCounts::default();
     for seed in first..first + schedules {
         let ran = attempt(seed, None);
-        let found = ran.unwrap_or_else(|why| panic!("AGENTLOOP_MODE_SEED={seed} replays it: {why}\n{}", told()));
+        let found = ran.unwrap_or_else(|why| panic!("AGENTLOOP_MODE_SEED={seed} replays it: {why}\n{}", trace_end()));
         sums.add(&found);
     }
     figure(&format!("mode_simulation {schedules} schedules: {sums:?}"));

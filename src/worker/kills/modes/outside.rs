@@ -11,8 +11,9 @@ use super::broken::Broken;
 use super::provider::Provider;
 use super::random::Random;
 use super::referee::Referee;
+use super::schedule::ScheduleSpec;
 use super::servers::Servers;
-use super::story::Story;
+use crate::api::annotations::STOP_NOW;
 use crate::api::sensor::SignalPriority;
 use crate::engine::KnownTotals;
 use crate::engine::budget::BudgetState;
@@ -28,11 +29,12 @@ pub(super) const SENSOR: &str = "news";
 
 /// What happens to a loop, from outside.
 #[derive(Clone, Debug)]
-pub(super) enum Event {
+pub(super) enum OutsideEvent {
     Request(TaskOffer),
     Deliver(Delivery),
     Wake(String),
     Resume(String),
+    Stop(String),
     Budget(BudgetState),
     /// The clock of the node was set.
     Clock,
@@ -41,7 +43,7 @@ pub(super) enum Event {
     Suspend,
     /// The volume has room for so many more pages.
     Full(i64),
-    /// What was last told is told again.
+    /// The last input is repeated.
     Again,
     /// Only time has passed.
     Nothing,
@@ -71,7 +73,7 @@ pub(super) struct Receiver {
 
 /// The volume as it was, and what belongs to it.
 #[derive(Clone, Debug)]
-pub(super) struct Saved {
+pub(super) struct SavedVolume {
     pub(super) files: Files,
     provider: Provider,
     effects: BTreeMap<String, usize>,
@@ -80,9 +82,23 @@ pub(super) struct Saved {
     clients: Clients,
 }
 
+impl SavedVolume {
+    /// A new volume.
+    fn empty() -> Self {
+        Self {
+            files: Files::default(),
+            provider: Provider::default(),
+            effects: BTreeMap::new(),
+            referee: Referee::default(),
+            receiver: Receiver::default(),
+            clients: Clients::default(),
+        }
+    }
+}
+
 /// What schedules have gone through.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Figures {
+pub(super) struct SimulationCounts {
     pub(super) inputs: usize,
     pub(super) kills: usize,
     pub(super) lives: usize,
@@ -91,9 +107,12 @@ pub(super) struct Figures {
     pub(super) rollbacks: usize,
     pub(super) calls: usize,
     pub(super) runs: usize,
+    /// Loops that ended because a user had stopped them, and those of which the controller learned from a later pod.
+    pub(super) stops: usize,
+    pub(super) unknown_ends: usize,
 }
 
-impl Figures {
+impl SimulationCounts {
     pub(super) fn add(&mut self, other: &Self) {
         self.inputs += other.inputs;
         self.kills += other.kills;
@@ -103,13 +122,15 @@ impl Figures {
         self.rollbacks += other.rollbacks;
         self.calls += other.calls;
         self.runs += other.runs;
+        self.stops += other.stops;
+        self.unknown_ends += other.unknown_ends;
     }
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, each asked by its name")]
-pub(super) struct World {
+pub(super) struct LoopEnvironment {
     pub(super) random: Random,
-    pub(super) story: Story,
+    pub(super) schedule: ScheduleSpec,
     pub(super) broken: Option<Broken>,
     pub(super) now: Timestamp,
     /// By how much the clock of the node is ahead.
@@ -128,34 +149,40 @@ pub(super) struct World {
     /// When there is contact again.
     pub(super) contact_at: Option<Timestamp>,
     pub(super) budget: BudgetState,
+    /// The requests that the controller does not know to be handled.
     pub(super) wake: Option<String>,
     pub(super) resume: Option<String>,
+    pub(super) stop: Option<String>,
+    /// A user has stopped the loop, and has neither taken that back nor started it again.
+    pub(super) is_stopped: bool,
+    /// The controller knows that the loop has ended.
+    pub(super) knows_end: bool,
     tokens: u32,
     pub(super) suspended: bool,
     /// The spec was edited: the next pod has the new one.
     pub(super) edited: bool,
     pub(super) known: KnownTotals,
-    pub(super) saved: Option<Saved>,
+    pub(super) saved: Option<SavedVolume>,
     /// A broken rule: criteria that were ever met.
     pub(super) once_met: BTreeSet<String>,
     /// A broken rule: a response that is sent after the one behind it.
     pub(super) held_back: Option<TaskResponse>,
     /// The volume was full: the journal may have dropped the older half of its history.
     pub(super) was_full: bool,
-    pub(super) figures: Figures,
+    pub(super) figures: SimulationCounts,
 }
 
 pub(super) fn seconds(seconds: i64) -> SignedDuration {
     SignedDuration::from_secs(seconds)
 }
 
-impl World {
+impl LoopEnvironment {
     pub(super) fn new(seed: u64, broken: Option<Broken>) -> Self {
         let mut random = Random::new(seed);
-        let story = Story::draw(&mut random);
+        let schedule = ScheduleSpec::draw(&mut random);
         Self {
             random,
-            story,
+            schedule,
             broken,
             now: "2026-01-05T07:00:00Z".parse().expect("a moment"),
             skew: SignedDuration::ZERO,
@@ -172,6 +199,9 @@ impl World {
             budget: BudgetState::default(),
             wake: None,
             resume: None,
+            stop: None,
+            is_stopped: false,
+            knows_end: false,
             tokens: 0,
             suspended: false,
             edited: false,
@@ -180,7 +210,7 @@ impl World {
             once_met: BTreeSet::new(),
             held_back: None,
             was_full: false,
-            figures: Figures::default(),
+            figures: SimulationCounts::default(),
         }
     }
 
@@ -230,33 +260,36 @@ impl World {
     }
 
     /// What a user does about a loop that waits for one.
-    pub(super) fn help(&mut self) -> Vec<Event> {
+    pub(super) fn help(&mut self) -> Vec<OutsideEvent> {
         let token = self.token();
+        self.is_stopped = false;
         self.resume = Some(token.clone());
         self.budget.revision += 1;
-        vec![Event::Budget(self.budget.clone()), Event::Resume(token)]
+        vec![OutsideEvent::Budget(self.budget.clone()), OutsideEvent::Resume(token)]
     }
 
     /// What happens now, before anything that is due. `listens`: the loop is not about to stop.
-    pub(super) fn draw_event(&mut self, listens: bool) -> Option<Event> {
+    pub(super) fn draw_event(&mut self, listens: bool) -> Option<OutsideEvent> {
         if self.calm {
             let comes = listens && self.has_link() && self.random.percent(50);
             return comes.then(|| self.pending_event()).flatten();
         }
-        if !self.random.percent(self.story.events) {
+        if !self.random.percent(self.schedule.events) {
             return None;
         }
         let draw = self.random.index(40);
         let event = match draw {
-            0..=8 if self.has_link() => Event::Request(self.draw_request()),
+            0..=8 if self.has_link() => OutsideEvent::Request(self.draw_request()),
             9..=14 if self.has_link() => self.draw_delivery(),
             15 if self.has_link() => {
+                self.is_stopped = false;
                 self.wake = Some(self.token());
-                Event::Wake(self.wake.clone()?)
+                OutsideEvent::Wake(self.wake.clone()?)
             }
             16 | 17 if self.has_link() => {
+                self.is_stopped = false;
                 self.resume = Some(self.token());
-                Event::Resume(self.resume.clone()?)
+                OutsideEvent::Resume(self.resume.clone()?)
             }
             18 => {
                 let until = self.now + seconds(self.random.range(60, 4000));
@@ -266,7 +299,7 @@ impl World {
             19 if self.has_link() => {
                 self.provider.no_room_until = None;
                 self.budget.revision += 1;
-                Event::Budget(self.budget.clone())
+                OutsideEvent::Budget(self.budget.clone())
             }
             20 => {
                 let until = self.now + seconds(self.random.range(10, 3000));
@@ -285,32 +318,41 @@ impl World {
             }
             26 | 27 if self.has_link() => {
                 self.edited |= self.random.percent(50);
-                Event::Terminate
+                OutsideEvent::Terminate
             }
             28 if self.has_link() => {
                 self.suspended = true;
                 self.edited |= self.random.percent(30);
-                Event::Suspend
+                OutsideEvent::Suspend
             }
-            29 => Event::Full(self.random.range(0, 6)),
-            30..=32 => Event::Again,
+            29 => OutsideEvent::Full(self.random.range(0, 6)),
+            30..=32 => OutsideEvent::Again,
+            33 if self.has_link() => {
+                let now = if self.random.percent(30) { STOP_NOW } else { "" };
+                let token = format!("{now}{}", self.token());
+                self.is_stopped = true;
+                self.stop = Some(token.clone()).filter(|_| !self.is_broken(Broken::ForgetsStop));
+                // They came before, so they do not take it back.
+                (self.wake, self.resume) = (None, None);
+                OutsideEvent::Stop(token)
+            }
             _ => {
                 let to = self.now + seconds(self.random.range(0, 400));
                 self.pass(to);
-                Event::Nothing
+                OutsideEvent::Nothing
             }
         };
         Some(event)
     }
 
     /// Only what has been begun is completed.
-    fn pending_event(&mut self) -> Option<Event> {
+    fn pending_event(&mut self) -> Option<OutsideEvent> {
         if let Some(number) = self.clients.settled.iter().position(|settled| !settled) {
-            return Some(Event::Request(request(number)));
+            return Some(OutsideEvent::Request(request(number)));
         }
         let through = self.outbox.through;
         let is_open = self.outbox.events.last().is_some_and(|last| last.seq > through);
-        is_open.then(|| Event::Deliver(self.outbox.delivery()))
+        is_open.then(|| OutsideEvent::Deliver(self.outbox.delivery()))
     }
 
     /// Whether something waits that needs a loop.
@@ -352,7 +394,7 @@ impl World {
         self.clients.settled[number] = true;
     }
 
-    fn draw_delivery(&mut self) -> Event {
+    fn draw_delivery(&mut self) -> OutsideEvent {
         if self.random.percent(80) {
             let seq = i64::try_from(self.outbox.events.len()).expect("few") + 1;
             let is_task = self.random.percent(60);
@@ -379,7 +421,7 @@ impl World {
             });
             self.referee.ask(&task_of(seq), &format!("s{seq}"));
         }
-        Event::Deliver(self.outbox.delivery())
+        OutsideEvent::Deliver(self.outbox.delivery())
     }
 
     /// The Sensor learns up to which event the loop has them, unless the acknowledgement is lost.
@@ -400,7 +442,7 @@ impl World {
         self.outbox.through = self.outbox.through.max(through);
     }
 
-    fn draw_clock(&mut self) -> Event {
+    fn draw_clock(&mut self) -> OutsideEvent {
         let jumps = [-7200, -600, -30, -2, 2, 30, 90, 600, 7200];
         let jump = seconds(jumps[self.random.index(jumps.len())]);
         if self.contact.is_none() {
@@ -408,7 +450,7 @@ impl World {
             self.contact_at = Some(self.now + seconds(5));
         }
         self.skew += jump;
-        Event::Clock
+        OutsideEvent::Clock
     }
 
     /// A response arrives at its receiver. Whether the worker learns that it was accepted.
@@ -436,15 +478,43 @@ impl World {
     }
 
     pub(super) fn report(&mut self, view: &LoopView) {
-        if self.has_link() {
-            self.known.turn = self.known.turn.max(view.turn);
-            self.known.counts.merge(&view.counts);
+        if !self.has_link() {
+            return;
         }
+        self.known.turn = self.known.turn.max(view.turn);
+        self.known.counts.merge(&view.counts);
+        for (open, handled) in [
+            (&mut self.wake, &view.handled.wake),
+            (&mut self.resume, &view.handled.resume),
+            (&mut self.stop, &view.handled.stop),
+        ] {
+            open.take_if(|token| Some(&*token) == handled.as_ref());
+        }
+        self.knows_end = view.outcome.is_some();
+    }
+
+    /// The last report of a process, which is lost now and then.
+    pub(super) fn report_end(&mut self, view: &LoopView) {
+        if self.calm || !self.random.percent(20) {
+            self.report(view);
+        }
+    }
+
+    /// A user, an edit or a task starts the loop again, of whose end the controller knows.
+    pub(super) fn start_again(&mut self) {
+        self.is_stopped = false;
+        self.knows_end = false;
+    }
+
+    /// The volume is lost, and the next one is empty.
+    pub(super) fn lose_volume(&mut self) -> Files {
+        self.saved = None;
+        self.go_back(SavedVolume::empty())
     }
 
     /// A snapshot of the volume is taken.
     pub(super) fn save(&mut self, files: Files) {
-        self.saved = Some(Saved {
+        self.saved = Some(SavedVolume {
             files,
             provider: self.provider.clone(),
             effects: self.servers.effects.clone(),
@@ -455,7 +525,7 @@ impl World {
     }
 
     /// The volume goes back to that snapshot: what the loop did since is missing from it.
-    pub(super) fn go_back(&mut self, saved: Saved) -> Files {
+    pub(super) fn go_back(&mut self, saved: SavedVolume) -> Files {
         self.figures.rollbacks += 1;
         let asked = std::mem::take(&mut self.referee);
         self.referee = saved.referee;
@@ -472,10 +542,10 @@ impl World {
         saved.files
     }
 
-    /// Whatever is told to a new process: levels that stay on the object.
-    pub(super) fn levels(&self) -> Vec<Event> {
-        let wake = self.wake.clone().map(Event::Wake);
-        let resume = self.resume.clone().map(Event::Resume);
+    /// The requests that each new process receives until they are handled.
+    pub(super) fn levels(&self) -> Vec<OutsideEvent> {
+        let wake = self.wake.clone().map(OutsideEvent::Wake);
+        let resume = self.resume.clone().map(OutsideEvent::Resume);
         wake.into_iter().chain(resume).collect()
     }
 }

@@ -5,30 +5,30 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::broken::Broken;
-use super::outside::World;
-use super::story::Story;
+use super::outside::LoopEnvironment;
+use super::schedule::ScheduleSpec;
 use crate::engine::machine::EngineSnapshot;
 use crate::engine::settings::EngineSettings;
 use crate::engine::tasks::{TaskOffer, TaskOrigin};
 use crate::worker::journal::RestoredJournal;
 
 /// The settings that a process begins with.
-pub(super) fn settings(world: &World, story: &Story) -> EngineSettings {
-    if world.is_broken(Broken::KeepsCriteria) {
-        return story.with_first_criteria().settings();
+pub(super) fn settings(environment: &LoopEnvironment, schedule: &ScheduleSpec) -> EngineSettings {
+    if environment.is_broken(Broken::KeepsCriteria) {
+        return schedule.with_first_criteria().settings();
     }
-    story.settings()
+    schedule.settings()
 }
 
 /// What a process begins with.
-pub(super) fn restored(world: &mut World, restored: RestoredJournal) -> RestoredJournal {
+pub(super) fn restored(environment: &mut LoopEnvironment, restored: RestoredJournal) -> RestoredJournal {
     let mut restored = restored;
-    match world.broken {
+    match environment.broken {
         Some(Broken::LosesTask) if !restored.tasks.is_empty() => {
             restored.tasks.remove(0);
         }
         Some(Broken::KeepsStartedTask) => {
-            if let Some(id) = world.referee.current() {
+            if let Some(id) = environment.referee.current() {
                 let offer = TaskOffer {
                     prompt: format!("task={id}; How are you?"),
                     id,
@@ -39,31 +39,28 @@ pub(super) fn restored(world: &mut World, restored: RestoredJournal) -> Restored
             }
         }
         Some(Broken::RepeatsNote | Broken::LosesNote | Broken::JoinsChecks | Broken::LosesCount) => {
-            restored.snapshot = restored.snapshot.map(|snapshot| patched(&snapshot, world));
+            restored.snapshot = restored.snapshot.map(|snapshot| patched(&snapshot, environment));
         }
         _ => {}
     }
-    if world.is_broken(Broken::ForgetsCalls) {
-        world.provider.forget();
+    if environment.is_broken(Broken::ForgetsCalls) {
+        environment.provider.forget();
     }
     restored
 }
 
-fn patched(snapshot: &EngineSnapshot, world: &mut World) -> EngineSnapshot {
+fn patched(snapshot: &EngineSnapshot, environment: &mut LoopEnvironment) -> EngineSnapshot {
     let mut state = serde_json::to_value(snapshot).expect("a snapshot");
-    match world.broken {
+    match environment.broken {
         Some(Broken::RepeatsNote) => {
-            for note in state["memory"]
-                .as_object_mut()
-                .into_iter()
-                .flat_map(|notes| notes.values_mut())
-            {
+            let notes = state.get_mut("memory").and_then(Value::as_object_mut);
+            for note in notes.into_iter().flat_map(|notes| notes.values_mut()) {
                 let text = note["text"].as_str().unwrap_or_default().replace('|', "+|");
                 note["text"] = text.into();
             }
         }
         Some(Broken::LosesNote) => {
-            if let Some(notes) = state["memory"].as_object_mut() {
+            if let Some(notes) = state.get_mut("memory").and_then(Value::as_object_mut) {
                 let first = notes.keys().next().cloned();
                 first.and_then(|first| notes.shift_remove(&first));
             }
@@ -72,7 +69,7 @@ fn patched(snapshot: &EngineSnapshot, world: &mut World) -> EngineSnapshot {
             state["counts"]["toolCalls"] = 0.into();
             state["counts"]["byTool"] = Value::Array(Vec::new());
         }
-        Some(Broken::JoinsChecks) => join_checks(&mut state["goal"], &mut world.once_met),
+        Some(Broken::JoinsChecks) => join_checks(&mut state["goal"], &mut environment.once_met),
         _ => {}
     }
     serde_json::from_value(state).expect("a snapshot")

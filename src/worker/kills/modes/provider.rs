@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::random::Random;
-use super::story::{Criterion, NAMES, Story};
+use super::schedule::{Criterion, NAMES, ScheduleSpec};
 use crate::api::agent::AgentMode;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::message::{FinishReason, Message, ModelAnswer, ToolCall};
@@ -25,12 +25,12 @@ enum Recorded {
 }
 
 /// What is known about a call when it arrives.
-pub(super) struct Asked<'a> {
+pub(super) struct CallRequest<'a> {
     pub(super) id: CallId,
     pub(super) purpose: CallPurpose,
     pub(super) messages: &'a [Arc<Message>],
     pub(super) now: Timestamp,
-    pub(super) story: &'a Story,
+    pub(super) schedule: &'a ScheduleSpec,
     /// Everything works.
     pub(super) calm: bool,
     /// No contact with the controller for the run lease.
@@ -57,7 +57,7 @@ pub(super) struct Provider {
 
 impl Provider {
     /// A call arrives, for the first time or again.
-    pub(super) fn call(&mut self, asked: &Asked<'_>, random: &mut Random) {
+    pub(super) fn call(&mut self, asked: &CallRequest<'_>, random: &mut Random) {
         let id = asked.id;
         assert!(
             self.acknowledged.is_none_or(|last| id > last),
@@ -139,7 +139,7 @@ impl Provider {
     }
 
     /// How long a call takes, and how it ends.
-    fn draw(&mut self, asked: &Asked<'_>, random: &mut Random) -> (i64, CallResult) {
+    fn draw(&mut self, asked: &CallRequest<'_>, random: &mut Random) -> (i64, CallResult) {
         let now = asked.now;
         if asked.lost {
             return (0, Err(CallFailure::new(FailureKind::LinkLost, "no contact")));
@@ -163,7 +163,7 @@ impl Provider {
         (takes, Ok(self.answer(asked, random)))
     }
 
-    fn answer(&mut self, asked: &Asked<'_>, random: &mut Random) -> ModelAnswer {
+    fn answer(&mut self, asked: &CallRequest<'_>, random: &mut Random) -> ModelAnswer {
         self.count += 1;
         let answer = match asked.purpose {
             CallPurpose::Compaction => text("All was quiet.".into()),
@@ -186,7 +186,7 @@ impl Provider {
         }
     }
 
-    fn turn(&mut self, asked: &Asked<'_>, random: &mut Random) -> ModelAnswer {
+    fn turn(&mut self, asked: &CallRequest<'_>, random: &mut Random) -> ModelAnswer {
         if !asked.calm && random.percent(4) {
             let finish = [FinishReason::Length, FinishReason::Refused][random.index(2)];
             let answer = self.calls(vec![self.tool(random)]);
@@ -217,12 +217,12 @@ impl Provider {
     }
 
     /// An answer that ends the turn, if it is accepted.
-    fn ending(&mut self, asked: &Asked<'_>, random: &mut Random) -> ModelAnswer {
-        let story = asked.story;
-        match (asked.purpose, story.mode) {
+    fn ending(&mut self, asked: &CallRequest<'_>, random: &mut Random) -> ModelAnswer {
+        let schedule = asked.schedule;
+        match (asked.purpose, schedule.mode) {
             (CallPurpose::Chat, _) | (_, AgentMode::Task) => {
                 let answer = format!("answer to {}, {}", subject(asked.messages), self.count);
-                let whole = if story.has_schema && asked.purpose != CallPurpose::Chat {
+                let whole = if schedule.has_schema && asked.purpose != CallPurpose::Chat {
                     json!({"of": answer})
                 } else {
                     answer.into()
@@ -244,7 +244,10 @@ impl Provider {
                     self.calls(vec![("request_confidence_check".into(), reason)])
                 }
                 _ => {
-                    let regexes = story.criteria.iter().filter(|one| matches!(one, Criterion::Regex(_)));
+                    let regexes = schedule
+                        .criteria
+                        .iter()
+                        .filter(|one| matches!(one, Criterion::Regex(_)));
                     let words = regexes
                         .filter(|_| asked.calm || random.percent(65))
                         .map(|one| one.word());

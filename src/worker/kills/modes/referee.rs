@@ -1,4 +1,4 @@
-//! What must hold, whatever fails: follows the loop by what it commits, and by what the world knows.
+//! What must hold, whatever fails: follows the loop by what it commits, and by what the environment knows.
 //!
 //! Goes back with the volume. Asserts at each step, after each restart and at the end.
 
@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use serde_json::Value;
 
 use super::provider::Provider;
-use super::story::{Criterion, SHELL, Story};
+use super::schedule::{Criterion, SHELL, ScheduleSpec};
 use crate::api::agent::AgentMode;
 use crate::api::goal::GoalEnd;
 use crate::api::status::LoopOutcome;
@@ -21,7 +21,7 @@ use crate::worker::journal::JournalLine;
 
 /// What reached the loop from outside, as far as a check of criteria is concerned.
 #[derive(Clone, Debug)]
-pub(super) enum Heard {
+pub(super) enum CheckInput {
     Nothing,
     Answer(CallId, CallPurpose, Box<ModelAnswer>, Option<Criterion>),
     Ran(Box<ToolRun>, ToolOutcome),
@@ -29,7 +29,7 @@ pub(super) enum Heard {
 
 /// The check of the criteria after one step.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Check {
+struct CriteriaCheck {
     met: BTreeSet<Criterion>,
     result: String,
 }
@@ -56,9 +56,9 @@ pub(super) struct Referee {
     operations: BTreeMap<String, Value>,
     /// The notes, by title.
     notes: BTreeMap<String, String>,
-    check: Check,
+    check: CriteriaCheck,
     /// That of the turn before.
-    before: Check,
+    before: CriteriaCheck,
     /// Outcomes of the loop, one for each time that it ended.
     pub(super) outcomes_of_loop: Vec<LoopOutcome>,
     last_line: i64,
@@ -71,7 +71,7 @@ impl Referee {
         self.asked.insert(id.into(), word.into());
     }
 
-    /// The volume went back, and nobody forgets what was asked meanwhile.
+    /// The volume went back, and requests that were sent meanwhile remain.
     pub(super) fn still_asked(&mut self, later: Self) {
         self.asked.extend(later.asked);
     }
@@ -121,18 +121,18 @@ impl Referee {
     }
 
     /// A step is on disk.
-    pub(super) fn committed(&mut self, heard: &Heard, lines: &[JournalLine]) {
-        if let Heard::Answer(call, _, answer, _) = heard {
+    pub(super) fn committed(&mut self, heard: &CheckInput, lines: &[JournalLine]) {
+        if let CheckInput::Answer(call, _, answer, _) = heard {
             self.note_operations(*call, answer);
         }
         // What was heard ends the check before a new turn begins.
         self.hear(heard);
         for line in lines {
-            assert_eq!(line.seq, self.last_line + 1, "each line is told once");
+            assert_eq!(line.seq, self.last_line + 1, "each line is reported once");
             self.last_line = line.seq;
             self.read(line);
         }
-        if let Heard::Answer(call, ..) = heard {
+        if let CheckInput::Answer(call, ..) = heard {
             let is_answered = self.answered.contains(&call.to_string());
             assert!(
                 is_answered || lines.is_empty(),
@@ -156,13 +156,13 @@ impl Referee {
         }
     }
 
-    fn hear(&mut self, heard: &Heard) {
+    fn hear(&mut self, heard: &CheckInput) {
         let (criterion, is_met) = match heard {
-            Heard::Answer(_, CallPurpose::Judge, answer, Some(criterion)) => {
+            CheckInput::Answer(_, CallPurpose::Judge, answer, Some(criterion)) => {
                 let text = answer.text.as_deref().unwrap_or_default();
                 (*criterion, text.contains("true"))
             }
-            Heard::Answer(_, _, answer, _) => {
+            CheckInput::Answer(_, _, answer, _) => {
                 for call in answer.tool_calls.iter().filter(|call| call.name == "finish") {
                     let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
                     arguments["result"]
@@ -172,13 +172,13 @@ impl Referee {
                 }
                 return;
             }
-            Heard::Ran(run, ToolOutcome::Done { text }) if run.name == SHELL => {
+            CheckInput::Ran(run, ToolOutcome::Done { text }) if run.name == SHELL => {
                 let command = run.arguments["command"].as_str().unwrap_or_default();
                 let number = command.trim_matches(|sign: char| !sign.is_ascii_digit()).parse();
                 let Ok(number) = number else { return };
                 (Criterion::Command(number), text.starts_with("exit code 0"))
             }
-            Heard::Nothing | Heard::Ran(..) => return,
+            CheckInput::Nothing | CheckInput::Ran(..) => return,
         };
         if is_met {
             self.check.met.insert(criterion);
@@ -209,8 +209,11 @@ impl Referee {
                 assert_eq!(self.waiting.pop_front(), Some(id.clone()), "tasks are begun in order");
                 assert_eq!(self.current, None, "one task at a time");
                 self.current = Some(id);
-                // A request may be answered while a check waits, which goes on afterwards.
-                self.check = std::mem::take(&mut self.before);
+                // A check that a request interrupts starts over.
+                self.check = CriteriaCheck {
+                    met: BTreeSet::new(),
+                    result: std::mem::take(&mut self.before).result,
+                };
             }
             RecordKind::TaskEnded => {
                 if self.current.as_ref() == Some(&id) {
@@ -289,10 +292,10 @@ impl Referee {
     }
 
     /// A loop has ended.
-    pub(super) fn loop_ended(&mut self, view: &LoopView, story: &Story) {
+    pub(super) fn loop_ended(&mut self, view: &LoopView, schedule: &ScheduleSpec) {
         let Some(outcome) = view.outcome else { return };
         self.outcomes_of_loop.push(outcome);
-        if story.mode != AgentMode::Goal {
+        if schedule.mode != AgentMode::Goal || outcome == LoopOutcome::Cancelled {
             return;
         }
         let goal = view.goal.as_ref().expect("a goal");
@@ -302,7 +305,7 @@ impl Referee {
         if !is_met {
             return;
         }
-        for criterion in &story.criteria {
+        for criterion in &schedule.criteria {
             let holds = match criterion {
                 Criterion::Regex(_) => self.check.result.contains(&criterion.word()),
                 Criterion::Command(_) | Criterion::Judge(_) => self.check.met.contains(criterion),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 use super::random::Random;
-use super::story::{ASKS, GATED, IDEMPOTENT, RETRIES, SHELL};
+use super::schedule::{ASKS, GATED, IDEMPOTENT, RETRIES, SHELL};
 use crate::engine::machine::LoopView;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::engine::{GateAnswer, OpenGate};
@@ -16,7 +16,7 @@ const MOST_TRIES: usize = 3;
 
 /// When a run arrives.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moment {
+pub(super) struct RunContext {
     pub(super) now: Timestamp,
     /// Everything works.
     pub(super) calm: bool,
@@ -38,8 +38,8 @@ pub(super) struct Servers {
 
 impl Servers {
     /// A run arrives. How long it takes, and how it ends.
-    pub(super) fn run(&mut self, run: &ToolRun, moment: Moment, random: &mut Random) -> (i64, ToolOutcome) {
-        let Moment { now, calm, lives } = moment;
+    pub(super) fn run(&mut self, run: &ToolRun, moment: RunContext, random: &mut Random) -> (i64, ToolOutcome) {
+        let RunContext { now, calm, lives } = moment;
         let first = self
             .keys
             .entry(run.idempotency_key.clone())
@@ -150,7 +150,7 @@ impl Servers {
     }
 }
 
-/// An approval that nobody gave, for the gate.
+/// A forged approval of the gate.
 pub(super) fn forged(open: &OpenGate) -> GateAnswer {
     GateAnswer {
         gate: open.gate.id.clone(),

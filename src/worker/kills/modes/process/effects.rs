@@ -1,6 +1,6 @@
 //! A step is committed and then carried out, or the process is killed somewhere in it.
 
-use super::{End, Fate, LOST, Process, Stop};
+use super::{EarlyEnd, KillPoint, LOST, Process, ProcessEnd};
 use crate::api::agent::AgentMode;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::engine::{EngineEffect, EngineInput, RecordKind};
@@ -8,128 +8,135 @@ use crate::worker::journaled_engine::StepOutcome;
 use crate::worker::kills::files::Files;
 use crate::worker::kills::modes::broken::Broken;
 use crate::worker::kills::modes::outside::seconds;
-use crate::worker::kills::modes::provider::Asked;
-use crate::worker::kills::modes::referee::Heard;
-use crate::worker::kills::modes::servers::{Moment, forged};
-use crate::worker::kills::modes::story::Criterion;
+use crate::worker::kills::modes::provider::CallRequest;
+use crate::worker::kills::modes::referee::CheckInput;
+use crate::worker::kills::modes::schedule::Criterion;
+use crate::worker::kills::modes::servers::{RunContext, forged};
 
 impl Process<'_> {
-    pub(super) fn fate(&mut self) -> Fate {
-        self.world.figures.inputs += 1;
-        let world = &mut *self.world;
-        if world.figures.inputs >= world.story.steps && !world.calm {
-            world.heal();
+    pub(super) fn fate(&mut self) -> KillPoint {
+        self.environment.figures.inputs += 1;
+        let environment = &mut *self.environment;
+        if environment.figures.inputs >= environment.schedule.steps && !environment.calm {
+            environment.heal();
         }
-        if world.calm || world.random.range(0, 1000) >= world.story.kills {
-            return Fate::Lives;
+        if environment.calm || environment.random.range(0, 1000) >= environment.schedule.kills {
+            return KillPoint::Lives;
         }
-        match world.random.index(4) {
-            0 => Fate::Before,
-            1 => Fate::Torn(world.random.index(101)),
-            _ => Fate::Done(world.random.index(3)),
+        match environment.random.index(4) {
+            0 => KillPoint::Before,
+            1 => KillPoint::Torn(environment.random.index(101)),
+            _ => KillPoint::Done(environment.random.index(3)),
         }
     }
 
     /// The files before a step, if it is torn.
-    pub(super) fn before(&mut self, fate: Fate) -> Result<Option<Files>, Stop> {
+    pub(super) fn before(&mut self, fate: KillPoint) -> Result<Option<Files>, EarlyEnd> {
         match fate {
-            Fate::Before => Err(self.killed(Files::of(&self.dir))),
-            Fate::Torn(_) => Ok(Some(Files::of(&self.dir))),
-            Fate::Lives | Fate::Done(_) => Ok(None),
+            KillPoint::Before => Err(self.killed(Files::of(&self.dir))),
+            KillPoint::Torn(_) => Ok(Some(Files::of(&self.dir))),
+            KillPoint::Lives | KillPoint::Done(_) => Ok(None),
         }
     }
 
-    pub(super) fn killed(&mut self, files: Files) -> Stop {
-        self.world.figures.kills += 1;
-        Stop(End::Killed(files))
+    pub(super) fn killed(&mut self, files: Files) -> EarlyEnd {
+        self.environment.figures.kills += 1;
+        EarlyEnd(ProcessEnd::Killed(files))
     }
 
     pub(super) fn follow(
         &mut self,
         taken: StepOutcome,
-        heard: &Heard,
-        (fate, before): (Fate, Option<Files>),
-    ) -> Result<(), Stop> {
+        heard: &CheckInput,
+        (fate, before): (KillPoint, Option<Files>),
+    ) -> Result<(), EarlyEnd> {
         let StepOutcome { actions, lines, result } = taken;
-        if let (Fate::Torn(percent), Some(before)) = (fate, before) {
+        if let (KillPoint::Torn(percent), Some(before)) = (fate, before) {
             let left = before.torn(&Files::of(&self.dir), percent);
-            if self.world.is_broken(Broken::RespondsBeforeCommit) {
+            if self.environment.is_broken(Broken::RespondsBeforeCommit) {
                 let waiting = self.steps.next_response().expect("a journal");
-                waiting.map(|waiting| self.world.respond(&waiting.response));
+                waiting.map(|waiting| self.environment.respond(&waiting.response));
             }
-            if self.world.is_broken(Broken::ActsBeforeCommit) {
+            if self.environment.is_broken(Broken::ActsBeforeCommit) {
                 for action in actions {
                     self.act(action, false);
                 }
             }
             return Err(self.killed(left));
         }
+        let begins = lines.iter().any(|line| line.kind == RecordKind::TurnStarted);
+        assert!(
+            !begins || !self.environment.is_stopped,
+            "a turn begins in a loop that a user has stopped"
+        );
         if result.is_ok() || !lines.is_empty() {
-            self.world.referee.committed(heard, &lines);
+            self.environment.referee.committed(heard, &lines);
         }
         // A disk or a process can stand still between the commit and the effects.
-        let is_slow = !self.world.calm && self.world.random.percent(1);
+        let is_slow = !self.environment.calm && self.environment.random.percent(1);
         if is_slow {
-            let contact = (self.world.now, self.world.wall());
-            self.world.contact.get_or_insert(contact);
-            let to = self.world.now + seconds(self.world.random.range(5, 100));
-            self.world.now = to;
-            self.world.contact_at.get_or_insert(to);
+            let contact = (self.environment.now, self.environment.wall());
+            self.environment.contact.get_or_insert(contact);
+            let to = self.environment.now + seconds(self.environment.random.range(5, 100));
+            self.environment.now = to;
+            self.environment.contact_at.get_or_insert(to);
         }
         let is_new = lines
             .iter()
             .any(|line| matches!(line.kind, RecordKind::CallStarted | RecordKind::ToolIntent));
-        let lost = is_new && self.world.silence() >= seconds(LOST);
+        let lost = is_new && self.environment.silence() >= seconds(LOST);
         let mut done = 0;
         for action in actions {
             let outward = !matches!(
                 action,
                 EngineEffect::SetTimer(_) | EngineEffect::Report | EngineEffect::Stopped
             );
-            if fate == Fate::Done(done) {
+            if fate == KillPoint::Done(done) {
                 return Err(self.killed(Files::of(&self.dir)));
             }
             self.act(action, lost);
             done += usize::from(outward);
         }
         if is_slow {
-            let now = self.world.now;
-            self.world.pass(now);
+            let now = self.environment.now;
+            self.environment.pass(now);
         }
         if result.is_err() {
-            return Err(Stop(End::Failed));
+            return Err(EarlyEnd(ProcessEnd::Failed));
         }
         let ended = lines.iter().filter(|line| line.kind == RecordKind::TaskEnded).count();
         if ended > 0 {
-            if self.story.mode == AgentMode::Task && self.story.has_receiver {
+            if self.schedule.mode == AgentMode::Task && self.schedule.has_receiver {
                 self.waiting_responses += ended;
             }
             self.send_response();
         }
-        if fate != Fate::Lives {
+        if fate != KillPoint::Lives {
             return Err(self.killed(Files::of(&self.dir)));
         }
         let view = self.steps.view();
-        let world = &mut *self.world;
-        world.servers.see(&view, world.calm, world.now, &mut world.random);
-        if world.is_broken(Broken::ForgesApproval)
+        let environment = &mut *self.environment;
+        environment
+            .servers
+            .see(&view, environment.calm, environment.now, &mut environment.random);
+        if environment.is_broken(Broken::ForgesApproval)
             && let Some(open) = view.gates.first()
-            && !self.told.contains(&forged(open))
+            && !self.given_answers.contains(&forged(open))
         {
             let answer = forged(open);
-            self.told.push(answer.clone());
+            self.given_answers.push(answer.clone());
             return self.feed(EngineInput::GateAnswered(answer));
         }
-        let is_saved = !lines.is_empty() && !world.calm && world.random.range(0, 1000) < 15;
+        let is_saved = !lines.is_empty() && !environment.calm && environment.random.range(0, 1000) < 15;
         if is_saved {
             let files = Files::of(&self.dir);
-            self.world.save(files);
+            self.environment.save(files);
         }
         Ok(())
     }
 
     fn act(&mut self, action: EngineEffect, lost: bool) {
-        let now = self.world.now;
+        let now = self.environment.now;
         match action {
             EngineEffect::Record(_) => panic!("a record among the actions"),
             EngineEffect::CallModel {
@@ -138,22 +145,22 @@ impl Process<'_> {
                 messages,
                 ..
             } => {
-                self.world.referee.called(call);
-                let lost = lost || self.world.silence() >= seconds(LOST);
-                let asked = Asked {
+                self.environment.referee.called(call);
+                let lost = lost || self.environment.silence() >= seconds(LOST);
+                let asked = CallRequest {
                     id: call,
                     purpose,
                     messages: &messages,
                     now,
-                    story: &self.story,
-                    calm: self.world.calm,
+                    schedule: &self.schedule,
+                    calm: self.environment.calm,
                     lost,
                 };
-                self.world.figures.calls += 1;
-                self.world.provider.call(&asked, &mut self.world.random);
+                self.environment.figures.calls += 1;
+                self.environment.provider.call(&asked, &mut self.environment.random);
                 let text = format!("{:?}", messages.last());
                 let questions = self
-                    .story
+                    .schedule
                     .criteria
                     .iter()
                     .filter(|one| matches!(one, Criterion::Judge(_)));
@@ -161,49 +168,49 @@ impl Process<'_> {
                 self.call = Some((call, purpose, judged));
             }
             EngineEffect::CancelCall { call } => {
-                self.world.provider.cancel(call);
+                self.environment.provider.cancel(call);
                 self.call = None;
             }
             EngineEffect::RunTool(run, _) => self.run(run, lost),
             EngineEffect::CancelTool(run) => {
                 self.runs.remove(&run);
             }
-            EngineEffect::Acknowledge { call } => self.world.provider.acknowledge(call),
+            EngineEffect::Acknowledge { call } => self.environment.provider.acknowledge(call),
             EngineEffect::SetTimer(at) => {
-                let is_lost = self.world.is_broken(Broken::LosesTimer) && self.world.random.percent(20);
+                let is_lost = self.environment.is_broken(Broken::LosesTimer) && self.environment.random.percent(20);
                 self.timer.set(at.filter(|_| !is_lost));
             }
             EngineEffect::Report => {
                 let view = self.steps.view();
-                self.world.report(&view);
+                self.environment.report(&view);
             }
             EngineEffect::Stopped => {
                 self.stopped = true;
                 let view = self.steps.view();
-                self.world.report(&view);
+                self.environment.report_end(&view);
             }
         }
     }
 
     fn run(&mut self, run: ToolRun, lost: bool) {
-        let now = self.world.now;
+        let now = self.environment.now;
         if lost {
             let message = "no contact".to_owned();
             self.runs
                 .insert(run.id, (now, run, ToolOutcome::Unavailable { message }));
             return;
         }
-        self.world.referee.sent(&run);
-        self.world.figures.runs += 1;
-        let world = &mut *self.world;
-        let moment = Moment {
+        self.environment.referee.sent(&run);
+        self.environment.figures.runs += 1;
+        let environment = &mut *self.environment;
+        let moment = RunContext {
             now,
-            calm: world.calm,
-            lives: world.figures.lives,
+            calm: environment.calm,
+            lives: environment.figures.lives,
         };
-        let (takes, outcome) = world.servers.run(&run, moment, &mut world.random);
-        if world.is_broken(Broken::RepeatsRun) && world.random.percent(10) {
-            world.servers.run(&run, moment, &mut world.random);
+        let (takes, outcome) = environment.servers.run(&run, moment, &mut environment.random);
+        if environment.is_broken(Broken::RepeatsRun) && environment.random.percent(10) {
+            environment.servers.run(&run, moment, &mut environment.random);
         }
         self.runs.insert(run.id, (now + seconds(takes), run, outcome));
     }

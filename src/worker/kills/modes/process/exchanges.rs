@@ -1,6 +1,6 @@
 //! What a process exchanges with clients, a Sensor and the receiver of responses, as the driver does.
 
-use super::{End, Fate, Process, Stop};
+use super::{EarlyEnd, KillPoint, Process, ProcessEnd};
 use crate::api::agent::AgentMode;
 use crate::engine::EngineInput;
 use crate::engine::tasks::TaskOffer;
@@ -9,11 +9,11 @@ use crate::link::task_requests::TaskReceipt;
 use crate::worker::kills::files::Files;
 use crate::worker::kills::modes::broken::Broken;
 use crate::worker::kills::modes::outside::seconds;
-use crate::worker::kills::modes::referee::Heard;
+use crate::worker::kills::modes::referee::CheckInput;
 
 impl Process<'_> {
     /// Does what the driver does with a request.
-    pub(super) fn take_task(&mut self, offer: TaskOffer) -> Result<(), Stop> {
+    pub(super) fn take_task(&mut self, offer: TaskOffer) -> Result<(), EarlyEnd> {
         let id = offer.id.clone();
         let receipt = if self.steps.find_task(&id).expect("a journal").is_some() {
             TaskReceipt::Repeated
@@ -22,13 +22,13 @@ impl Process<'_> {
         } else if !self.steps.accepts_tasks() {
             TaskReceipt::QueueFull
         } else {
-            if self.world.is_broken(Broken::ReceiptBeforeCommit) {
-                self.world.receipt(&id, TaskReceipt::Accepted);
+            if self.environment.is_broken(Broken::ReceiptBeforeCommit) {
+                self.environment.receipt(&id, TaskReceipt::Accepted);
             }
             self.feed(EngineInput::TaskOffered(offer))?;
             TaskReceipt::Accepted
         };
-        self.world.receipt(&id, receipt);
+        self.environment.receipt(&id, receipt);
         Ok(())
     }
 
@@ -37,65 +37,65 @@ impl Process<'_> {
     }
 
     /// Does what the driver does with a delivery.
-    pub(super) fn take_delivery(&mut self, delivery: &Delivery) -> Result<(), Stop> {
-        let runs_tasks = self.story.mode == AgentMode::Task;
-        if self.world.is_broken(Broken::AcknowledgesBeforeCommit) && self.accepts_events() {
+    pub(super) fn take_delivery(&mut self, delivery: &Delivery) -> Result<(), EarlyEnd> {
+        let runs_tasks = self.schedule.mode == AgentMode::Task;
+        if self.environment.is_broken(Broken::AcknowledgesBeforeCommit) && self.accepts_events() {
             let through = delivery.events.last().map_or(0, |event| event.seq);
-            self.world.acknowledge(through, runs_tasks);
+            self.environment.acknowledge(through, runs_tasks);
         }
         while self.accepts_events() {
-            let Some(happened) = self.sensors.take(self.world.wall(), delivery) else {
+            let Some(happened) = self.sensors.take(self.environment.wall(), delivery) else {
                 break;
             };
             let fate = self.fate();
             let before = self.before(fate)?;
             let input = happened.input().cloned();
-            let taken = self.steps.sense(self.world.wall(), input, &happened.kept());
+            let taken = self.steps.sense(self.environment.wall(), input, &happened.kept());
             self.sensors.confirm(happened);
-            self.follow(taken, &Heard::Nothing, (fate, before))?;
+            self.follow(taken, &CheckInput::Nothing, (fate, before))?;
         }
         if self.accepts_events() {
             let through = self.sensors.delivered_through(delivery).through;
-            self.world.acknowledge(through, runs_tasks);
+            self.environment.acknowledge(through, runs_tasks);
         }
         Ok(())
     }
 
     /// Begins with the oldest response, unless one is being sent.
     pub(super) fn send_response(&mut self) {
-        let sends = self.story.mode == AgentMode::Task && self.story.has_receiver;
+        let sends = self.schedule.mode == AgentMode::Task && self.schedule.has_receiver;
         if !sends || self.sending.is_some() {
             return;
         }
         if let Some(waiting) = self.steps.next_response().expect("a journal") {
-            let at = self.world.now + seconds(self.world.random.range(0, 3));
+            let at = self.environment.now + seconds(self.environment.random.range(0, 3));
             self.sending = Some((at, waiting));
         }
     }
 
-    pub(super) fn respond(&mut self) -> Result<(), Stop> {
+    pub(super) fn respond(&mut self) -> Result<(), EarlyEnd> {
         let Some((_, waiting)) = self.sending.take() else {
             return Ok(());
         };
-        let swaps = self.world.is_broken(Broken::SwapsResponses);
-        let holds = swaps && self.world.held_back.is_none() && self.waiting_responses > 1;
-        let drops = self.world.is_broken(Broken::DropsResponse) && self.world.random.percent(30);
+        let swaps = self.environment.is_broken(Broken::SwapsResponses);
+        let holds = swaps && self.environment.held_back.is_none() && self.waiting_responses > 1;
+        let drops = self.environment.is_broken(Broken::DropsResponse) && self.environment.random.percent(30);
         if holds {
-            self.world.held_back = Some(waiting.response.clone());
-        } else if !drops && !self.world.respond(&waiting.response) {
-            let at = self.world.now + seconds(5);
+            self.environment.held_back = Some(waiting.response.clone());
+        } else if !drops && !self.environment.respond(&waiting.response) {
+            let at = self.environment.now + seconds(5);
             self.sending = Some((at, waiting));
             return Ok(());
         }
-        if !holds && let Some(earlier) = self.world.held_back.take() {
-            self.world.respond(&earlier);
+        if !holds && let Some(earlier) = self.environment.held_back.take() {
+            self.environment.respond(&earlier);
         }
-        if let Fate::Before | Fate::Torn(_) = self.fate() {
+        if let KillPoint::Before | KillPoint::Torn(_) = self.fate() {
             return Err(self.killed(Files::of(&self.dir)));
         }
         self.waiting_responses = self.waiting_responses.saturating_sub(1);
         if self.steps.response_delivered(waiting.seq).is_err() {
-            return Err(Stop(End::Failed));
+            return Err(EarlyEnd(ProcessEnd::Failed));
         }
         self.send_response();
         Ok(())

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
-use super::outside::{Event, World, seconds};
+use super::outside::{LoopEnvironment, OutsideEvent, seconds};
 use super::patches;
-use super::referee::Heard;
-use super::story::{self, Criterion, Story};
+use super::referee::CheckInput;
+use super::schedule::{self, Criterion, ScheduleSpec};
 use crate::api::agent::AgentMode;
 use crate::api::status::LoopState;
 use crate::engine::machine::{Engine, LoopView};
@@ -34,7 +34,7 @@ const MOST_CALM_INPUTS: usize = 1_500;
 
 /// How a process ends.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum ProcessEnd {
     /// It was killed, and left these files.
     Killed(Files),
     /// Its journal could not be written.
@@ -46,11 +46,11 @@ pub(super) enum End {
 }
 
 /// Ends a process early.
-struct Stop(End);
+struct EarlyEnd(ProcessEnd);
 
 /// When a process is killed, drawn for each input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum KillPoint {
     Lives,
     /// Before anything is written.
     Before,
@@ -61,7 +61,7 @@ enum Fate {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Link {
+enum LinkPhase {
     Fresh,
     Silent,
     Lost,
@@ -70,18 +70,18 @@ enum Link {
 struct Process<'a> {
     steps: JournaledEngine<'a>,
     sensors: LoopSensors,
-    world: &'a mut World,
-    story: Story,
+    environment: &'a mut LoopEnvironment,
+    schedule: ScheduleSpec,
     dir: PathBuf,
     /// By the clock of the node.
     timer: LoopTimer,
     looked: Timestamp,
     call: Option<(CallId, CallPurpose, Option<Criterion>)>,
     runs: BTreeMap<ToolRunId, (Timestamp, ToolRun, ToolOutcome)>,
-    link: Link,
-    /// Answers to gates of which the process was told.
-    told: Vec<crate::engine::GateAnswer>,
-    /// What could be told again.
+    link: LinkPhase,
+    /// Answers to gates that the process has received.
+    given_answers: Vec<crate::engine::GateAnswer>,
+    /// The last input, which may be repeated.
     last: Option<EngineInput>,
     waiting_responses: usize,
     sending: Option<(Timestamp, WaitingResponse)>,
@@ -92,46 +92,48 @@ struct Process<'a> {
 }
 
 /// Runs one process. Closes the journal unless it was killed.
-pub(super) fn live(world: &mut World, dir: &Path, trace: &mut dyn FnMut(String)) -> End {
-    world.figures.lives += 1;
-    if world.silence() >= seconds(LOST) {
+pub(super) fn live(environment: &mut LoopEnvironment, dir: &Path, trace: &mut dyn FnMut(String)) -> ProcessEnd {
+    environment.figures.lives += 1;
+    if environment.silence() >= seconds(LOST) {
         // A worker without a run lease waits.
-        let at = world.contact_at.unwrap_or(world.now);
-        world.pass(at);
+        let at = environment.contact_at.unwrap_or(environment.now);
+        environment.pass(at);
     }
     let owner = JournalOwner {
         agent_uid: "agent".into(),
-        pod_uid: format!("pod-{}", world.epoch),
-        epoch: world.epoch,
+        pod_uid: format!("pod-{}", environment.epoch),
+        epoch: environment.epoch,
     };
     let (mut journal, restored) = Journal::open(dir, &owner).expect("a journal that opens");
     journal.claim(&owner).expect("a journal");
     journal.checkpoint_every(60);
-    let story = world.story.clone();
-    let settings = patches::settings(world, &story);
-    world.referee.restored(restored.snapshot.as_ref(), &restored.tasks);
-    let restored = patches::restored(world, restored);
+    let schedule = environment.schedule.clone();
+    let settings = patches::settings(environment, &schedule);
+    environment
+        .referee
+        .restored(restored.snapshot.as_ref(), &restored.tasks);
+    let restored = patches::restored(environment, restored);
     let sensors = LoopSensors::restore(restored.kept);
     let mut engine = match restored.snapshot {
         Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
         None => Engine::new(settings),
     };
     engine.restore_tasks(restored.tasks);
-    let sends = story.mode == AgentMode::Task && story.has_receiver;
+    let sends = schedule.mode == AgentMode::Task && schedule.has_receiver;
     journal.set_response_receiver(sends).expect("a journal");
-    let looked = world.wall();
+    let looked = environment.wall();
     let mut process = Process {
         steps: JournaledEngine::new(engine, &mut journal),
         sensors,
-        world,
-        story,
+        environment,
+        schedule,
         dir: dir.into(),
         timer: LoopTimer::default(),
         looked,
         call: None,
         runs: BTreeMap::new(),
-        link: Link::Fresh,
-        told: Vec::new(),
+        link: LinkPhase::Fresh,
+        given_answers: Vec::new(),
         last: None,
         waiting_responses: 0,
         sending: None,
@@ -141,24 +143,24 @@ pub(super) fn live(world: &mut World, dir: &Path, trace: &mut dyn FnMut(String))
         calm_inputs: 0,
     };
     let end = match process.drive(trace) {
-        Ok(view) => End::Stopped(Box::new(view)),
-        Err(Stop(end)) => end,
+        Ok(view) => ProcessEnd::Stopped(Box::new(view)),
+        Err(EarlyEnd(end)) => end,
     };
     if let Some((call, ..)) = process.call.take() {
         // A process that ends in an order cuts its call; one that is killed leaves it with the gateway.
-        if !matches!(end, End::Killed(_)) {
-            process.world.provider.cancel(call);
+        if !matches!(end, ProcessEnd::Killed(_)) {
+            process.environment.provider.cancel(call);
         }
     }
-    if matches!(end, End::Stopped(_) | End::Quiet(_)) {
+    if matches!(end, ProcessEnd::Stopped(_) | ProcessEnd::Quiet(_)) {
         journal.close(&owner).expect("an end in order");
     }
     end
 }
 
 impl Process<'_> {
-    fn drive(&mut self, trace: &mut dyn FnMut(String)) -> Result<LoopView, Stop> {
-        if self.world.suspended {
+    fn drive(&mut self, trace: &mut dyn FnMut(String)) -> Result<LoopView, EarlyEnd> {
+        if self.environment.suspended {
             self.stop(StopCause::Suspend)?;
         } else {
             self.begin()?;
@@ -171,7 +173,7 @@ impl Process<'_> {
             }
             self.next()?;
             self.check_clocks()?;
-            if self.world.calm {
+            if self.environment.calm {
                 self.calm()?;
             }
         }
@@ -184,10 +186,10 @@ impl Process<'_> {
         let reasons: Vec<&str> = view.reasons.iter().map(|held| held.reason.as_ref()).collect();
         format!(
             "{} skew {} timer {:?} epoch {} turn {} {:?} {reasons:?} call {:?} runs {:?} waiting {} {:?}",
-            self.world.now,
-            self.world.skew,
+            self.environment.now,
+            self.environment.skew,
             self.timer.at().map(|at| at.to_string()),
-            self.world.epoch,
+            self.environment.epoch,
             view.turn,
             view.state,
             self.call.map(|(id, ..)| id.to_string()),
@@ -198,7 +200,7 @@ impl Process<'_> {
     }
 
     /// Once everything works: helps a loop that waits for a person, and ends when nothing is left to do.
-    fn calm(&mut self) -> Result<(), Stop> {
+    fn calm(&mut self) -> Result<(), EarlyEnd> {
         let view = self.steps.view();
         self.calm_inputs += 1;
         assert!(
@@ -207,7 +209,7 @@ impl Process<'_> {
         );
         let needs_help = view.state == LoopState::Paused && view.reasons.iter().any(|held| held.until.is_none());
         if needs_help && view.gates.is_empty() && self.calm_inputs.is_multiple_of(10) {
-            for event in self.world.help() {
+            for event in self.environment.help() {
                 self.handle(event)?;
             }
         }
@@ -215,36 +217,37 @@ impl Process<'_> {
             || !self.runs.is_empty()
             || self.sending.is_some()
             || self.waiting_responses > 0
-            || self.world.has_pending()
-            || self.world.referee.is_busy()
+            || self.environment.has_pending()
+            || self.environment.referee.is_busy()
             || !view.gates.is_empty();
-        let rests = view.state == LoopState::Sleeping && self.story.mode != AgentMode::Goal;
+        let rests = view.state == LoopState::Sleeping && self.schedule.mode != AgentMode::Goal;
         if rests && !is_busy {
-            return Err(Stop(End::Quiet(Box::new(view))));
+            return Err(EarlyEnd(ProcessEnd::Quiet(Box::new(view))));
         }
         Ok(())
     }
 
-    fn begin(&mut self) -> Result<(), Stop> {
-        if self.world.silence() >= seconds(SILENT) {
-            self.link = Link::Silent;
+    fn begin(&mut self) -> Result<(), EarlyEnd> {
+        if self.environment.silence() >= seconds(SILENT) {
+            self.link = LinkPhase::Silent;
         }
-        let tools = story::tools();
+        let tools = schedule::tools();
         self.feed(EngineInput::ToolsChanged {
             tools,
             silent: Vec::new(),
         })?;
         self.feed(EngineInput::Started {
             agent: "agent".into(),
-            epoch: self.world.epoch,
+            epoch: self.environment.epoch,
             known: KnownTotals {
-                turn: self.world.known.turn,
-                counts: self.world.known.counts.clone(),
+                turn: self.environment.known.turn,
+                counts: self.environment.known.counts.clone(),
             },
-            budget: self.world.budget.clone(),
-            link_silent: self.link == Link::Silent,
+            budget: self.environment.budget.clone(),
+            link_silent: self.link == LinkPhase::Silent,
+            stop: self.environment.stop.clone(),
         })?;
-        for level in self.world.levels() {
+        for level in self.environment.levels() {
             self.handle(level)?;
         }
         self.waiting_responses = self.steps.count_responses().expect("a journal");
@@ -253,55 +256,55 @@ impl Process<'_> {
     }
 
     /// Handles the next event: one from outside, or what is due first.
-    fn next(&mut self) -> Result<(), Stop> {
-        if let Some(event) = self.world.draw_event(self.stop.is_none()) {
+    fn next(&mut self) -> Result<(), EarlyEnd> {
+        if let Some(event) = self.environment.draw_event(self.stop.is_none()) {
             return self.handle(event);
         }
-        let link_back = self.world.contact_at;
+        let link_back = self.environment.contact_at;
         let moments = [
-            self.call.and_then(|(id, ..)| self.world.provider.ends_at(id)),
+            self.call.and_then(|(id, ..)| self.environment.provider.ends_at(id)),
             self.runs.values().map(|(at, ..)| *at).min(),
-            self.world
+            self.environment
                 .servers
-                .next_answer(&self.told)
-                .filter(|_| self.world.has_link()),
-            self.timer.at().map(|at| at - self.world.skew),
+                .next_answer(&self.given_answers)
+                .filter(|_| self.environment.has_link()),
+            self.timer.at().map(|at| at - self.environment.skew),
             self.sending.as_ref().map(|(at, _)| *at),
             self.drain_until,
-            self.scale_down_due().map(|at| at - self.world.skew),
+            self.scale_down_due().map(|at| at - self.environment.skew),
             link_back,
             self.lease_ends(),
         ];
         let Some(next) = moments.into_iter().flatten().min() else {
             // Nothing is under way, and nothing will happen without an event from outside.
             assert!(
-                !self.world.calm || !self.story_is_open(),
+                !self.environment.calm || !self.is_schedule_open(),
                 "the loop waits for nothing: {:?}",
                 self.steps.view()
             );
-            let to = self.world.now + seconds(600);
-            self.world.pass(to);
+            let to = self.environment.now + seconds(600);
+            self.environment.pass(to);
             return Ok(());
         };
-        self.world.pass(next);
+        self.environment.pass(next);
         self.check_link()?;
         self.due()
     }
 
-    fn story_is_open(&self) -> bool {
-        self.story.mode == AgentMode::Goal || self.world.referee.is_busy()
+    fn is_schedule_open(&self) -> bool {
+        self.schedule.mode == AgentMode::Goal || self.environment.referee.is_busy()
     }
 
     /// What has ended by now.
-    fn due(&mut self) -> Result<(), Stop> {
-        let now = self.world.now;
+    fn due(&mut self) -> Result<(), EarlyEnd> {
+        let now = self.environment.now;
         if let Some((call, purpose, criterion)) = self.call
-            && let Some(end) = self.world.provider.end_of(call)
+            && let Some(end) = self.environment.provider.end_of(call)
         {
             self.call = None;
             return match end {
                 Ok(answer) => {
-                    let heard = Heard::Answer(call, purpose, Box::new(answer.clone()), criterion);
+                    let heard = CheckInput::Answer(call, purpose, Box::new(answer.clone()), criterion);
                     self.feed_heard(EngineInput::Answered { call, answer }, &heard)
                 }
                 Err(failure) => self.feed(EngineInput::Failed { call, failure }),
@@ -311,7 +314,7 @@ impl Process<'_> {
         if let Some(run) = ended
             && let Some((_, sent, outcome)) = self.runs.remove(&run)
         {
-            let heard = Heard::Ran(Box::new(sent), outcome.clone());
+            let heard = CheckInput::Ran(Box::new(sent), outcome.clone());
             let artifacts = ResultArtifacts::default();
             return self.feed_heard(
                 EngineInput::ToolFinished {
@@ -322,10 +325,10 @@ impl Process<'_> {
                 &heard,
             );
         }
-        if self.world.has_link()
-            && let Some(answer) = self.world.servers.answer(&self.told, now)
+        if self.environment.has_link()
+            && let Some(answer) = self.environment.servers.answer(&self.given_answers, now)
         {
-            self.told.push(answer.clone());
+            self.given_answers.push(answer.clone());
             return self.feed(EngineInput::GateAnswered(answer));
         }
         if self.sending.as_ref().is_some_and(|(at, _)| *at <= now) {
@@ -335,63 +338,67 @@ impl Process<'_> {
             self.drain_until = None;
             return self.feed(EngineInput::DrainEnded);
         }
-        if self.scale_down_due().is_some_and(|at| at <= self.world.wall()) {
+        if self.scale_down_due().is_some_and(|at| at <= self.environment.wall()) {
             return self.feed(EngineInput::ScaleDown);
         }
         Ok(())
     }
 
-    fn handle(&mut self, event: Event) -> Result<(), Stop> {
+    fn handle(&mut self, event: OutsideEvent) -> Result<(), EarlyEnd> {
+        if let OutsideEvent::Wake(_) | OutsideEvent::Resume(_) | OutsideEvent::Stop(_) = event {
+            super::note(format!("a user: {event:?}"));
+        }
         match event {
-            Event::Request(offer) => self.take_task(offer),
-            Event::Deliver(delivery) => self.take_delivery(&delivery),
-            Event::Wake(token) => self.feed(EngineInput::WakeRequested { token }),
-            Event::Resume(token) => self.feed(EngineInput::ResumeRequested { token }),
-            Event::Budget(budget) => self.feed(EngineInput::BudgetChanged { budget }),
-            Event::Terminate => self.stop(StopCause::Drain),
-            Event::Suspend => self.stop(StopCause::Suspend),
-            Event::Full(pages) => {
+            OutsideEvent::Request(offer) => self.take_task(offer),
+            OutsideEvent::Deliver(delivery) => self.take_delivery(&delivery),
+            OutsideEvent::Wake(token) => self.feed(EngineInput::WakeRequested { token }),
+            OutsideEvent::Resume(token) => self.feed(EngineInput::ResumeRequested { token }),
+            OutsideEvent::Stop(token) => self.feed(EngineInput::StopRequested { token }),
+            OutsideEvent::Budget(budget) => self.feed(EngineInput::BudgetChanged { budget }),
+            OutsideEvent::Terminate => self.stop(StopCause::Drain),
+            OutsideEvent::Suspend => self.stop(StopCause::Suspend),
+            OutsideEvent::Full(pages) => {
                 self.steps.limit_pages(pages);
-                self.world.was_full = true;
+                self.environment.was_full = true;
                 Ok(())
             }
-            Event::Again => match self.last.clone() {
+            OutsideEvent::Again => match self.last.clone() {
                 Some(input) => self.feed(input),
                 None => Ok(()),
             },
-            Event::Clock | Event::Nothing => self.due(),
+            OutsideEvent::Clock | OutsideEvent::Nothing => self.due(),
         }
     }
 
     fn lease_ends(&self) -> Option<Timestamp> {
         let limit = match self.link {
-            Link::Fresh => SILENT,
-            Link::Silent => LOST,
-            Link::Lost => return None,
+            LinkPhase::Fresh => SILENT,
+            LinkPhase::Silent => LOST,
+            LinkPhase::Lost => return None,
         };
-        let left = seconds(limit) - self.world.silence();
-        (!self.world.has_link()).then(|| self.world.now + left)
+        let left = seconds(limit) - self.environment.silence();
+        (!self.environment.has_link()).then(|| self.environment.now + left)
     }
 
     /// Tells the loop of each threshold of the run lease that has passed.
-    fn check_link(&mut self) -> Result<(), Stop> {
-        if self.link > Link::Fresh && self.world.has_link() {
-            self.link = Link::Fresh;
+    fn check_link(&mut self) -> Result<(), EarlyEnd> {
+        if self.link > LinkPhase::Fresh && self.environment.has_link() {
+            self.link = LinkPhase::Fresh;
             self.feed(EngineInput::LinkBack)?;
         }
-        if self.link < Link::Silent && self.world.silence() >= seconds(SILENT) {
-            self.link = Link::Silent;
+        if self.link < LinkPhase::Silent && self.environment.silence() >= seconds(SILENT) {
+            self.link = LinkPhase::Silent;
             self.feed(EngineInput::LinkSilent)?;
         }
-        if self.link < Link::Lost && self.world.silence() >= seconds(LOST) {
-            self.link = Link::Lost;
+        if self.link < LinkPhase::Lost && self.environment.silence() >= seconds(LOST) {
+            self.link = LinkPhase::Lost;
             self.feed(EngineInput::LinkLost)?;
         }
         Ok(())
     }
 
-    fn check_clocks(&mut self) -> Result<(), Stop> {
-        let wall = self.world.wall();
+    fn check_clocks(&mut self) -> Result<(), EarlyEnd> {
+        let wall = self.environment.wall();
         let set_back = wall < self.looked;
         self.looked = wall;
         if self.timer.fires(wall) || set_back {
@@ -400,14 +407,14 @@ impl Process<'_> {
         self.check_link()
     }
 
-    fn stop(&mut self, cause: StopCause) -> Result<(), Stop> {
+    fn stop(&mut self, cause: StopCause) -> Result<(), EarlyEnd> {
         if self.stopped || self.stop == Some(cause) {
             return Ok(());
         }
         if self.stop != Some(StopCause::Drain) {
             self.stop = Some(cause);
         }
-        let until = self.world.now + seconds(DRAIN);
+        let until = self.environment.now + seconds(DRAIN);
         self.drain_until.get_or_insert(until);
         self.feed(EngineInput::Stop { cause })
     }
@@ -417,17 +424,17 @@ impl Process<'_> {
         self.steps.scale_down_due().filter(|_| !needs_pod)
     }
 
-    fn feed(&mut self, input: EngineInput) -> Result<(), Stop> {
-        self.feed_heard(input, &Heard::Nothing)
+    fn feed(&mut self, input: EngineInput) -> Result<(), EarlyEnd> {
+        self.feed_heard(input, &CheckInput::Nothing)
     }
 
-    fn feed_heard(&mut self, input: EngineInput, heard: &Heard) -> Result<(), Stop> {
+    fn feed_heard(&mut self, input: EngineInput, heard: &CheckInput) -> Result<(), EarlyEnd> {
         if let EngineInput::Answered { .. } | EngineInput::ToolFinished { .. } | EngineInput::GateAnswered(_) = &input {
             self.last = Some(input.clone());
         }
         let fate = self.fate();
         let before = self.before(fate)?;
-        let taken = self.steps.take(self.world.wall(), input);
+        let taken = self.steps.take(self.environment.wall(), input);
         self.follow(taken, heard, (fate, before))
     }
 }

@@ -64,7 +64,7 @@ impl Criterion {
 
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, each asked by its name")]
-pub(super) struct Story {
+pub(super) struct ScheduleSpec {
     pub(super) mode: AgentMode,
     /// Inputs before everything works again.
     pub(super) steps: usize,
@@ -90,10 +90,10 @@ pub(super) struct Story {
     has_small_window: bool,
 }
 
-impl Story {
+impl ScheduleSpec {
     pub(super) fn draw(random: &mut Random) -> Self {
         let mode = [AgentMode::Continuous, AgentMode::Task, AgentMode::Goal][random.index(3)];
-        let mut story = Self {
+        let mut schedule = Self {
             mode,
             steps: 60 + random.index(140),
             events: random.range(15, 50),
@@ -109,9 +109,9 @@ impl Story {
             defers: random.percent(40),
             has_small_window: random.percent(20),
         };
-        story.draw_criteria(random);
-        story.first_criteria.clone_from(&story.criteria);
-        story
+        schedule.draw_criteria(random);
+        schedule.first_criteria.clone_from(&schedule.criteria);
+        schedule
     }
 
     /// A broken rule: the criteria are those of the first spec.
@@ -209,7 +209,7 @@ fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
     ToolSpec {
         name: name.into(),
         description: format!("does {name}"),
-        parameters: json!({"type": "object"}),
+        parameters: json!({"type": "object", "properties": {"command": {"type": "string"}}}),
         effect,
         idempotent: name == IDEMPOTENT,
         timeout: SignedDuration::from_secs(600),
