@@ -95,13 +95,10 @@ fn budgets(sources: &PageSources) -> Vec<Arc<AgentBudget>> {
 }
 
 /// Objects with their keys, in the order of these.
-fn objects<T: kube::ResourceExt>(
+fn objects<T: kube::Resource>(
     objects: Vec<Arc<T>>,
     is_asked: impl Fn(&NamespacedName) -> bool,
-) -> Vec<(NamespacedName, Arc<T>)>
-where
-    T: kube::Resource,
-{
+) -> Vec<(NamespacedName, Arc<T>)> {
     let keyed = objects.into_iter().map(|object| (NamespacedName::of(&*object), object));
     let mut keyed: Vec<_> = keyed.filter(|(key, _)| is_asked(key)).collect();
     keyed.sort_by(|(one, _), (other, _)| one.cmp(other));

@@ -278,7 +278,7 @@ async fn turns_are_shown_live_to_those_who_may_get_events_and_no_text_is() {
     let (status, page) = visitor.read("/").await;
     assert_eq!(status, 200);
     assert!(
-        page.contains("autonomy:turn_completed") && page.contains("unheard_of"),
+        page.contains("autonomy:turn_completed") && page.contains("turns/a/x"),
         "{page}"
     );
     for text in [text, more, page] {

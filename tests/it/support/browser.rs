@@ -103,9 +103,8 @@ impl Browser {
                 self.next().await;
             }
         };
-        if timeout(PATIENCE, loaded).await.is_err() {
-            panic!("{url} was not loaded");
-        }
+        let loaded = timeout(PATIENCE, loaded).await;
+        assert!(loaded.is_ok(), "{url} was not loaded");
     }
 
     /// The value of an expression in the page, once its promise is kept.
