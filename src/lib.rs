@@ -18,6 +18,8 @@
 //!   Imports `sensing` and `support`.
 //! - [`otlp`]: traces of Agents, and their export over OTLP. Imports `support`.
 //! - [`telemetry`]: logs, metrics, probes, how traces name an Agent. Imports `api`, `otlp` and `support`.
+//! - [`page`]: the page about loops in a browser, as `agentloop run` and the controller serve it. Imports `api`, `link` and
+//!   `support`.
 //! - [`controller`], [`gateway`], [`worker`], [`sensor`]: the roles. Never import each other.
 //! - [`local`]: all roles in one process, without a cluster. Imports their public interfaces.
 //! - [`plugin`]: the kubectl plugin, a client of the API server and of the link. Imports `api`, `engine`, `ledger` (what `simulate`
@@ -45,6 +47,7 @@ pub mod cli;
 pub mod controller;
 pub mod gateway;
 pub mod local;
+pub mod page;
 pub mod plugin;
 pub mod sensor;
 pub mod telemetry;

@@ -10,6 +10,7 @@ use axum::http::Uri;
 use clap::{ArgAction, Args as ClapArgs};
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kube::Config;
+use rustls::pki_types::ServerName;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +19,7 @@ use crate::controller::election::LeaseTimes;
 use crate::controller::gate_webhook::{GateWebhook, WebhookTimes};
 use crate::controller::history::HistorySettings;
 use crate::controller::metrics_access::MetricsAuthentication;
+use crate::controller::page::PageSettings;
 use crate::controller::policy::{ANY, AgentPrices, MIN_OUTPUT_TOKENS, PlatformPolicy, PodPolicy, PriceTable};
 use crate::controller::process::{self, ControllerOptions, ElectionOptions};
 use crate::controller::sensor::pod::SensorPodSettings;
@@ -90,6 +92,13 @@ pub(super) struct ControllerArgs {
     /// Listen address of the link.
     #[arg(long, env = "AGENTLOOP_LINK_ADDRESS", default_value = "0.0.0.0:8443")]
     link_address: SocketAddr,
+    /// Serve a page with loops, their usage and last turns at this address over HTTPS, for users with a token of the
+    /// Kubernetes API; absent: there is no page.
+    #[arg(long, env = "AGENTLOOP_PAGE_ADDRESS")]
+    page_address: Option<SocketAddr>,
+    /// Comma-separated host names in the certificate of the page, besides localhost.
+    #[arg(long, env = "AGENTLOOP_PAGE_HOSTS", value_delimiter = ',', requires = "page_address")]
+    page_hosts: Vec<String>,
     /// Listen address of /metrics.
     #[arg(long, env = "AGENTLOOP_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
     metrics_address: SocketAddr,
@@ -236,6 +245,8 @@ impl ControllerArgs {
             allowed_ranges: given(self.egress_allowed_cidrs),
             denied_ranges: given(self.egress_denied_cidrs),
         };
+        let page_hosts = given(self.page_hosts);
+        let page = self.page_address.map(|address| page(address, page_hosts)).transpose()?;
         let webhook_url = self.approval_webhook_url.filter(|url| !url.is_empty());
         let gate_webhook = webhook_url.map(|url| webhook(&url, self.approval_webhook_secret_file.as_deref()));
         let (ca_file, retention_days) = (self.history_postgres_ca_file, self.history_retention_days);
@@ -273,6 +284,7 @@ impl ControllerArgs {
             probe_address: self.probe_address,
             link_address: self.link_address,
             link_hosts,
+            page,
             pod_name,
             election,
             gate_webhook: gate_webhook.transpose()?,
@@ -292,6 +304,19 @@ fn link_host(url: &str) -> anyhow::Result<String> {
     );
     let host = uri.host().with_context(|| format!("--link-url {url} has no host"))?;
     Ok(host.trim_matches(['[', ']']).into())
+}
+
+/// The page, with the names in its certificate.
+fn page(address: SocketAddr, given: Vec<String>) -> anyhow::Result<PageSettings> {
+    let mut hosts = vec!["localhost".to_owned(), "127.0.0.1".into(), "::1".into()];
+    for host in given {
+        ensure!(
+            ServerName::try_from(host.as_str()).is_ok(),
+            "--page-hosts: {host} is neither a host name nor an IP address"
+        );
+        hosts.push(host);
+    }
+    Ok(PageSettings { address, hosts })
 }
 
 /// The webhook that announces gates. Errors do not repeat the URL, whose path may be a secret.
@@ -390,6 +415,23 @@ mod tests {
         );
         let other = options(&["--pod-name=a", "--link-url=https://[::1]:9443"]).unwrap();
         assert_eq!(other.link_hosts.last().unwrap(), "::1");
+    }
+
+    #[test]
+    fn the_page_is_off_by_default_and_its_names_are_checked() {
+        assert!(options(&["--pod-name=a"]).unwrap().page.is_none());
+        let page = |hosts: &str| {
+            let flags = ["--pod-name=a", "--page-address=0.0.0.0:8444", hosts];
+            options(&flags).map(|options| options.page.unwrap())
+        };
+        let settings = page("--page-hosts=loops.example.com, 192.0.2.1,").unwrap();
+        assert_eq!(settings.address.port(), 8444);
+        assert_eq!(
+            settings.hosts,
+            ["localhost", "127.0.0.1", "::1", "loops.example.com", "192.0.2.1"]
+        );
+        let error = page("--page-hosts=loops example").unwrap_err().to_string();
+        assert!(error.contains("loops example is neither a host name nor"), "{error}");
     }
 
     #[test]

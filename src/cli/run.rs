@@ -16,11 +16,11 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 use crate::api::status::LoopOutcome;
 use crate::controller::policy::PlatformPolicy;
-use crate::local::agent_rows::{AgentRow, LoopActivity};
 use crate::local::events::{self, EventSinks};
 use crate::local::manifest::SecretSource;
 use crate::local::output::RunOutput;
 use crate::local::run::{LocalRun, RunError, RunOptions};
+use crate::page::agent_rows::{AgentRow, LoopActivity};
 use crate::telemetry::log;
 
 /// Minimum number of threads: journals wait for the disk on them.

@@ -1,5 +1,5 @@
-//! Decides who may read an Agent's events, answer its gates and request tasks: a TokenReview identifies the user, a
-//! `SubjectAccessReview` checks the permission.
+//! Decides who may read an Agent's events, answer its gates, request tasks, and what the page shows: a TokenReview identifies the
+//! user, a `SubjectAccessReview` checks the permission.
 //!
 //! Accepts any token with the audience of the API server. Caches nothing: a subscription is long, answers are rare, and a
 //! revoked permission takes effect with the next request.
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::event_subscriptions::unavailable;
 use super::identity::is_pod_account;
-use super::review_limiter::ReviewLimiter;
+use super::review_limiter::{ReviewLimiter, ReviewPermit};
 use crate::api::NamespacedName;
 use crate::link::events::{ClientRefusal, ClientRefusalCode};
 
@@ -116,13 +116,8 @@ impl ClientAuthorizer {
         agent: &NamespacedName,
         action: ClientAction,
     ) -> Result<String, ClientRefusal> {
-        let _pass = self.gate.acquire(address).await.ok_or_else(|| {
-            unavailable("too many tokens from this address are pending or invalid; retry in a few seconds")
-        })?;
-        let answer = self.tokens.create(&PostParams::default(), &token_review(token)).await;
-        let user = token_user(answer.map_err(|error| failed(&error))?.status.unwrap_or_default())
-            .ok_or_else(rejected)
-            .inspect_err(|_| self.gate.record_failure(address))?;
+        let _permit = self.permit(address).await?;
+        let user = self.user_of((token, address)).await?;
         let name = user.username.clone().unwrap_or_default();
         let denied = |message| ClientRefusal {
             code: ClientRefusalCode::Forbidden,
@@ -135,16 +130,50 @@ impl ClientAuthorizer {
                  on agents.agentloop.dev is granted to"
             )));
         }
-        let question = access_review(user, agent, action);
-        let answer = self.rights.create(&PostParams::default(), &question).await;
-        let allowed = answer
-            .map_err(|error| failed(&error))?
-            .status
-            .is_some_and(|status| status.allowed && status.denied != Some(true));
-        if allowed {
+        if self.allows(user, right(agent, action)).await? {
             return Ok(name);
         }
         Err(denied(action.denial(&name, agent)))
+    }
+
+    /// The user who presented `token` from `address`.
+    pub async fn identify(&self, (token, address): (&str, IpAddr)) -> Result<UserInfo, ClientRefusal> {
+        let identified = async {
+            let _permit = self.permit(address).await?;
+            self.user_of((token, address)).await
+        };
+        timeout(ANSWER_TIMEOUT, identified).await.unwrap_or_else(|_| {
+            tracing::warn!("identifying a client timed out after {} s", ANSWER_TIMEOUT.as_secs());
+            Err(cannot_check())
+        })
+    }
+
+    /// Permission to ask about a token from this address.
+    async fn permit(&self, address: IpAddr) -> Result<ReviewPermit<'_>, ClientRefusal> {
+        self.gate.acquire(address).await.ok_or_else(|| {
+            unavailable("too many tokens from this address are pending or invalid; retry in a few seconds")
+        })
+    }
+
+    async fn user_of(&self, (token, address): (&str, IpAddr)) -> Result<UserInfo, ClientRefusal> {
+        let answer = self.tokens.create(&PostParams::default(), &token_review(token)).await;
+        token_user(answer.map_err(|error| failed(&error))?.status.unwrap_or_default())
+            .ok_or_else(rejected)
+            .inspect_err(|_| self.gate.record_failure(address))
+    }
+
+    /// Whether this user has this right.
+    pub async fn allows(&self, user: UserInfo, right: ResourceAttributes) -> Result<bool, ClientRefusal> {
+        let question = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                resource_attributes: Some(right),
+                ..review_of(user)
+            },
+            ..SubjectAccessReview::default()
+        };
+        let answer = self.rights.create(&PostParams::default(), &question).await;
+        let status = answer.map_err(|error| failed(&error))?.status;
+        Ok(status.is_some_and(|status| status.allowed && status.denied != Some(true)))
     }
 }
 
@@ -185,21 +214,16 @@ pub(super) fn review_of(user: UserInfo) -> SubjectAccessReviewSpec {
     }
 }
 
-fn access_review(user: UserInfo, agent: &NamespacedName, action: ClientAction) -> SubjectAccessReview {
-    SubjectAccessReview {
-        spec: SubjectAccessReviewSpec {
-            resource_attributes: Some(ResourceAttributes {
-                verb: Some(action.verb().into()),
-                group: Some("agentloop.dev".into()),
-                resource: Some("agents".into()),
-                subresource: action.subresource().map(Into::into),
-                namespace: Some(agent.namespace.clone()),
-                name: Some(agent.name.clone()),
-                ..ResourceAttributes::default()
-            }),
-            ..review_of(user)
-        },
-        ..SubjectAccessReview::default()
+/// The right to do this with an Agent.
+fn right(agent: &NamespacedName, action: ClientAction) -> ResourceAttributes {
+    ResourceAttributes {
+        verb: Some(action.verb().into()),
+        group: Some("agentloop.dev".into()),
+        resource: Some("agents".into()),
+        subresource: action.subresource().map(Into::into),
+        namespace: Some(agent.namespace.clone()),
+        name: Some(agent.name.clone()),
+        ..ResourceAttributes::default()
     }
 }
 

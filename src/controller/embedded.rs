@@ -62,6 +62,7 @@ pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), 
             probe_address: nowhere,
             link_address: address,
             link_hosts: vec![address.ip().to_string()],
+            page: None,
             pod_name: None,
             election: None,
             gate_webhook: None,
@@ -71,6 +72,7 @@ pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), 
     let ground = LeaderResources {
         loops: alone.loops,
         listener: alone.listener,
+        page: None,
     };
     Box::pin(leader.lead(Some(ground), &stop)).await
 }

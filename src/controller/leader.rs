@@ -25,6 +25,7 @@ use super::gate_answers::GateAnswerRecorder;
 use super::history::{self, HistoryReceiver};
 use super::identity::PodAuthenticator;
 use super::link_service::ControllerLink;
+use super::page::{self, PageSources};
 use super::pod_sessions::PodSessions;
 use super::process::{ControllerError, ControllerOptions, listen, retry};
 use super::reconcile_metrics::MetricsObserver;
@@ -52,6 +53,8 @@ pub(super) struct LeaderResources {
     pub(super) loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<NamespacedName>),
     /// The listener of the link.
     pub(super) listener: TcpListener,
+    /// The listener of the page, if it is served.
+    pub(super) page: Option<TcpListener>,
 }
 
 impl LeaderResources {
@@ -61,6 +64,7 @@ impl LeaderResources {
         Ok(Self {
             loops: (Arc::new(loops.with_history(options.history.is_some())), changed),
             listener: listen(address)?,
+            page: options.page.as_ref().map(|page| listen(page.address)).transpose()?,
         })
     }
 }
@@ -90,7 +94,8 @@ impl Leader {
         let clock: WallClock = Arc::new(Timestamp::now);
         let namespace = &self.options.settings.controller_namespace;
         let certificates = retry("prepare the link's certificates", || {
-            let hosts = self.options.link_hosts.clone();
+            let page = self.options.page.iter().flat_map(|page| &page.hosts);
+            let hosts = self.options.link_hosts.iter().chain(page).cloned().collect();
             LinkCertificates::start(self.client.clone(), namespace, hosts, clock.clone())
         });
         let Some(certificates) = stop.run_until_cancelled(certificates).await else {
@@ -142,7 +147,17 @@ impl Leader {
         let sensors = self.sensors((&loops, &relay), &bundle, events.clone(), clock);
         let link = self.link((&loops, relay), &agents, (&budgets, events), clock);
         let (tls, ends) = (certificates.tls(), stop.clone());
-
+        let sources = PageSources {
+            access: ClientAuthorizer::new(self.client.clone()),
+            agents: agents.clone(),
+            loops: loops.clone(),
+            budgets: budgets.clone(),
+            sensors: sensors.clone(),
+            clock: clock.clone(),
+        };
+        let page = ground
+            .page
+            .map(|listener| page::serve(listener, tls.clone(), sources, stop.clone()));
         let announced = agents.clone();
 
         // Every task runs until shutdown. One that returns earlier yields the error with which the process exits.
@@ -153,6 +168,12 @@ impl Leader {
             }
             ControllerError::PartEnded("the link")
         });
+        if let Some(page) = page {
+            parts.spawn(async move {
+                page.await;
+                ControllerError::PartEnded("the page")
+            });
+        }
         let reconciler = self.reconciler(loops, changed, bundle, agents, (&budgets, &sensors), clock, stop);
         parts.spawn(async move {
             Box::pin(agent::run(reconciler)).await;

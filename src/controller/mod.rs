@@ -23,6 +23,7 @@ mod kstatus;
 mod leader;
 pub mod link_service;
 pub mod metrics_access;
+pub mod page;
 mod plain_http;
 mod pod_security;
 pub mod pod_sessions;

@@ -256,6 +256,14 @@ impl PodSessions {
             .and_then(|entry| entry.last_report.clone())
     }
 
+    /// The last report of the pod that has the session.
+    #[must_use]
+    pub fn newest_report(&self, agent: &NamespacedName) -> Option<PodReport> {
+        let table = self.lock();
+        let received = table.entries.get(agent)?.last_report.as_ref()?;
+        Some(received.report.clone())
+    }
+
     /// Number of leases that the Agent's gateways have lost with their storage, from the last report of any of its
     /// pods.
     /// `None` before the first: a former leader may have noticed those.

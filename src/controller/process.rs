@@ -22,6 +22,7 @@ use super::history::{HistorySettings, initialize_history_metrics};
 use super::leader::Leader;
 use super::link_service::initialize_refusal_metrics;
 use super::metrics_access::{MetricsAuthentication, protect};
+use super::page::PageSettings;
 use super::sensor::pod::SensorPodSettings;
 use crate::support::backoff::Backoff;
 use crate::telemetry::families::PerObject;
@@ -54,6 +55,8 @@ pub struct ControllerOptions {
     pub link_address: SocketAddr,
     /// Host names and IP addresses in the link's certificate.
     pub link_hosts: Vec<String>,
+    /// The page, if it is served.
+    pub page: Option<PageSettings>,
     /// Name of this process's pod; absent outside a cluster.
     pub pod_name: Option<String>,
     /// Leader election; absent: this process leads without election.

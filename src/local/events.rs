@@ -16,8 +16,8 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
 use super::output::{line, stamp};
-use super::page::recent::RecentEvents;
 use crate::api::NamespacedName;
+use crate::page::recent::RecentEvents;
 use crate::worker::events::TARGET;
 
 /// Fields of an event that are read.

@@ -9,8 +9,9 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 
-use super::agent_rows::AgentRow;
-use super::sensor_rows::{self, SensorRow};
+use super::sensor_rows;
+use crate::page::agent_rows::AgentRow;
+use crate::page::sensor_rows::SensorRow;
 
 /// Rows that are drawn; more are counted.
 const MOST_ROWS: usize = 40;

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::page::recent::RecentEvents;
+use super::page::add_journal;
 use super::pod_tokens::PodTokens;
 use super::roles::{self, AgentRoles, PodRoles, WebhookAddresses};
 use super::volumes::{PodVolumes, VolumeError, VolumeFolders, make_folder};
@@ -24,6 +24,7 @@ use crate::api::NamespacedName;
 use crate::api_server::object_key::PODS;
 use crate::api_server::{ApiError, ObjectKey, ObjectPatch, ObjectStore, PatchRequest, PatchScope};
 use crate::link::server::PodIdentity;
+use crate::page::recent::RecentEvents;
 use crate::support::clock::rfc3339_seconds;
 use crate::support::hash::hex;
 use crate::worker::startup;
@@ -141,7 +142,7 @@ impl PodRunner {
         if let (Some(recent), Ok(PodRoles::Agent(roles))) = (&self.recent, &roles) {
             // Before the worker opens the journal, which nobody else can read from then on.
             let agent = NamespacedName::new(&key.namespace, &key.name);
-            recent.add_all(&agent, &roles.worker.journal_dir);
+            add_journal(recent, &agent, &roles.worker.journal_dir);
         }
         let status = PodStatusWriter {
             store: self.store.clone(),

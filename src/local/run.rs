@@ -16,17 +16,14 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::agent_rows::{AgentRow, LoopActivity, row};
 use super::folders::{PrivateFolder, StateFolder};
 use super::manifest::{self, CheckContext, ManifestError, SecretSource};
 use super::output::RunOutput;
 use super::page::Page;
-use super::page::recent::RecentEvents;
-use super::page::view::{AgentView, BudgetView, PageView};
 use super::pod_tokens::PodTokens;
 use super::pods::{self, PodRunner};
 use super::roles::WebhookAddresses;
-use super::sensor_rows::{self, SensorRow};
+use super::sensor_rows;
 use super::stateful_set;
 use crate::api::{Agent, NamespacedName, Sensor, WORKSPACE_LABEL};
 use crate::api_server::object_key::{AGENTS, BUDGETS, CLAIMS, PODS, SENSORS};
@@ -38,6 +35,10 @@ use crate::controller::policy::PlatformPolicy;
 use crate::controller::sensor::pod::SensorPodSettings;
 use crate::link::messages::PodReport;
 use crate::link::pod::AgentEgress;
+use crate::page::agent_rows::{AgentRow, LoopActivity, StatusOrigin, row};
+use crate::page::recent::RecentEvents;
+use crate::page::sensor_rows::SensorRow;
+use crate::page::view::{AgentView, BudgetView, PageView};
 
 /// How often the rows are refreshed.
 const LOOK: Duration = Duration::from_millis(250);
@@ -390,18 +391,22 @@ impl LocalRun {
         let agents: Vec<(Agent, Option<PodReport>)> = self.agents(loops);
         let rows: Vec<AgentRow> = agents
             .iter()
-            .map(|(agent, report)| row(agent, report.as_ref()))
+            .map(|(agent, report)| row(agent, report.as_ref(), StatusOrigin::EarlierRun))
             .collect();
         let sensors = self.sensor_rows();
         if let Some(page) = &self.page {
-            let agents = agents.into_iter().zip(&rows).map(|((agent, report), row)| {
-                let history = page.recent().of(&NamespacedName::of(&agent));
+            let agents = agents.iter().zip(&rows).map(|((agent, report), row)| {
+                let history = Some(page.recent().of(&NamespacedName::of(agent)));
                 AgentView::new(agent, row.clone(), report.as_ref(), history)
             });
             page.show(&PageView {
                 agents: agents.collect(),
-                budgets: self.objects(&self.budgets).map(BudgetView::new).collect(),
+                budgets: self
+                    .objects(&self.budgets)
+                    .map(|budget| BudgetView::new(&budget))
+                    .collect(),
                 sensors: sensors.clone(),
+                notes: Vec::new(),
             });
         }
         (rows, sensors)

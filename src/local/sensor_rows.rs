@@ -1,4 +1,4 @@
-//! The state of the Sensors of a run at one moment, from their status, and the addresses of their webhooks.
+//! The Sensors of a run as text and as JSON lines, and the addresses of their webhooks.
 //!
 //! Contains no text of a payload.
 
@@ -11,41 +11,17 @@ use super::roles::WebhookAddresses;
 use crate::api::{NamespacedName, Sensor};
 use crate::api_server::ObjectKey;
 use crate::api_server::object_key::SENSORS;
+use crate::page::sensor_rows::SensorRow;
 
 /// Rows that are drawn; more are counted.
 const MOST_ROWS: usize = 20;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SensorRow {
-    pub namespace: String,
-    pub sensor: String,
-    /// The type of its source.
-    pub source: String,
-    /// The URL of its webhook.
-    pub url: Option<String>,
-    /// Whether it works: `True`, `False` or `Unknown`.
-    pub ready: String,
-    /// Why it does not work, and how to fix it.
-    pub message: Option<String>,
-    /// Events accepted, and failures.
-    pub counts: (i64, i64),
-}
-
 /// The row of a Sensor. `webhook`: where it listens.
 #[must_use]
 pub fn row(sensor: &Sensor, webhook: Option<&SocketAddr>) -> SensorRow {
-    let status = sensor.status.clone().unwrap_or_default();
-    let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
-    let broken = ready.filter(|condition| condition.status == "False");
-    let message = broken.map(|condition| format!("{}: {}", condition.reason, condition.message));
     SensorRow {
-        namespace: sensor.metadata.namespace.clone().unwrap_or_default(),
-        sensor: sensor.metadata.name.clone().unwrap_or_default(),
-        source: status.r#type.map(|kind| kind.to_string()).unwrap_or_default(),
         url: webhook.map(|address| format!("http://{address}/")),
-        ready: ready.map_or_else(|| "Unknown".into(), |condition| condition.status.clone()),
-        message,
-        counts: (status.totals.events, status.totals.errors),
+        ..SensorRow::of(sensor)
     }
 }
 

@@ -1,10 +1,12 @@
-//! The small HTTP servers: `/healthz` and `/readyz` on one port, `/metrics` on another.
+//! The small HTTP servers: `/healthz` and `/readyz` on one port, `/metrics` on another, and pages.
 //!
-//! Plain HTTP without authentication. Everything a peer can take is therefore bounded (connections, time, scrapes), and
+//! Without authentication of their own. Everything a peer can take is therefore bounded (connections, time, scrapes), and
 //! probes have their own port, which scrapes cannot exhaust. Does not decide readiness: the process sets it through
 //! [`Readiness`].
 
 use std::convert::Infallible;
+use std::future::ready;
+use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,11 +17,14 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
+use axum_server::accept::Accept;
+use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use futures::stream;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
@@ -84,7 +89,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub fn probes(readiness: Readiness) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready).with_state(readiness))
+        .route("/readyz", get(readyz).with_state(readiness))
 }
 
 /// Route of the metrics. Scrapes beyond the bounds wait for up to `wait`.
@@ -99,6 +104,30 @@ pub fn metrics(metrics: Arc<Metrics>, wait: Duration) -> Router {
 
 /// Serves a router forever, with one request per connection, within `limits`.
 pub async fn serve(listener: TcpListener, router: Router, limits: HttpLimits) -> Infallible {
+    accept(listener, router, limits, |connection| ready(Ok(connection))).await
+}
+
+/// The same over TLS. The configuration may be replaced in place.
+pub async fn serve_tls(listener: TcpListener, router: Router, limits: HttpLimits, tls: RustlsConfig) -> Infallible {
+    let acceptor = RustlsAcceptor::new(tls).handshake_timeout(limits.head);
+    accept(listener, router, limits, |connection| {
+        let accepted = acceptor.accept(connection, ());
+        async { accepted.await.map(|(connection, ())| connection) }
+    })
+    .await
+}
+
+/// Accepts connections, each of which `open` prepares for HTTP.
+async fn accept<S, F>(
+    listener: TcpListener,
+    router: Router,
+    limits: HttpLimits,
+    open: impl Fn(UnreadLimit<TcpStream>) -> F,
+) -> Infallible
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    F: Future<Output = io::Result<S>> + Send + 'static,
+{
     let slots = ConnectionLimiter::new(limits.connections);
     loop {
         let (connection, address) = match listener.accept().await {
@@ -111,13 +140,18 @@ pub async fn serve(listener: TcpListener, router: Router, limits: HttpLimits) ->
         };
         let Some(slot) = slots.take(address) else { continue };
         let service = TowerToHyperService::new(router.clone().layer(Extension(address)));
-        let answer = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(limits.head)
-            .keep_alive(false)
-            .serve_connection(TokioIo::new(UnreadLimit::new(connection, limits.unread)), service);
-        tokio::spawn(async move {
+        let opened = open(UnreadLimit::new(connection, limits.unread));
+        let answer = async move {
+            let Ok(connection) = opened.await else { return };
+            let answer = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(limits.head)
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(connection), service);
             // A peer's errors are not worth a log line; it has its response or none.
+            let _ = answer.await;
+        };
+        tokio::spawn(async move {
             let _ = timeout(limits.whole, answer).await;
             drop(slot);
         });
@@ -145,7 +179,7 @@ impl ScrapeState {
     }
 }
 
-async fn ready(State(readiness): State<Readiness>) -> Response {
+async fn readyz(State(readiness): State<Readiness>) -> Response {
     match readiness.waiting_for() {
         None => "ok\n".into_response(),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {reason}\n")).into_response(),

@@ -293,6 +293,7 @@ async fn options(election: bool) -> ControllerOptions {
         probe_address: free_address().await,
         link_address: free_address().await,
         link_hosts: vec!["127.0.0.1".into()],
+        page: None,
         pod_name: election.then(|| "a".into()),
         election: election.then(|| ElectionOptions {
             identity: "a".into(),

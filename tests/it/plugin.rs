@@ -6,6 +6,7 @@ mod forward;
 mod link;
 mod program;
 mod rig;
+mod roles;
 
 use agentloop::plugin::ExitStatus;
 use pretty_assertions::assert_eq;

@@ -1,14 +1,11 @@
-//! The page of a run: its loops, their state, their usage and what they did last, in a browser, live.
+//! The page of a run: [`crate::page`] with the loops of this process, for the user of the run only.
 //!
-//! Read-only, and for the user of the run only: its address contains a random token. Shows what the run's own output
-//! shows, and no text of a prompt or an answer. Decides nothing about loops, and a run without `--page` has none of it.
+//! Its address contains a random token. Shows what the run's own output shows. A run without `--page` has none of it.
 
-pub mod html;
-pub mod recent;
 pub mod server;
-pub mod view;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,9 +13,12 @@ use jiff::tz::TimeZone;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use html::PagePart;
-use recent::RecentEvents;
-use view::PageView;
+use crate::api::NamespacedName;
+use crate::page::html::{self, PagePart};
+use crate::page::recent::{MOST_LINES, RecentEvents};
+use crate::page::view::PageView;
+use crate::worker::events::from_line;
+use crate::worker::journal::last_lines;
 
 /// How long the end of a run waits for readers to receive it.
 const FAREWELL: Duration = Duration::from_millis(500);
@@ -99,5 +99,13 @@ impl Page {
         self.content.send_modify(|content| content.ended = Some(why));
         // Each reader ends once it is told.
         let _ = tokio::time::timeout(FAREWELL, self.content.closed()).await;
+    }
+}
+
+/// Adds the newest events of earlier runs, from a journal that no worker has open. A journal that does not exist or that
+/// an earlier version wrote adds none.
+pub fn add_journal(recent: &RecentEvents, agent: &NamespacedName, journal_dir: &Path) {
+    for line in last_lines(journal_dir, MOST_LINES.into()).unwrap_or_default() {
+        recent.add(agent.clone(), from_line(line, None));
     }
 }

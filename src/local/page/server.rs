@@ -13,19 +13,19 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Router};
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use futures::stream;
 use jiff::tz::TimeZone;
-use serde_json::json;
+use maud::Markup;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::PageContent;
-use super::html::{PagePart, SCRIPT, STYLE, document};
+use crate::page::html::{PagePart, document};
+use crate::page::live;
+use crate::page::responses::{PageForms, SCRIPT_NAME, STYLE_NAME, asset, protect};
 use crate::support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 use crate::support::hash::sha256;
 use crate::telemetry::http::HttpLimits;
@@ -39,8 +39,6 @@ pub const LIMITS: HttpLimits = HttpLimits {
     whole: Duration::from_hours(1),
     unread: Duration::from_secs(15),
 };
-/// How long a stream is silent at most: a browser that is gone is noticed when it is written to.
-const SILENCE: Duration = Duration::from_secs(15);
 
 struct PageServer {
     /// Hash of the token: comparing hashes takes the same time for each wrong token.
@@ -48,7 +46,6 @@ struct PageServer {
     zone: TimeZone,
     content: watch::Sender<PageContent>,
     readers: Arc<ConnectionLimiter>,
-    policy: HeaderValue,
 }
 
 /// Routes of the page, under this token.
@@ -58,18 +55,8 @@ pub fn router(token: &str, zone: TimeZone, content: watch::Sender<PageContent>) 
         zone,
         content,
         readers: ConnectionLimiter::new(ConnectionBounds::of_strangers(MOST_READERS, MOST_READERS)),
-        policy: HeaderValue::from_str(&policy()).unwrap_or(HeaderValue::from_static("default-src 'none'")),
     };
     Router::new().fallback(answer).with_state(Arc::new(server))
-}
-
-/// The content security policy: the script and the style of the page, and its stream.
-fn policy() -> String {
-    let [script, style] = [SCRIPT, STYLE].map(|text| BASE64_STANDARD.encode(sha256(text)));
-    format!(
-        "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; img-src data:; \
-         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
 }
 
 async fn answer(
@@ -78,24 +65,8 @@ async fn answer(
     request: Request,
 ) -> Response {
     let mut response = server.answer(address, &request);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_SECURITY_POLICY, server.policy.clone());
-    for (name, value) in [
-        (header::CACHE_CONTROL, "no-store"),
-        // The URL contains the token.
-        (header::REFERRER_POLICY, "no-referrer"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (
-            header::HeaderName::from_static("cross-origin-resource-policy"),
-            "same-origin",
-        ),
-        (
-            header::HeaderName::from_static("cross-origin-opener-policy"),
-            "same-origin",
-        ),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
+    // The URL contains the token.
+    protect(response.headers_mut(), PageForms::Absent);
     response
 }
 
@@ -116,11 +87,17 @@ impl PageServer {
         };
         let reads = [Method::GET, Method::HEAD].contains(request.method());
         match path {
-            "" | "events" if !reads => (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "GET, HEAD")]).into_response(),
-            "" => axum::response::Html(document(&self.content.borrow().parts, &self.zone)).into_response(),
+            "" | "events" | SCRIPT_NAME | STYLE_NAME if !reads => {
+                (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "GET, HEAD")]).into_response()
+            }
+            "" => axum::response::Html(self.document()).into_response(),
             "events" => self.stream(address, request.method() == Method::HEAD),
-            _ => StatusCode::NOT_FOUND.into_response(),
+            name => asset(name).unwrap_or_else(|| StatusCode::NOT_FOUND.into_response()),
         }
+    }
+
+    fn document(&self) -> String {
+        document(&self.content.borrow().parts, &self.zone, &Markup::default())
     }
 
     fn stream(&self, address: IpAddr, head_only: bool) -> Response {
@@ -186,27 +163,19 @@ impl PageReader {
 
     /// The next text, and the reader unless that was the last; `None` if there is nothing more.
     async fn next(mut self) -> Option<(String, Option<Self>)> {
-        match timeout(SILENCE, self.content.changed()).await {
-            Err(_) => return Some((":\n\n".into(), Some(self))),
+        match timeout(live::SILENCE, self.content.changed()).await {
+            Err(_) => return Some((live::COMMENT.into(), Some(self))),
             Ok(Err(_)) => return None,
             Ok(Ok(())) => {}
         }
         let content = self.content.borrow_and_update().clone();
-        let mut text = String::new();
-        for part in content.parts.iter().filter(|part| !self.shown.contains(part)) {
-            text += &event("part", &json!({ "id": part.id, "html": part.html }));
-        }
+        let text = live::changes(&self.shown, &content.parts);
         if let Some(why) = content.ended {
-            return Some((text + &event("end", &json!(why)), None));
+            return Some((text + &live::end(why), None));
         }
         self.shown = content.parts;
         Some((text, Some(self)))
     }
-}
-
-/// A server-sent event. JSON has no line break.
-fn event(name: &str, data: &serde_json::Value) -> String {
-    format!("event: {name}\ndata: {data}\n\n")
 }
 
 #[cfg(test)]

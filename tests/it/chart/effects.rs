@@ -291,6 +291,14 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         "a: mark",
     ),
     (
+        "networkPolicy.pageFrom",
+        &[
+            "page.enabled=true",
+            "networkPolicy.pageFrom[0].podSelector.matchLabels.a=mark",
+        ],
+        "a: mark",
+    ),
+    (
         "networkPolicy.egress",
         &["networkPolicy.egress[0].to[0].ipBlock.cidr=10.9.0.0/16"],
         "- Egress",
@@ -304,6 +312,12 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         "podDisruptionBudget.minAvailable",
         &["podDisruptionBudget.minAvailable=50%"],
         "minAvailable: 50%",
+    ),
+    ("page.enabled", &["page.enabled=true"], "name: agentloop-page"),
+    (
+        "page.hosts",
+        &["page.enabled=true", "page.hosts={loops.example.com}"],
+        "agentloop-page.agentloop-system.svc,loops.example.com",
     ),
     ("metrics.perObject", &["metrics.perObject=Minimal"], "value: Minimal"),
     (

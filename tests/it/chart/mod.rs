@@ -94,6 +94,9 @@ const EVERYTHING: &[&str] = &[
     "policy.requireBudget=true",
     "dashboards.enabled=true",
     "networkPolicy.linkFrom[0].podSelector.matchLabels.reads=events",
+    "page.enabled=true",
+    "page.hosts={loops.example.com}",
+    "networkPolicy.pageFrom[0].podSelector.matchLabels.shows=page",
     "rbac.sidecarImages={docker.io/istio/}",
     "approvals.webhook.url=https://bridge.example.com/gates",
     "approvals.webhook.secretName=gates",
@@ -213,6 +216,42 @@ fn pods_of_ours_reach_the_link_and_nobody_else_unless_a_value_says_so() {
     );
     let without = render(&["networkPolicy.enabled=false"]).unwrap().unwrap();
     assert!(!without.has("NetworkPolicy", "agentloop"));
+}
+
+#[test]
+fn the_page_is_off_and_is_served_by_the_leader_to_nobody_unless_values_say_so() {
+    let Some(rendered) = render(&[]) else { return };
+    let objects = rendered.unwrap();
+    assert!(!objects.has("Service", "agentloop-page"));
+    let text = objects.one("Deployment", "agentloop").to_string();
+    assert!(!text.contains("PAGE") && !text.contains("8444"), "{text}");
+    // Peers alone open nothing.
+    let peer = "networkPolicy.pageFrom[0].podSelector.matchLabels.shows=page";
+    let ingress = |settings: &[&str]| {
+        let objects = render(settings).unwrap().unwrap();
+        objects.one("NetworkPolicy", "agentloop")["spec"]["ingress"].clone()
+    };
+    assert_eq!(ingress(&[peer]), ingress(&[]));
+    assert_eq!(ingress(&["page.enabled=true"]), ingress(&[]));
+    let page = json!({"from": [{"podSelector": {"matchLabels": {"shows": "page"}}}], "ports": [{"port": "page", "protocol": "TCP"}]});
+    assert_eq!(ingress(&["page.enabled=true", peer])[2], page);
+
+    let objects = render(&["page.enabled=true", "page.hosts={loops.example.com}"])
+        .unwrap()
+        .unwrap();
+    let service = &objects.one("Service", "agentloop-page")["spec"];
+    assert_eq!(service["selector"]["agentloop.dev/leader"], "true");
+    assert_eq!(
+        (&service["ports"][0]["port"], &service["ports"][0]["targetPort"]),
+        (&json!(8444), &json!("page"))
+    );
+    let controller = &objects.one("Deployment", "agentloop")["spec"]["template"]["spec"]["containers"][0];
+    let value = |name| render::variable(controller, name).unwrap()["value"].clone();
+    assert_eq!(value("AGENTLOOP_PAGE_ADDRESS"), "0.0.0.0:8444");
+    assert_eq!(
+        value("AGENTLOOP_PAGE_HOSTS"),
+        "agentloop-page.agentloop-system.svc,loops.example.com"
+    );
 }
 
 #[test]

@@ -195,6 +195,7 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         ),
         ("telemetry.otlp.protocol=grpc", "protocol"),
         ("networkPolicy.metricsFrom[0].namespaces=x", "namespaces"),
+        ("page.hosts={a b}", "/page/hosts/0"),
         ("metrics.serviceMonitor.metricRelabelings[0].regexp=x", "regexp"),
         ("rbac.sidecarImages={it's}", "/rbac/sidecarImages/0"),
         ("sensor.resource.limits.memory=1Gi", "resource"),

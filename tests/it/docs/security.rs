@@ -106,7 +106,9 @@ fn the_ports_are_those_of_the_chart_and_of_the_code() {
         row[1].clone()
     };
     assert_eq!(port("webhook"), WEBHOOK_PORT.to_string());
-    let Some(rendered) = render(&[]) else { return };
+    let Some(rendered) = render(&["page.enabled=true"]) else {
+        return;
+    };
     let objects = rendered.unwrap();
     let controller = &objects.one("Deployment", "agentloop")["spec"]["template"]["spec"]["containers"][0];
     let ports = controller["ports"].as_array().unwrap();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use agentloop::api::NamespacedName;
 use agentloop::controller::access::ClientAuthorizer;
+use agentloop::controller::agent::AgentsView;
 use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
@@ -16,8 +17,9 @@ use agentloop::controller::gate_answers::GateAnswerRecorder;
 use agentloop::controller::history::{HistoryReceiver, initialize_history_metrics};
 use agentloop::controller::identity::PodAuthenticator;
 use agentloop::controller::link_service::ControllerLink;
+use agentloop::controller::page::{self, PageSources};
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
-use agentloop::controller::runtime::EventSink;
+use agentloop::controller::runtime::{EventSink, WallClock};
 use agentloop::history::HistoryStore;
 use agentloop::link::client::LinkClient;
 use agentloop::link::messages::{BudgetTerms, Directives, LoopTotals};
@@ -30,7 +32,7 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::agents::{agent, idle_ledger, view};
+use crate::support::agents::{agent, idle_ledger, idle_sensors, view};
 use crate::support::tokens::{token as token_of, words};
 
 /// Token of one who may read.
@@ -64,6 +66,9 @@ pub struct Rig {
     worker: Option<Child>,
     /// Spec of Agent `x`.
     pub spec: Value,
+    api: kube::Client,
+    agents: AgentsView,
+    tls: RustlsConfig,
 }
 
 impl Drop for Rig {
@@ -122,10 +127,14 @@ fn api_server(asked: Arc<Mutex<Vec<Value>>>) -> kube::Client {
                 "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
                     asked.lock().unwrap().push(answer["spec"].clone());
                     {
-                        let rights = &answer["spec"]["resourceAttributes"]["subresource"];
+                        let asked = &answer["spec"]["resourceAttributes"];
+                        let rights = &asked["subresource"];
                         let allowed = match answer["spec"]["user"].as_str().unwrap() {
                             "reader" => rights == "events",
                             "editor" => true,
+                            "viewer" => asked["namespace"] == "a" && rights != "messages",
+                            "watcher" => asked["namespace"] == "a" && rights.is_null(),
+                            "namer" => asked["name"] == "z" && rights.is_null(),
                             _ => false,
                         };
                         json!({ "allowed": allowed })
@@ -185,8 +194,8 @@ impl Rig {
             tasks: Arc::new(agentloop::controller::task_relay::TaskRelay::new(Duration::from_secs(
                 5,
             ))),
-            agents: Arc::new(OnceLock::from(agents)),
-            budgets: idle_ledger(api, &loops),
+            agents: Arc::new(OnceLock::from(agents.clone())),
+            budgets: idle_ledger(api.clone(), &loops),
             history: store.map(|store| HistoryReceiver::new(store, metrics.clone())),
             metrics: metrics.clone(),
             events: EventSink::new().0,
@@ -197,7 +206,7 @@ impl Rig {
         let stop = CancellationToken::new();
         tokio::spawn(serve(
             listener,
-            tls,
+            tls.clone(),
             Arc::new(link),
             LinkLimits::default(),
             stop.clone(),
@@ -216,6 +225,9 @@ impl Rig {
             stop,
             gateway: None,
             worker: None,
+            api,
+            agents,
+            tls,
             spec: json!({
                 "instructions": format!("Be {CANARY}."),
                 "model": {"api": "Scripted", "name": "s"},
@@ -229,6 +241,27 @@ impl Rig {
         let (namespace, name) = agent.split_once('/').unwrap();
         let address = self.address;
         format!("https://{address}/v1/namespaces/{namespace}/agents/{name}/events{query}")
+    }
+
+    /// Serves the page; returns where. `is_ready`: the caches are filled.
+    pub async fn serve_page(&self, is_ready: bool) -> SocketAddr {
+        let agents = is_ready
+            .then(|| self.agents.clone())
+            .map_or_else(OnceLock::new, OnceLock::from);
+        let clock: WallClock = Arc::new(Timestamp::now);
+        let relay = Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0);
+        let sources = PageSources {
+            access: ClientAuthorizer::new(self.api.clone()),
+            agents: Arc::new(agents),
+            loops: self.loops.clone(),
+            budgets: idle_ledger(self.api.clone(), &self.loops),
+            sensors: idle_sensors(self.api.clone(), "image", (&self.loops, &relay), clock.clone()),
+            clock,
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(page::serve(listener, self.tls.clone(), sources, self.stop.clone()));
+        address
     }
 
     /// The URL of the link.

@@ -13,6 +13,7 @@ use kube::Config;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+use super::roles::RoleRules;
 use crate::support::agents::agent;
 use crate::support::api_server::ApiServer;
 
@@ -47,11 +48,20 @@ impl Rig {
 
     /// With a controller at this URL.
     pub fn with_link(link: &str) -> Self {
+        Self::of(link, None)
+    }
+
+    /// The same for a user who has these rules and no others.
+    pub fn with_rules(link: &str, rules: RoleRules) -> Self {
+        Self::of(link, Some(rules))
+    }
+
+    fn of(link: &str, rules: Option<RoleRules>) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = ApiServer::new(Arc::new(Timestamp::now));
         let (interference, refusal) = (Arc::default(), Arc::default());
         Self {
-            client: client(&server, Arc::clone(&interference), Arc::clone(&refusal)),
+            client: client(&server, Arc::clone(&interference), Arc::clone(&refusal), rules),
             server,
             interference,
             refusal,
@@ -175,21 +185,23 @@ fn client(
     server: &ApiServer,
     interference: Arc<Mutex<Option<Value>>>,
     refusal: Arc<Mutex<Option<String>>>,
+    rules: Option<RoleRules>,
 ) -> kube::Client {
     let server = server.clone();
     let answer = tower::service_fn(move |request: Request<kube::client::Body>| {
         let (server, interference) = (server.clone(), Arc::clone(&interference));
         let refusal = refusal.lock().unwrap().clone();
+        let rules = rules.clone();
         async move {
             let path = request.uri().path().to_owned();
+            if let Some(Err(message)) = rules.as_ref().map(|rules| rules.check(request.method(), &path)) {
+                return Ok(forbidden(&message));
+            }
             let is_read = request.method() == Method::GET;
             let read = [(AGENTS, "/agents/helper"), (BUDGETS, "/agentbudgets/team")];
             let read = read.into_iter().find(|(_, end)| is_read && path.ends_with(end));
             if path.contains("/namespaces/forbidden/") && is_read {
-                let status = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "code": 403,
-                    "reason": "Forbidden", "message": "ann may not list in forbidden"});
-                let answer = Response::builder().status(403);
-                return Ok(answer.body(axum::body::Body::from(status.to_string())).unwrap());
+                return Ok(forbidden("ann may not list in forbidden"));
             }
             if request.uri().query().is_some_and(|query| query.contains("dryRun=All")) {
                 return Ok(dry_run(request, refusal).await);
@@ -224,13 +236,20 @@ fn client(
                 let body = request.into_body().collect_bytes().await.unwrap();
                 let mut review: Value = serde_json::from_slice(&body).unwrap();
                 let verb = review["spec"]["resourceAttributes"]["verb"].clone();
-                review["status"] = json!({"allowed": verb != "approve"});
+                let allowed = rules.map_or(verb != "approve", |rules| rules.review(&review["spec"]));
+                review["status"] = json!({"allowed": allowed});
                 review
             };
             Ok::<_, Infallible>(Response::new(axum::body::Body::from(answer.to_string())))
         }
     });
     kube::Client::new(answer, "default")
+}
+
+fn forbidden(message: &str) -> Response<axum::body::Body> {
+    let status = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "code": 403,
+        "reason": "Forbidden", "message": message});
+    Response::builder().status(403).body(status.to_string().into()).unwrap()
 }
 
 /// The answer to a dry run, which the server in memory would carry out.

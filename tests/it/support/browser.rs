@@ -24,6 +24,8 @@ pub struct Browser {
     session: Option<String>,
     /// Number of the last command.
     sent: u64,
+    /// The URL that the page shows since [`Browser::leave`], and whether it was loaded.
+    shown: (String, bool),
     process: Child,
     _profile: tempfile::TempDir,
 }
@@ -31,6 +33,11 @@ pub struct Browser {
 impl Browser {
     /// Starts a browser that shows nothing yet.
     pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// The same with more flags.
+    pub async fn start_with(flags: &[&str]) -> Self {
         let profile = tempfile::tempdir().unwrap();
         let mut process = Command::new(CHROMIUM)
             // The tests may run as root, in a container.
@@ -40,6 +47,7 @@ impl Browser {
                 "--disable-dev-shm-usage",
                 "--remote-debugging-port=0",
             ])
+            .args(flags)
             .arg(format!("--user-data-dir={}", profile.path().display()))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -55,6 +63,7 @@ impl Browser {
             socket,
             session: None,
             sent: 0,
+            shown: Default::default(),
             process,
             _profile: profile,
         };
@@ -85,6 +94,19 @@ impl Browser {
         .await;
     }
 
+    /// Runs a script that leads to another page, and waits until that is loaded.
+    pub async fn leave(&mut self, script: &str, url: &str) {
+        self.shown = Default::default();
+        self.value(&format!("setTimeout(() => {{ {script} }}); 1")).await;
+        let loaded = async {
+            while !(self.shown.0 == url && self.shown.1) {
+                self.next().await;
+            }
+        };
+        let loaded = timeout(PATIENCE, loaded).await;
+        assert!(loaded.is_ok(), "{url} was not loaded");
+    }
+
     /// The value of an expression in the page, once its promise is kept.
     pub async fn value(&mut self, expression: &str) -> Value {
         let ask = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
@@ -106,6 +128,21 @@ impl Browser {
         .await;
     }
 
+    /// The next message of the browser.
+    async fn next(&mut self) -> Value {
+        let message = self.socket.next().await.unwrap().unwrap();
+        let message: Value = serde_json::from_str(message.to_text().unwrap()).unwrap();
+        match message["method"].as_str() {
+            Some("Page.frameNavigated") => {
+                let url = message["params"]["frame"]["url"].as_str().unwrap_or_default();
+                self.shown = (url.to_owned(), false);
+            }
+            Some("Page.loadEventFired") => self.shown.1 = true,
+            _ => {}
+        }
+        message
+    }
+
     async fn command(&mut self, method: &str, params: Value) -> Value {
         self.sent += 1;
         let mut command = json!({ "id": self.sent, "method": method, "params": params });
@@ -115,8 +152,7 @@ impl Browser {
         self.socket.send(Message::text(command.to_string())).await.unwrap();
         let answered = async {
             loop {
-                let message = self.socket.next().await.unwrap().unwrap();
-                let message: Value = serde_json::from_str(message.to_text().unwrap()).unwrap();
+                let message = self.next().await;
                 if message["id"] == self.sent {
                     assert!(message["error"].is_null(), "{command}: {message}");
                     return message["result"].clone();

@@ -1,21 +1,20 @@
 //! The page as HTML: a document, and the parts of it that change.
 //!
 //! All text goes through the template's escaping: names, tools, notes and messages come from manifests, tool servers and
-//! models. The only unescaped texts are the page's own script and style, which are constants.
+//! models. The only unescaped texts are parts, which were escaped when they were written.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+use super::agent_rows::AgentRow;
 use super::recent::{AgentHistory, TurnEnd};
+use super::responses::{SCRIPT_NAME, STYLE_NAME};
+use super::sensor_rows::SensorRow;
 use super::view::{AgentView, BudgetView, PageView};
 use crate::api::status::LoopState;
 use crate::link::events::EventLine;
-use crate::local::agent_rows::AgentRow;
-use crate::local::sensor_rows::SensorRow;
 
-pub const SCRIPT: &str = include_str!("page.js");
-pub const STYLE: &str = include_str!("page.css");
 /// Agents that are shown; more are counted.
 pub const MOST_AGENTS: usize = 100;
 /// Sensors, AgentBudgets and approvals that are shown; more are counted.
@@ -58,45 +57,61 @@ pub fn parts(view: &PageView, zone: &TimeZone) -> Vec<PagePart> {
     if !view.sensors.is_empty() {
         parts.push(part("sensors", "Sensors", page.sensors(&view.sensors)));
     }
+    if !view.notes.is_empty() {
+        parts.push(part("notes", "Not shown", notes(&view.notes)));
+    }
     for agent in view.agents.iter().take(MOST_AGENTS) {
+        let Some(history) = &agent.history else { continue };
         let (key, name) = (
             format!("{}/{}", agent.row.namespace, agent.row.agent),
             page.name(&agent.row),
         );
-        let turns = page.turns(&agent.history);
+        let turns = page.turns(history);
         parts.push(part(&format!("turns/{key}"), &format!("Turns of {name}"), turns));
         parts.push(PagePart {
             folded: true,
             ..part(
                 &format!("events/{key}"),
                 &format!("Events of {name}"),
-                page.events(&agent.history),
+                page.events(history),
             )
         });
     }
     parts
 }
 
-/// The whole page.
+/// The head of a page of ours. `lives`: it has the script.
 #[must_use]
-pub fn document(parts: &[PagePart], zone: &TimeZone) -> String {
+pub fn head(lives: bool) -> Markup {
+    html! {
+        head {
+            meta charset="utf-8";
+            title { "agentloop" }
+            meta name="viewport" content="width=device-width, initial-scale=1";
+            link rel="icon" href="data:,";
+            link rel="stylesheet" href=(STYLE_NAME);
+            @if lives {
+                script src=(SCRIPT_NAME) defer {}
+                noscript { meta http-equiv="refresh" content="5"; }
+            }
+        }
+    }
+}
+
+/// The whole page. `more` is shown beside the title.
+#[must_use]
+pub fn document(parts: &[PagePart], zone: &TimeZone, more: &Markup) -> String {
     let zone = zone.iana_name().unwrap_or("the time zone of the run");
     let page = html! {
         (DOCTYPE)
         html lang="en" {
-            head {
-                meta charset="utf-8";
-                title { "agentloop" }
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                link rel="icon" href="data:,";
-                style { (PreEscaped(STYLE)) }
-                noscript { meta http-equiv="refresh" content="5"; }
-            }
+            (head(true))
             body {
                 header {
                     h1 { "agentloop" }
                     p #connection role="status" { "Not live: reload the page" }
                     p { "Times are in " (zone) "." }
+                    (more)
                 }
                 main {
                     @for part in parts {
@@ -111,11 +126,14 @@ pub fn document(parts: &[PagePart], zone: &TimeZone) -> String {
                         }
                     }
                 }
-                script { (PreEscaped(SCRIPT)) }
             }
         }
     };
     page.into_string()
+}
+
+fn notes(notes: &[String]) -> Markup {
+    html! { @for note in notes.iter().take(MOST_ROWS) { p { (note) } } }
 }
 
 /// A request for an approval.

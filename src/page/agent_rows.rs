@@ -1,4 +1,4 @@
-//! The state of the loops of a run at one moment: one row for each Agent.
+//! The state of loops at one moment: one row for each Agent.
 //!
 //! Taken from the last report of a gateway if a pod runs, otherwise from the status. Decides whether a loop can still
 //! do anything without an input. Contains no text of a prompt or an answer.
@@ -9,7 +9,9 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::api::Agent;
-use crate::api::status::{LoopOutcome, LoopState, PauseReason, WakeType};
+use crate::api::status::{
+    AgentStatus, LoopOutcome, LoopState, LoopStatus, LoopUsage, PauseReason, WakeCondition, WakeType,
+};
 use crate::link::messages::{LoopReport, PodReport};
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -51,16 +53,25 @@ pub enum LoopActivity {
     Refused,
 }
 
+/// What the status of an Agent without a report is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatusOrigin {
+    /// An earlier run of the same process: its loop is about to start again.
+    EarlierRun,
+    /// The present loop, as the controller last published it.
+    Present,
+}
+
 /// The row of an Agent. `report`: the last report of its gateway.
 #[must_use]
-pub fn row(agent: &Agent, report: Option<&PodReport>) -> AgentRow {
+pub fn row(agent: &Agent, report: Option<&PodReport>, origin: StatusOrigin) -> AgentRow {
     let meta = &agent.metadata;
     let empty = AgentRow {
         namespace: meta.namespace.clone().unwrap_or_default(),
         agent: meta.name.clone().unwrap_or_default(),
         ..AgentRow::default()
     };
-    let written = of_status(agent, empty);
+    let written = of_status(agent, empty, origin);
     let report = report.and_then(|report| Some((report, report.loop_.as_ref()?)));
     let mut row = match report {
         // An end that is persisted is final: the pod is terminating.
@@ -79,7 +90,7 @@ pub fn row(agent: &Agent, report: Option<&PodReport>) -> AgentRow {
     row
 }
 
-fn of_status(agent: &Agent, empty: AgentRow) -> AgentRow {
+fn of_status(agent: &Agent, empty: AgentRow, origin: StatusOrigin) -> AgentRow {
     let Some(status) = &agent.status else {
         return AgentRow {
             state: LoopState::Starting,
@@ -102,6 +113,13 @@ fn of_status(agent: &Agent, empty: AgentRow) -> AgentRow {
         (None, _) => LoopActivity::Alive,
     };
     let scaled = loop_.outcome == Some(LoopOutcome::ScaledToZero);
+    if origin == StatusOrigin::Present {
+        return AgentRow {
+            at_rest: rest,
+            message: refused.map(|condition| format!("{}: {}", condition.reason, condition.message)),
+            ..of_present_status(status, &loop_, &usage, empty)
+        };
+    }
     AgentRow {
         state: if stale { LoopState::Starting } else { loop_.state },
         outcome: loop_.outcome.filter(|_| scaled || rest == LoopActivity::Resting),
@@ -113,18 +131,42 @@ fn of_status(agent: &Agent, empty: AgentRow) -> AgentRow {
     }
 }
 
+fn of_present_status(status: &AgentStatus, loop_: &LoopStatus, usage: &LoopUsage, empty: AgentRow) -> AgentRow {
+    let is_failing = loop_.consecutive_errors > 0 || loop_.state == LoopState::Stopped;
+    AgentRow {
+        state: loop_.state,
+        reasons: loop_.reasons.clone(),
+        resumes_at: loop_.resumes_at.as_ref().map(|at| at.0),
+        wakes_on: loop_.wake.as_ref().and_then(names_of_wake),
+        outcome: loop_.outcome,
+        turns: (loop_.turn, usage.counts.turns),
+        tokens: usage.input_tokens + usage.output_tokens,
+        errors: loop_.consecutive_errors,
+        last_error: status
+            .last_error
+            .as_ref()
+            .filter(|_| is_failing)
+            .map(|error| error.kind.clone()),
+        ..empty
+    }
+}
+
+/// What a sleep waits for, other than a time.
+fn names_of_wake(wake: &WakeCondition) -> Option<String> {
+    (wake.r#type != WakeType::Time).then(|| wake.value.clone())
+}
+
 fn of_report(report: &PodReport, loop_: &LoopReport, written: AgentRow) -> AgentRow {
     let held = || loop_.reasons.iter();
     let waits_for_person = waits_for_person(loop_);
     let message = held()
         .find(|held| held.until.is_none())
         .map(|held| held.message.clone());
-    let wake = loop_.wake.as_ref().filter(|wake| wake.r#type != WakeType::Time);
     AgentRow {
         state: loop_.state,
         reasons: held().map(|held| held.reason).collect(),
         resumes_at: loop_.resumes_at,
-        wakes_on: wake.map(|wake| wake.value.clone()),
+        wakes_on: loop_.wake.as_ref().and_then(names_of_wake),
         outcome: loop_.outcome,
         turns: (loop_.turn, loop_.counts.turns),
         tokens: report.usage.input_tokens + report.usage.output_tokens,
@@ -241,7 +283,11 @@ mod tests {
             (&[PauseReason::LoopDetected], None, LoopActivity::Resting),
             (&[], None, LoopActivity::Alive),
         ] {
-            let row = row(&agent(1, &json!({})), Some(&paused(reasons, resumes_at)));
+            let row = row(
+                &agent(1, &json!({})),
+                Some(&paused(reasons, resumes_at)),
+                StatusOrigin::EarlierRun,
+            );
             assert_eq!(row.at_rest, rest, "{reasons:?} {resumes_at:?}");
             assert_eq!(row.message.is_some(), rest == LoopActivity::Resting);
         }
@@ -251,19 +297,19 @@ mod tests {
     fn an_end_that_is_written_is_final_until_the_spec_is_another() {
         let status =
             json!({ "observedGeneration": 1, "loop": { "state": "Stopped", "outcome": "Completed", "epoch": 1 } });
-        let before = row(&agent(1, &status), None);
+        let before = row(&agent(1, &status), None, StatusOrigin::EarlierRun);
         assert_eq!(
             (before.at_rest, before.waits_for(&TimeZone::UTC)),
             (LoopActivity::Resting, "Completed".into())
         );
-        let changed = row(&agent(2, &status), None);
+        let changed = row(&agent(2, &status), None, StatusOrigin::EarlierRun);
         assert_eq!((changed.at_rest, changed.outcome), (LoopActivity::Alive, None));
     }
 
     #[test]
     fn a_loop_of_an_earlier_run_is_starting_and_one_that_cannot_run_says_why() {
         let status = json!({ "loop": { "state": "Sleeping", "epoch": 1, "turn": 7 } });
-        let earlier = row(&agent(1, &status), None);
+        let earlier = row(&agent(1, &status), None, StatusOrigin::EarlierRun);
         assert_eq!(
             (earlier.state, earlier.turns.0, earlier.at_rest),
             (LoopState::Starting, 7, LoopActivity::Alive)
@@ -272,9 +318,26 @@ mod tests {
             "type": "Accepted", "status": "False", "reason": "PriceUnknown", "message": "set a price",
             "lastTransitionTime": "2026-11-22T12:00:00Z",
         }] });
-        let refused = row(&agent(1, &refused), None);
+        let refused = row(&agent(1, &refused), None, StatusOrigin::EarlierRun);
         assert_eq!(refused.at_rest, LoopActivity::Refused);
         assert_eq!(refused.message.as_deref(), Some("PriceUnknown: set a price"));
+    }
+
+    #[test]
+    fn in_a_cluster_a_status_without_a_report_is_about_the_present_loop() {
+        let status = json!({
+            "loop": {
+                "state": "Paused", "epoch": 1, "turn": 7, "reasons": ["ConsecutiveErrors"], "consecutiveErrors": 3,
+                "resumesAt": "2026-11-22T12:00:05Z",
+            },
+            "lastError": { "kind": "Timeout", "message": "none", "at": "2026-11-22T12:00:00Z" },
+        });
+        let row = row(&agent(1, &status), None, StatusOrigin::Present);
+        assert_eq!((row.state, row.turns.0), (LoopState::Paused, 7));
+        assert_eq!(
+            row.waits_for(&TimeZone::UTC),
+            "ConsecutiveErrors, Timeout (3 in a row) until 12:00:05"
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 "use strict";
 const connection = document.getElementById("connection");
-const stream = new EventSource("events");
+const stream = new EventSource("events" + location.search);
 stream.onopen = () => { connection.textContent = "Live"; };
 stream.onerror = () => {
   connection.textContent = stream.readyState === EventSource.CLOSED ? "Not live: reload the page" : "Not connected: trying again";
@@ -8,7 +8,9 @@ stream.onerror = () => {
 stream.addEventListener("part", (event) => {
   const { id, html } = JSON.parse(event.data);
   const part = document.getElementById(id);
-  if (part) part.innerHTML = html;
+  // An Agent that the document does not have yet.
+  if (!part) location.reload();
+  else part.innerHTML = html;
 });
 stream.addEventListener("end", (event) => {
   stream.close();

@@ -1,24 +1,21 @@
-//! What the loops of a run did last: their newest turns and events, bounded, in memory.
+//! What loops did last: their newest turns and events, bounded, in memory.
 //!
-//! Fed with the lines of the journals as they are logged, so it holds names, numbers and short notes, and no text of a
-//! prompt or an answer. A worker that restarts logs its last lines again; they are recognized by their numbers.
+//! Fed with the lines of the journals as they are logged or read over the link, so it holds names, numbers and short notes,
+//! and no text of a prompt or an answer. Lines that are told again are recognized by their numbers.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use crate::api::NamespacedName;
 use crate::link::events::EventLine;
 use crate::support::text::{first_chars, with_ellipsis};
-use crate::worker::events::from_line;
-use crate::worker::journal::last_lines;
 
 /// Turns of one Agent that are kept.
 pub const MOST_TURNS: usize = 10;
 /// Events of one Agent that are kept.
 pub const MOST_EVENTS: usize = 30;
 /// Lines of a journal that are read for them.
-const MOST_LINES: usize = 300;
+pub const MOST_LINES: u16 = 300;
 /// Tools of one turn that are named.
 const MOST_TOOLS: usize = 8;
 /// Characters of a text that are kept.
@@ -60,7 +57,7 @@ pub struct AgentHistory {
     pub events: VecDeque<EventLine>,
 }
 
-/// The newest turns and events of all Agents of a run.
+/// The newest turns and events of several Agents.
 #[derive(Default)]
 pub struct RecentEvents(Mutex<BTreeMap<NamespacedName, AgentHistory>>);
 
@@ -71,12 +68,18 @@ impl RecentEvents {
         agents.entry(agent).or_default().add(event);
     }
 
-    /// Adds the newest events of earlier runs, from a journal that no worker has open. A journal that does not exist or
-    /// that an earlier version wrote adds none.
-    pub fn add_all(&self, agent: &NamespacedName, journal_dir: &Path) {
-        for line in last_lines(journal_dir, MOST_LINES).unwrap_or_default() {
-            self.add(agent.clone(), from_line(line, None));
-        }
+    /// The number of the newest event of an Agent; 0 without one.
+    #[must_use]
+    pub fn newest(&self, agent: &NamespacedName) -> i64 {
+        let agents = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = agents.get(agent).and_then(|history| history.events.back());
+        last.map_or(0, |event| event.seq)
+    }
+
+    /// Forgets what an Agent did: nobody looks at it, or it was created again.
+    pub fn forget(&self, agent: &NamespacedName) {
+        let mut agents = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        agents.remove(agent);
     }
 
     /// What an Agent did last.
@@ -195,6 +198,18 @@ mod tests {
         };
         assert_eq!(turns[0], first);
         assert_eq!(turns[1].end, Some(TurnEnd::Failed("Timeout".into())));
+    }
+
+    #[test]
+    fn an_agent_that_is_forgotten_begins_again_with_any_number() {
+        let (recent, agent) = (RecentEvents::default(), NamespacedName::new("n", "a"));
+        assert_eq!(recent.newest(&agent), 0);
+        recent.add(agent.clone(), event(7, "autonomy:turn_started", 1, ""));
+        assert_eq!(recent.newest(&agent), 7);
+        recent.forget(&agent);
+        assert_eq!((recent.newest(&agent), recent.of(&agent)), (0, AgentHistory::default()));
+        recent.add(agent.clone(), event(1, "autonomy:turn_started", 1, ""));
+        assert_eq!(recent.newest(&agent), 1);
     }
 
     #[test]

@@ -1,0 +1,152 @@
+//! What the page shows to one user: the Agents, AgentBudgets and Sensors that the user may get.
+//!
+//! Namespaces without such an object are not named, and not counted.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::PageSources;
+use super::rights::{ViewRights, ViewedObjects, ViewedResource, rights};
+use super::session::PageSession;
+use super::turns::{MOST_WITH_TURNS, TurnFollower};
+use crate::api::{Agent, AgentBudget, NamespacedName};
+use crate::controller::agent::AgentsView;
+use crate::link::events::ClientRefusal;
+use crate::page::agent_rows::{StatusOrigin, row};
+use crate::page::html::{MOST_AGENTS, MOST_ROWS};
+use crate::page::sensor_rows::SensorRow;
+use crate::page::view::{AgentView, BudgetView, PageView};
+
+/// What this user may see at this moment, in one namespace if there is a filter.
+pub(super) async fn view(
+    sources: &PageSources,
+    agents: &AgentsView,
+    turns: &TurnFollower,
+    (session, filter): (&PageSession, Option<&String>),
+) -> Result<PageView, ClientRefusal> {
+    let is_asked = |object: &NamespacedName| filter.is_none_or(|namespace| *namespace == object.namespace);
+    let mut found = BTreeSet::new();
+    agents.for_each(|agent| {
+        found.insert(NamespacedName::of(agent));
+    });
+    found.retain(is_asked);
+    let budgets = objects(budgets(sources), is_asked);
+    let sensors = objects(sources.sensors.all(), is_asked);
+    let names = |keys: &[(NamespacedName, Arc<AgentBudget>)]| keys.iter().map(|(key, _)| key.clone()).collect();
+    let viewed: ViewedObjects = [
+        (ViewedResource::Agents, found.clone()),
+        (ViewedResource::Events, found.clone()),
+        (ViewedResource::Budgets, names(&budgets)),
+        (
+            ViewedResource::Sensors,
+            sensors.iter().map(|(key, _)| key.clone()).collect(),
+        ),
+    ]
+    .into_iter()
+    .filter(|(_, objects): &(_, BTreeSet<_>)| !objects.is_empty())
+    .collect();
+    let rights = rights(&sources.access, session, filter, &viewed).await?;
+    let mut notes = Vec::new();
+    found.retain(|agent| rights.include(ViewedResource::Agents, agent));
+    notes.extend(more(found.len(), MOST_AGENTS, "Agents"));
+    let shown: BTreeSet<_> = found.into_iter().take(MOST_AGENTS).collect();
+    let rows = agent_views(sources, agents, turns, (&shown, &rights));
+    let without = rows
+        .iter()
+        .filter(|view| !rights.include(ViewedResource::Events, &key(view)))
+        .count();
+    if rows.is_empty() {
+        notes.push(format!("There are no Agents here that {} may get.", session.name()));
+    }
+    if without > 0 {
+        let (name, rule) = (
+            session.name(),
+            "needs the permission to get agents/events, which the role view grants",
+        );
+        notes.push(format!("Turns of {without} Agents: {name} {rule}."));
+    }
+    if rows.len() - without > MOST_WITH_TURNS {
+        notes.push(format!(
+            "Turns of more than {MOST_WITH_TURNS} Agents: choose a namespace."
+        ));
+    }
+    if rights.is_partial {
+        notes.push("Objects whose permissions were too many to check at once: choose a namespace.".into());
+    }
+    let budgets = visible(budgets, &rights, ViewedResource::Budgets, (&mut notes, "AgentBudgets"));
+    let sensors = visible(sensors, &rights, ViewedResource::Sensors, (&mut notes, "Sensors"));
+    Ok(PageView {
+        agents: rows,
+        budgets: budgets.iter().map(|budget| BudgetView::new(budget)).collect(),
+        sensors: sensors.iter().map(|sensor| SensorRow::of(sensor)).collect(),
+        notes,
+    })
+}
+
+fn key(view: &AgentView) -> NamespacedName {
+    NamespacedName::new(&view.row.namespace, &view.row.agent)
+}
+
+fn budgets(sources: &PageSources) -> Vec<Arc<AgentBudget>> {
+    sources.budgets.inspect(|state| {
+        let known = state.assignments.budgets().values();
+        known.map(|facts| facts.object.clone()).collect()
+    })
+}
+
+/// Objects with their keys, in the order of these.
+fn objects<T: kube::Resource>(
+    objects: Vec<Arc<T>>,
+    is_asked: impl Fn(&NamespacedName) -> bool,
+) -> Vec<(NamespacedName, Arc<T>)> {
+    let keyed = objects.into_iter().map(|object| (NamespacedName::of(&*object), object));
+    let mut keyed: Vec<_> = keyed.filter(|(key, _)| is_asked(key)).collect();
+    keyed.sort_by(|(one, _), (other, _)| one.cmp(other));
+    keyed
+}
+
+/// The first objects that the user may see.
+fn visible<T>(
+    objects: Vec<(NamespacedName, Arc<T>)>,
+    rights: &ViewRights,
+    resource: ViewedResource,
+    (notes, what): (&mut Vec<String>, &str),
+) -> Vec<Arc<T>> {
+    let allowed = objects.into_iter().filter(|(key, _)| rights.include(resource, key));
+    let mut allowed: Vec<_> = allowed.map(|(_, object)| object).collect();
+    notes.extend(more(allowed.len(), MOST_ROWS, what));
+    allowed.truncate(MOST_ROWS);
+    allowed
+}
+
+fn more(count: usize, most: usize, what: &str) -> Option<String> {
+    (count > most).then(|| format!("{} more {what}: choose a namespace.", count - most))
+}
+
+/// The rows of these Agents, and the turns of the first of them that the user may see.
+fn agent_views(
+    sources: &PageSources,
+    agents: &AgentsView,
+    turns: &TurnFollower,
+    (shown, rights): (&BTreeSet<NamespacedName>, &ViewRights),
+) -> Vec<AgentView> {
+    let mut views = Vec::with_capacity(shown.len());
+    agents.for_each(|agent: &Agent| {
+        let key = NamespacedName::of(agent);
+        if shown.contains(&key) {
+            let report = sources.loops.newest_report(&key);
+            let row = row(agent, report.as_ref(), StatusOrigin::Present);
+            views.push(AgentView::new(agent, row, report.as_ref(), None));
+        }
+    });
+    views.sort_by_key(key);
+    let mut with_turns = 0;
+    for view in &mut views {
+        let key = key(view);
+        if with_turns < MOST_WITH_TURNS && rights.include(ViewedResource::Events, &key) {
+            view.history = turns.history(&key);
+            with_turns += 1;
+        }
+    }
+    views
+}

@@ -1,0 +1,193 @@
+//! What a user may see on the page: asked of the API server in a few questions, from all namespaces down to single objects.
+//!
+//! The answers are kept for a minute. What cannot be verified is not shown. The questions of one look are bounded; what is
+//! not asked for is not shown either, and the page says so.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::authorization::v1::ResourceAttributes;
+use tokio::time::{Instant, timeout};
+
+use super::session::PageSession;
+use crate::api::NamespacedName;
+use crate::controller::access::ClientAuthorizer;
+use crate::controller::event_subscriptions::unavailable;
+use crate::link::events::ClientRefusal;
+
+/// How long answers are kept.
+const KEPT: Duration = Duration::from_mins(1);
+/// Time limit for all questions of one look.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most questions of one look.
+pub(super) const MOST_QUESTIONS: usize = 200;
+/// Most questions at a time.
+const AT_ONCE: usize = 8;
+/// Most filters whose answers are kept for one session.
+const MOST_FILTERS: usize = 4;
+
+/// What the page shows of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ViewedResource {
+    /// Rows of Agents.
+    Agents,
+    /// Their last turns and events.
+    Events,
+    Budgets,
+    Sensors,
+}
+
+impl ViewedResource {
+    fn right(self, namespace: Option<&str>, name: Option<&str>) -> ResourceAttributes {
+        let (resource, subresource) = match self {
+            Self::Agents => ("agents", None),
+            Self::Events => ("agents", Some("events")),
+            Self::Budgets => ("agentbudgets", None),
+            Self::Sensors => ("sensors", None),
+        };
+        ResourceAttributes {
+            verb: Some("get".into()),
+            group: Some("agentloop.dev".into()),
+            resource: Some(resource.into()),
+            subresource: subresource.map(Into::into),
+            namespace: namespace.map(Into::into),
+            name: name.map(Into::into),
+            ..ResourceAttributes::default()
+        }
+    }
+}
+
+/// The objects that there are to see.
+pub(super) type ViewedObjects = BTreeMap<ViewedResource, BTreeSet<NamespacedName>>;
+
+/// What a user may see of one resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct ResourceRights {
+    everywhere: bool,
+    namespaces: BTreeSet<String>,
+    objects: BTreeSet<NamespacedName>,
+}
+
+/// What a user may see.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ViewRights {
+    resources: BTreeMap<ViewedResource, ResourceRights>,
+    /// There was more to ask than may be asked at once.
+    pub(super) is_partial: bool,
+}
+
+impl ViewRights {
+    /// Whether the user may see this object.
+    pub(super) fn include(&self, resource: ViewedResource, object: &NamespacedName) -> bool {
+        self.resources.get(&resource).is_some_and(|rights| {
+            rights.everywhere || rights.namespaces.contains(&object.namespace) || rights.objects.contains(object)
+        })
+    }
+}
+
+/// The answers about one user, by the namespace that the page was narrowed to.
+#[derive(Default)]
+pub(super) struct KnownRights(BTreeMap<Option<String>, (Instant, Arc<ViewRights>)>);
+
+/// A right of a user: a resource, in all namespaces or one, and one object or all.
+type AskedRight = (ViewedResource, Option<NamespacedName>, Option<String>);
+
+/// What this user may see of these objects, as it was known at most a minute ago.
+pub(super) async fn rights(
+    access: &ClientAuthorizer,
+    session: &PageSession,
+    filter: Option<&String>,
+    objects: &ViewedObjects,
+) -> Result<Arc<ViewRights>, ClientRefusal> {
+    let mut known = session.rights.lock().await;
+    let now = Instant::now();
+    known.0.retain(|_, (since, _)| now.duration_since(*since) < KEPT);
+    if let Some((_, rights)) = known.0.get(&filter.cloned()) {
+        return Ok(rights.clone());
+    }
+    let asked = timeout(ANSWER_TIMEOUT, ask(access, session, objects)).await;
+    let rights = asked.map_err(|_| unavailable("your permissions cannot be verified now; retry"))??;
+    let rights = Arc::new(rights);
+    if known.0.len() >= MOST_FILTERS {
+        let oldest = known.0.iter().min_by_key(|(_, (since, _))| *since);
+        if let Some(oldest) = oldest.map(|(filter, _)| filter.clone()) {
+            known.0.remove(&oldest);
+        }
+    }
+    known.0.insert(filter.cloned(), (now, rights.clone()));
+    Ok(rights)
+}
+
+async fn ask(
+    access: &ClientAuthorizer,
+    session: &PageSession,
+    objects: &ViewedObjects,
+) -> Result<ViewRights, ClientRefusal> {
+    let mut questions = RightQuestions {
+        access,
+        session,
+        left: MOST_QUESTIONS,
+        is_partial: false,
+    };
+    let mut rights = ViewRights::default();
+    let everywhere = objects.keys().map(|resource| (*resource, None, None)).collect();
+    for ((resource, ..), allowed) in questions.ask(everywhere).await? {
+        rights.resources.entry(resource).or_default().everywhere = allowed;
+    }
+    let is_open = |rights: &ViewRights, resource, object: &NamespacedName| !rights.include(resource, object);
+    let namespaces: BTreeSet<_> = objects
+        .iter()
+        .flat_map(|(resource, objects)| objects.iter().map(|object| (*resource, object)))
+        .filter(|(resource, object)| is_open(&rights, *resource, object))
+        .map(|(resource, object)| (resource, None, Some(object.namespace.clone())))
+        .collect();
+    for ((resource, _, namespace), allowed) in questions.ask(namespaces).await? {
+        let rights = rights.resources.entry(resource).or_default();
+        rights.namespaces.extend(namespace.filter(|_| allowed));
+    }
+    // A role may name objects.
+    let single: BTreeSet<_> = objects
+        .iter()
+        .flat_map(|(resource, objects)| objects.iter().map(|object| (*resource, object)))
+        .filter(|(resource, object)| is_open(&rights, *resource, object))
+        .map(|(resource, object)| (resource, Some(object.clone()), None))
+        .collect();
+    for ((resource, object, _), allowed) in questions.ask(single).await? {
+        let rights = rights.resources.entry(resource).or_default();
+        rights.objects.extend(object.filter(|_| allowed));
+    }
+    rights.is_partial = questions.is_partial;
+    Ok(rights)
+}
+
+/// The questions about one user that may still be asked.
+struct RightQuestions<'a> {
+    access: &'a ClientAuthorizer,
+    session: &'a PageSession,
+    left: usize,
+    is_partial: bool,
+}
+
+impl RightQuestions<'_> {
+    async fn ask(&mut self, rights: BTreeSet<AskedRight>) -> Result<Vec<(AskedRight, bool)>, ClientRefusal> {
+        self.is_partial |= rights.len() > self.left;
+        let asked: Vec<_> = rights.into_iter().take(self.left).collect();
+        self.left -= asked.len();
+        let (access, user) = (self.access, &self.session.user);
+        stream::iter(asked)
+            .map(|asked| async move {
+                let (resource, object, namespace) = &asked;
+                let right = match object {
+                    Some(object) => resource.right(Some(&object.namespace), Some(&object.name)),
+                    None => resource.right(namespace.as_deref(), None),
+                };
+                let allowed = access.allows(user.clone(), right).await?;
+                Ok((asked, allowed))
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await
+    }
+}

@@ -1,0 +1,256 @@
+//! The sessions of users who have signed in to the page: in memory, bounded, and without their tokens.
+//!
+//! A session is known by a random id, which only the user's browser has: the table has its hash. What a user may see is asked
+//! again every minute, so a session keeps who the user is, and not the token.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use jiff::Timestamp;
+use k8s_openapi::api::authentication::v1::UserInfo;
+use ring::rand::{SecureRandom, SystemRandom};
+use serde::Deserialize;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::rights::KnownRights;
+use super::routes::MOST_READERS_OF_ONE;
+use crate::support::hash::{BYTES, hex, sha256};
+
+/// A session that is not used for this long has ended. An open page uses it.
+pub const IDLE: Duration = Duration::from_mins(15);
+/// The longest duration of a session. To continue, a user must be identified again, as for a stream of events.
+pub const LONGEST: Duration = Duration::from_hours(1);
+/// Most sessions.
+pub const MOST_SESSIONS: usize = 64;
+/// Most sessions of one user; beyond them, the user's oldest ends.
+pub const MOST_SESSIONS_OF_ONE: usize = 4;
+
+/// Why there is no new session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SessionRefusal {
+    /// All are in use by other users.
+    Full,
+    /// The token has expired since it was reviewed.
+    Expired,
+    /// No id could be drawn.
+    NoRandom,
+}
+
+/// A user who has signed in.
+pub(super) struct PageSession {
+    pub(super) user: UserInfo,
+    /// What the user may see, as it was asked last.
+    pub(super) rights: tokio::sync::Mutex<KnownRights>,
+    /// Streams that may be open at once.
+    pub(super) streams: Arc<Semaphore>,
+    /// Ends with the session, when it is removed before its time.
+    pub(super) ended: CancellationToken,
+    pub(super) ends: Instant,
+    began: Instant,
+    used: Mutex<Instant>,
+}
+
+impl PageSession {
+    /// Name of the user.
+    pub(super) fn name(&self) -> &str {
+        self.user.username.as_deref().unwrap_or_default()
+    }
+
+    /// Records that the session is used.
+    pub(super) fn touch(&self) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        now >= self.ends || now.duration_since(used) >= IDLE
+    }
+}
+
+/// All sessions, by the hash of their ids.
+#[derive(Default)]
+pub(super) struct SessionTable(Mutex<HashMap<[u8; BYTES], Arc<PageSession>>>);
+
+impl SessionTable {
+    /// Begins a session of a user who was identified by this token; returns its id.
+    pub(super) fn begin(&self, user: UserInfo, token: &str, now: Timestamp) -> Result<String, SessionRefusal> {
+        let most = match token_end(token) {
+            Some(end) => LONGEST.min(Duration::try_from(end.duration_since(now)).unwrap_or(Duration::ZERO)),
+            None => LONGEST,
+        };
+        if most.is_zero() {
+            return Err(SessionRefusal::Expired);
+        }
+        let mut bytes = [0_u8; 32];
+        SystemRandom::new()
+            .fill(&mut bytes)
+            .map_err(|_| SessionRefusal::NoRandom)?;
+        let (id, began) = (hex(&bytes), Instant::now());
+        let mut sessions = self.lock();
+        remove_over(&mut sessions, began);
+        let own = sessions
+            .iter()
+            .filter(|(_, session)| session.user.username == user.username);
+        if own.clone().count() >= MOST_SESSIONS_OF_ONE {
+            let oldest = own.min_by_key(|(_, session)| session.began).map(|(key, _)| *key);
+            if let Some(session) = oldest.and_then(|key| sessions.remove(&key)) {
+                session.ended.cancel();
+            }
+        }
+        if sessions.len() >= MOST_SESSIONS {
+            return Err(SessionRefusal::Full);
+        }
+        let session = PageSession {
+            user,
+            rights: tokio::sync::Mutex::default(),
+            streams: Arc::new(Semaphore::new(MOST_READERS_OF_ONE)),
+            ended: CancellationToken::new(),
+            ends: began + most,
+            began,
+            used: Mutex::new(began),
+        };
+        sessions.insert(sha256(&id), Arc::new(session));
+        Ok(id)
+    }
+
+    /// The session with this id, which is used by asking for it.
+    pub(super) fn get(&self, id: &str) -> Option<Arc<PageSession>> {
+        let mut sessions = self.lock();
+        remove_over(&mut sessions, Instant::now());
+        let session = sessions.get(&sha256(id))?.clone();
+        session.touch();
+        Some(session)
+    }
+
+    /// Ends the session with this id.
+    pub(super) fn end(&self, id: &str) {
+        if let Some(session) = self.lock().remove(&sha256(id)) {
+            session.ended.cancel();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; BYTES], Arc<PageSession>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn remove_over(sessions: &mut HashMap<[u8; BYTES], Arc<PageSession>>, now: Instant) {
+    sessions.retain(|_, session| {
+        let is_over = session.is_over(now);
+        if is_over {
+            session.ended.cancel();
+        }
+        !is_over
+    });
+}
+
+/// The expiry in the claims of a token that the API server has accepted; `None`: it has no such claims.
+fn token_end(token: &str) -> Option<Timestamp> {
+    #[derive(Deserialize)]
+    struct ExpiryClaim {
+        exp: i64,
+    }
+    let claims = token.split('.').nth(1)?;
+    let claims = BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?;
+    let claims: ExpiryClaim = serde_json::from_slice(&claims).ok()?;
+    Timestamp::from_second(claims.exp).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+    use tokio::time::advance;
+
+    use super::*;
+
+    fn user(name: &str) -> UserInfo {
+        UserInfo {
+            username: Some(name.into()),
+            ..UserInfo::default()
+        }
+    }
+
+    fn begin(table: &SessionTable, name: &str) -> Result<String, SessionRefusal> {
+        table.begin(user(name), "opaque", Timestamp::UNIX_EPOCH)
+    }
+
+    /// A token that claims to end so many seconds after 1970.
+    fn token(end: i64) -> String {
+        let claims = BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{end}}}"#));
+        format!("e30.{claims}.signature")
+    }
+
+    const MOMENT: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_ends_after_15_minutes_without_use_and_an_hour_with_it() {
+        let table = SessionTable::default();
+        let id = begin(&table, "ann").unwrap();
+        advance(IDLE.saturating_sub(MOMENT)).await;
+        let session = table.get(&id).unwrap();
+        assert_eq!(session.name(), "ann");
+        advance(IDLE.saturating_sub(MOMENT)).await;
+        assert!(table.get(&id).is_some(), "it was used");
+        advance(IDLE).await;
+        assert!(table.get(&id).is_none() && session.ended.is_cancelled());
+        let id = begin(&table, "ann").unwrap();
+        let began = Instant::now();
+        while began.elapsed() + Duration::from_mins(10) < LONGEST {
+            advance(Duration::from_mins(10)).await;
+            assert!(table.get(&id).is_some());
+        }
+        advance(LONGEST.saturating_sub(began.elapsed() + MOMENT)).await;
+        assert!(table.get(&id).is_some());
+        advance(MOMENT).await;
+        assert!(table.get(&id).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_does_not_outlast_the_token() {
+        let table = SessionTable::default();
+        let begin = |end| table.begin(user("ann"), &token(end), Timestamp::UNIX_EPOCH);
+        assert_eq!(begin(0), Err(SessionRefusal::Expired));
+        let id = begin(60).unwrap();
+        advance(Duration::from_secs(59)).await;
+        assert!(table.get(&id).is_some());
+        advance(MOMENT).await;
+        assert!(table.get(&id).is_none());
+    }
+
+    #[tokio::test]
+    async fn an_ended_session_and_an_unknown_id_are_nothing() {
+        let table = SessionTable::default();
+        let id = begin(&table, "ann").unwrap();
+        let session = table.get(&id).unwrap();
+        for wrong in ["", &id[1..], &id.replace(|_| true, "0")] {
+            assert!(table.get(wrong).is_none());
+        }
+        table.end(&id);
+        assert!(table.get(&id).is_none() && session.ended.is_cancelled());
+        table.end(&id);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_are_bounded_for_each_user_and_in_total() {
+        let table = SessionTable::default();
+        let mut own = Vec::new();
+        for _ in 0..=MOST_SESSIONS_OF_ONE {
+            own.push(begin(&table, "ann").unwrap());
+            advance(MOMENT).await;
+        }
+        let open: Vec<_> = own.iter().map(|id| table.get(id).is_some()).collect();
+        assert_eq!(open, [false, true, true, true, true], "the oldest gives way");
+        for number in MOST_SESSIONS_OF_ONE..MOST_SESSIONS {
+            begin(&table, &format!("user{number}")).unwrap();
+        }
+        assert_eq!(begin(&table, "bob"), Err(SessionRefusal::Full));
+        assert!(begin(&table, "ann").is_ok(), "instead of one of her own");
+        table.end(&own[4]);
+        assert!(begin(&table, "bob").is_ok());
+    }
+}

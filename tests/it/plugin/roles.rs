@@ -1,0 +1,308 @@
+//! What each command does with each of the chart's roles: it works, or the message names the permission that is missing.
+//!
+//! The rules are those of the rendered chart; a layer before the API server in memory and the controller's own check of
+//! clients apply them as RBAC does. Admission policies are tested on a real API server, in `chart/approval`.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use agentloop::api::NamespacedName;
+use agentloop::controller::access::{ClientAction, ClientAuthorizer};
+use agentloop::plugin::ExitStatus;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::RawQuery;
+use axum::http::{Method, Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use futures::{StreamExt, stream};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use super::rig::{NOW, Rig};
+use super::{GATE, gated};
+use crate::chart::render::{Rendered, render};
+
+/// The roles of a cluster, and the chart's roles that they consist of or that stand alone.
+const ROLES: [(&str, &[&str]); 5] = [
+    ("nobody", &[]),
+    ("view", &["agentloop-view"]),
+    ("edit", &["agentloop-edit"]),
+    ("approver", &["agentloop-approver"]),
+    (
+        "admin",
+        &["agentloop-admin", "agentloop-budget-admin", "agentloop-approver"],
+    ),
+];
+
+/// For each command: the permissions of which a user lacks one whom it refuses, the first of which comes last; and the
+/// roles that may.
+const COMMANDS: [(&str, &[&str], &[&str]); 17] = [
+    (
+        "status",
+        &[r#"list resource "agents""#],
+        &["view", "edit", "approver", "admin"],
+    ),
+    (
+        "status helper",
+        &[r#"get resource "agents""#],
+        &["view", "edit", "approver", "admin"],
+    ),
+    (
+        "explain helper",
+        &[r#"get resource "agents""#],
+        &["view", "edit", "approver", "admin"],
+    ),
+    (
+        "cost",
+        &[r#"list resource "agents""#],
+        &["view", "edit", "approver", "admin"],
+    ),
+    (
+        "budget top",
+        &[r#"list resource "agentbudgets""#],
+        &["view", "edit", "admin"],
+    ),
+    (
+        "events helper",
+        &["get agents/events"],
+        &["view", "edit", "approver", "admin"],
+    ),
+    (
+        "logs helper",
+        &["get agents/events", r#"get resource "agents""#],
+        &["view", "edit", "approver", "admin"],
+    ),
+    (
+        "history helper",
+        &["get agents/events"],
+        &["view", "edit", "approver", "admin"],
+    ),
+    (
+        "events helper --messages",
+        &["get agents/messages", "get agents/events"],
+        &["edit", "approver", "admin"],
+    ),
+    (
+        "pause helper",
+        &[r#"patch resource "agents""#, r#"get resource "agents""#],
+        &["edit", "approver", "admin"],
+    ),
+    (
+        "resume helper",
+        &[r#"patch resource "agents""#, r#"get resource "agents""#],
+        &["edit", "approver", "admin"],
+    ),
+    (
+        "wake helper",
+        &[r#"patch resource "agents""#, r#"get resource "agents""#],
+        &["edit", "approver", "admin"],
+    ),
+    (
+        "stop helper",
+        &[r#"patch resource "agents""#, r#"get resource "agents""#],
+        &["edit", "approver", "admin"],
+    ),
+    // That editors need the verb approve as well is up to an admission policy.
+    (
+        "approve helper e3-t12c1r1",
+        &[r#"patch resource "agents""#, r#"get resource "agents""#],
+        &["edit", "approver", "admin"],
+    ),
+    (
+        "deny helper e3-t12c1r1",
+        &[r#"patch resource "agents""#, r#"get resource "agents""#],
+        &["edit", "approver", "admin"],
+    ),
+    (
+        "budget top-up team --tokens 7 --id new",
+        &[r#"patch resource "agentbudgets""#, r#"get resource "agentbudgets""#],
+        &["admin"],
+    ),
+    (
+        "run helper -p x",
+        &["create agents/tasks", "get agents/messages", "get agents/events"],
+        &["edit", "admin"],
+    ),
+];
+
+/// Rules of roles, and the question whether they allow something.
+#[derive(Clone)]
+pub struct RoleRules(Arc<Vec<Value>>);
+
+impl RoleRules {
+    fn of(objects: &Rendered, parts: &[&str]) -> Self {
+        let rules = parts
+            .iter()
+            .flat_map(|role| objects.one("ClusterRole", role)["rules"].as_array().unwrap().clone());
+        Self(Arc::new(rules.collect()))
+    }
+
+    fn allow(&self, verb: &str, group: &str, resource: &str) -> bool {
+        let lists = |rule: &Value, field: &str, value: &str| {
+            rule[field]
+                .as_array()
+                .is_some_and(|values| values.iter().any(|one| one == value))
+        };
+        self.0.iter().any(|rule| {
+            rule["resourceNames"].is_null()
+                && lists(rule, "verbs", verb)
+                && lists(rule, "apiGroups", group)
+                && lists(rule, "resources", resource)
+        })
+    }
+
+    /// Whether a request may be made of the API server; the words of its refusal.
+    pub fn check(&self, method: &Method, path: &str) -> Result<(), String> {
+        let words: Vec<&str> = path.trim_matches('/').split('/').collect();
+        let [
+            "apis",
+            group @ "agentloop.dev",
+            _,
+            "namespaces",
+            namespace,
+            resource,
+            name @ ..,
+        ] = &words[..]
+        else {
+            return Ok(());
+        };
+        let verb = match (method.as_str(), name.is_empty()) {
+            ("GET", true) => "list",
+            ("GET", false) => "get",
+            ("POST", _) => "create",
+            ("PATCH", _) => "patch",
+            ("DELETE", _) => "delete",
+            _ => "update",
+        };
+        let full = name
+            .get(1)
+            .map_or_else(|| (*resource).to_owned(), |sub| format!("{resource}/{sub}"));
+        if self.allow(verb, group, &full) {
+            return Ok(());
+        }
+        Err(format!(
+            "{resource}.{group} is forbidden: User \"ann\" cannot {verb} resource \"{full}\" in API group \"{group}\" in the \
+             namespace \"{namespace}\""
+        ))
+    }
+
+    /// Answers a review of access.
+    pub fn review(&self, spec: &Value) -> bool {
+        let asked = &spec["resourceAttributes"];
+        let text = |name: &str| asked[name].as_str().unwrap_or_default();
+        let resource = match text("subresource") {
+            "" => text("resource").to_owned(),
+            sub => format!("{}/{sub}", text("resource")),
+        };
+        self.allow(text("verb"), text("group"), &resource)
+    }
+
+    /// The controller's check of clients, with reviews by these rules.
+    fn authorizer(&self) -> ClientAuthorizer {
+        let rules = self.clone();
+        let answer = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let rules = rules.clone();
+            async move {
+                let is_token = request.uri().path().ends_with("tokenreviews");
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let mut review: Value = serde_json::from_slice(&body).unwrap();
+                review["status"] = if is_token {
+                    json!({"authenticated": true, "user": {"username": "ann"}})
+                } else {
+                    json!({"allowed": rules.review(&review["spec"])})
+                };
+                Ok::<_, Infallible>(Response::new(axum::body::Body::from(review.to_string())))
+            }
+        });
+        ClientAuthorizer::new(kube::Client::new(answer, "default"))
+    }
+}
+
+/// Checks what a client may do with Agent `helper`.
+async fn refusal(access: &ClientAuthorizer, actions: &[ClientAction]) -> Option<axum::response::Response> {
+    let agent = NamespacedName::new("team-a", "helper");
+    for action in actions {
+        let token = ("token", IpAddr::V4(Ipv4Addr::LOCALHOST));
+        if let Err(refusal) = access.check(token, &agent, *action).await {
+            return Some((StatusCode::FORBIDDEN, Json(refusal)).into_response());
+        }
+    }
+    None
+}
+
+/// A controller that authorizes clients as ours does, with an Agent that did one thing and takes no task; returns its URL.
+async fn controller(rules: &RoleRules) -> String {
+    let access = Arc::new(rules.authorizer());
+    let of_tasks = access.clone();
+    let events = async move |RawQuery(query): RawQuery| {
+        let query = query.unwrap_or_default();
+        let mut actions = vec![ClientAction::ReadEvents];
+        if query.contains("messages=true") {
+            actions.push(ClientAction::ReadMessages);
+        }
+        if let Some(refusal) = refusal(&access, &actions).await {
+            return refusal;
+        }
+        let started = json!({"seq": 1, "event": "loop:started", "at": NOW, "kind": "Started", "turn": 0, "note": ""});
+        let (name, data) = if query.contains("after=latest") {
+            ("start", json!({"seq": 1}))
+        } else {
+            ("loop:started", started)
+        };
+        let first = Ok::<_, Infallible>(format!("event: {name}\nid: 1\ndata: {data}\n\n"));
+        let body = Body::from_stream(stream::iter([first]).chain(stream::pending()));
+        ([("content-type", "text/event-stream")], body).into_response()
+    };
+    let tasks = async move || match refusal(&of_tasks, &[ClientAction::RequestTasks]).await {
+        Some(refusal) => refusal,
+        None => (
+            StatusCode::NOT_FOUND,
+            Json(json!({"code": "NotFound", "message": "no Agent"})),
+        )
+            .into_response(),
+    };
+    let router = axum::Router::new()
+        .route("/v1/namespaces/team-a/agents/helper/events", get(events))
+        .route("/v1/namespaces/team-a/agents/helper/tasks", post(tasks));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    url
+}
+
+#[tokio::test]
+async fn each_command_works_with_its_roles_and_otherwise_names_the_permission_that_is_missing() {
+    let Some(rendered) = render(&[]) else { return };
+    let objects = rendered.unwrap();
+    let mut wrong = Vec::new();
+    for (role, parts) in ROLES {
+        let rules = RoleRules::of(&objects, parts);
+        let link = controller(&rules).await;
+        for (command, missing, may) in COMMANDS {
+            let rig = Rig::with_rules(&link, rules.clone());
+            let mut status = gated(&[GATE]);
+            status["loop"]["reasons"] = json!(["ConsecutiveErrors"]);
+            rig.put_agent("helper", &status);
+            rig.put_budget("team", &json!({}));
+            let done = rig.run(command).await;
+            let said = format!("{}{}", done.out, done.err);
+            let is_refused = said.contains("forbidden") || said.contains("may not");
+            let expected = may.contains(&role);
+            let is_named = missing.iter().any(|permission| said.contains(permission));
+            let is_right = if expected {
+                !is_refused
+            } else {
+                is_named && done.status != ExitStatus::Success
+            };
+            if !is_right {
+                wrong.push(format!("{role}: {command}: {:?}: {said}", done.status));
+            }
+            if !expected && !rig.server.take_writes().is_empty() {
+                wrong.push(format!("{role}: {command}: something was written"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
