@@ -46,16 +46,17 @@ use self::model_field::ModelField;
 use self::requested_tasks::RequestedTasks;
 use self::server::GatewayState;
 use self::store::{CallStore, ModelNames};
-use self::uplink::GatewayUplink;
+use self::uplink::{ExportedTelemetry, GatewayUplink};
 use self::upstream::{ModelUpstream, ModelUpstreams, UpstreamConfig};
 use crate::api::AgentSpec;
 use crate::link::client::LinkClient;
 use crate::link::messages::PricedModel;
 use crate::link::pod::{AgentEgress, PodConfig, PrivateAddresses};
-use crate::otlp::{SpanExport, SpanSink, TraceSettings};
+use crate::otlp::{ExportTask, TelemetryOrigin, TraceSettings};
 use crate::sensing::address::{AddressPolicy, Cidr, CidrError};
 use crate::support::clock::ClockReading;
 use crate::telemetry::agent_spans;
+use crate::telemetry::log_export::ProcessLog;
 
 pub use self::mcp_proxy::ServerDirs;
 pub use self::store::CallStoreError;
@@ -65,6 +66,8 @@ use self::task_responses::ResponseSender;
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// Time for returning leases and sending the last report, concurrently: the rest of the pod's 5 s.
 const LAST_WORDS: Duration = Duration::from_secs(3);
+/// Time for exporting the last lines of the log, which are those about all of this.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
@@ -83,6 +86,8 @@ pub struct GatewayOptions {
     pub run_lease: Duration,
     /// How traces are exported; `None`: they are not.
     pub traces: Option<TraceSettings>,
+    /// The log of the process, if it has one of its own.
+    pub log: ProcessLog,
 }
 
 /// Why a gateway cannot start.
@@ -120,13 +125,15 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         options.config.epoch,
         ModelNames::from_spec(spec),
     ));
-    let (spans, export) = start_export(&options.config, options.traces.clone());
+    let origin = origin(&options.config);
+    let (spans, span_export) = ExportTask::of_spans(options.traces.clone(), &origin);
+    let (logs, log_export) = options.log.clone().start(&origin);
     let calls = Arc::new(ModelCalls::new(
         store,
         Arc::clone(&budget),
         Arc::clone(&contact),
         upstreams,
-        CallSpans::new(&options.config, spans.clone()),
+        CallSpans::new(&options.config, spans.clone(), spans.is_on() || logs.is_on()),
     ));
     let deliveries = Arc::new(DeliveryQueue::new(
         Arc::clone(&client),
@@ -150,7 +157,10 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         deliveries: Arc::clone(&deliveries),
         tasks: Arc::clone(&tasks),
         loop_report: loop_report.subscribe(),
-        traces: spans.is_on(),
+        exported: ExportedTelemetry {
+            spans: spans.clone(),
+            logs: logs.clone(),
+        },
     };
     let keep = Arc::clone(&budget).maintain_leases(loop_report.subscribe());
     let socket_error = |source| GatewayError::Socket {
@@ -174,6 +184,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         tasks,
         loop_report,
         spans,
+        logs,
     });
     let serve = async { axum::serve(listener, router).await };
     // The socket is served even when fenced: the worker has to learn about it.
@@ -192,9 +203,12 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
     tokio::join!(
         budget.return_leases(LAST_WORDS),
         uplink.last_report(LAST_WORDS),
-        export.finish(LAST_WORDS)
+        span_export.finish(LAST_WORDS),
     );
     tracing::info!("ended");
+    if let Some(export) = log_export {
+        export.finish(LAST_LINES).await;
+    }
     Ok(())
 }
 
@@ -208,9 +222,9 @@ fn mcp_proxy(options: &GatewayOptions, contact: &Arc<LinkState>, policy: &Arc<Ad
     )
 }
 
-fn start_export(config: &PodConfig, settings: Option<TraceSettings>) -> (SpanSink, SpanExport) {
+fn origin(config: &PodConfig) -> TelemetryOrigin {
     let names = (config.namespace.as_str(), config.name.as_str(), config.uid.as_str());
-    SpanExport::start(settings, &agent_spans::identity(names, &config.spec.model))
+    TelemetryOrigin::agent(&agent_spans::identity(names, &config.spec.model))
 }
 
 /// The models of a spec with their prices there.

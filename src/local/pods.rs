@@ -24,6 +24,7 @@ use crate::api::NamespacedName;
 use crate::api_server::object_key::PODS;
 use crate::api_server::{ApiError, ObjectKey, ObjectPatch, ObjectStore, PatchRequest, PatchScope};
 use crate::link::server::PodIdentity;
+use crate::otlp::LogSink;
 use crate::support::clock::rfc3339_seconds;
 use crate::support::hash::hex;
 use crate::worker::startup;
@@ -224,6 +225,7 @@ async fn live(roles: AgentRoles, status: &PodStatusWriter, terminate: &Cancellat
             skills_dir: options.skills_dir,
             workspace_dir: options.workspace_dir,
             drain: DRAIN,
+            log: LogSink::default(),
         };
         async move { startup::run(options, end).await.map_err(|error| error.to_string()) }
     });

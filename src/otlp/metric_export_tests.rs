@@ -40,7 +40,7 @@ async fn collect(State(collector): State<Collector>, body: Bytes) -> StatusCode 
         if responses.is_empty() { 200 } else { responses.remove(0) }
     };
     if next == 0 {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
     StatusCode::from_u16(next).unwrap()
 }
