@@ -424,6 +424,7 @@ mod tests {
             epoch: 1,
             known: LoopTotals::default(),
             traces: false,
+            logs: false,
         };
         let directives = Directives {
             budget: Some(BudgetTerms::default()),

@@ -132,7 +132,7 @@ pub(super) fn bytes(digits: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+
 
     use pretty_assertions::assert_eq;
     use tracing_subscriber::fmt::TestWriter;

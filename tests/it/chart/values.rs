@@ -193,6 +193,12 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
             "telemetry.otlp.tracesSamplerArg=1.1",
             "/telemetry/otlp/tracesSamplerArg",
         ),
+        ("telemetry.otlp.logs=debug", "/telemetry/otlp/logs"),
+        ("telemetry.otlp.metrics=push", "/telemetry/otlp/metrics"),
+        (
+            "telemetry.otlp.metricsIntervalSeconds=0",
+            "/telemetry/otlp/metricsIntervalSeconds",
+        ),
         ("telemetry.otlp.protocol=grpc", "protocol"),
         ("networkPolicy.metricsFrom[0].namespaces=x", "namespaces"),
         ("metrics.serviceMonitor.metricRelabelings[0].regexp=x", "regexp"),
