@@ -75,6 +75,6 @@ impl GatewayArgs {
             traces: agent_spans::settings(),
             log,
         };
-        pod::run(async move |end| Ok(gateway::run(options, end.cancelled_owned()).await?))
+        pod::run(async move |end| Ok(Box::pin(gateway::run(options, end.cancelled_owned())).await?))
     }
 }

@@ -103,8 +103,8 @@ impl TelemetryExports {
             ExportTask::of_metrics(settings, &origin, dropped, walk)
         });
         // The log is last: it has lines about the others.
-        let exports = [metric_export, Some(span_export), log_export];
-        Ok((instruments, Self(exports.into_iter().flatten().collect())))
+        let metric_export = metric_export.unwrap_or_else(ExportTask::none);
+        Ok((instruments, Self(vec![metric_export, span_export, log_export])))
     }
 
     async fn finish(self) {

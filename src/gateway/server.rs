@@ -27,6 +27,7 @@ use super::mcp_proxy::McpProxy;
 use super::requested_tasks::RequestedTasks;
 use super::store::{CallEnd, ModelCall};
 use super::task_responses::ResponseSender;
+use super::uplink::ExportedTelemetry;
 use super::upstream::EVENT_STREAM;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::{CallId, CallPurpose};
@@ -40,7 +41,7 @@ use crate::link::socket::{
 };
 use crate::link::task_requests::TaskAck;
 use crate::link::text_fragments::{RelayedTextFragment, TextFragment};
-use crate::otlp::{self, LogSink, SpanSink};
+use crate::otlp;
 use crate::provider::WireFormat;
 use crate::support::clock::ClockReading;
 
@@ -65,10 +66,8 @@ pub struct GatewayState {
     pub tasks: Arc<RequestedTasks>,
     /// The last [`LoopReport`] of the worker.
     pub loop_report: watch::Sender<Option<LoopReport>>,
-    /// Where the worker's spans go.
-    pub spans: SpanSink,
-    /// Where the lines of the worker's log go.
-    pub logs: LogSink,
+    /// Where the worker's spans and the lines of its log go.
+    pub exported: ExportedTelemetry,
 }
 
 /// How much telemetry the worker has dropped since its last request.
@@ -271,7 +270,7 @@ async fn cancel(State(gateway): State<GatewayState>, RoutePath(id): RoutePath<St
 async fn traces(State(gateway): State<GatewayState>, Query(loss): Query<WorkerLoss>, body: Bytes) -> StatusCode {
     match otlp::decode(&body) {
         Some(spans) => {
-            gateway.spans.push_received(spans, loss.number());
+            gateway.exported.spans.push_received(spans, loss.number());
             StatusCode::NO_CONTENT
         }
         None => StatusCode::BAD_REQUEST,
@@ -280,7 +279,7 @@ async fn traces(State(gateway): State<GatewayState>, Query(loss): Query<WorkerLo
 
 /// Queues lines of the worker's log for export.
 async fn logs(State(gateway): State<GatewayState>, Query(loss): Query<WorkerLoss>, body: Bytes) -> StatusCode {
-    if gateway.logs.push_received(&body, loss.number()) {
+    if gateway.exported.logs.push_received(&body, loss.number()) {
         StatusCode::NO_CONTENT
     } else {
         StatusCode::BAD_REQUEST

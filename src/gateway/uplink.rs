@@ -54,12 +54,18 @@ pub struct GatewayUplink {
 }
 
 /// Where the telemetry of the pod goes, the worker's included.
+#[derive(Clone)]
 pub struct ExportedTelemetry {
     pub spans: SpanSink,
     pub logs: LogSink,
 }
 
 impl ExportedTelemetry {
+    /// Whether lines of the log get the ids of traces.
+    pub fn has_ids(&self) -> bool {
+        self.spans.is_on() || self.logs.is_on()
+    }
+
     fn loss(&self) -> TelemetryLoss {
         let count = |dropped: DropCount| i64::try_from(dropped.get()).unwrap_or(i64::MAX);
         TelemetryLoss {

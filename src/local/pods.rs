@@ -207,7 +207,7 @@ async fn live(roles: AgentRoles, status: &PodStatusWriter, terminate: &Cancellat
     let gateway = keep_up("gateway", status.clone(), gateway_end.clone(), move || {
         let (options, end) = (gateway.clone(), end.clone());
         async move {
-            gateway::run(options, end.cancelled_owned())
+            Box::pin(gateway::run(options, end.cancelled_owned()))
                 .await
                 .map_err(|error| error.to_string())
         }

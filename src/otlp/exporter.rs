@@ -63,7 +63,9 @@ impl ExportTask {
         }
     }
 
-    pub(crate) fn none() -> Self {
+    /// A task that exports nothing.
+    #[must_use]
+    pub fn none() -> Self {
         Self {
             closing: CancellationToken::new(),
             task: None,

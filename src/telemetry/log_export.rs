@@ -54,10 +54,11 @@ impl ProcessLog {
 
     /// Starts the export.
     #[must_use]
-    pub fn start(self, origin: &TelemetryOrigin) -> (LogSink, Option<ExportTask>) {
-        let task = self
-            .settings
-            .map(|settings| ExportTask::of_logs(settings, &self.sink, origin));
+    pub fn start(self, origin: &TelemetryOrigin) -> (LogSink, ExportTask) {
+        let task = match self.settings {
+            Some(settings) => ExportTask::of_logs(settings, &self.sink, origin),
+            None => ExportTask::none(),
+        };
         (self.sink, task)
     }
 }
@@ -132,7 +133,6 @@ pub(super) fn bytes(digits: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-
 
     use pretty_assertions::assert_eq;
     use tracing_subscriber::fmt::TestWriter;

@@ -198,9 +198,10 @@ impl WorkerProcess {
             Some((session, first)) => {
                 let open = journal.newest_turn_lines()?;
                 let spans = self.spans(&session, &open, &restored);
-                let turn = match session.traces || session.logs {
-                    true => TurnContext::new(&self.options.config.uid, &open),
-                    false => TurnContext::default(),
+                let turn = if session.traces || session.logs {
+                    TurnContext::new(&self.options.config.uid, &open)
+                } else {
+                    TurnContext::default()
                 };
                 let spec = &self.options.config.spec;
                 let settings = EngineSettings::try_from(spec)?;

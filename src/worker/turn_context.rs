@@ -46,7 +46,9 @@ impl TurnContext {
             // Of the highest level, so that no filter disables it.
             span: tracing::error_span!("turn", traceId = Empty, spanId = Empty),
         };
-        open.iter().for_each(|line| context.follow(line));
+        for line in open {
+            context.follow(line);
+        }
         context
     }
 
@@ -73,14 +75,17 @@ impl TurnContext {
         if line.member != ids::MAIN {
             return;
         }
-        let (trace, span) = match line.kind {
-            RecordKind::TurnStarted => match self.ids(line) {
-                Some(ids) => (ids.trace, ids.span),
-                None => return,
-            },
-            RecordKind::TurnCompleted | RecordKind::TurnFailed => Default::default(),
-            _ => return,
-        };
+        if line.kind == RecordKind::TurnStarted {
+            if let Some(ids) = self.ids(line) {
+                self.record(&ids.trace, &ids.span);
+            }
+        } else if matches!(line.kind, RecordKind::TurnCompleted | RecordKind::TurnFailed) {
+            // What is recorded cannot be taken back: the log leaves out empty ids.
+            self.record("", "");
+        }
+    }
+
+    fn record(&self, trace: &str, span: &str) {
         self.span.record("traceId", trace);
         self.span.record("spanId", span);
     }
