@@ -9,7 +9,7 @@ use super::pod;
 use crate::link::pod::{
     CONFIG_ENV, DRAIN_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, PodConfig, SKILLS_DIR, SOCKET_PATH, WORKSPACE_DIR,
 };
-use crate::otlp::LogSink;
+use crate::telemetry::log_export::ProcessLog;
 use crate::worker::startup::{self, WorkerOptions};
 
 /// Lines of the log that wait at most, also until the gateway says whether it exports them.
@@ -46,8 +46,7 @@ pub(super) struct WorkerArgs {
 
 impl WorkerArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let log = LogSink::with_capacity("worker", EARLY_LINES);
-        crate::telemetry::log::init_exported(&log);
+        let log = ProcessLog::init_relayed("worker", EARLY_LINES);
         let config: PodConfig = pod::configuration(&self.config, "a pod configuration")?;
         let options = WorkerOptions {
             config,

@@ -24,9 +24,9 @@ use crate::api::NamespacedName;
 use crate::api_server::object_key::PODS;
 use crate::api_server::{ApiError, ObjectKey, ObjectPatch, ObjectStore, PatchRequest, PatchScope};
 use crate::link::server::PodIdentity;
-use crate::otlp::LogSink;
 use crate::support::clock::rfc3339_seconds;
 use crate::support::hash::hex;
+use crate::telemetry::log_export::ProcessLog;
 use crate::worker::startup;
 use crate::{gateway, sensor};
 
@@ -225,7 +225,7 @@ async fn live(roles: AgentRoles, status: &PodStatusWriter, terminate: &Cancellat
             skills_dir: options.skills_dir,
             workspace_dir: options.workspace_dir,
             drain: DRAIN,
-            log: LogSink::default(),
+            log: ProcessLog::default(),
         };
         async move { startup::run(options, end).await.map_err(|error| error.to_string()) }
     });

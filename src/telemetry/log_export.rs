@@ -14,6 +14,9 @@ use tracing_subscriber::registry::{LookupSpan, Scope};
 use super::log::{SPAN_FIELD, TRACE_FIELD, init_exported, parts_of};
 use crate::otlp::{ExportTask, FieldValue, LogLine, LogSettings, LogSink, TelemetryOrigin};
 
+/// The field with the target of a line of the crate `log`.
+const LOG_TARGET: &str = "log.target";
+
 /// Crates whose lines are not exported.
 const SILENT: [&str; 9] = [
     "agentloop_otlp",
@@ -52,6 +55,21 @@ impl ProcessLog {
         Self { sink, settings }
     }
 
+    /// Initializes logging for a process whose lines another one exports. They wait in a queue of this size, and are
+    /// discarded once that one exports none.
+    #[must_use]
+    pub fn init_relayed(component: &'static str, capacity: usize) -> Self {
+        let sink = LogSink::with_capacity(component, capacity);
+        init_exported(&sink);
+        Self { sink, settings: None }
+    }
+
+    /// The lines.
+    #[must_use]
+    pub fn sink(&self) -> LogSink {
+        self.sink.clone()
+    }
+
     /// Starts the export.
     #[must_use]
     pub fn start(self, origin: &TelemetryOrigin) -> (LogSink, ExportTask) {
@@ -80,11 +98,16 @@ where
 {
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let metadata = event.metadata();
-        if is_silent(metadata.target()) || !self.sink.is_on() {
+        if !self.sink.is_on() {
             return;
         }
         let spans = context.event_scope(event).into_iter().flat_map(Scope::from_root);
         let (message, mut fields) = parts_of::<S, JsonFields>(event, spans);
+        // Lines of libraries that use the crate `log` have another target, and theirs in a field.
+        let target = fields.get(LOG_TARGET).and_then(Value::as_str);
+        if is_silent(target.unwrap_or(metadata.target())) {
+            return;
+        }
         let mut id = |field| {
             fields
                 .remove(field)
@@ -180,10 +203,15 @@ mod tests {
             tracing::warn!(target: "agentloop_otlp::exporter", "canary");
             tracing::warn!(target: "hyper_util::client", "canary");
             tracing::warn!(target: "h2", "canary");
+            tracing::warn!(target: "log", log.target = "reqwest::connect", "canary");
+            tracing::warn!(target: "log", log.target = "other", "of another");
             tracing::warn!(target: "hyperbole", "said");
         });
         assert!(!exported.contains("canary"), "{exported}");
-        assert!(exported.contains("said"), "{exported}");
+        assert!(
+            exported.contains("said") && exported.contains("of another"),
+            "{exported}"
+        );
     }
 
     #[test]

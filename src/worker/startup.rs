@@ -15,6 +15,7 @@ use crate::link::pod::PodConfig;
 use crate::link::socket::WorkerSession;
 use crate::otlp::LogSink;
 use crate::telemetry::agent_spans;
+use crate::telemetry::log_export::ProcessLog;
 
 use super::artifacts::ArtifactStore;
 use super::driver::{DriveOutcome, DriverInputs, DriverParts, LoopDriver};
@@ -48,8 +49,8 @@ pub struct WorkerOptions {
     pub workspace_dir: PathBuf,
     /// How long a call in flight may continue after SIGTERM.
     pub drain: Duration,
-    /// The lines of the process's log, to be sent to the gateway if it exports them.
-    pub log: LogSink,
+    /// The log of the process, whose lines are sent to the gateway if it exports them.
+    pub log: ProcessLog,
 }
 
 /// Why a worker ended on its own account.
@@ -86,7 +87,7 @@ pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result
     let gateway_updates = updates.subscribe();
     let events = tokio::spawn(gateway.clone().run_events(updates, connections));
     let closing = CancellationToken::new();
-    let mut logs = tokio::spawn(send_log(gateway.clone(), options.log.clone(), closing.clone()));
+    let mut logs = tokio::spawn(send_log(gateway.clone(), options.log.sink(), closing.clone()));
     let worker = WorkerProcess {
         options,
         gateway,

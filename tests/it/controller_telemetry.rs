@@ -40,6 +40,11 @@ impl ControllerProcess {
         let router = server.router();
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         server.put("agentloop.dev/agents", agent());
+        let own = json!({"name": "agentloop-7", "namespace": "system"});
+        server.put(
+            "/pods",
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": {"containers": []}}),
+        );
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("kubeconfig"), kubeconfig(address).to_string()).unwrap();
         let metrics = free_port();

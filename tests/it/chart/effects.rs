@@ -216,14 +216,6 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         "value: http://collector:4318",
     ),
     (
-        "telemetry.otlp.headersSecretName",
-        &[
-            "telemetry.otlp.endpoint=http://c:4318",
-            "telemetry.otlp.headersSecretName=mark",
-        ],
-        "value: mark",
-    ),
-    (
         "telemetry.otlp.logs",
         &["telemetry.otlp.endpoint=http://c:4318", "telemetry.otlp.logs=true"],
         "name: OTEL_LOGS_EXPORTER",
@@ -241,6 +233,14 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
             "telemetry.otlp.metricsIntervalSeconds=30",
         ],
         "value: '30000'",
+    ),
+    (
+        "telemetry.otlp.headersSecretName",
+        &[
+            "telemetry.otlp.endpoint=http://c:4318",
+            "telemetry.otlp.headersSecretName=mark",
+        ],
+        "value: mark",
     ),
     (
         "telemetry.otlp.resourceAttributes",
