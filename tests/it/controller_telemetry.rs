@@ -247,6 +247,8 @@ async fn with_a_collector_that_is_away_the_controller_works_and_counts_what_is_l
         ("OTEL_LOGS_EXPORTER", "otlp"),
         ("OTEL_METRICS_EXPORTER", "otlp"),
         ("OTEL_METRIC_EXPORT_INTERVAL", "100"),
+        // At the default level, there are hardly more lines than the queue and a batch hold.
+        ("RUST_LOG", "debug"),
         ("OTEL_BLRP_MAX_QUEUE_SIZE", "1"),
         ("OTEL_BLRP_SCHEDULE_DELAY", "1"),
         ("OTEL_BSP_SCHEDULE_DELAY", "1"),
