@@ -203,8 +203,8 @@ mod tests {
             tracing::warn!(target: "agentloop_otlp::exporter", "canary");
             tracing::warn!(target: "hyper_util::client", "canary");
             tracing::warn!(target: "h2", "canary");
-            tracing::warn!(target: "log", log.target = "reqwest::connect", "canary");
-            tracing::warn!(target: "log", log.target = "other", "of another");
+            tracing::warn!(log.target = "reqwest::connect", "canary");
+            tracing::warn!(log.target = "other", "of another");
             tracing::warn!(target: "hyperbole", "said");
         });
         assert!(!exported.contains("canary"), "{exported}");
