@@ -16,7 +16,7 @@
 //! - [`api_server`]: an API server in memory, for `agentloop run` and for tests. Imports `api` and `support`.
 //! - [`toolbox`]: built-in tools as an MCP server, and the bridge to MCP servers that use standard input and output.
 //!   Imports `sensing` and `support`.
-//! - [`otlp`]: traces of Agents, and their export over OTLP. Imports `support`.
+//! - [`otlp`]: traces, logs and metrics in OpenTelemetry's data model, and their export over OTLP. Imports `support`.
 //! - [`telemetry`]: logs, metrics, probes, how traces name an Agent. Imports `api`, `otlp` and `support`.
 //! - [`page`]: the page about loops in a browser, as `agentloop run` and the controller serve it. Imports `api`, `link` and
 //!   `support`.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agentloop::api::Agent;
-use agentloop::telemetry::agent_collector::AgentCollector;
+use agentloop::telemetry::agent_collector::{AgentCollector, GatewayCounts, TelemetryDrops};
 use agentloop::telemetry::exposition::ExpositionFormat;
 use agentloop::telemetry::families::{ObjectVisitor, PerObject};
 use agentloop::telemetry::metrics::Metrics;
@@ -69,7 +69,12 @@ fn metrics(agents: &[Arc<Agent>]) -> Metrics {
         Box::new(move |visit: &mut dyn FnMut(&Agent)| snapshot.iter().for_each(|agent| visit(agent)))
             as ObjectVisitor<Agent>
     };
-    let collector = AgentCollector::new(Box::new(take), Box::new(|_, _| Some(1)), PerObject::Full);
+    let gateways = GatewayCounts {
+        refused: Box::new(|_, _| Some(1)),
+        dropped: Box::new(|_, _| TelemetryDrops::default()),
+    };
+    let sampled = Box::new(|_: &[u8]| false);
+    let collector = AgentCollector::new(Box::new(take), gateways, sampled, PerObject::Full);
     metrics.add(Arc::new(collector));
     metrics
 }

@@ -21,12 +21,14 @@ use crate::controller::history::HistorySettings;
 use crate::controller::metrics_access::MetricsAuthentication;
 use crate::controller::page::PageSettings;
 use crate::controller::policy::{ANY, AgentPrices, MIN_OUTPUT_TOKENS, PlatformPolicy, PodPolicy, PriceTable};
-use crate::controller::process::{self, ControllerOptions, ElectionOptions};
+use crate::controller::process::{self, ControllerOptions, ElectionOptions, ExportOptions};
 use crate::controller::sensor::pod::SensorPodSettings;
 use crate::history::HistoryStore;
 use crate::link::pod::{AgentEgress, PrivateAddresses};
 use crate::sensing::address::Cidr;
+use crate::telemetry::agent_spans;
 use crate::telemetry::families::PerObject;
+use crate::telemetry::log_export::ProcessLog;
 
 /// Threads of the async runtime.
 const THREADS: usize = 2;
@@ -172,7 +174,7 @@ pub(super) struct ControllerArgs {
 
 impl ControllerArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        crate::telemetry::log::init();
+        let log = ProcessLog::init("controller");
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .enable_all()
@@ -184,7 +186,8 @@ impl ControllerArgs {
             let config = Config::infer()
                 .await
                 .context("cannot read a service account or a kubeconfig")?;
-            let options = self.options(&config.default_namespace)?;
+            let mut options = self.options(&config.default_namespace)?;
+            options.telemetry.log = log;
             tracing::info!(
                 version = env!("CARGO_PKG_VERSION"),
                 election = options.election.is_some(),
@@ -289,6 +292,11 @@ impl ControllerArgs {
             election,
             gate_webhook: gate_webhook.transpose()?,
             history,
+            telemetry: ExportOptions {
+                traces: agent_spans::settings(),
+                metrics: agent_spans::metric_settings(),
+                log: ProcessLog::default(),
+            },
         })
     }
 }

@@ -12,6 +12,8 @@ use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig,
     RECORD_DIR, SCRIPT_FILE, SOCKET_PATH, TOOL_HEADERS_DIR, TOOL_SOCKETS_DIR,
 };
+use crate::telemetry::agent_spans;
+use crate::telemetry::log_export::ProcessLog;
 
 /// Flags of `agentloop gateway`.
 #[derive(ClapArgs, Debug)]
@@ -53,7 +55,7 @@ pub(super) struct GatewayArgs {
 
 impl GatewayArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        crate::telemetry::log::init();
+        let log = ProcessLog::init("gateway");
         let config: PodConfig = pod::configuration(&self.config, "a pod configuration")?;
         let options = GatewayOptions {
             config,
@@ -70,8 +72,9 @@ impl GatewayArgs {
             link_token_file: self.link_token_file,
             link_ca_file: self.link_ca_file,
             run_lease: Duration::from_secs(RUN_LEASE_SECONDS),
-            traces: crate::telemetry::agent_spans::settings(),
+            traces: agent_spans::settings(),
+            log,
         };
-        pod::run(async move |end| Ok(gateway::run(options, end.cancelled_owned()).await?))
+        pod::run(async move |end| Ok(Box::pin(gateway::run(options, end.cancelled_owned())).await?))
     }
 }

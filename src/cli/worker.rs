@@ -9,7 +9,11 @@ use super::pod;
 use crate::link::pod::{
     CONFIG_ENV, DRAIN_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, PodConfig, SKILLS_DIR, SOCKET_PATH, WORKSPACE_DIR,
 };
+use crate::telemetry::log_export::ProcessLog;
 use crate::worker::startup::{self, WorkerOptions};
+
+/// Lines of the log that wait at most, also until the gateway says whether it exports them.
+const EARLY_LINES: usize = 1_024;
 
 /// Flags of `agentloop worker`.
 #[derive(ClapArgs, Debug)]
@@ -42,7 +46,7 @@ pub(super) struct WorkerArgs {
 
 impl WorkerArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        crate::telemetry::log::init();
+        let log = ProcessLog::init_relayed("worker", EARLY_LINES);
         let config: PodConfig = pod::configuration(&self.config, "a pod configuration")?;
         let options = WorkerOptions {
             config,
@@ -53,6 +57,7 @@ impl WorkerArgs {
             skills_dir: self.skills_dir,
             workspace_dir: self.workspace_dir,
             drain: Duration::from_secs(self.drain_seconds),
+            log,
         };
         pod::run(async move |end| Ok(startup::run(options, end).await?))
     }

@@ -17,7 +17,7 @@ use super::leader::{Leader, LeaderResources};
 use super::link_service::initialize_refusal_metrics;
 use super::metrics_access::MetricsAuthentication;
 use super::pod_sessions::PodSessions;
-use super::process::{ControllerError, ControllerOptions};
+use super::process::{ControllerError, ControllerOptions, ExportOptions};
 use super::sensor::pod::SensorPodSettings;
 use crate::api::NamespacedName;
 use crate::telemetry::families::PerObject;
@@ -67,6 +67,7 @@ pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), 
             election: None,
             gate_webhook: None,
             history: None,
+            telemetry: ExportOptions::default(),
         },
     };
     let ground = LeaderResources {

@@ -16,7 +16,7 @@ use super::event_subscriptions::{
 use crate::api::NamespacedName;
 use crate::api::status::LoopOutcome;
 use crate::link::events::{ClientRefusal, EventSubscription, EventsPage};
-use crate::link::messages::{BudgetTerms, Directives, LoopTotals, PodRefusal, PodReport, RefusalCode};
+use crate::link::messages::{BudgetTerms, Directives, LoopTotals, PodRefusal, PodReport, RefusalCode, TelemetryLoss};
 use crate::link::sensor_messages::SensorTerms;
 use crate::link::text_fragments::TextFragment;
 
@@ -278,6 +278,14 @@ impl PodSessions {
         let table = self.lock();
         let last = table.entries.get(agent)?.last_report.as_ref()?;
         Some(last.report.budget.refused_calls)
+    }
+
+    /// What the Agent's pod has not exported, from the last report of its gateway.
+    #[must_use]
+    pub fn telemetry_loss(&self, agent: &NamespacedName) -> Option<TelemetryLoss> {
+        let table = self.lock();
+        let last = table.entries.get(agent)?.last_report.as_ref()?;
+        Some(last.report.telemetry_loss)
     }
 
     /// Time of the last contact with the pod with this UID.

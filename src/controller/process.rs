@@ -24,9 +24,11 @@ use super::link_service::initialize_refusal_metrics;
 use super::metrics_access::{MetricsAuthentication, protect};
 use super::page::PageSettings;
 use super::sensor::pod::SensorPodSettings;
+use crate::otlp::{DropCount, ExportTask, MetricPoints, MetricSettings, TelemetryOrigin, TraceSettings};
 use crate::support::backoff::Backoff;
 use crate::telemetry::families::PerObject;
 use crate::telemetry::http::{self, HttpLimits, Readiness};
+use crate::telemetry::log_export::ProcessLog;
 use crate::telemetry::metrics::Metrics;
 
 /// Read timeout of requests for the Lease. Short, so that a failed renewal leaves time for another attempt.
@@ -35,6 +37,9 @@ const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Time limit for each of the last requests at shutdown: label and Lease.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time limit for the last exports of telemetry.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Command-line options of the controller.
 #[derive(Clone, Debug)]
@@ -65,6 +70,54 @@ pub struct ControllerOptions {
     pub gate_webhook: Option<GateWebhook>,
     /// Where histories are stored, if anywhere.
     pub history: Option<HistorySettings>,
+    /// What this process exports over OTLP.
+    pub telemetry: ExportOptions,
+}
+
+/// What is exported over OTLP. The default: nothing.
+#[derive(Clone, Debug, Default)]
+pub struct ExportOptions {
+    /// How traces of reconciles are exported.
+    pub traces: Option<TraceSettings>,
+    /// How metrics are exported.
+    pub metrics: Option<MetricSettings>,
+    /// The log of the process.
+    pub log: ProcessLog,
+}
+
+/// The exports of this process.
+struct TelemetryExports(Vec<ExportTask>);
+
+impl TelemetryExports {
+    /// Starts the exports, and creates the instruments that they show.
+    fn start(options: &ControllerOptions) -> Result<(Arc<Metrics>, Self), ControllerError> {
+        let ExportOptions { traces, metrics, log } = options.telemetry.clone();
+        let namespace = &options.settings.controller_namespace;
+        let origin = TelemetryOrigin::controller(namespace, options.pod_name.as_deref());
+        let (spans, span_export) = ExportTask::of_spans(traces, &origin);
+        let (logs, log_export) = log.start(&origin);
+        let instruments = Arc::new(Metrics::new()?.with_traces(spans));
+        instruments.show_drops("logs", logs.dropped());
+        let metric_export = metrics.map(|settings| {
+            let dropped = DropCount::default();
+            instruments.show_drops("metrics", dropped.clone());
+            let walked = Arc::clone(&instruments);
+            let walk = Arc::new(move |points: &mut MetricPoints<'_>| walked.write_points(points));
+            ExportTask::of_metrics(settings, &origin, dropped, walk)
+        });
+        // The log is last: it has lines about the others.
+        let metric_export = metric_export.unwrap_or_else(ExportTask::none);
+        Ok((instruments, Self(vec![metric_export, span_export, log_export])))
+    }
+
+    async fn finish(self) {
+        let finish = async {
+            for export in self.0 {
+                export.finish(EXPORT_TIMEOUT).await;
+            }
+        };
+        let _ = timeout(EXPORT_TIMEOUT, finish).await;
+    }
 }
 
 /// Options of the leader election.
@@ -102,7 +155,7 @@ pub enum ControllerError {
 
 /// Runs the controller until `stop`.
 pub async fn run(options: ControllerOptions, config: Config, stop: CancellationToken) -> Result<(), ControllerError> {
-    let metrics = Arc::new(Metrics::new()?);
+    let (metrics, exports) = TelemetryExports::start(&options)?;
     initialize_refusal_metrics(&metrics);
     initialize_webhook_metrics(&metrics);
     initialize_history_metrics(&metrics);
@@ -126,6 +179,7 @@ pub async fn run(options: ControllerOptions, config: Config, stop: CancellationT
     leads.set(0);
     // Probes are served until the end, so that the kubelet sees an orderly shutdown.
     served.iter().for_each(tokio::task::JoinHandle::abort);
+    exports.finish().await;
     result
 }
 

@@ -8,11 +8,14 @@ use super::agent::{AgentsView, ReconcileObserver};
 use super::pod_sessions::PodSessions;
 use super::runtime::{ReconcileMetrics, ReconcileResult};
 use crate::api::{Agent, NamespacedName};
-use crate::telemetry::agent_collector::{AgentCollector, RefusedCalls};
+use crate::telemetry::agent_collector::{
+    AgentCollector, DroppedTelemetry, GatewayCounts, RefusedCalls, TelemetryDrops,
+};
 use crate::telemetry::families::{ObjectVisitor, PerObject};
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::namespace_totals::NamespaceTotals;
+use crate::telemetry::reconcile_traces::ReconcileTracer;
 
 /// Observes the Agent reconciler: metrics of reconciles and Agents, and readiness.
 pub struct MetricsObserver {
@@ -61,13 +64,23 @@ impl ReconcileObserver for MetricsObserver {
         self.reconciles.finished(how, took);
     }
 
+    fn tracer(&self) -> ReconcileTracer {
+        self.metrics.reconcile_traces.of("agent")
+    }
+
     fn agents(&self, agents: AgentsView) {
         let view = agents.clone();
         let take = move || {
             let snapshot = view.snapshot();
             Box::new(move |visit: &mut dyn FnMut(&Agent)| snapshot.for_each(visit)) as ObjectVisitor<Agent>
         };
-        let collector = AgentCollector::new(Box::new(take), refused_calls(&self.loops), self.level);
+        let gateways = GatewayCounts {
+            refused: refused_calls(&self.loops),
+            dropped: dropped_telemetry(&self.loops),
+        };
+        let traces = self.metrics.reconcile_traces.clone();
+        let sampled = Box::new(move |trace_id: &[u8]| traces.samples(trace_id));
+        let collector = AgentCollector::new(Box::new(take), gateways, sampled, self.level);
         self.metrics.add(Arc::new(collector));
         if self.agents.set(agents).is_err() {
             tracing::error!("the caches were reported as filled twice; using the first view");
@@ -86,6 +99,18 @@ impl ReconcileObserver for MetricsObserver {
     fn agents_listed(&self, scope: Option<&str>, listed: &BTreeSet<NamespacedName>) {
         self.totals.agents_listed(scope, listed);
     }
+}
+
+fn dropped_telemetry(loops: &Arc<PodSessions>) -> DroppedTelemetry {
+    let loops = loops.clone();
+    Box::new(move |namespace, name| {
+        let loss = loops.telemetry_loss(&NamespacedName::new(namespace, name));
+        let loss = loss.unwrap_or_default();
+        TelemetryDrops {
+            traces: loss.spans,
+            logs: loss.logs,
+        }
+    })
 }
 
 /// What the gateways last reported.

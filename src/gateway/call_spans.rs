@@ -9,7 +9,8 @@ use crate::api::agent::ModelSpec;
 use crate::api::failure::CallFailure;
 use crate::ledger::bound::CallBill;
 use crate::link::pod::PodConfig;
-use crate::otlp::{AgentIdentity, CallSpan, SpanSink, TokenUsage};
+use crate::otlp::{AgentIdentity, CallSpan, SpanSink, TokenUsage, TurnName, turn_of};
+use crate::support::hash::hex;
 use crate::support::text::first_chars;
 use crate::telemetry::agent_spans;
 
@@ -19,6 +20,7 @@ const MOST_NAME: usize = 200;
 /// Makes the spans of one Agent's calls.
 pub struct CallSpans {
     sink: SpanSink,
+    has_ids: bool,
     agent: AgentIdentity,
     main: TracedModel,
     light: Option<TracedModel>,
@@ -43,7 +45,8 @@ impl TracedModel {
 }
 
 impl CallSpans {
-    pub fn new(config: &PodConfig, sink: SpanSink) -> Self {
+    /// `has_ids`: whether lines of the log get the ids of traces.
+    pub fn new(config: &PodConfig, sink: SpanSink, has_ids: bool) -> Self {
         let PodConfig {
             namespace,
             name,
@@ -53,10 +56,25 @@ impl CallSpans {
         } = config;
         Self {
             sink,
+            has_ids,
             agent: agent_spans::identity((namespace, name, uid), &spec.model),
             main: TracedModel::new(&spec.model),
             light: spec.light_model.as_ref().map(TracedModel::new),
         }
+    }
+
+    /// Gives lines that are logged about a call the ids of its trace and its span, if telemetry is exported.
+    pub fn log_span(&self, call: &str) -> tracing::Span {
+        let turn = turn_of(call).filter(|_| self.has_ids);
+        turn.map_or_else(tracing::Span::none, |(member, turn)| {
+            let turn = TurnName {
+                agent: &self.agent.uid,
+                member,
+                turn,
+            };
+            let (trace, span) = (hex(&turn.trace_id()), hex(&turn.span_id(call)));
+            tracing::error_span!("call", traceId = trace, spanId = span)
+        })
     }
 
     /// A call that began at `from` has ended.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::watch;
+use tracing::Instrument as _;
 
 use super::budget::{self, CallReservation, GatewayBudget};
 use super::call_spans::CallSpans;
@@ -133,7 +134,9 @@ impl ModelCalls {
         let flight = Arc::new(InFlightCall::new());
         // Entered before any await, so that a repeated request also joins while the call waits for room.
         flights.insert(call.id, Arc::clone(&flight));
-        tokio::spawn(Arc::clone(self).run_call(call, request, Arc::clone(&flight)));
+        let log_span = self.spans.log_span(&call.id.to_string());
+        let running = Arc::clone(self).run_call(call, request, Arc::clone(&flight));
+        tokio::spawn(running.instrument(log_span));
         Ok(CallReply::Live(flight))
     }
 
@@ -421,6 +424,7 @@ mod tests {
             epoch: 1,
             known: LoopTotals::default(),
             traces: false,
+            logs: false,
         };
         let directives = Directives {
             budget: Some(BudgetTerms::default()),
@@ -449,7 +453,7 @@ mod tests {
         let config = json!({
             "namespace": "n", "name": "a", "uid": "uid", "epoch": 1, "linkUrl": "", "spec": {"model": model},
         });
-        let spans = CallSpans::new(&serde_json::from_value(config).unwrap(), SpanSink::default());
+        let spans = CallSpans::new(&serde_json::from_value(config).unwrap(), SpanSink::default(), false);
         Arc::new(ModelCalls::new(store, Arc::new(budget), contact, upstreams, spans))
     }
 

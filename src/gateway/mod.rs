@@ -46,16 +46,17 @@ use self::model_field::ModelField;
 use self::requested_tasks::RequestedTasks;
 use self::server::GatewayState;
 use self::store::{CallStore, ModelNames};
-use self::uplink::GatewayUplink;
+use self::uplink::{ExportedTelemetry, GatewayUplink};
 use self::upstream::{ModelUpstream, ModelUpstreams, UpstreamConfig};
 use crate::api::AgentSpec;
 use crate::link::client::LinkClient;
 use crate::link::messages::PricedModel;
 use crate::link::pod::{AgentEgress, PodConfig, PrivateAddresses};
-use crate::otlp::{SpanExport, SpanSink, TraceSettings};
+use crate::otlp::{ExportTask, TelemetryOrigin, TraceSettings};
 use crate::sensing::address::{AddressPolicy, Cidr, CidrError};
 use crate::support::clock::ClockReading;
 use crate::telemetry::agent_spans;
+use crate::telemetry::log_export::ProcessLog;
 
 pub use self::mcp_proxy::ServerDirs;
 pub use self::store::CallStoreError;
@@ -63,8 +64,10 @@ use self::task_responses::ResponseSender;
 
 /// Time for calls in flight when the pod ends. The worker has drained before, and 5 s remain for the pod in all.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
-/// Time for returning leases and sending the last report, concurrently: the rest of the pod's 5 s.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+/// Time for returning leases, sending the last report and exporting the last spans, concurrently.
+const LAST_WORDS: Duration = Duration::from_millis(2_500);
+/// Time for exporting the last lines of the log, which are those about all of this: the rest of the pod's 5 s.
+const LAST_LINES: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
@@ -83,6 +86,8 @@ pub struct GatewayOptions {
     pub run_lease: Duration,
     /// How traces are exported; `None`: they are not.
     pub traces: Option<TraceSettings>,
+    /// The log of the process, if it has one of its own.
+    pub log: ProcessLog,
 }
 
 /// Why a gateway cannot start.
@@ -120,13 +125,14 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         options.config.epoch,
         ModelNames::from_spec(spec),
     ));
-    let (spans, export) = start_export(&options.config, options.traces.clone());
+    let exports = PodExports::start(&options);
+    let exported = exports.sinks.clone();
     let calls = Arc::new(ModelCalls::new(
         store,
         Arc::clone(&budget),
         Arc::clone(&contact),
         upstreams,
-        CallSpans::new(&options.config, spans.clone()),
+        CallSpans::new(&options.config, exported.spans.clone(), exported.has_ids()),
     ));
     let deliveries = Arc::new(DeliveryQueue::new(
         Arc::clone(&client),
@@ -150,7 +156,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         deliveries: Arc::clone(&deliveries),
         tasks: Arc::clone(&tasks),
         loop_report: loop_report.subscribe(),
-        traces: spans.is_on(),
+        exported: exported.clone(),
     };
     let keep = Arc::clone(&budget).maintain_leases(loop_report.subscribe());
     let socket_error = |source| GatewayError::Socket {
@@ -173,7 +179,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         deliveries,
         tasks,
         loop_report,
-        spans,
+        exported,
     });
     let serve = async { axum::serve(listener, router).await };
     // The socket is served even when fenced: the worker has to learn about it.
@@ -192,9 +198,10 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
     tokio::join!(
         budget.return_leases(LAST_WORDS),
         uplink.last_report(LAST_WORDS),
-        export.finish(LAST_WORDS)
+        exports.spans.finish(LAST_WORDS),
     );
     tracing::info!("ended");
+    exports.lines.finish(LAST_LINES).await;
     Ok(())
 }
 
@@ -208,9 +215,26 @@ fn mcp_proxy(options: &GatewayOptions, contact: &Arc<LinkState>, policy: &Arc<Ad
     )
 }
 
-fn start_export(config: &PodConfig, settings: Option<TraceSettings>) -> (SpanSink, SpanExport) {
-    let names = (config.namespace.as_str(), config.name.as_str(), config.uid.as_str());
-    SpanExport::start(settings, &agent_spans::identity(names, &config.spec.model))
+/// The exports of the pod's telemetry.
+struct PodExports {
+    sinks: ExportedTelemetry,
+    spans: ExportTask,
+    lines: ExportTask,
+}
+
+impl PodExports {
+    fn start(options: &GatewayOptions) -> Self {
+        let config = &options.config;
+        let names = (config.namespace.as_str(), config.name.as_str(), config.uid.as_str());
+        let origin = TelemetryOrigin::agent(&agent_spans::identity(names, &config.spec.model));
+        let (span_sink, spans) = ExportTask::of_spans(options.traces.clone(), &origin);
+        let (log_sink, lines) = options.log.clone().start(&origin);
+        let sinks = ExportedTelemetry {
+            spans: span_sink,
+            logs: log_sink,
+        };
+        Self { sinks, spans, lines }
+    }
 }
 
 /// The models of a spec with their prices there.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Path as RoutePath, State};
+use axum::extract::{DefaultBodyLimit, Path as RoutePath, Query, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::sse::{Event, Sse};
@@ -15,6 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use futures::{Stream, stream};
+use serde::Deserialize;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 
@@ -26,6 +27,7 @@ use super::mcp_proxy::McpProxy;
 use super::requested_tasks::RequestedTasks;
 use super::store::{CallEnd, ModelCall};
 use super::task_responses::ResponseSender;
+use super::uplink::ExportedTelemetry;
 use super::upstream::EVENT_STREAM;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::{CallId, CallPurpose};
@@ -39,14 +41,14 @@ use crate::link::socket::{
 };
 use crate::link::task_requests::TaskAck;
 use crate::link::text_fragments::{RelayedTextFragment, TextFragment};
-use crate::otlp::{self, SpanSink};
+use crate::otlp;
 use crate::provider::WireFormat;
 use crate::support::clock::ClockReading;
 
 /// Largest request of a worker.
 const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;
-/// Largest message with spans of a worker.
-const MAX_SPANS_BYTES: usize = 1024 * 1024;
+/// Largest message with spans or log lines of a worker.
+const MAX_TELEMETRY_BYTES: usize = 1024 * 1024;
 /// Interval of events while nothing changes.
 const EVENT_PERIOD: Duration = Duration::from_secs(5);
 /// Worker and gateway have different uids and share a group.
@@ -64,8 +66,21 @@ pub struct GatewayState {
     pub tasks: Arc<RequestedTasks>,
     /// The last [`LoopReport`] of the worker.
     pub loop_report: watch::Sender<Option<LoopReport>>,
-    /// Where the worker's spans go.
-    pub spans: SpanSink,
+    /// Where the worker's spans and the lines of its log go.
+    pub exported: ExportedTelemetry,
+}
+
+/// How much telemetry the worker has dropped since its last request.
+#[derive(Deserialize)]
+struct WorkerLoss {
+    #[serde(default)]
+    dropped: u32,
+}
+
+impl WorkerLoss {
+    fn number(&self) -> usize {
+        usize::try_from(self.dropped).unwrap_or(usize::MAX)
+    }
 }
 
 /// Listens on the socket, replacing one left behind by a previous gateway.
@@ -98,7 +113,11 @@ pub fn router(gateway: GatewayState) -> Router {
         .route("/v1/deliveries/ack", post(delivered))
         .route("/v1/tasks", get(requested_task))
         .route("/v1/tasks/ack", post(acknowledge_task))
-        .route("/v1/traces", post(traces).layer(DefaultBodyLimit::max(MAX_SPANS_BYTES)))
+        .route(
+            "/v1/traces",
+            post(traces).layer(DefaultBodyLimit::max(MAX_TELEMETRY_BYTES)),
+        )
+        .route("/v1/logs", post(logs).layer(DefaultBodyLimit::max(MAX_TELEMETRY_BYTES)))
         .route("/v1/healthz", get(StatusCode::OK))
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
         .with_state(gateway)
@@ -248,13 +267,22 @@ async fn cancel(State(gateway): State<GatewayState>, RoutePath(id): RoutePath<St
 }
 
 /// Queues spans of the worker for export.
-async fn traces(State(gateway): State<GatewayState>, body: Bytes) -> StatusCode {
+async fn traces(State(gateway): State<GatewayState>, Query(loss): Query<WorkerLoss>, body: Bytes) -> StatusCode {
     match otlp::decode(&body) {
         Some(spans) => {
-            gateway.spans.push_received(spans);
+            gateway.exported.spans.push_received(spans, loss.number());
             StatusCode::NO_CONTENT
         }
         None => StatusCode::BAD_REQUEST,
+    }
+}
+
+/// Queues lines of the worker's log for export.
+async fn logs(State(gateway): State<GatewayState>, Query(loss): Query<WorkerLoss>, body: Bytes) -> StatusCode {
+    if gateway.exported.logs.push_received(&body, loss.number()) {
+        StatusCode::NO_CONTENT
+    } else {
+        StatusCode::BAD_REQUEST
     }
 }
 

@@ -19,9 +19,10 @@ use super::shutdown_retry;
 use crate::link::client::{DirectiveEvent, LinkClient, LinkError};
 use crate::link::messages::{
     AttachRequest, AttachResponse, LoopReport, OLDEST_CONTROLLER_PROTOCOL, PROTOCOL, PodRefusal, PodReport,
-    PricedModel, REPORT_SECONDS, RefusalCode,
+    PricedModel, REPORT_SECONDS, RefusalCode, TelemetryLoss,
 };
 use crate::link::socket::WorkerSession;
+use crate::otlp::{DropCount, LogSink, SpanSink};
 use crate::support::backoff::{Backoff, jitter};
 use crate::support::clock::ClockReading;
 
@@ -48,8 +49,30 @@ pub struct GatewayUplink {
     pub tasks: Arc<RequestedTasks>,
     /// The [`LoopReport`]s of the worker.
     pub loop_report: watch::Receiver<Option<LoopReport>>,
-    /// Whether spans of the worker are exported.
-    pub traces: bool,
+    /// What the pod exports.
+    pub exported: ExportedTelemetry,
+}
+
+/// Where the telemetry of the pod goes, the worker's included.
+#[derive(Clone)]
+pub struct ExportedTelemetry {
+    pub spans: SpanSink,
+    pub logs: LogSink,
+}
+
+impl ExportedTelemetry {
+    /// Whether lines of the log get the ids of traces.
+    pub fn has_ids(&self) -> bool {
+        self.spans.is_on() || self.logs.is_on()
+    }
+
+    fn loss(&self) -> TelemetryLoss {
+        let count = |dropped: DropCount| i64::try_from(dropped.get()).unwrap_or(i64::MAX);
+        TelemetryLoss {
+            spans: count(self.spans.dropped()),
+            logs: count(self.logs.dropped()),
+        }
+    }
 }
 
 /// A newer pod has taken over.
@@ -144,7 +167,8 @@ impl GatewayUplink {
         let session = WorkerSession {
             epoch: self.epoch,
             known,
-            traces: self.traces,
+            traces: self.exported.spans.is_on(),
+            logs: self.exported.logs.is_on(),
         };
         self.contact.attached(session, directives, (sent, ClockReading::now()));
         Ok(())
@@ -219,6 +243,7 @@ impl GatewayUplink {
             model: self.calls.subscribe().borrow().1.clone(),
             budget: self.calls.store().budget(),
             pulse: self.budget.request_stats(),
+            telemetry_loss: self.exported.loss(),
         }
     }
 }

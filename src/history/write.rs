@@ -20,13 +20,17 @@ const ADD_POSITION: &str = "INSERT INTO agentloop_history_positions (agent_id, w
 const SET_POSITION: &str = "UPDATE agentloop_history_positions SET writer = $2, sequence = $3, updated_at = now()
     WHERE agent_id = $1";
 
+// The id of the trace is derived as the crate `otlp` does it, from an uid that the worker does not choose.
 const EXECUTIONS: &str = r#"
-INSERT INTO agent_execution_history (agent_id, namespace, agent_name, id, task_id, turn, member, started_at, completed_at,
+INSERT INTO agent_execution_history (agent_id, namespace, agent_name, trace_id, id, task_id, turn, member, started_at, completed_at,
     total_steps, final_status, escalation_reason, total_cost_micro_usd, total_tokens, state_snapshot)
-SELECT $1, $2, $3, r.* FROM jsonb_to_recordset($4::text::jsonb) AS r(id uuid, "taskId" text, turn bigint, member integer,
+SELECT $1, $2, $3, CASE WHEN r.turn > 0 THEN
+        left(encode(sha256(convert_to('agentloop trace ' || $1 || ' ' || r.member || ' ' || r.turn, 'UTF8')), 'hex'), 32) END,
+    r.* FROM jsonb_to_recordset($4::text::jsonb) AS r(id uuid, "taskId" text, turn bigint, member integer,
     "startedAt" timestamptz, "completedAt" timestamptz, "totalSteps" bigint, "finalStatus" text, "escalationReason" text,
     "totalCostMicroUsd" bigint, "totalTokens" bigint, "stateSnapshot" jsonb)
 ON CONFLICT (agent_id, id) DO UPDATE SET namespace = excluded.namespace, agent_name = excluded.agent_name,
+    trace_id = excluded.trace_id,
     task_id = excluded.task_id, turn = excluded.turn, member = excluded.member, started_at = excluded.started_at,
     completed_at = excluded.completed_at, total_steps = excluded.total_steps, final_status = excluded.final_status,
     escalation_reason = excluded.escalation_reason, total_cost_micro_usd = excluded.total_cost_micro_usd,
@@ -47,9 +51,11 @@ ON CONFLICT (agent_id, id) DO UPDATE SET execution_id = excluded.execution_id, s
 
 /// A line of a journal never changes.
 const AUDIT: &str = r#"
-INSERT INTO agent_execution_audit (agent_id, namespace, agent_name, seq, at, execution_id, turn, member, call, run, tool,
+INSERT INTO agent_execution_audit (agent_id, namespace, agent_name, trace_id, seq, at, execution_id, turn, member, call, run, tool,
     effect, decision, gate, decided_by, idempotency_key, arguments_hash, outcome, note)
-SELECT $1, $2, $3, r.* FROM jsonb_to_recordset($4::text::jsonb) AS r(seq bigint, at timestamptz, "executionId" uuid,
+SELECT $1, $2, $3, CASE WHEN r.turn > 0 THEN
+        left(encode(sha256(convert_to('agentloop trace ' || $1 || ' ' || r.member || ' ' || r.turn, 'UTF8')), 'hex'), 32) END,
+    r.* FROM jsonb_to_recordset($4::text::jsonb) AS r(seq bigint, at timestamptz, "executionId" uuid,
     turn bigint, member integer, call text, run text, tool text, effect text, decision text, gate text, "decidedBy" text,
     "idempotencyKey" text, "argumentsHash" text, outcome text, note text)
 ON CONFLICT (agent_id, seq, at) DO NOTHING"#;

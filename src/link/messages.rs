@@ -355,6 +355,28 @@ pub struct PodReport {
     /// Statistics of the last requests, taken outside the loop; absent before the first answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pulse: Option<RequestStats>,
+    /// What the pod has not exported over OTLP.
+    #[serde(skip_serializing_if = "TelemetryLoss::is_none")]
+    pub telemetry_loss: TelemetryLoss,
+}
+
+/// Telemetry that a pod has not exported, since the start of its gateway.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TelemetryLoss {
+    /// Number of spans.
+    pub spans: i64,
+    /// Number of log lines.
+    pub logs: i64,
+}
+
+impl TelemetryLoss {
+    /// Whether everything was exported.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Effects of limits on the calls of one gateway: totals of its record.

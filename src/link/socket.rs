@@ -17,7 +17,8 @@
 //! | `GET /v1/events` | server-sent events, each a [`SocketEvent`]: at once, on change, and every 5 s |
 //! | `GET /v1/deliveries` | waits for events of a sensor pod: 200 with a [`Delivery`](super::deliveries::Delivery), or 204 |
 //! | `POST /v1/deliveries/ack` | a [`DeliveryAck`](super::deliveries::DeliveryAck): the events are on disk; 502 if it could not be relayed |
-//! | `POST /v1/traces` | spans of the worker as an OTLP request in protobuf, to be exported; 204, whatever becomes of them |
+//! | `POST /v1/traces` | spans of the worker as an OTLP request in protobuf, to be exported; 204, whatever becomes of them. `?dropped=` is the number of those that the worker has dropped since its last request |
+//! | `POST /v1/logs` | the same for lines of the worker's log |
 //! | `GET /v1/healthz` | 200 while the gateway serves |
 //!
 //! A call is idempotent by its id: a repeated request joins the call in flight or gets the recorded answer byte for
@@ -64,6 +65,9 @@ pub struct WorkerSession {
     /// Whether the gateway exports traces, so that spans are of use to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub traces: bool,
+    /// Whether the gateway exports logs, so that lines of the worker are of use to it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub logs: bool,
 }
 
 /// The response to a task, for the server of `spec.task.responses`. The gateway adds which Agent it comes from.

@@ -27,6 +27,7 @@ use crate::link::server::PodIdentity;
 use crate::page::recent::RecentEvents;
 use crate::support::clock::rfc3339_seconds;
 use crate::support::hash::hex;
+use crate::telemetry::log_export::ProcessLog;
 use crate::worker::startup;
 use crate::{gateway, sensor};
 
@@ -207,7 +208,7 @@ async fn live(roles: AgentRoles, status: &PodStatusWriter, terminate: &Cancellat
     let gateway = keep_up("gateway", status.clone(), gateway_end.clone(), move || {
         let (options, end) = (gateway.clone(), end.clone());
         async move {
-            gateway::run(options, end.cancelled_owned())
+            Box::pin(gateway::run(options, end.cancelled_owned()))
                 .await
                 .map_err(|error| error.to_string())
         }
@@ -225,6 +226,7 @@ async fn live(roles: AgentRoles, status: &PodStatusWriter, terminate: &Cancellat
             skills_dir: options.skills_dir,
             workspace_dir: options.workspace_dir,
             drain: DRAIN,
+            log: ProcessLog::default(),
         };
         async move { startup::run(options, end).await.map_err(|error| error.to_string()) }
     });

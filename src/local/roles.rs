@@ -20,6 +20,7 @@ use crate::link::pod::{
 };
 use crate::link::server::PodKind;
 use crate::telemetry::agent_spans;
+use crate::telemetry::log_export::ProcessLog;
 use crate::{gateway, sensor};
 
 /// Where the webhook of each Sensor listens.
@@ -106,6 +107,8 @@ fn agent(pod: &Pod, uid: &str, volumes: &PodVolumes) -> Result<AgentRoles, PodEr
             link_ca_file: in_gateway(LINK_CA_FILE),
             run_lease: Duration::from_secs(RUN_LEASE_SECONDS),
             traces: agent_spans::settings(),
+            // The log of the process is that of all its Agents.
+            log: ProcessLog::default(),
         },
         worker: WorkerOptionsTemplate {
             config: config(worker)?,

@@ -1,132 +1,108 @@
-//! The export of spans: a bounded queue, and a task that sends it in batches.
+//! The export of spans and log records: a bounded queue, and a task that sends it in batches.
 //!
 //! Nothing waits for it. A collector that cannot be reached, hangs or refuses costs memory up to the queue's bound and one
-//! warning; spans for which there is no room are dropped and counted.
+//! warning; beyond the bound the oldest records are dropped and counted.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use agentloop_support::backoff::{Backoff, jitter};
-use agentloop_support::text::{first_chars, root_cause};
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::resource::v1::Resource;
-use opentelemetry_proto::tonic::trace::v1::Span;
-use prost::Message;
 use prost::bytes::Bytes;
-use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
-use reqwest::{Client, Response, StatusCode};
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::sampler::TraceSampler;
-use crate::settings::TraceSettings;
-use crate::spans::{AgentIdentity, resource, resource_spans};
+use crate::log_records::{LogSink, LogsSignal};
+use crate::queue::{DropCount, DropQueue};
+use crate::resource::TelemetryOrigin;
+use crate::settings::{LogSettings, TraceSettings};
+use crate::span_sink::{SpanSink, SpansSignal};
+use crate::transport::{CollectorClient, ExportFailure};
+use crate::variables::{BatchSettings, ExportSettings};
 
-const PROTOBUF: &str = "application/x-protobuf";
-const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
-/// Largest response that is read: it is about spans that the collector rejected.
-const MOST_RESPONSE: u64 = 64 * 1024;
-/// Spans that one message of a worker may have; the rest is dropped.
-const MOST_RECEIVED: usize = 1_024;
 
-/// Encodes spans without a resource, which the gateway adds.
-#[must_use]
-pub fn encode(spans: Vec<Span>) -> Vec<u8> {
-    let request = ExportTraceServiceRequest {
-        resource_spans: vec![resource_spans(None, spans)],
-    };
-    request.encode_to_vec()
+/// What is queued and sent in batches.
+pub(crate) trait BatchedSignal: 'static {
+    type Record: Send + 'static;
+    /// Its name in messages.
+    const NAME: &'static str;
+
+    /// The request with these records.
+    fn encode(resource: &Resource, records: Vec<Self::Record>) -> Vec<u8>;
+
+    /// How many records the collector rejected, if its response says so.
+    fn rejected(response: Bytes) -> Option<u64>;
 }
 
-/// Decodes the spans of a worker. `None`: this is no such message.
-#[must_use]
-pub fn decode(bytes: &[u8]) -> Option<Vec<Span>> {
-    let request = ExportTraceServiceRequest::decode(bytes).ok()?;
-    let scopes = request.resource_spans.into_iter().flat_map(|spans| spans.scope_spans);
-    Some(scopes.flat_map(|scope| scope.spans).collect())
-}
-
-/// Takes spans for export, or discards them.
-#[derive(Clone, Debug, Default)]
-pub struct SpanSink(Option<SinkParts>);
-
-#[derive(Clone, Debug)]
-struct SinkParts {
-    queue: mpsc::Sender<Span>,
-    sampler: TraceSampler,
-    dropped: Arc<AtomicU64>,
-}
-
-impl SpanSink {
-    /// Whether spans are exported at all.
-    #[must_use]
-    pub fn is_on(&self) -> bool {
-        self.0.is_some()
-    }
-
-    /// Queues a span, unless its trace is not sampled. Drops it if the queue is full.
-    pub fn push(&self, span: Span) {
-        let Some(parts) = &self.0 else { return };
-        if parts.sampler.samples(&span.trace_id) && parts.queue.try_send(span).is_err() {
-            parts.dropped.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Queues the spans of a worker.
-    pub fn push_received(&self, spans: Vec<Span>) {
-        let Some(parts) = &self.0 else { return };
-        let excess = spans.len().saturating_sub(MOST_RECEIVED);
-        let excess = u64::try_from(excess).unwrap_or(u64::MAX);
-        parts.dropped.fetch_add(excess, Ordering::Relaxed);
-        spans.into_iter().take(MOST_RECEIVED).for_each(|span| self.push(span));
-    }
-}
-
-/// The task that exports.
-pub struct SpanExport {
+/// The task that exports. Dropped, it ends at once.
+pub struct ExportTask {
     closing: CancellationToken,
     task: Option<JoinHandle<()>>,
 }
 
-impl SpanExport {
-    /// Starts the export of an Agent's spans, if there are settings.
+impl ExportTask {
+    /// Starts the export of spans, if there are settings.
     #[must_use]
-    pub fn start(settings: Option<TraceSettings>, agent: &AgentIdentity) -> (SpanSink, Self) {
-        let closing = CancellationToken::new();
-        let off = |closing| (SpanSink::default(), Self { closing, task: None });
+    pub fn of_spans(settings: Option<TraceSettings>, origin: &TelemetryOrigin) -> (SpanSink, Self) {
         let Some(settings) = settings else {
-            return off(closing);
+            return (SpanSink::default(), Self::none());
         };
-        let client = match client(&settings) {
+        let queue = Arc::new(DropQueue::new(settings.batch.queue));
+        let sink = SpanSink::new(Arc::clone(&queue), settings.sampler);
+        let task = Self::start::<SpansSignal>(queue, (settings.export, settings.batch), origin);
+        (sink, task)
+    }
+
+    /// Starts the export of what this sink takes.
+    #[must_use]
+    pub fn of_logs(settings: LogSettings, sink: &LogSink, origin: &TelemetryOrigin) -> Self {
+        match sink.queue() {
+            Some(queue) => Self::start::<LogsSignal>(queue, (settings.export, settings.batch), origin),
+            None => Self::none(),
+        }
+    }
+
+    /// A task that exports nothing.
+    #[must_use]
+    pub fn none() -> Self {
+        Self {
+            closing: CancellationToken::new(),
+            task: None,
+        }
+    }
+
+    fn start<S: BatchedSignal>(
+        queue: Arc<DropQueue<S::Record>>,
+        (export, batch): (ExportSettings, BatchSettings),
+        origin: &TelemetryOrigin,
+    ) -> Self {
+        let closing = CancellationToken::new();
+        let client = match CollectorClient::new(&export) {
             Ok(client) => client,
-            Err(error) => {
-                tracing::warn!(
-                    cause = cause(&error),
-                    "no traces are exported: the HTTP client failed to start"
-                );
-                return off(closing);
+            Err(failure) => {
+                let cause = failure.cause;
+                tracing::warn!(cause, "no {} are exported: the HTTP client failed to start", S::NAME);
+                queue.close();
+                return Self::none();
             }
         };
-        let (queue, spans) = mpsc::channel(settings.queue);
-        let dropped = Arc::new(AtomicU64::new(0));
-        let sink = SinkParts {
-            queue,
-            sampler: settings.sampler,
-            dropped: Arc::clone(&dropped),
-        };
-        let exporter = TraceExporter {
-            resource: resource(&settings.resource, agent),
-            settings,
+        let exporter = BatchExporter {
+            resource: origin.resource(&export.resource),
+            batch,
             client,
             closing: closing.clone(),
-            dropped,
+            queue,
             is_failing: false,
         };
-        let task = Some(tokio::spawn(exporter.run(spans)));
-        (SpanSink(Some(sink)), Self { closing, task })
+        let task = Some(tokio::spawn(exporter.run::<S>()));
+        Self { closing, task }
+    }
+
+    pub(crate) fn spawn(task: impl FnOnce(CancellationToken) -> JoinHandle<()>) -> Self {
+        let closing = CancellationToken::new();
+        let task = Some(task(closing.clone()));
+        Self { closing, task }
     }
 
     /// Exports what is queued, for at most so long, and ends.
@@ -139,7 +115,7 @@ impl SpanExport {
     }
 }
 
-impl Drop for SpanExport {
+impl Drop for ExportTask {
     fn drop(&mut self) {
         if let Some(task) = &self.task {
             task.abort();
@@ -147,113 +123,51 @@ impl Drop for SpanExport {
     }
 }
 
-/// A client that follows no redirects: they could disclose a header.
-fn client(settings: &TraceSettings) -> reqwest::Result<Client> {
-    let builder = Client::builder()
-        .user_agent(USER_AGENT)
-        .no_proxy()
-        .redirect(reqwest::redirect::Policy::none())
-        .timeout(settings.timeout)
-        .default_headers(settings.headers.clone());
-    match settings.endpoint.scheme() {
-        "https" => builder,
-        // Plain HTTP needs no roots, and none may be installed.
-        _ => builder.tls_certs_only([]),
-    }
-    .build()
-}
-
-struct TraceExporter {
-    settings: TraceSettings,
-    client: Client,
+struct BatchExporter<T> {
+    batch: BatchSettings,
+    client: CollectorClient,
     resource: Resource,
     closing: CancellationToken,
-    dropped: Arc<AtomicU64>,
+    queue: Arc<DropQueue<T>>,
     /// Whether the last batch failed: only the first of them is logged.
     is_failing: bool,
 }
 
-/// Why a batch was not accepted.
-struct ExportFailure {
-    cause: String,
-    /// Whether the same batch may be accepted later.
-    is_temporary: bool,
-    /// How long the collector asks to wait.
-    retry_after: Option<Duration>,
-}
-
-impl ExportFailure {
-    fn temporary(cause: String) -> Self {
-        Self {
-            cause,
-            is_temporary: true,
-            retry_after: None,
-        }
-    }
-
-    fn rejected(spans: u64) -> Self {
-        Self {
-            is_temporary: false,
-            ..Self::temporary(format!("the collector rejected {spans} spans"))
-        }
-    }
-}
-
-impl TraceExporter {
-    async fn run(mut self, mut spans: mpsc::Receiver<Span>) {
-        while let Some(batch) = self.next_batch(&mut spans).await {
-            let count = u64::try_from(batch.len()).unwrap_or(u64::MAX);
-            let request = ExportTraceServiceRequest {
-                resource_spans: vec![resource_spans(Some(self.resource.clone()), batch)],
-            };
-            if !self.deliver(request.encode_to_vec()).await {
-                self.dropped.fetch_add(count, Ordering::Relaxed);
+impl<T: Send> BatchExporter<T> {
+    async fn run<S: BatchedSignal<Record = T>>(mut self) {
+        let BatchSettings { batch: most, delay, .. } = self.batch;
+        while let Some(batch) = self.queue.next_batch(most, delay, &self.closing).await {
+            let count = batch.len();
+            let body = S::encode(&self.resource, batch);
+            if !self.deliver::<S>(body.into()).await {
+                self.dropped().add(count);
             }
         }
     }
 
-    /// Waits for spans until a batch is full or its first one has waited long enough. `None`: closed and empty.
-    async fn next_batch(&self, spans: &mut mpsc::Receiver<Span>) -> Option<Vec<Span>> {
-        let most = self.settings.batch;
-        let mut batch = Vec::new();
-        tokio::select! {
-            biased;
-            received = spans.recv_many(&mut batch, most) => if received == 0 { return None },
-            () = self.closing.cancelled() => return None,
-        }
-        let delay = tokio::time::sleep(self.settings.delay);
-        tokio::pin!(delay);
-        while batch.len() < most {
-            let room = most - batch.len();
-            tokio::select! {
-                biased;
-                received = spans.recv_many(&mut batch, room) => if received == 0 { break },
-                () = &mut delay => break,
-                () = self.closing.cancelled() => break,
-            }
-        }
-        Some(batch)
+    fn dropped(&self) -> &DropCount {
+        &self.queue.dropped
     }
 
     /// Sends a batch until it is accepted. Returns false if it was given up. While the exporter closes, there is one
     /// attempt.
-    async fn deliver(&mut self, body: Vec<u8>) -> bool {
-        let body = Bytes::from(body);
+    async fn deliver<S: BatchedSignal>(&mut self, body: Bytes) -> bool {
         let mut backoff = RETRY;
         loop {
-            let failure = match self.send(body.clone()).await {
-                Ok(0) => {
-                    self.note_success();
-                    return true;
-                }
-                Ok(rejected) => {
-                    self.dropped.fetch_add(rejected, Ordering::Relaxed);
-                    self.note_failure(&ExportFailure::rejected(rejected));
+            let failure = match self.client.send(body.clone()).await {
+                Ok(response) => {
+                    match S::rejected(response).unwrap_or(0) {
+                        0 => self.note_success::<S>(),
+                        rejected => {
+                            self.dropped().add(usize::try_from(rejected).unwrap_or(usize::MAX));
+                            self.note_failure::<S>(&ExportFailure::rejected(rejected));
+                        }
+                    }
                     return true;
                 }
                 Err(failure) => failure,
             };
-            self.note_failure(&failure);
+            self.note_failure::<S>(&failure);
             if !failure.is_temporary || self.closing.is_cancelled() {
                 return false;
             }
@@ -265,67 +179,25 @@ impl TraceExporter {
         }
     }
 
-    /// Returns how many spans the collector rejected although it accepted the request.
-    async fn send(&self, body: Bytes) -> Result<u64, ExportFailure> {
-        let request = self
-            .client
-            .post(self.settings.endpoint.clone())
-            .header(CONTENT_TYPE, PROTOBUF)
-            .body(body);
-        let response = request.send().await;
-        let response = response.map_err(|error| ExportFailure::temporary(cause(&error)))?;
-        let status = response.status();
-        if status.is_success() {
-            return Ok(rejected_spans(response).await.unwrap_or(0));
-        }
-        let seconds = response.headers().get(RETRY_AFTER);
-        let seconds = seconds.and_then(|value| value.to_str().ok()?.trim().parse().ok());
-        Err(ExportFailure {
-            cause: format!("status {}", status.as_u16()),
-            // As the protocol lists them.
-            is_temporary: matches!(
-                status,
-                StatusCode::TOO_MANY_REQUESTS
-                    | StatusCode::BAD_GATEWAY
-                    | StatusCode::SERVICE_UNAVAILABLE
-                    | StatusCode::GATEWAY_TIMEOUT
-            ),
-            retry_after: seconds.map(|seconds: u64| Duration::from_secs(seconds.min(300))),
-        })
-    }
-
-    fn note_success(&mut self) {
+    fn note_success<S: BatchedSignal>(&mut self) {
         if std::mem::take(&mut self.is_failing) {
-            let dropped = self.dropped.load(Ordering::Relaxed);
-            tracing::info!(dropped, "traces are exported again");
+            let dropped = self.dropped().get();
+            tracing::info!(dropped, "{} are exported again", S::NAME);
         }
     }
 
-    fn note_failure(&mut self, failure: &ExportFailure) {
+    fn note_failure<S: BatchedSignal>(&mut self, failure: &ExportFailure) {
         if !std::mem::replace(&mut self.is_failing, true) {
-            let dropped = self.dropped.load(Ordering::Relaxed);
-            let host = self.settings.endpoint.host_str().unwrap_or_default();
+            let dropped = self.dropped().get();
             tracing::warn!(
-                host,
+                host = self.client.host(),
                 cause = failure.cause,
                 dropped,
-                "failed to export traces; the loop continues, and spans are dropped once the queue is full"
+                "failed to export {}; nothing waits for it, and once the queue is full the oldest are dropped",
+                S::NAME
             );
         }
     }
-}
-
-/// How many spans the collector rejected, if it says so.
-async fn rejected_spans(response: Response) -> Option<u64> {
-    response.content_length().filter(|length| *length <= MOST_RESPONSE)?;
-    let body = response.bytes().await.ok()?;
-    let partial = ExportTraceServiceResponse::decode(body).ok()?.partial_success?;
-    u64::try_from(partial.rejected_spans).ok()
-}
-
-/// The innermost cause, which contains neither a URL nor a header.
-fn cause(error: &reqwest::Error) -> String {
-    first_chars(&root_cause(error), 200).to_owned()
 }
 
 #[cfg(test)]

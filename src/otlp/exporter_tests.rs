@@ -9,13 +9,18 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode as Status};
 use axum::response::{IntoResponse, Response as Reply};
 use axum::routing::post;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTracePartialSuccess;
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_proto::tonic::trace::v1::Span;
 use pretty_assertions::assert_eq;
+use prost::Message;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
 use super::*;
 use crate::ids::TurnName;
+use crate::span_sink::{MOST_RECEIVED, decode, encode};
 use crate::spans::tests::{agent, attributes};
 
 /// What a collector does with a request.
@@ -136,7 +141,11 @@ fn span(turn: i64) -> Span {
 }
 
 fn dropped(sink: &SpanSink) -> u64 {
-    sink.0.as_ref().unwrap().dropped.load(Ordering::Relaxed)
+    sink.dropped().get()
+}
+
+fn origin() -> TelemetryOrigin {
+    TelemetryOrigin::agent(&agent())
 }
 
 const SECONDS: Duration = Duration::from_secs(10);
@@ -145,7 +154,7 @@ const SECONDS: Duration = Duration::from_secs(10);
 async fn spans_arrive_with_the_resource_and_the_headers() {
     let collector = Collector::start(&[]).await;
     let headers = ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20t");
-    let (sink, export) = SpanExport::start(Some(collector.settings(&[headers])), &agent());
+    let (sink, export) = ExportTask::of_spans(Some(collector.settings(&[headers])), &origin());
     sink.push(span(1));
     collector.until_seen(1).await;
     export.finish(SECONDS).await;
@@ -166,7 +175,7 @@ async fn closing_exports_what_is_queued_in_batches() {
         ("OTEL_BSP_SCHEDULE_DELAY", "3600000"),
         ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2"),
     ];
-    let (sink, export) = SpanExport::start(Some(collector.settings(&limits)), &agent());
+    let (sink, export) = ExportTask::of_spans(Some(collector.settings(&limits)), &origin());
     (1..=3).for_each(|turn| sink.push(span(turn)));
     export.finish(SECONDS).await;
     assert_eq!(collector.sizes(), [2, 1]);
@@ -175,7 +184,7 @@ async fn closing_exports_what_is_queued_in_batches() {
 #[tokio::test]
 async fn a_temporary_failure_is_retried_and_another_is_not() {
     let collector = Collector::start(&[Act::Answer(503), Act::Accept, Act::Answer(400)]).await;
-    let (sink, export) = SpanExport::start(Some(collector.settings(&[])), &agent());
+    let (sink, export) = ExportTask::of_spans(Some(collector.settings(&[])), &origin());
     sink.push(span(1));
     collector.until_seen(2).await;
     assert_eq!(dropped(&sink), 0);
@@ -189,7 +198,7 @@ async fn a_temporary_failure_is_retried_and_another_is_not() {
 async fn rejected_spans_are_counted() {
     let collector = Collector::start(&[Act::Reject(2)]).await;
     let limits = [("OTEL_BSP_SCHEDULE_DELAY", "3600000")];
-    let (sink, export) = SpanExport::start(Some(collector.settings(&limits)), &agent());
+    let (sink, export) = ExportTask::of_spans(Some(collector.settings(&limits)), &origin());
     (1..=3).for_each(|turn| sink.push(span(turn)));
     export.finish(SECONDS).await;
     assert_eq!((collector.sizes(), dropped(&sink)), (vec![3], 2));
@@ -203,7 +212,7 @@ async fn a_hanging_collector_costs_the_queue_and_no_time() {
         ("OTEL_BSP_MAX_QUEUE_SIZE", "2"),
         ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1"),
     ];
-    let (sink, export) = SpanExport::start(Some(collector.settings(&limits)), &agent());
+    let (sink, export) = ExportTask::of_spans(Some(collector.settings(&limits)), &origin());
     sink.push(span(1));
     collector.until_seen(1).await;
     sink.push(span(2));
@@ -221,7 +230,7 @@ async fn an_unreachable_collector_costs_the_queue_and_no_time() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let settings = settings(listener.local_addr().unwrap(), &[("OTEL_BSP_MAX_QUEUE_SIZE", "2")]);
     drop(listener);
-    let (sink, export) = SpanExport::start(Some(settings), &agent());
+    let (sink, export) = ExportTask::of_spans(Some(settings), &origin());
     let started = Instant::now();
     (1..=100).for_each(|turn| sink.push(span(turn)));
     assert!(dropped(&sink) >= 96, "{}", dropped(&sink));
@@ -236,11 +245,12 @@ async fn a_worker_sends_as_many_spans_as_fit_a_message() {
         ("OTEL_BSP_SCHEDULE_DELAY", "3600000"),
         ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2048"),
     ];
-    let (sink, export) = SpanExport::start(Some(collector.settings(&limits)), &agent());
-    sink.push_received(vec![span(1); MOST_RECEIVED]);
+    let (sink, export) = ExportTask::of_spans(Some(collector.settings(&limits)), &origin());
+    sink.push_received(vec![span(1); MOST_RECEIVED], 0);
     assert_eq!(dropped(&sink), 0);
-    sink.push_received(vec![span(1); MOST_RECEIVED + 1]);
-    assert_eq!(dropped(&sink), 1);
+    sink.push_received(vec![span(1); MOST_RECEIVED + 1], 3);
+    // One, and three that the worker had dropped.
+    assert_eq!(dropped(&sink), 4);
     export.finish(SECONDS).await;
     assert_eq!(collector.sizes(), [2 * MOST_RECEIVED]);
 }
@@ -249,7 +259,7 @@ async fn a_worker_sends_as_many_spans_as_fit_a_message() {
 async fn traces_that_are_not_sampled_are_not_queued() {
     let collector = Collector::start(&[]).await;
     let sampler = ("OTEL_TRACES_SAMPLER", "always_off");
-    let (sink, export) = SpanExport::start(Some(collector.settings(&[sampler])), &agent());
+    let (sink, export) = ExportTask::of_spans(Some(collector.settings(&[sampler])), &origin());
     sink.push(span(1));
     export.finish(SECONDS).await;
     assert_eq!((collector.sizes(), dropped(&sink)), (vec![], 0));
@@ -257,10 +267,10 @@ async fn traces_that_are_not_sampled_are_not_queued() {
 
 #[tokio::test]
 async fn without_settings_nothing_is_kept() {
-    let (sink, export) = SpanExport::start(None, &agent());
+    let (sink, export) = ExportTask::of_spans(None, &origin());
     assert!(!sink.is_on());
     sink.push(span(1));
-    sink.push_received(vec![span(1)]);
+    sink.push_received(vec![span(1)], 0);
     export.finish(SECONDS).await;
 }
 

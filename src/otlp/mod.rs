@@ -1,4 +1,5 @@
-//! Traces of Agents: the ids and spans of turns, the `OTEL_*` variables, and the export over OTLP/HTTP.
+//! Telemetry in OpenTelemetry's data model, and its export over OTLP/HTTP: the ids and spans of turns and reconciles, log
+//! records, data points of metrics, and the `OTEL_*` variables.
 //!
 //! A turn is one trace. The ids of its spans are hashes of names that the journal has anyway, so the worker and the
 //! gateway know them without asking each other, and a restarted process continues the trace. Spans hold names, numbers
@@ -7,14 +8,32 @@
 
 mod exporter;
 mod ids;
+mod log_records;
+mod metric_export;
+mod metric_points;
+mod queue;
+mod reconcile_spans;
+mod resource;
 mod sampler;
 mod settings;
+mod span_sink;
 mod spans;
+mod transport;
 mod turns;
+mod variables;
 
-pub use exporter::{SpanExport, SpanSink, decode, encode};
+pub use exporter::ExportTask;
 pub use ids::{TurnName, turn_of};
+pub use log_records::{FieldValue, LogLine, LogSink};
+pub use metric_export::MetricWalk;
+pub use metric_points::{HistogramPoint, MetricPoints, PointExemplar, PointHead, PointKind};
 pub use opentelemetry_proto::tonic::trace::v1::Span;
-pub use settings::{PASSED_VARIABLES, SettingsProblem, TraceSettings};
+pub use queue::DropCount;
+pub use reconcile_spans::{ReconcileIds, ReconcileSpan};
+pub use resource::TelemetryOrigin;
+pub use sampler::TraceSampler;
+pub use settings::{CONTROLLER_VARIABLES, LogSettings, MetricSettings, PASSED_VARIABLES, TraceSettings};
+pub use span_sink::{SpanSink, decode, encode};
 pub use spans::{AgentIdentity, CallSpan, TokenUsage};
 pub use turns::{TurnFact, TurnTracer};
+pub use variables::SettingsProblem;

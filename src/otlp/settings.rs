@@ -1,24 +1,27 @@
-//! The `OTEL_*` environment variables, as the OpenTelemetry SDKs read them.
+//! What is exported and how, from the `OTEL_*` environment variables as the OpenTelemetry SDKs read them.
 
 use std::time::Duration;
 
-use percent_encoding::percent_decode_str;
-use reqwest::Url;
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
-
 use crate::sampler::TraceSampler;
+use crate::variables::{
+    BatchSettings, ExportSettings, LOGS, METRICS, SettingsProblem, SignalVariables, TRACES, VariableReader,
+};
 
 /// The variables that the controller passes to the gateways that it creates. Those of headers are not among them: they
-/// may hold a secret, and the manifest of a pod is no place for one.
+/// may hold a secret, and the manifest of a pod is no place for one. Nor are those of metrics, which gateways have none of.
 pub const PASSED_VARIABLES: &[&str] = &[
     "OTEL_SDK_DISABLED",
     "OTEL_TRACES_EXPORTER",
+    "OTEL_LOGS_EXPORTER",
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
     "OTEL_EXPORTER_OTLP_PROTOCOL",
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL",
     "OTEL_EXPORTER_OTLP_TIMEOUT",
     "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT",
+    "OTEL_EXPORTER_OTLP_LOGS_TIMEOUT",
     "OTEL_SERVICE_NAME",
     "OTEL_RESOURCE_ATTRIBUTES",
     "OTEL_TRACES_SAMPLER",
@@ -26,172 +29,129 @@ pub const PASSED_VARIABLES: &[&str] = &[
     "OTEL_BSP_SCHEDULE_DELAY",
     "OTEL_BSP_MAX_QUEUE_SIZE",
     "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+    "OTEL_BLRP_SCHEDULE_DELAY",
+    "OTEL_BLRP_MAX_QUEUE_SIZE",
+    "OTEL_BLRP_MAX_EXPORT_BATCH_SIZE",
 ];
 
-const DEFAULT_ENDPOINT: &str = "http://localhost:4318";
-const DEFAULT_SERVICE: &str = "agentloop";
-const TRACES_PATH: &str = "v1/traces";
-/// Largest queue that can be set: spans are in memory until they are exported.
-const MOST_QUEUED: usize = 65_536;
+/// The variables that only the controller itself reads.
+pub const CONTROLLER_VARIABLES: &[&str] = &[
+    "OTEL_METRICS_EXPORTER",
+    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT",
+    "OTEL_METRIC_EXPORT_INTERVAL",
+    "OTEL_METRIC_EXPORT_TIMEOUT",
+    "OTEL_EXPORTER_OTLP_HEADERS",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+    "OTEL_EXPORTER_OTLP_LOGS_HEADERS",
+    "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
+];
 
 /// How traces are exported.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceSettings {
-    /// Where to.
-    pub(crate) endpoint: Url,
-    /// Headers of each request. Their values are marked as sensitive, so they are not printed.
-    pub(crate) headers: HeaderMap,
-    /// How long one request may take.
-    pub(crate) timeout: Duration,
+    pub(crate) export: ExportSettings,
+    pub(crate) batch: BatchSettings,
     pub(crate) sampler: TraceSampler,
-    /// Attributes of the resource, `service.name` first.
-    pub(crate) resource: Vec<(String, String)>,
-    /// How long a span waits for others at most.
-    pub(crate) delay: Duration,
-    /// Spans that wait at most; more are dropped.
-    pub(crate) queue: usize,
-    /// Spans of one request at most.
-    pub(crate) batch: usize,
 }
 
-/// Why nothing is exported although a variable asks for it. Names the variable and never its value, which may be a secret.
-#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
-#[error("no traces are exported: {variable} {problem}")]
-pub struct SettingsProblem {
-    variable: &'static str,
-    problem: &'static str,
+/// How logs are exported.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogSettings {
+    pub(crate) export: ExportSettings,
+    pub(crate) batch: BatchSettings,
+}
+
+/// How metrics are exported.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MetricSettings {
+    pub(crate) export: ExportSettings,
+    /// Time between the beginnings of two exports.
+    pub(crate) interval: Duration,
+    /// How long one export may take, with all its requests.
+    pub(crate) limit: Duration,
 }
 
 impl TraceSettings {
     /// Reads the settings from this process's environment. `None`: traces are not exported, which is the default.
     pub fn from_env() -> Result<Option<Self>, SettingsProblem> {
-        Self::from_variables(|name| std::env::var(name).ok())
+        Self::from_variables(environment)
     }
 
     /// Reads the settings from these variables. An empty variable counts as unset.
     pub fn from_variables(variables: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, SettingsProblem> {
-        let get = |name: &str| variables(name).filter(|value| !value.trim().is_empty());
-        let first = |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, get(name)?)));
-        if get("OTEL_SDK_DISABLED").is_some_and(|value| value.trim().eq_ignore_ascii_case("true")) {
-            return Ok(None);
-        }
-        let Some(endpoint) = endpoint(&get)? else {
-            return Ok(None);
-        };
-        if let Some((variable, protocol)) = first(["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"])
-            && protocol.trim() != "http/protobuf"
-        {
-            return Err(problem(
-                variable,
-                "is not http/protobuf, the only protocol that is supported",
-            ));
-        }
-        let headers = match first(["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"]) {
-            Some((variable, text)) => headers(&text).ok_or_else(|| problem(variable, NO_LIST))?,
-            None => HeaderMap::new(),
-        };
-        let sampler = match get("OTEL_TRACES_SAMPLER") {
-            Some(name) => TraceSampler::parse(&name, get("OTEL_TRACES_SAMPLER_ARG").as_deref())
-                .ok_or_else(|| problem("OTEL_TRACES_SAMPLER", "or OTEL_TRACES_SAMPLER_ARG is not supported"))?,
-            None => TraceSampler::AlwaysOn,
-        };
-        let timeout = first(["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"]);
-        let milliseconds = |text: Option<String>, default| number(text).unwrap_or(default);
-        let queue = number(get("OTEL_BSP_MAX_QUEUE_SIZE")).map_or(2_048, to_size);
-        let batch = number(get("OTEL_BSP_MAX_EXPORT_BATCH_SIZE")).map_or(512, to_size);
-        Ok(Some(Self {
-            endpoint,
-            headers,
-            timeout: Duration::from_millis(milliseconds(timeout.map(|(_, text)| text), 10_000)),
-            sampler,
-            resource: resource(&get)?,
-            delay: Duration::from_millis(milliseconds(get("OTEL_BSP_SCHEDULE_DELAY"), 5_000)),
-            queue,
-            batch: batch.min(queue),
-        }))
-    }
-}
-
-/// Where traces go; `None`: nowhere. Unlike an SDK, no endpoint means that nothing is exported, unless
-/// `OTEL_TRACES_EXPORTER` asks for it.
-fn endpoint(get: &impl Fn(&str) -> Option<String>) -> Result<Option<Url>, SettingsProblem> {
-    let exporters = get("OTEL_TRACES_EXPORTER");
-    let names = || exporters.iter().flat_map(|list| list.split(',')).map(str::trim);
-    let asked = names().any(|name| name == "otlp");
-    if !asked && names().any(|name| name == "none") {
-        return Ok(None);
-    }
-    if names().any(|name| !matches!(name, "otlp" | "none")) {
-        return Err(problem("OTEL_TRACES_EXPORTER", "is neither otlp nor none"));
-    }
-    let url = |variable, text: &str| {
-        let url = Url::parse(text.trim()).ok();
-        url.filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
-            .ok_or_else(|| problem(variable, "is not a URL with http or https"))
-    };
-    if let Some(own) = get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") {
-        return url("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", &own).map(Some);
-    }
-    let base = match get("OTEL_EXPORTER_OTLP_ENDPOINT") {
-        Some(base) => base,
-        None if asked => DEFAULT_ENDPOINT.to_owned(),
-        None => return Ok(None),
-    };
-    let mut url = url("OTEL_EXPORTER_OTLP_ENDPOINT", &base)?;
-    let path = format!("{}/{TRACES_PATH}", url.path().trim_end_matches('/'));
-    url.set_path(&path);
-    Ok(Some(url))
-}
-
-const NO_LIST: &str = "is not a list such as key=value,key2=value2";
-
-fn problem(variable: &'static str, problem: &'static str) -> SettingsProblem {
-    SettingsProblem { variable, problem }
-}
-
-/// A positive number; anything else counts as unset, as in the SDKs.
-fn number(text: Option<String>) -> Option<u64> {
-    text?.trim().parse().ok().filter(|number| *number > 0)
-}
-
-fn to_size(number: u64) -> usize {
-    usize::try_from(number).unwrap_or(MOST_QUEUED).min(MOST_QUEUED)
-}
-
-/// The pairs of a list in the format of W3C Baggage: `key=value,key2=value2`, percent-encoded.
-fn pairs(text: &str) -> Option<Vec<(String, String)>> {
-    let decode = |part: &str| Some(percent_decode_str(part.trim()).decode_utf8().ok()?.into_owned());
-    let items = text.split(',').filter(|item| !item.trim().is_empty());
-    items
-        .map(|item| {
-            let (key, value) = item.split_once('=')?;
-            let key = decode(key).filter(|key| !key.is_empty())?;
-            Some((key, decode(value)?))
+        read(&TRACES, &variables, |reader, export| {
+            let sampler = match reader.get("OTEL_TRACES_SAMPLER") {
+                Some(name) => {
+                    TraceSampler::parse(&name, reader.get("OTEL_TRACES_SAMPLER_ARG").as_deref()).ok_or_else(|| {
+                        reader.problem("OTEL_TRACES_SAMPLER", "or OTEL_TRACES_SAMPLER_ARG is not supported")
+                    })?
+                }
+                None => TraceSampler::AlwaysOn,
+            };
+            Ok(Self {
+                export,
+                batch: reader.batch("OTEL_BSP", 5_000),
+                sampler,
+            })
         })
-        .collect()
-}
-
-fn headers(text: &str) -> Option<HeaderMap> {
-    let mut headers = HeaderMap::new();
-    for (name, value) in pairs(text)? {
-        let mut value = HeaderValue::try_from(value).ok()?;
-        value.set_sensitive(true);
-        headers.insert(HeaderName::try_from(name).ok()?, value);
     }
-    Some(headers)
+
+    /// Which traces are exported.
+    #[must_use]
+    pub fn sampler(&self) -> TraceSampler {
+        self.sampler
+    }
 }
 
-/// The attributes of the resource that the variables give.
-fn resource(get: &impl Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>, SettingsProblem> {
-    let variable = "OTEL_RESOURCE_ATTRIBUTES";
-    let given = get(variable).map(|text| pairs(&text).ok_or_else(|| problem(variable, NO_LIST)));
-    let mut given = given.transpose()?.unwrap_or_default();
-    let named = given.iter().position(|(key, _)| key == "service.name");
-    let listed = named.map(|at| given.remove(at).1);
-    let service = get("OTEL_SERVICE_NAME").or(listed);
-    let service = service.unwrap_or_else(|| DEFAULT_SERVICE.into());
-    given.insert(0, ("service.name".into(), service));
-    Ok(given)
+impl LogSettings {
+    /// Reads the settings from this process's environment. `None`: logs are not exported, which is the default.
+    pub fn from_env() -> Result<Option<Self>, SettingsProblem> {
+        Self::from_variables(environment)
+    }
+
+    /// Reads the settings from these variables. An empty variable counts as unset.
+    pub fn from_variables(variables: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, SettingsProblem> {
+        read(&LOGS, &variables, |reader, export| {
+            Ok(Self {
+                export,
+                batch: reader.batch("OTEL_BLRP", 1_000),
+            })
+        })
+    }
+}
+
+impl MetricSettings {
+    /// Reads the settings from this process's environment. `None`: metrics are not exported, which is the default.
+    pub fn from_env() -> Result<Option<Self>, SettingsProblem> {
+        Self::from_variables(environment)
+    }
+
+    /// Reads the settings from these variables. An empty variable counts as unset.
+    pub fn from_variables(variables: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, SettingsProblem> {
+        read(&METRICS, &variables, |reader, export| {
+            Ok(Self {
+                export,
+                interval: reader.milliseconds("OTEL_METRIC_EXPORT_INTERVAL", 60_000),
+                limit: reader.milliseconds("OTEL_METRIC_EXPORT_TIMEOUT", 30_000),
+            })
+        })
+    }
+}
+
+fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn read<T>(
+    signal: &'static SignalVariables,
+    variables: &dyn Fn(&str) -> Option<String>,
+    finish: impl FnOnce(&VariableReader<'_>, ExportSettings) -> Result<T, SettingsProblem>,
+) -> Result<Option<T>, SettingsProblem> {
+    let reader = VariableReader::new(signal, variables);
+    let export = reader.export()?;
+    export.map(|export| finish(&reader, export)).transpose()
 }
 
 #[cfg(test)]
@@ -220,7 +180,12 @@ mod tests {
         assert_eq!(read(&[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]), Ok(None));
         assert_eq!(read(&[ENDPOINT, ("OTEL_SDK_DISABLED", "True")]), Ok(None));
         assert_eq!(read(&[ENDPOINT, ("OTEL_TRACES_EXPORTER", "none")]), Ok(None));
-        assert!(given(&[ENDPOINT, ("OTEL_SDK_DISABLED", "false")]).headers.is_empty());
+        assert!(
+            given(&[ENDPOINT, ("OTEL_SDK_DISABLED", "false")])
+                .export
+                .headers
+                .is_empty()
+        );
     }
 
     #[rstest]
@@ -232,7 +197,7 @@ mod tests {
         #[case] variables: &[(&str, &str)],
         #[case] endpoint: &str,
     ) {
-        assert_eq!(given(variables).endpoint.as_str(), endpoint);
+        assert_eq!(given(variables).export.endpoint.as_str(), endpoint);
     }
 
     #[test]
@@ -248,22 +213,22 @@ mod tests {
                 "deployment.environment.name=a%2Cb,service.name=listed",
             ),
         ]);
-        assert_eq!(settings.headers["authorization"], "Basic canary=");
-        assert_eq!(settings.headers["x-team"], "a");
+        assert_eq!(settings.export.headers["authorization"], "Basic canary=");
+        assert_eq!(settings.export.headers["x-team"], "a");
         assert!(!format!("{settings:?}").contains("canary"));
         let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
         let attributes = [
             pair("service.name", "listed"),
             pair("deployment.environment.name", "a,b"),
         ];
-        assert_eq!(settings.resource, attributes);
+        assert_eq!(settings.export.resource, attributes);
         let named = given(&[
             ENDPOINT,
             ("OTEL_SERVICE_NAME", "own"),
             ("OTEL_RESOURCE_ATTRIBUTES", "service.name=x"),
         ]);
-        assert_eq!(named.resource, [pair("service.name", "own")]);
-        assert_eq!(given(&[ENDPOINT]).resource, [pair("service.name", "agentloop")]);
+        assert_eq!(named.export.resource, [pair("service.name", "own")]);
+        assert_eq!(given(&[ENDPOINT]).export.resource, [pair("service.name", "agentloop")]);
     }
 
     #[test]
@@ -278,10 +243,10 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf"),
         ]);
         assert_eq!(
-            (settings.headers.len(), settings.headers["b"].as_bytes()),
+            (settings.export.headers.len(), settings.export.headers["b"].as_bytes()),
             (1, &b"2"[..])
         );
-        assert_eq!(settings.timeout, Duration::from_secs(2));
+        assert_eq!(settings.export.timeout, Duration::from_secs(2));
     }
 
     #[test]
@@ -292,7 +257,7 @@ mod tests {
                 ("OTEL_BSP_MAX_QUEUE_SIZE", queue),
                 ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", batch),
             ]);
-            (settings.queue, settings.batch)
+            (settings.batch.queue, settings.batch.batch)
         };
         assert_eq!(sizes("", ""), (2_048, 512));
         assert_eq!(sizes("65536", "65536"), (65_536, 65_536));
@@ -318,5 +283,73 @@ mod tests {
         let problem = read(&variables).unwrap_err().to_string();
         assert!(problem.contains(variable), "{problem}");
         assert!(!problem.contains("canary"), "{problem}");
+    }
+
+    #[test]
+    fn logs_and_metrics_are_exported_only_if_their_exporter_is_named() {
+        let of = |variables: &[(&str, &str)]| {
+            let get = |name: &str| {
+                let found = variables.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| (*value).to_owned())
+            };
+            let logs = LogSettings::from_variables(get).unwrap();
+            let metrics = MetricSettings::from_variables(get).unwrap();
+            (
+                logs.map(|logs| logs.export.endpoint.to_string()),
+                metrics.map(|metrics| metrics.export.endpoint.to_string()),
+            )
+        };
+        let url = |url: &str| Some(url.to_owned());
+        assert_eq!(of(&[ENDPOINT]), (None, None));
+        let own = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://l:1/in");
+        assert_eq!(of(&[own, ("OTEL_METRICS_EXPORTER", "prometheus")]), (None, None));
+        let logs = ("OTEL_LOGS_EXPORTER", "otlp");
+        let metrics = ("OTEL_METRICS_EXPORTER", "prometheus,otlp");
+        let both = (
+            url("http://collector:4318/v1/logs"),
+            url("http://collector:4318/v1/metrics"),
+        );
+        assert_eq!(of(&[ENDPOINT, logs, metrics]), both);
+        assert_eq!(of(&[own, logs]), (url("http://l:1/in"), None));
+        assert_eq!(of(&[logs]).0, url("http://localhost:4318/v1/logs"));
+        assert_eq!(of(&[logs, metrics, ("OTEL_SDK_DISABLED", "true")]), (None, None));
+    }
+
+    #[test]
+    fn each_signal_has_the_defaults_of_the_specification() {
+        let get = |name: &str| name.ends_with("_EXPORTER").then(|| "otlp".to_owned());
+        let logs = LogSettings::from_variables(get).unwrap().unwrap();
+        let expected = BatchSettings {
+            delay: Duration::from_secs(1),
+            queue: 2_048,
+            batch: 512,
+        };
+        assert_eq!(logs.batch, expected);
+        let metrics = MetricSettings::from_variables(get).unwrap().unwrap();
+        assert_eq!(
+            (metrics.interval, metrics.limit, metrics.export.timeout),
+            (Duration::from_mins(1), Duration::from_secs(30), Duration::from_secs(10))
+        );
+    }
+
+    #[test]
+    fn an_invalid_variable_of_logs_or_metrics_is_named_for_them() {
+        let get = |name: &str| match name {
+            "OTEL_LOGS_EXPORTER" => Some("console".to_owned()),
+            "OTEL_METRICS_EXPORTER" => Some("otlp".into()),
+            "OTEL_EXPORTER_OTLP_METRICS_HEADERS" => Some("canary".into()),
+            _ => None,
+        };
+        let logs = LogSettings::from_variables(get).unwrap_err().to_string();
+        assert_eq!(
+            logs,
+            "no logs are exported: OTEL_LOGS_EXPORTER is neither otlp nor none"
+        );
+        let metrics = MetricSettings::from_variables(get).unwrap_err().to_string();
+        assert!(
+            metrics.starts_with("no metrics are exported: OTEL_EXPORTER_OTLP_METRICS_HEADERS"),
+            "{metrics}"
+        );
+        assert!(!metrics.contains("canary"), "{metrics}");
     }
 }

@@ -1,14 +1,13 @@
 //! Spans with the attributes of OpenTelemetry's conventions for generative AI, and how their parts are encoded.
 
 use jiff::Timestamp;
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
 
 use crate::ids::{TurnName, turn_of};
+use crate::resource::{int, scope, text};
 
 /// The Agent that spans belong to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,49 +142,11 @@ pub(crate) fn nanoseconds(at: Timestamp) -> u64 {
     u64::try_from(at.as_nanosecond()).unwrap_or(0)
 }
 
-pub(crate) fn text(key: &str, value: impl Into<String>) -> KeyValue {
-    attribute(key, Value::StringValue(value.into()))
-}
-
-pub(crate) fn int(key: &str, value: i64) -> KeyValue {
-    attribute(key, Value::IntValue(value))
-}
-
-fn attribute(key: &str, value: Value) -> KeyValue {
-    KeyValue {
-        key: key.into(),
-        value: Some(AnyValue { value: Some(value) }),
-        ..KeyValue::default()
-    }
-}
-
-/// The resource of a gateway. What identifies the Agent cannot be overridden.
-pub(crate) fn resource(given: &[(String, String)], agent: &AgentIdentity) -> Resource {
-    let own = [
-        text("service.version", env!("CARGO_PKG_VERSION")),
-        text("service.instance.id", &agent.uid),
-        text("k8s.namespace.name", &agent.namespace),
-        text("agentloop.agent.name", &agent.name),
-        text("agentloop.agent.uid", &agent.uid),
-    ];
-    let given = given.iter().filter(|(key, _)| own.iter().all(|own| own.key != *key));
-    let given = given.map(|(key, value)| text(key, value));
-    Resource {
-        attributes: given.collect::<Vec<_>>().into_iter().chain(own.clone()).collect(),
-        ..Resource::default()
-    }
-}
-
 pub(crate) fn resource_spans(resource: Option<Resource>, spans: Vec<Span>) -> ResourceSpans {
-    let scope = InstrumentationScope {
-        name: "agentloop".into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        ..InstrumentationScope::default()
-    };
     ResourceSpans {
         resource,
         scope_spans: vec![ScopeSpans {
-            scope: Some(scope),
+            scope: Some(scope("agentloop")),
             spans,
             ..ScopeSpans::default()
         }],
@@ -195,6 +156,8 @@ pub(crate) fn resource_spans(resource: Option<Resource>, spans: Vec<Span>) -> Re
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use opentelemetry_proto::tonic::common::v1::KeyValue;
+    use opentelemetry_proto::tonic::common::v1::any_value::Value;
     use pretty_assertions::assert_eq;
 
     use super::*;
@@ -293,19 +256,5 @@ pub(crate) mod tests {
             "{attributes:?}"
         );
         assert_eq!(span.status.unwrap().code(), StatusCode::Error);
-    }
-
-    #[test]
-    fn variables_add_to_the_resource_and_do_not_replace_the_agent() {
-        let given = [("service.name", "s"), ("k8s.namespace.name", "forged"), ("a", "b")];
-        let given = given.map(|(key, value)| (key.to_owned(), value.to_owned()));
-        let resource = attributes(&resource(&given, &agent()).attributes);
-        let of = |key: &str| {
-            let found = resource.iter().filter(|(known, _)| known == key);
-            found.map(|(_, value)| value.as_str()).collect::<Vec<_>>()
-        };
-        assert_eq!((of("service.name"), of("a")), (vec!["s"], vec!["b"]));
-        assert_eq!(of("k8s.namespace.name"), ["team-a"]);
-        assert_eq!(of("agentloop.agent.name"), ["watcher"]);
     }
 }

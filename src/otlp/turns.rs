@@ -10,7 +10,8 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::Event;
 
 use crate::ids::TurnName;
-use crate::spans::{AgentIdentity, child, fail, int, nanoseconds, text};
+use crate::resource::{int, text};
+use crate::spans::{AgentIdentity, child, fail, nanoseconds};
 
 /// Events of one span at most; the rest is counted.
 const MOST_EVENTS: usize = 128;

@@ -4,7 +4,7 @@
 
 use strum::IntoEnumIterator;
 
-use super::exposition::MetricWriter;
+use super::exposition::{Exemplar, MetricWriter};
 use super::families::{PerObject, Samples, SeriesSource, TakeSnapshot, bit, dollars, number, write_conditions};
 use super::registry::{self, Metric};
 use crate::api::Agent;
@@ -13,6 +13,8 @@ use crate::api::condition::{self, ConditionType, GatewaySign, LoopSign};
 use crate::api::status::{Gate, LoopStatus, LoopUsage, ModelUsage, PauseReason};
 use crate::api::task::TaskOutcome;
 use crate::api::usage_counts::{GuardrailTrip, ToolUsage};
+use crate::otlp::TurnName;
+use crate::support::hash::hex;
 
 /// `model` label of usage that is in no entry of `status.usage.byModel`.
 const OTHER_MODELS: &str = "other";
@@ -20,19 +22,48 @@ const OTHER_MODELS: &str = "other";
 /// Number of calls that limits refused to the Agent of this namespace and name, as last reported by its gateway.
 pub type RefusedCalls = Box<dyn Fn(&str, &str) -> Option<i64> + Send + Sync>;
 
+/// What the pod of the Agent of this namespace and name has not exported, as last reported by its gateway.
+pub type DroppedTelemetry = Box<dyn Fn(&str, &str) -> TelemetryDrops + Send + Sync>;
+
+/// Telemetry that was not exported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TelemetryDrops {
+    /// Number of spans.
+    pub traces: i64,
+    /// Number of log lines.
+    pub logs: i64,
+}
+
+/// What the gateways of Agents report, beside what is persisted.
+pub struct GatewayCounts {
+    /// Calls that limits refused.
+    pub refused: RefusedCalls,
+    /// Telemetry that was not exported.
+    pub dropped: DroppedTelemetry,
+}
+
+/// Whether the traces with this id are exported.
+pub type SampledTraces = Box<dyn Fn(&[u8]) -> bool + Send + Sync>;
+
 /// Writes the series of the Agents in the cache.
 pub struct AgentCollector {
     agents: TakeSnapshot<Agent>,
-    refused: RefusedCalls,
+    gateways: GatewayCounts,
+    sampled: SampledTraces,
     level: PerObject,
 }
 
 impl AgentCollector {
-    /// `agents` takes a snapshot of the Agents at a scrape; `refused` returns the number of calls that limits refused
-    /// to one.
+    /// `agents` takes a snapshot of the Agents at a scrape; `gateways` has what their gateways report; `sampled` says
+    /// which traces of turns may be exemplars.
     #[must_use]
-    pub fn new(agents: TakeSnapshot<Agent>, refused: RefusedCalls, level: PerObject) -> Self {
-        Self { agents, refused, level }
+    pub fn new(agents: TakeSnapshot<Agent>, gateways: GatewayCounts, sampled: SampledTraces, level: PerObject) -> Self {
+        Self {
+            agents,
+            gateways,
+            sampled,
+            level,
+        }
     }
 }
 
@@ -51,7 +82,8 @@ impl SeriesSource for AgentCollector {
                 let facts = AgentFacts {
                     agent,
                     id: [namespace, name],
-                    refused: &self.refused,
+                    gateways: &self.gateways,
+                    sampled: &self.sampled,
                 };
                 write(&facts, &mut Samples::new(&mut family, metric, &[namespace, name]));
             });
@@ -63,7 +95,8 @@ impl SeriesSource for AgentCollector {
 struct AgentFacts<'a> {
     agent: &'a Agent,
     id: [&'a str; 2],
-    refused: &'a RefusedCalls,
+    gateways: &'a GatewayCounts,
+    sampled: &'a SampledTraces,
 }
 
 impl AgentFacts<'_> {
@@ -86,6 +119,23 @@ impl AgentFacts<'_> {
 
     fn each_model(&self, visit: impl FnMut(&ModelUsage)) {
         each_model(self.usage(), &self.agent.spec.model.name, visit);
+    }
+
+    /// The trace of the newest turn, if it is exported: its id follows from the names of Agent and turn.
+    fn newest_turn(&self) -> Option<Exemplar> {
+        let state = self.loop_()?;
+        let at = state.last_turn_time.as_ref().filter(|_| state.turn > 0)?;
+        let turn = TurnName {
+            agent: self.agent.metadata.uid.as_deref()?,
+            member: 0,
+            turn: state.turn,
+        };
+        let trace_id = turn.trace_id();
+        (self.sampled)(&trace_id).then(|| Exemplar {
+            trace_id: hex(&trace_id),
+            value: 1.0,
+            seconds: at.0.as_duration().as_secs_f64(),
+        })
     }
 
     /// A count of the usage; 0 before the first.
@@ -114,6 +164,11 @@ const FAMILIES: &[(&Metric, WriteAgent)] = &[
     }),
     (&registry::AGENT_DENIED_TOOL_CALLS, |agent, out| {
         out.put(&[], agent.count(|usage| usage.counts.denied_tool_calls));
+    }),
+    (&registry::AGENT_DROPPED_TELEMETRY, |agent, out| {
+        let TelemetryDrops { traces, logs } = (agent.gateways.dropped)(agent.id[0], agent.id[1]);
+        put_above_zero(out, &["traces"], traces);
+        put_above_zero(out, &["logs"], logs);
     }),
     (&registry::AGENT_ESTIMATED_CALLS, |agent, out| {
         agent.each_model(|used| put_above_zero(out, &[&used.model], used.estimated_calls));
@@ -156,7 +211,7 @@ const FAMILIES: &[(&Metric, WriteAgent)] = &[
         agent.each_model(|used| put_above_zero(out, &[&used.model], used.reasoning_tokens));
     }),
     (&registry::AGENT_REFUSED_CALLS, |agent, out| {
-        let refused = (agent.refused)(agent.id[0], agent.id[1]);
+        let refused = (agent.gateways.refused)(agent.id[0], agent.id[1]);
         out.put(&[], number(refused.unwrap_or_default()));
     }),
     (&registry::AGENT_SUSPENDED, |agent, out| {
@@ -195,7 +250,8 @@ const FAMILIES: &[(&Metric, WriteAgent)] = &[
         }
     }),
     (&registry::AGENT_TURNS, |agent, out| {
-        out.put(&[], agent.count(|usage| usage.counts.turns));
+        let exemplar = agent.newest_turn();
+        out.put_with(&[], agent.count(|usage| usage.counts.turns), exemplar.as_ref());
     }),
     (&registry::AGENT_UNKNOWN_CALLS, |agent, out| {
         agent.each_model(|used| put_above_zero(out, &[&used.model], used.unknown_calls));

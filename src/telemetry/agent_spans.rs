@@ -1,7 +1,7 @@
-//! How traces name an Agent and its models, and whether they are exported.
+//! How traces name an Agent and its models, and what this process exports.
 
 use crate::api::agent::{ModelApi, ModelSpec};
-use crate::otlp::{AgentIdentity, TraceSettings};
+use crate::otlp::{AgentIdentity, MetricSettings, SettingsProblem, TraceSettings};
 
 /// The Agent of this namespace, name and uid.
 #[must_use]
@@ -29,7 +29,17 @@ pub fn provider(api: ModelApi) -> &'static str {
 /// stop for its traces.
 #[must_use]
 pub fn settings() -> Option<TraceSettings> {
-    TraceSettings::from_env().unwrap_or_else(|problem| {
+    or_warn(TraceSettings::from_env())
+}
+
+/// How this process exports its metrics, like [`settings`].
+#[must_use]
+pub fn metric_settings() -> Option<MetricSettings> {
+    or_warn(MetricSettings::from_env())
+}
+
+fn or_warn<T>(settings: Result<Option<T>, SettingsProblem>) -> Option<T> {
+    settings.unwrap_or_else(|problem| {
         tracing::warn!("{problem}");
         None
     })

@@ -1,11 +1,11 @@
-//! Writes metrics as text, in the Prometheus text format 0.0.4 and in `OpenMetrics` 1.0.
+//! Writes metrics as text, in the Prometheus text format 0.0.4 and in `OpenMetrics` 1.0, or as samples to something else.
 //!
-//! Owns both formats. The text leaves in pieces, so that a scrape needs the memory of one piece however many series
+//! Owns both formats of text. The text leaves in pieces, so that a scrape needs the memory of one piece however many series
 //! there are. ADR 0096 explains why this is not the encoder of a library.
 
 use std::io::Write as _;
 
-use super::registry::{Metric, MetricKind};
+use super::registry::{Metric, MetricKind, MetricSource};
 
 /// Size at which a piece is handed on.
 const PIECE: usize = 32 * 1024;
@@ -92,6 +92,24 @@ pub struct FamilyHead<'a> {
     pub name: &'a str,
     pub help: &'a str,
     pub kind: MetricKind,
+    /// Whether its counts began with the process.
+    pub is_of_process: bool,
+}
+
+impl<'a> FamilyHead<'a> {
+    /// The name without the suffix of a counter.
+    pub(super) fn base(&self) -> &'a str {
+        match self.kind {
+            MetricKind::Counter => self.name.strip_suffix("_total").unwrap_or(self.name),
+            MetricKind::Gauge | MetricKind::Histogram | MetricKind::Summary => self.name,
+        }
+    }
+
+    /// The unit: the last word of the base name, if it is one.
+    pub(super) fn unit(&self) -> Option<&'a str> {
+        let (_, last) = self.base().rsplit_once('_')?;
+        UNITS.contains(&last).then_some(last)
+    }
 }
 
 impl<'a> From<&'a Metric> for FamilyHead<'a> {
@@ -100,8 +118,27 @@ impl<'a> From<&'a Metric> for FamilyHead<'a> {
             name: metric.name,
             help: metric.help,
             kind: metric.kind,
+            is_of_process: matches!(metric.source, MetricSource::Controller | MetricSource::Process),
         }
     }
+}
+
+/// Takes samples instead of text.
+pub(super) trait SampleTarget {
+    /// Whether somebody still takes them.
+    fn is_open(&self) -> bool;
+    /// The value of a counter or gauge.
+    fn value(&mut self, head: FamilyHead<'_>, labels: &Labels<'_>, value: f64, exemplar: Option<&Exemplar>);
+    /// A summary.
+    fn summary(&mut self, head: FamilyHead<'_>, labels: &Labels<'_>, sum: f64, count: u64);
+    /// A histogram, with cumulative buckets.
+    fn histogram(
+        &mut self,
+        head: FamilyHead<'_>,
+        labels: &Labels<'_>,
+        buckets: &[(f64, u64, Option<Exemplar>)],
+        sum_and_count: (f64, u64),
+    );
 }
 
 /// Takes the pieces of a text; `false`: nobody reads it any more.
@@ -111,8 +148,13 @@ pub type PieceSink<'a> = &'a mut dyn FnMut(Vec<u8>) -> bool;
 pub struct MetricWriter<'a> {
     format: ExpositionFormat,
     piece: Vec<u8>,
-    sink: PieceSink<'a>,
+    sink: WriterSink<'a>,
     open: bool,
+}
+
+enum WriterSink<'a> {
+    Text(PieceSink<'a>),
+    Samples(&'a mut dyn SampleTarget),
 }
 
 impl<'a> MetricWriter<'a> {
@@ -121,8 +163,33 @@ impl<'a> MetricWriter<'a> {
         Self {
             format,
             piece: Vec::new(),
-            sink,
+            sink: WriterSink::Text(sink),
             open: true,
+        }
+    }
+
+    /// Gives the samples to `target`.
+    pub(super) fn of_samples(target: &'a mut dyn SampleTarget) -> Self {
+        Self {
+            // There is no text.
+            format: ExpositionFormat::Text,
+            piece: Vec::new(),
+            open: target.is_open(),
+            sink: WriterSink::Samples(target),
+        }
+    }
+
+    /// Gives samples to their target, if there is one. `false`: they become text.
+    fn put(&mut self, give: impl FnOnce(&mut dyn SampleTarget)) -> bool {
+        match &mut self.sink {
+            WriterSink::Text(_) => false,
+            WriterSink::Samples(target) => {
+                if self.open {
+                    give(*target);
+                    self.open = target.is_open();
+                }
+                true
+            }
         }
     }
 
@@ -196,8 +263,11 @@ impl<'a> MetricWriter<'a> {
 
     fn hand_on(&mut self) {
         let piece = std::mem::take(&mut self.piece);
-        if self.open && !piece.is_empty() {
-            self.open = (self.sink)(piece);
+        if let WriterSink::Text(sink) = &mut self.sink
+            && self.open
+            && !piece.is_empty()
+        {
+            self.open = sink(piece);
         }
     }
 }
@@ -221,11 +291,19 @@ impl FamilyWriter<'_, '_> {
 
     /// Writes the value of a counter or gauge. An exemplar is for counters only.
     pub fn value(&mut self, labels: &Labels<'_>, value: f64, exemplar: Option<&Exemplar>) {
+        let head = self.head;
+        if self.writer.put(|target| target.value(head, labels, value, exemplar)) {
+            return;
+        }
         self.sample("", labels, None, value, exemplar);
     }
 
     /// Writes a summary, which has no quantiles.
     pub fn summary(&mut self, labels: &Labels<'_>, sum: f64, count: u64) {
+        let head = self.head;
+        if self.writer.put(|target| target.summary(head, labels, sum, count)) {
+            return;
+        }
         self.sample("_sum", labels, None, sum, None);
         self.sample("_count", labels, None, whole(count), None);
     }
@@ -239,6 +317,15 @@ impl FamilyWriter<'_, '_> {
         sum: f64,
         count: u64,
     ) {
+        let head = self.head;
+        if matches!(self.writer.sink, WriterSink::Samples(_)) {
+            let buckets = buckets.into_iter();
+            let buckets = buckets.map(|(bound, cumulative, exemplar)| (bound, cumulative, exemplar.cloned()));
+            let buckets: Vec<_> = buckets.collect();
+            self.writer
+                .put(|target| target.histogram(head, labels, &buckets, (sum, count)));
+            return;
+        }
         let mut bounded = true;
         for (bound, cumulative, exemplar) in buckets {
             bounded = bound.is_finite();
@@ -298,13 +385,14 @@ impl FamilyWriter<'_, '_> {
 
     /// Writes the lines about the family.
     fn begin(&mut self) {
-        let FamilyHead { name, help, kind } = self.head;
+        let FamilyHead { name, help, kind, .. } = self.head;
+        let unit = self.head.unit();
         let writer = &mut *self.writer;
         let open_metrics = writer.format == ExpositionFormat::OpenMetrics;
         let plain: &str = kind.into();
         // In OpenMetrics a family has no suffix, and facts have a type of their own.
         let (family, kind) = match kind {
-            MetricKind::Counter if open_metrics => (name.strip_suffix("_total").unwrap_or(name), plain),
+            MetricKind::Counter if open_metrics => (self.head.base(), plain),
             MetricKind::Gauge if open_metrics => {
                 name.strip_suffix("_info").map_or((name, plain), |name| (name, "info"))
             }
@@ -317,8 +405,7 @@ impl FamilyWriter<'_, '_> {
         for part in ["\n# TYPE ", family, " ", kind, "\n"] {
             writer.push(part);
         }
-        let unit = family.rsplit_once('_').map_or("", |(_, unit)| unit);
-        if open_metrics && UNITS.contains(&unit) {
+        if let Some(unit) = unit.filter(|_| open_metrics) {
             for part in ["# UNIT ", family, " ", unit, "\n"] {
                 writer.push(part);
             }

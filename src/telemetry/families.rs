@@ -5,7 +5,7 @@ use std::str::FromStr as _;
 use clap::ValueEnum;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::exposition::{FamilyWriter, MetricWriter};
+use super::exposition::{Exemplar, FamilyWriter, MetricWriter};
 use super::registry::Metric;
 use crate::api::condition::ConditionType;
 
@@ -64,8 +64,13 @@ impl<'f, 'w, 'a> Samples<'f, 'w, 'a> {
 
     /// Writes one sample. `more` are the values of the labels after those of the object.
     pub(super) fn put(&mut self, more: &[&str], value: f64) {
+        self.put_with(more, value, None);
+    }
+
+    /// Writes one sample of a counter with an exemplar.
+    pub(super) fn put_with(&mut self, more: &[&str], value: f64, exemplar: Option<&Exemplar>) {
         let (labels, count) = self.labels(more);
-        self.family.value(&labels[..count], value, None);
+        self.family.value(&labels[..count], value, exemplar);
     }
 
     /// Writes the sum and count of a summary.

@@ -2,6 +2,7 @@
 //!
 //! Owns the format (`ts`, `level`, `target`, `msg`, then the fields of the event and of its spans) and the filter.
 //! Callers must never log a prompt, an answer or a secret.
+//! What is exported over OTLP is the same lines (`log_export.rs`).
 
 use std::fmt;
 
@@ -14,12 +15,19 @@ use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Wri
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
 use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::registry::{LookupSpan, Scope};
+use tracing_subscriber::registry::{LookupSpan, Scope, SpanRef};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry};
 
+use super::log_export::LogExportLayer;
+use crate::otlp::LogSink;
+
 /// The environment variable with the filter, such as `info,agentloop=debug`.
 const FILTER_ENV: &str = "RUST_LOG";
+
+/// The fields with the ids of the trace and the span that a line belongs to, as hexadecimal digits.
+pub(super) const TRACE_FIELD: &str = "traceId";
+pub(super) const SPAN_FIELD: &str = "spanId";
 
 /// The default filter of [`init_beside`]: there, a worker that starts before its gateway is not worth a warning.
 const BESIDE: &str = "warn,agentloop::worker::gateway_client=error";
@@ -27,14 +35,21 @@ const BESIDE: &str = "warn,agentloop::worker::gateway_client=error";
 /// Initializes logging for the process. `RUST_LOG` sets the filter; the default, also for an invalid value, is `info`.
 /// A second call does nothing.
 pub fn init() {
+    init_exported(&LogSink::default());
+}
+
+/// Like [`init`]. The sink gets each line that is written.
+pub fn init_exported(sink: &LogSink) {
     let (filter, complaint) = filter(std::env::var(FILTER_ENV).ok().as_deref());
-    let started = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .fmt_fields(JsonFields::new())
         .event_format(JsonLineFormat {
             now: jiff::Timestamp::now,
-        })
-        .try_init();
+        });
+    // The last layer, because it reads what the one before has made of the spans.
+    let export = sink.is_on().then(|| LogExportLayer::new(sink.clone()));
+    let registry = tracing_subscriber::registry().with(filter);
+    let started = registry.with(lines).with(export).try_init();
     if let (Ok(()), Some(complaint)) = (started, complaint) {
         tracing::warn!("{complaint}");
     }
@@ -90,34 +105,47 @@ where
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let metadata = event.metadata();
-        let mut fields = LogFields::default();
-        event.record(&mut fields);
+        let spans = context.event_scope().into_iter().flat_map(Scope::from_root);
+        let (message, fields) = parts_of::<S, N>(event, spans);
         let mut line = Map::new();
         line.insert("ts".into(), format!("{:.3}", (self.now)()).into());
         line.insert("level".into(), metadata.level().as_str().to_ascii_lowercase().into());
         line.insert("target".into(), metadata.target().into());
-        line.insert("msg".into(), fields.message.into());
-        for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
-            let extensions = span.extensions();
-            let formatted = extensions.get::<FormattedFields<N>>();
-            if let Some(Ok(Value::Object(inherited))) =
-                formatted.map(|text| serde_json::from_str(if text.is_empty() { "{}" } else { text.as_str() }))
-            {
-                insert_new(&mut line, inherited);
-            }
-        }
-        insert_new(&mut line, fields.rest);
+        line.insert("msg".into(), message.into());
+        line.extend(fields);
         writeln!(writer, "{}", Value::Object(line))
     }
 }
 
-/// Adds `fields` to `line`; the four fixed keys cannot be overwritten.
-fn insert_new(line: &mut Map<String, Value>, fields: Map<String, Value>) {
-    for (key, value) in fields {
-        if !matches!(key.as_str(), "ts" | "level" | "target" | "msg") {
-            line.insert(key, value);
+/// The message of an event, and its fields with those of the spans around it, of which the innermost wins. None has the
+/// name of a fixed key. An empty id of a trace or span is none: a span cannot take back what it has recorded.
+pub(super) fn parts_of<'a, S, N>(
+    event: &Event<'_>,
+    spans: impl Iterator<Item = SpanRef<'a, S>>,
+) -> (String, Map<String, Value>)
+where
+    S: for<'lookup> LookupSpan<'lookup> + 'a,
+    N: for<'fields> FormatFields<'fields> + 'static,
+{
+    let mut own = LogFields::default();
+    event.record(&mut own);
+    let mut fields = Map::new();
+    for span in spans {
+        let extensions = span.extensions();
+        let formatted = extensions.get::<FormattedFields<N>>();
+        if let Some(Ok(Value::Object(inherited))) =
+            formatted.map(|text| serde_json::from_str(if text.is_empty() { "{}" } else { text.as_str() }))
+        {
+            fields.extend(inherited);
         }
     }
+    fields.extend(own.rest);
+    fields.retain(|key, value| match key.as_str() {
+        "ts" | "level" | "target" | "msg" => false,
+        TRACE_FIELD | SPAN_FIELD => value.as_str() != Some(""),
+        _ => true,
+    });
+    (own.message, fields)
 }
 
 #[derive(Default)]
@@ -219,6 +247,19 @@ mod tests {
             tracing::info!("hello");
         });
         assert_eq!((&lines[0]["agent"], &lines[0]["namespace"]), (&"y".into(), &"n".into()));
+    }
+
+    #[test]
+    fn a_span_that_takes_back_its_trace_gives_its_lines_none() {
+        let lines = lines(|| {
+            let span = tracing::error_span!("loop", traceId = tracing::field::Empty).entered();
+            span.record("traceId", "1a");
+            tracing::info!("within a turn");
+            span.record("traceId", "");
+            tracing::info!("between turns");
+        });
+        assert_eq!(lines[0]["traceId"], "1a");
+        assert_eq!(lines[1].get("traceId"), None);
     }
 
     #[test]

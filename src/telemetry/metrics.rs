@@ -4,23 +4,27 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use jiff::Timestamp;
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
-use prometheus::proto::{LabelPair, MetricFamily, MetricType};
+use prometheus::proto::{Histogram, LabelPair, MetricFamily, MetricType};
 use prometheus::{Counter, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 use strum::IntoEnumIterator;
 
 use super::budget_collector::value;
-use super::exposition::{ExpositionFormat, FamilyHead, MetricWriter, PieceSink};
+use super::exposition::{Exemplar, ExpositionFormat, FamilyHead, FamilyWriter, Labels, MetricWriter, PieceSink};
 use super::families::SeriesSource;
+use super::metric_points::PointTarget;
 use super::queues::QueueInstruments;
+use super::reconcile_traces::ReconcileTraces;
 use super::registry::{self, Metric, MetricKind};
 use crate::api::amount::{Amount, AmountKind};
+use crate::otlp::{DropCount, MetricPoints, SpanSink};
 
 /// Upper bounds of the buckets of requests to the Kubernetes API, in seconds.
 const REQUEST_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 /// Upper bounds of the buckets of reconcile durations, in seconds.
-const RECONCILE_BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+pub(super) const RECONCILE_BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
 /// The instruments, and the registry that a scrape reads.
 pub struct Metrics {
@@ -65,6 +69,13 @@ pub struct Metrics {
     forfeited: Vec<Counter>,
     /// Leases that gateways lost with their storage.
     pub lost_leases: IntCounter,
+    /// Traces of reconciles.
+    pub reconcile_traces: Arc<ReconcileTraces>,
+    dropped: IntCounterVec,
+    /// What the exports of this process count, by signal.
+    drop_counts: Mutex<Vec<(&'static str, DropCount)>>,
+    /// When the instruments began to count.
+    since: Timestamp,
 }
 
 impl Metrics {
@@ -94,9 +105,32 @@ impl Metrics {
                 .map(|kind| Counter::with_opts(forfeited(kind).opts()))
                 .collect::<Result<_, _>>()?,
             lost_leases: IntCounter::with_opts(registry::LOST_LEASES.opts())?,
+            reconcile_traces: Arc::default(),
+            dropped: counters(&registry::TELEMETRY_DROPPED)?,
+            drop_counts: Mutex::default(),
+            since: Timestamp::now(),
         };
+        for signal in ["traces", "logs", "metrics"] {
+            metrics.dropped.with_label_values(&[signal]).inc_by(0);
+        }
         metrics.register_all()?;
         Ok(metrics)
+    }
+
+    /// Has reconciles traced.
+    #[must_use]
+    pub fn with_traces(self, sink: SpanSink) -> Self {
+        self.show_drops("traces", sink.dropped());
+        Self {
+            reconcile_traces: Arc::new(ReconcileTraces::new(sink)),
+            ..self
+        }
+    }
+
+    /// Shows what the export of a signal drops.
+    pub fn show_drops(&self, signal: &'static str, count: DropCount) {
+        let mut counts = self.drop_counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.push((signal, count));
     }
 
     /// Adds series that are read at each scrape, such as those of Agents.
@@ -113,16 +147,36 @@ impl Metrics {
 
     /// Writes all series. Blocks as long as `sink` does.
     pub fn write(&self, format: ExpositionFormat, sink: PieceSink<'_>) {
+        let mut out = MetricWriter::new(format, sink);
+        self.walk(&mut out);
+        out.finish();
+    }
+
+    /// Writes all series as data points. Blocks as long as their sink does.
+    pub fn write_points(&self, points: &mut MetricPoints<'_>) {
+        let mut target = PointTarget::new(points, self.since);
+        self.walk(&mut MetricWriter::of_samples(&mut target));
+    }
+
+    fn walk(&self, out: &mut MetricWriter<'_>) {
         let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.queues.refresh();
-        let mut out = MetricWriter::new(format, sink);
+        self.refresh_drops();
         for family in self.registry.gather() {
-            write_family(&mut out, &family);
+            self.write_family(out, &family);
         }
         for source in sources {
-            source.write(&mut out);
+            source.write(out);
         }
-        out.finish();
+    }
+
+    fn refresh_drops(&self) {
+        // The lock is held over the reading, so that two scrapes do not both add what is new.
+        let counts = self.drop_counts.lock().unwrap_or_else(PoisonError::into_inner);
+        for (signal, count) in counts.iter() {
+            let counter = self.dropped.with_label_values(&[*signal]);
+            counter.inc_by(count.get().saturating_sub(counter.get()));
+        }
     }
 
     /// All series as one text, in the Prometheus text format.
@@ -169,6 +223,7 @@ impl Metrics {
             self.register(counter.clone())?;
         }
         self.register(self.lost_leases.clone())?;
+        self.register(self.dropped.clone())?;
         self.register(ProcessCollector::for_self())
     }
 }
@@ -196,40 +251,71 @@ fn forfeited(kind: AmountKind) -> &'static Metric {
     }
 }
 
-/// Writes what an instrument has counted.
-fn write_family(out: &mut MetricWriter<'_>, family: &MetricFamily) {
-    let kind = match family.get_field_type() {
-        MetricType::COUNTER => MetricKind::Counter,
-        MetricType::HISTOGRAM => MetricKind::Histogram,
-        MetricType::SUMMARY => MetricKind::Summary,
-        MetricType::GAUGE | MetricType::UNTYPED => MetricKind::Gauge,
-    };
-    let (name, help) = (family.name(), family.help());
-    let mut samples = out.family(FamilyHead { name, help, kind });
-    for metric in family.get_metric() {
-        let labels: Vec<_> = metric
-            .get_label()
-            .iter()
-            .map(|pair: &LabelPair| (pair.name(), pair.value()))
-            .collect();
-        match kind {
-            MetricKind::Counter => samples.value(&labels, metric.get_counter().get_value(), None),
-            MetricKind::Gauge => samples.value(&labels, metric.get_gauge().get_value(), None),
-            MetricKind::Summary => {
-                let summary = metric.get_summary();
-                samples.summary(&labels, summary.sample_sum(), summary.sample_count());
-            }
-            MetricKind::Histogram => {
-                let histogram = metric.get_histogram();
-                let buckets = histogram.get_bucket().iter();
-                let buckets = buckets.map(|bucket| (bucket.upper_bound(), bucket.cumulative_count(), None));
-                samples.histogram(
-                    &labels,
-                    buckets,
-                    histogram.get_sample_sum(),
-                    histogram.get_sample_count(),
-                );
+impl Metrics {
+    /// Writes what an instrument has counted.
+    fn write_family(&self, out: &mut MetricWriter<'_>, family: &MetricFamily) {
+        let kind = match family.get_field_type() {
+            MetricType::COUNTER => MetricKind::Counter,
+            MetricType::HISTOGRAM => MetricKind::Histogram,
+            MetricType::SUMMARY => MetricKind::Summary,
+            MetricType::GAUGE | MetricType::UNTYPED => MetricKind::Gauge,
+        };
+        let (name, help) = (family.name(), family.help());
+        let mut samples = out.family(FamilyHead {
+            name,
+            help,
+            kind,
+            is_of_process: true,
+        });
+        for metric in family.get_metric() {
+            let labels: Vec<_> = metric
+                .get_label()
+                .iter()
+                .map(|pair: &LabelPair| (pair.name(), pair.value()))
+                .collect();
+            match kind {
+                MetricKind::Counter => samples.value(&labels, metric.get_counter().get_value(), None),
+                MetricKind::Gauge => samples.value(&labels, metric.get_gauge().get_value(), None),
+                MetricKind::Summary => {
+                    let summary = metric.get_summary();
+                    samples.summary(&labels, summary.sample_sum(), summary.sample_count());
+                }
+                MetricKind::Histogram => {
+                    let exemplars = self.exemplars(name, &labels);
+                    write_histogram(&mut samples, &labels, metric.get_histogram(), exemplars.as_slice());
+                }
             }
         }
     }
+
+    /// The exemplars of a histogram's buckets, if it has any.
+    fn exemplars(&self, name: &str, labels: &Labels<'_>) -> Vec<Option<Exemplar>> {
+        let found = (name == registry::RECONCILE_SECONDS.name)
+            .then(|| labels.iter().find(|(label, _)| *label == "controller"))
+            .flatten()
+            .and_then(|(_, controller)| self.reconcile_traces.exemplars(controller));
+        found.map(Vec::from).unwrap_or_default()
+    }
 }
+
+/// The exemplars are those of the buckets and of the unbounded one.
+fn write_histogram(
+    samples: &mut FamilyWriter<'_, '_>,
+    labels: &Labels<'_>,
+    histogram: &Histogram,
+    exemplars: &[Option<Exemplar>],
+) {
+    let (sum, count) = (histogram.get_sample_sum(), histogram.get_sample_count());
+    let bounded = histogram.get_bucket().iter();
+    let bounded = bounded.map(|bucket| (bucket.upper_bound(), bucket.cumulative_count()));
+    let buckets = bounded.chain([(f64::INFINITY, count)]).enumerate();
+    let buckets = buckets.map(|(at, (bound, cumulative))| {
+        let exemplar = exemplars.get(at).and_then(Option::as_ref);
+        (bound, cumulative, exemplar)
+    });
+    samples.histogram(labels, buckets, sum, count);
+}
+
+#[cfg(test)]
+#[path = "metrics_tests.rs"]
+mod tests;

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use crate::api::agent::ModelSpec;
 use crate::api::failure::{CallFailure, FailureKind};
@@ -50,6 +51,7 @@ use super::sensors::file_watcher::{FileWatchers, WatchReport};
 use super::spans::LoopSpans;
 use super::task_responses::ResponseDelivery;
 use super::tool_source::{self, FinishedToolRun, ToolOffer, ToolSource};
+use super::turn_context::TurnContext;
 
 /// Longest sleep before the clocks are checked again. Bounds how late a suspended machine or a changed clock is
 /// noticed.
@@ -89,6 +91,7 @@ pub struct LoopDriver<'a> {
     outbox: &'a GatewayReporter,
     readings: EventPublisher,
     spans: LoopSpans,
+    turn: TurnContext,
     sensors: LoopSensors,
     deliveries: DeliveryPoller,
     tasks: TaskPoller,
@@ -117,6 +120,8 @@ pub struct DriverParts<'a> {
     pub lookouts: FileWatchers,
     /// The spans of the loop.
     pub spans: LoopSpans,
+    /// The trace of the open turn.
+    pub turn: TurnContext,
     /// Whether responses to tasks have a receiver.
     pub sends_responses: bool,
     /// `None`: the Agent has only the engine's built-in tools.
@@ -177,8 +182,9 @@ impl<'a> LoopDriver<'a> {
             instructions: parts.instructions,
             gateway: parts.gateway,
             outbox: parts.outbox,
-            readings: EventPublisher::new(parts.gateway, parts.spans.traced_agent()),
+            readings: EventPublisher::new(parts.gateway, parts.turn.agent().map(str::to_owned)),
             spans: parts.spans,
+            turn: parts.turn,
             sensors: parts.sensors,
             deliveries: DeliveryPoller::new(parts.gateway),
             tasks: TaskPoller::new(parts.gateway),
@@ -203,7 +209,8 @@ impl<'a> LoopDriver<'a> {
     /// Drives until the loop has stopped. Fails only with errors of the [`Journal`]: then calls and tool runs in flight
     /// are cancelled, and the last report names the error.
     pub async fn run(mut self, session: &WorkerSession, mut world: DriverInputs) -> Result<DriveOutcome, JournalError> {
-        let result = self.drive(session, &mut world).await;
+        let turn = self.turn.span();
+        let result = self.drive(session, &mut world).instrument(turn).await;
         if let Err(error) = &result {
             self.cut_call();
             self.runs.abort_all();
@@ -502,7 +509,8 @@ impl<'a> LoopDriver<'a> {
     fn apply_outcome(&mut self, taken: StepOutcome) -> Result<(), JournalError> {
         let StepOutcome { actions, lines, result } = taken;
         for line in &lines {
-            events::log_line(line, self.spans.trace_id(line).as_deref());
+            events::log_line(line, self.turn.ids(line).as_ref());
+            self.turn.follow(line);
         }
         self.spans.observe(&lines);
         self.readings.announce_lines(&lines);

@@ -21,7 +21,7 @@ use super::events;
 use super::gateway_client::{GatewayClient, RetryDelay};
 use super::journal::{JournalError, JournalLine};
 use super::journaled_engine::JournaledEngine;
-use super::spans::trace_id;
+use super::turn_context::line_ids;
 use crate::support::text::{first_bytes, with_ellipsis};
 
 /// Most concurrent subscriptions; the controller allows fewer.
@@ -129,7 +129,8 @@ impl EventPublisher {
         let mut bytes = 0;
         for line in found.lines {
             let kind = line.kind;
-            let trace_id = self.traced.as_deref().and_then(|agent| trace_id(agent, &line));
+            let trace_id = self.traced.as_deref().and_then(|agent| line_ids(agent, &line));
+            let trace_id = trace_id.map(|ids| ids.trace);
             let mut line = events::from_line(line, trace_id);
             if ask.reading.messages {
                 line.messages = messages_of(kind, &line, steps)?;

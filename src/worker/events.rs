@@ -9,6 +9,7 @@ use crate::engine::RecordKind;
 use crate::link::events::EventLine;
 
 use super::journal::JournalLine;
+use super::turn_context::LineIds;
 
 /// Target of the log lines that are events.
 pub const TARGET: &str = module_path!();
@@ -76,7 +77,7 @@ pub fn from_line(line: JournalLine, trace_id: Option<String>) -> EventLine {
     }
 }
 
-pub fn log_line(line: &JournalLine, trace_id: Option<&str>) {
+pub fn log_line(line: &JournalLine, ids: Option<&LineIds>) {
     tracing::info!(
         seq = line.seq,
         event = name(line.kind),
@@ -89,7 +90,8 @@ pub fn log_line(line: &JournalLine, trace_id: Option<&str>) {
         effect = line.effect,
         outcome = line.outcome,
         note = line.note,
-        traceId = trace_id,
+        traceId = ids.map(|ids| ids.trace.as_str()),
+        spanId = ids.map(|ids| ids.span.as_str()),
         "journal"
     );
 }

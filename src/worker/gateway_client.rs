@@ -13,6 +13,7 @@ use sse_stream::SseStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::budget::BudgetState;
@@ -28,7 +29,7 @@ use crate::link::socket::{
 };
 use crate::link::task_requests::{RequestedTask, TaskAck};
 use crate::link::text_fragments::TextFragment;
-use crate::otlp::{self, Span};
+use crate::otlp::{self, DropCount, LogSink, Span};
 use crate::provider::WireFormat;
 use crate::support::backoff::Backoff;
 use crate::support::clock::ClockReading;
@@ -126,6 +127,17 @@ impl GatewayClient {
             match self.session_once().await {
                 Ok(session) => return session,
                 Err(detail) => retry.wait_after("failed to get the session; retrying", &detail).await,
+            }
+        }
+    }
+
+    /// Like [`GatewayClient::session`], which logs for both.
+    pub async fn quiet_session(&self) -> WorkerSession {
+        let mut backoff = RETRY;
+        loop {
+            match self.session_once().await {
+                Ok(session) => return session,
+                Err(_) => sleep(backoff.next_wait()).await,
             }
         }
     }
@@ -288,19 +300,57 @@ impl GatewayClient {
     }
 
     /// Sends spans, each message a few times at most. Ends when the sender is dropped and all are sent or given up.
-    pub async fn run_spans(self, mut queue: mpsc::Receiver<Span>) {
+    pub async fn run_spans(self, mut queue: mpsc::Receiver<Span>, dropped: DropCount) {
         let mut spans = Vec::new();
         while queue.recv_many(&mut spans, MESSAGE_SPANS).await > 0 {
+            let count = spans.len();
             let body = otlp::encode(std::mem::take(&mut spans));
             let mut retry = RetryDelay::default();
+            let mut is_sent = false;
             for _ in 0..SPAN_TRIES {
-                let request = self.http.post(url("/v1/traces")).body(body.clone()).timeout(SHORT);
-                match short(request).await {
-                    Ok(_) => break,
+                match self.send_telemetry("/v1/traces", body.clone(), &dropped).await {
+                    Ok(()) => {
+                        is_sent = true;
+                        break;
+                    }
                     Err(detail) => retry.wait_after("failed to send spans; retrying", &detail).await,
                 }
             }
+            if !is_sent {
+                dropped.add(count);
+            }
         }
+    }
+
+    /// Sends lines of the log, each message a few times at most, until `closing` and all are sent or given up. Logs
+    /// nothing: it would be sent as well.
+    pub async fn run_logs(self, lines: LogSink, closing: CancellationToken) {
+        let dropped = lines.dropped();
+        while let Some((message, count)) = lines.next_message(&closing).await {
+            let mut backoff = RETRY;
+            let mut is_sent = false;
+            for _ in 0..SPAN_TRIES {
+                is_sent = self.send_telemetry("/v1/logs", message.clone(), &dropped).await.is_ok();
+                if is_sent || closing.is_cancelled() {
+                    break;
+                }
+                sleep(backoff.next_wait()).await;
+            }
+            if !is_sent {
+                dropped.add(count);
+            }
+        }
+    }
+
+    /// Sends a message once, with the number of what was dropped since the last one.
+    async fn send_telemetry(&self, path: &str, message: Vec<u8>, dropped: &DropCount) -> Result<(), String> {
+        let told = u32::try_from(dropped.take()).unwrap_or(u32::MAX);
+        let path = format!("{path}?dropped={told}");
+        let sent = short(self.http.post(url(&path)).body(message).timeout(SHORT)).await;
+        if sent.is_err() {
+            dropped.add(usize::try_from(told).unwrap_or(usize::MAX));
+        }
+        sent.map(drop)
     }
 
     /// Sends a page of events to a reader. Fails if the page was not accepted and has to be sent again.

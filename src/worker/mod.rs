@@ -29,3 +29,4 @@ pub mod task_responses;
 mod text_tests;
 pub mod tool_source;
 pub mod tools;
+pub mod turn_context;

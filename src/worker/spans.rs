@@ -14,8 +14,7 @@ use tokio::time::timeout;
 use super::gateway_client::GatewayClient;
 use super::journal::JournalLine;
 use crate::engine::RecordKind;
-use crate::otlp::{AgentIdentity, Span, TurnFact, TurnName, TurnTracer};
-use crate::support::hash::hex;
+use crate::otlp::{AgentIdentity, DropCount, Span, TurnFact, TurnTracer};
 
 /// Spans that wait for the gateway at most.
 const QUEUE: usize = 512;
@@ -27,10 +26,9 @@ const LAST_SPANS: Duration = Duration::from_secs(1);
 pub struct LoopSpans(Option<SpanParts>);
 
 struct SpanParts {
-    agent: String,
     tracer: TurnTracer,
     queue: mpsc::Sender<Span>,
-    dropped: u64,
+    dropped: DropCount,
     task: JoinHandle<()>,
 }
 
@@ -40,12 +38,12 @@ impl LoopSpans {
     #[must_use]
     pub fn start(gateway: &GatewayClient, agent: AgentIdentity, open: &[JournalLine], untold: &[JournalLine]) -> Self {
         let (queue, to_send) = mpsc::channel(QUEUE);
+        let dropped = DropCount::default();
         let mut parts = SpanParts {
-            agent: agent.uid.clone(),
             tracer: TurnTracer::new(agent),
             queue,
-            dropped: 0,
-            task: tokio::spawn(gateway.clone().run_spans(to_send)),
+            task: tokio::spawn(gateway.clone().run_spans(to_send, dropped.clone())),
+            dropped,
         };
         let first = untold.first().map_or(i64::MAX, |line| line.seq);
         for line in open.iter().filter(|line| line.seq < first) {
@@ -62,23 +60,10 @@ impl LoopSpans {
         for line in lines {
             for span in parts.spans_of(line) {
                 if parts.queue.try_send(span).is_err() {
-                    parts.dropped = parts.dropped.saturating_add(1);
+                    parts.dropped.add(1);
                 }
             }
         }
-    }
-
-    /// The id of the trace that a line belongs to, as hexadecimal digits. `None`: traces are not exported.
-    #[must_use]
-    pub fn trace_id(&self, line: &JournalLine) -> Option<String> {
-        let parts = self.0.as_ref()?;
-        trace_id(&parts.agent, line)
-    }
-
-    /// Uid of the Agent whose spans are made.
-    #[must_use]
-    pub fn traced_agent(&self) -> Option<String> {
-        Some(self.0.as_ref()?.agent.clone())
     }
 
     /// Waits until the gateway has taken what is queued, for at most [`LAST_SPANS`].
@@ -97,9 +82,10 @@ impl LoopSpans {
             task.abort();
             tracing::info!("timed out sending the last spans to the gateway");
         }
-        if dropped > 0 {
+        let untold = dropped.get();
+        if untold > 0 {
             tracing::info!(
-                dropped,
+                dropped = untold,
                 "spans were dropped because the gateway did not take them in time"
             );
         }
@@ -113,17 +99,6 @@ impl SpanParts {
             None => Vec::new(),
         }
     }
-}
-
-/// The id of the trace of a line of this Agent. Lines before the first turn have none.
-#[must_use]
-pub fn trace_id(agent: &str, line: &JournalLine) -> Option<String> {
-    let turn = TurnName {
-        agent,
-        member: line.member,
-        turn: line.turn,
-    };
-    (line.turn > 0).then(|| hex(&turn.trace_id()))
 }
 
 /// What a line means for spans.
@@ -269,28 +244,11 @@ mod tests {
             .map(|seq| line(seq, RecordKind::TurnCompleted, ""))
             .take(QUEUE + 1)
             .collect();
-        let dropped = |spans: &LoopSpans| spans.0.as_ref().unwrap().dropped;
+        let dropped = |spans: &LoopSpans| spans.0.as_ref().unwrap().dropped.get();
         // The sending task cannot run before an await.
         spans.observe(&ended[1..]);
         assert_eq!(dropped(&spans), 0);
         spans.observe(&ended[..1]);
         assert_eq!(dropped(&spans), 1);
-    }
-
-    #[test]
-    fn lines_before_the_first_turn_belong_to_no_trace() {
-        let first = line(1, RecordKind::TurnStarted, "");
-        assert_eq!(
-            trace_id(
-                "uid",
-                &JournalLine {
-                    turn: 0,
-                    ..first.clone()
-                }
-            ),
-            None
-        );
-        assert_eq!(trace_id("uid", &first).map(|id| id.len()), Some(32));
-        assert_eq!(LoopSpans::default().trace_id(&first), None);
     }
 }

@@ -13,14 +13,16 @@ use crate::engine::settings::{EngineSettings, SettingsError};
 use crate::link::messages::LoopReport;
 use crate::link::pod::PodConfig;
 use crate::link::socket::WorkerSession;
+use crate::otlp::LogSink;
 use crate::telemetry::agent_spans;
+use crate::telemetry::log_export::ProcessLog;
 
 use super::artifacts::ArtifactStore;
 use super::driver::{DriveOutcome, DriverInputs, DriverParts, LoopDriver};
 use super::events;
 use super::gateway_client::{GatewayClient, GatewayUpdate};
 use super::instructions::InstructionSource;
-use super::journal::{Journal, JournalError, JournalOwner, RestoredJournal};
+use super::journal::{Journal, JournalError, JournalLine, JournalOwner, RestoredJournal};
 use super::report;
 use super::reporter::GatewayReporter;
 use super::sensors::LoopSensors;
@@ -28,7 +30,10 @@ use super::sensors::file_watcher::FileWatchers;
 use super::spans::LoopSpans;
 use super::tool_source::ToolSource;
 use super::tools::McpTools;
+use super::turn_context::TurnContext;
 
+/// Longest wait at exit for the gateway to take the last lines of the log.
+const LAST_LINES: Duration = Duration::from_secs(1);
 /// How long a worker that cannot start waits for the gateway to report the reason.
 const SAY_WHY: Duration = Duration::from_secs(10);
 
@@ -44,6 +49,8 @@ pub struct WorkerOptions {
     pub workspace_dir: PathBuf,
     /// How long a call in flight may continue after SIGTERM.
     pub drain: Duration,
+    /// The log of the process, whose lines are sent to the gateway if it exports them.
+    pub log: ProcessLog,
 }
 
 /// Why a worker ended on its own account.
@@ -79,6 +86,8 @@ pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result
     let outbox = GatewayReporter::start(&gateway, connections.subscribe());
     let gateway_updates = updates.subscribe();
     let events = tokio::spawn(gateway.clone().run_events(updates, connections));
+    let closing = CancellationToken::new();
+    let mut logs = tokio::spawn(send_log(gateway.clone(), options.log.sink(), closing.clone()));
     let worker = WorkerProcess {
         options,
         gateway,
@@ -88,7 +97,24 @@ pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result
     };
     let result = Box::pin(worker.run()).await;
     events.abort();
+    closing.cancel();
+    if timeout(LAST_LINES, &mut logs).await.is_err() {
+        logs.abort();
+    }
     result
+}
+
+/// Sends the lines of the log to the gateway until `closing`, if it exports them. Otherwise they are discarded.
+async fn send_log(gateway: GatewayClient, lines: LogSink, closing: CancellationToken) {
+    if !lines.is_on() {
+        return;
+    }
+    let session = closing.run_until_cancelled(gateway.quiet_session()).await;
+    if session.is_some_and(|session| session.logs) {
+        gateway.run_logs(lines, closing).await;
+    } else {
+        lines.close();
+    }
 }
 
 /// Starts connecting the tool servers of the spec.
@@ -171,7 +197,13 @@ impl WorkerProcess {
         } = state;
         let ended = match self.wait_for_gateway().await {
             Some((session, first)) => {
-                let spans = self.spans(&session, &journal, &restored)?;
+                let open = journal.newest_turn_lines()?;
+                let spans = self.spans(&session, &open, &restored);
+                let turn = if session.traces || session.logs {
+                    TurnContext::new(&self.options.config.uid, &open)
+                } else {
+                    TurnContext::default()
+                };
                 let spec = &self.options.config.spec;
                 let settings = EngineSettings::try_from(spec)?;
                 let workspace = spec.workspace.as_ref().map(|_| self.options.workspace_dir.clone());
@@ -190,6 +222,7 @@ impl WorkerProcess {
                     engine,
                     sensors,
                     spans,
+                    turn,
                     lookouts: FileWatchers::new(workspace),
                     sends_responses: spec.response_endpoint().is_some(),
                     tools: tools(&spec.tools, &self.options.socket, Arc::clone(&artifacts))?,
@@ -219,19 +252,13 @@ impl WorkerProcess {
     }
 
     /// Starts the spans of the loop, if the gateway exports them.
-    fn spans(
-        &self,
-        session: &WorkerSession,
-        journal: &Journal,
-        restored: &RestoredJournal,
-    ) -> Result<LoopSpans, JournalError> {
+    fn spans(&self, session: &WorkerSession, open: &[JournalLine], restored: &RestoredJournal) -> LoopSpans {
         if !session.traces {
-            return Ok(LoopSpans::default());
+            return LoopSpans::default();
         }
         let config = &self.options.config;
         let agent = agent_spans::identity((&config.namespace, &config.name, &config.uid), &config.spec.model);
-        let open = journal.newest_turn_lines()?;
-        Ok(LoopSpans::start(&self.gateway, agent, &open, &restored.untold))
+        LoopSpans::start(&self.gateway, agent, open, &restored.untold)
     }
 
     /// Waits for the session and the first [`GatewayUpdate`] with fresh contact: a loop that is to be suspended, or has

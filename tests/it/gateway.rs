@@ -11,6 +11,7 @@ mod faults;
 mod ledger;
 mod light;
 mod link;
+mod logs;
 mod loops;
 mod matrix;
 mod prefix;

@@ -301,6 +301,7 @@ async fn options(election: bool) -> ControllerOptions {
         }),
         gate_webhook: None,
         history: None,
+        telemetry: agentloop::controller::process::ExportOptions::default(),
     }
 }
 

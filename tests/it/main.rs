@@ -7,6 +7,7 @@ mod answers;
 mod budget;
 mod chart;
 mod controller;
+mod controller_telemetry;
 mod dockerfile;
 mod docs;
 mod events;

@@ -20,7 +20,7 @@ use agentloop::controller::link_service::initialize_refusal_metrics;
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::reconcile_metrics::MetricsObserver;
 use agentloop::controller::runtime::{ReconcileErrorKind, ReconcileResult};
-use agentloop::link::messages::{Directives, LoopTotals, PodReport};
+use agentloop::link::messages::{Directives, LoopTotals, PodReport, TelemetryLoss};
 use agentloop::telemetry::budget_collector::{BudgetCollector, SpentBudget};
 use agentloop::telemetry::families::{PerObject, TakeSnapshot};
 use agentloop::telemetry::http::{self, Readiness};
@@ -110,6 +110,7 @@ fn heard() -> Arc<PodSessions> {
         ..PodReport::default()
     };
     report.budget.refused_calls = 5;
+    report.telemetry_loss = TelemetryLoss { spans: 3, logs: 2 };
     loops.report(&agent, &pod, report, jiff::Timestamp::UNIX_EPOCH).unwrap();
     Arc::new(loops)
 }

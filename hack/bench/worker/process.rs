@@ -145,6 +145,7 @@ pub async fn session() -> Json<WorkerSession> {
         epoch: 1,
         known,
         traces: false,
+        logs: false,
     })
 }
 

@@ -14,6 +14,7 @@ use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::ReconcileResult;
 use crate::controller::runtime::guarded::GuardedObject;
 use crate::link::pod::AgentEgress;
+use crate::telemetry::reconcile_traces::ReconcileTracer;
 
 /// Settings from the chart, the same for every Agent.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +46,11 @@ pub struct ReconcilerSettings {
 pub trait ReconcileObserver: Send + Sync {
     fn started(&self);
     fn finished(&self, how: ReconcileResult, took: Duration);
+
+    /// Traces reconciles.
+    fn tracer(&self) -> ReconcileTracer {
+        ReconcileTracer::default()
+    }
     /// Passes a live view of the Agents. Called once, when all Agents and pods are listed.
     fn agents(&self, agents: AgentsView);
     /// The watch shows this version of an Agent; also the last one, just before [`Self::agent_deleted`].

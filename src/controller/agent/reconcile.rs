@@ -28,6 +28,7 @@ use crate::controller::runtime::namespace_objects::NamespaceObjects;
 use crate::controller::runtime::queue::Priority;
 use crate::controller::runtime::{EventSink, ReconcileResult, Reconciler, Requeue, WallClock};
 use crate::controller::sensor::SensorRegistry;
+use crate::telemetry::reconcile_traces::ReconcileTracer;
 
 /// Shared by all scopes.
 pub(super) struct SharedContext {
@@ -97,6 +98,10 @@ impl Reconciler for ReconcileContext {
 
     fn finished(&self, how: ReconcileResult, took: Duration) {
         self.shared.observer.finished(how, took);
+    }
+
+    fn tracer(&self) -> ReconcileTracer {
+        self.shared.observer.tracer()
     }
 }
 

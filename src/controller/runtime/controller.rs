@@ -5,16 +5,19 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use kube::Resource;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use super::backoff;
 use super::error::{ReconcileError, ReconcileErrorKind};
 use super::guarded::{GuardedObject, InvalidObject};
 use super::queue::{Priority, WorkQueue};
 use super::watch::join;
+use crate::telemetry::reconcile_traces::{ReconcileEnd, ReconcileTrace, ReconcileTracer};
 
 /// Time limit of a whole reconcile.
 const RECONCILE_TIMEOUT: Duration = Duration::from_mins(1);
@@ -54,6 +57,15 @@ pub enum ReconcileResult {
 }
 
 impl ReconcileResult {
+    /// The value of the label `result`.
+    pub(super) const fn label(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::RequeueAfter => "requeue_after",
+            Self::Error(_) => "error",
+        }
+    }
+
     fn of(result: &Result<Requeue, ReconcileError>) -> Self {
         match result {
             Ok(Requeue::AwaitChange) => Self::Success,
@@ -86,6 +98,9 @@ pub(in crate::controller) trait Reconciler: Send + Sync + 'static {
 
     /// A reconcile has ended after `took`.
     fn finished(&self, how: ReconcileResult, took: Duration);
+
+    /// Traces reconciles.
+    fn tracer(&self) -> ReconcileTracer;
 }
 
 /// Serves the queue with `workers` tasks until `shutdown`, then waits for running reconciles. None outlives this
@@ -136,20 +151,36 @@ async fn reconcile<R: Reconciler>(
 ) -> Result<Requeue, Requeue> {
     reconciler.started();
     let start = Instant::now();
+    let tracer = reconciler.tracer();
+    let trace = tracer.begin(Timestamp::now());
     let whole = async {
         match &object.0 {
             Ok(object) => reconciler.reconcile(object).await,
             Err(invalid) => reconciler.report_unreadable(invalid).await,
         }
     };
+    let log_span = ReconcileTrace::log_span(trace.as_ref());
     let result = tokio::time::timeout(RECONCILE_TIMEOUT, whole)
+        .instrument(log_span.clone())
         .await
         .unwrap_or(Err(ReconcileError::Timeout {
             action: "reconcile",
             limit: RECONCILE_TIMEOUT,
         }));
-    reconciler.finished(ReconcileResult::of(&result), start.elapsed());
-    result.map_err(|error| retry(reconciler, key, object, &error))
+    let (how, took) = (ReconcileResult::of(&result), start.elapsed());
+    reconciler.finished(how, took);
+    let meta = object.meta();
+    let end = ReconcileEnd {
+        object: (
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        ),
+        result: how.label(),
+        error: result.as_ref().err().map(|error| error.kind().into()),
+        took,
+    };
+    tracer.end(trace, end);
+    log_span.in_scope(|| result.map_err(|error| retry(reconciler, key, object, &error)))
 }
 
 /// The policy for errors: they are logged, and the object is reconciled again after a backoff.
@@ -237,6 +268,10 @@ mod tests {
         fn started(&self) {}
 
         fn finished(&self, _: ReconcileResult, _: Duration) {}
+
+        fn tracer(&self) -> ReconcileTracer {
+            ReconcileTracer::default()
+        }
     }
 
     /// How long a run takes after the stop signal, which comes during a reconcile of this Agent.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::controller::ReconcileResult;
 use super::queue::WorkQueue;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::reconcile_traces::ReconcileTracer;
 
 /// A queue of the controller of this name, which is shown at each scrape.
 pub(in crate::controller) fn queue<K>(metrics: &Metrics, controller: &'static str) -> Arc<WorkQueue<K>>
@@ -47,6 +48,12 @@ impl ReconcileMetrics {
         queue(&self.metrics, self.controller)
     }
 
+    /// Traces the reconciles.
+    #[must_use]
+    pub fn tracer(&self) -> ReconcileTracer {
+        self.metrics.reconcile_traces.of(self.controller)
+    }
+
     /// Records the start of a reconcile.
     pub fn started(&self) {
         self.metrics.active_workers.with_label_values(&[self.controller]).inc();
@@ -54,11 +61,7 @@ impl ReconcileMetrics {
 
     /// Records the end of a reconcile.
     pub fn finished(&self, how: ReconcileResult, took: Duration) {
-        let result = match how {
-            ReconcileResult::Success => "success",
-            ReconcileResult::RequeueAfter => "requeue_after",
-            ReconcileResult::Error(_) => "error",
-        };
+        let result = how.label();
         let label = [self.controller];
         if matches!(how, ReconcileResult::Error(_)) {
             self.metrics.reconcile_errors.with_label_values(&label).inc();

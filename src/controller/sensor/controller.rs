@@ -28,6 +28,7 @@ use crate::controller::runtime::queue::Priority;
 use crate::controller::runtime::watch::{follow, join, scoped_api, scopes};
 use crate::controller::runtime::watched_pod::WatchedPod;
 use crate::controller::runtime::{self, ReconcileResult, Reconciler, Requeue};
+use crate::telemetry::reconcile_traces::ReconcileTracer;
 
 /// Interval of the check for silent pods.
 const SWEEP: Duration = Duration::from_secs(5);
@@ -66,6 +67,10 @@ impl Reconciler for SensorReconciler {
 
     fn finished(&self, how: ReconcileResult, took: Duration) {
         self.registry.setup.reconciles.finished(how, took);
+    }
+
+    fn tracer(&self) -> ReconcileTracer {
+        self.registry.setup.reconciles.tracer()
     }
 }
 

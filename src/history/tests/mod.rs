@@ -144,10 +144,10 @@ async fn tables_are_made_once_whoever_comes_first_and_hold_what_a_worker_sends()
     assert_eq!(both.0.unwrap().rows, ONE_OF_EACH);
     assert_eq!(both.1.unwrap().ack, stored(4));
     let versions = "SELECT version, name FROM agentloop_migrations ORDER BY version";
-    assert_eq!(postgres.rows(versions).await, ["1|history", "2|goal steps"]);
+    assert_eq!(postgres.rows(versions).await, ["1|history", "2|goal steps", "3|traces"]);
     let third = store(&postgres);
     assert_eq!(third.store(&WATCHER, &batch(4, 5)).await.unwrap().ack, stored(5));
-    assert_eq!(postgres.rows(versions).await, ["1|history", "2|goal steps"]);
+    assert_eq!(postgres.rows(versions).await, ["1|history", "2|goal steps", "3|traces"]);
     let executions =
         "SELECT namespace, agent_name, task_id, project_id, turn, completed_at - started_at, duration_milliseconds,
         final_status, total_cost_usd, total_tokens, state_snapshot->>'end'
@@ -170,7 +170,10 @@ async fn tables_of_version_1_are_migrated_with_their_rows_and_show_the_steps_of_
     let postgres = Postgres::start();
     store(&postgres).store(&WATCHER, &batch(0, 4)).await.unwrap();
     postgres
-        .run("DROP VIEW agent_goal_steps; DELETE FROM agentloop_migrations WHERE version = 2")
+        .run(
+            "DROP VIEW agent_goal_steps; ALTER TABLE agent_execution_history DROP COLUMN trace_id;
+             ALTER TABLE agent_execution_audit DROP COLUMN trace_id; DELETE FROM agentloop_migrations WHERE version > 1",
+        )
         .await;
     let validation = |validation: serde_json::Value| HistoryBatch {
         executions: vec![ExecutionRow {
@@ -204,6 +207,13 @@ async fn tables_of_version_1_are_migrated_with_their_rows_and_show_the_steps_of_
         [2, 2, 1],
         "the rows of version 1 are still there"
     );
+    let traced =
+        "SELECT turn, trace_id IS NOT NULL FROM agent_execution_history WHERE agent_name = 'watcher' ORDER BY turn";
+    assert_eq!(
+        postgres.rows(traced).await,
+        ["1|f", "2|t"],
+        "of the rows of version 1 none was rewritten"
+    );
     let validated = "SELECT validation->>'step' FROM agent_execution_steps WHERE validation IS NOT NULL";
     assert_eq!(postgres.rows(validated).await, ["3"]);
     // A worker that another program has taken over cannot make the view unusable for others.
@@ -217,20 +227,46 @@ async fn tables_of_version_1_are_migrated_with_their_rows_and_show_the_steps_of_
 }
 
 #[tokio::test]
+async fn executions_and_decisions_have_the_trace_of_their_turn() {
+    let postgres = Postgres::start();
+    let agent = HistoryAgent { uid: "uid", ..WATCHER };
+    let question = ExecutionRow {
+        turn: 0,
+        ..execution(13, at("2026-11-22T14:00:00Z"))
+    };
+    let batch = HistoryBatch {
+        executions: vec![execution(12, at("2026-11-22T14:00:00Z")), question],
+        steps: Vec::new(),
+        audit: vec![AuditRow {
+            turn: 12,
+            ..line(3, at("2026-11-22T14:00:00.5Z"))
+        }],
+        ..batch(0, 4)
+    };
+    store(&postgres).store(&agent, &batch).await.unwrap();
+    let traces = "SELECT turn, coalesce(trace_id, 'none') FROM agent_execution_history ORDER BY turn DESC";
+    // The same as in the tests of the ids.
+    let expected = "3c7ab538e73a5da7a77d1c071ec3c9ad";
+    assert_eq!(postgres.rows(traces).await, [format!("12|{expected}"), "0|none".into()]);
+    let decisions = "SELECT trace_id FROM agent_execution_audit";
+    assert_eq!(postgres.rows(decisions).await, [expected]);
+}
+
+#[tokio::test]
 async fn a_newer_schema_is_refused_and_left_as_it_is_and_an_owner_of_rows_only_can_write() {
     let postgres = Postgres::start();
     store(&postgres).store(&WATCHER, &batch(0, 4)).await.unwrap();
     postgres
-        .run("INSERT INTO agentloop_migrations (version, name) VALUES (3, 'later')")
+        .run("INSERT INTO agentloop_migrations (version, name) VALUES (4, 'later')")
         .await;
     let error = store(&postgres).store(&WATCHER, &batch(4, 8)).await.unwrap_err();
     assert!(
-        matches!(error, HistoryError::NewerSchema { found: 3, known: 2 }),
+        matches!(error, HistoryError::NewerSchema { found: 4, known: 3 }),
         "{error}"
     );
     postgres
         .run(
-            "DELETE FROM agentloop_migrations WHERE version = 3; CREATE ROLE writer LOGIN;
+            "DELETE FROM agentloop_migrations WHERE version = 4; CREATE ROLE writer LOGIN;
              GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO writer",
         )
         .await;

@@ -220,6 +220,16 @@ fn spend() -> Vec<Panel> {
             ],
         )
         .wide(12),
+        Panel::lines(
+            "Telemetry not exported",
+            Unit::PerMinute,
+            "Spans and log lines of the pod that were not exported over OTLP, per minute; nothing if all were.",
+            vec![target(
+                per_minute("signal", &registry::AGENT_DROPPED_TELEMETRY),
+                "{{signal}}",
+            )],
+        )
+        .wide(12),
     ]
 }
 

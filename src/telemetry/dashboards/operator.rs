@@ -262,6 +262,12 @@ fn stores() -> Vec<Panel> {
             format!("max({}) * 1000", select(&registry::HISTORY_LAST_SUCCESS)),
         )
         .wide(8),
+        Panel::lines(
+            "Telemetry not exported",
+            Unit::PerMinute,
+            "Spans, log lines and data points of the controller that were not exported over OTLP, per minute.",
+            vec![target(per_minute("signal", &registry::TELEMETRY_DROPPED), "{{signal}}")],
+        ),
     ]
 }
 

@@ -21,6 +21,7 @@ const COUNTER: FamilyHead<'_> = FamilyHead {
     name: "cost_usd_total",
     help: "A \"cost\",\nin \\.",
     kind: MetricKind::Counter,
+    is_of_process: true,
 };
 
 fn exemplar(length: usize) -> Exemplar {
@@ -74,6 +75,7 @@ fn a_histogram_has_an_unbounded_bucket_and_exemplars_in_its_buckets() {
         name: "wait_seconds",
         help: "Waits.",
         kind: MetricKind::Histogram,
+        is_of_process: true,
     };
     let one = exemplar(1);
     let write = |family: &mut FamilyWriter<'_, '_>| {
@@ -106,6 +108,7 @@ fn facts_are_gauges_in_text_and_have_their_own_type_in_openmetrics() {
         name: "build_info",
         help: "Facts.",
         kind: MetricKind::Gauge,
+        is_of_process: true,
     };
     let write = |family: &mut FamilyWriter<'_, '_>| family.value(&[("v", "1")], 1.0, None);
     let plain = text(ExpositionFormat::Text, head, write);
@@ -121,6 +124,7 @@ fn facts_are_gauges_in_text_and_have_their_own_type_in_openmetrics() {
 fn a_family_without_samples_is_absent_and_values_of_labels_are_escaped() {
     let head = FamilyHead {
         kind: MetricKind::Gauge,
+        is_of_process: true,
         ..COUNTER
     };
     assert_eq!(text(ExpositionFormat::Text, head, |_| {}), "");

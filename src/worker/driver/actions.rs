@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use jiff::SignedDuration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tracing::Instrument as _;
 
 use super::LoopDriver;
 use crate::api::failure::{CallFailure, FailureKind};
@@ -66,13 +67,14 @@ impl LoopDriver<'_> {
                 let task = self.steps.requested_task().filter(|_| is_of_turn);
                 let tap = task.map(|task| self.readings.tap(task, call));
                 self.in_flight = Some(call);
-                self.calls.spawn(async move {
+                let calling = async move {
                     if lost {
                         return (call, Err(link_lost()));
                     }
                     let answer = gateway.call((call, purpose), format, body, tap).await;
                     (call, answer.map(|answer| answer.written_by(api, &name)))
-                });
+                };
+                self.calls.spawn(calling.in_current_span());
             }
             EngineEffect::CancelCall { .. } => self.cut_call(),
             EngineEffect::RunTool(run, limit) => self.run_tool(run, limit, lost),
@@ -95,7 +97,7 @@ impl LoopDriver<'_> {
         let id = run.id;
         let limit = Duration::try_from(limit).unwrap_or_default();
         let source = self.tools.clone();
-        let task = self.runs.spawn(async move {
+        let running = async move {
             if lost {
                 return FinishedToolRun::from(ToolOutcome::Unavailable {
                     message: NO_CONTACT.into(),
@@ -114,7 +116,8 @@ impl LoopDriver<'_> {
                 }
                 .into()
             })
-        });
+        };
+        let task = self.runs.spawn(running.in_current_span());
         self.running.insert(id, task);
     }
 

@@ -12,14 +12,19 @@ use rusqlite::{Connection, OpenFlags, Row};
 use serde_json::{Map, Value};
 
 use super::schema;
+use crate::otlp::TurnName;
+use crate::support::hash::hex;
 
-/// What is exported, in this order: the value of `record` in its lines, the table, and the order of its rows.
-const TABLES: [(&str, &str, &str); 4] = [
-    ("execution", "agent_execution_history", "id"),
-    ("step", "agent_execution_steps", "id"),
-    ("goalStep", "agent_goal_steps", "execution_id"),
-    ("audit", "agent_execution_audit", "seq"),
+/// What is exported, in this order: the value of `record` in its lines, the table, the column with the id of the
+/// execution, and the order of its rows.
+const TABLES: [(&str, &str, &str, &str); 4] = [
+    ("execution", "agent_execution_history", "id", "id"),
+    ("step", "agent_execution_steps", "execution_id", "id"),
+    ("goalStep", "agent_goal_steps", "execution_id", "execution_id"),
+    ("audit", "agent_execution_audit", "execution_id", "seq"),
 ];
+/// Columns of a query after those of the table: uid of the Agent, member and turn of the execution.
+const OF_EXECUTION: usize = 3;
 /// Columns whose text is JSON.
 const JSON_COLUMNS: [&str; 5] = ["action", "result", "validation", "criteria", "state_snapshot"];
 
@@ -66,21 +71,44 @@ pub fn export(copy: &Path, to: &mut impl Write) -> Result<(), ExportError> {
             known: schema::VERSION,
         });
     }
-    for (record, table, order) in TABLES {
-        let sql = format!("SELECT * FROM {table} ORDER BY {order}");
+    for (record, table, execution, order) in TABLES {
+        let sql = format!(
+            "SELECT exported.*, execution.agent_id, execution.member, execution.turn FROM {table} AS exported
+             LEFT JOIN agent_execution_history AS execution ON execution.id = exported.{execution}
+             ORDER BY exported.{order}"
+        );
         let mut select = connection.prepare(&sql).map_err(unreadable)?;
-        let columns: Vec<String> = select.column_names().map(str::to_owned).collect();
+        let mut columns: Vec<String> = select.column_names().map(str::to_owned).collect();
+        columns.truncate(columns.len() - OF_EXECUTION);
         let mut rows = select.query([]).map_err(unreadable)?;
         while let Some(row) = rows.next().map_err(unreadable)? {
             let mut line = Map::from_iter([("record".to_owned(), record.into())]);
             for (place, column) in columns.iter().enumerate() {
                 line.insert(column.clone(), value(row, place, column).map_err(unreadable)?);
             }
+            let trace = trace_id(row, columns.len()).map_err(unreadable)?;
+            line.insert("trace_id".into(), trace.into());
             writeln!(to, "{}", Value::Object(line))?;
         }
     }
     to.flush()?;
     Ok(())
+}
+
+/// The id of the trace of the row's execution, from its columns that begin at `place`. Those of the table do not have it:
+/// it follows from them.
+fn trace_id(row: &Row<'_>, place: usize) -> rusqlite::Result<Option<String>> {
+    let (agent, member): (Option<String>, Option<u16>) = (row.get(place)?, row.get(place + 1)?);
+    let turn: Option<i64> = row.get(place + 2)?;
+    let (Some(agent), Some(member), Some(turn)) = (agent, member, turn) else {
+        return Ok(None);
+    };
+    let name = TurnName {
+        agent: &agent,
+        member,
+        turn,
+    };
+    Ok((turn > 0).then(|| hex(&name.trace_id())))
 }
 
 fn value(row: &Row<'_>, place: usize, column: &str) -> rusqlite::Result<Value> {

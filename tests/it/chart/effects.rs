@@ -216,6 +216,25 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         "value: http://collector:4318",
     ),
     (
+        "telemetry.otlp.logs",
+        &["telemetry.otlp.endpoint=http://c:4318", "telemetry.otlp.logs=true"],
+        "name: OTEL_LOGS_EXPORTER",
+    ),
+    (
+        "telemetry.otlp.metrics",
+        &["telemetry.otlp.endpoint=http://c:4318", "telemetry.otlp.metrics=true"],
+        "name: OTEL_METRICS_EXPORTER",
+    ),
+    (
+        "telemetry.otlp.metricsIntervalSeconds",
+        &[
+            "telemetry.otlp.endpoint=http://c:4318",
+            "telemetry.otlp.metrics=true",
+            "telemetry.otlp.metricsIntervalSeconds=30",
+        ],
+        "value: '30000'",
+    ),
+    (
         "telemetry.otlp.headersSecretName",
         &[
             "telemetry.otlp.endpoint=http://c:4318",

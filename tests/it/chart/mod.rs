@@ -104,6 +104,8 @@ const EVERYTHING: &[&str] = &[
     "history.postgres.caKey=ca.crt",
     "telemetry.otlp.endpoint=http://otel-collector.observability:4318",
     "telemetry.otlp.headersSecretName=otlp",
+    "telemetry.otlp.logs=true",
+    "telemetry.otlp.metrics=true",
 ];
 
 #[test]
@@ -277,6 +279,7 @@ fn the_controller_knows_every_variable_that_it_is_given() {
     // Not flags: the filter of the log, what the test itself added, and what is passed on to gateways.
     let mut others = vec!["RUST_LOG", "HTTPS_PROXY"];
     others.extend(agentloop::otlp::PASSED_VARIABLES);
+    others.extend(agentloop::otlp::CONTROLLER_VARIABLES);
     for variable in controller["env"].as_array().unwrap() {
         let name = variable["name"].as_str().unwrap();
         assert!(

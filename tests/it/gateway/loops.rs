@@ -315,6 +315,7 @@ fn options(world: &World, more: Value) -> WorkerOptions {
         skills_dir: world.path("skills"),
         workspace_dir: world.path("workspace"),
         drain: Duration::from_secs(1),
+        log: agentloop::telemetry::log_export::ProcessLog::default(),
     }
 }
 

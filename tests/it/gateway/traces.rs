@@ -20,13 +20,13 @@ use crate::support::clusters;
 use crate::support::otlp::{Collector, Receiver, attribute, is_root};
 
 /// In the instructions, an answer, the arguments and the result of a tool, the headers of the collector, and the keys.
-const CANARY: &str = "canary";
+pub(super) const CANARY: &str = "canary";
 
 /// A worker as a process of its own.
-struct WorkerProcess(Child);
+pub(super) struct WorkerProcess(Child);
 
 impl WorkerProcess {
-    fn start(world: &World) -> Self {
+    pub(super) fn start(world: &World) -> Self {
         let spec = json!({
             "model": world.model, "instructions": format!("Be {CANARY}."), "tools": world.tools,
             "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
@@ -67,7 +67,7 @@ impl Drop for WorkerProcess {
     }
 }
 
-fn worker_log(world: &World) -> String {
+pub(super) fn worker_log(world: &World) -> String {
     std::fs::read_to_string(world.path("worker-log")).unwrap_or_default()
 }
 
@@ -98,6 +98,11 @@ async fn tool_server() -> SocketAddr {
 
 /// A gateway that exports to this port, and a provider whose first turn runs a tool. Its second call is held.
 async fn traced(collector: u16) -> World {
+    traced_with(collector, &[]).await
+}
+
+/// Like [`traced`], with further variables.
+pub(super) async fn traced_with(collector: u16, more: &[(&'static str, &str)]) -> World {
     let mut world = World::new().await;
     let tools = tool_server().await;
     world.tools = json!({"servers": [{"name": "hub", "url": format!("http://{tools}/mcp")}]});
@@ -107,6 +112,8 @@ async fn traced(collector: u16) -> World {
         ("OTEL_BSP_SCHEDULE_DELAY", "20".into()),
         ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test".into()),
     ];
+    let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
+    world.environment.extend(more);
     let way = Way::OpenAiWhole;
     let arguments = json!({ "text": CANARY }).to_string();
     let calls = [("c1", "hub__write", arguments.as_str())];
@@ -119,11 +126,11 @@ async fn traced(collector: u16) -> World {
     world
 }
 
-fn named<'a>(spans: &'a [Span], name: &str) -> Vec<&'a Span> {
+pub(super) fn named<'a>(spans: &'a [Span], name: &str) -> Vec<&'a Span> {
     spans.iter().filter(|span| span.name == name).collect()
 }
 
-fn two_turns(spans: &[Span]) -> bool {
+pub(super) fn two_turns(spans: &[Span]) -> bool {
     spans.iter().filter(|span| is_root(span)).count() == 2 && named(spans, "chat m").len() == 3
 }
 
@@ -167,9 +174,12 @@ fn check_first_turn(spans: &[Span]) {
 }
 
 /// No request, and no log, has a text of the loop or a secret.
-fn check_canary(receiver: &Receiver, world: &World) {
+pub(super) fn check_canary(receiver: &Receiver, world: &World) {
     for received in receiver.received() {
         let text = String::from_utf8_lossy(&received.body);
+        assert!(!text.contains(CANARY), "{text}");
+    }
+    for text in receiver.others() {
         assert!(!text.contains(CANARY), "{text}");
     }
     let log = worker_log(world);

@@ -155,6 +155,7 @@ impl World {
             link_ca_file: self.path("ca.crt"),
             run_lease,
             traces: None,
+            log: agentloop::telemetry::log_export::ProcessLog::default(),
         }
     }
 

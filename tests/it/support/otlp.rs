@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -12,9 +12,13 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+use opentelemetry_proto::tonic::metrics::v1::{Metric, ResourceMetrics};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use tokio::net::TcpListener;
@@ -28,6 +32,33 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Receiver {
     pub address: SocketAddr,
     received: Arc<watch::Sender<Vec<Received>>>,
+    lines: Arc<watch::Sender<Vec<ReceivedLine>>>,
+    exports: Arc<watch::Sender<Vec<ResourceMetrics>>>,
+    /// Logs and metrics as they came.
+    others: Arc<Mutex<Vec<Bytes>>>,
+}
+
+/// One line of a log.
+#[derive(Clone, Debug)]
+pub struct ReceivedLine {
+    pub resource: Vec<KeyValue>,
+    pub target: String,
+    pub record: LogRecord,
+}
+
+impl ReceivedLine {
+    /// An attribute of the resource as text.
+    pub fn of(&self, key: &str) -> String {
+        attribute(&self.resource, key).unwrap()
+    }
+
+    /// The message.
+    pub fn message(&self) -> String {
+        match self.record.body.as_ref().unwrap().value.as_ref() {
+            Some(Value::StringValue(text)) => text.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// One request.
@@ -50,16 +81,96 @@ async fn receive(
     StatusCode::OK
 }
 
+fn lines(request: ExportLogsServiceRequest) -> Vec<ReceivedLine> {
+    let of_resource = |logs: ResourceLogs| {
+        let resource = logs.resource.unwrap().attributes;
+        let of_scope = move |logs: ScopeLogs| {
+            let (resource, target) = (resource.clone(), logs.scope.unwrap().name);
+            logs.log_records.into_iter().map(move |record| ReceivedLine {
+                resource: resource.clone(),
+                target: target.clone(),
+                record,
+            })
+        };
+        logs.scope_logs.into_iter().flat_map(of_scope)
+    };
+    request.resource_logs.into_iter().flat_map(of_resource).collect()
+}
+
 impl Receiver {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let received = Arc::new(watch::Sender::default());
+        let (said, exported) = (Arc::new(watch::Sender::default()), Arc::new(watch::Sender::default()));
+        let others: Arc<Mutex<Vec<Bytes>>> = Arc::default();
+        let (to_said, to_exported) = (Arc::clone(&said), Arc::clone(&exported));
+        let (kept, also_kept) = (Arc::clone(&others), Arc::clone(&others));
+        let receive_logs = move |body: Bytes| async move {
+            let request = ExportLogsServiceRequest::decode(body.clone()).unwrap();
+            kept.lock().unwrap().push(body);
+            to_said.send_modify(|all: &mut Vec<_>| all.extend(lines(request)));
+        };
+        let receive_metrics = move |body: Bytes| async move {
+            let request = ExportMetricsServiceRequest::decode(body.clone()).unwrap();
+            also_kept.lock().unwrap().push(body);
+            to_exported.send_modify(|all: &mut Vec<_>| all.extend(request.resource_metrics));
+        };
         let router = Router::new()
             .route("/v1/traces", post(receive))
-            .with_state(Arc::clone(&received));
+            .with_state(Arc::clone(&received))
+            .route("/v1/logs", post(receive_logs))
+            .route("/v1/metrics", post(receive_metrics));
         tokio::spawn(async move { axum::serve(listener, router).await });
-        Self { address, received }
+        Self {
+            address,
+            received,
+            lines: said,
+            exports: exported,
+            others,
+        }
+    }
+
+    /// All requests of logs and metrics, as text.
+    pub fn others(&self) -> Vec<String> {
+        let others = self.others.lock().unwrap();
+        others
+            .iter()
+            .map(|body| String::from_utf8_lossy(body).into_owned())
+            .collect()
+    }
+
+    /// The lines so far.
+    pub fn lines(&self) -> Vec<ReceivedLine> {
+        self.lines.borrow().clone()
+    }
+
+    /// Waits until there is a line as it should be.
+    pub async fn until_line(&self, what: &str, wanted: impl Fn(&ReceivedLine) -> bool) -> ReceivedLine {
+        let mut received = self.lines.subscribe();
+        let reached = received.wait_for(|all| all.iter().any(&wanted));
+        let Ok(lines) = tokio::time::timeout(PATIENCE, reached).await else {
+            let messages: Vec<_> = self.lines().iter().map(ReceivedLine::message).collect();
+            panic!("never {what}: {messages:?}")
+        };
+        lines.unwrap().iter().find(|line| wanted(line)).unwrap().clone()
+    }
+
+    /// Waits until the metric of this name is exported, and returns the newest.
+    pub async fn until_metric(&self, name: &str, wanted: impl Fn(&Metric) -> bool) -> (Vec<KeyValue>, Metric) {
+        let find = |all: &Vec<ResourceMetrics>| {
+            let mut newest = all.iter().rev().flat_map(|exported| {
+                let resource = exported.resource.as_ref().unwrap().attributes.clone();
+                let metrics = exported.scope_metrics.iter().flat_map(|scope| &scope.metrics);
+                metrics.map(move |metric| (resource.clone(), metric.clone()))
+            });
+            newest.find(|(_, metric)| metric.name == name && wanted(metric))
+        };
+        let mut received = self.exports.subscribe();
+        let reached = received.wait_for(|all| find(all).is_some());
+        let reached = tokio::time::timeout(PATIENCE, reached).await;
+        let all = reached.unwrap_or_else(|_| panic!("never {name}")).unwrap();
+        find(&all).unwrap()
     }
 
     pub fn received(&self) -> Vec<Received> {
@@ -128,7 +239,9 @@ impl Collector {
             "yaml:receivers: {{otlp: {{protocols: {{http: {{endpoint: '127.0.0.1:{port}'}}}}}}}}\n\
              exporters: {{otlp_http: {{endpoint: 'http://{to}', compression: none, sending_queue: {{enabled: false}}}}}}\n\
              service: {{telemetry: {{metrics: {{level: none}}}}, \
-             pipelines: {{traces: {{receivers: [otlp], exporters: [otlp_http]}}}}}}"
+             pipelines: {{traces: {{receivers: [otlp], exporters: [otlp_http]}}, \
+             logs: {{receivers: [otlp], exporters: [otlp_http]}}, \
+             metrics: {{receivers: [otlp], exporters: [otlp_http]}}}}}}"
         );
         let process = Command::new("otelcol")
             .args(["--config", &config])

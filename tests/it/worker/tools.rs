@@ -229,6 +229,7 @@ impl Worker {
             let parts = DriverParts {
                 sends_responses: false,
                 spans: agentloop::worker::spans::LoopSpans::default(),
+                turn: agentloop::worker::turn_context::TurnContext::default(),
                 light_model: None,
                 agent: "agent".into(),
                 engine,

@@ -13,6 +13,8 @@ use crate::engine::tool::{
     DeclaredDefinition, DefinitionParts, ResultArtifacts, ToolOutcome, ToolSpec, UnknownOutcomePolicy,
 };
 use crate::engine::{EngineEffect, EngineInput, GateAnswer, KnownTotals};
+use crate::otlp::TurnName;
+use crate::support::hash::hex;
 use crate::worker::journaled_engine::JournaledEngine;
 
 /// Stands in arguments, results, texts and names that the model makes up.
@@ -314,6 +316,16 @@ fn the_export_has_the_history_and_the_audit_and_the_audit_no_text() {
     let last = audit.last().unwrap();
     assert_eq!((&last["outcome"], &last["decision"]), (&json!("Unknown"), &Value::Null));
     assert_eq!(last["execution_id"], executions[0]["id"]);
+    // Every line has the trace of its turn.
+    let turn = TurnName {
+        agent: executions[0]["agent_id"].as_str().unwrap(),
+        member: 0,
+        turn: 1,
+    };
+    let trace = Value::String(hex(&turn.trace_id()));
+    for line in [executions[0], steps[0], last] {
+        assert_eq!(line["trace_id"], trace, "{line}");
+    }
     let has_text = |lines: &[&Value]| lines.iter().any(|line| line.to_string().contains(CANARY));
     assert!(has_text(&steps) && !has_text(&audit));
     // The journal is the worker's, and as it was.

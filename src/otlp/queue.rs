@@ -1,0 +1,177 @@
+//! A bounded queue whose writers never wait: beyond its bound the oldest entries are dropped and counted.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+/// Counts what was not exported. All clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct DropCount(Arc<AtomicU64>);
+
+impl DropCount {
+    /// Adds to the count.
+    pub fn add(&self, number: usize) {
+        self.0
+            .fetch_add(u64::try_from(number).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// How many were dropped since the start of the process.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Returns the count and starts again at 0.
+    #[must_use]
+    pub fn take(&self) -> u64 {
+        self.0.swap(0, Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct DropQueue<T> {
+    entries: Mutex<QueueEntries<T>>,
+    arrived: Notify,
+    capacity: usize,
+    pub(crate) dropped: DropCount,
+}
+
+#[derive(Debug)]
+struct QueueEntries<T> {
+    waiting: VecDeque<T>,
+    is_closed: bool,
+}
+
+impl<T> DropQueue<T> {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            entries: Mutex::new(QueueEntries {
+                waiting: VecDeque::new(),
+                is_closed: false,
+            }),
+            arrived: Notify::new(),
+            capacity,
+            dropped: DropCount::default(),
+        }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, QueueEntries<T>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an entry. If the queue is full, its oldest entry is dropped.
+    pub(crate) fn push(&self, entry: T) {
+        let oldest = {
+            let mut entries = self.entries();
+            if entries.is_closed {
+                return;
+            }
+            let is_full = entries.waiting.len() >= self.capacity;
+            let oldest = if is_full { entries.waiting.pop_front() } else { None };
+            entries.waiting.push_back(entry);
+            oldest
+        };
+        self.dropped.add(usize::from(oldest.is_some()));
+        self.arrived.notify_one();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.entries().is_closed
+    }
+
+    /// Discards what waits, and what is added from now on, without counting it.
+    pub(crate) fn close(&self) {
+        let mut entries = self.entries();
+        entries.is_closed = true;
+        entries.waiting = VecDeque::new();
+    }
+
+    fn take(&self, most: usize, batch: &mut Vec<T>) {
+        let mut entries = self.entries();
+        let count = entries.waiting.len().min(most - batch.len());
+        batch.extend(entries.waiting.drain(..count));
+    }
+
+    /// Waits for entries until a batch is full, its first one has waited for `delay`, or `closing`. `None`: closing, and
+    /// the queue is empty.
+    pub(crate) async fn next_batch(&self, most: usize, delay: Duration, closing: &CancellationToken) -> Option<Vec<T>> {
+        let mut batch = Vec::new();
+        let mut deadline = None;
+        loop {
+            self.take(most, &mut batch);
+            let is_due = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if batch.len() >= most || is_due || closing.is_cancelled() {
+                return Some(batch).filter(|batch| !batch.is_empty());
+            }
+            if deadline.is_none() && !batch.is_empty() {
+                deadline = Some(Instant::now() + delay);
+            }
+            let change = async {
+                tokio::select! {
+                    () = self.arrived.notified() => {}
+                    () = closing.cancelled() => {}
+                }
+            };
+            match deadline {
+                // Afterwards the batch is due.
+                Some(deadline) => drop(timeout_at(deadline, change).await),
+                None => change.await,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_hours(1);
+
+    #[tokio::test]
+    async fn beyond_the_bound_the_oldest_entries_are_dropped_and_counted() {
+        let queue = DropQueue::new(2);
+        (1..=2).for_each(|entry| queue.push(entry));
+        assert_eq!(queue.dropped.get(), 0);
+        queue.push(3);
+        assert_eq!(queue.dropped.get(), 1);
+        let batch = queue.next_batch(9, Duration::ZERO, &CancellationToken::new()).await;
+        assert_eq!(batch, Some(vec![2, 3]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_ends_when_it_is_full_or_its_first_entry_has_waited() {
+        let queue = DropQueue::new(9);
+        let closing = CancellationToken::new();
+        (1..=3).for_each(|entry| queue.push(entry));
+        assert_eq!(queue.next_batch(2, HOUR, &closing).await, Some(vec![1, 2]));
+        let started = Instant::now();
+        assert_eq!(queue.next_batch(2, HOUR, &closing).await, Some(vec![3]));
+        assert_eq!(started.elapsed(), HOUR);
+    }
+
+    #[tokio::test]
+    async fn closing_ends_a_batch_and_an_empty_queue() {
+        let queue = DropQueue::new(9);
+        let closing = CancellationToken::new();
+        closing.cancel();
+        queue.push(1);
+        assert_eq!(queue.next_batch(2, HOUR, &closing).await, Some(vec![1]));
+        assert_eq!(queue.next_batch(2, HOUR, &closing).await, None);
+    }
+
+    #[test]
+    fn a_closed_queue_keeps_nothing() {
+        let queue = DropQueue::new(1);
+        queue.push(1);
+        queue.close();
+        queue.push(2);
+        queue.push(3);
+        assert!(queue.is_closed());
+        assert_eq!((queue.entries().waiting.len(), queue.dropped.get()), (0, 0));
+    }
+}

@@ -1,0 +1,104 @@
+//! Where spans go: into the queue of the export if their trace is sampled, and between worker and gateway as a message.
+
+use std::sync::Arc;
+
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message;
+use prost::bytes::Bytes;
+
+use crate::exporter::BatchedSignal;
+use crate::queue::{DropCount, DropQueue};
+use crate::sampler::TraceSampler;
+use crate::spans::resource_spans;
+
+/// Records that one message of a worker may have; the rest is dropped.
+pub(crate) const MOST_RECEIVED: usize = 1_024;
+
+/// Encodes spans without a resource, which the gateway adds.
+#[must_use]
+pub fn encode(spans: Vec<Span>) -> Vec<u8> {
+    let request = ExportTraceServiceRequest {
+        resource_spans: vec![resource_spans(None, spans)],
+    };
+    request.encode_to_vec()
+}
+
+/// Decodes the spans of a worker. `None`: this is no such message.
+#[must_use]
+pub fn decode(bytes: &[u8]) -> Option<Vec<Span>> {
+    let request = ExportTraceServiceRequest::decode(bytes).ok()?;
+    let scopes = request.resource_spans.into_iter().flat_map(|spans| spans.scope_spans);
+    Some(scopes.flat_map(|scope| scope.spans).collect())
+}
+
+pub(crate) struct SpansSignal;
+
+impl BatchedSignal for SpansSignal {
+    type Record = Span;
+    const NAME: &'static str = "traces";
+
+    fn encode(resource: &Resource, spans: Vec<Span>) -> Vec<u8> {
+        let request = ExportTraceServiceRequest {
+            resource_spans: vec![resource_spans(Some(resource.clone()), spans)],
+        };
+        request.encode_to_vec()
+    }
+
+    fn rejected(response: Bytes) -> Option<u64> {
+        let partial = ExportTraceServiceResponse::decode(response).ok()?.partial_success?;
+        u64::try_from(partial.rejected_spans).ok()
+    }
+}
+
+/// Takes spans for export, or discards them.
+#[derive(Clone, Debug, Default)]
+pub struct SpanSink(Option<SinkParts>);
+
+#[derive(Clone, Debug)]
+struct SinkParts {
+    queue: Arc<DropQueue<Span>>,
+    sampler: TraceSampler,
+}
+
+impl SpanSink {
+    pub(crate) fn new(queue: Arc<DropQueue<Span>>, sampler: TraceSampler) -> Self {
+        Self(Some(SinkParts { queue, sampler }))
+    }
+
+    /// Whether spans are exported at all.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.0.as_ref().is_some_and(|parts| !parts.queue.is_closed())
+    }
+
+    /// Whether the spans of this trace are exported.
+    #[must_use]
+    pub fn samples(&self, trace_id: &[u8]) -> bool {
+        self.0.as_ref().is_some_and(|parts| parts.sampler.samples(trace_id))
+    }
+
+    /// Queues a span, unless its trace is not sampled.
+    pub fn push(&self, span: Span) {
+        let Some(parts) = &self.0 else { return };
+        if parts.sampler.samples(&span.trace_id) {
+            parts.queue.push(span);
+        }
+    }
+
+    /// Queues the spans of a worker, which has dropped `dropped` others.
+    pub fn push_received(&self, spans: Vec<Span>, dropped: usize) {
+        let Some(parts) = &self.0 else { return };
+        parts.queue.dropped.add(dropped);
+        parts.queue.dropped.add(spans.len().saturating_sub(MOST_RECEIVED));
+        spans.into_iter().take(MOST_RECEIVED).for_each(|span| self.push(span));
+    }
+
+    /// Counts the spans that were not exported.
+    #[must_use]
+    pub fn dropped(&self) -> DropCount {
+        let parts = self.0.as_ref();
+        parts.map_or_else(DropCount::default, |parts| parts.queue.dropped.clone())
+    }
+}

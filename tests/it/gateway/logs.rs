@@ -1,0 +1,156 @@
+//! Logs of a real gateway and a real worker over OTLP: what arrives at a collector beside the traces, and what a collector
+//! that is away costs.
+
+use std::time::Duration;
+
+use agentloop::support::hash::hex;
+use pretty_assertions::assert_eq;
+
+use super::traces::{WorkerProcess, check_canary, named, traced_with, two_turns, worker_log};
+use super::world::{World, url};
+use crate::support::clusters;
+use crate::support::otlp::{Collector, ReceivedLine, Receiver, attribute, is_root};
+
+const LOGS: [(&str, &str); 2] = [("OTEL_LOGS_EXPORTER", "otlp"), ("OTEL_BLRP_SCHEDULE_DELAY", "20")];
+
+fn is_event(line: &ReceivedLine, event: &str) -> bool {
+    attribute(&line.record.attributes, "event").is_some_and(|name| name == event)
+}
+
+#[tokio::test]
+async fn a_real_collector_gets_the_lines_of_gateway_and_worker_with_the_trace_of_their_turn() {
+    if !clusters::has("otelcol") {
+        return;
+    }
+    let receiver = Receiver::start().await;
+    let collector = Collector::start(receiver.address).await;
+    let world = traced_with(collector.port, &LOGS).await;
+    let _worker = WorkerProcess::start(&world);
+    world.provider.release();
+    let spans = receiver.until("two turns", two_turns).await;
+    let root = spans.iter().find(|span| is_root(span)).unwrap();
+    let call = named(&spans, "chat m")[0];
+    let run = named(&spans, "execute_tool hub__write")[0];
+    // Of the worker: its events, with the spans of their turn, call and run.
+    let begun = receiver
+        .until_line("the turn begins", |line| is_event(line, "autonomy:turn_started"))
+        .await;
+    assert_eq!(begun.of("agentloop.component"), "worker");
+    assert_eq!(begun.of("agentloop.agent.name"), "a");
+    assert_eq!(begun.of("service.name"), "agentloop");
+    assert_eq!(begun.of("deployment.environment.name"), "test");
+    assert_eq!(
+        (begun.target.as_str(), begun.message().as_str()),
+        ("agentloop::worker::events", "journal")
+    );
+    assert_eq!(
+        (begun.record.severity_number, begun.record.severity_text.as_str()),
+        (9, "INFO")
+    );
+    assert_eq!(
+        (&begun.record.trace_id, &begun.record.span_id),
+        (&root.trace_id, &root.span_id)
+    );
+    assert_eq!(attribute(&begun.record.attributes, "turn").unwrap(), "1");
+    assert_eq!(attribute(&begun.record.attributes, "traceId"), None);
+    let intent = receiver
+        .until_line("the tool runs", |line| is_event(line, "tool:intent"))
+        .await;
+    assert_eq!(
+        (&intent.record.trace_id, &intent.record.span_id),
+        (&run.trace_id, &run.span_id)
+    );
+    // Of the gateway: the call, whose span the gateway exports.
+    let is_call = |line: &ReceivedLine| {
+        let id = attribute(&line.record.attributes, "call");
+        line.message() == "call answered" && id == attribute(&call.attributes, "agentloop.call")
+    };
+    let answered = receiver.until_line("the call is answered", is_call).await;
+    assert_eq!(answered.of("agentloop.component"), "gateway");
+    assert_eq!(
+        (&answered.record.trace_id, &answered.record.span_id),
+        (&call.trace_id, &call.span_id)
+    );
+    check_canary(&receiver, &world);
+    // Nothing is exported that the text does not say.
+    let (texts, id) = (format!("{}{}", worker_log(&world), world.log()), hex(&root.trace_id));
+    for line in receiver.lines() {
+        let quoted = serde_json::to_string(&line.message()).unwrap();
+        assert!(texts.contains(&quoted), "{quoted}");
+        // Nor does the HTTP client of the export have its lines exported, which it logs here.
+        let of_library = attribute(&line.record.attributes, "log.target").unwrap_or_default();
+        for silent in ["agentloop_otlp", "reqwest", "hyper"] {
+            assert!(!line.target.starts_with(silent), "{}", line.target);
+            assert!(!of_library.starts_with(silent), "{of_library}");
+        }
+    }
+    assert!(texts.contains("starting new connection"), "{texts}");
+    assert!(world.log().contains(&id), "{}", world.log());
+}
+
+#[tokio::test]
+async fn logs_are_exported_only_if_they_are_asked_for() {
+    let receiver = Receiver::start().await;
+    let mut world = traced_with(receiver.address.port(), &[]).await;
+    let session = world.session().await;
+    assert!(session.traces && !session.logs);
+    let _worker = WorkerProcess::start(&world);
+    world.provider.release();
+    receiver.until("two turns", two_turns).await;
+    assert!(receiver.lines().is_empty() && receiver.others().is_empty());
+    // The endpoint for logs alone is not enough, and traces can be off.
+    let receiver = Receiver::start().await;
+    let mut world = World::new().await;
+    let base = format!("http://{}", receiver.address);
+    world.environment = vec![("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", format!("{base}/v1/logs"))];
+    world.start().await;
+    assert!(!world.session().await.logs);
+    let request = world.worker.post(url("/v1/logs")).body("no message");
+    assert_eq!(request.send().await.unwrap().status(), 400);
+    let mut world = World::new().await;
+    world.environment = vec![
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", base),
+        ("OTEL_TRACES_EXPORTER", "none".into()),
+        ("OTEL_LOGS_EXPORTER", "otlp".into()),
+        ("OTEL_BLRP_SCHEDULE_DELAY", "20".into()),
+    ];
+    world.start().await;
+    let session = world.session().await;
+    assert!(session.logs && !session.traces);
+    let attached = receiver
+        .until_line("the gateway attaches", |line| line.message() == "attached")
+        .await;
+    assert!(attached.record.trace_id.is_empty());
+    assert!(receiver.received().is_empty());
+}
+
+#[tokio::test]
+async fn with_a_collector_that_is_away_lines_are_counted_and_calls_go_on() {
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = gone.local_addr().unwrap();
+    drop(gone);
+    let mut world = World::new().await;
+    world.environment = vec![
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}")),
+        ("OTEL_TRACES_EXPORTER", "none".into()),
+        ("OTEL_LOGS_EXPORTER", "otlp".into()),
+        ("OTEL_BLRP_SCHEDULE_DELAY", "1".into()),
+        ("OTEL_BLRP_MAX_QUEUE_SIZE", "2".into()),
+        // Lines of the HTTP client about a failed export would follow each other forever if they were exported.
+        ("RUST_LOG", "debug".into()),
+    ];
+    world.start().await;
+    for call in 1..=5 {
+        let (status, _) = world.ask(&format!("t1c{call}a1")).await;
+        assert_eq!(status, 200, "{}", world.log());
+    }
+    let lost = world
+        .controller
+        .until("lines are lost", |report| report.telemetry_loss.logs > 0)
+        .await;
+    assert_eq!(lost.telemetry_loss.spans, 0);
+    assert_eq!(world.log().matches("failed to export logs").count(), 1);
+    world.terminate();
+    let ended = tokio::time::timeout(Duration::from_secs(10), world.exited()).await;
+    assert!(ended.unwrap().success(), "{}", world.log());
+}
