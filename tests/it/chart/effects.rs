@@ -445,6 +445,14 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         "runbook_url: https://wiki.example.com/mark/AgentloopOperatorDown.md",
     ),
     (
+        "metrics.prometheusRule.selector",
+        &[
+            "metrics.prometheusRule.enabled=true",
+            r#"metrics.prometheusRule.selector=job="mark""#,
+        ],
+        r#"absent(agentloop_build_info{job="mark"})"#,
+    ),
+    (
         "dashboards.enabled",
         &["dashboards.enabled=true"],
         "grafana_dashboard: '1'",
