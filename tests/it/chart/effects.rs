@@ -472,6 +472,35 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         &["dashboards.enabled=true", "dashboards.namespace=monitoring"],
         "namespace: monitoring",
     ),
+    (
+        "dashboards.grafanaOperator.enabled",
+        &["dashboards.grafanaOperator.enabled=true"],
+        "name: agentloop-fleet",
+    ),
+    (
+        "dashboards.grafanaOperator.instanceSelector",
+        &[
+            "dashboards.grafanaOperator.enabled=true",
+            "dashboards.grafanaOperator.instanceSelector.matchLabels.team=mark",
+        ],
+        "team: mark",
+    ),
+    (
+        "dashboards.grafanaOperator.folder",
+        &[
+            "dashboards.grafanaOperator.enabled=true",
+            "dashboards.grafanaOperator.folder=mark",
+        ],
+        "folder: mark",
+    ),
+    (
+        "dashboards.grafanaOperator.allowCrossNamespaceImport",
+        &[
+            "dashboards.grafanaOperator.enabled=true",
+            "dashboards.grafanaOperator.allowCrossNamespaceImport=true",
+        ],
+        "allowCrossNamespaceImport: true",
+    ),
     ("commonLabels", &["commonLabels.a=mark"], "a: mark"),
     ("deploymentAnnotations", &["deploymentAnnotations.a=mark"], "a: mark"),
     ("podLabels", &["podLabels.a=mark"], "a: mark"),

@@ -17,6 +17,7 @@ pub(super) const WHOLE: &[&str] = &[
     "agents.worker.resources",
     "sensor.resources",
     "dashboards.labels",
+    "dashboards.grafanaOperator.instanceSelector",
 ];
 
 pub(super) fn values_text() -> String {
@@ -155,6 +156,10 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
             "metrics.prometheusRule.runbookBaseURL=wiki/runbooks",
             "/metrics/prometheusRule/runbookBaseURL",
         ),
+        (
+            "metrics.prometheusRule.selector=agentloop",
+            "/metrics/prometheusRule/selector",
+        ),
         ("metrics.perObject=Some", "/metrics/perObject"),
         ("metrics.authentication=Basic", "/metrics/authentication"),
         ("resources.limit.memory=1Gi", "limit"),
@@ -206,6 +211,8 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         ("prices.m.input=1", "input"),
         ("prices.m.inputPerMillion=cheap", "/prices/m/inputPerMillion"),
         ("dashboards.namespace=Team_A", "/dashboards/namespace"),
+        ("dashboards.grafanaOperator.instanceSelector.labels.a=b", "labels"),
+        ("dashboards.grafanaOperator.folderRef=a", "folderRef"),
         ("replicaCount=0", "/replicaCount"),
         ("replicaCount=11", "/replicaCount"),
         ("replicaCount=two", "/replicaCount"),
