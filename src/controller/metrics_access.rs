@@ -126,9 +126,10 @@ enum ReviewFailure {
 impl From<kube::Error> for ReviewFailure {
     fn from(error: kube::Error) -> Self {
         tracing::warn!(%error, "failed to authorize a reader of /metrics");
-        match error {
-            kube::Error::Api(status) if status.code < 500 && status.code != 429 => Self::Refused,
-            _ => Self::Unreachable,
+        if matches!(error, kube::Error::Api(status) if status.code < 500 && status.code != 429) {
+            Self::Refused
+        } else {
+            Self::Unreachable
         }
     }
 }

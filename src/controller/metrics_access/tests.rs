@@ -86,7 +86,9 @@ impl World {
                     Some(ServerFailure::Silent) => std::future::pending().await,
                     Some(ServerFailure::Status(code)) => {
                         let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code});
-                        let response = HttpResponse::builder().status(code).body(Body::from(status.to_string()));
+                        let response = HttpResponse::builder()
+                            .status(code)
+                            .body(Body::from(status.to_string()));
                         return Ok(response.unwrap());
                     }
                     None => {}
@@ -205,14 +207,22 @@ async fn while_the_api_server_is_unreachable_a_reader_it_allowed_within_the_last
         world.reviews.fail(failure);
         tokio::time::advance(KEPT).await;
         assert_eq!(world.with_token("reader-1").await, 200, "{failure:?}");
-        assert_eq!(world.with_token("other-1").await, 503, "{failure:?}: it was never allowed");
+        assert_eq!(
+            world.with_token("other-1").await,
+            503,
+            "{failure:?}: it was never allowed"
+        );
         assert_eq!(world.with_token("reader-2").await, 503, "{failure:?}: it is not known");
 
         // A silent server delays the answer.
         tokio::time::advance(STALE.checked_sub(began.elapsed() + MOMENT + RECHECK_TIMEOUT).unwrap()).await;
         assert_eq!(world.with_token("reader-1").await, 200, "{failure:?}");
         tokio::time::advance(STALE.saturating_sub(began.elapsed())).await;
-        assert_eq!(world.with_token("reader-1").await, 503, "{failure:?}: an hour has passed");
+        assert_eq!(
+            world.with_token("reader-1").await,
+            503,
+            "{failure:?}: an hour has passed"
+        );
         world.reviews.fail(None);
         assert_eq!(world.with_token("reader-1").await, 200);
     }
@@ -331,7 +341,7 @@ async fn forged_tokens_of_a_neighbor_do_not_keep_a_known_reader_out() {
 
 #[tokio::test(start_paused = true)]
 async fn forged_tokens_of_a_neighbor_keep_a_new_token_out_only_beyond_what_all_share() {
-    assert!(SHARED_ROOM > MAX_WRONG);
+    const { assert!(SHARED_ROOM > MAX_WRONG) }
     let world = World::new(MetricsAuthentication::Token);
     world.present_forged_tokens(1, SHARED_ROOM - 1).await;
     assert_eq!(world.with_token("reader-1").await, 200);
