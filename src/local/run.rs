@@ -38,6 +38,7 @@ use crate::controller::policy::PlatformPolicy;
 use crate::controller::sensor::pod::SensorPodSettings;
 use crate::link::messages::PodReport;
 use crate::link::pod::AgentEgress;
+use crate::telemetry::metrics::Metrics;
 
 /// How often the rows are refreshed.
 const LOOK: Duration = Duration::from_millis(250);
@@ -317,6 +318,7 @@ impl LocalRun {
             },
             listener: tokio::net::TcpListener::from_std(listener).map_err(failure)?,
             loops: (loops.clone(), changed),
+            metrics: Arc::new(Metrics::new().map_err(failure)?),
         };
         let pods = PodRunner {
             store: self.store.clone(),

@@ -54,7 +54,10 @@ fn closed(mut schema: Value) -> Value {
 fn the_grafana_operator_gets_each_dashboard_in_the_form_of_its_resource() {
     let Some(rendered) = render(&[ON]) else { return };
     let rendered = rendered.unwrap();
-    assert!(!rendered.has("ConfigMap", "agentloop-dashboards"), "that is another value");
+    assert!(
+        !rendered.has("ConfigMap", "agentloop-dashboards"),
+        "that is another value"
+    );
     let resources = of_kind(&rendered, "GrafanaDashboard");
     assert_eq!(resources.len(), boards().len());
     for ((name, text), resource) in boards().iter().zip(resources) {
