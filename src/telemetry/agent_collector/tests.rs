@@ -122,7 +122,7 @@ fn zeros_that_say_nothing_are_absent_and_appear_when_they_count() {
     let usage = status.usage.as_mut().unwrap();
     usage.counts.actions = 1;
     usage.counts.denied_tool_calls = 1;
-    let gate = serde_json::json!({"id": "budget", "kind": "Escalated", "openedAt": "2026-01-02T03:04:05Z"});
+    let gate = serde_json::json!({"id": "budget", "kind": "Escalated", "tool": "goal", "argumentsHash": "aa", "openedAt": "2026-01-02T03:04:05Z"});
     status.gates = vec![serde_json::from_value(gate).unwrap()];
     let text = text_of(&metrics(vec![busy]), ExpositionFormat::Text);
     for name in ABSENT {
