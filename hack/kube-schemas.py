@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""kube-schemas.py SWAGGER CRD_FOLDER OUT: JSON schemas for kubeconform, without a download.
+"""kube-schemas.py SWAGGER OUT CRD_FOLDER...: JSON schemas for kubeconform, without a download.
 
-Those of Kubernetes come from the OpenAPI document in the module that the test cluster is built from, those of agentloop from its custom
-resource definitions. Unknown fields are errors. Needs Debian's python3-yaml.
+Those of Kubernetes come from the OpenAPI document in the module that the test cluster is built from, the others from
+custom resource definitions. Unknown fields are errors. Needs Debian's python3-yaml.
 """
 
 import json
@@ -46,7 +46,7 @@ def write(out, kind, group, version, schema):
 
 
 def main():
-    swagger, out = json.loads(pathlib.Path(sys.argv[1]).read_text()), pathlib.Path(sys.argv[3])
+    swagger, out = json.loads(pathlib.Path(sys.argv[1]).read_text()), pathlib.Path(sys.argv[2])
     out.mkdir(parents=True, exist_ok=True)
     definitions = {}
     for name, definition in swagger["definitions"].items():
@@ -61,7 +61,7 @@ def main():
         for gvk in definition.get("x-kubernetes-group-version-kind", []):
             write(out, gvk["kind"], gvk["group"], gvk["version"], {"$ref": f"_definitions.json#/definitions/{name}"})
     (out / "_definitions.json").write_text(json.dumps({"definitions": definitions}))
-    for file in sorted(pathlib.Path(sys.argv[2]).glob("*.yaml")):
+    for file in sorted(file for folder in sys.argv[3:] for file in pathlib.Path(folder).glob("*.yaml")):
         crd = yaml.safe_load(file.read_text())
         for version in crd["spec"]["versions"]:
             schema = closed(version["schema"]["openAPIV3Schema"], top=True)

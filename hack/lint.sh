@@ -23,8 +23,8 @@ render >"$out/default.yaml"
 render --set rbac.clusterScoped=false,crds.enabled=false,watchNamespaces='{team-a}' >"$out/namespaced.yaml"
 render --values hack/lint-values.yaml >"$out/everything.yaml"
 swagger=$(cd hack/devcluster/tools/k8s && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json
-/usr/bin/python3 hack/kube-schemas.py "$swagger" crds "$out/schemas"
-# Kinds of the Prometheus operator have no schema here.
+/usr/bin/python3 hack/kube-schemas.py "$swagger" "$out/schemas" crds hack/foreign-crds
+# Kinds of the Prometheus operator have no schema here; hack/foreign-crds has that of the grafana-operator.
 conform() {
   kubeconform -strict -summary -skip ServiceMonitor,PodMonitor,PrometheusRule,Kustomization \
     -schema-location "$out/schemas/{{ .ResourceKind }}{{ .KindSuffix }}.json" "$@"

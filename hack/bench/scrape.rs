@@ -14,7 +14,6 @@ use agentloop::telemetry::exposition::ExpositionFormat;
 use agentloop::telemetry::families::{ObjectVisitor, PerObject};
 use agentloop::telemetry::metrics::Metrics;
 use agentloop::telemetry::namespace_totals::NamespaceTotals;
-use serde_json::json;
 
 mod figures;
 
@@ -81,33 +80,11 @@ fn metrics(agents: &[Arc<Agent>]) -> Metrics {
 
 /// A healthy Agent with one model that has used two tools.
 fn agent(number: usize) -> Arc<Agent> {
-    let condition = |kind: &str| json!({"type": kind, "status": "True", "reason": "Good", "message": "", "lastTransitionTime": "2026-01-02T03:04:05Z"});
-    let used = json!({
-        "model": "claude-sonnet-4-5", "calls": 12_345, "inputTokens": 1_234_567, "outputTokens": 234_567,
-        "cacheReadTokens": 34_567_890, "cacheWriteTokens": 456_789, "costMicroUSD": 12_345_678,
-    });
-    let mut usage = used.clone();
-    usage["turns"] = json!(4321);
-    usage["toolCalls"] = json!(9876);
-    usage["byModel"] = json!([used]);
-    usage["byTool"] = json!([
-        {"tool": "files__read", "ok": 5432, "timed": 5432, "milliseconds": 12_500},
-        {"tool": "files__write", "ok": 432, "timed": 432, "milliseconds": 500},
-    ]);
-    let conditions = ["Ready", "Accepted", "PodReady", "ModelAvailable", "SensorsHealthy"].map(condition);
-    let agent = json!({
-        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
-        "metadata": {
-            "namespace": format!("team-{}", number % 20), "name": format!("research-agent-{number}"),
-            "uid": format!("uid-{number}"), "generation": 3, "creationTimestamp": "2026-01-02T03:04:05Z",
-        },
-        "spec": {"instructions": "Be brief.", "model": {"api": "AnthropicMessages", "name": "claude-sonnet-4-5"}},
-        "status": {
-            "observedGeneration": 3, "conditions": conditions, "usage": usage,
-            "loop": {"state": "Sleeping", "turn": 4322, "lastTurnTime": "2026-01-02T03:04:05Z"},
-        },
-    });
-    Arc::new(serde_json::from_value(agent).expect("an Agent"))
+    let mut agent: Agent = serde_json::from_str(include_str!("scrape-agent.json")).expect("an Agent");
+    agent.metadata.namespace = Some(format!("team-{}", number % 20));
+    agent.metadata.name = Some(format!("research-agent-{number}"));
+    agent.metadata.uid = Some(format!("uid-{number}"));
+    Arc::new(agent)
 }
 
 /// Makes the highest memory the present one, and returns it.

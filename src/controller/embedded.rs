@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::agent::ReconcilerSettings;
+use super::election::LEASE_NAME;
 use super::gate_webhook::initialize_webhook_metrics;
 use super::history::initialize_history_metrics;
 use super::leader::{Leader, LeaderResources};
@@ -36,6 +37,8 @@ pub struct EmbeddedOptions {
     pub listener: TcpListener,
     /// The sessions of the pods; both values returned by [`PodSessions::new`].
     pub loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<NamespacedName>),
+    /// The metrics of the process, which the caller may serve.
+    pub metrics: Arc<Metrics>,
 }
 
 /// Leads until `stop`.
@@ -45,7 +48,8 @@ pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), 
         address: nowhere,
         error,
     })?;
-    let metrics = Arc::new(Metrics::new()?);
+    let metrics = alone.metrics;
+    metrics.leader.with_label_values(&[LEASE_NAME]).set(1);
     initialize_refusal_metrics(&metrics);
     initialize_webhook_metrics(&metrics);
     initialize_history_metrics(&metrics);

@@ -1,8 +1,9 @@
 //! Decides who may read /metrics, if the chart value `metrics.authentication` is `Token`: a TokenReview identifies the user,
 //! a `SubjectAccessReview` checks the verb `get` on the URL `/metrics`.
 //!
-//! The answers about valid tokens are kept for a minute, since scrapes are frequent. Whatever cannot be verified is
-//! refused.
+//! The answers about valid tokens are kept for a minute, since scrapes are frequent. While the API server is unreachable, who
+//! was allowed within the last hour may still read: the metrics are needed most then. Whatever else cannot be verified is
+//! refused. ADR 0103 explains these times and limits.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -19,18 +20,31 @@ use k8s_openapi::api::authentication::v1::TokenReview;
 use k8s_openapi::api::authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::PostParams;
 use kube::{Api, Client};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use super::access::{REJECTED_TOKEN, review_of, token_review, token_user};
-use super::review_limiter::ReviewLimiter;
+use super::review_limiter::{self, ReviewLimiter};
 use crate::support::hash;
 
 /// Time limit for both reviews together. Shorter than that of a scrape.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most concurrent authorizations; further ones wait.
+/// The same for a reader whom the API server allowed within [`STALE`], and who reads without an answer as well.
+const RECHECK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Most concurrent authorizations of unknown tokens, and of known ones; further ones wait.
 const MAX_QUESTIONS: usize = 4;
 /// How long an answer is kept.
 const KEPT: Duration = Duration::from_mins(1);
+/// How long a reader whom the API server allowed may read without another answer, while it is unreachable.
+const STALE: Duration = Duration::from_hours(1);
+/// How long the API server counts as unreachable after a failed review: nobody waits for it again before.
+const UNREACHABLE: Duration = Duration::from_secs(10);
+/// How long a token that the API server rejected is refused without asking again.
+const REJECTED: Duration = review_limiter::WINDOW;
+/// Most rejected tokens that are remembered. When it is reached, all are forgotten.
+const MAX_REJECTED: usize = 1024;
+/// Invalid tokens of all addresses within [`review_limiter::WINDOW`], below which those of one address keep nobody out.
+const SHARED_ROOM: u32 = 200;
 /// Most answers that are kept; beyond them, the oldest is dropped.
 const MAX_KEPT: usize = 256;
 
@@ -78,6 +92,9 @@ impl IntoResponse for ScrapeRefusal {
     }
 }
 
+/// The hash of a token, so that no token is kept.
+type TokenHash = [u8; hash::BYTES];
+
 /// The answer about a valid token.
 #[derive(Clone)]
 struct KnownAnswer {
@@ -85,13 +102,51 @@ struct KnownAnswer {
     answer: Result<(), ScrapeRefusal>,
 }
 
+impl KnownAnswer {
+    /// Whether the answer holds without another one.
+    fn is_fresh(&self) -> bool {
+        self.since.elapsed() < KEPT
+    }
+
+    /// Whether it allows to read while there is no other one.
+    fn allows_stale(&self) -> bool {
+        self.answer.is_ok() && self.since.elapsed() < STALE
+    }
+}
+
+/// Why a review has no answer.
+#[derive(Debug)]
+enum ReviewFailure {
+    /// The API server does not respond, or says that it cannot now.
+    Unreachable,
+    /// It refuses the review, such as for a missing permission of the controller.
+    Refused,
+}
+
+impl From<kube::Error> for ReviewFailure {
+    fn from(error: kube::Error) -> Self {
+        tracing::warn!(%error, "failed to authorize a reader of /metrics");
+        if matches!(error, kube::Error::Api(status) if status.code < 500 && status.code != 429) {
+            Self::Refused
+        } else {
+            Self::Unreachable
+        }
+    }
+}
+
 /// Authorizes the readers of /metrics.
 struct MetricsAuthorizer {
     tokens: Api<TokenReview>,
     rights: Api<SubjectAccessReview>,
+    /// Limits the reviews of unknown tokens.
     gate: ReviewLimiter,
-    /// By the hash of the token, so that no token is kept.
-    known: Mutex<HashMap<[u8; hash::BYTES], KnownAnswer>>,
+    /// Those of readers, whom nobody else may keep out.
+    rechecks: Semaphore,
+    known: Mutex<HashMap<TokenHash, KnownAnswer>>,
+    /// Rejected tokens, with the time of the rejection.
+    rejected: Mutex<HashMap<TokenHash, Instant>>,
+    /// Time of the last review that the API server did not answer.
+    unanswered: Mutex<Option<Instant>>,
 }
 
 /// Requires what `authentication` says of every request to the router.
@@ -137,42 +192,87 @@ impl MetricsAuthorizer {
         Self {
             tokens: Api::all(client.clone()),
             rights: Api::all(client),
-            gate: ReviewLimiter::new(MAX_QUESTIONS),
+            gate: ReviewLimiter::new(MAX_QUESTIONS).with_shared_room(SHARED_ROOM),
+            rechecks: Semaphore::new(MAX_QUESTIONS),
             known: Mutex::default(),
+            rejected: Mutex::default(),
+            unanswered: Mutex::default(),
         }
     }
 
     async fn check(&self, token: &str, address: IpAddr) -> Result<(), ScrapeRefusal> {
         let key = hash::sha256(token);
-        let known = self.known().get(&key).cloned();
-        if let Some(known) = known.filter(|known| known.since.elapsed() < KEPT) {
-            return known.answer;
+        let known = lock(&self.known).get(&key).cloned();
+        match known {
+            Some(known) if known.is_fresh() => known.answer,
+            Some(known) if known.allows_stale() => self.recheck(token, key, &known).await,
+            _ => self.check_unknown(token, key, address).await,
         }
-        timeout(ANSWER_TIMEOUT, self.ask(token, key, address))
-            .await
-            .unwrap_or_else(|_| {
-                let seconds = ANSWER_TIMEOUT.as_secs();
-                tracing::warn!("authorizing a reader of /metrics timed out after {seconds} s");
-                Err(ScrapeRefusal::unverified())
-            })
     }
 
-    async fn ask(&self, token: &str, key: [u8; hash::BYTES], address: IpAddr) -> Result<(), ScrapeRefusal> {
-        let _pass = self.gate.acquire(address).await.ok_or_else(|| {
-            ScrapeRefusal::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "too many tokens from this address are pending or invalid; retry in a few seconds",
-            )
-        })?;
-        let since = Instant::now();
-        let failed = |error: kube::Error| {
-            tracing::warn!(%error, "failed to authorize a reader of /metrics");
-            ScrapeRefusal::unverified()
+    /// Asks again about a reader who was allowed before, and allows the read if the API server is unreachable.
+    async fn recheck(&self, token: &str, key: TokenHash, known: &KnownAnswer) -> Result<(), ScrapeRefusal> {
+        if self.is_unreachable() {
+            return Ok(());
+        }
+        let review = async {
+            let _permit = self.rechecks.acquire().await;
+            self.review(token, key).await
         };
-        let review = self.tokens.create(&PostParams::default(), &token_review(token)).await;
-        let Some(user) = token_user(review.map_err(failed)?.status.unwrap_or_default()) else {
-            self.gate.record_failure(address);
-            return Err(ScrapeRefusal::new(StatusCode::UNAUTHORIZED, REJECTED_TOKEN));
+        let failure = match timeout(RECHECK_TIMEOUT, review).await {
+            Ok(Ok(answer)) => return answer,
+            Ok(Err(failure)) => failure,
+            Err(_) => timed_out(RECHECK_TIMEOUT),
+        };
+        match failure {
+            ReviewFailure::Unreachable => {
+                *lock(&self.unanswered) = Some(Instant::now());
+                if known.allows_stale() {
+                    Ok(())
+                } else {
+                    Err(ScrapeRefusal::unverified())
+                }
+            }
+            ReviewFailure::Refused => Err(ScrapeRefusal::unverified()),
+        }
+    }
+
+    fn is_unreachable(&self) -> bool {
+        lock(&self.unanswered).is_some_and(|at| at.elapsed() < UNREACHABLE)
+    }
+
+    async fn check_unknown(&self, token: &str, key: TokenHash, address: IpAddr) -> Result<(), ScrapeRefusal> {
+        if lock(&self.rejected).get(&key).is_some_and(|at| at.elapsed() < REJECTED) {
+            return Err(rejection());
+        }
+        let review = async {
+            let _pass = self.gate.acquire(address).await.ok_or_else(|| {
+                ScrapeRefusal::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "too many tokens from this address are pending or invalid; retry in a few seconds",
+                )
+            })?;
+            let answer = self.review(token, key).await;
+            let answer = answer.unwrap_or_else(|_| Err(ScrapeRefusal::unverified()));
+            if answer == Err(rejection()) {
+                self.gate.record_failure(address);
+            }
+            answer
+        };
+        timeout(ANSWER_TIMEOUT, review).await.unwrap_or_else(|_| {
+            timed_out(ANSWER_TIMEOUT);
+            Err(ScrapeRefusal::unverified())
+        })
+    }
+
+    /// Asks the API server, and remembers its answer.
+    async fn review(&self, token: &str, key: TokenHash) -> Result<Result<(), ScrapeRefusal>, ReviewFailure> {
+        let since = Instant::now();
+        let review = self.tokens.create(&PostParams::default(), &token_review(token)).await?;
+        let Some(user) = token_user(review.status.unwrap_or_default()) else {
+            lock(&self.known).remove(&key);
+            self.remember_rejected(key, since);
+            return Ok(Err(rejection()));
         };
         let name = user.username.clone().unwrap_or_default();
         let question = SubjectAccessReview {
@@ -185,12 +285,11 @@ impl MetricsAuthorizer {
             },
             ..SubjectAccessReview::default()
         };
-        let review = self.rights.create(&PostParams::default(), &question).await;
-        let allowed = review
-            .map_err(failed)?
+        let review = self.rights.create(&PostParams::default(), &question).await?;
+        let is_allowed = review
             .status
             .is_some_and(|status| status.allowed && status.denied != Some(true));
-        let answer = if allowed {
+        let answer = if is_allowed {
             Ok(())
         } else {
             Err(ScrapeRefusal::new(
@@ -198,30 +297,46 @@ impl MetricsAuthorizer {
                 format!("{name} may not get /metrics: bind it to the chart's ClusterRole <release>-metrics-reader"),
             ))
         };
-        self.keep(
-            key,
-            KnownAnswer {
-                since,
-                answer: answer.clone(),
-            },
-        );
-        answer
+        let known = KnownAnswer { since, answer };
+        self.keep(key, known.clone());
+        Ok(known.answer)
     }
 
-    fn keep(&self, key: [u8; hash::BYTES], answer: KnownAnswer) {
-        let mut known = self.known();
-        known.retain(|_, known| known.since.elapsed() < KEPT);
+    fn keep(&self, key: TokenHash, answer: KnownAnswer) {
+        let mut known = lock(&self.known);
+        known.retain(|_, known| known.is_fresh() || known.allows_stale());
+        known.remove(&key);
+        // Anyone with an account can have valid tokens, so refusals go first.
+        let first = |(_, known): &(&TokenHash, &KnownAnswer)| (known.answer.is_ok(), known.since);
         if known.len() >= MAX_KEPT
-            && let Some(oldest) = known.iter().min_by_key(|(_, known)| known.since).map(|(key, _)| *key)
+            && let Some(dropped) = known.iter().min_by_key(first).map(|(key, _)| *key)
         {
-            known.remove(&oldest);
+            known.remove(&dropped);
         }
         known.insert(key, answer);
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<[u8; hash::BYTES], KnownAnswer>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn remember_rejected(&self, key: TokenHash, at: Instant) {
+        let mut rejected = lock(&self.rejected);
+        if rejected.len() >= MAX_REJECTED {
+            rejected.clear();
+        }
+        rejected.insert(key, at);
     }
+}
+
+fn rejection() -> ScrapeRefusal {
+    ScrapeRefusal::new(StatusCode::UNAUTHORIZED, REJECTED_TOKEN)
+}
+
+fn timed_out(after: Duration) -> ReviewFailure {
+    let seconds = after.as_secs();
+    tracing::warn!("authorizing a reader of /metrics timed out after {seconds} s");
+    ReviewFailure::Unreachable
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

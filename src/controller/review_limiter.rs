@@ -1,7 +1,8 @@
 //! Limits requests for a TokenReview, so that one address cannot use up the capacity for all.
 //!
 //! Anyone who reaches the link can present any token, and each review is a request to the API server. Each address may
-//! therefore have only a few reviews pending, and none for a while after several invalid tokens.
+//! therefore have only a few reviews pending, and none for a while after several invalid tokens. A server whose clients share
+//! addresses with strangers may let an address exceed its share as long as there is room for all.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -25,7 +26,43 @@ const MAX_ADDRESSES: usize = 16_384;
 pub(super) struct ReviewLimiter {
     waiting: Arc<ConnectionLimiter>,
     asking: Semaphore,
-    wrong: Mutex<HashMap<IpAddr, (Instant, u32)>>,
+    /// Invalid tokens of all addresses within [`WINDOW`], below which an address may exceed [`MAX_WRONG`].
+    shared_room: u32,
+    wrong: Mutex<WrongTokens>,
+}
+
+/// Invalid tokens since a time.
+#[derive(Clone, Copy)]
+struct WrongCount {
+    since: Instant,
+    count: u32,
+}
+
+impl WrongCount {
+    /// What still counts.
+    fn present(self, now: Instant) -> u32 {
+        if now.duration_since(self.since) < WINDOW {
+            self.count
+        } else {
+            0
+        }
+    }
+
+    fn add(counted: Option<Self>, now: Instant) -> Self {
+        match counted {
+            Some(Self { since, count }) if now.duration_since(since) < WINDOW => Self {
+                since,
+                count: count.saturating_add(1),
+            },
+            _ => Self { since: now, count: 1 },
+        }
+    }
+}
+
+#[derive(Default)]
+struct WrongTokens {
+    all: Option<WrongCount>,
+    addresses: HashMap<IpAddr, WrongCount>,
 }
 
 /// Permission for one review, held while it is pending.
@@ -40,16 +77,23 @@ impl ReviewLimiter {
         Self {
             waiting: ConnectionLimiter::new(WAITING),
             asking: Semaphore::new(asking),
+            shared_room: 0,
             wrong: Mutex::default(),
+        }
+    }
+
+    /// Lets an address exceed its share of invalid tokens while those of all addresses are fewer than `room`.
+    pub(super) fn with_shared_room(self, room: u32) -> Self {
+        Self {
+            shared_room: room,
+            ..self
         }
     }
 
     /// Waits for a permit; `None` if this address has exceeded its limits.
     pub(super) async fn acquire(&self, address: IpAddr) -> Option<ReviewPermit<'_>> {
         let address = address.to_canonical();
-        let now = Instant::now();
-        let wrong = self.wrong().get(&address).copied();
-        if wrong.is_some_and(|(since, count)| count >= MAX_WRONG && now.duration_since(since) < WINDOW) {
+        if self.has_exceeded(address) {
             return None;
         }
         let waited = self.waiting.take(address)?;
@@ -63,18 +107,24 @@ impl ReviewLimiter {
     /// Counts an invalid token from this address.
     pub(super) fn record_failure(&self, address: IpAddr) {
         let now = Instant::now();
+        let address = address.to_canonical();
         let mut wrong = self.wrong();
-        if wrong.len() >= MAX_ADDRESSES {
-            wrong.clear();
+        if wrong.addresses.len() >= MAX_ADDRESSES {
+            wrong.addresses.clear();
         }
-        let (since, count) = wrong.entry(address.to_canonical()).or_insert((now, 0));
-        if now.duration_since(*since) >= WINDOW {
-            (*since, *count) = (now, 0);
-        }
-        *count += 1;
+        wrong.all = Some(WrongCount::add(wrong.all, now));
+        let counted = WrongCount::add(wrong.addresses.get(&address).copied(), now);
+        wrong.addresses.insert(address, counted);
     }
 
-    fn wrong(&self) -> MutexGuard<'_, HashMap<IpAddr, (Instant, u32)>> {
+    fn has_exceeded(&self, address: IpAddr) -> bool {
+        let now = Instant::now();
+        let wrong = self.wrong();
+        let present = |counted: Option<&WrongCount>| counted.map_or(0, |counted| counted.present(now));
+        present(wrong.addresses.get(&address)) >= MAX_WRONG && present(wrong.all.as_ref()) >= self.shared_room
+    }
+
+    fn wrong(&self) -> MutexGuard<'_, WrongTokens> {
         self.wrong.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -105,6 +155,21 @@ mod tests {
         assert!(gate.acquire(address(1)).await.is_some(), "the count was reset");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn an_address_exceeds_its_share_while_there_is_room_for_all() {
+        let room = MAX_WRONG + 5;
+        let gate = ReviewLimiter::new(1).with_shared_room(room);
+        for _ in 1..room {
+            gate.record_failure(address(1));
+        }
+        assert!(gate.acquire(address(1)).await.is_some());
+        gate.record_failure(address(2));
+        assert!(gate.acquire(address(1)).await.is_none());
+        assert!(gate.acquire(address(2)).await.is_some());
+        tokio::time::advance(WINDOW).await;
+        assert!(gate.acquire(address(1)).await.is_some());
+    }
+
     #[tokio::test]
     async fn an_address_has_so_many_questions_open_and_others_have_their_turn() {
         let gate = ReviewLimiter::new(1);
@@ -129,6 +194,6 @@ mod tests {
         for number in 0..=u32::try_from(MAX_ADDRESSES).unwrap() {
             gate.record_failure(std::net::Ipv4Addr::from(number).into());
         }
-        assert_eq!(gate.wrong().len(), 1);
+        assert_eq!(gate.wrong().addresses.len(), 1);
     }
 }

@@ -39,6 +39,7 @@ use crate::page::agent_rows::{AgentRow, LoopActivity, StatusOrigin, row};
 use crate::page::recent::RecentEvents;
 use crate::page::sensor_rows::SensorRow;
 use crate::page::view::{AgentView, BudgetView, PageView};
+use crate::telemetry::metrics::Metrics;
 
 /// How often the rows are refreshed.
 const LOOK: Duration = Duration::from_millis(250);
@@ -318,6 +319,7 @@ impl LocalRun {
             },
             listener: tokio::net::TcpListener::from_std(listener).map_err(failure)?,
             loops: (loops.clone(), changed),
+            metrics: Arc::new(Metrics::new().map_err(failure)?),
         };
         let pods = PodRunner {
             store: self.store.clone(),

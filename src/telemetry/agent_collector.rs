@@ -5,7 +5,7 @@
 use strum::IntoEnumIterator;
 
 use super::exposition::{Exemplar, MetricWriter};
-use super::families::{PerObject, Samples, SeriesSource, TakeSnapshot, bit, dollars, number, write_conditions};
+use super::families::{PerObject, Samples, SeriesSource, TakeSnapshot, dollars, number, write_conditions};
 use super::registry::{self, Metric};
 use crate::api::Agent;
 use crate::api::agent::AgentMode;
@@ -140,7 +140,11 @@ impl AgentFacts<'_> {
 
     /// A count of the usage; 0 before the first.
     fn count(&self, of: impl FnOnce(&LoopUsage) -> i64) -> f64 {
-        number(self.usage().map_or(0, of))
+        number(self.count_of(of))
+    }
+
+    fn count_of(&self, of: impl FnOnce(&LoopUsage) -> i64) -> i64 {
+        self.usage().map_or(0, of)
     }
 }
 
@@ -150,7 +154,7 @@ type WriteAgent = fn(&AgentFacts<'_>, &mut Samples<'_, '_, '_>);
 /// The families of Agents, in the order of their names.
 const FAMILIES: &[(&Metric, WriteAgent)] = &[
     (&registry::AGENT_ACTIONS, |agent, out| {
-        out.put(&[], agent.count(|usage| usage.counts.actions));
+        put_above_zero(out, &[], agent.count_of(|usage| usage.counts.actions));
     }),
     (&registry::AGENT_CALLS, |agent, out| {
         agent.each_model(|used| out.put(&[&used.model], number(used.calls)));
@@ -163,7 +167,7 @@ const FAMILIES: &[(&Metric, WriteAgent)] = &[
         out.put(&[], number(created.map_or(0, |time| time.0.as_second())));
     }),
     (&registry::AGENT_DENIED_TOOL_CALLS, |agent, out| {
-        out.put(&[], agent.count(|usage| usage.counts.denied_tool_calls));
+        put_above_zero(out, &[], agent.count_of(|usage| usage.counts.denied_tool_calls));
     }),
     (&registry::AGENT_DROPPED_TELEMETRY, |agent, out| {
         let TelemetryDrops { traces, logs } = (agent.gateways.dropped)(agent.id[0], agent.id[1]);
@@ -205,7 +209,8 @@ const FAMILIES: &[(&Metric, WriteAgent)] = &[
         }
     }),
     (&registry::AGENT_PENDING_APPROVALS, |agent, out| {
-        out.put(&[], agent.gates().iter().map(|_| 1.0).sum());
+        let open = i64::try_from(agent.gates().len()).unwrap_or(i64::MAX);
+        put_above_zero(out, &[], open);
     }),
     (&registry::AGENT_REASONING_TOKENS, |agent, out| {
         agent.each_model(|used| put_above_zero(out, &[&used.model], used.reasoning_tokens));
@@ -215,7 +220,7 @@ const FAMILIES: &[(&Metric, WriteAgent)] = &[
         out.put(&[], number(refused.unwrap_or_default()));
     }),
     (&registry::AGENT_SUSPENDED, |agent, out| {
-        out.put(&[], bit(agent.agent.spec.suspend));
+        put_above_zero(out, &[], agent.agent.spec.suspend.into());
     }),
     (&registry::AGENT_CONDITION, |agent, out| {
         let status = agent.agent.status.as_ref();
@@ -369,48 +374,4 @@ fn rest_of(usage: &LoopUsage, other: ModelUsage) -> ModelUsage {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn by_model(usage: &LoopUsage, spec_model: &str) -> Vec<ModelUsage> {
-        let mut models = Vec::new();
-        each_model(Some(usage), spec_model, |used| models.push(used.clone()));
-        models
-    }
-
-    fn used(model: &str, calls: i64, input_tokens: i64) -> ModelUsage {
-        ModelUsage {
-            model: model.into(),
-            calls,
-            input_tokens,
-            ..ModelUsage::default()
-        }
-    }
-
-    #[test]
-    fn the_model_of_the_spec_is_there_with_zeros_before_its_first_call() {
-        assert_eq!(by_model(&LoopUsage::default(), "m"), [used("m", 0, 0)]);
-    }
-
-    #[test]
-    fn what_is_in_no_entry_is_counted_as_other_so_that_the_sum_is_the_total() {
-        let usage = LoopUsage {
-            calls: 7,
-            input_tokens: 70,
-            by_model: vec![used("m", 4, 40)],
-            ..LoopUsage::default()
-        };
-        assert_eq!(by_model(&usage, "m"), [used("m", 4, 40), used("other", 3, 30)]);
-    }
-
-    #[test]
-    fn a_model_called_other_keeps_one_series() {
-        let usage = LoopUsage {
-            calls: 7,
-            input_tokens: 70,
-            by_model: vec![used("other", 4, 40)],
-            ..LoopUsage::default()
-        };
-        assert_eq!(by_model(&usage, "other"), [used("other", 7, 70)]);
-    }
-}
+mod tests;

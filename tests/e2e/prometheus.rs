@@ -1,9 +1,7 @@
 //! Debian's Prometheus scrapes the controller, and its own linter finds nothing.
 
 use std::io::Write as _;
-use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -11,7 +9,7 @@ use serde_json::{Value, json};
 use super::agents::{Agent, script, scripted};
 use super::budgets;
 use super::cluster::{self, Namespace, shared};
-use crate::support::http;
+use crate::support::prometheus::Prometheus;
 
 #[test]
 fn prometheus_scrapes_the_controller_and_answers_queries_with_and_without_honor_labels() {
@@ -29,7 +27,7 @@ fn prometheus_scrapes_the_controller_and_answers_queries_with_and_without_honor_
 
     let leader = cluster::leader(&cluster.system);
     let address = leader["status"]["podIP"].as_str().expect("the leader has an address");
-    let prometheus = Prometheus::start(&format!("{address}:{}", cluster::metrics_port(&leader)));
+    let prometheus = scrape_twice(&format!("{address}:{}", cluster::metrics_port(&leader)));
     let ns = namespace.kubectl.namespace();
     let state = format!("agentloop_agent_loop_state{{job=\"honest\",namespace=\"{ns}\",state=\"Sleeping\"}}");
     assert_eq!(prometheus.until_value(&state), "1");
@@ -96,7 +94,7 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
 
     let leader = cluster::leader(&cluster.system);
     let address = leader["status"]["podIP"].as_str().expect("the leader has an address");
-    let prometheus = Prometheus::start(&format!("{address}:{}", cluster::metrics_port(&leader)));
+    let prometheus = scrape_twice(&format!("{address}:{}", cluster::metrics_port(&leader)));
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/agentloop/dashboards");
     let ns = namespace.kubectl.namespace();
     let mut empty = Vec::new();
@@ -162,13 +160,6 @@ fn promtool_finds_nothing_wrong_with_the_metrics_page() {
     );
 }
 
-/// A Prometheus of this test, on loopback; ends with its value.
-struct Prometheus {
-    child: Child,
-    address: String,
-    _data: tempfile::TempDir,
-}
-
 /// Panels of one Agent that show something only once tools of a server have run, which no Agent here has.
 const WITHOUT_DATA: [&str; 2] = ["Duration of tool runs", "Tool calls by outcome"];
 
@@ -183,96 +174,8 @@ fn query(text: &str, namespace: &str) -> String {
     text
 }
 
-impl Prometheus {
-    /// Scrapes one target twice: as the documentation asks for, and with Prometheus' own defaults.
-    fn start(target: &str) -> Self {
-        let data = tempfile::tempdir().expect("a temporary directory");
-        let scrape = |job: &str, honor: bool| json!({"job_name": job, "honor_labels": honor, "static_configs": [{"targets": [target], "labels": {"namespace": "scraper"}}]});
-        let config = json!({"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape("honest", true), scrape("plain", false)]});
-        let file = data.path().join("prometheus.yml");
-        std::fs::write(&file, config.to_string()).expect("the configuration can be written");
-        let address = free_address();
-        let child = Self::command(&file, &data.path().join("tsdb"), &address)
-            .spawn()
-            .expect("prometheus is installed");
-        Self {
-            child,
-            address,
-            _data: data,
-        }
-    }
-
-    fn command(config: &Path, data: &Path, address: &str) -> Command {
-        let mut command = Command::new("prometheus");
-        command
-            .arg(format!("--config.file={}", config.display()))
-            .arg(format!("--storage.tsdb.path={}", data.display()))
-            .arg(format!("--web.listen-address={address}"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        command
-    }
-
-    /// The value of a query that gives one sample, once there is one.
-    fn until_value(&self, query: &str) -> String {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        loop {
-            let answer = self.query(query);
-            let results = answer["data"]["result"].as_array().cloned().unwrap_or_default();
-            if let [only] = results.as_slice() {
-                return only["value"][1].as_str().expect("a sample has a value").to_owned();
-            }
-            assert!(Instant::now() < deadline, "{query} gave {answer}");
-            // Prometheus scrapes once a second; it tells nobody when.
-            std::thread::park_timeout(Duration::from_millis(200));
-        }
-    }
-
-    /// Whether one of the queries gives any samples.
-    fn has_any(&self, queries: &[String]) -> bool {
-        queries.iter().any(|query| {
-            let answer = self.query(query);
-            answer["data"]["result"]
-                .as_array()
-                .is_some_and(|samples| !samples.is_empty())
-        })
-    }
-
-    /// Waits until a query gives any samples.
-    fn until_some(&self, what: &str, query: &str) {
-        let deadline = Instant::now() + Duration::from_secs(90);
-        while !self.has_any(&[query.to_owned()]) {
-            assert!(Instant::now() < deadline, "{what} shows nothing: {query}");
-            // Prometheus scrapes once a second; it tells nobody when.
-            std::thread::park_timeout(Duration::from_millis(200));
-        }
-    }
-
-    fn query(&self, query: &str) -> Value {
-        let listens = std::net::TcpStream::connect(&self.address).is_ok();
-        let form = format!("query={}", percent(query));
-        let path = "/api/v1/query";
-        let answer =
-            listens.then(|| http::request(&self.address, "POST", path, "application/x-www-form-urlencoded", &form));
-        answer
-            .and_then(|(_, body)| serde_json::from_str(&body).ok())
-            .unwrap_or_default()
-    }
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-    listener.local_addr().expect("it is bound").to_string()
-}
-
-fn percent(text: &str) -> String {
-    text.bytes()
-        .fold(String::new(), |all, byte| all + &format!("%{byte:02X}"))
+/// Scrapes one target twice: as the documentation asks for, and with Prometheus' own defaults.
+fn scrape_twice(target: &str) -> Prometheus {
+    let scrape = |job: &str, honor: bool| json!({"job_name": job, "honor_labels": honor, "static_configs": [{"targets": [target], "labels": {"namespace": "scraper"}}]});
+    Prometheus::start(&json!([scrape("honest", true), scrape("plain", false)]), None)
 }

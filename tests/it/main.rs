@@ -3,6 +3,7 @@
 
 mod support;
 
+mod alerts;
 mod answers;
 mod budget;
 mod chart;

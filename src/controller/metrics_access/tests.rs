@@ -17,7 +17,19 @@ use super::*;
 struct Reviews {
     tokens: AtomicUsize,
     rights: Mutex<Vec<Value>>,
-    down: std::sync::atomic::AtomicBool,
+    failure: Mutex<Option<ServerFailure>>,
+    revoked: Mutex<Vec<&'static str>>,
+}
+
+/// How an API server fails.
+#[derive(Clone, Copy, Debug)]
+enum ServerFailure {
+    /// Nothing accepts connections.
+    Down,
+    /// Requests get no response.
+    Silent,
+    /// Requests are answered with this status.
+    Status(u16),
 }
 
 impl Reviews {
@@ -25,7 +37,8 @@ impl Reviews {
         review["status"] = if path.ends_with("tokenreviews") {
             self.tokens.fetch_add(1, Ordering::SeqCst);
             let token = review["spec"]["token"].as_str().unwrap();
-            let known = token.starts_with("reader") || token.starts_with("other");
+            let revoked = self.revoked.lock().unwrap();
+            let known = (token.starts_with("reader") || token.starts_with("other")) && !revoked.contains(&token);
             let user = json!({"username": token.split('-').next(), "groups": ["g"]});
             if known {
                 json!({"authenticated": true, "user": user})
@@ -34,7 +47,8 @@ impl Reviews {
             }
         } else {
             let spec = review["spec"].clone();
-            let allowed = spec["user"] == "reader";
+            let revoked = self.revoked.lock().unwrap().contains(&"the role");
+            let allowed = spec["user"] == "reader" && !revoked;
             self.rights.lock().unwrap().push(spec);
             json!({"allowed": allowed})
         };
@@ -42,6 +56,15 @@ impl Reviews {
 
     fn asked(&self) -> usize {
         self.tokens.load(Ordering::SeqCst)
+    }
+
+    fn fail(&self, failure: impl Into<Option<ServerFailure>>) {
+        *self.failure.lock().unwrap() = failure.into();
+    }
+
+    /// Rejects this token from now on; "the role" refuses everyone the URL.
+    fn revoke(&self, token: &'static str) {
+        self.revoked.lock().unwrap().push(token);
     }
 }
 
@@ -57,8 +80,18 @@ impl World {
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
             let reviews = server.clone();
             async move {
-                if reviews.down.load(Ordering::SeqCst) {
-                    return Err(std::io::Error::other("down"));
+                let failure = *reviews.failure.lock().unwrap();
+                match failure {
+                    Some(ServerFailure::Down) => return Err(std::io::Error::other("down")),
+                    Some(ServerFailure::Silent) => std::future::pending().await,
+                    Some(ServerFailure::Status(code)) => {
+                        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code});
+                        let response = HttpResponse::builder()
+                            .status(code)
+                            .body(Body::from(status.to_string()));
+                        return Ok(response.unwrap());
+                    }
+                    None => {}
                 }
                 let path = request.uri().path().to_owned();
                 let body = request.into_body().collect_bytes().await.unwrap();
@@ -69,21 +102,24 @@ impl World {
         });
         let router = Router::new().route("/metrics", get(|| async { "series\n" }));
         let router = protect(router, authentication, Client::new(service, "default"));
-        let address: IpAddr = [10, 0, 0, 1].into();
-        Self {
-            reviews,
-            router: router.layer(Extension(address)),
-        }
+        Self { reviews, router }
     }
 
     /// Status and text of a scrape with this header `Authorization`.
     async fn scrape(&self, authorization: Option<&str>) -> (u16, String) {
+        self.scrape_from(1, authorization).await
+    }
+
+    /// A scrape from the address with this last part.
+    async fn scrape_from(&self, address: u8, authorization: Option<&str>) -> (u16, String) {
         let mut request = Request::get("/metrics");
         if let Some(value) = authorization {
             request = request.header("authorization", value);
         }
         let request = request.body(Body::empty()).unwrap();
-        let response = self.router.clone().oneshot(request).await.unwrap();
+        let address: IpAddr = [10, 0, 0, address].into();
+        let router = self.router.clone().layer(Extension(address));
+        let response = router.oneshot(request).await.unwrap();
         let status = response.status().as_u16();
         assert_eq!(status == 401, response.headers().contains_key("www-authenticate"));
         let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
@@ -91,7 +127,19 @@ impl World {
     }
 
     async fn with_token(&self, token: &str) -> u16 {
-        self.scrape(Some(&format!("Bearer {token}"))).await.0
+        self.with_token_from(1, token).await
+    }
+
+    async fn with_token_from(&self, address: u8, token: &str) -> u16 {
+        self.scrape_from(address, Some(&format!("Bearer {token}"))).await.0
+    }
+
+    /// Presents so many tokens, each once, that the API server rejects.
+    async fn present_forged_tokens(&self, address: u8, count: u32) {
+        for number in 0..count {
+            let token = format!("forged-{address}-{number}-{}", self.reviews.asked());
+            assert_eq!(self.with_token_from(address, &token).await, 401, "{number}");
+        }
     }
 }
 
@@ -124,6 +172,8 @@ async fn a_user_who_may_get_the_url_reads_and_others_are_told_why_they_may_not()
     assert_eq!(world.reviews.asked(), 3);
 }
 
+const MOMENT: Duration = Duration::from_millis(1);
+
 #[tokio::test(start_paused = true)]
 async fn answers_about_valid_tokens_are_kept_for_a_minute() {
     let world = World::new(MetricsAuthentication::Token);
@@ -132,17 +182,105 @@ async fn answers_about_valid_tokens_are_kept_for_a_minute() {
         assert_eq!(world.with_token("other-1").await, 403);
     }
     assert_eq!(world.reviews.asked(), 2);
-    world.reviews.down.store(true, Ordering::SeqCst);
-    tokio::time::advance(KEPT.checked_sub(Duration::from_millis(1)).unwrap()).await;
+    tokio::time::advance(KEPT.checked_sub(MOMENT).unwrap()).await;
     assert_eq!(world.with_token("reader-1").await, 200);
-    tokio::time::advance(Duration::from_millis(1)).await;
-    assert_eq!(
-        world.with_token("reader-1").await,
-        503,
-        "what cannot be verified is refused"
-    );
-    world.reviews.down.store(false, Ordering::SeqCst);
+    assert_eq!(world.with_token("other-1").await, 403);
+    assert_eq!(world.reviews.asked(), 2);
+    tokio::time::advance(MOMENT).await;
     assert_eq!(world.with_token("reader-1").await, 200);
+    assert_eq!(world.with_token("other-1").await, 403);
+    assert_eq!(world.reviews.asked(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_api_server_is_unreachable_a_reader_it_allowed_within_the_last_hour_reads() {
+    for failure in [
+        ServerFailure::Down,
+        ServerFailure::Silent,
+        ServerFailure::Status(503),
+        ServerFailure::Status(429),
+    ] {
+        let world = World::new(MetricsAuthentication::Token);
+        assert_eq!(world.with_token("reader-1").await, 200);
+        assert_eq!(world.with_token("other-1").await, 403);
+        let began = Instant::now();
+        world.reviews.fail(failure);
+        tokio::time::advance(KEPT).await;
+        assert_eq!(world.with_token("reader-1").await, 200, "{failure:?}");
+        assert_eq!(
+            world.with_token("other-1").await,
+            503,
+            "{failure:?}: it was never allowed"
+        );
+        assert_eq!(world.with_token("reader-2").await, 503, "{failure:?}: it is not known");
+
+        // A silent server delays the answer.
+        tokio::time::advance(STALE.checked_sub(began.elapsed() + MOMENT + RECHECK_TIMEOUT).unwrap()).await;
+        assert_eq!(world.with_token("reader-1").await, 200, "{failure:?}");
+        tokio::time::advance(STALE.saturating_sub(began.elapsed())).await;
+        assert_eq!(
+            world.with_token("reader-1").await,
+            503,
+            "{failure:?}: an hour has passed"
+        );
+        world.reviews.fail(None);
+        assert_eq!(world.with_token("reader-1").await, 200);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_hour_of_an_outage_begins_with_the_last_answer_of_the_api_server() {
+    let world = World::new(MetricsAuthentication::Token);
+    assert_eq!(world.with_token("reader-1").await, 200);
+    world.reviews.fail(ServerFailure::Down);
+    tokio::time::advance(STALE.checked_sub(MOMENT).unwrap()).await;
+    assert_eq!(world.with_token("reader-1").await, 200);
+    tokio::time::advance(UNREACHABLE).await;
+    assert_eq!(world.with_token("reader-1").await, 503);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_ends_what_was_allowed_before_also_during_an_outage() {
+    for (revoked, status) in [("reader-1", 401), ("the role", 403)] {
+        let world = World::new(MetricsAuthentication::Token);
+        assert_eq!(world.with_token("reader-1").await, 200);
+        world.reviews.revoke(revoked);
+        tokio::time::advance(KEPT).await;
+        assert_eq!(world.with_token("reader-1").await, status);
+        world.reviews.fail(ServerFailure::Down);
+        tokio::time::advance(KEPT).await;
+        assert_eq!(world.with_token("reader-1").await, 503, "{revoked}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_refuses_the_review_itself_is_not_unreachable() {
+    let world = World::new(MetricsAuthentication::Token);
+    assert_eq!(world.with_token("reader-1").await, 200);
+    world.reviews.fail(ServerFailure::Status(403));
+    tokio::time::advance(KEPT).await;
+    assert_eq!(world.with_token("reader-1").await, 503);
+}
+
+#[tokio::test(start_paused = true)]
+async fn during_an_outage_the_api_server_is_asked_again_every_few_seconds() {
+    let world = World::new(MetricsAuthentication::Token);
+    assert_eq!(world.with_token("reader-1").await, 200);
+    world.reviews.fail(ServerFailure::Silent);
+    tokio::time::advance(KEPT).await;
+    let began = Instant::now();
+    assert_eq!(world.with_token("reader-1").await, 200);
+    assert_eq!(began.elapsed(), RECHECK_TIMEOUT);
+    assert_eq!(world.with_token("reader-1").await, 200);
+    assert_eq!(began.elapsed(), RECHECK_TIMEOUT, "the second scrape does not wait");
+
+    world.reviews.fail(None);
+    tokio::time::advance(UNREACHABLE.checked_sub(MOMENT).unwrap()).await;
+    assert_eq!(world.with_token("reader-1").await, 200);
+    assert_eq!(world.reviews.asked(), 1);
+    tokio::time::advance(MOMENT).await;
+    assert_eq!(world.with_token("reader-1").await, 200);
+    assert_eq!(world.reviews.asked(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -162,14 +300,67 @@ async fn so_many_answers_are_kept_and_the_oldest_goes_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn invalid_tokens_are_not_kept_and_after_some_the_address_waits() {
+async fn refusals_never_replace_what_is_known_of_readers() {
     let world = World::new(MetricsAuthentication::Token);
     assert_eq!(world.with_token("reader-1").await, 200);
-    let before = world.reviews.asked();
-    for _ in 0..MAX_WRONG {
-        assert_eq!(world.with_token("forged").await, 401);
+    for number in 0..2 * MAX_KEPT {
+        tokio::time::advance(MOMENT).await;
+        assert_eq!(world.with_token(&format!("other-{number}")).await, 403);
     }
+    let asked = world.reviews.asked();
+    assert_eq!(world.with_token("reader-1").await, 200);
+    assert_eq!(world.reviews.asked(), asked);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rejected_token_is_asked_about_again_after_ten_seconds() {
+    let world = World::new(MetricsAuthentication::Token);
+    for _ in 0..100 {
+        assert_eq!(world.with_token("late").await, 401);
+    }
+    assert_eq!(world.reviews.asked(), 1);
+    tokio::time::advance(REJECTED.checked_sub(MOMENT).unwrap()).await;
+    assert_eq!(world.with_token("late").await, 401);
+    assert_eq!(world.reviews.asked(), 1);
+    tokio::time::advance(MOMENT).await;
+    assert_eq!(world.with_token("late").await, 401);
+    assert_eq!(world.reviews.asked(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn forged_tokens_of_a_neighbor_do_not_keep_a_known_reader_out() {
+    let world = World::new(MetricsAuthentication::Token);
+    assert_eq!(world.with_token("reader-1").await, 200);
+    tokio::time::advance(KEPT).await;
+    world.present_forged_tokens(1, SHARED_ROOM).await;
+    assert_eq!(world.with_token("forged").await, 503, "the limit is reached");
+    let asked = world.reviews.asked();
+    assert_eq!(world.with_token("reader-1").await, 200);
+    assert_eq!(world.reviews.asked(), asked + 1, "it was verified again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn forged_tokens_of_a_neighbor_keep_a_new_token_out_only_beyond_what_all_share() {
+    const { assert!(SHARED_ROOM > MAX_WRONG) }
+    let world = World::new(MetricsAuthentication::Token);
+    world.present_forged_tokens(1, SHARED_ROOM - 1).await;
+    assert_eq!(world.with_token("reader-1").await, 200);
+    world.present_forged_tokens(1, 1).await;
     assert_eq!(world.with_token("reader-2").await, 503);
-    assert_eq!(world.reviews.asked() - before, usize::try_from(MAX_WRONG).unwrap());
-    assert_eq!(world.with_token("reader-1").await, 200, "its answer is known");
+    assert_eq!(world.with_token_from(2, "reader-2").await, 200, "another address");
+    tokio::time::advance(REJECTED).await;
+    assert_eq!(world.with_token("reader-3").await, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_that_wait_for_a_silent_api_server_do_not_keep_a_known_reader_out() {
+    let world = World::new(MetricsAuthentication::Token);
+    assert_eq!(world.with_token("reader-1").await, 200);
+    world.reviews.fail(ServerFailure::Silent);
+    tokio::time::advance(KEPT).await;
+    let tokens: Vec<_> = (0..100).map(|number| format!("forged-{number}")).collect();
+    let strangers = tokens.iter().map(|token| world.with_token(token));
+    let (strangers, reader) = tokio::join!(futures::future::join_all(strangers), world.with_token("reader-1"));
+    assert!(strangers.iter().all(|status| *status == 503), "{strangers:?}");
+    assert_eq!(reader, 200);
 }

@@ -478,6 +478,14 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         "runbook_url: https://wiki.example.com/mark/AgentloopOperatorDown.md",
     ),
     (
+        "metrics.prometheusRule.selector",
+        &[
+            "metrics.prometheusRule.enabled=true",
+            r#"metrics.prometheusRule.selector=job="mark""#,
+        ],
+        r#"absent(agentloop_build_info{job="mark"})"#,
+    ),
+    (
         "dashboards.enabled",
         &["dashboards.enabled=true"],
         "grafana_dashboard: '1'",
@@ -496,6 +504,35 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         "dashboards.namespace",
         &["dashboards.enabled=true", "dashboards.namespace=monitoring"],
         "namespace: monitoring",
+    ),
+    (
+        "dashboards.grafanaOperator.enabled",
+        &["dashboards.grafanaOperator.enabled=true"],
+        "name: agentloop-fleet",
+    ),
+    (
+        "dashboards.grafanaOperator.instanceSelector",
+        &[
+            "dashboards.grafanaOperator.enabled=true",
+            "dashboards.grafanaOperator.instanceSelector.matchLabels.team=mark",
+        ],
+        "team: mark",
+    ),
+    (
+        "dashboards.grafanaOperator.folder",
+        &[
+            "dashboards.grafanaOperator.enabled=true",
+            "dashboards.grafanaOperator.folder=mark",
+        ],
+        "folder: mark",
+    ),
+    (
+        "dashboards.grafanaOperator.allowCrossNamespaceImport",
+        &[
+            "dashboards.grafanaOperator.enabled=true",
+            "dashboards.grafanaOperator.allowCrossNamespaceImport=true",
+        ],
+        "allowCrossNamespaceImport: true",
     ),
     ("commonLabels", &["commonLabels.a=mark"], "a: mark"),
     ("deploymentAnnotations", &["deploymentAnnotations.a=mark"], "a: mark"),

@@ -4,6 +4,7 @@
 
 mod answers;
 mod approval;
+mod dashboards;
 mod effects;
 mod fence;
 mod identity;
@@ -93,6 +94,7 @@ const EVERYTHING: &[&str] = &[
     "prices.a-model.outputPerMillion=15.00",
     "policy.requireBudget=true",
     "dashboards.enabled=true",
+    "dashboards.grafanaOperator.enabled=true",
     "networkPolicy.linkFrom[0].podSelector.matchLabels.reads=events",
     "page.enabled=true",
     "page.hosts={loops.example.com}",

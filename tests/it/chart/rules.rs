@@ -17,6 +17,8 @@ const RULES: &str = "charts/agentloop/files/rules.yaml";
 const RUNBOOKS: &str = "docs/runbooks";
 /// Labels that a scrape adds.
 const TARGET_LABELS: [&str; 3] = ["job", "instance", "pod"];
+/// Matchers of the rules that the chart replaces by those of its release.
+const ANY_TARGET: &str = r#"job=~".+""#;
 
 fn read_yaml(path: impl AsRef<Path>) -> Value {
     let text = std::fs::read_to_string(repository(&path.as_ref().to_string_lossy())).unwrap();
@@ -100,6 +102,12 @@ fn labels_in(matchers: &str) -> Vec<String> {
     label.captures_iter(matchers).map(|found| found[1].to_owned()).collect()
 }
 
+/// Whether a scrape adds this label to the series. The namespace of the target remains where the series have none of their own.
+fn is_of_target(metric: &Metric, label: &str) -> bool {
+    let of_controller = matches!(metric.source, MetricSource::Controller | MetricSource::Process);
+    TARGET_LABELS.contains(&label) || (label == "namespace" && of_controller)
+}
+
 /// That the text names only series that exist, with labels that they have.
 fn assert_known(at: &str, text: &str) {
     for (name, matchers) in series_in(text) {
@@ -109,7 +117,7 @@ fn assert_known(at: &str, text: &str) {
         }
         let metric = metric_of(&name).unwrap_or_else(|| panic!("{at}: {name} is not in the registry"));
         for label in labels_in(&matchers) {
-            let known = metric.labels.contains(&label.as_str()) || label == "le";
+            let known = metric.labels.contains(&label.as_str()) || label == "le" || is_of_target(metric, &label);
             assert!(known, "{at}: {name} has no label {label}");
         }
     }
@@ -122,31 +130,74 @@ fn assert_known(at: &str, text: &str) {
         };
         let Some(metric) = metric_of(&name) else { continue };
         for label in found[1].split(',').map(str::trim) {
-            let known = metric.labels.contains(&label) || label == "le";
+            let known = metric.labels.contains(&label) || label == "le" || is_of_target(metric, label);
             assert!(known, "{at}: {name} has no label {label}");
         }
     }
 }
 
+/// The rules that the chart renders with these settings, besides being enabled.
+fn rendered_rules(settings: &[&str]) -> Option<Value> {
+    let rendered = render(&[&["metrics.prometheusRule.enabled=true"], settings].concat())?;
+    let objects = rendered.unwrap();
+    Some(objects.one("PrometheusRule", "agentloop")["spec"].clone())
+}
+
+/// The rules as a file, with another text in place of one that is in it.
+fn rules_with(text: &str, other: &str) -> Value {
+    let rules = std::fs::read_to_string(repository(RULES)).unwrap();
+    assert!(rules.contains(text), "{text}");
+    let comments = rules.lines().filter(|line| !line.trim_start().starts_with('#'));
+    serde_yaml::from_str(&comments.collect::<Vec<_>>().join("\n").replace(text, other)).unwrap()
+}
+
 #[test]
-fn the_chart_renders_the_rules_as_they_are_but_for_the_place_of_the_runbooks() {
-    let Some(rendered) = render(&["metrics.prometheusRule.enabled=true"]) else {
+fn the_chart_renders_the_rules_as_they_are_but_for_the_release_and_the_place_of_the_runbooks() {
+    let Some(rendered) = rendered_rules(&[]) else {
         return;
     };
-    let objects = rendered.unwrap();
-    let rule = objects.one("PrometheusRule", "agentloop");
-    assert_eq!(rule["spec"], read_yaml(RULES));
+    let of_release = r#"namespace="agentloop-system""#;
+    assert_eq!(rendered, rules_with(ANY_TARGET, of_release));
+
+    let moved = rendered_rules(&["namespaceOverride=elsewhere"]).unwrap();
+    assert_eq!(moved, rules_with(ANY_TARGET, r#"namespace="elsewhere""#));
+    let selected = rendered_rules(&[r#"metrics.prometheusRule.selector=job="a"\,cluster=~"b|c""#]).unwrap();
+    assert_eq!(selected, rules_with(ANY_TARGET, r#"job="a",cluster=~"b|c""#));
 
     let base = "metrics.prometheusRule.runbookBaseURL=https://wiki.example.com/runbooks";
     for slash in ["", "/"] {
-        let settings = ["metrics.prometheusRule.enabled=true", &format!("{base}{slash}")];
-        let moved = render(&settings).unwrap().unwrap();
-        let text = moved.one("PrometheusRule", "agentloop")["spec"].to_string();
+        let text = rendered_rules(&[&format!("{base}{slash}")]).unwrap().to_string();
         let back = text.replace("https://wiki.example.com/runbooks/", "docs/runbooks/");
         assert_ne!(text, back);
-        assert_eq!(serde_json::from_str::<Value>(&back).unwrap(), read_yaml(RULES));
+        assert_eq!(serde_json::from_str::<Value>(&back).unwrap(), rendered);
     }
     assert!(!render(&[]).unwrap().unwrap().has("PrometheusRule", "agentloop"));
+}
+
+/// The tests of these files are about the rules of a release, beside another one in the same Prometheus.
+#[test]
+fn promtool_accepts_the_rules_of_a_release_and_every_test_of_them_passes() {
+    let Some(rendered) = rendered_rules(&[]) else {
+        return;
+    };
+    if !has("promtool") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("rules.yaml"), rendered.to_string()).unwrap();
+    let tests = files("tests/fixtures/rules/release", "yaml");
+    let copies = tests.iter().map(|test| {
+        let copy = folder.path().join(test.file_name().unwrap());
+        std::fs::copy(test, &copy).unwrap();
+        copy
+    });
+    promtool(&["test", "rules"], &copies.collect::<Vec<_>>());
+}
+
+fn promtool(arguments: &[&str], paths: &[PathBuf]) {
+    let ended = Command::new("promtool").args(arguments).args(paths).output().unwrap();
+    let said = [ended.stdout, ended.stderr].concat();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&said));
 }
 
 #[test]
@@ -154,11 +205,6 @@ fn promtool_accepts_the_rules_and_every_test_of_them_passes() {
     if !has("promtool") {
         return;
     }
-    let promtool = |arguments: &[&str], paths: &[PathBuf]| {
-        let ended = Command::new("promtool").args(arguments).args(paths).output().unwrap();
-        let said = [ended.stdout, ended.stderr].concat();
-        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&said));
-    };
     promtool(&["check", "rules", "--lint-fatal"], &[repository(RULES)]);
     promtool(&["test", "rules"], &files("tests/fixtures/rules", "yaml"));
 }
@@ -201,7 +247,7 @@ fn rules_and_their_tests_use_metrics_of_the_registry_with_their_labels() {
         let found = series.captures(text).unwrap();
         let metric = metric_of(&found[1]).unwrap_or_else(|| panic!("{text}"));
         let mut labels = labels_in(found.get(2).map_or("", |labels| labels.as_str()));
-        labels.retain(|label| !TARGET_LABELS.contains(&label.as_str()) && label != "le");
+        labels.retain(|label| !is_of_target(metric, label) && label != "le");
         labels.sort();
         let mut expected: Vec<_> = metric.labels.iter().map(|label| (*label).to_owned()).collect();
         expected.sort();

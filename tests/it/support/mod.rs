@@ -11,6 +11,7 @@ pub mod kubectl;
 pub mod otlp;
 pub mod ports;
 pub mod postgres;
+pub mod prometheus;
 pub mod proxy;
 pub mod random;
 pub mod rig;

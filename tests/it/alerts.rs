@@ -1,0 +1,458 @@
+//! A day of five Agents in a minute: a real Prometheus scrapes a real controller and evaluates the chart's rules.
+//!
+//! The API server is the one in memory, and this test stands in for kubelet and gateways: each second it reports for the
+//! Agents. Every duration of the rules is divided by 60, and so are the thresholds in seconds, so that an hour passes in a
+//! minute. `promtool` tests the rules with the times that they have; this test shows that what the controller exports
+//! is what they ask for.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use agentloop::api::NamespacedName;
+use agentloop::controller::election::LEASE_NAME;
+use agentloop::controller::embedded::{self, EmbeddedOptions};
+use agentloop::controller::pod_sessions::{LivePod, PodSessions};
+use agentloop::controller::sensor::pod::SensorPodSettings;
+use agentloop::link::messages::PodReport;
+use agentloop::telemetry::http::{HttpLimits, SCRAPE_WAIT, metrics as scrapes, serve};
+use agentloop::telemetry::metrics::Metrics;
+use agentloop::telemetry::registry;
+use agentloop::telemetry::requests::CountRequests;
+use jiff::Timestamp;
+use kube::Client;
+use pretty_assertions::assert_eq;
+use regex::{Captures, Regex};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tower::Layer;
+
+use crate::chart::render::repository;
+use crate::support::api_server::ApiServer;
+use crate::support::clusters::has;
+use crate::support::prometheus::Prometheus;
+use crate::support::rig::{self, AGENTS};
+
+/// By how much the rules are faster.
+const SPEED: u64 = 60;
+const SECOND: Duration = Duration::from_secs(1);
+/// When the crawler begins to spend, and its guardrails to trip: what it had before counts for no alert.
+const TROUBLE: Duration = Duration::from_secs(20);
+/// When the worker of the crawler begins to crash. Its tool errors have been reported by then.
+const CRASH: Duration = Duration::from_secs(44);
+/// The longest day. It takes more than an hour of the rules.
+const LONGEST: Duration = Duration::from_secs(80);
+/// The longest wait for the alert about a controller that is gone.
+const NIGHT: Duration = Duration::from_secs(10);
+
+/// The rules with every duration divided by [`SPEED`].
+fn fast_rules() -> Value {
+    let text = std::fs::read_to_string(repository("charts/agentloop/files/rules.yaml")).unwrap();
+    let mut rules: Value = serde_yaml::from_str(&text).unwrap();
+    for group in rules["groups"].as_array_mut().unwrap() {
+        for rule in group["rules"].as_array_mut().unwrap() {
+            for field in ["expr", "for", "keep_firing_for"] {
+                if let Some(Value::String(text)) = rule.get_mut(field) {
+                    *text = faster(text);
+                }
+            }
+        }
+    }
+    rules
+}
+
+/// An expression or a duration, divided by [`SPEED`]. An hour in seconds is a threshold or a factor of the rules.
+fn faster(text: &str) -> String {
+    let duration = Regex::new(r"\b(\d+)([smhd])\b").unwrap();
+    let text = duration.replace_all(text, |found: &Captures<'_>| {
+        let unit = match &found[2] {
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => 86_400_000,
+        };
+        format!("{}ms", found[1].parse::<u64>().unwrap() * unit / SPEED)
+    });
+    let seconds = Regex::new(r"\b(3600|1800)\b").unwrap();
+    let seconds = seconds.replace_all(&text, |found: &Captures<'_>| {
+        (found[1].parse::<u64>().unwrap() / SPEED).to_string()
+    });
+    seconds.into_owned()
+}
+
+#[test]
+fn durations_and_hours_in_seconds_are_divided_and_nothing_else() {
+    assert_eq!(faster("15m"), "15000ms");
+    assert_eq!(
+        faster("3 * 3600 * avg_over_time(a:b:rate5m[1d] offset 1h) > 1800 and c{d=\"e1h\"} > 10"),
+        "3 * 60 * avg_over_time(a:b:rate5m[1440000ms] offset 60000ms) > 30 and c{d=\"e1h\"} > 10"
+    );
+}
+
+/// An Agent by namespace and name.
+type AgentId = (&'static str, &'static str);
+
+/// Works, and has an error now and then.
+const CLERK: AgentId = ("shop", "clerk");
+/// Its budget is exhausted, and its gateway knows no time at which there is room again.
+const MISER: AgentId = ("shop", "miser");
+/// Waits for an approval.
+const ASKER: AgentId = ("shop", "asker");
+/// Is awake without a turn; its tasks pile up, and its Sensor has no pod.
+const WAITER: AgentId = ("shop", "waiter");
+/// Its tools fail, it repeats itself and spends; then its worker crashes.
+const CRAWLER: AgentId = ("lab", "crawler");
+const ALL: [AgentId; 5] = [CLERK, MISER, ASKER, WAITER, CRAWLER];
+
+/// The controller and what it works on.
+struct Day {
+    server: ApiServer,
+    sessions: Arc<PodSessions>,
+    metrics: Arc<Metrics>,
+    stop: CancellationToken,
+    controller: JoinHandle<()>,
+}
+
+impl Day {
+    async fn begin() -> Self {
+        let server = ApiServer::new(Arc::new(Timestamp::now));
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let counted = CountRequests::new(&metrics, "api:443".into()).layer(server.router());
+        let (sessions, changed) = PodSessions::new();
+        let sessions = Arc::new(sessions);
+        let stop = CancellationToken::new();
+        let options = EmbeddedOptions {
+            client: Client::new(counted, "default"),
+            settings: rig::settings(),
+            sensor_pods: SensorPodSettings {
+                image: "agentloop:test".into(),
+                ..SensorPodSettings::default()
+            },
+            listener: TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            loops: (sessions.clone(), changed),
+            metrics: metrics.clone(),
+        };
+        let ends = stop.clone();
+        let controller = tokio::spawn(async move { Box::pin(embedded::run(options, ends)).await.unwrap() });
+        let day = Self {
+            server,
+            sessions,
+            metrics,
+            stop,
+            controller,
+        };
+        day.put_agents();
+        day.put_budget("coins", 10);
+        day.put_budget("purse", 9);
+        day.put_sensor(
+            "feed",
+            WAITER,
+            &json!({"stream": {"url": "https://feed.example.com/events"}}),
+        );
+        day.put_sensor("ticks", CLERK, &json!({"schedule": {"cron": "0 8 * * *"}}));
+        day
+    }
+
+    fn put_agents(&self) {
+        for namespace in ["shop", "lab"] {
+            let script = json!({
+                "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "script", "namespace": namespace},
+                "data": {"turns": "turns:\n- text: done\n"},
+            });
+            self.server.put("/configmaps", script);
+        }
+        for agent in ALL {
+            let (namespace, name) = agent;
+            let source = json!({"configMapKeyRef": {"name": "script", "key": "turns"}});
+            let mut spec = json!({
+                "model": {"api": "Scripted", "name": "demo", "scripted": source}, "instructions": "Be brief.",
+            });
+            if agent == WAITER {
+                spec["mode"] = json!("Task");
+                spec["task"] = json!({"prompt": "What is due?"});
+            }
+            let object = json!({
+                "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+                "metadata": {"name": name, "namespace": namespace, "labels": {"agent": name}}, "spec": spec,
+            });
+            self.server.put(AGENTS, object);
+        }
+    }
+
+    /// A budget of ten calls, of which an earlier leader has counted so many. Only the exhausted one holds the miser.
+    fn put_budget(&self, name: &str, used: i64) {
+        let now = Timestamp::now();
+        let window = json!({"rolling": {"seconds": 86_400}});
+        let holds = if used == 10 { MISER.1 } else { "nobody" };
+        let mut limits = json!({"calls": 10});
+        if name == "purse" {
+            let others = json!({"tokens": 900, "inputTokens": 900, "outputTokens": 900, "costUSD": "9.00"});
+            limits
+                .as_object_mut()
+                .unwrap()
+                .extend(others.as_object().unwrap().clone());
+        }
+        let budget = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget",
+            "metadata": {"name": name, "namespace": "shop"},
+            "spec": {"selector": {"matchLabels": {"agent": holds}}, "limits": limits, "window": window},
+            "status": {"ledger": {
+                "epoch": 1, "watermark": now, "window": window, "nextLease": 1,
+                "buckets": [{"start": now, "amount": {"calls": used}}],
+            }},
+        });
+        self.server.put("agentloop.dev/agentbudgets", budget);
+    }
+
+    fn put_sensor(&self, name: &str, (namespace, agent): AgentId, source: &Value) {
+        let sensor = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": {"name": name, "namespace": namespace},
+            "spec": {"agentNames": [agent], "source": source},
+        });
+        self.server.put("agentloop.dev/sensors", sensor);
+    }
+
+    /// What kubelet and gateways do, at this time of the day.
+    fn report(&self, time: Duration) {
+        for agent in ALL {
+            let (namespace, name) = agent;
+            let Some(pod) = self.server.get("/pods", namespace, name) else {
+                continue;
+            };
+            let crashes = agent == CRAWLER && time >= CRASH;
+            if pod["status"]["phase"] != "Running" || crashes {
+                self.server.put("/pods", pod_status(agent, crashes));
+            }
+            if crashes {
+                continue;
+            }
+            let epoch = pod["metadata"]["annotations"]["agentloop.dev/epoch"].as_str();
+            let live = LivePod {
+                uid: pod["metadata"]["uid"].as_str().unwrap().into(),
+                epoch: epoch.unwrap().parse().unwrap(),
+            };
+            let mut report: PodReport = serde_json::from_value(report_of(agent, time.as_secs())).unwrap();
+            report.epoch = live.epoch;
+            let (key, now) = (NamespacedName::new(namespace, name), Timestamp::now());
+            // The controller may not expect this pod yet.
+            if self.sessions.attach(&key, &live, now).is_ok() {
+                self.sessions.report(&key, &live, report, now).unwrap();
+            }
+        }
+    }
+
+    /// Suspends an Agent.
+    fn suspend(&self, (namespace, name): AgentId) {
+        let change = json!({"metadata": {"name": name, "namespace": namespace}, "spec": {"suspend": true}});
+        self.server.put(AGENTS, change);
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        self.controller.await.unwrap();
+    }
+}
+
+/// What a kubelet says of a pod.
+fn pod_status((namespace, name): AgentId, crashes: bool) -> Value {
+    let container = |container: &str, crashes: bool| {
+        let state = if crashes {
+            json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}})
+        } else {
+            json!({"running": {"startedAt": Timestamp::now()}})
+        };
+        json!({
+            "name": container, "image": "agentloop:test", "imageID": "", "ready": !crashes,
+            "restartCount": if crashes { 7 } else { 0 }, "state": state,
+        })
+    };
+    json!({
+        "metadata": {"name": name, "namespace": namespace}, "spec": {"nodeName": "node-1"},
+        "status": {
+            "phase": "Running", "startTime": Timestamp::now(),
+            "conditions": [{"type": "Ready", "status": if crashes { "False" } else { "True" }}],
+            "initContainerStatuses": [container("gateway", false)],
+            "containerStatuses": [container("worker", crashes)],
+        },
+    })
+}
+
+/// Usage of the model by the second, with more counts.
+fn usage(second: u64, more: &Value) -> Value {
+    let mut used = json!({"calls": second, "inputTokens": 100 * second, "outputTokens": 10 * second});
+    used.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut model = used.clone();
+    model["model"] = json!("demo");
+    used["byModel"] = json!([model]);
+    used
+}
+
+/// What the gateway of an Agent reports in a second of the day.
+fn report_of(agent: AgentId, second: u64) -> Value {
+    let trouble = second.saturating_sub(TROUBLE.as_secs());
+    match agent {
+        CRAWLER => json!({
+            "loop": {
+                "state": "Running", "turn": second, "turns": second, "toolCalls": 10 * second,
+                "byTool": [{
+                    "tool": "files__read", "ok": second, "error": 9 * second, "timed": second, "milliseconds": 50 * second,
+                }],
+                "guardrailTrips": [{"guardrail": "LoopDetected", "action": "deny", "count": trouble.min(6)}],
+                "detected": {"sign": "RepeatedError", "message": "the same error"},
+            },
+            "usage": usage(second, &json!({
+                "costMicroUSD": 400_000 * trouble, "unknownCalls": trouble.min(3), "estimatedCalls": trouble.min(1), "reasoningTokens": 5 * second,
+            })),
+        }),
+        ASKER => json!({
+            "loop": {
+                "state": "Paused", "reasons": [{"reason": "ToolCallNeedsApproval", "message": "g1"}], "turn": 3, "turns": 2, "deniedToolCalls": 1,
+                "gates": [{
+                    "id": "g1", "kind": "ToolCallNeedsApproval", "tool": "files__write", "argumentsHash": "aa",
+                    "openedAt": "2026-01-02T03:04:05Z",
+                }],
+            },
+            "usage": usage(3, &json!({})),
+        }),
+        WAITER => json!({"loop": {"state": "Running", "waitingTasks": 12}}),
+        MISER => json!({
+            "loop": {"state": "Paused", "reasons": [{"reason": "BudgetExhausted", "message": "no room"}], "turn": 1, "turns": 1},
+            "usage": usage(1, &json!({})), "budget": {"refusedCalls": second},
+        }),
+        _ => json!({
+            "loop": {
+                "state": "Running", "turn": second, "turns": second, "toolCalls": second, "actions": 1,
+                "byTool": [{"tool": "files__read", "ok": 20 * second, "error": 1, "timed": second, "milliseconds": 50}],
+            },
+            "usage": usage(second, &json!({"costMicroUSD": 10_000 * second})),
+        }),
+    }
+}
+
+/// Serves /metrics on loopback until it is ended.
+struct Endpoint {
+    address: String,
+    task: JoinHandle<()>,
+}
+
+impl Endpoint {
+    async fn serve(metrics: &Arc<Metrics>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let router = scrapes(metrics.clone(), SCRAPE_WAIT);
+        let task = tokio::spawn(async move {
+            serve(listener, router, HttpLimits::default()).await;
+        });
+        Self { address, task }
+    }
+
+    fn target(&self, namespace: &str) -> Value {
+        json!({"targets": [self.address], "labels": {"namespace": namespace}})
+    }
+}
+
+/// An alert, and the values of the labels that name its object, in the order of their names.
+type FiredAlert = (String, String);
+
+/// Alerts that have fired, with the first time.
+type Fired = BTreeMap<FiredAlert, Duration>;
+
+/// Adds the alerts that fire now.
+fn look(prometheus: &Prometheus, fired: &mut Fired, time: Duration) {
+    let answer = prometheus.get("/api/v1/alerts");
+    let alerts = answer["data"]["alerts"].as_array().cloned().unwrap_or_default();
+    for alert in alerts.iter().filter(|alert| alert["state"] == "firing") {
+        let mut labels: BTreeMap<String, String> = serde_json::from_value(alert["labels"].clone()).unwrap();
+        let name = labels.remove("alertname").unwrap();
+        labels.remove("severity");
+        let object: Vec<_> = labels.into_values().collect();
+        fired.entry((name, object.join(" "))).or_insert(time);
+    }
+}
+
+/// What fires while the controllers are scraped.
+const DAY: [(&str, &str); 14] = [
+    ("AgentloopAgentApprovalPending", "asker shop"),
+    ("AgentloopAgentGuardrailTripping", "crawler LoopDetected lab"),
+    ("AgentloopAgentLoopDetected", "crawler lab"),
+    ("AgentloopAgentNoProgress", "waiter shop"),
+    ("AgentloopAgentNotReady", "crawler lab"),
+    ("AgentloopAgentStalled", "miser shop"),
+    ("AgentloopAgentToolErrorsHigh", "crawler lab"),
+    ("AgentloopAgentUsageUnknown", "crawler lab"),
+    ("AgentloopBudgetExhausted", "coins shop"),
+    ("AgentloopBudgetNearLimit", "purse shop"),
+    ("AgentloopOperatorNoLeader", "agentloop-canary"),
+    ("AgentloopSensorNotReady", "shop feed"),
+    ("AgentloopSpendRateHigh", "lab"),
+    ("AgentloopTasksPilingUp", "waiter shop"),
+];
+const DOWN: (&str, &str) = ("AgentloopOperatorDown", "agentloop-system");
+
+fn missing(fired: &Fired, expected: &[(&str, &str)]) -> Vec<FiredAlert> {
+    let expected = expected.iter().map(|(name, object)| ((*name).into(), (*object).into()));
+    expected.filter(|alert| !fired.contains_key(alert)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_healthy_one() {
+    if !has("prometheus") {
+        return;
+    }
+    let day = Day::begin().await;
+    let main = Endpoint::serve(&day.metrics).await;
+    // Another release in the same Prometheus, which waits for the Lease.
+    let standby = Arc::new(Metrics::new().unwrap());
+    standby.leader.with_label_values(&[LEASE_NAME]).set(0);
+    let other = Endpoint::serve(&standby).await;
+    let targets = [main.target("agentloop-system"), other.target("agentloop-canary")];
+    let config = json!([{"job_name": "agentloop", "honor_labels": true, "static_configs": targets}]);
+    let prometheus = Prometheus::start(&config, Some(&fast_rules()));
+
+    let (began, mut fired) = (Instant::now(), Fired::new());
+    let mut ticks = tokio::time::interval(SECOND);
+    while began.elapsed() < LONGEST && !missing(&fired, &DAY).is_empty() {
+        ticks.tick().await;
+        day.report(began.elapsed());
+        tokio::task::block_in_place(|| look(&prometheus, &mut fired, began.elapsed()));
+    }
+    assert_eq!(missing(&fired, &DAY), [], "fired: {fired:#?}");
+    day.suspend(CLERK);
+    let suspended = r#"agentloop_agent_spec_suspended{namespace="shop",agent="clerk"}"#;
+    tokio::task::block_in_place(|| {
+        assert_eq!(prometheus.until_value(suspended), "1");
+        assert_families(&prometheus);
+    });
+
+    // The release is gone, while the other one is still scraped.
+    main.task.abort();
+    let dusk = Instant::now();
+    while dusk.elapsed() < NIGHT && !missing(&fired, &[DOWN]).is_empty() {
+        ticks.tick().await;
+        day.report(began.elapsed());
+        tokio::task::block_in_place(|| look(&prometheus, &mut fired, began.elapsed()));
+    }
+    day.end().await;
+    other.task.abort();
+    let expected: Vec<_> = DAY.into_iter().chain([DOWN]).collect();
+    assert_eq!(missing(&fired, &expected), [], "fired: {fired:#?}");
+    fired.retain(|(name, object), _| !expected.contains(&(name.as_str(), object.as_str())));
+    assert!(fired.is_empty(), "unexpected: {fired:#?}");
+}
+
+/// That Prometheus has every family of the registry. No Sensor has an event on this day.
+fn assert_families(prometheus: &Prometheus) {
+    let answer = prometheus.get("/api/v1/label/__name__/values");
+    let names: BTreeSet<String> = serde_json::from_value(answer["data"].clone()).unwrap();
+    let is_there = |name: &str| {
+        let names_of = ["", "_count"].map(|suffix| format!("{name}{suffix}"));
+        names_of.iter().any(|name| names.contains(name))
+    };
+    let all = registry::ALL.iter().map(|metric| metric.name);
+    let missing: Vec<_> = all.filter(|name| !is_there(name)).collect();
+    assert_eq!(missing, ["agentloop_sensor_last_event_timestamp_seconds"]);
+}
