@@ -100,8 +100,12 @@ export class Browser {
 
   async stop() {
     const ended = new Promise((done) => this.process.once('close', done));
-    this.kill();
+    // It ends its own children, or else all of them are ended.
+    this.session = undefined;
+    await this.command('Browser.close').catch(() => {});
+    const late = setTimeout(() => this.kill(), 5_000);
     await ended;
+    clearTimeout(late);
     await rm(this.profile, { recursive: true, force: true, maxRetries: 5 });
   }
 }

@@ -94,7 +94,19 @@ async function take(browser, url, path) {
   return { panels, size: await compress(path, await browser.screenshot()), height };
 }
 
+// Ends with what to do if there is nothing to draw.
+async function checkPrometheus() {
+  const url = new URL('api/v1/query?query=agentloop_build_info', `${PROMETHEUS_URL.replace(/\/+$/, '')}/`);
+  const answer = await fetch(url, { signal: AbortSignal.timeout(10_000) }).then((response) => response.json()).catch((error) => {
+    throw new Error(`no Prometheus answers at ${PROMETHEUS_URL} (${error.cause?.code ?? error.message}): set PROMETHEUS_URL to one that does`);
+  });
+  if (answer.data?.result?.length === 0) {
+    throw new Error(`Prometheus at ${PROMETHEUS_URL} has no series of agentloop: scrape the controller as docs/tasks/monitoring.md says`);
+  }
+}
+
 async function main([out, ...pairs]) {
+  await checkPrometheus();
   const boards = Object.fromEntries(await Promise.all(pairs.map(async (pair) => {
     const [name, file] = pair.split('=');
     return [name, JSON.parse(await readFile(file, 'utf8'))];
@@ -124,4 +136,7 @@ async function main([out, ...pairs]) {
   process.exitCode = failures.length > 0 ? 1 : 0;
 }
 
-await main(process.argv.slice(2));
+await main(process.argv.slice(2)).catch((error) => {
+  console.error(`error: ${error.message.split('\n')[0].replace(/^Error: /, '')}`);
+  process.exitCode = 1;
+});
