@@ -4,10 +4,10 @@
 export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/agentloop/target
 
 .DEFAULT_GOAL := help
-.PHONY: help try demo demo-down test soak bench check lint generate image emulate deploy clean
+.PHONY: help try demo demo-down test soak bench check lint generate image emulate deploy dashboards-shot clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 try: ## Two scripted agents in one process for 20 seconds: no cluster, no root
 	@hack/try.sh
@@ -44,6 +44,9 @@ emulate: ## Build the image for arm64 too, and run its binary under emulation
 
 deploy: ## Install or upgrade in the cluster of the current kube context (IMAGE=ref that it can pull)
 	@hack/deploy.sh
+
+dashboards-shot: ## Pictures of the dashboards in docs/images, of a real cluster that it starts and stops (root; PROMETHEUS_URL: of yours)
+	@hack/dashboards/shot.sh
 
 clean: ## Remove what was built here; the tools of the dev cluster stay in ~/.cache/agentloop
 	rm -rf target "$(CARGO_TARGET_DIR)"

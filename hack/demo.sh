@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# demo.sh       from nothing to Agents whose loops turn in pods of their own, within a budget, woken by a clock and answering a
-#               request, on a cluster of this machine; leaves them running
-# demo.sh down  removes it
+# demo.sh          from nothing to Agents whose loops turn in pods of their own, within a budget, woken by a clock and answering a
+#                  request, on a cluster of this machine; leaves them running
+# demo.sh install  only the cluster, and agentloop on it
+# demo.sh down     removes it
 # CONTEXT=name IMAGE=ref: on the cluster of that kube context instead; it must be able to pull the image.
 # A second run upgrades what the first one made.
 set -euo pipefail
@@ -240,6 +241,7 @@ TEXT
 trap 'echo; echo "Interrupted. To remove what was started: make demo-down"; exit 130' INT TERM
 if [ -n "$context" ]; then existing_cluster; else own_cluster; fi
 install
+[ "${1:-}" != install ] || exit 0
 show
 goodbye
 printf '\nDone in %d s.\n' "$SECONDS"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # packages.sh GROUP...: makes sure the Debian packages of the groups are there; installs only what is missing.
-#   build: the Rust build   image: packing images   plane: control plane   node: a node   test: what tests call   database: a Postgres for tests   browser: what opens the page   docs: what checks the pages   demo: what the demo calls   bench: what counts   python: the model server   generate: what writes generated files   lint: checks of scripts and of the chart   cross: the build for arm64 on amd64   emulator: runs its binary
+#   build: the Rust build   image: packing images   plane: control plane   node: a node   test: what tests call   database: a Postgres for tests   browser: what opens the page   pictures: what takes pictures of the dashboards   docs: what checks the pages   demo: what the demo calls   bench: what counts   python: the model server   generate: what writes generated files   lint: checks of scripts and of the chart   cross: the build for arm64 on amd64   emulator: runs its binary
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -15,6 +15,7 @@ node="containerd:containerd runc:runc containernetworking-plugins:/usr/lib/cni/b
 test="prometheus:promtool busybox-static:busybox python3:python3 nodejs:node npm:npm curl:curl"
 database="postgresql:/var/lib/dpkg/info/postgresql.list"
 browser="chromium-headless-shell:chromium-headless-shell"
+pictures="prometheus:prometheus python3:python3 nodejs:node npm:npm curl:curl openssl:openssl pngquant:pngquant $browser"
 docs="codespell:codespell lua5.4:lua5.4"
 demo="curl:curl"
 generate="python3:python3"
@@ -24,7 +25,7 @@ python="python3-venv:/var/lib/dpkg/info/python3-venv.list"
 
 missing=()
 for group; do
-  case $group in build | image | plane | node | test | database | browser | docs | demo | bench | python | generate | lint | cross | emulator) ;; *) die "packages.sh: no group '$group'" ;; esac
+  case $group in build | image | plane | node | test | database | browser | pictures | docs | demo | bench | python | generate | lint | cross | emulator) ;; *) die "packages.sh: no group '$group'" ;; esac
   for entry in ${!group}; do
     probe=${entry#*:}
     if [[ $probe == /* ]]; then [ -e "$probe" ]; else PATH=$PATH:/usr/sbin:/sbin command -v "$probe" >/dev/null; fi ||

@@ -109,7 +109,7 @@ fn definition() -> Vec<Panel> {
                 Column {
                     title: "Created",
                     query: format!(
-                        "{} * 1000 * on ({AGENT}) group_left (api, model, mode) {}",
+                        "max by ({AGENT}, api, model, mode) ({} * 1000 * on ({AGENT}) group_left (api, model, mode) {})",
                         select(&registry::AGENT_CREATED),
                         select(&registry::AGENT_INFO)
                     ),
@@ -117,7 +117,7 @@ fn definition() -> Vec<Panel> {
                 },
             ],
         )
-        .wide(12),
+        .wide(16),
         Panel::lines(
             "Generations not yet observed",
             Unit::Count,
@@ -131,7 +131,7 @@ fn definition() -> Vec<Panel> {
                 "{{namespace}}/{{agent}}",
             )],
         )
-        .wide(12),
+        .wide(8),
         Panel::stacked(
             "Conditions",
             Unit::Count,

@@ -73,7 +73,7 @@ fn now() -> Vec<Panel> {
             vec![Column {
                 title: "Started",
                 query: format!(
-                    "{} * 1000 * on (job, instance) group_left (version, revision, rustc) {}",
+                    "max by (instance, version) ({} * 1000 * on (job, instance) group_left (version) {})",
                     select(&registry::PROCESS_START),
                     select(&registry::BUILD_INFO)
                 ),
@@ -258,8 +258,8 @@ fn stores() -> Vec<Panel> {
         Panel::stat(
             "Database last answered",
             Unit::Moment,
-            "When the database of histories last answered; 1970: not since the start, or no database is configured.",
-            format!("max({}) * 1000", select(&registry::HISTORY_LAST_SUCCESS)),
+            "When the database of histories last answered; no data: not since the start, or no database is configured.",
+            format!("max({} > 0) * 1000", select(&registry::HISTORY_LAST_SUCCESS)),
         )
         .wide(8),
         Panel::lines(

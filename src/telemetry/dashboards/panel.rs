@@ -200,12 +200,12 @@ impl Panel {
             json!({"mode": "absolute", "steps": steps.collect::<Vec<_>>()})
         };
         match &self.form {
-            Form::Stat { warn_from } => {
-                if let Some(from) = warn_from {
-                    defaults["thresholds"] = steps(&[("green", None), ("orange", Some(*from))]);
-                    defaults["color"] = json!({"mode": "thresholds"});
-                }
+            Form::Stat { warn_from: Some(from) } => {
+                defaults["thresholds"] = steps(&[("green", None), ("orange", Some(*from))]);
+                defaults["color"] = json!({"mode": "thresholds"});
             }
+            // Without a color of its own, Grafana shows each number from 80 on in red.
+            Form::Stat { warn_from: None } => defaults["color"] = json!({"mode": "fixed", "fixedColor": "text"}),
             Form::TimeSeries { stacked } => {
                 let stacking = if *stacked { "normal" } else { "none" };
                 defaults["custom"] = json!({

@@ -67,6 +67,58 @@ fn every_panel_has_a_description_a_unit_and_targets() {
     }
 }
 
+/// Panels of all boards of a type, with the names of their files.
+fn panels_of(kind: &str) -> Vec<(String, Value)> {
+    let panels = all().into_iter().flat_map(|(file, board)| {
+        let panels = board["panels"].as_array().unwrap().clone();
+        panels.into_iter().map(move |panel| (file.clone(), panel))
+    });
+    panels.filter(|(_, panel)| panel["type"] == kind).collect()
+}
+
+/// Grafana's own thresholds turn red at 80, which a count of turns soon is.
+#[test]
+fn a_number_is_red_or_green_by_thresholds_of_its_own_only() {
+    for (file, panel) in panels_of("stat") {
+        let (title, defaults) = (&panel["title"], &panel["fieldConfig"]["defaults"]);
+        let own = defaults["color"]["mode"] == "thresholds" && defaults["thresholds"].is_object();
+        assert!(own || defaults["color"]["mode"] == "fixed", "{file}: {title}");
+    }
+}
+
+/// A query without `by` also has columns for the labels of the scrape, such as `pod` and `endpoint`.
+#[test]
+fn columns_of_tables_are_labels_that_the_board_names() {
+    for (file, panel) in panels_of("table") {
+        for target in panel["targets"].as_array().unwrap() {
+            let expr = target["expr"].as_str().unwrap();
+            let named = ["sum by (", "max by ("].iter().any(|start| expr.starts_with(start));
+            assert!(named, "{file}: {}: {expr}", panel["title"]);
+        }
+    }
+}
+
+/// A type that hack/dashboards/shot cannot draw would be missed only when the pictures are made.
+#[test]
+fn the_page_of_the_pictures_knows_every_type_of_panel() {
+    let page = include_str!("../../../hack/dashboards/shot/src/panels.jsx");
+    let drawings = page
+        .lines()
+        .find(|line| line.starts_with("export const DRAWINGS"))
+        .unwrap();
+    for (file, board) in all() {
+        for panel in board["panels"].as_array().unwrap() {
+            let kind = panel["type"].as_str().unwrap();
+            let drawn = [format!(" {kind}:"), format!("'{kind}':")];
+            let known = kind == "row" || drawn.iter().any(|name| drawings.contains(name));
+            assert!(
+                known,
+                "{file}: {kind} has no drawing in hack/dashboards/shot/src/panels.jsx"
+            );
+        }
+    }
+}
+
 #[test]
 fn uids_and_files_are_stable() {
     let names: Vec<(String, String)> = all()
