@@ -435,8 +435,8 @@ fn a_real_api_server_takes_all_that_the_chart_renders_and_finds_it_restricted() 
     for settings in MATRIX {
         let Some(rendered) = render(settings) else { return };
         let Rendered(mut objects) = rendered.unwrap();
-        // Their definitions are the Prometheus operator's.
-        let foreign = ["ServiceMonitor", "PodMonitor", "PrometheusRule"];
+        // Their definitions are those of the Prometheus Operator and of the Grafana Operator.
+        let foreign = ["ServiceMonitor", "PodMonitor", "PrometheusRule", "GrafanaDashboard"];
         objects.retain(|object| !foreign.iter().any(|kind| object["kind"] == *kind));
         for namespace in NAMESPACES {
             // What is outside namespaces goes with the release's own.
