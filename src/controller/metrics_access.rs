@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use super::access::{REJECTED_TOKEN, review_of, token_review, token_user};
-use super::review_limiter::{self, ReviewLimiter};
+use super::review_limiter::{RejectedTokens, ReviewLimiter, SHARED_ROOM, TokenHash};
 use crate::support::hash;
 
 /// Time limit for both reviews together. Shorter than that of a scrape.
@@ -39,12 +39,6 @@ const KEPT: Duration = Duration::from_mins(1);
 const STALE: Duration = Duration::from_hours(1);
 /// How long the API server counts as unreachable after a failed review: nobody waits for it again before.
 const UNREACHABLE: Duration = Duration::from_secs(10);
-/// How long a token that the API server rejected is refused without asking again.
-const REJECTED: Duration = review_limiter::WINDOW;
-/// Most rejected tokens that are remembered. When it is reached, all are forgotten.
-const MAX_REJECTED: usize = 1024;
-/// Invalid tokens of all addresses within [`review_limiter::WINDOW`], below which those of one address keep nobody out.
-const SHARED_ROOM: u32 = 200;
 /// Most answers that are kept; beyond them, the oldest is dropped.
 const MAX_KEPT: usize = 256;
 
@@ -91,9 +85,6 @@ impl IntoResponse for ScrapeRefusal {
         (self.status, body).into_response()
     }
 }
-
-/// The hash of a token, so that no token is kept.
-type TokenHash = [u8; hash::BYTES];
 
 /// The answer about a valid token.
 #[derive(Clone)]
@@ -143,8 +134,7 @@ struct MetricsAuthorizer {
     /// Those of readers, whom nobody else may keep out.
     rechecks: Semaphore,
     known: Mutex<HashMap<TokenHash, KnownAnswer>>,
-    /// Rejected tokens, with the time of the rejection.
-    rejected: Mutex<HashMap<TokenHash, Instant>>,
+    rejected: RejectedTokens,
     /// Time of the last review that the API server did not answer.
     unanswered: Mutex<Option<Instant>>,
 }
@@ -195,7 +185,7 @@ impl MetricsAuthorizer {
             gate: ReviewLimiter::new(MAX_QUESTIONS).with_shared_room(SHARED_ROOM),
             rechecks: Semaphore::new(MAX_QUESTIONS),
             known: Mutex::default(),
-            rejected: Mutex::default(),
+            rejected: RejectedTokens::default(),
             unanswered: Mutex::default(),
         }
     }
@@ -242,7 +232,7 @@ impl MetricsAuthorizer {
     }
 
     async fn check_unknown(&self, token: &str, key: TokenHash, address: IpAddr) -> Result<(), ScrapeRefusal> {
-        if lock(&self.rejected).get(&key).is_some_and(|at| at.elapsed() < REJECTED) {
+        if self.rejected.contain(&key) {
             return Err(rejection());
         }
         let review = async {
@@ -271,7 +261,7 @@ impl MetricsAuthorizer {
         let review = self.tokens.create(&PostParams::default(), &token_review(token)).await?;
         let Some(user) = token_user(review.status.unwrap_or_default()) else {
             lock(&self.known).remove(&key);
-            self.remember_rejected(key, since);
+            self.rejected.add(key, since);
             return Ok(Err(rejection()));
         };
         let name = user.username.clone().unwrap_or_default();
@@ -314,14 +304,6 @@ impl MetricsAuthorizer {
             known.remove(&dropped);
         }
         known.insert(key, answer);
-    }
-
-    fn remember_rejected(&self, key: TokenHash, at: Instant) {
-        let mut rejected = lock(&self.rejected);
-        if rejected.len() >= MAX_REJECTED {
-            rejected.clear();
-        }
-        rejected.insert(key, at);
     }
 }
 

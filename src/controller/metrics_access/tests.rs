@@ -9,7 +9,7 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use super::super::review_limiter::MAX_WRONG;
+use super::super::review_limiter::{MAX_WRONG, WINDOW};
 use super::*;
 
 /// An API server that knows the tokens `reader-…`, which may get /metrics, and `other-…`, which may not.
@@ -319,7 +319,7 @@ async fn a_rejected_token_is_asked_about_again_after_ten_seconds() {
         assert_eq!(world.with_token("late").await, 401);
     }
     assert_eq!(world.reviews.asked(), 1);
-    tokio::time::advance(REJECTED.checked_sub(MOMENT).unwrap()).await;
+    tokio::time::advance(WINDOW.checked_sub(MOMENT).unwrap()).await;
     assert_eq!(world.with_token("late").await, 401);
     assert_eq!(world.reviews.asked(), 1);
     tokio::time::advance(MOMENT).await;
@@ -348,7 +348,7 @@ async fn forged_tokens_of_a_neighbor_keep_a_new_token_out_only_beyond_what_all_s
     world.present_forged_tokens(1, 1).await;
     assert_eq!(world.with_token("reader-2").await, 503);
     assert_eq!(world.with_token_from(2, "reader-2").await, 200, "another address");
-    tokio::time::advance(REJECTED).await;
+    tokio::time::advance(WINDOW).await;
     assert_eq!(world.with_token("reader-3").await, 200);
 }
 

@@ -195,6 +195,17 @@ async fn a_wrong_token_and_a_form_of_another_site_begin_no_session() {
 }
 
 #[tokio::test]
+async fn forged_tokens_of_a_neighbor_behind_the_same_address_lock_nobody_out() {
+    let rig = Rig::start().await;
+    let mut visitor = Visitor::of(&rig).await;
+    for number in 0..25 {
+        let response = visitor.post("/login", &format!("forged-{number}"), OWN).await;
+        assert_eq!(response.status().as_u16(), 401, "{number}");
+    }
+    visitor.sign_in(VIEWER).await;
+}
+
+#[tokio::test]
 async fn a_cookie_has_no_token_and_is_for_this_server_over_https_only() {
     let rig = Rig::start().await;
     let mut visitor = Visitor::of(&rig).await;
