@@ -70,6 +70,11 @@ pub(super) async fn view(
             "Turns of more than {MOST_WITH_TURNS} Agents: choose a namespace."
         ));
     }
+    if rights.is_pending {
+        notes.push(
+            "Objects whose permissions are checked within 10 seconds, since others were checked just now.".into(),
+        );
+    }
     if rights.is_partial {
         notes.push("Objects whose permissions were too many to check at once: choose a namespace.".into());
     }

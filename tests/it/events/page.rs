@@ -366,7 +366,10 @@ async fn streams_and_sessions_of_a_user_are_bounded() {
         streams.push(stream);
     }
     assert_eq!(visitor.read("/events").await.0, 503);
-    for _ in 0..MOST_SESSIONS_OF_ONE {
+    visitor.cookie = None;
+    visitor.sign_in(VIEWER).await;
+    assert_eq!(visitor.read("/events").await.0, 503, "in another session as well");
+    for _ in 1..MOST_SESSIONS_OF_ONE {
         visitor.sign_in(VIEWER).await;
         assert_eq!(visitor.get("/").await.status().as_u16(), 200);
     }
