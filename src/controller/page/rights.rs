@@ -45,6 +45,8 @@ pub(super) enum ViewedResource {
 }
 
 impl ViewedResource {
+    const ALL: [Self; 4] = [Self::Agents, Self::Events, Self::Budgets, Self::Sensors];
+
     fn right(self, namespace: Option<&str>, name: Option<&str>) -> ResourceAttributes {
         let (resource, subresource) = match self {
             Self::Agents => ("agents", None),
@@ -79,13 +81,18 @@ struct ResourceRights {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ViewRights {
     resources: BTreeMap<ViewedResource, ResourceRights>,
-    /// There was more to ask than may be asked at once.
-    pub(super) is_partial: bool,
     /// What was asked about another look, since it is too early to ask about this one.
     pub(super) is_pending: bool,
 }
 
 impl ViewRights {
+    /// Whether the user may see all that there is.
+    pub(super) fn are_complete(&self) -> bool {
+        ViewedResource::ALL
+            .iter()
+            .all(|resource| self.resources.get(resource).is_some_and(|rights| rights.everywhere))
+    }
+
     /// Whether the user may see this object.
     pub(super) fn include(&self, resource: ViewedResource, object: &NamespacedName) -> bool {
         self.resources.get(&resource).is_some_and(|rights| {
@@ -176,10 +183,10 @@ async fn ask(
         access,
         session,
         left: MOST_QUESTIONS,
-        is_partial: false,
     };
     let mut rights = ViewRights::default();
-    let everywhere = objects.keys().map(|resource| (*resource, None, None)).collect();
+    // Also of what there is none: whoever may see all learns that, and nobody else.
+    let everywhere = ViewedResource::ALL.map(|resource| (resource, None, None)).into();
     for ((resource, ..), allowed) in questions.ask(everywhere).await? {
         rights.resources.entry(resource).or_default().everywhere = allowed;
     }
@@ -205,7 +212,6 @@ async fn ask(
         let rights = rights.resources.entry(resource).or_default();
         rights.objects.extend(object.filter(|_| allowed));
     }
-    rights.is_partial = questions.is_partial;
     Ok(rights)
 }
 
@@ -214,12 +220,10 @@ struct RightQuestions<'a> {
     access: &'a ClientAuthorizer,
     session: &'a PageSession,
     left: usize,
-    is_partial: bool,
 }
 
 impl RightQuestions<'_> {
     async fn ask(&mut self, rights: BTreeSet<AskedRight>) -> Result<Vec<(AskedRight, bool)>, ClientRefusal> {
-        self.is_partial |= rights.len() > self.left;
         let asked: Vec<_> = rights.into_iter().take(self.left).collect();
         self.left -= asked.len();
         let (access, user, questions) = (self.access, &self.session.user, &self.session.questions);

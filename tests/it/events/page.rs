@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::rig::{CANARY, EDITOR, PATIENCE, READER, Rig};
+use crate::support::agents::{agent, view};
 use crate::support::browser::{Browser, CHROMIUM};
 use crate::support::clusters::has;
 use crate::support::tokens::forged;
@@ -271,6 +272,29 @@ async fn a_user_sees_the_agents_that_the_user_may_get(
         );
         assert_eq!(page.contains("There are no Agents here that"), !shows);
     }
+}
+
+#[tokio::test]
+async fn how_much_there_is_that_a_user_may_not_get_is_not_told() {
+    let mut rig = Rig::start().await;
+    let many: Vec<_> = (0..300)
+        .map(|number| agent("crowded", &format!("x{number}"), &json!({})))
+        .collect();
+    rig.agents = view(&many);
+    let mut visitor = Visitor::of(&rig).await;
+    let mut bodies = Vec::new();
+    for namespace in ["crowded", "deserted"] {
+        // A session of its own, which asks at once.
+        visitor.sign_in("person nobody").await;
+        let (status, first) = visitor.read(&format!("/?namespace={namespace}")).await;
+        assert_eq!(status, 200);
+        let (_, again) = visitor.read("/?namespace=other").await;
+        bodies.push((first.replace(namespace, "NAMESPACE"), again));
+    }
+    assert_eq!(bodies[0], bodies[1]);
+    assert!(bodies[0].0.contains("choose its namespace"), "{}", bodies[0].0);
+    visitor.sign_in(EDITOR).await;
+    assert!(!visitor.read("/").await.1.contains("choose its namespace"));
 }
 
 #[tokio::test]
