@@ -173,6 +173,8 @@ impl PageServer {
     }
 
     async fn sign_in(&self, address: IpAddr, request: Request) -> Response {
+        // Other tabs of the browser, and its next visitors, have the new session's cookie in place of theirs.
+        let replaced: Vec<_> = session_ids(request.headers()).map(ToOwned::to_owned).collect();
         let Some(token) = token(request).await else {
             return refused(StatusCode::BAD_REQUEST, "The form has no token, or is too large.");
         };
@@ -188,7 +190,7 @@ impl PageServer {
             }
         };
         let name = user.username.clone().unwrap_or_default();
-        match self.sessions.begin(user, &token, (self.sources.clock)()) {
+        match self.sessions.begin((user, &token), &replaced, (self.sources.clock)()) {
             Ok(id) => {
                 tracing::info!(user = name, "signed in to the page");
                 let cookie = format!("{COOKIE}={id}; Path=/; Secure; HttpOnly; SameSite=Strict");

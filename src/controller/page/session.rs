@@ -94,8 +94,13 @@ impl Default for SessionTable {
 }
 
 impl SessionTable {
-    /// Begins a session of a user who was identified by this token; returns its id.
-    pub(super) fn begin(&self, user: UserInfo, token: &str, now: Timestamp) -> Result<String, SessionRefusal> {
+    /// Begins a session of a user who was identified by this token; returns its id. It replaces the sessions with these ids.
+    pub(super) fn begin(
+        &self,
+        (user, token): (UserInfo, &str),
+        replaced: &[String],
+        now: Timestamp,
+    ) -> Result<String, SessionRefusal> {
         let most = match token_end(token) {
             Some(end) => LONGEST.min(Duration::try_from(end.duration_since(now)).unwrap_or(Duration::ZERO)),
             None => LONGEST,
@@ -111,6 +116,9 @@ impl SessionTable {
         let name = user.username.clone().unwrap_or_default();
         let mut sessions = self.lock();
         remove_over(&mut sessions, began);
+        for session in replaced.iter().filter_map(|id| sessions.remove(&sha256(id))) {
+            session.ended.cancel();
+        }
         let own = sessions.values().filter(|session| session.name() == name);
         if own.count() >= MOST_SESSIONS_OF_ONE {
             end_oldest_of(&mut sessions, &name);
@@ -222,7 +230,7 @@ mod tests {
     }
 
     fn begin(table: &SessionTable, name: &str) -> Result<String, SessionRefusal> {
-        table.begin(user(name), "opaque", Timestamp::UNIX_EPOCH)
+        table.begin((user(name), "opaque"), &[], Timestamp::UNIX_EPOCH)
     }
 
     /// A token that claims to end so many seconds after 1970.
@@ -259,7 +267,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_session_does_not_outlast_the_token() {
         let table = SessionTable::default();
-        let begin = |end| table.begin(user("ann"), &token(end), Timestamp::UNIX_EPOCH);
+        let begin = |end| table.begin((user("ann"), &token(end)), &[], Timestamp::UNIX_EPOCH);
         assert_eq!(begin(0), Err(SessionRefusal::Expired));
         let id = begin(60).unwrap();
         advance(Duration::from_secs(59)).await;
@@ -319,6 +327,23 @@ mod tests {
         assert!(table.get(&ann).is_some() && table.get(&bob).is_some());
         assert!(table.get(&held[1]).is_some(), "its user has fewer than others now");
         assert!(table.get(&held[MOST_SESSIONS_OF_ONE]).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_session_ends_the_ones_that_it_replaces_and_only_if_it_begins() {
+        let table = SessionTable::default();
+        let old = [
+            begin(&table, "ann").unwrap(),
+            begin(&table, "bob").unwrap(),
+            "unknown".into(),
+        ];
+        let sessions = [table.get(&old[0]).unwrap(), table.get(&old[1]).unwrap()];
+        let replace = |token: &str| table.begin((user("ann"), token), &old, Timestamp::UNIX_EPOCH);
+        assert_eq!(replace(&token(0)), Err(SessionRefusal::Expired));
+        assert!(sessions.iter().all(|session| !session.ended.is_cancelled()));
+        let new = replace("opaque").unwrap();
+        assert!(sessions.iter().all(|session| session.ended.is_cancelled()));
+        assert!(table.get(&new).is_some() && table.get(&old[0]).is_none() && table.get(&old[1]).is_none());
     }
 
     #[tokio::test]

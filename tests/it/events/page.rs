@@ -359,6 +359,25 @@ async fn signing_out_ends_the_session_and_its_streams() {
 }
 
 #[tokio::test]
+async fn signing_in_again_ends_the_session_that_it_replaces() {
+    let rig = Rig::start().await;
+    let mut visitor = Visitor::of(&rig).await;
+    visitor.sign_in(VIEWER).await;
+    let first = visitor.cookie.clone();
+    let mut stream = visitor.get("/events").await;
+    until(&mut stream, "approvals").await;
+    assert_eq!(visitor.post("/login", "wrong", OWN).await.status().as_u16(), 401);
+    assert_eq!(visitor.get("/").await.status().as_u16(), 200, "a failure ends nothing");
+    visitor.sign_in(WATCHER).await;
+    let second = visitor.cookie.take();
+    until(&mut stream, "The session has ended").await;
+    visitor.cookie = first;
+    assert_eq!(visitor.get("/").await.status().as_u16(), 303);
+    visitor.cookie = second;
+    assert_eq!(visitor.get("/").await.status().as_u16(), 200);
+}
+
+#[tokio::test]
 async fn a_session_ends_with_its_token() {
     let rig = Rig::start().await;
     let mut visitor = Visitor::of(&rig).await;
@@ -394,6 +413,7 @@ async fn streams_and_sessions_of_a_user_are_bounded() {
     visitor.sign_in(VIEWER).await;
     assert_eq!(visitor.read("/events").await.0, 503, "in another session as well");
     for _ in 1..MOST_SESSIONS_OF_ONE {
+        visitor.cookie = None;
         visitor.sign_in(VIEWER).await;
         assert_eq!(visitor.get("/").await.status().as_u16(), 200);
     }

@@ -70,7 +70,10 @@ impl World {
             username: Some(name.into()),
             ..UserInfo::default()
         };
-        let id = self.sessions.begin(user, "opaque", Timestamp::UNIX_EPOCH).unwrap();
+        let id = self
+            .sessions
+            .begin((user, "opaque"), &[], Timestamp::UNIX_EPOCH)
+            .unwrap();
         self.sessions.get(&id).unwrap()
     }
 
