@@ -28,6 +28,8 @@ enum ServerFailure {
     Down,
     /// Requests get no response.
     Silent,
+    /// Requests are answered after so many seconds.
+    Slow(u64),
     /// Requests are answered with this status.
     Status(u16),
 }
@@ -91,6 +93,7 @@ impl World {
                             .body(Body::from(status.to_string()));
                         return Ok(response.unwrap());
                     }
+                    Some(ServerFailure::Slow(seconds)) => tokio::time::sleep(Duration::from_secs(seconds)).await,
                     None => {}
                 }
                 let path = request.uri().path().to_owned();
@@ -250,6 +253,37 @@ async fn a_denial_ends_what_was_allowed_before_also_during_an_outage() {
         world.reviews.fail(ServerFailure::Down);
         tokio::time::advance(KEPT).await;
         assert_eq!(world.with_token("reader-1").await, 503, "{revoked}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_is_refused_once_its_rejection_is_known_also_to_who_waits_for_another_answer() {
+    let world = World::new(MetricsAuthentication::Token);
+    assert_eq!(world.with_token("reader-a").await, 200);
+    tokio::time::advance(KEPT).await;
+    world.reviews.fail(ServerFailure::Silent);
+    let mut waiting = Box::pin(world.with_token("reader-a"));
+    assert!(timeout(MOMENT, &mut waiting).await.is_err(), "nothing was answered");
+    world.reviews.fail(None);
+    world.reviews.revoke("reader-a");
+    assert_eq!(world.with_token("reader-a").await, 401);
+    assert_eq!(waiting.await, 401);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_comes_late_is_remembered() {
+    for (revoked, expected) in [("reader-a", 401), ("the role", 403), ("another", 200)] {
+        let world = World::new(MetricsAuthentication::Token);
+        assert_eq!(world.with_token("reader-a").await, 200);
+        tokio::time::advance(KEPT).await;
+        world.reviews.revoke(revoked);
+        let asked = world.reviews.asked();
+        // For each of the two reviews.
+        world.reviews.fail(ServerFailure::Slow(3));
+        assert_eq!(world.with_token("reader-a").await, 200, "it was answered too early");
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(world.with_token("reader-a").await, expected, "{revoked}");
+        assert_eq!(world.reviews.asked(), asked + 1, "{revoked}");
     }
 }
 
