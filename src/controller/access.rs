@@ -1,8 +1,9 @@
 //! Decides who may read an Agent's events, answer its gates, request tasks, and what the page shows: a TokenReview identifies the
 //! user, a `SubjectAccessReview` checks the permission.
 //!
-//! Accepts any token with the audience of the API server. Caches nothing: a subscription is long, answers are rare, and a
-//! revoked permission takes effect with the next request.
+//! Accepts any token with the audience of the API server. Keeps no permission: a subscription is long, answers are rare, and a
+//! revoked permission takes effect with the next request. A token that was rejected is refused for a moment without asking
+//! again, so that those of strangers keep out nobody behind the same address (ADR 0103).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,13 +13,14 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenRe
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::PostParams;
 use kube::{Api, Client};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::event_subscriptions::unavailable;
 use super::identity::is_pod_account;
-use super::review_limiter::{ReviewLimiter, ReviewPermit};
+use super::review_limiter::{RejectedTokens, ReviewLimiter, ReviewPermit, SHARED_ROOM};
 use crate::api::NamespacedName;
 use crate::link::events::{ClientRefusal, ClientRefusalCode};
+use crate::support::hash;
 
 /// Time limit for both reviews together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -83,6 +85,7 @@ pub struct ClientAuthorizer {
     tokens: Api<TokenReview>,
     rights: Api<SubjectAccessReview>,
     gate: ReviewLimiter,
+    rejected: RejectedTokens,
 }
 
 impl ClientAuthorizer {
@@ -91,7 +94,8 @@ impl ClientAuthorizer {
         Self {
             tokens: Api::all(client.clone()),
             rights: Api::all(client),
-            gate: ReviewLimiter::new(MAX_QUESTIONS),
+            gate: ReviewLimiter::new(MAX_QUESTIONS).with_shared_room(SHARED_ROOM),
+            rejected: RejectedTokens::default(),
         }
     }
 
@@ -116,7 +120,7 @@ impl ClientAuthorizer {
         agent: &NamespacedName,
         action: ClientAction,
     ) -> Result<String, ClientRefusal> {
-        let _permit = self.permit(address).await?;
+        let _permit = self.permit((token, address)).await?;
         let user = self.user_of((token, address)).await?;
         let name = user.username.clone().unwrap_or_default();
         let denied = |message| ClientRefusal {
@@ -139,7 +143,7 @@ impl ClientAuthorizer {
     /// The user who presented `token` from `address`.
     pub async fn identify(&self, (token, address): (&str, IpAddr)) -> Result<UserInfo, ClientRefusal> {
         let identified = async {
-            let _permit = self.permit(address).await?;
+            let _permit = self.permit((token, address)).await?;
             self.user_of((token, address)).await
         };
         timeout(ANSWER_TIMEOUT, identified).await.unwrap_or_else(|_| {
@@ -149,17 +153,24 @@ impl ClientAuthorizer {
     }
 
     /// Permission to ask about a token from this address.
-    async fn permit(&self, address: IpAddr) -> Result<ReviewPermit<'_>, ClientRefusal> {
+    async fn permit(&self, (token, address): (&str, IpAddr)) -> Result<ReviewPermit<'_>, ClientRefusal> {
+        if self.rejected.contain(&hash::sha256(token)) {
+            return Err(rejected());
+        }
         self.gate.acquire(address).await.ok_or_else(|| {
             unavailable("too many tokens from this address are pending or invalid; retry in a few seconds")
         })
     }
 
     async fn user_of(&self, (token, address): (&str, IpAddr)) -> Result<UserInfo, ClientRefusal> {
+        let since = Instant::now();
         let answer = self.tokens.create(&PostParams::default(), &token_review(token)).await;
         token_user(answer.map_err(|error| failed(&error))?.status.unwrap_or_default())
             .ok_or_else(rejected)
-            .inspect_err(|_| self.gate.record_failure(address))
+            .inspect_err(|_| {
+                self.rejected.add(hash::sha256(token), since);
+                self.gate.record_failure(address);
+            })
     }
 
     /// Whether this user has this right.
@@ -234,4 +245,42 @@ fn failed(error: &kube::Error) -> ClientRefusal {
 
 fn cannot_check() -> ClientRefusal {
     unavailable("the token cannot be verified now; retry")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::http::{Request, Response};
+    use serde_json::{Value, json};
+
+    use super::super::review_limiter::WINDOW;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rejected_token_is_asked_about_again_after_ten_seconds() {
+        let reviews = Arc::<AtomicUsize>::default();
+        let counted = reviews.clone();
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let mut review: Value = serde_json::from_slice(&body).unwrap();
+                review["status"] = json!({ "authenticated": false });
+                Ok::<_, Infallible>(Response::new(axum::body::Body::from(review.to_string())))
+            }
+        });
+        let access = ClientAuthorizer::new(Client::new(service, "default"));
+        let address = IpAddr::from([10, 0, 0, 1]);
+        for expected in [1, 2] {
+            for _ in 0..3 {
+                let refusal = access.identify(("forged", address)).await.unwrap_err();
+                assert_eq!(refusal.code, ClientRefusalCode::Unauthenticated);
+                assert_eq!(reviews.load(Ordering::SeqCst), expected);
+            }
+            tokio::time::advance(WINDOW).await;
+        }
+    }
 }

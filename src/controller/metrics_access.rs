@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use super::access::{REJECTED_TOKEN, review_of, token_review, token_user};
-use super::review_limiter::{self, ReviewLimiter};
+use super::review_limiter::{RejectedTokens, ReviewLimiter, SHARED_ROOM, TokenHash};
 use crate::support::hash;
 
 /// Time limit for both reviews together. Shorter than that of a scrape.
@@ -39,12 +39,8 @@ const KEPT: Duration = Duration::from_mins(1);
 const STALE: Duration = Duration::from_hours(1);
 /// How long the API server counts as unreachable after a failed review: nobody waits for it again before.
 const UNREACHABLE: Duration = Duration::from_secs(10);
-/// How long a token that the API server rejected is refused without asking again.
-const REJECTED: Duration = review_limiter::WINDOW;
-/// Most rejected tokens that are remembered. When it is reached, all are forgotten.
-const MAX_REJECTED: usize = 1024;
-/// Invalid tokens of all addresses within [`review_limiter::WINDOW`], below which those of one address keep nobody out.
-const SHARED_ROOM: u32 = 200;
+/// How long an answer to a review of a known reader is still recorded, though the reader waits no longer.
+const LATE: Duration = UNREACHABLE;
 /// Most answers that are kept; beyond them, the oldest is dropped.
 const MAX_KEPT: usize = 256;
 
@@ -92,9 +88,6 @@ impl IntoResponse for ScrapeRefusal {
     }
 }
 
-/// The hash of a token, so that no token is kept.
-type TokenHash = [u8; hash::BYTES];
-
 /// The answer about a valid token.
 #[derive(Clone)]
 struct KnownAnswer {
@@ -141,10 +134,9 @@ struct MetricsAuthorizer {
     /// Limits the reviews of unknown tokens.
     gate: ReviewLimiter,
     /// Those of readers, whom nobody else may keep out.
-    rechecks: Semaphore,
+    rechecks: Arc<Semaphore>,
     known: Mutex<HashMap<TokenHash, KnownAnswer>>,
-    /// Rejected tokens, with the time of the rejection.
-    rejected: Mutex<HashMap<TokenHash, Instant>>,
+    rejected: RejectedTokens,
     /// Time of the last review that the API server did not answer.
     unanswered: Mutex<Option<Instant>>,
 }
@@ -193,48 +185,62 @@ impl MetricsAuthorizer {
             tokens: Api::all(client.clone()),
             rights: Api::all(client),
             gate: ReviewLimiter::new(MAX_QUESTIONS).with_shared_room(SHARED_ROOM),
-            rechecks: Semaphore::new(MAX_QUESTIONS),
+            rechecks: Arc::new(Semaphore::new(MAX_QUESTIONS)),
             known: Mutex::default(),
-            rejected: Mutex::default(),
+            rejected: RejectedTokens::default(),
             unanswered: Mutex::default(),
         }
     }
 
-    async fn check(&self, token: &str, address: IpAddr) -> Result<(), ScrapeRefusal> {
+    async fn check(self: &Arc<Self>, token: &str, address: IpAddr) -> Result<(), ScrapeRefusal> {
         let key = hash::sha256(token);
         let known = lock(&self.known).get(&key).cloned();
         match known {
             Some(known) if known.is_fresh() => known.answer,
-            Some(known) if known.allows_stale() => self.recheck(token, key, &known).await,
+            Some(known) if known.allows_stale() => self.recheck(token, key).await,
             _ => self.check_unknown(token, key, address).await,
         }
     }
 
     /// Asks again about a reader who was allowed before, and allows the read if the API server is unreachable.
-    async fn recheck(&self, token: &str, key: TokenHash, known: &KnownAnswer) -> Result<(), ScrapeRefusal> {
+    async fn recheck(self: &Arc<Self>, token: &str, key: TokenHash) -> Result<(), ScrapeRefusal> {
         if self.is_unreachable() {
             return Ok(());
         }
-        let review = async {
-            let _permit = self.rechecks.acquire().await;
-            self.review(token, key).await
-        };
-        let failure = match timeout(RECHECK_TIMEOUT, review).await {
+        match timeout(RECHECK_TIMEOUT, self.review_known(token, key)).await {
             Ok(Ok(answer)) => return answer,
-            Ok(Err(failure)) => failure,
+            Ok(Err(ReviewFailure::Refused)) => return Err(ScrapeRefusal::unverified()),
+            Ok(Err(ReviewFailure::Unreachable)) => {}
             Err(_) => timed_out(RECHECK_TIMEOUT),
-        };
-        match failure {
-            ReviewFailure::Unreachable => {
-                *lock(&self.unanswered) = Some(Instant::now());
-                if known.allows_stale() {
-                    Ok(())
-                } else {
-                    Err(ScrapeRefusal::unverified())
-                }
-            }
-            ReviewFailure::Refused => Err(ScrapeRefusal::unverified()),
         }
+        *lock(&self.unanswered) = Some(Instant::now());
+        // Another review may have been answered meanwhile.
+        let known = lock(&self.known).get(&key).cloned();
+        match known {
+            Some(known) if known.allows_stale() => Ok(()),
+            Some(KnownAnswer {
+                answer: Err(denial), ..
+            }) => Err(denial),
+            None if self.rejected.contain(&key) => Err(rejection()),
+            _ => Err(ScrapeRefusal::unverified()),
+        }
+    }
+
+    /// Asks about a reader who was allowed before. The review goes on when nobody waits for it any more, and its answer is
+    /// remembered.
+    async fn review_known(
+        self: &Arc<Self>,
+        token: &str,
+        key: TokenHash,
+    ) -> Result<Result<(), ScrapeRefusal>, ReviewFailure> {
+        let permit = self.rechecks.clone().acquire_owned().await;
+        let (authorizer, token) = (self.clone(), token.to_owned());
+        let review = tokio::spawn(async move {
+            let _permit = permit;
+            let answer = timeout(LATE, authorizer.review(&token, key)).await;
+            answer.unwrap_or(Err(ReviewFailure::Unreachable))
+        });
+        review.await.unwrap_or(Err(ReviewFailure::Unreachable))
     }
 
     fn is_unreachable(&self) -> bool {
@@ -242,7 +248,7 @@ impl MetricsAuthorizer {
     }
 
     async fn check_unknown(&self, token: &str, key: TokenHash, address: IpAddr) -> Result<(), ScrapeRefusal> {
-        if lock(&self.rejected).get(&key).is_some_and(|at| at.elapsed() < REJECTED) {
+        if self.rejected.contain(&key) {
             return Err(rejection());
         }
         let review = async {
@@ -270,8 +276,9 @@ impl MetricsAuthorizer {
         let since = Instant::now();
         let review = self.tokens.create(&PostParams::default(), &token_review(token)).await?;
         let Some(user) = token_user(review.status.unwrap_or_default()) else {
-            lock(&self.known).remove(&key);
-            self.remember_rejected(key, since);
+            let mut known = lock(&self.known);
+            known.remove(&key);
+            self.rejected.add(key, since);
             return Ok(Err(rejection()));
         };
         let name = user.username.clone().unwrap_or_default();
@@ -297,13 +304,18 @@ impl MetricsAuthorizer {
                 format!("{name} may not get /metrics: bind it to the chart's ClusterRole <release>-metrics-reader"),
             ))
         };
-        let known = KnownAnswer { since, answer };
-        self.keep(key, known.clone());
-        Ok(known.answer)
+        Ok(self.keep(key, KnownAnswer { since, answer }))
     }
 
-    fn keep(&self, key: TokenHash, answer: KnownAnswer) {
+    /// Remembers an answer, unless that to a later review, or a rejection, was faster. Returns the one that holds.
+    fn keep(&self, key: TokenHash, answer: KnownAnswer) -> Result<(), ScrapeRefusal> {
         let mut known = lock(&self.known);
+        if let Some(later) = known.get(&key).filter(|known| known.since > answer.since) {
+            return later.answer.clone();
+        }
+        if self.rejected.contain(&key) {
+            return Err(rejection());
+        }
         known.retain(|_, known| known.is_fresh() || known.allows_stale());
         known.remove(&key);
         // Anyone with an account can have valid tokens, so refusals go first.
@@ -313,15 +325,9 @@ impl MetricsAuthorizer {
         {
             known.remove(&dropped);
         }
+        let holds = answer.answer.clone();
         known.insert(key, answer);
-    }
-
-    fn remember_rejected(&self, key: TokenHash, at: Instant) {
-        let mut rejected = lock(&self.rejected);
-        if rejected.len() >= MAX_REJECTED {
-            rejected.clear();
-        }
-        rejected.insert(key, at);
+        holds
     }
 }
 
@@ -329,10 +335,9 @@ fn rejection() -> ScrapeRefusal {
     ScrapeRefusal::new(StatusCode::UNAUTHORIZED, REJECTED_TOKEN)
 }
 
-fn timed_out(after: Duration) -> ReviewFailure {
+fn timed_out(after: Duration) {
     let seconds = after.as_secs();
     tracing::warn!("authorizing a reader of /metrics timed out after {seconds} s");
-    ReviewFailure::Unreachable
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use crate::support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
+use crate::support::hash;
 
 /// Most pending reviews, in total and per address. The pods of a node may share an address.
 const WAITING: ConnectionBounds = ConnectionBounds::of_strangers(4096, 64);
@@ -20,8 +21,40 @@ const WAITING: ConnectionBounds = ConnectionBounds::of_strangers(4096, 64);
 pub(super) const MAX_WRONG: u32 = 20;
 /// How long the invalid tokens of an address count.
 pub(super) const WINDOW: Duration = Duration::from_secs(10);
+/// Invalid tokens of all addresses within [`WINDOW`], below which those of one address keep nobody out: what servers allow
+/// whose clients share addresses with strangers.
+pub(super) const SHARED_ROOM: u32 = 200;
+/// Most rejected tokens that are remembered. When it is reached, all are forgotten.
+const MAX_REJECTED: usize = 1024;
 /// Most addresses whose invalid tokens are counted. When it is reached, all counts are dropped.
 const MAX_ADDRESSES: usize = 16_384;
+
+/// The hash of a token, so that no token is kept.
+pub(super) type TokenHash = [u8; hash::BYTES];
+
+/// Tokens that the API server rejected within [`WINDOW`]: they are refused without asking again.
+#[derive(Default)]
+pub(super) struct RejectedTokens(Mutex<HashMap<TokenHash, Instant>>);
+
+impl RejectedTokens {
+    /// Whether this token was rejected a moment ago.
+    pub(super) fn contain(&self, token: &TokenHash) -> bool {
+        self.lock().get(token).is_some_and(|at| at.elapsed() < WINDOW)
+    }
+
+    /// Remembers a token whose rejected review began at this time.
+    pub(super) fn add(&self, token: TokenHash, at: Instant) {
+        let mut rejected = self.lock();
+        if rejected.len() >= MAX_REJECTED {
+            rejected.clear();
+        }
+        rejected.insert(token, at);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<TokenHash, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 pub(super) struct ReviewLimiter {
     waiting: Arc<ConnectionLimiter>,
@@ -98,6 +131,10 @@ impl ReviewLimiter {
         }
         let waited = self.waiting.take(address)?;
         let asks = self.asking.acquire().await.ok()?;
+        // Others of this address may have been rejected meanwhile.
+        if self.has_exceeded(address) {
+            return None;
+        }
         Some(ReviewPermit {
             _waited: waited,
             _asks: asks,
@@ -153,6 +190,37 @@ mod tests {
         assert!(gate.acquire(address(1)).await.is_some());
         gate.record_failure(address(1));
         assert!(gate.acquire(address(1)).await.is_some(), "the count was reset");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waited_while_the_address_exceeded_its_share_does_not_ask() {
+        let gate = ReviewLimiter::new(1);
+        for (failures, may_ask) in [(MAX_WRONG - 1, true), (1, false)] {
+            let first = gate.acquire(address(1)).await.unwrap();
+            let mut waiting = Box::pin(gate.acquire(address(1)));
+            assert!(poll!(&mut waiting).is_pending());
+            for _ in 0..failures {
+                gate.record_failure(address(1));
+            }
+            drop(first);
+            assert_eq!(waiting.await.is_some(), may_ask);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn so_many_rejected_tokens_are_remembered_for_ten_seconds() {
+        let rejected = RejectedTokens::default();
+        rejected.add(hash::sha256("a"), Instant::now());
+        tokio::time::advance(WINDOW.saturating_sub(Duration::from_millis(1))).await;
+        assert!(rejected.contain(&hash::sha256("a")) && !rejected.contain(&hash::sha256("b")));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!rejected.contain(&hash::sha256("a")));
+        for number in 1..MAX_REJECTED {
+            rejected.add(hash::sha256(number.to_string()), Instant::now());
+        }
+        assert!(rejected.contain(&hash::sha256("1")));
+        rejected.add(hash::sha256("b"), Instant::now());
+        assert!(rejected.contain(&hash::sha256("b")) && !rejected.contain(&hash::sha256("1")));
     }
 
     #[tokio::test(start_paused = true)]

@@ -18,8 +18,12 @@ pub const MOST_EVENTS: usize = 30;
 pub const MOST_LINES: u16 = 300;
 /// Tools of one turn that are named.
 const MOST_TOOLS: usize = 8;
-/// Characters of a text that are kept.
-const MOST_CHARS: usize = 200;
+/// Characters of a note or a message that are kept. A worker may send any text, also one of the size of a frame.
+pub(super) const MOST_CHARS: usize = 200;
+/// Characters of the name of a tool, a gate or a kind that are kept.
+pub(super) const MOST_NAME_CHARS: usize = 64;
+/// Characters of the name of an event, a time, an id or an outcome that are kept.
+const MOST_WORD_CHARS: usize = 32;
 
 /// One turn, as its events tell it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -95,9 +99,7 @@ impl AgentHistory {
         if self.events.back().is_some_and(|last| event.seq <= last.seq) {
             return;
         }
-        for text in [Some(&mut event.note), event.tool.as_mut()].into_iter().flatten() {
-            *text = with_ellipsis(first_chars(text, MOST_CHARS), text);
-        }
+        bound(&mut event);
         self.count(&event);
         self.events.push_back(event);
         while self.events.len() > MOST_EVENTS {
@@ -140,11 +142,37 @@ impl AgentHistory {
     }
 }
 
+/// The beginning of a text that is longer than so many characters.
+pub(super) fn shortened(text: &str, most: usize) -> String {
+    with_ellipsis(first_chars(text, most), text)
+}
+
+/// Drops what no page shows, and shortens the rest.
+fn bound(event: &mut EventLine) {
+    let shown = |text: &Option<String>, most| text.as_ref().map(|text| shortened(text, most));
+    *event = EventLine {
+        seq: event.seq,
+        event: shortened(&event.event, MOST_WORD_CHARS),
+        at: shortened(&event.at, MOST_WORD_CHARS),
+        member: event.member,
+        turn: event.turn,
+        call: shown(&event.call, MOST_WORD_CHARS),
+        run: shown(&event.run, MOST_WORD_CHARS),
+        tool: shown(&event.tool, MOST_NAME_CHARS),
+        outcome: shown(&event.outcome, MOST_WORD_CHARS),
+        note: shortened(&event.note, MOST_CHARS),
+        ..EventLine::default()
+    };
+}
+
 #[cfg(test)]
 mod tests {
+    use jiff::tz::TimeZone;
     use pretty_assertions::assert_eq;
 
     use super::*;
+    use crate::page::html::parts;
+    use crate::page::view::{AgentView, PageView};
 
     fn event(seq: i64, name: &str, turn: i64, note: &str) -> EventLine {
         EventLine {
@@ -220,6 +248,45 @@ mod tests {
         ];
         let history = history(lines.clone().into_iter().chain(lines));
         assert_eq!((history.events.len(), history.turns[0].calls), (2, 1));
+    }
+
+    #[test]
+    fn events_of_a_hostile_worker_are_small_in_memory_and_on_the_page() {
+        for letter in ["x", "<", "😀"] {
+            let long = letter.repeat(256 * 1024 / letter.len());
+            let hostile = |seq, name: &str| EventLine {
+                at: long.clone(),
+                kind: long.clone(),
+                call: Some(long.clone()),
+                run: Some(long.clone()),
+                tool: Some(long.clone()),
+                effect: Some(long.clone()),
+                outcome: Some(long.clone()),
+                trace_id: Some(long.clone()),
+                messages: vec![long.clone(); 3],
+                ..event(seq, name, seq / 3, &long)
+            };
+            let names = ["autonomy:turn_started", "tool:intent", long.as_str()];
+            let history = history((0..30).map(|seq| hostile(seq + 1, names[usize::try_from(seq).unwrap() % 3])));
+            assert_eq!(history.events.len(), MOST_EVENTS);
+            assert!(history.events.iter().all(|event| event.messages.is_empty()));
+            let sizes = (
+                serde_json::to_string(&history.events).unwrap().len(),
+                format!("{:?}", history.turns).len(),
+            );
+            assert!(sizes.0 < 64 * 1024 && sizes.1 < 64 * 1024, "{sizes:?} bytes in memory");
+            let agent = AgentView {
+                history: Some(history),
+                ..AgentView::default()
+            };
+            let view = PageView {
+                agents: vec![agent],
+                ..PageView::default()
+            };
+            for part in parts(&view, &TimeZone::UTC) {
+                assert!(part.html.len() < 64 * 1024, "{}: {} bytes", part.id, part.html.len());
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,8 @@
 use jiff::Timestamp;
 
 use super::agent_rows::AgentRow;
-use super::recent::AgentHistory;
+use super::html::MOST_ROWS;
+use super::recent::{AgentHistory, MOST_NAME_CHARS, shortened};
 use super::sensor_rows::SensorRow;
 use crate::api::budget::BudgetSummary;
 use crate::api::money::dollars;
@@ -72,12 +73,25 @@ impl AgentView {
             usage,
             budget: status.and_then(|status| status.summary.as_ref()?.budget.clone()),
             gates: match reported {
-                Some(loop_) => loop_.gates.clone(),
+                Some(loop_) => loop_.gates.iter().take(MOST_ROWS).map(bounded).collect(),
                 None => status.map(|status| status.gates.clone()).unwrap_or_default(),
             },
             history,
             row,
         }
+    }
+}
+
+/// What is shown of a gate: a worker may report any texts.
+fn bounded(gate: &Gate) -> Gate {
+    Gate {
+        id: shortened(&gate.id, MOST_NAME_CHARS),
+        kind: gate.kind,
+        tool: shortened(&gate.tool, MOST_NAME_CHARS),
+        arguments_hash: String::new(),
+        opened_at: gate.opened_at.clone(),
+        expires_at: gate.expires_at.clone(),
+        untrusted_content_source: None,
     }
 }
 
@@ -95,6 +109,71 @@ impl BudgetView {
             summary: status.summary.unwrap_or_default(),
             agents: status.agents,
             gate: status.gates.into_iter().next().map(|gate| (gate.id, gate.opened_at.0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::tz::TimeZone;
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::status::{LoopState, PauseReason, WakeCondition};
+    use crate::link::messages::{HeldReason, LoopReport};
+    use crate::page::agent_rows::{StatusOrigin, row};
+    use crate::page::html::parts;
+
+    #[test]
+    fn a_report_of_a_hostile_worker_is_small_in_memory_and_on_the_page() {
+        let agent: Agent = serde_json::from_value(json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+            "metadata": { "name": "a", "namespace": "n" },
+            "spec": {
+                "instructions": "Watch.",
+                "model": { "api": "Scripted", "name": "m", "scripted": { "configMapKeyRef": { "name": "s", "key": "k" } } },
+            },
+        }))
+        .unwrap();
+        let long = "<".repeat(256 * 1024);
+        let text = &long[..8 * 1024];
+        let gate = json!({
+            "id": text, "kind": "ToolCallNeedsApproval", "tool": text, "argumentsHash": text,
+            "openedAt": "2026-11-22T12:00:00Z", "untrustedContentSource": text,
+        });
+        let gate: Gate = serde_json::from_value(gate).unwrap();
+        let held = HeldReason {
+            reason: PauseReason::LoopDetected,
+            until: None,
+            message: long.clone(),
+        };
+        let wake = json!({ "type": "Event", "value": &long });
+        let error = json!({ "kind": &long, "message": &long, "at": "2026-11-22T12:00:00Z" });
+        let report = PodReport {
+            loop_: Some(LoopReport {
+                state: LoopState::Paused,
+                reasons: vec![held; 20],
+                gates: vec![gate; MOST_ROWS + 1],
+                wake: serde_json::from_value::<WakeCondition>(wake).ok(),
+                consecutive_errors: 1,
+                last_error: Some(serde_json::from_value(error).unwrap()),
+                ..LoopReport::default()
+            }),
+            ..PodReport::default()
+        };
+        let row = row(&agent, Some(&report), StatusOrigin::Present);
+        assert_eq!(row.reasons.len(), 16);
+        assert!(row.wakes_on.is_some() && row.last_error.is_some() && row.message.is_some());
+        let agent = AgentView::new(&agent, row, Some(&report), None);
+        assert_eq!(agent.gates.len(), MOST_ROWS);
+        let size = format!("{agent:?}").len();
+        assert!(size < 64 * 1024, "{size} bytes in memory");
+        let view = PageView {
+            agents: vec![agent],
+            ..PageView::default()
+        };
+        for part in parts(&view, &TimeZone::UTC) {
+            assert!(part.html.len() < 128 * 1024, "{}: {} bytes", part.id, part.html.len());
         }
     }
 }

@@ -9,7 +9,7 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use super::super::review_limiter::MAX_WRONG;
+use super::super::review_limiter::{MAX_WRONG, WINDOW};
 use super::*;
 
 /// An API server that knows the tokens `reader-…`, which may get /metrics, and `other-…`, which may not.
@@ -28,6 +28,8 @@ enum ServerFailure {
     Down,
     /// Requests get no response.
     Silent,
+    /// Requests are answered after so many seconds.
+    Slow(u64),
     /// Requests are answered with this status.
     Status(u16),
 }
@@ -91,6 +93,7 @@ impl World {
                             .body(Body::from(status.to_string()));
                         return Ok(response.unwrap());
                     }
+                    Some(ServerFailure::Slow(seconds)) => tokio::time::sleep(Duration::from_secs(seconds)).await,
                     None => {}
                 }
                 let path = request.uri().path().to_owned();
@@ -254,6 +257,37 @@ async fn a_denial_ends_what_was_allowed_before_also_during_an_outage() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_token_is_refused_once_its_rejection_is_known_also_to_who_waits_for_another_answer() {
+    let world = World::new(MetricsAuthentication::Token);
+    assert_eq!(world.with_token("reader-a").await, 200);
+    tokio::time::advance(KEPT).await;
+    world.reviews.fail(ServerFailure::Silent);
+    let mut waiting = Box::pin(world.with_token("reader-a"));
+    assert!(timeout(MOMENT, &mut waiting).await.is_err(), "nothing was answered");
+    world.reviews.fail(None);
+    world.reviews.revoke("reader-a");
+    assert_eq!(world.with_token("reader-a").await, 401);
+    assert_eq!(waiting.await, 401);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_comes_late_is_remembered() {
+    for (revoked, expected) in [("reader-a", 401), ("the role", 403), ("another", 200)] {
+        let world = World::new(MetricsAuthentication::Token);
+        assert_eq!(world.with_token("reader-a").await, 200);
+        tokio::time::advance(KEPT).await;
+        world.reviews.revoke(revoked);
+        let asked = world.reviews.asked();
+        // For each of the two reviews.
+        world.reviews.fail(ServerFailure::Slow(3));
+        assert_eq!(world.with_token("reader-a").await, 200, "it was answered too early");
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(world.with_token("reader-a").await, expected, "{revoked}");
+        assert_eq!(world.reviews.asked(), asked + 1, "{revoked}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_api_server_that_refuses_the_review_itself_is_not_unreachable() {
     let world = World::new(MetricsAuthentication::Token);
     assert_eq!(world.with_token("reader-1").await, 200);
@@ -319,7 +353,7 @@ async fn a_rejected_token_is_asked_about_again_after_ten_seconds() {
         assert_eq!(world.with_token("late").await, 401);
     }
     assert_eq!(world.reviews.asked(), 1);
-    tokio::time::advance(REJECTED.checked_sub(MOMENT).unwrap()).await;
+    tokio::time::advance(WINDOW.checked_sub(MOMENT).unwrap()).await;
     assert_eq!(world.with_token("late").await, 401);
     assert_eq!(world.reviews.asked(), 1);
     tokio::time::advance(MOMENT).await;
@@ -348,7 +382,7 @@ async fn forged_tokens_of_a_neighbor_keep_a_new_token_out_only_beyond_what_all_s
     world.present_forged_tokens(1, 1).await;
     assert_eq!(world.with_token("reader-2").await, 503);
     assert_eq!(world.with_token_from(2, "reader-2").await, 200, "another address");
-    tokio::time::advance(REJECTED).await;
+    tokio::time::advance(WINDOW).await;
     assert_eq!(world.with_token("reader-3").await, 200);
 }
 

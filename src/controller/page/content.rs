@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::PageSources;
-use super::rights::{ViewRights, ViewedObjects, ViewedResource, rights};
+use super::rights::{MOST_QUESTIONS, ViewRights, ViewedObjects, ViewedResource, rights};
 use super::session::PageSession;
 use super::turns::{MOST_WITH_TURNS, TurnFollower};
 use crate::api::{Agent, AgentBudget, NamespacedName};
@@ -70,8 +70,14 @@ pub(super) async fn view(
             "Turns of more than {MOST_WITH_TURNS} Agents: choose a namespace."
         ));
     }
-    if rights.is_partial {
-        notes.push("Objects whose permissions were too many to check at once: choose a namespace.".into());
+    // Said whatever there is: neither note tells how much the user may not see.
+    if !rights.are_complete() {
+        if rights.is_pending {
+            notes.push("What was not checked yet: your permissions are checked again within 10 seconds.".into());
+        }
+        notes.push(format!(
+            "What is beyond {MOST_QUESTIONS} checks of your permissions: if something is missing, choose its namespace."
+        ));
     }
     let budgets = visible(budgets, &rights, ViewedResource::Budgets, (&mut notes, "AgentBudgets"));
     let sensors = visible(sensors, &rights, ViewedResource::Sensors, (&mut notes, "Sensors"));

@@ -1,7 +1,8 @@
 //! What a user may see on the page: asked of the API server in a few questions, from all namespaces down to single objects.
 //!
-//! The answers are kept for a minute. What cannot be verified is not shown. The questions of one look are bounded; what is
-//! not asked for is not shown either, and the page says so.
+//! The answers are kept for a minute. What cannot be verified is not shown. The questions of one look are bounded, and those
+//! of a session have pauses, whatever it looks at; what is not asked for is not shown either, and the page says so. All
+//! questions of the page share a few requests at a time, so that no user keeps the API server busy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,10 +22,14 @@ use crate::link::events::ClientRefusal;
 const KEPT: Duration = Duration::from_mins(1);
 /// Time limit for all questions of one look.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The shortest time between the questions of two looks of one session.
+const PAUSE: Duration = Duration::from_secs(10);
+/// How long a failure is the answer of a session.
+const FAILED: Duration = Duration::from_secs(5);
 /// Most questions of one look.
 pub(super) const MOST_QUESTIONS: usize = 200;
-/// Most questions at a time.
-const AT_ONCE: usize = 8;
+/// Most questions of the page at a time.
+pub(super) const AT_ONCE: usize = 8;
 /// Most filters whose answers are kept for one session.
 const MOST_FILTERS: usize = 4;
 
@@ -40,6 +45,8 @@ pub(super) enum ViewedResource {
 }
 
 impl ViewedResource {
+    const ALL: [Self; 4] = [Self::Agents, Self::Events, Self::Budgets, Self::Sensors];
+
     fn right(self, namespace: Option<&str>, name: Option<&str>) -> ResourceAttributes {
         let (resource, subresource) = match self {
             Self::Agents => ("agents", None),
@@ -74,11 +81,18 @@ struct ResourceRights {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ViewRights {
     resources: BTreeMap<ViewedResource, ResourceRights>,
-    /// There was more to ask than may be asked at once.
-    pub(super) is_partial: bool,
+    /// What was asked about another look, since it is too early to ask about this one.
+    pub(super) is_pending: bool,
 }
 
 impl ViewRights {
+    /// Whether the user may see all that there is.
+    pub(super) fn are_complete(&self) -> bool {
+        ViewedResource::ALL
+            .iter()
+            .all(|resource| self.resources.get(resource).is_some_and(|rights| rights.everywhere))
+    }
+
     /// Whether the user may see this object.
     pub(super) fn include(&self, resource: ViewedResource, object: &NamespacedName) -> bool {
         self.resources.get(&resource).is_some_and(|rights| {
@@ -89,7 +103,30 @@ impl ViewRights {
 
 /// The answers about one user, by the namespace that the page was narrowed to.
 #[derive(Default)]
-pub(super) struct KnownRights(BTreeMap<Option<String>, (Instant, Arc<ViewRights>)>);
+pub(super) struct KnownRights {
+    answers: BTreeMap<Option<String>, (Instant, Arc<ViewRights>)>,
+    /// When the next questions may be asked.
+    next: Option<Instant>,
+    /// Why the last ones have no answers.
+    failure: Option<ClientRefusal>,
+}
+
+impl KnownRights {
+    fn keep(&mut self, filter: Option<String>, since: Instant, rights: Arc<ViewRights>) {
+        if self.answers.len() >= MOST_FILTERS {
+            let oldest = self.answers.iter().min_by_key(|(_, (since, _))| *since);
+            if let Some(oldest) = oldest.map(|(filter, _)| filter.clone()) {
+                self.answers.remove(&oldest);
+            }
+        }
+        self.answers.insert(filter, (since, rights));
+    }
+}
+
+/// That permissions cannot be asked for.
+pub(super) fn unverified() -> ClientRefusal {
+    unavailable("your permissions cannot be verified now; retry")
+}
 
 /// A right of a user: a resource, in all namespaces or one, and one object or all.
 type AskedRight = (ViewedResource, Option<NamespacedName>, Option<String>);
@@ -103,21 +140,38 @@ pub(super) async fn rights(
 ) -> Result<Arc<ViewRights>, ClientRefusal> {
     let mut known = session.rights.lock().await;
     let now = Instant::now();
-    known.0.retain(|_, (since, _)| now.duration_since(*since) < KEPT);
-    if let Some((_, rights)) = known.0.get(&filter.cloned()) {
+    known.answers.retain(|_, (since, _)| now.duration_since(*since) < KEPT);
+    if let Some((_, rights)) = known.answers.get(&filter.cloned()) {
         return Ok(rights.clone());
     }
+    if known.next.is_some_and(|next| now < next) {
+        if let Some(failure) = &known.failure {
+            return Err(failure.clone());
+        }
+        // Answers about all namespaces are true of each.
+        let wider = known
+            .answers
+            .get(&None::<String>)
+            .map(|(_, rights)| ViewRights::clone(rights));
+        return Ok(Arc::new(ViewRights {
+            is_pending: true,
+            ..wider.unwrap_or_default()
+        }));
+    }
+    // Before the questions, which end without an answer when the browser is gone.
+    (known.next, known.failure) = (Some(now + PAUSE), None);
     let asked = timeout(ANSWER_TIMEOUT, ask(access, session, objects)).await;
-    let rights = asked.map_err(|_| unavailable("your permissions cannot be verified now; retry"))??;
-    let rights = Arc::new(rights);
-    if known.0.len() >= MOST_FILTERS {
-        let oldest = known.0.iter().min_by_key(|(_, (since, _))| *since);
-        if let Some(oldest) = oldest.map(|(filter, _)| filter.clone()) {
-            known.0.remove(&oldest);
+    match asked.unwrap_or_else(|_| Err(unverified())) {
+        Ok(rights) => {
+            let rights = Arc::new(rights);
+            known.keep(filter.cloned(), now, rights.clone());
+            Ok(rights)
+        }
+        Err(failure) => {
+            (known.next, known.failure) = (Some(Instant::now() + FAILED), Some(failure.clone()));
+            Err(failure)
         }
     }
-    known.0.insert(filter.cloned(), (now, rights.clone()));
-    Ok(rights)
 }
 
 async fn ask(
@@ -129,10 +183,10 @@ async fn ask(
         access,
         session,
         left: MOST_QUESTIONS,
-        is_partial: false,
     };
     let mut rights = ViewRights::default();
-    let everywhere = objects.keys().map(|resource| (*resource, None, None)).collect();
+    // Also of what there is none: whoever may see all learns that, and nobody else.
+    let everywhere = ViewedResource::ALL.map(|resource| (resource, None, None)).into();
     for ((resource, ..), allowed) in questions.ask(everywhere).await? {
         rights.resources.entry(resource).or_default().everywhere = allowed;
     }
@@ -158,7 +212,6 @@ async fn ask(
         let rights = rights.resources.entry(resource).or_default();
         rights.objects.extend(object.filter(|_| allowed));
     }
-    rights.is_partial = questions.is_partial;
     Ok(rights)
 }
 
@@ -167,15 +220,13 @@ struct RightQuestions<'a> {
     access: &'a ClientAuthorizer,
     session: &'a PageSession,
     left: usize,
-    is_partial: bool,
 }
 
 impl RightQuestions<'_> {
     async fn ask(&mut self, rights: BTreeSet<AskedRight>) -> Result<Vec<(AskedRight, bool)>, ClientRefusal> {
-        self.is_partial |= rights.len() > self.left;
         let asked: Vec<_> = rights.into_iter().take(self.left).collect();
         self.left -= asked.len();
-        let (access, user) = (self.access, &self.session.user);
+        let (access, user, questions) = (self.access, &self.session.user, &self.session.questions);
         stream::iter(asked)
             .map(|asked| async move {
                 let (resource, object, namespace) = &asked;
@@ -183,6 +234,7 @@ impl RightQuestions<'_> {
                     Some(object) => resource.right(Some(&object.namespace), Some(&object.name)),
                     None => resource.right(namespace.as_deref(), None),
                 };
+                let _permit = questions.acquire().await.map_err(|_| unverified())?;
                 let allowed = access.allows(user.clone(), right).await?;
                 Ok((asked, allowed))
             })
@@ -191,3 +243,6 @@ impl RightQuestions<'_> {
             .await
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::rights::unverified;
 use super::session::{PageSession, SessionRefusal, SessionTable};
 use super::turns::TurnFollower;
 use super::{PageSources, content, login};
@@ -35,7 +36,7 @@ use crate::telemetry::http::HttpLimits;
 
 /// Streams at a time.
 pub const MOST_READERS: usize = 32;
-/// Streams of one session at a time.
+/// Streams of one user at a time.
 pub const MOST_READERS_OF_ONE: usize = 4;
 /// Bounds on connections. Readers may share the address of a proxy. An hour ends a stream too.
 pub const LIMITS: HttpLimits = HttpLimits {
@@ -50,6 +51,8 @@ const COOKIE: &str = "__Host-agentloop";
 const MAX_FORM_BYTES: usize = 16 * 1024;
 /// Longest time for a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time for what a document shows.
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often a stream looks for changes.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -122,7 +125,8 @@ impl PageServer {
             return see("/login");
         };
         let filter = namespace(&head.uri);
-        match self.parts(agents, &session, filter.as_ref()).await {
+        let shown = timeout(DOCUMENT_TIMEOUT, self.parts(agents, &session, filter.as_ref()));
+        match shown.await.unwrap_or_else(|_| Err(unverified())) {
             Ok(parts) => {
                 let bar = login::bar(session.name(), filter.as_ref());
                 Html(document(&parts, &TimeZone::UTC, &bar)).into_response()
@@ -169,6 +173,8 @@ impl PageServer {
     }
 
     async fn sign_in(&self, address: IpAddr, request: Request) -> Response {
+        // Other tabs of the browser, and its next visitors, have the new session's cookie in place of theirs.
+        let replaced: Vec<_> = session_ids(request.headers()).map(ToOwned::to_owned).collect();
         let Some(token) = token(request).await else {
             return refused(StatusCode::BAD_REQUEST, "The form has no token, or is too large.");
         };
@@ -184,17 +190,16 @@ impl PageServer {
             }
         };
         let name = user.username.clone().unwrap_or_default();
-        match self.sessions.begin(user, &token, (self.sources.clock)()) {
+        match self.sessions.begin((user, &token), &replaced, (self.sources.clock)()) {
             Ok(id) => {
                 tracing::info!(user = name, "signed in to the page");
                 let cookie = format!("{COOKIE}={id}; Path=/; Secure; HttpOnly; SameSite=Strict");
                 ([(header::SET_COOKIE, cookie)], see("/")).into_response()
             }
             Err(SessionRefusal::Expired) => refused(StatusCode::UNAUTHORIZED, "The token has expired."),
-            Err(SessionRefusal::Full | SessionRefusal::NoRandom) => refused(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "There are too many sessions. Retry when another has ended.",
-            ),
+            Err(SessionRefusal::NoRandom) => {
+                refused(StatusCode::SERVICE_UNAVAILABLE, "No session can be started now. Retry.")
+            }
         }
     }
 

@@ -3,8 +3,9 @@
 //! A session is known by a random id, which only the user's browser has: the table has its hash. What a user may see is asked
 //! again every minute, so a session keeps who the user is, and not the token.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use base64::Engine;
@@ -17,7 +18,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::rights::KnownRights;
+use super::rights::{AT_ONCE, KnownRights};
 use super::routes::MOST_READERS_OF_ONE;
 use crate::support::hash::{BYTES, hex, sha256};
 
@@ -25,7 +26,7 @@ use crate::support::hash::{BYTES, hex, sha256};
 pub const IDLE: Duration = Duration::from_mins(15);
 /// The longest duration of a session. To continue, a user must be identified again, as for a stream of events.
 pub const LONGEST: Duration = Duration::from_hours(1);
-/// Most sessions.
+/// Most sessions; beyond them, the oldest ends of a user who has the most.
 pub const MOST_SESSIONS: usize = 64;
 /// Most sessions of one user; beyond them, the user's oldest ends.
 pub const MOST_SESSIONS_OF_ONE: usize = 4;
@@ -33,8 +34,6 @@ pub const MOST_SESSIONS_OF_ONE: usize = 4;
 /// Why there is no new session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SessionRefusal {
-    /// All are in use by other users.
-    Full,
     /// The token has expired since it was reviewed.
     Expired,
     /// No id could be drawn.
@@ -46,8 +45,10 @@ pub(super) struct PageSession {
     pub(super) user: UserInfo,
     /// What the user may see, as it was asked last.
     pub(super) rights: tokio::sync::Mutex<KnownRights>,
-    /// Streams that may be open at once.
+    /// Streams that the user may have open at once, in all sessions.
     pub(super) streams: Arc<Semaphore>,
+    /// Questions that the page may ask at once, about all users.
+    pub(super) questions: Arc<Semaphore>,
     /// Ends with the session, when it is removed before its time.
     pub(super) ended: CancellationToken,
     pub(super) ends: Instant,
@@ -73,12 +74,33 @@ impl PageSession {
 }
 
 /// All sessions, by the hash of their ids.
-#[derive(Default)]
-pub(super) struct SessionTable(Mutex<HashMap<[u8; BYTES], Arc<PageSession>>>);
+type Sessions = HashMap<[u8; BYTES], Arc<PageSession>>;
+
+pub(super) struct SessionTable {
+    sessions: Mutex<Sessions>,
+    /// The streams of each user, while a session or an open stream has them: a user who signs in again has no more.
+    streams: Mutex<HashMap<String, Weak<Semaphore>>>,
+    questions: Arc<Semaphore>,
+}
+
+impl Default for SessionTable {
+    fn default() -> Self {
+        Self {
+            sessions: Mutex::default(),
+            streams: Mutex::default(),
+            questions: Arc::new(Semaphore::new(AT_ONCE)),
+        }
+    }
+}
 
 impl SessionTable {
-    /// Begins a session of a user who was identified by this token; returns its id.
-    pub(super) fn begin(&self, user: UserInfo, token: &str, now: Timestamp) -> Result<String, SessionRefusal> {
+    /// Begins a session of a user who was identified by this token; returns its id. It replaces the sessions with these ids.
+    pub(super) fn begin(
+        &self,
+        (user, token): (UserInfo, &str),
+        replaced: &[String],
+        now: Timestamp,
+    ) -> Result<String, SessionRefusal> {
         let most = match token_end(token) {
             Some(end) => LONGEST.min(Duration::try_from(end.duration_since(now)).unwrap_or(Duration::ZERO)),
             None => LONGEST,
@@ -91,24 +113,25 @@ impl SessionTable {
             .fill(&mut bytes)
             .map_err(|_| SessionRefusal::NoRandom)?;
         let (id, began) = (hex(&bytes), Instant::now());
+        let name = user.username.clone().unwrap_or_default();
         let mut sessions = self.lock();
         remove_over(&mut sessions, began);
-        let own = sessions
-            .iter()
-            .filter(|(_, session)| session.user.username == user.username);
-        if own.clone().count() >= MOST_SESSIONS_OF_ONE {
-            let oldest = own.min_by_key(|(_, session)| session.began).map(|(key, _)| *key);
-            if let Some(session) = oldest.and_then(|key| sessions.remove(&key)) {
-                session.ended.cancel();
-            }
+        for session in replaced.iter().filter_map(|id| sessions.remove(&sha256(id))) {
+            session.ended.cancel();
         }
-        if sessions.len() >= MOST_SESSIONS {
-            return Err(SessionRefusal::Full);
+        let own = sessions.values().filter(|session| session.name() == name);
+        if own.count() >= MOST_SESSIONS_OF_ONE {
+            end_oldest_of(&mut sessions, &name);
+        }
+        while sessions.len() >= MOST_SESSIONS {
+            let most = user_with_most(&sessions);
+            end_oldest_of(&mut sessions, &most);
         }
         let session = PageSession {
             user,
             rights: tokio::sync::Mutex::default(),
-            streams: Arc::new(Semaphore::new(MOST_READERS_OF_ONE)),
+            streams: self.streams_of(name),
+            questions: self.questions.clone(),
             ended: CancellationToken::new(),
             ends: began + most,
             began,
@@ -134,12 +157,43 @@ impl SessionTable {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; BYTES], Arc<PageSession>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn streams_of(&self, user: String) -> Arc<Semaphore> {
+        let mut known = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, streams| streams.strong_count() > 0);
+        if let Some(streams) = known.get(&user).and_then(Weak::upgrade) {
+            return streams;
+        }
+        let streams = Arc::new(Semaphore::new(MOST_READERS_OF_ONE));
+        known.insert(user, Arc::downgrade(&streams));
+        streams
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn remove_over(sessions: &mut HashMap<[u8; BYTES], Arc<PageSession>>, now: Instant) {
+/// Name of the user who has the most sessions; of several, the one with the oldest session.
+fn user_with_most(sessions: &Sessions) -> String {
+    let mut counts: HashMap<&str, (usize, Reverse<Instant>)> = HashMap::new();
+    for session in sessions.values() {
+        let began = Reverse(session.began);
+        let (count, oldest) = counts.entry(session.name()).or_insert((0, began));
+        (*count, *oldest) = (*count + 1, began.max(*oldest));
+    }
+    let most = counts.into_iter().max_by_key(|(_, count)| *count);
+    most.map(|(name, _)| name.to_owned()).unwrap_or_default()
+}
+
+fn end_oldest_of(sessions: &mut Sessions, user: &str) {
+    let own = sessions.iter().filter(|(_, session)| session.name() == user);
+    let oldest = own.min_by_key(|(_, session)| session.began).map(|(key, _)| *key);
+    if let Some(session) = oldest.and_then(|key| sessions.remove(&key)) {
+        session.ended.cancel();
+    }
+}
+
+fn remove_over(sessions: &mut Sessions, now: Instant) {
     sessions.retain(|_, session| {
         let is_over = session.is_over(now);
         if is_over {
@@ -176,7 +230,7 @@ mod tests {
     }
 
     fn begin(table: &SessionTable, name: &str) -> Result<String, SessionRefusal> {
-        table.begin(user(name), "opaque", Timestamp::UNIX_EPOCH)
+        table.begin((user(name), "opaque"), &[], Timestamp::UNIX_EPOCH)
     }
 
     /// A token that claims to end so many seconds after 1970.
@@ -213,7 +267,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_session_does_not_outlast_the_token() {
         let table = SessionTable::default();
-        let begin = |end| table.begin(user("ann"), &token(end), Timestamp::UNIX_EPOCH);
+        let begin = |end| table.begin((user("ann"), &token(end)), &[], Timestamp::UNIX_EPOCH);
         assert_eq!(begin(0), Err(SessionRefusal::Expired));
         let id = begin(60).unwrap();
         advance(Duration::from_secs(59)).await;
@@ -248,9 +302,63 @@ mod tests {
         for number in MOST_SESSIONS_OF_ONE..MOST_SESSIONS {
             begin(&table, &format!("user{number}")).unwrap();
         }
-        assert_eq!(begin(&table, "bob"), Err(SessionRefusal::Full));
-        assert!(begin(&table, "ann").is_ok(), "instead of one of her own");
-        table.end(&own[4]);
-        assert!(begin(&table, "bob").is_ok());
+        assert_eq!(table.lock().len(), MOST_SESSIONS);
+        assert!(own[1..].iter().all(|id| table.get(id).is_some()));
+        begin(&table, "bob").unwrap();
+        let open: Vec<_> = own.iter().map(|id| table.get(id).is_some()).collect();
+        assert_eq!(open, [false, false, true, true, true], "who has the most gives way");
+        assert_eq!(table.lock().len(), MOST_SESSIONS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn users_who_hold_all_sessions_keep_no_other_out() {
+        let table = SessionTable::default();
+        let mut held = Vec::new();
+        for number in 0..MOST_SESSIONS {
+            held.push(begin(&table, &format!("user{}", number / MOST_SESSIONS_OF_ONE)).unwrap());
+            advance(MOMENT).await;
+        }
+        let first = table.get(&held[0]).unwrap();
+        let bob = begin(&table, "bob").unwrap();
+        assert!(table.get(&bob).is_some() && first.ended.is_cancelled());
+        let open = held.iter().filter(|id| table.get(id).is_some()).count();
+        assert_eq!(open, MOST_SESSIONS - 1);
+        let ann = begin(&table, "ann").unwrap();
+        assert!(table.get(&ann).is_some() && table.get(&bob).is_some());
+        assert!(table.get(&held[1]).is_some(), "its user has fewer than others now");
+        assert!(table.get(&held[MOST_SESSIONS_OF_ONE]).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_session_ends_the_ones_that_it_replaces_and_only_if_it_begins() {
+        let table = SessionTable::default();
+        let old = [
+            begin(&table, "ann").unwrap(),
+            begin(&table, "bob").unwrap(),
+            "unknown".into(),
+        ];
+        let sessions = [table.get(&old[0]).unwrap(), table.get(&old[1]).unwrap()];
+        let replace = |token: &str| table.begin((user("ann"), token), &old, Timestamp::UNIX_EPOCH);
+        assert_eq!(replace(&token(0)), Err(SessionRefusal::Expired));
+        assert!(sessions.iter().all(|session| !session.ended.is_cancelled()));
+        let new = replace("opaque").unwrap();
+        assert!(sessions.iter().all(|session| session.ended.is_cancelled()));
+        assert!(table.get(&new).is_some() && table.get(&old[0]).is_none() && table.get(&old[1]).is_none());
+    }
+
+    #[tokio::test]
+    async fn streams_are_bounded_for_each_user_whatever_the_session() {
+        let table = SessionTable::default();
+        let session = |name: &str| table.get(&begin(&table, name).unwrap()).unwrap();
+        let first = session("ann");
+        let most = u32::try_from(MOST_READERS_OF_ONE).unwrap();
+        let permits = first.streams.clone().try_acquire_many_owned(most).unwrap();
+        assert!(session("ann").streams.try_acquire().is_err());
+        assert!(session("bob").streams.try_acquire().is_ok());
+        table.lock().clear();
+        drop(first);
+        assert!(session("ann").streams.try_acquire().is_err(), "they are still open");
+        drop(permits);
+        assert!(session("ann").streams.try_acquire().is_ok());
     }
 }

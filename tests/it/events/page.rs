@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::rig::{CANARY, EDITOR, PATIENCE, READER, Rig};
+use crate::support::agents::{agent, view};
 use crate::support::browser::{Browser, CHROMIUM};
 use crate::support::clusters::has;
 use crate::support::tokens::forged;
@@ -195,6 +196,17 @@ async fn a_wrong_token_and_a_form_of_another_site_begin_no_session() {
 }
 
 #[tokio::test]
+async fn forged_tokens_of_a_neighbor_behind_the_same_address_lock_nobody_out() {
+    let rig = Rig::start().await;
+    let mut visitor = Visitor::of(&rig).await;
+    for number in 0..25 {
+        let response = visitor.post("/login", &format!("forged-{number}"), OWN).await;
+        assert_eq!(response.status().as_u16(), 401, "{number}");
+    }
+    visitor.sign_in(VIEWER).await;
+}
+
+#[tokio::test]
 async fn a_cookie_has_no_token_and_is_for_this_server_over_https_only() {
     let rig = Rig::start().await;
     let mut visitor = Visitor::of(&rig).await;
@@ -263,6 +275,29 @@ async fn a_user_sees_the_agents_that_the_user_may_get(
 }
 
 #[tokio::test]
+async fn how_much_there_is_that_a_user_may_not_get_is_not_told() {
+    let mut rig = Rig::start().await;
+    let many: Vec<_> = (0..300)
+        .map(|number| agent("crowded", &format!("x{number}"), &json!({})))
+        .collect();
+    rig.agents = view(&many);
+    let mut visitor = Visitor::of(&rig).await;
+    let mut bodies = Vec::new();
+    for namespace in ["crowded", "deserted"] {
+        // A session of its own, which asks at once.
+        visitor.sign_in("person nobody").await;
+        let (status, first) = visitor.read(&format!("/?namespace={namespace}")).await;
+        assert_eq!(status, 200);
+        let (_, again) = visitor.read("/?namespace=other").await;
+        bodies.push((first.replace(namespace, "NAMESPACE"), again));
+    }
+    assert_eq!(bodies[0], bodies[1]);
+    assert!(bodies[0].0.contains("choose its namespace"), "{}", bodies[0].0);
+    visitor.sign_in(EDITOR).await;
+    assert!(!visitor.read("/").await.1.contains("choose its namespace"));
+}
+
+#[tokio::test]
 async fn turns_are_shown_live_to_those_who_may_get_events_and_no_text_is() {
     let mut rig = Rig::start().await;
     rig.start_pod();
@@ -324,6 +359,25 @@ async fn signing_out_ends_the_session_and_its_streams() {
 }
 
 #[tokio::test]
+async fn signing_in_again_ends_the_session_that_it_replaces() {
+    let rig = Rig::start().await;
+    let mut visitor = Visitor::of(&rig).await;
+    visitor.sign_in(VIEWER).await;
+    let first = visitor.cookie.clone();
+    let mut stream = visitor.get("/events").await;
+    until(&mut stream, "approvals").await;
+    assert_eq!(visitor.post("/login", "wrong", OWN).await.status().as_u16(), 401);
+    assert_eq!(visitor.get("/").await.status().as_u16(), 200, "a failure ends nothing");
+    visitor.sign_in(WATCHER).await;
+    let second = visitor.cookie.take();
+    until(&mut stream, "The session has ended").await;
+    visitor.cookie = first;
+    assert_eq!(visitor.get("/").await.status().as_u16(), 303);
+    visitor.cookie = second;
+    assert_eq!(visitor.get("/").await.status().as_u16(), 200);
+}
+
+#[tokio::test]
 async fn a_session_ends_with_its_token() {
     let rig = Rig::start().await;
     let mut visitor = Visitor::of(&rig).await;
@@ -355,7 +409,11 @@ async fn streams_and_sessions_of_a_user_are_bounded() {
         streams.push(stream);
     }
     assert_eq!(visitor.read("/events").await.0, 503);
-    for _ in 0..MOST_SESSIONS_OF_ONE {
+    visitor.cookie = None;
+    visitor.sign_in(VIEWER).await;
+    assert_eq!(visitor.read("/events").await.0, 503, "in another session as well");
+    for _ in 1..MOST_SESSIONS_OF_ONE {
+        visitor.cookie = None;
         visitor.sign_in(VIEWER).await;
         assert_eq!(visitor.get("/").await.status().as_u16(), 200);
     }

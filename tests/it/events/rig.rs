@@ -67,7 +67,8 @@ pub struct Rig {
     /// Spec of Agent `x`.
     pub spec: Value,
     api: kube::Client,
-    agents: AgentsView,
+    /// What the page knows of Agents.
+    pub agents: AgentsView,
     tls: RustlsConfig,
 }
 
