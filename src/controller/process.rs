@@ -86,7 +86,11 @@ pub struct ExportOptions {
 }
 
 /// The exports of this process.
-struct TelemetryExports(Vec<ExportTask>);
+struct TelemetryExports {
+    metrics: ExportTask,
+    spans: ExportTask,
+    log: ExportTask,
+}
 
 impl TelemetryExports {
     /// Starts the exports, and creates the instruments that they show.
@@ -105,18 +109,21 @@ impl TelemetryExports {
             let walk = Arc::new(move |points: &mut MetricPoints<'_>| walked.write_points(points));
             ExportTask::of_metrics(settings, &origin, dropped, walk)
         });
-        // The log is last: it has lines about the others.
-        let metric_export = metric_export.unwrap_or_else(ExportTask::none);
-        Ok((instruments, Self(vec![metric_export, span_export, log_export])))
+        let exports = Self {
+            metrics: metric_export.unwrap_or_else(ExportTask::none),
+            spans: span_export,
+            log: log_export,
+        };
+        Ok((instruments, exports))
     }
 
+    /// Exports what is left. The log is last, with time of its own: it has lines about the others.
     async fn finish(self) {
-        let finish = async {
-            for export in self.0 {
-                export.finish(EXPORT_TIMEOUT).await;
-            }
-        };
-        let _ = timeout(EXPORT_TIMEOUT, finish).await;
+        tokio::join!(
+            self.metrics.finish(EXPORT_TIMEOUT / 2),
+            self.spans.finish(EXPORT_TIMEOUT / 2)
+        );
+        self.log.finish(EXPORT_TIMEOUT / 2).await;
     }
 }
 
@@ -179,7 +186,10 @@ pub async fn run(options: ControllerOptions, config: Config, stop: CancellationT
     leads.set(0);
     // Probes are served until the end, so that the kubelet sees an orderly shutdown.
     served.iter().for_each(tokio::task::JoinHandle::abort);
-    exports.finish().await;
+    // Another leader may act already: the process ends at once, and what is queued is lost.
+    if !matches!(result, Err(ControllerError::LeadLost(_) | ControllerError::Deposed(_))) {
+        exports.finish().await;
+    }
     result
 }
 

@@ -41,7 +41,6 @@ use crate::link::socket::{
 };
 use crate::link::task_requests::TaskAck;
 use crate::link::text_fragments::{RelayedTextFragment, TextFragment};
-use crate::otlp;
 use crate::provider::WireFormat;
 use crate::support::clock::ClockReading;
 
@@ -268,12 +267,10 @@ async fn cancel(State(gateway): State<GatewayState>, RoutePath(id): RoutePath<St
 
 /// Queues spans of the worker for export.
 async fn traces(State(gateway): State<GatewayState>, Query(loss): Query<WorkerLoss>, body: Bytes) -> StatusCode {
-    match otlp::decode(&body) {
-        Some(spans) => {
-            gateway.exported.spans.push_received(spans, loss.number());
-            StatusCode::NO_CONTENT
-        }
-        None => StatusCode::BAD_REQUEST,
+    if gateway.exported.spans.push_received(&body, loss.number()) {
+        StatusCode::NO_CONTENT
+    } else {
+        StatusCode::BAD_REQUEST
     }
 }
 

@@ -94,7 +94,13 @@ impl HistoryError {
             Some("21" | "22" | "23") => Self::Rejected(code.code().into()),
             // Shutdown, resources, timeouts.
             Some("08" | "53" | "57" | "58") => Self::Unavailable(format!("SQLSTATE {}", code.code())),
-            _ if *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED => {
+            _ if [
+                SqlState::T_R_SERIALIZATION_FAILURE,
+                SqlState::T_R_DEADLOCK_DETECTED,
+                SqlState::LOCK_NOT_AVAILABLE,
+            ]
+            .contains(code) =>
+            {
                 Self::Unavailable(format!("SQLSTATE {}", code.code()))
             }
             _ => Self::Statement(code.code().into()),

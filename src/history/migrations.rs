@@ -1,6 +1,8 @@
 //! The versions of the tables: numbered files, each applied once, in order, under a lock.
 //!
-//! A version that has been released is never edited: a change is a further file.
+//! A version that has been released is never edited: a change is a further file. A file holds what takes no time on a large
+//! table: its locks keep out whoever uses the tables, and [`super::connection`] waits for it a few seconds only. An index of a
+//! table with rows, or a column to fill, is left to docs/reference/history.md.
 
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
@@ -15,6 +17,9 @@ pub(crate) const MIGRATIONS: [(i32, &str, &str); 3] = [
 ];
 /// Key of the advisory lock: "agentlop" in ASCII.
 const LOCK: i64 = 0x6167_656e_746c_6f70;
+
+/// Longest wait for a lock. Whoever wants to read a table waits behind a migration that waits for it.
+const LOCK_TIMEOUT: &str = "2s";
 
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS agentloop_migrations (
     version integer PRIMARY KEY,
@@ -42,7 +47,9 @@ pub(crate) async fn apply(client: &Client) -> Result<(), HistoryError> {
 
 async fn migrate(client: &Client) -> Result<(), HistoryError> {
     let failed = |error| HistoryError::of_statement(&error);
-    let begin = format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK}); {CREATE}");
+    // The time limit is first: the client may be gone while the server waits.
+    let begin =
+        format!("BEGIN; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; SELECT pg_advisory_xact_lock({LOCK}); {CREATE}");
     client.batch_execute(&begin).await.map_err(failed)?;
     // Another replica may have been first.
     let found = version(client).await?;

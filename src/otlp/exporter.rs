@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::log_records::{LogSink, LogsSignal};
-use crate::queue::{DropCount, DropQueue};
+use crate::queue::{DropCount, DropQueue, QueuedRecord};
 use crate::resource::TelemetryOrigin;
 use crate::settings::{LogSettings, TraceSettings};
 use crate::span_sink::{SpanSink, SpansSignal};
@@ -24,7 +24,7 @@ const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(
 
 /// What is queued and sent in batches.
 pub(crate) trait BatchedSignal: 'static {
-    type Record: Send + 'static;
+    type Record: QueuedRecord + Send + 'static;
     /// Its name in messages.
     const NAME: &'static str;
 
@@ -133,7 +133,7 @@ struct BatchExporter<T> {
     is_failing: bool,
 }
 
-impl<T: Send> BatchExporter<T> {
+impl<T: QueuedRecord + Send> BatchExporter<T> {
     async fn run<S: BatchedSignal<Record = T>>(mut self) {
         let BatchSettings { batch: most, delay, .. } = self.batch;
         while let Some(batch) = self.queue.next_batch(most, delay, &self.closing).await {

@@ -20,7 +20,8 @@ use tokio::sync::Notify;
 
 use super::*;
 use crate::ids::TurnName;
-use crate::span_sink::{MOST_RECEIVED, decode, encode};
+use crate::received::MOST_RECEIVED;
+use crate::span_sink::encode;
 use crate::spans::tests::{agent, attributes};
 
 /// What a collector does with a request.
@@ -246,9 +247,9 @@ async fn a_worker_sends_as_many_spans_as_fit_a_message() {
         ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2048"),
     ];
     let (sink, export) = ExportTask::of_spans(Some(collector.settings(&limits)), &origin());
-    sink.push_received(vec![span(1); MOST_RECEIVED], 0);
+    assert!(sink.push_received(&encode(vec![span(1); MOST_RECEIVED]), 0));
     assert_eq!(dropped(&sink), 0);
-    sink.push_received(vec![span(1); MOST_RECEIVED + 1], 3);
+    assert!(sink.push_received(&encode(vec![span(1); MOST_RECEIVED + 1]), 3));
     // One, and three that the worker had dropped.
     assert_eq!(dropped(&sink), 4);
     export.finish(SECONDS).await;
@@ -270,12 +271,21 @@ async fn without_settings_nothing_is_kept() {
     let (sink, export) = ExportTask::of_spans(None, &origin());
     assert!(!sink.is_on());
     sink.push(span(1));
-    sink.push_received(vec![span(1)], 0);
+    assert!(sink.push_received(&encode(vec![span(1)]), 0));
     export.finish(SECONDS).await;
 }
 
-#[test]
-fn spans_of_a_worker_are_read_back() {
-    assert_eq!(decode(&encode(vec![span(1), span(2)])), Some(vec![span(1), span(2)]));
-    assert_eq!(decode(b"no message"), None);
+#[tokio::test]
+async fn spans_of_a_worker_are_read_back_and_those_that_are_too_long_are_dropped() {
+    let collector = Collector::start(&[]).await;
+    let (sink, export) = ExportTask::of_spans(Some(collector.settings(&[])), &origin());
+    assert!(!sink.push_received(b"no message", 0));
+    let long = Span {
+        name: "x".repeat(16 * 1024),
+        ..span(3)
+    };
+    assert!(sink.push_received(&encode(vec![span(1), long, span(2)]), 0));
+    assert_eq!(dropped(&sink), 1);
+    export.finish(SECONDS).await;
+    assert_eq!(collector.sizes(), [2]);
 }

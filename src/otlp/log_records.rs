@@ -15,10 +15,10 @@ use prost::bytes::Bytes;
 use tracing::Level;
 
 use crate::exporter::BatchedSignal;
-use crate::queue::{DropCount, DropQueue};
+use crate::queue::{DropCount, DropQueue, QueuedRecord};
+use crate::received::{MOST_ENTRIES, MOST_TEXT, ReceivedRecords, cut, limit_attributes};
 use crate::resource::{attribute, scope, text};
 use crate::settings::LogSettings;
-use crate::span_sink::MOST_RECEIVED;
 
 /// Attribute of the resource: which process of a pod a record is from.
 const COMPONENT: &str = "agentloop.component";
@@ -61,13 +61,26 @@ pub(crate) struct LogEntry {
     record: LogRecord,
 }
 
+impl QueuedRecord for LogEntry {
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.target.len() + 4 * self.record.encoded_len()
+    }
+}
+
 impl LogEntry {
+    /// The record of a line, whose message and fields are cut after [`MOST_TEXT`].
     fn new(component: &'static str, line: LogLine<'_>) -> Self {
         let nanoseconds = u64::try_from(line.at.as_nanosecond()).unwrap_or(0);
         let (trace_id, span_id) = line.trace;
-        let attributes = line.fields.into_iter().map(|(key, value)| {
+        let message = cut(line.message, MOST_TEXT);
+        let mut room = MOST_TEXT - message.len();
+        let attributes = line.fields.into_iter().take(MOST_ENTRIES).map(|(key, value)| {
             let value = match value {
-                FieldValue::Text(text) => Value::StringValue(text),
+                FieldValue::Text(text) => {
+                    let text = cut(text, room);
+                    room -= text.len();
+                    Value::StringValue(text)
+                }
                 FieldValue::Int(number) => Value::IntValue(number),
                 FieldValue::Float(number) => Value::DoubleValue(number),
                 FieldValue::Bool(is) => Value::BoolValue(is),
@@ -80,7 +93,7 @@ impl LogEntry {
             severity_number: severity(line.level).into(),
             severity_text: line.level.as_str().to_owned(),
             body: Some(AnyValue {
-                value: Some(Value::StringValue(line.message)),
+                value: Some(Value::StringValue(message)),
             }),
             attributes: attributes.collect(),
             trace_id,
@@ -133,21 +146,6 @@ fn encode(resource: Option<&Resource>, entries: Vec<LogEntry>) -> Vec<u8> {
         resource_logs: groups.into_iter().map(of_component).collect(),
     };
     request.encode_to_vec()
-}
-
-/// Decodes the records of a worker. `None`: this is no such message.
-fn decode(bytes: &[u8]) -> Option<Vec<LogEntry>> {
-    let request = ExportLogsServiceRequest::decode(bytes).ok()?;
-    let scopes = request.resource_logs.into_iter().flat_map(|logs| logs.scope_logs);
-    let entries = scopes.flat_map(|logs| {
-        let target = logs.scope.map_or_else(String::new, |scope| scope.name);
-        logs.log_records.into_iter().map(move |record| LogEntry {
-            component: "worker",
-            target: target.clone(),
-            record,
-        })
-    });
-    Some(entries.collect())
 }
 
 pub(crate) struct LogsSignal;
@@ -217,12 +215,24 @@ impl LogSink {
     /// Queues the records in the message of a worker, which has dropped `dropped` others. `false`: this is no message.
     #[must_use]
     pub fn push_received(&self, message: &[u8], dropped: usize) -> bool {
-        let Some(entries) = decode(message) else { return false };
-        if let Some(parts) = &self.0 {
-            parts.queue.dropped.add(dropped);
-            parts.queue.dropped.add(entries.len().saturating_sub(MOST_RECEIVED));
-            let entries = entries.into_iter().take(MOST_RECEIVED);
-            entries.for_each(|entry| parts.queue.push(entry));
+        let Some(parts) = self.0.as_ref().filter(|_| self.is_on()) else {
+            return true;
+        };
+        let Some(received) = ReceivedRecords::<LogRecord>::read(message) else {
+            return false;
+        };
+        parts.queue.dropped.add(dropped);
+        parts.queue.dropped.add(received.dropped);
+        for (target, mut record) in received.records {
+            // A worker's message is a text.
+            let is_text = |body: &AnyValue| matches!(body.value, Some(Value::StringValue(_)));
+            record.body = record.body.filter(is_text);
+            limit_attributes(&mut record.attributes);
+            parts.queue.push(LogEntry {
+                component: "worker",
+                target,
+                record,
+            });
         }
         true
     }
@@ -248,11 +258,13 @@ impl LogSink {
 
 #[cfg(test)]
 mod tests {
+    use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
     use pretty_assertions::assert_eq;
     use rstest::rstest;
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::received::MOST_RECEIVED;
 
     fn line(level: Level, target: &str) -> LogLine<'_> {
         LogLine {
@@ -361,6 +373,83 @@ mod tests {
         assert_eq!(sink.dropped().get(), 0);
         assert!(sink.push_received(&message(&records), 0));
         assert_eq!(sink.dropped().get(), 1);
+    }
+
+    fn message(scope: InstrumentationScope, log_records: Vec<LogRecord>) -> Vec<u8> {
+        let scope_logs = vec![ScopeLogs {
+            scope: Some(scope),
+            log_records,
+            ..ScopeLogs::default()
+        }];
+        let resource_logs = vec![ResourceLogs {
+            scope_logs,
+            ..ResourceLogs::default()
+        }];
+        ExportLogsServiceRequest { resource_logs }.encode_to_vec()
+    }
+
+    /// Two million bytes of a message must not become gigabytes.
+    #[tokio::test]
+    async fn what_a_message_takes_in_memory_is_bounded_whatever_it_holds() {
+        let sink = LogSink::with_capacity("gateway", 9_999);
+        let closing = CancellationToken::new();
+        closing.cancel();
+        let records = vec![LogRecord::default(); 500_000];
+        assert!(sink.push_received(&message(scope("x".repeat(1_000_000)), records), 0));
+        assert_eq!(sink.dropped().take(), 500_000 - 1_024);
+        let queue = sink.queue().unwrap();
+        let batch = queue
+            .next_batch(9_999, std::time::Duration::ZERO, &closing)
+            .await
+            .unwrap();
+        assert!(batch.iter().all(|entry| entry.target.len() == 256));
+
+        let of_body = |bytes: usize| LogRecord {
+            body: Some(AnyValue {
+                value: Some(Value::StringValue("x".repeat(bytes))),
+            }),
+            ..LogRecord::default()
+        };
+        let records = vec![of_body(2 * MOST_TEXT - 8), of_body(2 * MOST_TEXT)];
+        assert!(sink.push_received(&message(scope("t"), records), 0));
+        assert_eq!(sink.dropped().take(), 1);
+        let attributes = vec![attribute("", Value::BoolValue(true)); MOST_ENTRIES + 1];
+        let lists = LogRecord {
+            attributes,
+            ..LogRecord::default()
+        };
+        assert!(sink.push_received(&message(scope("t"), vec![lists]), 0));
+        let batch = queue.next_batch(9, std::time::Duration::ZERO, &closing).await.unwrap();
+        assert_eq!(batch[1].record.attributes.len(), MOST_ENTRIES);
+    }
+
+    #[test]
+    fn a_line_is_cut_to_what_a_gateway_takes() {
+        let long = |message: usize, field: usize| {
+            let line = LogLine {
+                message: "x".repeat(message),
+                fields: vec![("a".into(), FieldValue::Text("y".repeat(field)))],
+                ..line(Level::INFO, "t")
+            };
+            let record = LogEntry::new("worker", line).record;
+            let text = |value: Option<AnyValue>| match value.unwrap().value {
+                Some(Value::StringValue(text)) => text.len(),
+                other => panic!("{other:?}"),
+            };
+            (text(record.body), text(record.attributes[0].value.clone()))
+        };
+        assert_eq!(long(MOST_TEXT - 1, 1), (MOST_TEXT - 1, 1));
+        assert_eq!(long(MOST_TEXT - 1, 2), (MOST_TEXT - 1, 1));
+        assert_eq!(long(MOST_TEXT + 1, 2), (MOST_TEXT, 0));
+    }
+
+    #[test]
+    fn a_sink_that_is_off_reads_no_message() {
+        let sink = LogSink::with_capacity("gateway", 9);
+        sink.close();
+        assert!(sink.push_received(b"no message", 3));
+        assert!(LogSink::default().push_received(b"no message", 0));
+        assert_eq!(sink.dropped().get(), 0);
     }
 
     #[test]

@@ -33,6 +33,15 @@ impl DropCount {
     }
 }
 
+/// What a queue holds.
+pub(crate) trait QueuedRecord {
+    /// About how much memory it takes.
+    fn bytes(&self) -> usize;
+}
+
+/// Memory of what waits in one queue. With records of the usual size, their number is the bound.
+const MOST_BYTES: usize = 16 * 1024 * 1024;
+
 #[derive(Debug)]
 pub(crate) struct DropQueue<T> {
     entries: Mutex<QueueEntries<T>>,
@@ -43,15 +52,26 @@ pub(crate) struct DropQueue<T> {
 
 #[derive(Debug)]
 struct QueueEntries<T> {
-    waiting: VecDeque<T>,
+    /// Each with its size.
+    waiting: VecDeque<(usize, T)>,
+    bytes: usize,
     is_closed: bool,
 }
 
-impl<T> DropQueue<T> {
+impl<T> QueueEntries<T> {
+    fn pop(&mut self) -> Option<T> {
+        let (bytes, entry) = self.waiting.pop_front()?;
+        self.bytes -= bytes;
+        Some(entry)
+    }
+}
+
+impl<T: QueuedRecord> DropQueue<T> {
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             entries: Mutex::new(QueueEntries {
                 waiting: VecDeque::new(),
+                bytes: 0,
                 is_closed: false,
             }),
             arrived: Notify::new(),
@@ -64,19 +84,23 @@ impl<T> DropQueue<T> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an entry. If the queue is full, its oldest entry is dropped.
+    /// Adds an entry. If the queue is full, its oldest entries are dropped.
     pub(crate) fn push(&self, entry: T) {
-        let oldest = {
+        let bytes = entry.bytes();
+        let mut oldest = Vec::new();
+        {
             let mut entries = self.entries();
             if entries.is_closed {
                 return;
             }
-            let is_full = entries.waiting.len() >= self.capacity;
-            let oldest = if is_full { entries.waiting.pop_front() } else { None };
-            entries.waiting.push_back(entry);
-            oldest
-        };
-        self.dropped.add(usize::from(oldest.is_some()));
+            while entries.waiting.len() >= self.capacity || entries.bytes.saturating_add(bytes) > MOST_BYTES {
+                let Some(entry) = entries.pop() else { break };
+                oldest.push(entry);
+            }
+            entries.bytes += bytes;
+            entries.waiting.push_back((bytes, entry));
+        }
+        self.dropped.add(oldest.len());
         self.arrived.notify_one();
     }
 
@@ -89,12 +113,13 @@ impl<T> DropQueue<T> {
         let mut entries = self.entries();
         entries.is_closed = true;
         entries.waiting = VecDeque::new();
+        entries.bytes = 0;
     }
 
     fn take(&self, most: usize, batch: &mut Vec<T>) {
         let mut entries = self.entries();
         let count = entries.waiting.len().min(most - batch.len());
-        batch.extend(entries.waiting.drain(..count));
+        batch.extend((0..count).filter_map(|_| entries.pop()));
     }
 
     /// Waits for entries until a batch is full, its first one has waited for `delay`, or `closing`. `None`: closing, and
@@ -131,6 +156,32 @@ mod tests {
     use super::*;
 
     const HOUR: Duration = Duration::from_hours(1);
+
+    impl QueuedRecord for i32 {
+        fn bytes(&self) -> usize {
+            4
+        }
+    }
+
+    impl QueuedRecord for Vec<u8> {
+        fn bytes(&self) -> usize {
+            self.len()
+        }
+    }
+
+    #[tokio::test]
+    async fn the_bytes_that_wait_are_bounded_too() {
+        let queue = DropQueue::new(999);
+        (0..4).for_each(|_| queue.push(vec![0; MOST_BYTES / 4]));
+        assert_eq!(queue.dropped.get(), 0);
+        queue.push(vec![1]);
+        assert_eq!(queue.dropped.get(), 1);
+        let closing = CancellationToken::new();
+        let batch = queue.next_batch(4, HOUR, &closing).await.unwrap();
+        assert_eq!(batch[3], [1]);
+        (0..4).for_each(|_| queue.push(vec![0; MOST_BYTES / 4]));
+        assert_eq!(queue.dropped.get(), 1);
+    }
 
     #[tokio::test]
     async fn beyond_the_bound_the_oldest_entries_are_dropped_and_counted() {

@@ -9,12 +9,10 @@ use prost::Message;
 use prost::bytes::Bytes;
 
 use crate::exporter::BatchedSignal;
-use crate::queue::{DropCount, DropQueue};
+use crate::queue::{DropCount, DropQueue, QueuedRecord};
+use crate::received::{ReceivedRecords, limit, limit_attributes};
 use crate::sampler::TraceSampler;
 use crate::spans::resource_spans;
-
-/// Records that one message of a worker may have; the rest is dropped.
-pub(crate) const MOST_RECEIVED: usize = 1_024;
 
 /// Encodes spans without a resource, which the gateway adds.
 #[must_use]
@@ -25,12 +23,10 @@ pub fn encode(spans: Vec<Span>) -> Vec<u8> {
     request.encode_to_vec()
 }
 
-/// Decodes the spans of a worker. `None`: this is no such message.
-#[must_use]
-pub fn decode(bytes: &[u8]) -> Option<Vec<Span>> {
-    let request = ExportTraceServiceRequest::decode(bytes).ok()?;
-    let scopes = request.resource_spans.into_iter().flat_map(|spans| spans.scope_spans);
-    Some(scopes.flat_map(|scope| scope.spans).collect())
+impl QueuedRecord for Span {
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + 4 * self.encoded_len()
+    }
 }
 
 pub(crate) struct SpansSignal;
@@ -87,12 +83,27 @@ impl SpanSink {
         }
     }
 
-    /// Queues the spans of a worker, which has dropped `dropped` others.
-    pub fn push_received(&self, spans: Vec<Span>, dropped: usize) {
-        let Some(parts) = &self.0 else { return };
+    /// Queues the spans in the message of a worker, which has dropped `dropped` others. `false`: this is no message.
+    #[must_use]
+    pub fn push_received(&self, message: &[u8], dropped: usize) -> bool {
+        let Some(parts) = self.0.as_ref().filter(|_| self.is_on()) else {
+            return true;
+        };
+        let Some(received) = ReceivedRecords::<Span>::read(message) else {
+            return false;
+        };
         parts.queue.dropped.add(dropped);
-        parts.queue.dropped.add(spans.len().saturating_sub(MOST_RECEIVED));
-        spans.into_iter().take(MOST_RECEIVED).for_each(|span| self.push(span));
+        parts.queue.dropped.add(received.dropped);
+        for (_, mut span) in received.records {
+            limit_attributes(&mut span.attributes);
+            limit(&mut span.events);
+            limit(&mut span.links);
+            let events = span.events.iter_mut().map(|event| &mut event.attributes);
+            let links = span.links.iter_mut().map(|link| &mut link.attributes);
+            events.chain(links).for_each(limit_attributes);
+            self.push(span);
+        }
+        true
     }
 
     /// Counts the spans that were not exported.

@@ -309,8 +309,8 @@ impl GatewayClient {
             let mut is_sent = false;
             for _ in 0..SPAN_TRIES {
                 match self.send_telemetry("/v1/traces", body.clone(), &dropped).await {
-                    Ok(()) => {
-                        is_sent = true;
+                    Ok(is_accepted) => {
+                        is_sent = is_accepted;
                         break;
                     }
                     Err(detail) => retry.wait_after("failed to send spans; retrying", &detail).await,
@@ -330,8 +330,9 @@ impl GatewayClient {
             let mut backoff = RETRY;
             let mut is_sent = false;
             for _ in 0..SPAN_TRIES {
-                is_sent = self.send_telemetry("/v1/logs", message.clone(), &dropped).await.is_ok();
-                if is_sent || closing.is_cancelled() {
+                let sent = self.send_telemetry("/v1/logs", message.clone(), &dropped).await;
+                is_sent = sent == Ok(true);
+                if sent.is_ok() || closing.is_cancelled() {
                     break;
                 }
                 sleep(backoff.next_wait()).await;
@@ -342,15 +343,20 @@ impl GatewayClient {
         }
     }
 
-    /// Sends a message once, with the number of what was dropped since the last one.
-    async fn send_telemetry(&self, path: &str, message: Vec<u8>, dropped: &DropCount) -> Result<(), String> {
+    /// Sends a message once, with the number of what was dropped since the last one. Returns whether the gateway accepted it;
+    /// what it refused, it refuses again. Logs nothing, because the log is sent here too.
+    async fn send_telemetry(&self, path: &str, message: Vec<u8>, dropped: &DropCount) -> Result<bool, String> {
         let told = u32::try_from(dropped.take()).unwrap_or(u32::MAX);
         let path = format!("{path}?dropped={told}");
-        let sent = short(self.http.post(url(&path)).body(message).timeout(SHORT)).await;
-        if sent.is_err() {
+        let sent = self.http.post(url(&path)).body(message).timeout(SHORT).send().await;
+        let status = sent.map(|response| response.status()).map_err(describe_error);
+        if !matches!(&status, Ok(status) if status.is_success()) {
             dropped.add(usize::try_from(told).unwrap_or(usize::MAX));
         }
-        sent.map(drop)
+        match status? {
+            status if status.is_server_error() => Err(format!("status {}", status.as_u16())),
+            status => Ok(status.is_success()),
+        }
     }
 
     /// Sends a page of events to a reader. Fails if the page was not accepted and has to be sent again.

@@ -2,6 +2,7 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod migrations;
 #[path = "../../../tests/it/support/ports.rs"]
 mod ports;
 #[path = "../../../tests/it/support/postgres.rs"]

@@ -164,6 +164,14 @@ fn the_chart_renders_the_rules_as_they_are_but_for_the_release_and_the_place_of_
     let selected = rendered_rules(&[r#"metrics.prometheusRule.selector=job="a"\,cluster=~"b|c""#]).unwrap();
     assert_eq!(selected, rules_with(ANY_TARGET, r#"job="a",cluster=~"b|c""#));
 
+    // What YAML takes for a comment or a mapping outside of a block.
+    for selector in [r#"cluster="a #1""#, r#"cluster="a: 1""#] {
+        let selected = rendered_rules(&[&format!("metrics.prometheusRule.selector={selector}")]).unwrap();
+        let escaped = format!("{}}}) == 0", selector.replace('"', r#"\""#));
+        assert!(selected.to_string().contains(&escaped), "{selected}");
+        assert_eq!(selected, rules_with(ANY_TARGET, selector));
+    }
+
     let base = "metrics.prometheusRule.runbookBaseURL=https://wiki.example.com/runbooks";
     for slash in ["", "/"] {
         let text = rendered_rules(&[&format!("{base}{slash}")]).unwrap().to_string();
