@@ -14,7 +14,7 @@ use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{FinishReason, ModelAnswer, ToolCall};
 use agentloop::engine::settings::{EngineSettings, ModeSettings};
 use agentloop::engine::tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRunId, ToolSpec, UnknownOutcomePolicy};
-use agentloop::engine::{CallId, EngineEffect, EngineInput, GateAnswer, KnownTotals};
+use agentloop::engine::{CallId, EngineEffect, EngineInput, GateAnswer, KnownTotals, OpenRequests};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
@@ -120,7 +120,7 @@ impl LoopBench {
             known: KnownTotals::default(),
             budget: BudgetState::default(),
             link_silent: false,
-            stop: None,
+            open: OpenRequests::default(),
         };
         let effects = engine.handle(now, started);
         Self {

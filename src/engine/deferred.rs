@@ -298,6 +298,10 @@ impl Engine {
         call.is_open = true;
         call.plan.sent();
         let plan = call.plan.clone();
+        if !plan.only_looks() {
+            // Not only once it has ended: the judge of a check may answer before. Commands wait for its end.
+            self.ask_mode(out.now, |mode, context| mode.world_changes(context));
+        }
         self.start_run(plan.run(run, arguments, MOST_TOLD), &plan, is_new, out);
     }
 

@@ -16,6 +16,7 @@ use super::model_call::CallStep;
 use super::modes::NextStep;
 use super::pauses::{self, budget::BudgetState};
 use super::snapshot::{CauseKind, ChosenSleep};
+use super::stop_requests::OpenRequests;
 use super::tasks::TaskQueue;
 use super::tool::ToolRunId;
 use super::tools::offer::{self, ToolOffer};
@@ -62,8 +63,8 @@ pub struct Engine {
 struct KnownToController {
     totals: KnownTotals,
     budget: BudgetState,
-    /// The request to stop that it does not know to be handled.
-    stop: Option<String>,
+    /// The requests that it does not know to be handled.
+    open: OpenRequests,
 }
 
 /// The size of a prompt that was sent.
@@ -178,14 +179,14 @@ impl Engine {
                 known,
                 budget,
                 link_silent,
-                stop,
+                open,
             } => {
                 self.agent = agent;
                 self.state.reasons.set_link_silent(link_silent);
                 let known = KnownToController {
                     totals: known,
                     budget,
-                    stop,
+                    open,
                 };
                 self.start(epoch, known, last, out);
             }
@@ -244,7 +245,7 @@ impl Engine {
             format!("epoch {epoch}"),
         ));
         let is_over = self.state.life.outcome().is_some();
-        let is_unreported = known.stop.is_some() && known.stop == self.state.handled.stop;
+        let is_unreported = known.open.stop.is_some() && known.open.stop == self.state.handled.stop;
         if is_over && (self.state.life.is_stopping() || same_pod && self.state.life.is_stopped() || is_unreported) {
             // A loop that was about to end does not begin again: only a pod that is started after its end does that, and
             // because the controller knows of the end.
@@ -281,9 +282,7 @@ impl Engine {
         self.offer_own_task(out);
         self.keep_gates_after_start(out.now);
         self.settle_interrupted_runs(outdated.as_deref(), out);
-        if let Some(token) = known.stop {
-            self.stop_requested(token, out);
-        }
+        self.stop_at_start(known.open, out);
     }
 
     fn stop(&mut self, cause: StopCause, live: bool, out: &mut EffectBuffer) {

@@ -86,6 +86,7 @@ pub use modes::GoalView;
 pub use modes::goal::{CheckedCriterion, StepValidation, Verdict};
 pub use pauses::budget;
 pub use purpose::CallPurpose;
+pub use stop_requests::OpenRequests;
 pub use untrusted::UntrustedContent;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -102,9 +103,8 @@ pub enum EngineInput {
         budget: BudgetState,
         /// Whether [`EngineInput::LinkSilent`] holds.
         link_silent: bool,
-        /// The request to stop that the controller does not know to be handled. It takes effect before the first turn, also
-        /// if this journal knows nothing of it or has ended because of it: see [`EngineInput::StopRequested`].
-        stop: Option<String>,
+        /// The requests of users that the controller does not know to be handled.
+        open: OpenRequests,
     },
     /// A model call was answered.
     Answered { call: CallId, answer: ModelAnswer },

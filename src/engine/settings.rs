@@ -199,11 +199,14 @@ impl EngineSettings {
         format!("{} [cut]", &data[..data.floor_char_boundary(most)])
     }
 
-    /// The toolbox with its image, for messages.
+    /// The toolbox with the image that it is from, for messages. Its binary is always that of agentloop; an image of its own is
+    /// only the place where it runs.
     pub(super) fn toolbox_name(&self) -> String {
         match &self.toolbox_image {
-            Some(image) => format!("the toolbox (image {image})"),
-            None => "the toolbox (the image of the pod)".to_owned(),
+            Some(image) => {
+                format!("the toolbox (of the pod's agentloop image, copied into a container of image {image})")
+            }
+            None => "the toolbox (of the pod's agentloop image)".to_owned(),
         }
     }
 

@@ -116,12 +116,13 @@ impl<'de> Deserialize<'de> for EngineSnapshot {
 
 impl EngineSnapshot {
     /// The same loop for an Agent that was recreated and keeps the volume of the previous one: its epochs start again
-    /// from zero.
+    /// from zero, and requests with the same values are other requests.
     #[must_use]
     pub fn inherited(self) -> Self {
         Self {
             life: self.life.inherited(),
             tasks: self.tasks.inherited(),
+            handled: HandledRequests::default(),
             ..self
         }
     }

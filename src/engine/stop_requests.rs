@@ -13,10 +13,45 @@ use crate::machine::Engine;
 use agentloop_api::annotations::STOP_NOW;
 use agentloop_api::status::{HandledRequests, LoopOutcome};
 
+/// The requests of users, by annotation, that the controller does not know to be handled when a process starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenRequests {
+    /// See [`EngineInput::WakeRequested`](crate::EngineInput::WakeRequested), which is fed as well.
+    pub wake: Option<String>,
+    /// See [`EngineInput::ResumeRequested`](crate::EngineInput::ResumeRequested), which is fed as well.
+    pub resume: Option<String>,
+    /// Takes effect before the first turn, also if the journal knows nothing of it or has ended because of it. If it is new
+    /// to the journal, the others count as handled before it: which came first is not known, and a stop holds until the next
+    /// request to go on.
+    pub stop: Option<String>,
+}
+
 impl Engine {
+    /// Handles the request `stop` that is open when a process starts.
+    pub(super) fn stop_at_start(&mut self, open: OpenRequests, out: &mut EffectBuffer) {
+        let turn = self.turn_number();
+        let handled = &mut self.state.handled;
+        // A request to go on that is fed after a stop which the journal knows takes it back.
+        let Some(stop) = open.stop.filter(|stop| handled.stop.as_ref() != Some(stop)) else {
+            return;
+        };
+        for (what, handled, open) in [
+            ("wake", &mut handled.wake, open.wake),
+            ("resume", &mut handled.resume, open.resume),
+        ] {
+            if open.is_some() && *handled != open {
+                *handled = open;
+                out.record(journal_line(RecordKind::RequestHandled, turn, what));
+            }
+        }
+        self.stop_requested(stop, out);
+    }
+
     /// Handles the request `stop`, once per token.
     pub(super) fn stop_requested(&mut self, token: String, out: &mut EffectBuffer) {
-        if self.state.handled.stop.as_ref() == Some(&token) {
+        // A loop that is about to end leaves the request open, as it does with a request to go on that came before: the
+        // controller records both.
+        if self.state.handled.stop.as_ref() == Some(&token) || self.state.life.outcome().is_some() {
             return;
         }
         let request = if token.starts_with(STOP_NOW) {

@@ -261,10 +261,12 @@ impl<'a> LoopDriver<'a> {
     }
 
     fn begin(&mut self, session: &WorkerSession, world: &mut DriverInputs) -> Result<(), JournalError> {
-        let (budget, stop) = {
+        let (budget, open) = {
             let update = world.gateway_updates.borrow();
-            let stop = update.as_ref().and_then(|update| update.event.directives.stop.clone());
-            (update.as_ref().map(GatewayUpdate::budget), stop)
+            (
+                update.as_ref().map(GatewayUpdate::budget),
+                update.as_ref().map(GatewayUpdate::open_requests),
+            )
         };
         if self.contact.is_silent(ClockReading::now()) {
             self.link = LinkFreshness::Silent;
@@ -279,7 +281,7 @@ impl<'a> LoopDriver<'a> {
             },
             budget: budget.unwrap_or_default(),
             link_silent: self.link == LinkFreshness::Silent,
-            stop,
+            open: open.unwrap_or_default(),
         })?;
         self.apply_gateway_update(&mut world.gateway_updates)?;
         // Responses that the previous process has not delivered.

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::budget::BudgetState;
 use crate::engine::message::ModelAnswer;
-use crate::engine::{CallId, CallPurpose};
+use crate::engine::{CallId, CallPurpose, OpenRequests};
 use crate::link::deliveries::{Delivery, DeliveryAck, POLL_SECONDS};
 use crate::link::events::{EventsPage, EventsResponse};
 use crate::link::history::{HistoryAck, HistoryBatch};
@@ -72,6 +72,17 @@ impl GatewayUpdate {
     #[must_use]
     pub fn budget(&self) -> BudgetState {
         budget::from_directives(&self.event.directives)
+    }
+
+    /// The requests of users that are not known to be handled.
+    #[must_use]
+    pub fn open_requests(&self) -> OpenRequests {
+        let directives = &self.event.directives;
+        OpenRequests {
+            wake: directives.wake.clone(),
+            resume: directives.resume.clone(),
+            stop: directives.stop.clone(),
+        }
     }
 
     /// Returns the last contact with the controller, by the gateway's account.

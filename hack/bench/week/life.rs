@@ -14,7 +14,7 @@ use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{FinishReason, Message, ModelAnswer, ToolCall};
 use agentloop::engine::settings::EngineSettings;
 use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolSpec, UnknownOutcomePolicy};
-use agentloop::engine::{CallPurpose, EngineEffect, EngineInput, KnownTotals};
+use agentloop::engine::{CallPurpose, EngineEffect, EngineInput, KnownTotals, OpenRequests};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
@@ -148,7 +148,7 @@ impl Life {
             known: KnownTotals::default(),
             budget: BudgetState::default(),
             link_silent: false,
-            stop: None,
+            open: OpenRequests::default(),
         });
         let mut all = Vec::new();
         for _ in 0..days {

@@ -11,7 +11,7 @@ use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{FinishReason, ModelAnswer, ToolCall};
 use agentloop::engine::settings::EngineSettings;
-use agentloop::engine::{CallId, CallPurpose, EngineEffect, EngineInput, KnownTotals, StopCause};
+use agentloop::engine::{CallId, CallPurpose, EngineEffect, EngineInput, KnownTotals, OpenRequests, StopCause};
 use agentloop::worker::journal::{Journal, JournalOwner};
 use agentloop::worker::journaled_engine::JournaledEngine;
 use jiff::{SignedDuration, Timestamp};
@@ -162,7 +162,7 @@ fn with_loop(dir: &Path, context_tokens: u32, run: impl FnOnce(&mut Turns<'_>)) 
         known: KnownTotals::default(),
         budget: BudgetState::default(),
         link_silent: false,
-        stop: None,
+        open: OpenRequests::default(),
     });
     turns.end(first);
     run(&mut turns);

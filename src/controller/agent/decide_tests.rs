@@ -132,6 +132,7 @@ fn a_loop_that_was_scaled_to_zero_gets_a_pod_once_something_arrives_and_one_that
         (LoopOutcome::ScaledToZero, false, Intent::Rest(RestReason::Completed)),
         (LoopOutcome::ScaledToZero, true, Intent::Create),
         (LoopOutcome::Completed, true, Intent::Rest(RestReason::Completed)),
+        (LoopOutcome::Cancelled, true, Intent::Rest(RestReason::Completed)),
     ] {
         let mut situation = Situation::new();
         let snapshot = situation.snapshot();

@@ -223,6 +223,10 @@ mod tests {
             before: false,
             now: true,
         };
+        // A loop that finds both when it starts reports both. One that ended for the stop before it received the wake request
+        // leaves that open: it starts the loop again.
+        let both = handled(Some("w"), Some("s"));
+        assert_eq!(remember(&agent, None, Some(&both), ends), Some(both));
         let reported = handled(None, Some("s"));
         assert_eq!(remember(&agent, None, Some(&reported), ends), Some(reported));
     }

@@ -15,7 +15,7 @@ use super::intent::{Intent, RestReason};
 use super::requests::{self, LoopEnds};
 use super::totals;
 use super::validate::InvalidAgent;
-use crate::api::status::{AgentSummary, LoopState, LoopStatus, LoopUsage, PauseReason};
+use crate::api::status::{AgentSummary, HandledRequests, LoopOutcome, LoopState, LoopStatus, LoopUsage, PauseReason};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::budget::format;
 use crate::controller::budget::shares::LimitShares;
@@ -90,13 +90,21 @@ impl AgentStatusInput<'_> {
 
 pub(super) fn compute(facts: &AgentStatusInput<'_>) -> AgentStatus {
     let old = facts.old;
-    let status = loop_status(facts);
+    let mut status = loop_status(facts);
     let usage = (facts.known.usage != LoopUsage::default()).then(|| facts.known.usage.clone());
     let ends = LoopEnds {
         before: old.r#loop.as_ref().is_some_and(|old| old.outcome.is_some()),
         now: status.outcome.is_some(),
     };
     let handled = facts.report().map(|report| &report.handled);
+    let handled = requests::remember(facts.agent, old.last_handled_requests.as_ref(), handled, ends);
+    let stop = |handled: Option<&HandledRequests>| handled.and_then(|handled| handled.stop.clone());
+    let is_newly_stopped =
+        ends.before && ends.now && stop(handled.as_ref()) != stop(old.last_handled_requests.as_ref());
+    if is_newly_stopped && status.outcome == Some(LoopOutcome::ScaledToZero) {
+        // The next task no longer starts it.
+        status.outcome = Some(LoopOutcome::Cancelled);
+    }
     let new = AgentStatus {
         observed_generation: facts.agent.metadata.generation,
         conditions: conditions::compute(facts, &status),
@@ -121,7 +129,7 @@ pub(super) fn compute(facts: &AgentStatusInput<'_>) -> AgentStatus {
             .report()
             .and_then(|report| report.last_error.clone())
             .or_else(|| old.last_error.clone()),
-        last_handled_requests: requests::remember(facts.agent, old.last_handled_requests.as_ref(), handled, ends),
+        last_handled_requests: handled,
         // Owned by the ledger. Unchanged here, so the status patch does not contain it.
         ledger: old.ledger.clone(),
     };
@@ -169,7 +177,11 @@ fn loop_status(facts: &AgentStatusInput<'_>) -> LoopStatus {
         },
         Some(RestReason::Completed) => LoopStatus {
             state: LoopState::Stopped,
-            outcome: facts.report().and_then(|report| report.outcome).or(old.outcome),
+            outcome: match (facts.report().and_then(|report| report.outcome), old.outcome) {
+                // A user has stopped it after its last report.
+                (Some(LoopOutcome::ScaledToZero), Some(LoopOutcome::Cancelled)) => old.outcome,
+                (reported, recorded) => reported.or(recorded),
+            },
             ..LoopStatus::default()
         },
         None => live(facts, &old),

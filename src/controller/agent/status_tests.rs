@@ -1,6 +1,7 @@
 //! Tests of the computed status: a table of situations, and invariants that hold for every combination.
 
 mod limits;
+mod stops;
 mod texts;
 mod turns;
 

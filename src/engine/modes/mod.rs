@@ -273,9 +273,9 @@ pub trait LoopMode {
     /// A call of another tool was denied.
     fn call_denied(&mut self, _call: &ToolCall, _why: DenialReason) {}
 
-    /// A turn begins that answers a request, beside the mode's work. A check that it interrupts starts over afterwards: what was
-    /// found before may no longer hold.
-    fn request_begins(&mut self, _context: &ModeContext<'_>) {}
+    /// Something may change the world beside the mode's work: a turn that answers a request, or a deferred call. A check that
+    /// it interrupts starts over afterwards: what was found before may no longer hold.
+    fn world_changes(&mut self, _context: &ModeContext<'_>) {}
 
     /// The loop answered a request for so long, which is not the mode's work.
     fn interrupted(&mut self, _time: SignedDuration) {}

@@ -250,13 +250,17 @@ fn the_time_at_a_gate_is_known_although_the_clock_was_set_back() {
 
 /// A loop in mode `Goal` with a deferred call, which goes on.
 fn deferring(change: impl FnOnce(&mut GoalSettings)) -> Driver {
+    deferring_call("repo__delete", change)
+}
+
+fn deferring_call(tool: &str, change: impl FnOnce(&mut GoalSettings)) -> Driver {
     let mut driver = Driver::fresh(EngineSettings {
         defers_approvals: true,
         ..goal(change)
     });
     driver.offer(gated_tools().into_iter().chain([shell()]).collect());
     driver.start(1);
-    driver.answer(wants(&["repo__delete"]));
+    driver.answer(wants(&[tool]));
     driver
 }
 
@@ -287,6 +291,72 @@ fn a_command_waits_for_the_end_of_a_deferred_run() {
     driver.done(1, "gone");
     let run = driver.running.values().next().unwrap();
     assert_eq!(run.name, "toolbox__shell");
+}
+
+/// The check begins while the deferred call waits.
+fn checks_beside(tool: &str, second: CriterionCheck) -> Driver {
+    let mut driver = deferring_call(tool, |goal| {
+        goal.criteria = vec![
+            criterion("tests", command("cargo test", None)),
+            criterion("second", second),
+        ];
+    });
+    driver.answer(finish("done"));
+    driver
+}
+
+/// What the command that runs is to do.
+fn command_line(driver: &Driver) -> Option<&serde_json::Value> {
+    driver.running.values().next()?.arguments.get("command")
+}
+
+#[test]
+fn an_action_in_the_middle_of_a_check_makes_it_start_over() {
+    let mut driver = checks_beside("repo__delete", command("cargo clippy", None));
+    driver.answer_gate("e1-t1c1r1", true);
+    checked(&mut driver, "exit code 0\nok");
+    assert_eq!(
+        command_line(&driver),
+        None,
+        "the deferred run comes before the second command"
+    );
+    driver.done(1, "gone");
+    assert_eq!(command_line(&driver), Some(&json!("cargo test")));
+    checked(&mut driver, "exit code 1\nno");
+    checked(&mut driver, "exit code 0\nok");
+    assert_eq!((ended(&driver), driver.goal_view().steps), ((None, None), 1));
+}
+
+#[test]
+fn a_call_that_only_looks_leaves_a_check_alone() {
+    let mut driver = checks_beside("vault__read", command("cargo clippy", None));
+    driver.answer_gate("e1-t1c1r1", true);
+    checked(&mut driver, "exit code 0\nok");
+    driver.done(1, "seen");
+    assert_eq!(command_line(&driver), Some(&json!("cargo clippy")));
+}
+
+#[rstest]
+#[case::while_it_runs(false)]
+#[case::after_it(true)]
+fn the_answer_of_a_judge_who_was_asked_before_an_action_does_not_count(#[case] after: bool) {
+    let mut driver = checks_beside("repo__delete", judge());
+    checked(&mut driver, "exit code 0\nok");
+    assert_eq!(driver.purpose, CallPurpose::Judge);
+    driver.answer_gate("e1-t1c1r1", true);
+    if after {
+        driver.done(1, "gone");
+    }
+    driver.answer(says(r#"{"met": true}"#));
+    assert_eq!(ended(&driver), (None, None));
+    if !after {
+        driver.done(1, "gone");
+    }
+    assert_eq!(command_line(&driver), Some(&json!("cargo test")));
+    checked(&mut driver, "exit code 0\nok");
+    assert_eq!(driver.purpose, CallPurpose::Judge);
+    driver.answer(says(r#"{"met": true}"#));
+    assert_eq!((ended(&driver), driver.goal_view().steps), (MET, 1));
 }
 
 #[test]

@@ -167,9 +167,11 @@ fn a_toolbox_that_reads_no_report_runs_no_command_with_one_and_nothing_is_known(
     assert!(driver.running.is_empty(), "{:?}", driver.running);
     assert_eq!(ended(&driver), (None, None));
     driver.next_timer();
-    let named = image.map_or_else(|| "the image of the pod".to_owned(), |image| format!("image {image}"));
+    let place = image.map_or_else(String::new, |image| {
+        format!(", copied into a container of image {image}")
+    });
     let expected = format!(
-        "Last check of tests: not run: the toolbox ({named}) is of an older version, whose shell has no argument junit: recreate \
+        "Last check of tests: not run: the toolbox (of the pod's agentloop image{place}) is of an older version, whose shell has no argument junit: recreate \
          the pod with one version for all of its containers"
     );
     assert!(driver.observed().contains(&expected), "{}", driver.observed());
@@ -179,7 +181,7 @@ fn a_toolbox_that_reads_no_report_runs_no_command_with_one_and_nothing_is_known(
 }
 
 #[test]
-fn a_result_without_a_report_names_the_image_of_the_toolbox() {
+fn a_result_without_a_report_names_the_image_that_the_toolbox_is_from_and_its_place() {
     let mut driver = Driver::with_goal(EngineSettings {
         toolbox_image: Some("ci-tools:7".into()),
         ..goal(|goal| goal.criteria = vec![criterion("tests", junit())])
@@ -190,7 +192,10 @@ fn a_result_without_a_report_names_the_image_of_the_toolbox() {
     assert!(
         driver
             .observed()
-            .contains("Last check of tests: the toolbox (image ci-tools:7) has not read the JUnit report\nexit code 0"),
+            .contains(
+                "Last check of tests: the toolbox (of the pod's agentloop image, copied into a container of image ci-tools:7) has \
+                 not read the JUnit report\nexit code 0"
+            ),
         "{}",
         driver.observed()
     );

@@ -82,7 +82,8 @@ use super::pauses::holds::ActivePause;
 use super::settings::{EngineSettings, ModeSettings};
 use super::tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
 use super::{
-    CallId, CallPurpose, EngineEffect, EngineInput, GateAnswer, JournalRecord, KnownTotals, RecordKind, StopCause,
+    CallId, CallPurpose, EngineEffect, EngineInput, GateAnswer, JournalRecord, KnownTotals, OpenRequests, RecordKind,
+    StopCause,
 };
 use agentloop_api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection, StructuredOutput};
 use agentloop_api::failure::{CallFailure, FailureKind};
@@ -155,8 +156,8 @@ struct Driver {
     sent: Vec<ToolRun>,
     cut: Vec<ToolRunId>,
     silent: bool,
-    /// The request to stop that the controller does not know to be handled.
-    pending_stop: Option<String>,
+    /// The requests that the controller does not know to be handled.
+    open_requests: OpenRequests,
     /// Calls whose answers were given after untrusted content.
     untrusted: BTreeSet<(i64, u32)>,
     /// Messages that left without a summary since the last one.
@@ -203,7 +204,7 @@ impl Driver {
             sent: Vec::new(),
             cut: Vec::new(),
             silent: false,
-            pending_stop: None,
+            open_requests: OpenRequests::default(),
             untrusted: BTreeSet::new(),
             forgotten: 0,
             pinned: BTreeSet::new(),
@@ -230,7 +231,7 @@ impl Driver {
             known,
             budget,
             link_silent: self.silent,
-            stop: self.pending_stop.clone(),
+            open: self.open_requests.clone(),
         })
     }
 

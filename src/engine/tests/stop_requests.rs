@@ -215,9 +215,26 @@ fn a_recreated_agent_is_not_stopped_by_the_request_of_the_previous_one() {
     assert!(!is_cancelled(&driver), "{:?}", driver.engine.view());
 }
 
+#[test]
+fn a_recreated_agent_does_not_take_over_the_outcome_of_the_previous_one() {
+    let mut driver = Driver::with_goal(goal(|_| {}));
+    stop(&mut driver, "1");
+    resume(&mut driver, "r");
+    driver.answer(finish("done"));
+    assert_eq!(driver.engine.view().outcome, Some(LoopOutcome::Completed));
+    driver.saved = driver.saved.clone().inherited();
+    // Its manifest has the same annotation as the previous one.
+    driver.open_requests.stop = Some("1".into());
+    driver.restart(1);
+    assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
+    assert_eq!(driver.goal_view().steps, 0);
+    let handled = driver.engine.view().handled;
+    assert_eq!((handled.stop.as_deref(), handled.resume), (Some("1"), None));
+}
+
 /// The Agent gets another pod while the controller does not know that this request is handled.
 fn restart_with_pending(driver: &mut Driver, token: &str) {
-    driver.pending_stop = Some(token.into());
+    driver.open_requests.stop = Some(token.into());
     driver.restart(2);
 }
 
@@ -238,7 +255,7 @@ fn a_request_counts_as_handled_once_the_loop_has_ended_or_goes_on_after_all() {
 #[case("now:1")]
 fn a_new_journal_ends_for_a_pending_request_before_its_first_turn(#[case] token: &str) {
     let mut driver = Driver::fresh(settings());
-    driver.pending_stop = Some(token.into());
+    driver.open_requests.stop = Some(token.into());
     driver.start(2);
     assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
     let view = driver.engine.view();
@@ -256,7 +273,7 @@ fn a_loop_whose_end_nobody_has_learned_of_stays_ended_in_the_next_pod() {
     restart_with_pending(&mut driver, "1");
     assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
     assert_eq!(driver.goal_view().steps, 2, "it has not begun again");
-    driver.pending_stop = None;
+    driver.open_requests.stop = None;
     driver.restart(3);
     assert_eq!(
         driver.engine.view().outcome,
@@ -296,4 +313,81 @@ fn a_request_that_was_taken_back_does_not_end_the_loop_in_the_next_pod() {
     driver.turn();
     assert_eq!(driver.engine.view().outcome, None);
     assert_eq!(driver.engine.view().handled.stop.as_deref(), Some("1"));
+}
+
+/// All requests are open, and fed as the worker does, when the process of the next pod starts.
+fn restart_with_all_open(driver: &mut Driver, stop: &str) {
+    driver.open_requests = OpenRequests {
+        wake: Some("w".into()),
+        resume: Some("r".into()),
+        stop: Some(stop.into()),
+    };
+    driver.restart(2);
+    driver.feed(EngineInput::WakeRequested { token: "w".into() });
+    driver.feed(EngineInput::ResumeRequested { token: "r".into() });
+    driver.feed(EngineInput::StopRequested { token: stop.into() });
+}
+
+fn handles_all(driver: &Driver, stop: &str) -> bool {
+    let handled = driver.engine.view().handled;
+    [handled.wake, handled.resume, handled.stop] == ["w", "r", stop].map(|token| Some(token.to_owned()))
+}
+
+#[rstest]
+#[case::before_the_first_turn(false, "1")]
+#[case::after_the_open_turn(true, "1")]
+#[case::in_the_open_turn(true, "now:1")]
+fn a_wake_and_a_resume_that_are_open_do_not_take_back_a_stop_that_is_new_to_the_journal(
+    #[case] in_turn: bool,
+    #[case] token: &str,
+) {
+    let mut driver = Driver::started(settings());
+    if !in_turn {
+        driver.answer(says("done"));
+    }
+    restart_with_all_open(&mut driver, token);
+    if in_turn && token == "1" {
+        assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a1");
+        assert_eq!(driver.engine.view().handled.stop, None, "the turn has not ended");
+        driver.answer(says("done"));
+    }
+    assert!(is_cancelled(&driver), "{:?}", driver.engine.view());
+    assert!(handles_all(&driver, token), "{:?}", driver.engine.view().handled);
+    assert_eq!(driver.notes(RecordKind::RequestHandled), ["wake", "resume", "stop"]);
+    assert_eq!(
+        driver.engine.view().counts.turns,
+        i64::from(token == "1"),
+        "no other turn, and one that is cut stays open"
+    );
+    // Nobody has learned of the end: it holds in the next pod too.
+    driver.restart(3);
+    assert!(is_cancelled(&driver) && handles_all(&driver, token));
+}
+
+#[test]
+fn a_wake_that_came_after_the_stop_as_the_journal_proves_is_not_lost() {
+    let mut ended = Driver::started(settings());
+    stop(&mut ended, "1");
+    let mut waits = ended.clone();
+    ended.answer(says("done"));
+    restart_with_all_open(&mut ended, "1");
+    assert!(is_cancelled(&ended));
+    assert_eq!(ended.engine.view().handled.wake, None, "it starts the loop again");
+
+    restart_with_all_open(&mut waits, "1");
+    waits.turn();
+    assert_eq!(waits.in_flight.unwrap().to_string(), "t2c1a1");
+}
+
+#[test]
+fn a_stop_of_a_loop_that_ends_is_left_open_as_the_requests_before_it_are() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["mail__send"]));
+    stop(&mut driver, "now:1");
+    driver.feed(EngineInput::WakeRequested { token: "w".into() });
+    stop(&mut driver, "2");
+    driver.done(1, "sent");
+    assert!(is_cancelled(&driver));
+    let handled = driver.engine.view().handled;
+    assert_eq!((handled.wake, handled.stop.as_deref()), (None, Some("now:1")));
 }

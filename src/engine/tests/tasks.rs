@@ -120,6 +120,23 @@ fn a_reactive_loop_sleeps_until_a_task_arrives_and_after_its_response() {
     assert_eq!(driver.engine.view().recent_tasks[0].iterations, 1);
 }
 
+#[rstest]
+#[case::as_many_as_are_kept(10, "t1")]
+#[case::one_more(11, "t2")]
+fn of_the_tasks_that_are_over_the_last_ten_are_reported_newest_first(#[case] tasks: usize, #[case] oldest: &str) {
+    let mut driver = Driver::with_tools(with(mode()));
+    for number in 1..=tasks {
+        driver.take(&format!("t{number}"));
+        driver.answer(says("done"));
+    }
+    let recent = driver.engine.view().recent_tasks;
+    let newest = format!("t{tasks}");
+    assert_eq!(
+        (recent.len(), recent[0].id.as_str(), recent[9].id.as_str()),
+        (10, newest.as_str(), oldest)
+    );
+}
+
 #[test]
 fn tasks_are_answered_in_order_and_none_sees_another() {
     let mut driver = at_work(mode());

@@ -12,7 +12,7 @@ use super::world::{self, Word, World};
 use crate::engine::machine::{Engine, LoopView};
 use crate::engine::settings::ModeSettings;
 use crate::engine::tool::{ToolOutcome, ToolRunId};
-use crate::engine::{CallId, CallPurpose, EngineEffect, EngineInput, KnownTotals, StopCause};
+use crate::engine::{CallId, CallPurpose, EngineEffect, EngineInput, KnownTotals, OpenRequests, StopCause};
 use crate::worker::journal::{Journal, JournalOwner};
 use crate::worker::journaled_engine::{JournaledEngine, StepOutcome};
 use crate::worker::sensors::{LoopSensors, ScoringStep, SensorTransition};
@@ -133,7 +133,7 @@ impl Life<'_> {
             known: KnownTotals::default(),
             budget,
             link_silent: self.world.link_lost,
-            stop: None,
+            open: OpenRequests::default(),
         })?;
         let (wake, resume, stop) = (
             self.world.wake.clone(),

@@ -8,7 +8,7 @@ use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{ModelAnswer, ToolCall};
 use agentloop::engine::settings::EngineSettings;
 use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolSpec, UnknownOutcomePolicy};
-use agentloop::engine::{EngineEffect, EngineInput, KnownTotals};
+use agentloop::engine::{EngineEffect, EngineInput, KnownTotals, OpenRequests};
 use agentloop::worker::journal::{Journal, JournalError, JournalOwner};
 use agentloop::worker::journaled_engine::JournaledEngine;
 use jiff::{SignedDuration, Timestamp};
@@ -35,7 +35,7 @@ pub fn started(epoch: i64) -> EngineInput {
         known: KnownTotals::default(),
         budget: BudgetState::default(),
         link_silent: false,
-        stop: None,
+        open: OpenRequests::default(),
     }
 }
 

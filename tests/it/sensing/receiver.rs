@@ -9,7 +9,7 @@ use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::{Engine, EngineSnapshot};
 use agentloop::engine::message::{FinishReason, Message, ModelAnswer, ToolCall};
 use agentloop::engine::settings::EngineSettings;
-use agentloop::engine::{CallId, CallPurpose, EngineEffect, EngineInput, JournalRecord, KnownTotals};
+use agentloop::engine::{CallId, CallPurpose, EngineEffect, EngineInput, JournalRecord, KnownTotals, OpenRequests};
 use agentloop::link::deliveries::{Delivery, DeliveryAck};
 use agentloop::worker::journal::SensorRecord;
 use agentloop::worker::sensors::{LoopSensors, ScoringStep, SensorTransition};
@@ -95,7 +95,7 @@ impl Receiver {
             known: KnownTotals::default(),
             budget: BudgetState::default(),
             link_silent: false,
-            stop: None,
+            open: OpenRequests::default(),
         };
         let _ = self.hear(now, Some(started), None, None);
     }

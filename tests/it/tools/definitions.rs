@@ -6,7 +6,7 @@ use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::ModelAnswer;
 use agentloop::engine::settings::EngineSettings;
-use agentloop::engine::{CallId, EngineEffect, EngineInput, GateAnswer, KnownTotals, RecordKind};
+use agentloop::engine::{CallId, EngineEffect, EngineInput, GateAnswer, KnownTotals, OpenRequests, RecordKind};
 use agentloop::worker::tool_source::ToolOffer;
 use jiff::{SignedDuration, Timestamp};
 
@@ -50,7 +50,7 @@ impl Loop {
             known: KnownTotals::default(),
             budget: BudgetState::default(),
             link_silent: false,
-            stop: None,
+            open: OpenRequests::default(),
         });
         new
     }

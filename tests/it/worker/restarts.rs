@@ -11,7 +11,7 @@ use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{Message, ModelAnswer, ToolCall};
 use agentloop::engine::settings::EngineSettings;
 use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
-use agentloop::engine::{CallId, EngineEffect, EngineInput, KnownTotals};
+use agentloop::engine::{CallId, EngineEffect, EngineInput, KnownTotals, OpenRequests};
 use agentloop::worker::journal::{Journal, JournalError, JournalOwner, RestoredJournal};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
@@ -238,7 +238,7 @@ fn started() -> EngineInput {
         epoch: 1,
         known: KnownTotals::default(),
         link_silent: false,
-        stop: None,
+        open: OpenRequests::default(),
         budget: BudgetState::default(),
     }
 }

@@ -323,7 +323,7 @@ impl LoopMode for GoalState {
         }
     }
 
-    fn request_begins(&mut self, context: &ModeContext<'_>) {
+    fn world_changes(&mut self, context: &ModeContext<'_>) {
         self.restart_check(context);
     }
 

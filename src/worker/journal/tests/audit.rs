@@ -92,7 +92,7 @@ impl<'a> Life<'a> {
             known: KnownTotals::default(),
             budget: crate::engine::budget::BudgetState::default(),
             link_silent: false,
-            stop: None,
+            open: crate::engine::OpenRequests::default(),
         });
         life
     }

@@ -6,6 +6,7 @@
 //! `AGENTLOOP_MODE_FIRST=n` the first of them.
 
 mod broken;
+mod counts;
 mod outside;
 mod patches;
 mod process;
@@ -29,7 +30,8 @@ use crate::api::agent::AgentMode;
 use crate::api::status::LoopOutcome;
 use crate::engine::machine::LoopView;
 use broken::Broken;
-use outside::{LoopEnvironment, SimulationCounts, seconds};
+use counts::SimulationCounts;
+use outside::{LoopEnvironment, seconds};
 use process::ProcessEnd;
 
 /// Schedules of one run, and the most that a broken rule may stay unnoticed.

@@ -8,6 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::super::files::Files;
 use super::broken::Broken;
+use super::counts::SimulationCounts;
 use super::provider::Provider;
 use super::random::Random;
 use super::referee::Referee;
@@ -15,10 +16,10 @@ use super::schedule::ScheduleSpec;
 use super::servers::Servers;
 use crate::api::annotations::STOP_NOW;
 use crate::api::sensor::SignalPriority;
-use crate::engine::KnownTotals;
 use crate::engine::budget::BudgetState;
 use crate::engine::machine::LoopView;
 use crate::engine::tasks::{TaskOffer, TaskOrigin, TaskResponse};
+use crate::engine::{KnownTotals, OpenRequests};
 use crate::link::deliveries::{Delivery, SensorEvent};
 use crate::link::task_requests::TaskReceipt;
 use crate::sensing::delivery::SensorNotification;
@@ -96,37 +97,6 @@ impl SavedVolume {
     }
 }
 
-/// What schedules have gone through.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SimulationCounts {
-    pub(super) inputs: usize,
-    pub(super) kills: usize,
-    pub(super) lives: usize,
-    pub(super) tasks: usize,
-    pub(super) goals: usize,
-    pub(super) rollbacks: usize,
-    pub(super) calls: usize,
-    pub(super) runs: usize,
-    /// Loops that ended because a user had stopped them, and those of which the controller learned from a later pod.
-    pub(super) stops: usize,
-    pub(super) unknown_ends: usize,
-}
-
-impl SimulationCounts {
-    pub(super) fn add(&mut self, other: &Self) {
-        self.inputs += other.inputs;
-        self.kills += other.kills;
-        self.lives += other.lives;
-        self.tasks += other.tasks;
-        self.goals += other.goals;
-        self.rollbacks += other.rollbacks;
-        self.calls += other.calls;
-        self.runs += other.runs;
-        self.stops += other.stops;
-        self.unknown_ends += other.unknown_ends;
-    }
-}
-
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, each asked by its name")]
 pub(super) struct LoopEnvironment {
     pub(super) random: Random,
@@ -153,8 +123,12 @@ pub(super) struct LoopEnvironment {
     pub(super) wake: Option<String>,
     pub(super) resume: Option<String>,
     pub(super) stop: Option<String>,
-    /// A user has stopped the loop, and has neither taken that back nor started it again.
+    /// The last request of a user is to stop the loop, and nothing has started it again.
+    wants_stop: bool,
+    /// The same, and the loop has received it.
     pub(super) is_stopped: bool,
+    /// There are requests that the loop has not received, since it has no link.
+    pub(super) has_news: bool,
     /// The controller knows that the loop has ended.
     pub(super) knows_end: bool,
     tokens: u32,
@@ -200,7 +174,9 @@ impl LoopEnvironment {
             wake: None,
             resume: None,
             stop: None,
+            wants_stop: false,
             is_stopped: false,
+            has_news: false,
             knows_end: false,
             tokens: 0,
             suspended: false,
@@ -262,7 +238,7 @@ impl LoopEnvironment {
     /// What a user does about a loop that waits for one.
     pub(super) fn help(&mut self) -> Vec<OutsideEvent> {
         let token = self.token();
-        self.is_stopped = false;
+        self.goes_on();
         self.resume = Some(token.clone());
         self.budget.revision += 1;
         vec![OutsideEvent::Budget(self.budget.clone()), OutsideEvent::Resume(token)]
@@ -281,13 +257,13 @@ impl LoopEnvironment {
         let event = match draw {
             0..=8 if self.has_link() => OutsideEvent::Request(self.draw_request()),
             9..=14 if self.has_link() => self.draw_delivery(),
-            15 if self.has_link() => {
-                self.is_stopped = false;
+            15 => {
+                self.goes_on();
                 self.wake = Some(self.token());
                 OutsideEvent::Wake(self.wake.clone()?)
             }
-            16 | 17 if self.has_link() => {
-                self.is_stopped = false;
+            16 | 17 => {
+                self.goes_on();
                 self.resume = Some(self.token());
                 OutsideEvent::Resume(self.resume.clone()?)
             }
@@ -327,13 +303,12 @@ impl LoopEnvironment {
             }
             29 => OutsideEvent::Full(self.random.range(0, 6)),
             30..=32 => OutsideEvent::Again,
-            33 if self.has_link() => {
+            33 => {
                 let now = if self.random.percent(30) { STOP_NOW } else { "" };
                 let token = format!("{now}{}", self.token());
-                self.is_stopped = true;
-                self.stop = Some(token.clone()).filter(|_| !self.is_broken(Broken::ForgetsStop));
-                // They came before, so they do not take it back.
-                (self.wake, self.resume) = (None, None);
+                self.wants_stop = true;
+                let is_kept = !self.has_link() || !self.is_broken(Broken::ForgetsStop);
+                self.stop = Some(token.clone()).filter(|_| is_kept);
                 OutsideEvent::Stop(token)
             }
             _ => {
@@ -342,7 +317,33 @@ impl LoopEnvironment {
                 OutsideEvent::Nothing
             }
         };
+        if let OutsideEvent::Wake(_) | OutsideEvent::Resume(_) | OutsideEvent::Stop(_) = event
+            && !self.has_link()
+        {
+            self.has_news = true;
+            return None;
+        }
         Some(event)
+    }
+
+    /// A user wants the loop to go on.
+    fn goes_on(&mut self) {
+        (self.wants_stop, self.is_stopped) = (false, false);
+    }
+
+    /// The loop has received all requests, of which the last one counts.
+    pub(super) fn loop_learns_of_requests(&mut self) {
+        self.is_stopped = self.wants_stop;
+        self.has_news = false;
+    }
+
+    /// The requests that each new process receives until they are handled.
+    pub(super) fn open_requests(&self) -> OpenRequests {
+        OpenRequests {
+            wake: self.wake.clone(),
+            resume: self.resume.clone(),
+            stop: self.stop.clone(),
+        }
     }
 
     /// Only what has been begun is completed.
@@ -502,7 +503,16 @@ impl LoopEnvironment {
 
     /// A user, an edit or a task starts the loop again, of whose end the controller knows.
     pub(super) fn start_again(&mut self) {
-        self.is_stopped = false;
+        if self.knows_end && self.stop.is_some() {
+            // The controller records it with the requests before it: there is nothing to stop.
+            (self.wake, self.resume, self.stop) = (None, None, None);
+        }
+        let starts = self.wake.is_some() || self.resume.is_some();
+        assert!(
+            !(self.knows_end && self.is_stopped && starts),
+            "a request from before the stop starts the loop again"
+        );
+        self.goes_on();
         self.knows_end = false;
     }
 
@@ -540,13 +550,6 @@ impl LoopEnvironment {
         }
         self.clients.settled.extend(later);
         saved.files
-    }
-
-    /// The requests that each new process receives until they are handled.
-    pub(super) fn levels(&self) -> Vec<OutsideEvent> {
-        let wake = self.wake.clone().map(OutsideEvent::Wake);
-        let resume = self.resume.clone().map(OutsideEvent::Resume);
-        wake.into_iter().chain(resume).collect()
     }
 }
 

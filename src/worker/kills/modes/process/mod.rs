@@ -17,7 +17,7 @@ use crate::api::agent::AgentMode;
 use crate::api::status::LoopState;
 use crate::engine::machine::{Engine, LoopView};
 use crate::engine::tool::{ResultArtifacts, ToolOutcome, ToolRun, ToolRunId};
-use crate::engine::{CallId, CallPurpose, EngineInput, KnownTotals, StopCause};
+use crate::engine::{CallId, CallPurpose, EngineInput, KnownTotals, OpenRequests, StopCause};
 use crate::worker::driver::loop_timer::LoopTimer;
 use crate::worker::journal::{Journal, JournalOwner, WaitingResponse};
 use crate::worker::journaled_engine::JournaledEngine;
@@ -236,6 +236,8 @@ impl Process<'_> {
             tools,
             silent: Vec::new(),
         })?;
+        let open = self.environment.open_requests();
+        self.environment.loop_learns_of_requests();
         self.feed(EngineInput::Started {
             agent: "agent".into(),
             epoch: self.environment.epoch,
@@ -245,13 +247,23 @@ impl Process<'_> {
             },
             budget: self.environment.budget.clone(),
             link_silent: self.link == LinkPhase::Silent,
-            stop: self.environment.stop.clone(),
+            open,
         })?;
-        for level in self.environment.levels() {
-            self.handle(level)?;
-        }
+        self.repeat_requests()?;
         self.waiting_responses = self.steps.count_responses().expect("a journal");
         self.send_response();
+        Ok(())
+    }
+
+    /// The loop receives the open requests, in the order of the directives.
+    fn repeat_requests(&mut self) -> Result<(), EarlyEnd> {
+        let OpenRequests { wake, resume, stop } = self.environment.open_requests();
+        let wake = wake.map(OutsideEvent::Wake);
+        let resume = resume.map(OutsideEvent::Resume);
+        let stop = stop.map(OutsideEvent::Stop);
+        for request in wake.into_iter().chain(resume).chain(stop) {
+            self.handle(request)?;
+        }
         Ok(())
     }
 
@@ -353,7 +365,10 @@ impl Process<'_> {
             OutsideEvent::Deliver(delivery) => self.take_delivery(&delivery),
             OutsideEvent::Wake(token) => self.feed(EngineInput::WakeRequested { token }),
             OutsideEvent::Resume(token) => self.feed(EngineInput::ResumeRequested { token }),
-            OutsideEvent::Stop(token) => self.feed(EngineInput::StopRequested { token }),
+            OutsideEvent::Stop(token) => {
+                self.environment.loop_learns_of_requests();
+                self.feed(EngineInput::StopRequested { token })
+            }
             OutsideEvent::Budget(budget) => self.feed(EngineInput::BudgetChanged { budget }),
             OutsideEvent::Terminate => self.stop(StopCause::Drain),
             OutsideEvent::Suspend => self.stop(StopCause::Suspend),
@@ -385,6 +400,9 @@ impl Process<'_> {
         if self.link > LinkPhase::Fresh && self.environment.has_link() {
             self.link = LinkPhase::Fresh;
             self.feed(EngineInput::LinkBack)?;
+        }
+        if self.environment.has_link() && std::mem::take(&mut self.environment.has_news) {
+            self.repeat_requests()?;
         }
         if self.link < LinkPhase::Silent && self.environment.silence() >= seconds(SILENT) {
             self.link = LinkPhase::Silent;
