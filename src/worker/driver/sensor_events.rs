@@ -37,7 +37,7 @@ impl LoopDriver<'_> {
             let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
             match self.sensors.step(Timestamp::now(), scored, scoring) {
                 Some(ScoringStep::Happened(happened)) => self.apply_transition(*happened)?,
-                Some(ScoringStep::Hear(input)) => self.feed(input)?,
+                Some(ScoringStep::Hear(input)) => self.feed(*input)?,
                 None => break,
             }
         }

@@ -173,7 +173,7 @@ impl Life<'_> {
         let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
         match self.sensors.step(self.world.now, scored, scoring) {
             Some(ScoringStep::Happened(happened)) => return self.sense(*happened),
-            Some(ScoringStep::Hear(input)) => return self.feed(input),
+            Some(ScoringStep::Hear(input)) => return self.feed(*input),
             None => {}
         }
         let moments = [

@@ -45,7 +45,7 @@ pub enum ScoringStep {
     /// Apply the transition: its [`EngineInput`] and record are committed together.
     Happened(Box<SensorTransition>),
     /// Feed this [`EngineInput`] to the engine.
-    Hear(EngineInput),
+    Hear(Box<EngineInput>),
 }
 
 impl ScoreQueue {
@@ -157,12 +157,12 @@ impl LoopSensors {
             return Some(ScoringStep::Happened(Box::new(settled)));
         }
         if let Some((id, score)) = scored {
-            let taken = || ScoringStep::Hear(EngineInput::ScoreTaken { id: id.into() });
+            let taken = || ScoringStep::Hear(Box::new(EngineInput::ScoreTaken { id: id.into() }));
             let judged = self.judge(id, score, now).map(Box::new);
             return Some(judged.map_or_else(taken, ScoringStep::Happened));
         }
         let question = self.question(now).filter(|_| !scoring)?;
-        Some(ScoringStep::Hear(EngineInput::Score(question)))
+        Some(ScoringStep::Hear(Box::new(EngineInput::Score(question))))
     }
 
     /// Returns the open question of the oldest event among all Sensors.

@@ -130,7 +130,7 @@ impl Receiver {
                 .step(now, self.engine.score_outcome(), self.engine.is_scoring());
             match step {
                 Some(ScoringStep::Happened(happened)) => self.sense(now, *happened, Some(random))?,
-                Some(ScoringStep::Hear(input)) => self.hear(now, Some(input), None, Some(random))?,
+                Some(ScoringStep::Hear(input)) => self.hear(now, Some(*input), None, Some(random))?,
                 None => return Ok(()),
             }
         }

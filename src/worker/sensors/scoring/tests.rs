@@ -105,7 +105,7 @@ impl Worker {
             let input = match step {
                 None => return settled,
                 Some(ScoringStep::Happened(happened)) => self.keep(&happened).expect("an input"),
-                Some(ScoringStep::Hear(input)) => input,
+                Some(ScoringStep::Hear(input)) => *input,
             };
             match input {
                 EngineInput::Sensed(event) => settled.push((event.id, event.updates.len(), event.notices.len())),
