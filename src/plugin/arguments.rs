@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 /// The plugin as a program of its own, `kubectl-agentloop`.
@@ -313,9 +313,10 @@ pub struct TopUpAmount {
 }
 
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("source").args(["names", "files"]).required(true).multiple(true)))]
 pub struct SimulateArgs {
     /// Names of Agents that run; several share a budget. Their journals are copied out of their pods.
-    #[arg(value_name = "AGENT", required_unless_present = "files")]
+    #[arg(value_name = "AGENT")]
     pub(super) names: Vec<String>,
     /// History of an Agent as JSON lines, as written by `agentloop history`. May be repeated, for Agents that share a
     /// budget. Needs no cluster.

@@ -130,7 +130,10 @@ async fn serve(mut stream: TcpStream, answers: &Mutex<VecDeque<Exec>>) {
             Exec::Refused(status) => Err(status),
             answer => return execute(stream, answer).await,
         }
-    } else if head.contains("/namespaces/default/agents/a ") {
+    } else if ["/namespaces/default/agents/a ", "/namespaces/default/agents/a?"]
+        .iter()
+        .any(|path| head.contains(path))
+    {
         let mut agent = agent("a", &json!({}));
         agent["metadata"]["namespace"] = json!("default");
         Ok(agent.to_string())

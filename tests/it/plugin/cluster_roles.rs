@@ -21,6 +21,7 @@ use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use super::rig;
 use super::roles::{COMMANDS, ROLES, RoleRules, controller, mistake, status};
@@ -42,8 +43,8 @@ struct Place<'a> {
 impl<'a> Place<'a> {
     async fn new(admin: &'a Client, namespace: &'a str) -> Self {
         let kubeconfig = Kubeconfig::read_from(control_plane().unwrap()).unwrap();
-        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default());
-        let mut config = config.await.unwrap();
+        let options = KubeConfigOptions::default();
+        let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
         config.auth_info = AuthInfo::default();
         Self {
             admin,
@@ -84,8 +85,9 @@ impl<'a> Place<'a> {
         .await;
         let request: TokenRequest = serde_json::from_value(json!({"spec": {"audiences": []}})).unwrap();
         let accounts: Api<ServiceAccount> = self.objects();
-        let made = accounts.create_token_request(name, &PostParams::default(), &request);
-        let token = made.await.unwrap().status.unwrap().token;
+        let params = PostParams::default();
+        let made = accounts.create_token_request(name, &params, &request).await.unwrap();
+        let token = made.status.unwrap().token;
         let mut config = self.config.clone();
         config.auth_info = serde_json::from_value(json!({ "token": token })).unwrap();
         config
@@ -142,8 +144,8 @@ impl<'a> Place<'a> {
         // With all that the schema requires.
         let status: AgentStatus = serde_json::from_value(status()).unwrap();
         let patch = Patch::Merge(json!({ "status": status }));
-        let patched = agents.patch_status("helper", &PatchParams::default(), &patch);
-        patched.await.unwrap();
+        let params = PatchParams::default();
+        agents.patch_status("helper", &params, &patch).await.unwrap();
         self.make::<AgentBudget>(json!({
             "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget", "metadata": {"name": "team"},
             "spec": {"limits": {"tokens": 1_000}, "window": {"lifetime": {}}},
@@ -165,32 +167,33 @@ impl<'a> Place<'a> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_real_api_server_lets_each_role_use_the_commands_that_the_table_gives_it() {
+    Box::pin(on_a_real_server(each_role)).await;
+}
+
+async fn each_role(admin: &Client, namespace: &str, _: &CancellationToken) {
     let Some(rendered) = render(&[]) else { return };
     let objects = rendered.unwrap();
-    on_a_real_server(async |admin, namespace, _| {
-        let place = Place::new(admin, namespace).await;
-        let link = controller(ClientAuthorizer::new(admin.clone()), namespace).await;
-        let mut wrong = Vec::new();
-        for (role, parts) in ROLES {
-            let rules = RoleRules::of(&objects, parts);
-            let config = place.account(role, rules.list()).await;
-            place.until_allowed(&config, rules.list()).await;
-            place.renew().await;
-            for (command, missing, may) in COMMANDS {
-                let before = place.specs().await;
-                let done = rig::run(place.session(&config, &link), command).await;
-                let expected = may.contains(&role);
-                wrong.extend(mistake(&done, expected, missing).map(|said| format!("{role}: {command}: {said}")));
-                let is_changed = place.specs().await != before;
-                if !expected && is_changed {
-                    wrong.push(format!("{role}: {command}: something was written"));
-                }
-                if is_changed {
-                    place.renew().await;
-                }
+    let place = Place::new(admin, namespace).await;
+    let link = controller(ClientAuthorizer::new(admin.clone()), namespace).await;
+    let mut wrong = Vec::new();
+    for (role, parts) in ROLES {
+        let rules = RoleRules::of(&objects, parts);
+        let config = place.account(role, rules.list()).await;
+        place.until_allowed(&config, rules.list()).await;
+        place.renew().await;
+        for (command, missing, may) in COMMANDS {
+            let before = place.specs().await;
+            let done = rig::run(place.session(&config, &link), command).await;
+            let expected = may.contains(&role);
+            wrong.extend(mistake(&done, expected, missing).map(|said| format!("{role}: {command}: {said}")));
+            let is_changed = place.specs().await != before;
+            if !expected && is_changed {
+                wrong.push(format!("{role}: {command}: something was written"));
+            }
+            if is_changed {
+                place.renew().await;
             }
         }
-        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    })
-    .await;
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
