@@ -110,10 +110,12 @@ fn outcome(status: Option<Status>, err: &str) -> Result<(), String> {
 }
 
 fn refused(error: &kube::Error, pod: &str, namespace: &str) -> PluginError {
-    let code = match error {
-        kube::Error::Api(status) => status.code,
-        kube::Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) => status.as_u16(),
-        _ => 0,
+    let code = if let kube::Error::Api(status) = error {
+        status.code
+    } else if let kube::Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) = error {
+        status.as_u16()
+    } else {
+        0
     };
     match code {
         404 => PluginError::Refused(format!(
