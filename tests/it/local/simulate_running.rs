@@ -126,10 +126,10 @@ async fn serve(mut stream: TcpStream, answers: &Mutex<VecDeque<Exec>>) {
             }
             next
         };
-        match answer {
-            Exec::Refused(status) => Err(status),
-            answer => return execute(stream, answer).await,
-        }
+        let Exec::Refused(status) = answer else {
+            return execute(stream, answer).await;
+        };
+        Err(status)
     } else if ["/namespaces/default/agents/a ", "/namespaces/default/agents/a?"]
         .iter()
         .any(|path| head.contains(path))

@@ -1,5 +1,5 @@
 //! What each command does with each of the chart's roles, as a real API server decides it: the table of `roles`, with
-//! ServiceAccounts and their tokens, and the controller's reviews of them.
+//! service accounts and their tokens, and the controller's reviews of them.
 //!
 //! Admission policies are not installed: they are tested in `chart/approval`.
 
