@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     // kubectl runs its plugins by their names, which are links to this binary.
     let program = std::env::args_os().next().unwrap_or_default();
     match Path::new(&program).file_name().and_then(OsStr::to_str) {
-        Some(plugin::PROGRAM) => return plugin::main(),
+        Some(plugin::PROGRAM) => return plugin::main(agentloop::cli::history_of),
         Some(plugin::COMPLETION_PROGRAM) => {
             let words: Vec<String> = std::env::args().skip(1).collect();
             let answer = plugin::completion::answer(&words);

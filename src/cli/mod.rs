@@ -21,6 +21,8 @@ mod sensor;
 mod toolbox;
 mod worker;
 
+pub use history::history_of;
+
 /// Exit code for invalid input; the same as clap's.
 const BAD_INPUT: u8 = 2;
 
@@ -91,7 +93,7 @@ impl Cli {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             // Says itself what went wrong.
-            Command::Kubectl(args) => return Ok(ExitCode::from(args.run().code())),
+            Command::Kubectl(args) => return Ok(ExitCode::from(args.run(history_of).code())),
             Command::Controller(args) => args.run(),
             Command::Worker(args) => args.run(),
             Command::Gateway(args) => args.run(),

@@ -9,6 +9,10 @@ use agentloop_api::AgentSpec;
 
 /// Environment variable with [`PodConfig`] as JSON.
 pub const CONFIG_ENV: &str = "AGENTLOOP_POD";
+/// This program in its image.
+pub const BINARY: &str = "/agentloop";
+/// Name of the container that runs the loop.
+pub const WORKER_CONTAINER: &str = "worker";
 /// Directory of the socket, a memory volume of worker and gateway.
 pub const SOCKET_DIR: &str = "/run/agentloop";
 /// The gateway's socket.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 /// The plugin as a program of its own, `kubectl-agentloop`.
@@ -101,7 +101,7 @@ pub enum PluginCommand {
     /// Show AgentBudgets, or add to their limits.
     #[command(subcommand)]
     Budget(BudgetCommand),
-    /// Say what changed limits would have done to the calls of histories. Needs no cluster.
+    /// Say what changed limits would have done to the calls of Agents that run, or of histories in files.
     Simulate(SimulateArgs),
     /// Check that the cluster can run Agents and accepts a new one, and what you may do.
     Check(CheckArgs),
@@ -313,10 +313,14 @@ pub struct TopUpAmount {
 }
 
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("source").args(["names", "files"]).required(true).multiple(true)))]
 pub struct SimulateArgs {
+    /// Names of Agents that run; several share a budget. Their journals are copied out of their pods.
+    #[arg(value_name = "AGENT")]
+    pub(super) names: Vec<String>,
     /// History of an Agent as JSON lines, as written by `agentloop history`. May be repeated, for Agents that share a
-    /// budget.
-    #[arg(long = "file", value_name = "FILE", required = true)]
+    /// budget. Needs no cluster.
+    #[arg(long = "file", value_name = "FILE")]
     pub(super) files: Vec<PathBuf>,
     /// Manifest of the AgentBudget to apply.
     #[arg(long, value_name = "FILE")]
@@ -325,6 +329,9 @@ pub struct SimulateArgs {
     /// window.rolling.seconds=86400, guardrails.maxCallsPerTurn=10. Without --budget, a window never ends.
     #[arg(long, value_name = "PATH=VALUE")]
     pub(super) set: Vec<String>,
+    /// Only what was in this time before now, such as 24h or 3d.
+    #[arg(long, value_name = "DURATION", value_parser = since)]
+    pub(super) since: Option<jiff::SignedDuration>,
 }
 
 #[derive(Args, Debug)]
@@ -407,6 +414,19 @@ mod tests {
         assert!(parsed("budget top-up team-a --tokens 0").is_err());
         assert!(parsed("budget top-up team-a --cost-usd 1.0000001").is_err());
         assert!(parsed("budget top-up team-a --tokens 1 --cost-usd 1.000001").is_ok());
+    }
+
+    #[test]
+    fn a_simulation_has_an_agent_or_a_file() {
+        for (line, is_right) in [
+            ("simulate helper --since 3d --set limits.calls=1", true),
+            ("simulate helper watcher --file third.jsonl", true),
+            ("simulate --file helper.jsonl", true),
+            ("simulate --set limits.calls=1", false),
+            ("simulate helper --since 3", false),
+        ] {
+            assert_eq!(parsed(line).is_ok(), is_right, "{line}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod cluster_errors;
 pub mod commands;
 pub mod completion;
 pub mod failure;
+pub mod journal_copy;
 pub mod link;
 pub mod reference;
 pub mod report;
@@ -25,6 +26,7 @@ use clap::{CommandFactory, FromArgMatches};
 
 pub use arguments::{PluginArgs, PluginCli};
 pub use failure::{ExitStatus, PluginError};
+pub use journal_copy::JournalExport;
 pub use session::{PluginSession, Screen};
 
 /// Name of the plugin's program: kubectl runs it as `kubectl agentloop`.
@@ -42,12 +44,12 @@ pub fn command() -> clap::Command {
 
 /// Parses the arguments of [`PROGRAM`] and runs the command.
 #[must_use]
-pub fn main() -> ExitCode {
+pub fn main(export: JournalExport) -> ExitCode {
     let parsed = command()
         .try_get_matches()
         .and_then(|matches| PluginCli::from_arg_matches(&matches));
     match parsed {
-        Ok(cli) => ExitCode::from(cli.arguments.run().code()),
+        Ok(cli) => ExitCode::from(cli.arguments.run(export).code()),
         Err(error) => {
             let _ = error.print();
             // Help and version are printed in the same way, to standard output.
@@ -64,7 +66,7 @@ pub fn main() -> ExitCode {
 impl PluginArgs {
     /// Runs the command until it ends. Errors are printed.
     #[must_use]
-    pub fn run(self) -> ExitStatus {
+    pub fn run(self, export: JournalExport) -> ExitStatus {
         let (mut out, mut err) = (stdout(), stderr());
         let mut screen = Screen {
             out: &mut out,
@@ -73,7 +75,7 @@ impl PluginArgs {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let ended = match runtime {
             Ok(runtime) => {
-                let ended = runtime.block_on(Box::pin(commands::run(self, &mut screen)));
+                let ended = runtime.block_on(Box::pin(commands::run(self, export, &mut screen)));
                 // What still reads standard input may not keep the process alive.
                 runtime.shutdown_background();
                 ended

@@ -97,7 +97,8 @@ approve and does not write budgets; `view` reads.
 
 const TAIL: &str = "
 `approve` and `deny` write under your own name, which the API server tells (SelfSubjectReview, which everyone may create). `--service-account`
-needs `create` on `serviceaccounts/token` in the Agent's namespace. A port-forward over WebSockets needs `get` on `pods/portforward` too.
+needs `create` on `serviceaccounts/token` in the Agent's namespace. Port-forwards and commands in pods over WebSockets need `get` on
+`pods/portforward` and `pods/exec` too. `pods/exec` is not in the chart's roles; Kubernetes' own `edit` and `admin` have it.
 `check` and `report` also read the CustomResourceDefinitions and the Deployment of the controller, and create an Agent as a dry run; what you may
 not do is a warning. `report` also reads Sensors, Events and pods of the namespace, and pods and their logs in the controller's namespace, as far
 as you may.
@@ -112,12 +113,17 @@ messages.
 
 ## Simulate a limit
 
+    kubectl agentloop simulate helper --since 3d --set limits.tokens=2000000 --set window.rolling.seconds=86400
+    kubectl agentloop simulate helper watcher --budget team.yaml --set limits.costUSD=5
     kubectl exec helper -c worker -- /agentloop journal > helper.sqlite && agentloop history helper.sqlite > helper.jsonl
-    kubectl agentloop simulate --file helper.jsonl --set limits.tokens=2000000 --set window.rolling.seconds=86400
     kubectl agentloop simulate --file helper.jsonl --set 'guardrails.rateLimits=[{resource: LLMCalls, amount: 60, windowSeconds: 3600}]'
 
+With the name of an Agent, the plugin runs `/agentloop journal` in its pod, as `kubectl exec` does. The copy of the [journal](journal.md#read-the-journal) has
+prompts and answers: it is kept in memory only, and whoever may not run commands in the pod may not simulate. The pod must run, and must be of the
+version of the plugin. A history in a file may be of an Agent that is gone; with files only, no cluster is needed.
+
 The calls of a [history](journal.md) are put to the rules of the ledger and of the engine again, under other limits. The result is when the first of them would have been
-refused, for how long, how many calls, tokens and dollars that is, and per day (UTC). The journal keeps the last 2,000 turns.
+refused, for how long, how many calls, tokens and dollars that is, and per day (UTC). The journal keeps the last 2,000 turns. With `--since`, what was before counts nowhere: windows begin empty.
 
 | limit | |
 |---|---|
@@ -247,6 +253,8 @@ fn sentence(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -259,20 +267,50 @@ mod tests {
     }
 
     #[test]
-    fn each_command_has_a_section() {
+    fn each_command_has_a_section_and_each_section_a_command() {
         let page = markdown();
-        for name in [
-            "status",
-            "budget top-up",
-            "run",
-            "stop",
-            "simulate",
-            "report",
-            "check",
-            "completion",
-        ] {
-            assert!(page.contains(&format!("\n### {name}\n")), "{name}");
+        let headings = page.lines().filter_map(|line| line.strip_prefix("### "));
+        let sections: BTreeSet<String> = headings.map(str::to_owned).collect();
+        assert_eq!(sections, commands());
+        assert!(!sections.contains("reference"), "hidden");
+    }
+
+    #[test]
+    fn permissions_are_for_commands_and_each_command_on_the_cluster_has_one() {
+        let known = commands();
+        let mut named = BTreeSet::new();
+        for uses in PERMISSIONS.iter().map(|permission| permission.commands) {
+            let uses = uses.split(" (").next().unwrap_or_default();
+            for one in uses.split(", ").filter(|one| !one.starts_with("all commands")) {
+                let words = one.split(' ');
+                let name: Vec<&str> = words
+                    .take_while(|word| {
+                        word.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !word.starts_with('-')
+                    })
+                    .collect();
+                let name = name.join(" ");
+                assert!(known.contains(&name), "{one}");
+                named.insert(name);
+            }
         }
-        assert!(!page.contains("### reference"), "hidden");
+        // These have the name of an Agent, read what everyone may, or need no cluster.
+        let others = ["check", "completion", "explain"].map(str::to_owned);
+        let without: BTreeSet<_> = known.difference(&named).cloned().collect();
+        assert_eq!(without, BTreeSet::from(others));
+    }
+
+    /// The commands of the parser that users see, with those below others.
+    fn commands() -> BTreeSet<String> {
+        let command = crate::plugin::command();
+        let of = |sub: &Command| -> Vec<String> {
+            let inner: Vec<_> = visible(sub)
+                .map(|inner| format!("{} {}", sub.get_name(), inner.get_name()))
+                .collect();
+            if inner.is_empty() {
+                return vec![sub.get_name().to_owned()];
+            }
+            inner
+        };
+        visible(&command).flat_map(of).collect()
     }
 }

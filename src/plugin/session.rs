@@ -15,6 +15,7 @@ use crate::api::{Agent, AgentBudget, GROUP, NamespacedName};
 use super::arguments::{ConnectionArgs, OutputFormat};
 use super::cluster_errors;
 use super::failure::{PluginError, is_not_found};
+use super::journal_copy::JournalExport;
 use super::link::{LinkRoute, UserToken};
 use super::screens::printable;
 
@@ -39,6 +40,8 @@ pub struct PluginSession {
     pub token: UserToken,
     /// The clock.
     pub clock: PluginClock,
+    /// How histories are read from copies of journals.
+    pub export: JournalExport,
     /// Whether a person reads the results on a terminal, as opposed to a program or a file.
     pub is_terminal: bool,
 }
@@ -73,7 +76,7 @@ pub(super) fn note(err: &mut (dyn Write + Send), text: &str) {
 
 impl PluginSession {
     /// A session with the kubeconfig and the context that the flags name.
-    pub(super) async fn connect(flags: &ConnectionArgs) -> Result<Self, PluginError> {
+    pub(super) async fn connect(flags: &ConnectionArgs, export: JournalExport) -> Result<Self, PluginError> {
         let config = config(flags).await?;
         let client = Client::try_from(config.clone())
             .map_err(|error| PluginError::Kubeconfig(cluster_errors::cause(&error, Some(&config))))?;
@@ -86,6 +89,7 @@ impl PluginSession {
             route: LinkRoute::PortForward,
             token: UserToken::Kubeconfig(Box::new(config)),
             clock: Arc::new(Timestamp::now),
+            export,
             is_terminal: std::io::stdout().is_terminal(),
         };
         Ok(session.with_flags(flags))

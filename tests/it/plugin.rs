@@ -2,6 +2,7 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod cluster_roles;
 mod forward;
 mod link;
 mod program;

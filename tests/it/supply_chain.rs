@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -238,4 +239,76 @@ fn the_archive_of_the_chart_has_the_address_and_the_image_of_the_release() {
     );
     let other = package("9.9.9");
     assert!(!other.status.success() && String::from_utf8_lossy(&other.stderr).contains("not of version 9.9.9"));
+}
+
+#[test]
+fn the_krew_manifest_has_each_platform_with_the_digest_of_its_archive() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let version = env!("CARGO_PKG_VERSION");
+    // Small programs that say the version: one for this machine, and the same as if it were for the other one, under an
+    // emulator that is a script.
+    std::fs::write(
+        path("a.c"),
+        format!("int puts(const char*);int main(){{puts(\"agentloop {version}\");return 0;}}"),
+    )
+    .unwrap();
+    let built = Command::new("cc")
+        .args(["-o", &path("own"), &path("a.c")])
+        .status()
+        .unwrap();
+    assert!(built.success());
+    let (of_own, machine, of_other) = match std::env::consts::ARCH {
+        "x86_64" => ("amd64", 0xb7, ("arm64", "aarch64")),
+        _ => ("arm64", 0x3e, ("amd64", "x86_64")),
+    };
+    let mut bytes = std::fs::read(path("own")).unwrap();
+    bytes[18] = machine;
+    std::fs::write(path("other"), bytes).unwrap();
+    let emulator = path(&format!("qemu-{}-static", of_other.1));
+    std::fs::write(&emulator, format!("#!/bin/sh\necho agentloop {version}\n")).unwrap();
+    std::fs::set_permissions(&emulator, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let krew = |version: &str, binaries: &[&str]| {
+        Command::new(format!("{ROOT}/hack/krew.sh"))
+            .args([version, "https://example.com/agentloop/"])
+            .args(binaries.iter().map(|name| path(name)))
+            .env("OUT", path("out"))
+            .env(
+                "PATH",
+                format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap()),
+            )
+            .output()
+            .unwrap()
+    };
+    let done = krew(&format!("v{version}"), &["own", "other"]);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let text = std::fs::read_to_string(path("out/agentloop.yaml")).unwrap();
+    assert!(!text.contains('@'), "{text}");
+    let manifest: Value = serde_yaml::from_str(&text).unwrap();
+    assert_eq!(manifest["spec"]["version"], format!("v{version}"));
+    let platforms = manifest["spec"]["platforms"].as_array().unwrap();
+    assert_eq!(platforms.len(), 2);
+    for (platform, arch) in platforms.iter().zip([of_own, of_other.0]) {
+        let archive = format!("agentloop-linux-{arch}.tar.gz");
+        assert_eq!(
+            platform["selector"]["matchLabels"],
+            json!({"os": "linux", "arch": arch})
+        );
+        let uri = format!("https://example.com/agentloop/releases/download/v{version}/{archive}");
+        assert_eq!(platform["uri"], uri);
+        let bytes = std::fs::read(path(&format!("out/{archive}"))).unwrap();
+        assert_eq!(platform["sha256"], sha256_hex(bytes, 32));
+        assert_eq!(platform["bin"], "kubectl-agentloop");
+    }
+    for (version, binaries, says) in [
+        ("9.9.9", &["own"][..], "is not of version 9.9.9"),
+        ("9.9.9", &["other"], "is not of version 9.9.9"),
+        (version, &["own", "own"], "two binaries are for linux/"),
+        (version, &["a.c"], "is no binary for linux/amd64 or linux/arm64"),
+        (version, &["none"], "does not exist"),
+    ] {
+        let refused = krew(version, binaries);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && said.contains(says), "{binaries:?}: {said}");
+    }
 }

@@ -21,6 +21,7 @@ use crate::api::agent::{HeadersSecretRef, KeyRef, PodSettings, RESPONSES_SECRET,
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
 use crate::controller::pod_security;
 use crate::controller::runtime::names;
+pub(super) use crate::link::pod::BINARY;
 use crate::link::pod::{
     API_KEY_FILE, AgentEgress, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR,
     LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR,
@@ -29,8 +30,6 @@ use crate::link::pod::{
 };
 use crate::support::hash::sha256_hex;
 
-/// Path of the binary in the image.
-pub(super) const BINARY: &str = "/agentloop";
 /// Lifetime of a link token in seconds; the kubelet rotates it.
 const TOKEN_SECONDS: i64 = 3600;
 /// Mode of the files: readable for the group, because gateway and worker have different UIDs and the same group.

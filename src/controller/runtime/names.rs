@@ -1,6 +1,8 @@
 //! Names of labels, annotations and child objects that the reconciler reads and writes.
 
 pub(in crate::controller) use crate::api::annotations::{RESUME, STOP, WAKE};
+/// Container that runs the loop.
+pub(in crate::controller) use crate::link::pod::WORKER_CONTAINER as WORKER;
 
 /// Value of `app.kubernetes.io/managed-by`, and the field manager of server-side apply.
 pub(in crate::controller) const MANAGER: &str = "agentloop-controller";
@@ -10,8 +12,6 @@ pub(in crate::controller) const SPEC_HASH: &str = "agentloop.dev/spec-hash";
 pub(in crate::controller) const EPOCH: &str = "agentloop.dev/epoch";
 /// Annotation on a pod: generation of the Agent that it was created for.
 pub(in crate::controller) const GENERATION: &str = "agentloop.dev/generation";
-/// Container that runs the loop.
-pub(in crate::controller) const WORKER: &str = "worker";
 /// Container (a native sidecar) that holds the keys, meters usage and connects to the controller.
 pub(in crate::controller) const GATEWAY: &str = "gateway";
 

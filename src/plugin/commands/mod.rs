@@ -7,13 +7,20 @@ mod streams;
 mod tasks;
 mod writes;
 
+use jiff::Timestamp;
+
 use super::arguments::{BudgetCommand, PluginArgs, PluginCommand};
 use super::failure::{ExitStatus, PluginError, unless_closed};
+use super::journal_copy::JournalExport;
 use super::session::{PluginSession, Screen};
 use super::{completion, reference};
 
 /// Runs the command of these arguments.
-pub async fn run(arguments: PluginArgs, screen: &mut Screen<'_>) -> Result<ExitStatus, PluginError> {
+pub async fn run(
+    arguments: PluginArgs,
+    export: JournalExport,
+    screen: &mut Screen<'_>,
+) -> Result<ExitStatus, PluginError> {
     // These need no cluster.
     if let PluginCommand::Completion(arguments) = &arguments.command {
         unless_closed(
@@ -28,11 +35,14 @@ pub async fn run(arguments: PluginArgs, screen: &mut Screen<'_>) -> Result<ExitS
         screen.result(&reference::markdown())?;
         return Ok(ExitStatus::Success);
     }
-    if let PluginCommand::Simulate(simulated) = &arguments.command {
-        unless_closed(simulate::simulate(arguments.connection.output, simulated, screen))?;
+    if let PluginCommand::Simulate(simulated) = &arguments.command
+        && simulated.names.is_empty()
+    {
+        let reader = (arguments.connection.output, Timestamp::now());
+        unless_closed(simulate::of_files(reader, simulated, screen))?;
         return Ok(ExitStatus::Success);
     }
-    let session = PluginSession::connect(&arguments.connection).await?;
+    let session = PluginSession::connect(&arguments.connection, export).await?;
     execute(&session, arguments.command, screen).await
 }
 
@@ -50,7 +60,7 @@ pub async fn execute(
         Asked::Cost(arguments) => unless_closed(reads::cost(session, &arguments, screen).await)?,
         Asked::Budget(BudgetCommand::Top) => unless_closed(reads::budgets(session, screen).await)?,
         Asked::Check(arguments) => return reads::check(session, &arguments, screen).await,
-        Asked::Simulate(arguments) => unless_closed(simulate::simulate(session.format, &arguments, screen))?,
+        Asked::Simulate(arguments) => unless_closed(simulate::of_agents(session, &arguments, screen).await)?,
         Asked::Report(arguments) => report::report(session, &arguments, screen).await?,
         Asked::Logs(arguments) => unless_closed(streams::logs(session, &arguments, screen).await)?,
         Asked::Events(arguments) => unless_closed(streams::events(session, &arguments, screen).await)?,

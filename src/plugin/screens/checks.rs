@@ -175,7 +175,7 @@ const fn of_controller(verb: &'static str, resource: &'static str, subresource: 
 }
 
 /// What the commands need, as the reference lists it.
-pub const PERMISSIONS: [PermissionCheck; 14] = [
+pub const PERMISSIONS: [PermissionCheck; 15] = [
     agents("get", "all commands with the name of an Agent"),
     agents("list", "status, approvals, cost, report"),
     agents("patch", "approve, deny, pause, resume, wake, stop"),
@@ -200,6 +200,12 @@ pub const PERMISSIONS: [PermissionCheck; 14] = [
         group: "",
         resource: "configmaps",
         ..agents("get", "logs, events, history, run, chat")
+    },
+    PermissionCheck {
+        group: "",
+        resource: "pods",
+        subresource: "exec",
+        ..agents("create", "simulate AGENT")
     },
     of_controller("list", "pods", ""),
     of_controller("create", "pods", "portforward"),

@@ -60,6 +60,13 @@ pub struct PastLoop {
     pub events: Vec<(Timestamp, PastEvent)>,
 }
 
+impl PastLoop {
+    /// Leaves out what was before.
+    pub fn begin_at(&mut self, begin: Timestamp) {
+        self.events.retain(|(at, _)| *at >= begin);
+    }
+}
+
 /// A line of the export.
 #[derive(Deserialize)]
 #[serde(tag = "record", rename_all = "lowercase")]

@@ -79,6 +79,18 @@ fn a_rolling_window_lets_calls_through_again_when_earlier_ones_have_left_it() {
 }
 
 #[test]
+fn a_history_may_begin_later_with_the_call_of_that_moment() {
+    let whole = past::read(&history(&[0, 10, 20])).unwrap();
+    let calls = |second: i64| {
+        let mut part = whole.clone();
+        part.begin_at(jiff::Timestamp::from_second(1_764_000_000 + second).unwrap());
+        let is_call = |event: &&(jiff::Timestamp, past::PastEvent)| matches!(event.1, past::PastEvent::Call(_));
+        part.events.iter().filter(is_call).count()
+    };
+    assert_eq!([0, 10, 11, 21].map(calls), [3, 2, 1, 0]);
+}
+
+#[test]
 fn on_exhausted_stop_holds_although_the_window_has_room_again() {
     let calls = history(&[0, 10, 20, 4_000]);
     let set = ["limits.calls=2", "window.rolling.seconds=3600", "onExhausted=Stop"];

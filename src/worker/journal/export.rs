@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OpenFlags, Row};
+use rusqlite::{Connection, MAIN_DB, OpenFlags, Row};
 use serde_json::{Map, Value};
 
 use super::schema;
@@ -56,17 +56,38 @@ pub enum ExportError {
     Io(#[from] io::Error),
 }
 
+impl ExportError {
+    fn unreadable(file: &Path, error: &rusqlite::Error) -> Self {
+        Self::Unreadable {
+            file: file.into(),
+            detail: error.to_string(),
+        }
+    }
+}
+
 /// Writes the history in this copy of a journal as JSON lines.
 pub fn export(copy: &Path, to: &mut impl Write) -> Result<(), ExportError> {
-    let unreadable = |error: rusqlite::Error| ExportError::Unreadable {
-        file: copy.into(),
-        detail: error.to_string(),
-    };
+    let unreadable = |error: rusqlite::Error| ExportError::unreadable(copy, &error);
     let connection = Connection::open_with_flags(copy, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(unreadable)?;
-    let found = schema::version(&connection).map_err(unreadable)?;
+    export_from(&connection, copy, to)
+}
+
+/// The same of a copy in memory, so that its texts reach no disk. `name`: what errors call it.
+pub fn export_bytes(copy: &[u8], name: &Path, to: &mut impl Write) -> Result<(), ExportError> {
+    let unreadable = |error: rusqlite::Error| ExportError::unreadable(name, &error);
+    let mut connection = Connection::open_in_memory().map_err(unreadable)?;
+    connection
+        .deserialize_read_exact(MAIN_DB, copy, copy.len(), true)
+        .map_err(unreadable)?;
+    export_from(&connection, name, to)
+}
+
+fn export_from(connection: &Connection, name: &Path, to: &mut impl Write) -> Result<(), ExportError> {
+    let unreadable = |error: rusqlite::Error| ExportError::unreadable(name, &error);
+    let found = schema::version(connection).map_err(unreadable)?;
     if found != schema::VERSION {
         return Err(ExportError::OtherVersion {
-            file: copy.into(),
+            file: name.into(),
             found,
             known: schema::VERSION,
         });

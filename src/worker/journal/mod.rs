@@ -34,7 +34,7 @@ use crate::support::disk;
 use crate::support::disk::BallastFile;
 pub use copy::{CopyError, copy};
 pub use error::JournalError;
-pub use export::{ExportError, export};
+pub use export::{ExportError, export, export_bytes};
 pub use lines::{JournalLine, JournalPage, last_lines};
 pub use sensor_records::SensorRecord;
 pub use tasks::WaitingResponse;

@@ -16,8 +16,14 @@ use super::page::{Block, Page, current_pages};
 use super::shell;
 use crate::schema::reader::{Schema, repository};
 
-/// Pages whose indented blocks are generated, with placeholders instead of arguments.
+/// Pages with generated blocks, which have placeholders instead of arguments.
 const GENERATED: [&str; 1] = ["docs/reference/kubectl-plugin.md"];
+
+/// Whether a word stands for an argument, such as `AGENT...` or `[GATE]`.
+fn is_placeholder(word: &str) -> bool {
+    let name = word.trim_matches(['[', ']', '.']);
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase())
+}
 
 /// The commands of a page with their places.
 fn commands(page: &Page) -> Vec<(String, Vec<String>)> {
@@ -186,10 +192,11 @@ fn every_command_in_a_page_exists_with_its_flags() {
     let mut mistakes = Vec::new();
     let mut count = 0;
     for page in current_pages() {
-        if GENERATED.contains(&page.path.as_str()) {
-            continue;
-        }
+        let is_generated = GENERATED.contains(&page.path.as_str());
         for (place, words) in commands(&page) {
+            if is_generated && words.iter().any(|word| is_placeholder(word)) {
+                continue;
+            }
             count += 1;
             let found = mistake(&words);
             mistakes.extend(found.map(|found| format!("{place}: {}: {found}", words.join(" "))));

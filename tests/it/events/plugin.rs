@@ -40,6 +40,7 @@ pub(super) async fn run_into(rig: &Rig, token: &str, line: &str, out: &mut (dyn 
         route: LinkRoute::Direct(rig.url()),
         token: UserToken::Kubeconfig(Box::new(config)),
         clock: Arc::new(Timestamp::now),
+        export: agentloop::cli::history_of,
         is_terminal: false,
     };
     let words = std::iter::once("kubectl-agentloop").chain(line.split(' '));

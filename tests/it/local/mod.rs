@@ -10,6 +10,7 @@ mod page;
 mod process;
 mod sensors;
 mod simulate;
+mod simulate_running;
 mod sources;
 mod tasks;
 mod traces;

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::symlink;
 use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
 
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
@@ -177,13 +178,15 @@ async fn an_interrupted_run_says_how_to_wait_for_the_task_again() {
 
 #[test]
 fn the_plugin_starts_within_50_milliseconds() {
+    const START: Duration = Duration::from_millis(50);
+    const PATIENCE: Duration = Duration::from_mins(1);
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("kubectl-agentloop");
     symlink(env!("CARGO_BIN_EXE_agentloop"), &program).unwrap();
     // Without a network: the kubeconfig does not exist.
     for arguments in [&["completion", "bash"][..], &["status"][..]] {
         let run = || {
-            let started = std::time::Instant::now();
+            let started = Instant::now();
             let done = std::process::Command::new(&program)
                 .args(arguments)
                 .env("KUBECONFIG", dir.path().join("no-config"))
@@ -193,8 +196,12 @@ fn the_plugin_starts_within_50_milliseconds() {
             assert!(!done.stdout.is_empty() || !done.stderr.is_empty());
             started.elapsed()
         };
-        // The fastest of many: others use the machine too.
-        let fastest = (0..40).map(|_| run()).min().unwrap();
-        assert!(fastest.as_millis() <= 50, "{arguments:?}: {fastest:?}");
+        // Others use the machine too: one start that nobody disturbs is enough, and there is one sooner or later.
+        let begin = Instant::now();
+        let mut fastest = run();
+        while fastest > START && begin.elapsed() < PATIENCE {
+            fastest = fastest.min(run());
+        }
+        assert!(fastest <= START, "{arguments:?}: {fastest:?}");
     }
 }

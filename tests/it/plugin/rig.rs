@@ -129,26 +129,7 @@ impl Rig {
 
     /// Runs a command line.
     pub async fn run(&self, line: &str) -> Done {
-        let (mut out, mut err) = (Vec::new(), Vec::new());
-        let status = self.run_on(line, &mut out, &mut err).await;
-        Done {
-            status,
-            out: String::from_utf8(out).unwrap(),
-            err: String::from_utf8(err).unwrap(),
-        }
-    }
-
-    async fn run_on(&self, line: &str, out: &mut Vec<u8>, err: &mut Vec<u8>) -> ExitStatus {
-        let arguments = parse(line);
-        let session = self.session().with_flags(&arguments.connection);
-        let mut screen = Screen { out, err };
-        match commands::execute(&session, arguments.command, &mut screen).await {
-            Ok(status) => status,
-            Err(error) => {
-                writeln!(screen.err, "error: {error}").unwrap();
-                error.exit_status()
-            }
-        }
+        run(self.session(), line).await
     }
 
     pub fn session(&self) -> PluginSession {
@@ -163,8 +144,32 @@ impl Rig {
             route: LinkRoute::Direct(self.link.clone()),
             token: UserToken::Kubeconfig(Box::new(config)),
             clock: Arc::new(|| NOW.parse().unwrap()),
+            export: agentloop::cli::history_of,
             is_terminal: false,
         }
+    }
+}
+
+/// Runs a command line, whose flags change the session.
+pub async fn run(session: PluginSession, line: &str) -> Done {
+    let arguments = parse(line);
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut screen = Screen {
+        out: &mut out,
+        err: &mut err,
+    };
+    let session = session.with_flags(&arguments.connection);
+    let status = match commands::execute(&session, arguments.command, &mut screen).await {
+        Ok(status) => status,
+        Err(error) => {
+            screen.note(&format!("error: {error}"));
+            error.exit_status()
+        }
+    };
+    Done {
+        status,
+        out: String::from_utf8(out).unwrap(),
+        err: String::from_utf8(err).unwrap(),
     }
 }
 

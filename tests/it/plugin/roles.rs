@@ -1,7 +1,8 @@
 //! What each command does with each of the chart's roles: it works, or the message names the permission that is missing.
 //!
 //! The rules are those of the rendered chart; a layer before the API server in memory and the controller's own check of
-//! clients apply them as RBAC does. Admission policies are tested on a real API server, in `chart/approval`.
+//! clients apply them as RBAC does. `cluster_roles` has a real API server decide. Admission policies are tested in
+//! `chart/approval`.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,19 +14,20 @@ use agentloop::plugin::ExitStatus;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::RawQuery;
-use axum::http::{Method, Request, Response, StatusCode};
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::rig::{NOW, Rig};
+use super::rig::{Done, NOW, Rig};
 use super::{GATE, gated};
 use crate::chart::render::{Rendered, render};
 
 /// The roles of a cluster, and the chart's roles that they consist of or that stand alone.
-const ROLES: [(&str, &[&str]); 5] = [
+pub const ROLES: [(&str, &[&str]); 5] = [
     ("nobody", &[]),
     ("view", &["agentloop-view"]),
     ("edit", &["agentloop-edit"]),
@@ -38,7 +40,7 @@ const ROLES: [(&str, &[&str]); 5] = [
 
 /// For each command: the permissions of which a user lacks one whom it refuses, the first of which comes last; and the
 /// roles that may.
-const COMMANDS: [(&str, &[&str], &[&str]); 17] = [
+pub const COMMANDS: [(&str, &[&str], &[&str]); 17] = [
     (
         "status",
         &[r#"list resource "agents""#],
@@ -132,11 +134,16 @@ const COMMANDS: [(&str, &[&str], &[&str]); 17] = [
 pub struct RoleRules(Arc<Vec<Value>>);
 
 impl RoleRules {
-    fn of(objects: &Rendered, parts: &[&str]) -> Self {
+    pub fn of(objects: &Rendered, parts: &[&str]) -> Self {
         let rules = parts
             .iter()
             .flat_map(|role| objects.one("ClusterRole", role)["rules"].as_array().unwrap().clone());
         Self(Arc::new(rules.collect()))
+    }
+
+    /// The rules, as a role lists them.
+    pub fn list(&self) -> &[Value] {
+        &self.0
     }
 
     fn allow(&self, verb: &str, group: &str, resource: &str) -> bool {
@@ -220,11 +227,19 @@ impl RoleRules {
     }
 }
 
-/// Checks what a client may do with Agent `helper`.
-async fn refusal(access: &ClientAuthorizer, actions: &[ClientAction]) -> Option<axum::response::Response> {
-    let agent = NamespacedName::new("team-a", "helper");
+/// Checks what the client who sends this may do with Agent `helper` of a namespace.
+async fn refusal(
+    (access, namespace): &(ClientAuthorizer, String),
+    headers: &HeaderMap,
+    actions: &[ClientAction],
+) -> Option<axum::response::Response> {
+    let agent = NamespacedName::new(namespace, "helper");
+    let header = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let token = header
+        .and_then(|value| value.strip_prefix("Bearer "))
+        .unwrap_or_default();
     for action in actions {
-        let token = ("token", IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let token = (token, IpAddr::V4(Ipv4Addr::LOCALHOST));
         if let Err(refusal) = access.check(token, &agent, *action).await {
             return Some((StatusCode::FORBIDDEN, Json(refusal)).into_response());
         }
@@ -233,16 +248,16 @@ async fn refusal(access: &ClientAuthorizer, actions: &[ClientAction]) -> Option<
 }
 
 /// A controller that authorizes clients as ours does, with an Agent that did one thing and takes no task; returns its URL.
-async fn controller(rules: &RoleRules) -> String {
-    let access = Arc::new(rules.authorizer());
+pub async fn controller(access: ClientAuthorizer, namespace: &str) -> String {
+    let access = Arc::new((access, namespace.to_owned()));
     let of_tasks = access.clone();
-    let events = async move |RawQuery(query): RawQuery| {
+    let events = async move |headers: HeaderMap, RawQuery(query): RawQuery| {
         let query = query.unwrap_or_default();
         let mut actions = vec![ClientAction::ReadEvents];
         if query.contains("messages=true") {
             actions.push(ClientAction::ReadMessages);
         }
-        if let Some(refusal) = refusal(&access, &actions).await {
+        if let Some(refusal) = refusal(&access, &headers, &actions).await {
             return refusal;
         }
         let started = json!({"seq": 1, "event": "loop:started", "at": NOW, "kind": "Started", "turn": 0, "note": ""});
@@ -255,7 +270,8 @@ async fn controller(rules: &RoleRules) -> String {
         let body = Body::from_stream(stream::iter([first]).chain(stream::pending()));
         ([("content-type", "text/event-stream")], body).into_response()
     };
-    let tasks = async move || match refusal(&of_tasks, &[ClientAction::RequestTasks]).await {
+    let tasks = async move |headers: HeaderMap| match refusal(&of_tasks, &headers, &[ClientAction::RequestTasks]).await
+    {
         Some(refusal) => refusal,
         None => (
             StatusCode::NOT_FOUND,
@@ -264,12 +280,32 @@ async fn controller(rules: &RoleRules) -> String {
             .into_response(),
     };
     let router = axum::Router::new()
-        .route("/v1/namespaces/team-a/agents/helper/events", get(events))
-        .route("/v1/namespaces/team-a/agents/helper/tasks", post(tasks));
+        .route(&format!("/v1/namespaces/{namespace}/agents/helper/events"), get(events))
+        .route(&format!("/v1/namespaces/{namespace}/agents/helper/tasks"), post(tasks));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
     url
+}
+
+/// The status of an Agent for which each command has something to do.
+pub fn status() -> Value {
+    let mut status = gated(&[GATE]);
+    status["loop"]["reasons"] = json!(["ConsecutiveErrors"]);
+    status
+}
+
+/// What is wrong with the end of a command, which is expected to work or to name one of these permissions.
+pub fn mistake(done: &Done, expected: bool, missing: &[&str]) -> Option<String> {
+    let said = format!("{}{}", done.out, done.err);
+    let is_refused = said.contains("forbidden") || said.contains("may not");
+    let is_named = missing.iter().any(|permission| said.contains(permission));
+    let is_right = if expected {
+        !is_refused
+    } else {
+        is_named && done.status != ExitStatus::Success
+    };
+    (!is_right).then(|| format!("{:?}: {said}", done.status))
 }
 
 #[tokio::test]
@@ -279,26 +315,14 @@ async fn each_command_works_with_its_roles_and_otherwise_names_the_permission_th
     let mut wrong = Vec::new();
     for (role, parts) in ROLES {
         let rules = RoleRules::of(&objects, parts);
-        let link = controller(&rules).await;
+        let link = controller(rules.authorizer(), "team-a").await;
         for (command, missing, may) in COMMANDS {
             let rig = Rig::with_rules(&link, rules.clone());
-            let mut status = gated(&[GATE]);
-            status["loop"]["reasons"] = json!(["ConsecutiveErrors"]);
-            rig.put_agent("helper", &status);
+            rig.put_agent("helper", &status());
             rig.put_budget("team", &json!({}));
             let done = rig.run(command).await;
-            let said = format!("{}{}", done.out, done.err);
-            let is_refused = said.contains("forbidden") || said.contains("may not");
             let expected = may.contains(&role);
-            let is_named = missing.iter().any(|permission| said.contains(permission));
-            let is_right = if expected {
-                !is_refused
-            } else {
-                is_named && done.status != ExitStatus::Success
-            };
-            if !is_right {
-                wrong.push(format!("{role}: {command}: {:?}: {said}", done.status));
-            }
+            wrong.extend(mistake(&done, expected, missing).map(|said| format!("{role}: {command}: {said}")));
             if !expected && !rig.server.take_writes().is_empty() {
                 wrong.push(format!("{role}: {command}: something was written"));
             }

@@ -301,6 +301,10 @@ fn the_export_has_the_history_and_the_audit_and_the_audit_no_text() {
     copy(dir.path(), &mut File::create(&path).unwrap()).unwrap();
     let mut bytes = Vec::new();
     export(&path, &mut bytes).unwrap();
+    // A copy in memory has the same.
+    let mut of_memory = Vec::new();
+    export_bytes(&std::fs::read(&path).unwrap(), Path::new("copy"), &mut of_memory).unwrap();
+    assert_eq!(of_memory, bytes);
     let lines: Vec<Value> = bytes
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty())
@@ -347,6 +351,10 @@ fn what_is_no_copy_of_this_version_is_not_exported() {
         connection.pragma_update(None, "user_version", version).unwrap();
         assert!(matches!(refusal(), ExportError::OtherVersion { found, .. } if found == version));
     }
+    let older = std::fs::read(&path).unwrap();
+    let of_memory = |bytes: &[u8]| export_bytes(bytes, Path::new("copy"), &mut Vec::new()).unwrap_err();
+    assert!(matches!(of_memory(&older), ExportError::OtherVersion { found, .. } if found == schema::VERSION + 1));
+    assert!(matches!(of_memory(&[]), ExportError::Unreadable { .. }));
     // The journal of a running worker.
     let (_journal, _) = open(dir.path(), 1);
     let error = export(&dir.path().join(FILE), &mut Vec::new()).unwrap_err();
