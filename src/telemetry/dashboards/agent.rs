@@ -2,7 +2,9 @@
 
 use super::board::{Annotation, Board, Variable};
 use super::panel::{Column, Panel, STATE_COLORS, Unit, target};
-use super::query::{increase, mean_by, per_minute, rate, select, select_with, sum_by, total};
+use super::query::{
+    increase, mean_by, per_minute, rate, rate_with, select, select_with, sum_by, total, total_per_minute,
+};
 use crate::telemetry::registry;
 
 /// Labels of an Agent.
@@ -165,6 +167,7 @@ fn definition() -> Vec<Panel> {
 }
 
 fn spend() -> Vec<Panel> {
+    let lost = |signal| total_per_minute(&rate_with(&registry::AGENT_DROPPED_TELEMETRY, signal));
     vec![
         Panel::lines(
             "Turns",
@@ -223,11 +226,11 @@ fn spend() -> Vec<Panel> {
         Panel::lines(
             "Telemetry not exported",
             Unit::PerMinute,
-            "Spans and log lines of the pod that were not exported over OTLP, per minute; nothing if all were.",
-            vec![target(
-                per_minute("signal", &registry::AGENT_DROPPED_TELEMETRY),
-                "{{signal}}",
-            )],
+            "Spans and log lines of the pod that were not exported over OTLP, per minute.",
+            vec![
+                target(lost("signal=\"traces\""), "spans"),
+                target(lost("signal=\"logs\""), "log lines"),
+            ],
         )
         .wide(12),
     ]
@@ -256,14 +259,8 @@ fn tools() -> Vec<Panel> {
             "Tool runs per minute, those of them with side effects, and tool calls that were denied.",
             vec![
                 target(format!("sum({}) * 60", rate(&registry::AGENT_TOOL_CALLS)), "tool runs"),
-                target(
-                    format!("sum({}) * 60", rate(&registry::AGENT_ACTIONS)),
-                    "of these actions",
-                ),
-                target(
-                    format!("sum({}) * 60", rate(&registry::AGENT_DENIED_TOOL_CALLS)),
-                    "denied",
-                ),
+                target(total_per_minute(&rate(&registry::AGENT_ACTIONS)), "of these actions"),
+                target(total_per_minute(&rate(&registry::AGENT_DENIED_TOOL_CALLS)), "denied"),
             ],
         ),
     ]

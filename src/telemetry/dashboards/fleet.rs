@@ -3,7 +3,7 @@
 
 use super::board::{Annotation, Board, Variable};
 use super::panel::{Column, Panel, Unit, target};
-use super::query::{increase, per_minute, rate, select, select_with, sum_by, total};
+use super::query::{increase, per_minute, rate, select, select_with, sum_by, sum_or_zero_by, total};
 use crate::telemetry::registry;
 
 pub fn board() -> Board {
@@ -187,6 +187,8 @@ fn limits() -> Vec<Panel> {
 
 fn agents() -> Vec<Panel> {
     let by_agent = |query: &str| sum_by("namespace, agent", query);
+    // Of metrics that are absent at 0.
+    let by_each = |metric| sum_or_zero_by("namespace, agent", &select(metric), &registry::AGENT_CREATED);
     vec![Panel::table(
         "Agents",
         "What each Agent has done in the time shown, with its requests that wait for a person.",
@@ -213,12 +215,12 @@ fn agents() -> Vec<Panel> {
             },
             Column {
                 title: "Pending approvals",
-                query: by_agent(&select(&registry::AGENT_PENDING_APPROVALS)),
+                query: by_each(&registry::AGENT_PENDING_APPROVALS),
                 unit: Unit::Count,
             },
             Column {
                 title: "Suspended",
-                query: by_agent(&select(&registry::AGENT_SUSPENDED)),
+                query: by_each(&registry::AGENT_SUSPENDED),
                 unit: Unit::Count,
             },
         ],

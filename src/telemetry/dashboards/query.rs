@@ -18,6 +18,11 @@ pub fn rate(metric: &Metric) -> String {
     over(metric, "rate", "$__rate_interval", "")
 }
 
+/// Per-second rate of a counter whose series have also these matchers.
+pub fn rate_with(metric: &Metric, matchers: &str) -> String {
+    over(metric, "rate", "$__rate_interval", matchers)
+}
+
 /// Increase of a counter over the time that the board shows.
 pub fn increase(metric: &Metric) -> String {
     over(metric, "increase", "$__range", "")
@@ -28,6 +33,11 @@ pub fn sum_by(labels: &str, query: &str) -> String {
     format!("sum by ({labels}) ({query})")
 }
 
+/// Sum by labels; 0 for what has series of `present`, so that an object whose series is absent at 0 is shown as well.
+pub fn sum_or_zero_by(labels: &str, query: &str, present: &Metric) -> String {
+    format!("{} or 0 * {}", sum_by(labels, query), sum_by(labels, &select(present)))
+}
+
 /// Rate of a counter per minute, as a sum by labels.
 pub fn per_minute(labels: &str, metric: &Metric) -> String {
     format!("{} * 60", sum_by(labels, &rate(metric)))
@@ -36,6 +46,11 @@ pub fn per_minute(labels: &str, metric: &Metric) -> String {
 /// Sum of all series; 0 if there are none, as for a metric that is absent at 0.
 pub fn total(query: &str) -> String {
     format!("sum({query}) or vector(0)")
+}
+
+/// Per-minute sum of rates; 0 if there are none, as for a metric that is absent at 0.
+pub fn total_per_minute(rate: &str) -> String {
+    format!("({}) * 60", total(rate))
 }
 
 /// Mean of a histogram or summary over the rate interval, by labels.
