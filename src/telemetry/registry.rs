@@ -356,7 +356,8 @@ pub fn reference() -> String {
             "Agents",
             "One set of series per Agent, read from the leader's cache at each scrape and removed with the Agent. The counters \
              are the totals persisted in its status, so that they never decrease. A series that is absent means 0: use \
-             `or vector(0)` in queries. A scrape of 1,000 healthy Agents, each with one model and two tools, has less than 3 MB.",
+             `or vector(0)` in queries. `increase()` and `rate()` miss the first count of a series that appears; the recording \
+             rules `*:increase1h` of the chart count it. A scrape of 1,000 healthy Agents, each with one model and two tools, has less than 3 MB.",
         ),
         (
             MetricSource::Namespaces,

@@ -578,22 +578,6 @@ fn an_outcome_is_kept_while_resting_and_cleared_with_its_request_when_the_loop_s
     assert_eq!(again.r#loop.unwrap().outcome, None);
 }
 
-#[test]
-fn an_agent_that_was_scaled_to_zero_is_ready_and_says_what_starts_it() {
-    let mut last_report = reported(LoopState::Stopped);
-    last_report.report.loop_.as_mut().unwrap().outcome = Some(LoopOutcome::ScaledToZero);
-    let case = Case {
-        last_report: Some(last_report),
-        intent: Intent::Rest(RestReason::Completed),
-        ..Case::default()
-    };
-    let status = case.status();
-    let ready = find(&status.conditions, ConditionType::Ready).unwrap();
-    assert_eq!((&*ready.status, &*ready.reason), ("True", "ScaledToZero"));
-    assert!(ready.message.ends_with("the next task starts it"), "{}", ready.message);
-    assert_eq!(events::from_status(&Case::default().status(), &status), []);
-}
-
 /// A loop paused by a limit, until a time or permanently.
 fn spent(reason: PauseReason, until: Option<Timestamp>) -> ReceivedReport {
     let mut last_report = held(LoopState::Paused, reason);

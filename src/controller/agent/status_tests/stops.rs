@@ -1,7 +1,23 @@
-//! Requests to stop an Agent that has no pod.
+//! Agents that were scaled to zero, and requests to stop one.
 
 use super::*;
 use crate::controller::runtime::names;
+
+#[test]
+fn an_agent_that_was_scaled_to_zero_is_ready_and_says_what_starts_it() {
+    let mut last_report = reported(LoopState::Stopped);
+    last_report.report.loop_.as_mut().unwrap().outcome = Some(LoopOutcome::ScaledToZero);
+    let case = Case {
+        last_report: Some(last_report),
+        intent: Intent::Rest(RestReason::Completed),
+        ..Case::default()
+    };
+    let status = case.status();
+    let ready = find(&status.conditions, ConditionType::Ready).unwrap();
+    assert_eq!((&*ready.status, &*ready.reason), ("True", "ScaledToZero"));
+    assert!(ready.message.ends_with("the next task starts it"), "{}", ready.message);
+    assert_eq!(events::from_status(&Case::default().status(), &status), []);
+}
 
 #[test]
 fn a_stop_of_an_agent_that_was_scaled_to_zero_ends_it_although_tasks_may_wait() {
