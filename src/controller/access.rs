@@ -3,7 +3,7 @@
 //!
 //! Accepts any token with the audience of the API server. Keeps no permission: a subscription is long, answers are rare, and a
 //! revoked permission takes effect with the next request. A token that was rejected is refused for a moment without asking
-//! again, so that those of strangers keep out nobody behind the same address (ADR 0103).
+//! again, so that those of strangers keep no user behind the same address out (ADR 0103).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -37,7 +37,7 @@ const MAX_QUESTIONS: usize = 4;
 const KEPT: Duration = Duration::from_mins(1);
 /// How long a reader whom the API server allowed may read without another answer, while it is unreachable.
 const STALE: Duration = Duration::from_hours(1);
-/// How long the API server counts as unreachable after a failed review: nobody waits for it again before.
+/// How long the API server counts as unreachable after a failed review: no reader waits for it again before.
 const UNREACHABLE: Duration = Duration::from_secs(10);
 /// How long an answer to a review of a known reader is still recorded, though the reader waits no longer.
 const LATE: Duration = UNREACHABLE;
@@ -133,7 +133,7 @@ struct MetricsAuthorizer {
     rights: Api<SubjectAccessReview>,
     /// Limits the reviews of unknown tokens.
     gate: ReviewLimiter,
-    /// Those of readers, whom nobody else may keep out.
+    /// Limits those of known readers, whom others must not keep out.
     rechecks: Arc<Semaphore>,
     known: Mutex<HashMap<TokenHash, KnownAnswer>>,
     rejected: RejectedTokens,
@@ -226,7 +226,7 @@ impl MetricsAuthorizer {
         }
     }
 
-    /// Asks about a reader who was allowed before. The review goes on when nobody waits for it any more, and its answer is
+    /// Asks about a reader who was allowed before. The review continues when no reader waits for it any more, and its answer is
     /// remembered.
     async fn review_known(
         self: &Arc<Self>,

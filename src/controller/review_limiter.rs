@@ -21,7 +21,7 @@ const WAITING: ConnectionBounds = ConnectionBounds::of_strangers(4096, 64);
 pub(super) const MAX_WRONG: u32 = 20;
 /// How long the invalid tokens of an address count.
 pub(super) const WINDOW: Duration = Duration::from_secs(10);
-/// Invalid tokens of all addresses within [`WINDOW`], below which those of one address keep nobody out: what servers allow
+/// Invalid tokens of all addresses within [`WINDOW`], below which those of one address keep no other token out: what servers allow
 /// whose clients share addresses with strangers.
 pub(super) const SHARED_ROOM: u32 = 200;
 /// Most rejected tokens that are remembered. When it is reached, all are forgotten.

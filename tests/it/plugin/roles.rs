@@ -26,6 +26,13 @@ use super::rig::{Done, NOW, Rig};
 use super::{GATE, gated};
 use crate::chart::render::{Rendered, render};
 
+/// What changing an Agent needs.
+const PATCH_AGENT: &[&str] = &[r#"patch resource "agents""#, r#"get resource "agents""#];
+
+/// The roles that may change Agents, and those that may read them.
+const EDITORS: &[&str] = &["edit", "approver", "admin"];
+const VIEWERS: &[&str] = &["view", "edit", "approver", "admin"];
+
 /// The roles of a cluster, and the chart's roles that they consist of or that stand alone.
 pub const ROLES: [(&str, &[&str]); 5] = [
     ("nobody", &[]),
@@ -41,82 +48,34 @@ pub const ROLES: [(&str, &[&str]); 5] = [
 /// For each command: the permissions of which a user lacks one whom it refuses, the first of which comes last; and the
 /// roles that may.
 pub const COMMANDS: [(&str, &[&str], &[&str]); 17] = [
-    (
-        "status",
-        &[r#"list resource "agents""#],
-        &["view", "edit", "approver", "admin"],
-    ),
-    (
-        "status helper",
-        &[r#"get resource "agents""#],
-        &["view", "edit", "approver", "admin"],
-    ),
-    (
-        "explain helper",
-        &[r#"get resource "agents""#],
-        &["view", "edit", "approver", "admin"],
-    ),
-    (
-        "cost",
-        &[r#"list resource "agents""#],
-        &["view", "edit", "approver", "admin"],
-    ),
+    ("status", &[r#"list resource "agents""#], VIEWERS),
+    ("status helper", &[r#"get resource "agents""#], VIEWERS),
+    ("explain helper", &[r#"get resource "agents""#], VIEWERS),
+    ("cost", &[r#"list resource "agents""#], VIEWERS),
     (
         "budget top",
         &[r#"list resource "agentbudgets""#],
         &["view", "edit", "admin"],
     ),
-    (
-        "events helper",
-        &["get agents/events"],
-        &["view", "edit", "approver", "admin"],
-    ),
+    ("events helper", &["get agents/events"], VIEWERS),
     (
         "logs helper",
         &["get agents/events", r#"get resource "agents""#],
-        &["view", "edit", "approver", "admin"],
+        VIEWERS,
     ),
-    (
-        "history helper",
-        &["get agents/events"],
-        &["view", "edit", "approver", "admin"],
-    ),
+    ("history helper", &["get agents/events"], VIEWERS),
     (
         "events helper --messages",
         &["get agents/messages", "get agents/events"],
-        &["edit", "approver", "admin"],
+        EDITORS,
     ),
-    (
-        "pause helper",
-        &[r#"patch resource "agents""#, r#"get resource "agents""#],
-        &["edit", "approver", "admin"],
-    ),
-    (
-        "resume helper",
-        &[r#"patch resource "agents""#, r#"get resource "agents""#],
-        &["edit", "approver", "admin"],
-    ),
-    (
-        "wake helper",
-        &[r#"patch resource "agents""#, r#"get resource "agents""#],
-        &["edit", "approver", "admin"],
-    ),
-    (
-        "stop helper",
-        &[r#"patch resource "agents""#, r#"get resource "agents""#],
-        &["edit", "approver", "admin"],
-    ),
+    ("pause helper", PATCH_AGENT, EDITORS),
+    ("resume helper", PATCH_AGENT, EDITORS),
+    ("wake helper", PATCH_AGENT, EDITORS),
+    ("stop helper", PATCH_AGENT, EDITORS),
     // That editors need the verb approve as well is up to an admission policy.
-    (
-        "approve helper e3-t12c1r1",
-        &[r#"patch resource "agents""#, r#"get resource "agents""#],
-        &["edit", "approver", "admin"],
-    ),
-    (
-        "deny helper e3-t12c1r1",
-        &[r#"patch resource "agents""#, r#"get resource "agents""#],
-        &["edit", "approver", "admin"],
-    ),
+    ("approve helper e3-t12c1r1", PATCH_AGENT, EDITORS),
+    ("deny helper e3-t12c1r1", PATCH_AGENT, EDITORS),
     (
         "budget top-up team --tokens 7 --id new",
         &[r#"patch resource "agentbudgets""#, r#"get resource "agentbudgets""#],
