@@ -181,5 +181,5 @@ fn query(text: &str, namespace: &str) -> String {
 /// Scrapes one target twice: as the documentation asks for, and with Prometheus' own defaults.
 fn scrape_twice(target: &str) -> Prometheus {
     let scrape = |job: &str, honor: bool| json!({"job_name": job, "honor_labels": honor, "static_configs": [{"targets": [target], "labels": {"namespace": "scraper"}}]});
-    Prometheus::start(&json!([scrape("honest", true), scrape("plain", false)]), None)
+    Prometheus::start(&json!([scrape("honest", true), scrape("plain", false)]))
 }

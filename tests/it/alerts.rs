@@ -411,7 +411,11 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
     let other = Endpoint::serve(&standby).await;
     let targets = [main.target("agentloop-system"), other.target("agentloop-canary")];
     let config = json!([{"job_name": "agentloop", "honor_labels": true, "static_configs": targets}]);
-    let prometheus = Prometheus::start(&config, Some(&fast_rules()));
+    let mut prometheus = Prometheus::start(&config);
+    tokio::task::block_in_place(|| {
+        prometheus.until_some("both releases", "count(up == 1) == 2");
+        prometheus.load_rules(&fast_rules());
+    });
 
     let (began, mut fired) = (Instant::now(), Fired::new());
     let mut ticks = tokio::time::interval(SECOND);

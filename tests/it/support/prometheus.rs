@@ -1,6 +1,7 @@
 //! A Prometheus of one test, on loopback.
 #![allow(dead_code)]
 
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,31 +17,25 @@ const LOOK: Duration = Duration::from_millis(200);
 pub struct Prometheus {
     child: Child,
     address: String,
-    _data: tempfile::TempDir,
+    data: tempfile::TempDir,
+    config: Value,
 }
 
 impl Prometheus {
-    /// Starts with these scrapes, and the rules of this file.
-    pub fn start(scrapes: &Value, rules: Option<&Value>) -> Self {
+    /// Starts with these scrapes and no rules.
+    pub fn start(scrapes: &Value) -> Self {
         let data = tempfile::tempdir().expect("a temporary directory");
-        let mut config = json!({
+        let config = json!({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "scrape_configs": scrapes,
         });
-        let write = |name: &str, text: String| {
-            let file = data.path().join(name);
-            std::fs::write(&file, text).expect("a file of Prometheus can be written");
-            file
-        };
-        if let Some(rules) = rules {
-            config["rule_files"] = json!([write("rules.yml", rules.to_string())]);
-        }
-        let file = write("prometheus.yml", config.to_string());
+        let file = write(&data, "prometheus.yml", &config);
         let address = format!("127.0.0.1:{}", free_port());
         let child = Command::new("prometheus")
             .arg(format!("--config.file={}", file.display()))
             .arg(format!("--storage.tsdb.path={}", data.path().join("tsdb").display()))
             .arg(format!("--web.listen-address={address}"))
+            .arg("--web.enable-lifecycle")
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -48,8 +43,18 @@ impl Prometheus {
         Self {
             child,
             address,
-            _data: data,
+            data,
+            config,
         }
+    }
+
+    /// Evaluates these rules from now on, once a second. Prometheus learns of its targets five seconds after it starts, so
+    /// that rules evaluated from the start may find a target absent for that long.
+    pub fn load_rules(&mut self, rules: &Value) {
+        self.config["rule_files"] = json!([write(&self.data, "rules.yml", rules)]);
+        write(&self.data, "prometheus.yml", &self.config);
+        let (status, message) = http::request(&self.address, "POST", "/-/reload", "text/plain", "");
+        assert_eq!(status, 200, "{message}");
     }
 
     /// The value of a query that gives one sample, once there is one.
@@ -111,6 +116,13 @@ impl Drop for Prometheus {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Writes a file of Prometheus. JSON is YAML.
+fn write(directory: &tempfile::TempDir, name: &str, content: &Value) -> PathBuf {
+    let file = directory.path().join(name);
+    std::fs::write(&file, content.to_string()).expect("a file of Prometheus can be written");
+    file
 }
 
 fn percent(text: &str) -> String {
