@@ -159,9 +159,7 @@ fn viewer_editor_approver_and_administrator_use_the_plugin_against_a_real_cluste
     kubectl.apply(&script("plan", &turns()));
     let agent = Agent::apply(&namespace, "helper", &scripted("plan"), &spec(&server));
     let people = People::new(&cluster.system, kubectl);
-    agent.until("a gate", 120, |agent| {
-        (agent["status"]["gates"].as_array()?.len() == 1).then_some(())
-    });
+    agent.until_condition("Ready", "True", "AwaitingApproval", 120);
     people.approve(&server);
     agent.until_state("Sleeping", 120);
     let did: Vec<_> = server
