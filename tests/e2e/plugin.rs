@@ -56,7 +56,7 @@ impl People {
     /// Only an approver approves.
     fn approve(&self, server: &McpServer) {
         let explained = self.viewer.until_ok(&["explain", "helper"]);
-        assert!(explained.contains("kubectl agentloop approve helper"), "{explained}");
+        assert!(explained.contains("kubectl agentloop approve -n "), "{explained}");
         let refused = self.viewer.refused(&["approve", "helper"]);
         assert!(refused.contains("patch"), "{refused}");
         self.editor.until_ok(&["status", "helper"]);
