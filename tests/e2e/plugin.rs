@@ -77,7 +77,7 @@ impl People {
         let lines = ["To the first line.", "To the second line."].map(|line| chat.stdout.find(line));
         assert!(lines[0].is_some() && lines[0] < lines[1], "{}", chat.stdout);
         let refused = self.viewer.refused(&["run", "helper", "--prompt", "x"]);
-        assert!(refused.contains("agents/tasks"), "{refused}");
+        assert!(refused.contains("agents/messages"), "{refused}");
     }
 
     /// What readers see, which has no texts of the agent.
