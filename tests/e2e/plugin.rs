@@ -85,7 +85,6 @@ impl People {
         let mut shown = Vec::new();
         for args in [
             &["status", "-o", "wide"][..],
-            &["status", "helper", "-o", "json"],
             &["explain", "helper"],
             &["approvals"],
             &["cost", "--by", "model"],
@@ -100,6 +99,9 @@ impl People {
             assert!(text.len() > 10, "{}: {text}", args.join(" "));
             shown.push(text);
         }
+        // The whole object, which has the instructions.
+        let object: Value = serde_json::from_str(&self.viewer.ok(&["status", "helper", "-o", "json"])).unwrap();
+        assert_eq!(object["status"]["loop"]["state"], "Sleeping");
         let history = shown.last().unwrap();
         assert!(history.lines().count() >= 5, "{history}");
         let refused = self.viewer.refused(&["events", "helper", "--messages"]);
