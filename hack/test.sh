@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test.sh                every test: without a cluster, on a real control plane, end to end on a real node
-# test.sh plane|node     one half of it; `node` takes the name of a test: test.sh node e2e::restarts
+# test.sh plane|node     one half of it; `node` takes names of tests: test.sh node e2e::resume e2e::tasks
 # test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation, SENSOR_SCHEDULES (100,000) of the Sensors' and
 #                        MODE_SCHEDULES (20,000) of the modes', ROUNDS (200,000) of nearly right input, then the end-to-end tests repeatedly, for MINUTES (60), with
 #                        five minutes of kills for the budgets and for Sensors, ten for the journals, and 3,000 tasks under kills
@@ -8,8 +8,9 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
-what=${1:-all} filter=${2:-e2e::}
-case $what in all | plane | node | soak) ;; *) die "usage: test.sh [plane|node [TEST]|soak]" ;; esac
+what=${1:-all} filters=("${@:2}")
+[ ${#filters[@]} -gt 0 ] || filters=(e2e::)
+case $what in all | plane | node | soak) ;; *) die "usage: test.sh [plane|node [TEST...]|soak]" ;; esac
 devcluster=$ROOT/hack/devcluster
 logs=$ROOT/target/test-logs
 PLANE_RUN=/var/tmp/agentloop-test-plane
@@ -72,7 +73,7 @@ node_up() {
 }
 node_tests() {
   tests "Tests on the node" env AGENTLOOP_REQUIRE_CLUSTERS=1 AGENTLOOP_E2E_KUBECONFIG=$NODE_RUN/admin.kubeconfig \
-    AGENTLOOP_E2E_IMAGE="$IMAGE" AGENTLOOP_E2E_TOOLS_IMAGE="$TOOLS_IMAGE" cargo test --locked --test it -- "$filter" --show-output --test-threads=8
+    AGENTLOOP_E2E_IMAGE="$IMAGE" AGENTLOOP_E2E_TOOLS_IMAGE="$TOOLS_IMAGE" cargo test --locked --test it -- "${filters[@]}" --show-output --test-threads=8
 }
 simulate() {
   # Optimized with all checks: a schedule of Sensors takes a seventh of the time of a debug build.

@@ -25,6 +25,8 @@ mod mistakes;
 pub mod model_server;
 mod outage;
 mod outside;
+mod plugin;
+mod plugin_user;
 mod prometheus;
 mod providers;
 mod quickstart;

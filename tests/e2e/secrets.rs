@@ -5,6 +5,7 @@ use serde_json::json;
 use super::agents::{Agent, openai};
 use super::cluster::{self, AGENTS, Namespace, SYSTEM, shared};
 use super::model_server::{self, Line};
+use super::plugin_user::PluginUser;
 
 /// Texts that only the provider, the Secret, the ConfigMap and the transcript may hold.
 const CANARIES: &[&str] = &[
@@ -15,7 +16,7 @@ const CANARIES: &[&str] = &[
 ];
 
 #[test]
-fn no_key_prompt_or_answer_shows_in_describe_events_logs_or_metrics() {
+fn no_key_prompt_or_answer_shows_in_describe_events_logs_metrics_the_plugin_or_a_report() {
     let (Some(cluster), Some(server)) = (shared(), model_server::faulty()) else {
         return;
     };
@@ -59,20 +60,30 @@ fn no_key_prompt_or_answer_shows_in_describe_events_logs_or_metrics() {
     });
     server.choose(label, "good");
 
-    let mut pages = vec![("metrics", cluster::metrics(&cluster.system))];
+    let mut pages = vec![("metrics".to_owned(), cluster::metrics(&cluster.system))];
     for args in [
         &["describe", "agents.agentloop.dev,pods,persistentvolumeclaims,events"][..],
         &["get", "agents.agentloop.dev,pods,events", "-o", "yaml"],
         &["logs", &agent.name, "--all-containers", "--tail=-1"],
     ] {
-        pages.push((args[0], kubectl.ok(args)));
+        pages.push((args.join(" "), kubectl.ok(args)));
     }
     for pod in cluster.system.ok(&["get", "pods", "-o", "name"]).lines() {
-        pages.push((
-            SYSTEM,
-            cluster.system.ok(&["logs", pod, "--all-containers", "--tail=-1"]),
-        ));
+        let log = cluster.system.ok(&["logs", pod, "--all-containers", "--tail=-1"]);
+        pages.push((format!("{SYSTEM}/{pod}"), log));
     }
+    let admin = PluginUser::new(&cluster.system, kubectl, "admin", &["admin"]);
+    for args in [
+        &["events", &agent.name][..],
+        &["logs", &agent.name],
+        &["history", &agent.name],
+        &["explain", &agent.name],
+        &["status", "-o", "yaml"],
+    ] {
+        pages.push((args.join(" "), admin.until_ok(args)));
+    }
+    let report: Vec<_> = admin.report().into_iter().map(|(_, content)| content).collect();
+    pages.push(("report".to_owned(), report.concat()));
     for (place, page) in &pages {
         assert!(page.len() > 100, "{place} has something to look at: {page}");
         for canary in CANARIES {
