@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::tools::SecretRef;
 
-/// Settings of mode `Task`: one activation for each task, in the order in which the tasks arrived.
+/// Settings of mode `Task`: one activation for each task. Tasks of one origin keep their order, and origins take turns.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TaskSpec {
@@ -61,7 +61,7 @@ pub struct TaskResponsesSpec {
     pub http: ResponseEndpoint,
 }
 
-/// A server that receives the response to each task, in order, as `POST` with a JSON body: `agent`, `channel`
+/// A server that receives the response to each task, in the order in which tasks end, as `POST` with a JSON body: `agent`, `channel`
 /// (`responses`, or `agent-errors` for a task that failed), `id`, `outcome`, `result` or `error`, `reason`, `iterations`
 /// and `tokensUsed`. The header `Idempotency-Key` is the same each time a response is sent. Any status 2xx accepts it.
 /// Other statuses and lost connections are retried with exponential backoff, up to 5 minutes apart; a response that the

@@ -1,4 +1,4 @@
-//! Delivers the responses to tasks: one after the other, in the order in which the tasks were accepted, each until its
+//! Delivers the responses to tasks: one after the other, in the order in which the tasks ended, each until its
 //! receiver has accepted it.
 //!
 //! Keeps nothing: a response stays in the journal until it is delivered, so that a restart continues with it. It may

@@ -1,9 +1,9 @@
 //! Tasks of three clients for one Agent, as signed webhooks and as requests over the link, while every five seconds its worker,
-//! its gateway, the Sensor's pod or the leader is killed: each is answered once, in the order of acceptance.
+//! its gateway, the Sensor's pod or the leader is killed: each is answered once, and the Sensor and the users take turns.
 //!
 //! `AGENTLOOP_E2E_TASKS` says how many (1,000), `AGENTLOOP_E2E_CHAOS_SEED` replays what was killed in which order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -45,9 +45,10 @@ const REFUSES_EACH: usize = 40;
 /// A table of the test's own in the journal, filled by SQLite in the very transaction in which a task is accepted: the row
 /// of the task loses its text once the work on it begins. A worker never reads it.
 const WITNESS: &str = "
-CREATE TABLE offers (seq INTEGER PRIMARY KEY, id TEXT NOT NULL, prompt TEXT NOT NULL);
+CREATE TABLE offers (seq INTEGER PRIMARY KEY, id TEXT NOT NULL, prompt TEXT NOT NULL, origin TEXT NOT NULL);
 CREATE TRIGGER offer AFTER INSERT ON tasks BEGIN
-    INSERT INTO offers (seq, id, prompt) VALUES (new.seq, new.id, json_extract(new.offer, '$.prompt'));
+    INSERT INTO offers (seq, id, prompt, origin)
+    VALUES (new.seq, new.id, json_extract(new.offer, '$.prompt'), json_extract(new.offer, '$.origin'));
 END;
 ";
 
@@ -58,7 +59,7 @@ enum Way {
 }
 
 #[test]
-fn each_task_of_three_clients_is_answered_once_and_in_order_while_every_part_is_killed() {
+fn each_task_of_three_clients_is_answered_once_and_in_turn_while_every_part_is_killed() {
     let Some(cluster) = alone() else { return };
     let count = usize::try_from(setting("AGENTLOOP_E2E_TASKS").unwrap_or(TASKS)).unwrap();
     let _short = Short::start(&cluster.system, LEASE.0, LEASE.1);
@@ -221,6 +222,10 @@ fn kill_parts(system: &Kubectl, kubectl: &Kubectl, agent: &Agent<'_>, goes_on: i
 struct Found {
     /// Id and text of each task, in the order of acceptance.
     offers: Vec<(String, String)>,
+    /// Origin of each task, by its id.
+    origins: BTreeMap<String, String>,
+    /// Kind and id of each line that says that a task was accepted or started.
+    changes: Vec<(String, String)>,
     /// Notes of the ends of tasks.
     ends: Vec<String>,
     /// Seconds from the acceptance of a task to its first model call.
@@ -251,6 +256,8 @@ impl Found {
         let undelivered = "SELECT count(*) FROM tasks WHERE undelivered = 1";
         Self {
             offers: texts("SELECT id, prompt FROM offers ORDER BY seq"),
+            origins: texts("SELECT id, origin FROM offers").into_iter().collect(),
+            changes: texts("SELECT kind, note FROM journal WHERE kind IN ('TaskAccepted', 'TaskStarted') ORDER BY seq"),
             ends: ends.into_iter().map(|(note, _)| note).collect(),
             waits,
             undelivered: journal.query_row(undelivered, [], |row| row.get(0)).unwrap(),
@@ -293,13 +300,13 @@ impl Found {
         assert!(failed * 100 <= ends.len(), "{failed} tasks failed");
         assert_eq!(
             self.ends, ends,
-            "each has ended once, as its response says, in the order of acceptance"
+            "each has ended once, as its response says, and responses are in the order of the ends"
         );
         assert_eq!(self.waits.len(), sent.len(), "each had a call");
         let id = |response: &ReceivedResponse| response.body["id"].as_str().unwrap_or_default().to_owned();
-        let answered: Vec<String> = accepted.iter().map(id).collect();
-        let offered: Vec<String> = self.offers.iter().map(|(id, _)| id.clone()).collect();
-        assert_eq!(answered, offered, "responses are in the order of acceptance");
+        let answered: BTreeSet<String> = accepted.iter().map(id).collect();
+        assert!(answered.iter().eq(self.origins.keys()), "each was answered");
+        self.judge_turns();
         let mut bodies: BTreeMap<&str, &Value> = BTreeMap::new();
         for response in all {
             assert!(response.key.ends_with(&id(response)), "{response:?}");
@@ -307,6 +314,24 @@ impl Found {
             assert_eq!(**first, response.body, "another response under the same key");
         }
         assert_eq!(self.undelivered, 0);
+    }
+
+    /// Of the origins with tasks that wait, the one whose last task was started longest ago is next, and of its tasks the first.
+    fn judge_turns(&self) {
+        let (mut waiting, mut served) = (Vec::new(), Vec::new());
+        for (kind, id) in &self.changes {
+            if kind == "TaskAccepted" {
+                waiting.push(id);
+                continue;
+            }
+            let staleness = |id: &&String| served.iter().position(|origin| *origin == &self.origins[*id]);
+            let next = (0..waiting.len()).min_by_key(|place| (staleness(&waiting[*place]), *place));
+            let next = waiting.remove(next.unwrap_or_else(|| panic!("{id} was started and not accepted")));
+            assert_eq!(next, id, "started in turn");
+            served.retain(|origin| *origin != &self.origins[id]);
+            served.push(&self.origins[id]);
+        }
+        assert_eq!(served.len(), 1 + 2, "the Sensor, and two users who send requests");
     }
 }
 

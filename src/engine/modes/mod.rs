@@ -46,7 +46,7 @@ pub struct ModeContext<'a> {
     pub wake_events: Option<&'a [String]>,
     /// Tool servers that have not answered yet.
     pub silent_servers: &'a [String],
-    /// The task that waits longest.
+    /// The task that is next, if one waits.
     pub next_task: Option<&'a TaskOffer>,
     /// The last failure of a call or a turn.
     pub last_failure: Option<&'a CallFailure>,
@@ -494,7 +494,7 @@ impl Engine {
             next_turn: self.state.next_turn,
             wake_events: self.offer.wake_events(),
             silent_servers: self.offer.toolbox().silent(),
-            next_task: self.tasks.first(),
+            next_task: self.next_task(),
             last_failure: self.state.last_error.as_ref().map(|(_, failure)| failure),
         }
     }

@@ -1,4 +1,5 @@
-//! Tasks: requests to the agent, each worked on and answered once, in the order of their arrival.
+//! Tasks: requests to the agent, each worked on and answered once. Those of one origin are begun in the order of their arrival,
+//! and the origins take turns.
 //!
 //! Owns which tasks wait, which one is under way, its limits, and the response to it. When the next task begins is up to
 //! the mode. A waiting task is a row of the journal and not part of the snapshot, so that a long queue does not make each
@@ -10,6 +11,7 @@ mod queue;
 pub(crate) mod requests;
 pub mod response;
 mod scale_down;
+mod served;
 
 use std::collections::VecDeque;
 
@@ -26,6 +28,7 @@ use crate::{JournalRecord, RecordKind, time_math};
 use clock::TaskClock;
 pub(crate) use queue::TaskQueue;
 pub use response::{TaskEnding, TaskResponse};
+use served::ServedOrigins;
 
 /// A task that is offered to the loop.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -86,6 +89,9 @@ pub struct TaskLog {
     own_turn_first: bool,
     /// When the last task of a spec ended.
     own_ended_at: Option<Timestamp>,
+    /// Whose tasks were started: the next one is of an origin that waits longer.
+    #[serde(skip_serializing_if = "ServedOrigins::is_empty")]
+    served: ServedOrigins,
 }
 
 /// The task under way.
@@ -153,9 +159,14 @@ impl TaskLog {
 }
 
 impl Engine {
-    /// The tasks that wait, as the journal has them; feed [`EngineInput::Started`](crate::EngineInput::Started) next.
+    /// The tasks that wait, in the order of their arrival, as the journal has them; feed [`EngineInput::Started`](crate::EngineInput::Started) next.
     pub fn restore_tasks(&mut self, waiting: Vec<TaskOffer>) {
-        self.tasks = TaskQueue::from(waiting);
+        self.tasks = TaskQueue::restored(waiting, &self.state.tasks.served);
+    }
+
+    /// The task that is next, if one waits.
+    pub(crate) fn next_task(&self) -> Option<&TaskOffer> {
+        self.tasks.first(&self.state.tasks.served)
     }
 
     /// Whether a task would be accepted now: the queue has room. In a mode other than Task it is answered in a turn beside
@@ -218,7 +229,7 @@ impl Engine {
 
     /// Whether the loop has nothing to do until a task arrives.
     pub(crate) fn waits_for_task(&self) -> bool {
-        self.runs_tasks() && self.state.turn.is_none() && self.tasks.first().is_none()
+        self.runs_tasks() && self.state.turn.is_none() && self.tasks.is_empty()
     }
 
     /// A task was offered, for the first time or again.
@@ -235,14 +246,14 @@ impl Engine {
             task: Some(Box::new(TaskChange::Accepted(offer.clone()))),
             ..journal_line(RecordKind::TaskAccepted, self.turn_number(), offer.id.clone())
         });
-        self.tasks.push(offer);
+        self.tasks.push(offer, &self.state.tasks.served);
     }
 
     /// The turn of the next task has begun: the task is under way.
     pub(crate) fn begin_task(&mut self, out: &mut EffectBuffer) {
         let Some(TaskOffer {
             id, origin, untrusted, ..
-        }) = self.tasks.pop()
+        }) = self.tasks.pop(&mut self.state.tasks.served)
         else {
             return;
         };

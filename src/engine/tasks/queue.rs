@@ -1,94 +1,113 @@
-//! The tasks that wait, in the order of their arrival.
+//! The tasks that wait. Those of one origin are begun in the order of their arrival; of several origins, the one whose last task
+//! was started longest ago is next. So an origin with many tasks delays those of another one by one task.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::TaskOffer;
+use super::served::{OriginKey, ServedOrigins};
 
 /// Most tasks that wait; further ones stay where they come from.
 pub const MOST_WAITING: usize = 1_000;
 /// Most bytes of all their texts.
 pub const MOST_WAITING_BYTES: usize = 4 * 1024 * 1024;
 
+/// What was served before is part of the snapshot, and given to each method that depends on it.
 #[derive(Clone, Debug, Default)]
 pub struct TaskQueue {
-    waiting: VecDeque<TaskOffer>,
+    /// Those of each origin; no line is empty.
+    lines: BTreeMap<OriginKey, VecDeque<WaitingTask>>,
+    /// The origins of lines that were never served, by the arrival of their first tasks.
+    never_served: BTreeMap<u64, OriginKey>,
+    arrivals: u64,
+    count: usize,
     bytes: usize,
 }
 
-impl From<Vec<TaskOffer>> for TaskQueue {
-    fn from(waiting: Vec<TaskOffer>) -> Self {
-        let bytes = waiting.iter().map(|task| task.prompt.len()).sum();
-        Self {
-            waiting: waiting.into(),
-            bytes,
-        }
-    }
+#[derive(Clone, Debug)]
+struct WaitingTask {
+    arrival: u64,
+    offer: TaskOffer,
 }
 
 impl TaskQueue {
+    /// A queue with the tasks that wait, in the order of their arrival.
+    pub fn restored(waiting: Vec<TaskOffer>, served: &ServedOrigins) -> Self {
+        let mut queue = Self::default();
+        for task in waiting {
+            queue.push(task, served);
+        }
+        queue
+    }
+
     /// Whether one more task fits, whatever its size.
     pub fn has_room(&self) -> bool {
-        self.waiting.len() < MOST_WAITING && self.bytes < MOST_WAITING_BYTES
+        self.count < MOST_WAITING && self.bytes < MOST_WAITING_BYTES
     }
 
     pub fn has(&self, id: &str) -> bool {
-        self.waiting.iter().any(|task| task.id == id)
+        self.lines.values().flatten().any(|task| task.offer.id == id)
     }
 
-    pub fn first(&self) -> Option<&TaskOffer> {
-        self.waiting.front()
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// How many tasks wait.
     pub fn count(&self) -> usize {
-        self.waiting.len()
+        self.count
     }
 
-    pub fn push(&mut self, task: TaskOffer) {
+    /// The task that is next.
+    pub fn first(&self, served: &ServedOrigins) -> Option<&TaskOffer> {
+        let line = self.lines.get(&self.next_origin(served)?)?;
+        line.front().map(|task| &task.offer)
+    }
+
+    pub fn push(&mut self, task: TaskOffer, served: &ServedOrigins) {
+        let origin = OriginKey::from(&task.origin);
+        let arrival = self.arrivals;
+        self.arrivals += 1;
+        self.count += 1;
         self.bytes = self.bytes.saturating_add(task.prompt.len());
-        self.waiting.push_back(task);
+        let line = self.lines.entry(origin).or_default();
+        if line.is_empty() && !served.has(origin) {
+            self.never_served.insert(arrival, origin);
+        }
+        line.push_back(WaitingTask { arrival, offer: task });
     }
 
-    pub fn pop(&mut self) -> Option<TaskOffer> {
-        let task = self.waiting.pop_front()?;
-        self.bytes = self.bytes.saturating_sub(task.prompt.len());
-        Some(task)
+    /// The task that is next is started: its origin is served, however the task ends.
+    pub fn pop(&mut self, served: &mut ServedOrigins) -> Option<TaskOffer> {
+        let origin = self.next_origin(served)?;
+        let line = self.lines.get_mut(&origin)?;
+        let WaitingTask { arrival, offer } = line.pop_front()?;
+        if line.is_empty() {
+            self.lines.remove(&origin);
+        }
+        self.count -= 1;
+        self.bytes = self.bytes.saturating_sub(offer.prompt.len());
+        self.never_served.remove(&arrival);
+        if let Some(forgotten) = served.note(origin)
+            && let Some(first) = self.lines.get(&forgotten).and_then(VecDeque::front)
+        {
+            self.never_served.insert(first.arrival, forgotten);
+        }
+        Some(offer)
+    }
+
+    /// All tasks, in the order of their arrival: none of them is started.
+    pub fn drain(&mut self) -> Vec<TaskOffer> {
+        let lines = std::mem::take(self).lines;
+        let mut tasks: Vec<WaitingTask> = lines.into_values().flatten().collect();
+        tasks.sort_by_key(|task| task.arrival);
+        tasks.into_iter().map(|task| task.offer).collect()
+    }
+
+    fn next_origin(&self, served: &ServedOrigins) -> Option<OriginKey> {
+        let never_served = self.never_served.first_key_value().map(|(_, origin)| *origin);
+        never_served.or_else(|| served.stalest_first().find(|origin| self.lines.contains_key(origin)))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tasks::TaskOrigin;
-
-    fn task(id: usize, bytes: usize) -> TaskOffer {
-        TaskOffer {
-            id: id.to_string(),
-            origin: TaskOrigin::Spec,
-            prompt: "x".repeat(bytes),
-            untrusted: None,
-        }
-    }
-
-    #[test]
-    fn a_queue_has_room_up_to_its_number_and_again_when_a_task_leaves() {
-        let mut queue = TaskQueue::default();
-        for id in 0..MOST_WAITING {
-            assert!(queue.has_room(), "{id}");
-            queue.push(task(id, 1));
-        }
-        assert!(!queue.has_room());
-        assert_eq!(queue.pop().map(|task| task.id).as_deref(), Some("0"));
-        assert!(queue.has_room());
-    }
-
-    #[test]
-    fn a_queue_has_room_up_to_its_bytes_and_again_when_a_task_leaves() {
-        let mut queue = TaskQueue::from(vec![task(0, MOST_WAITING_BYTES - 1)]);
-        assert!(queue.has_room());
-        queue.push(task(1, 1));
-        assert!(!queue.has_room());
-        queue.pop();
-        assert!(queue.has_room());
-    }
-}
+mod tests;

@@ -40,12 +40,12 @@ pub(crate) fn reject_mode_tool(name: &str) -> ModeCallDecision {
 impl Engine {
     /// Whether a request waits to be answered beside the agent's own work.
     pub(crate) fn has_request(&self) -> bool {
-        !self.runs_tasks() && self.tasks.first().is_some()
+        !self.runs_tasks() && !self.tasks.is_empty()
     }
 
     /// The first message of the turn that answers the next request.
     pub(crate) fn request_opening(&self, now: Timestamp) -> String {
-        let Some(TaskOffer { id, origin, prompt, .. }) = self.tasks.first() else {
+        let Some(TaskOffer { id, origin, prompt, .. }) = self.next_task() else {
             return String::new();
         };
         let from = match origin {
@@ -61,12 +61,12 @@ impl Engine {
         )
     }
 
-    /// The loop ends: requests that wait fail.
+    /// The loop ends: requests that wait fail, in the order of their arrival.
     pub(crate) fn fail_waiting_requests(&mut self, out: &mut EffectBuffer) {
-        while self.has_request() {
-            let Some(TaskOffer { id, origin, .. }) = self.tasks.pop() else {
-                return;
-            };
+        if self.runs_tasks() {
+            return;
+        }
+        for TaskOffer { id, origin, .. } in self.tasks.drain() {
             let failure = CallFailure::new(FailureKind::Cancelled, "the loop has ended");
             let ending = TaskEnding::Failed(failure);
             let ended = EndedTask {

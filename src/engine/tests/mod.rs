@@ -56,6 +56,7 @@ mod stop_requests;
 mod stops;
 mod structured_output;
 mod task_intervals;
+mod task_order;
 mod tasks;
 mod texts;
 mod tool_failures;

@@ -13,9 +13,13 @@ use agentloop_api::status::LoopOutcome;
 use agentloop_api::task::{TaskKind, TaskLimit, TaskOutcome};
 
 pub(super) fn request(id: &str) -> TaskOffer {
+    request_of("ann", id)
+}
+
+pub(super) fn request_of(user: &str, id: &str) -> TaskOffer {
     TaskOffer {
         id: format!("request-{id}"),
-        origin: TaskOrigin::Request("ann".into()),
+        origin: TaskOrigin::Request(user.into()),
         prompt: format!("how is {id}?"),
         untrusted: None,
     }

@@ -14,7 +14,10 @@ use agentloop_api::task::{TaskLimit, TaskOutcome};
 /// The worker's table of tasks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TaskTable {
+    /// In the order of their arrival.
     pub(super) waiting: Vec<TaskOffer>,
+    /// Each origin of a task that was started, the one that waits longest since then first.
+    served: Vec<TaskOrigin>,
     started: Vec<String>,
     pub(super) responses: Vec<TaskResponse>,
 }
@@ -27,12 +30,16 @@ impl TaskTable {
                 self.waiting.push(offer.clone());
             }
             Some(TaskChange::Started(id)) => {
-                assert_eq!(self.waiting.remove(0).id, *id, "in the order of their arrival");
+                assert_eq!(self.start_next().id, *id, "of the origin that waits longest, the first");
                 self.started.push(id.clone());
             }
             Some(TaskChange::Ended(response)) => {
                 if self.waiting.iter().any(|task| task.id == response.id) {
-                    assert_eq!(self.waiting.remove(0).id, response.id, "the loop has ended");
+                    assert_eq!(
+                        self.waiting.remove(0).id,
+                        response.id,
+                        "the loop has ended: in order of arrival"
+                    );
                     self.started.push(response.id.clone());
                 }
                 assert_eq!(self.started.last(), Some(&response.id), "one at a time");
@@ -41,6 +48,21 @@ impl TaskTable {
             }
             None => {}
         }
+    }
+
+    pub(super) fn forget_served(&mut self) {
+        self.served.clear();
+    }
+
+    /// With fewer origins than the loop remembers.
+    fn start_next(&mut self) -> TaskOffer {
+        let served = |task: &TaskOffer| self.served.iter().position(|origin| *origin == task.origin);
+        let places = 0..self.waiting.len();
+        let next = places.min_by_key(|place| (served(&self.waiting[*place]), *place));
+        let task = self.waiting.remove(next.expect("a task that waits"));
+        self.served.retain(|origin| *origin != task.origin);
+        self.served.push(task.origin.clone());
+        task
     }
 }
 
@@ -138,7 +160,7 @@ fn of_the_tasks_that_are_over_the_last_ten_are_reported_newest_first(#[case] tas
 }
 
 #[test]
-fn tasks_are_answered_in_order_and_none_sees_another() {
+fn tasks_of_one_origin_are_answered_in_order_and_none_sees_another() {
     let mut driver = at_work(mode());
     driver.take("b");
     driver.take("c");

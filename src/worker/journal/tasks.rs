@@ -2,6 +2,9 @@
 //!
 //! Written only in the transaction of the record that changes a task, so that a task is accepted, started and answered
 //! exactly once.
+//!
+//! A task takes its place in the table when it is accepted, and the last one when it ends: tasks are not begun in the order in
+//! which they were accepted. So tasks that wait are in the order of their arrival, and those that have ended in that of their ends.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -17,7 +20,7 @@ pub const ENDED_TASKS: i64 = 1_000;
 /// A response that has not been delivered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WaitingResponse {
-    /// Position in the table, in the order in which the tasks were accepted.
+    /// Position in the table, in the order in which the tasks ended.
     pub seq: i64,
     pub response: TaskResponse,
 }
@@ -43,7 +46,10 @@ pub(super) fn write(
         }
         TaskChange::Ended(response) => {
             connection
-                .prepare_cached("UPDATE tasks SET state = 'Ended', response = ?2, undelivered = ?3 WHERE id = ?1")?
+                .prepare_cached(
+                    "UPDATE tasks SET seq = (SELECT max(seq) + 1 FROM tasks), state = 'Ended', response = ?2,
+                     undelivered = ?3 WHERE id = ?1",
+                )?
                 .execute(params![response.id, serde_json::to_string(response)?, sends])?;
             prune(connection)?;
         }
@@ -51,7 +57,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// The tasks that wait, oldest first.
+/// The tasks that wait, in the order of their arrival.
 pub(super) fn waiting(connection: &Connection) -> Result<Vec<TaskOffer>, JournalWriteError> {
     let rows: Vec<String> = connection
         .prepare("SELECT offer FROM tasks WHERE state = 'Waiting' ORDER BY seq")?
@@ -132,7 +138,7 @@ fn prune(connection: &Connection) -> rusqlite::Result<()> {
     connection
         .prepare_cached(
             "DELETE FROM tasks WHERE state = 'Ended' AND undelivered = 0
-             AND seq <= (SELECT max(seq) FROM tasks) - ?1",
+             AND seq <= (SELECT seq FROM tasks WHERE state = 'Ended' ORDER BY seq DESC LIMIT 1 OFFSET ?1)",
         )?
         .execute([ENDED_TASKS])?;
     Ok(())

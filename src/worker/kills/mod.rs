@@ -74,7 +74,7 @@ struct Run {
     told_files: Vec<(String, Option<String>)>,
     /// Number of events that Sensors have counted.
     counted: i64,
-    /// Tasks in order: id, state and response.
+    /// Tasks in the order of their ends, then those that have not ended: id, state and response.
     tasks: Vec<(String, String, Option<String>)>,
 }
 
@@ -193,7 +193,7 @@ fn left(view: Option<LoopView>, world: &World, dir: &Path) -> Run {
 
 fn tasks(connection: &Connection) -> Vec<(String, String, Option<String>)> {
     connection
-        .prepare("SELECT id, state, response FROM tasks ORDER BY seq")
+        .prepare("SELECT id, state, response FROM tasks ORDER BY state <> 'Ended', state = 'Waiting', seq")
         .and_then(|mut select| {
             let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
             rows.collect()

@@ -31,7 +31,7 @@ fn days() -> Script {
         turn,
         state,
         after,
-        what: What::Request,
+        what: What::Request("ann"),
     };
     Script {
         settings: script::settings(&json!({})),

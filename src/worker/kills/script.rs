@@ -105,8 +105,8 @@ pub(super) enum What {
     LinkBack,
     /// A notification arrives, and is redelivered until the end.
     Notice(NotificationPriority),
-    /// A user sends a request, and sends it again until it is accepted.
-    Request,
+    /// The user of this name sends a request, and sends it again until it is accepted.
+    Request(&'static str),
     /// The pod is replaced in order.
     NewPod,
     /// A file of the workspace is written with this content.

@@ -1,5 +1,5 @@
 //! A loop in mode Task that answers tasks of its spec and of users, with a kill at each boundary of the journal in turn: each
-//! task is answered once and in order, with the same response.
+//! task is answered once and when it is its user's turn, with the same response.
 
 use serde_json::json;
 
@@ -25,7 +25,8 @@ fn call(tools: &[(&'static str, Ends)]) -> Call {
     }
 }
 
-/// Tasks that end with an answer, a limit and a failure, one that waits for a person, and two that arrive at once. Only tools
+/// Tasks that end with an answer, a limit and a failure, one that waits for a person, and some that arrive at once, at last those
+/// of two users, of whom the one who has waited longer asks later. Only tools
 /// that may be repeated, apart from the one that needs an approval: an unknown outcome makes a longer prompt.
 fn day() -> Script {
     let settings = script::settings_of(&json!({
@@ -56,12 +57,13 @@ fn day() -> Script {
             ..call(&[("files__read", Ends::Well)])
         }]),
         turn(vec![call(&[])]),
+        turn(vec![call(&[("files__read", Ends::Well)]), call(&[])]),
     ];
-    let asked = |turn, after| Happening {
+    let asked = |turn, after, user| Happening {
         turn,
         state: LoopState::Sleeping,
         after,
-        what: What::Request,
+        what: What::Request(user),
     };
     let replaced = Happening {
         turn: 4,
@@ -74,12 +76,13 @@ fn day() -> Script {
         turns,
         heartbeat: Turn::default(),
         happenings: vec![
-            asked(1, 60),
-            asked(2, 60),
-            asked(2, 60),
+            asked(1, 60, "bob"),
+            asked(2, 60, "ann"),
+            asked(2, 60, "ann"),
             replaced,
-            asked(4, 60),
-            asked(4, 61),
+            asked(4, 60, "ann"),
+            asked(4, 61, "ann"),
+            asked(4, 62, "bob"),
         ],
         sensors: Vec::new(),
     }
@@ -102,7 +105,11 @@ fn compare_tasks(plain: &Run, found: &Run, deaths: &[Death]) {
         found.tasks.iter().filter(|(_, state, _)| state == "Ended").count()
     );
     if found.view.is_some() {
-        assert_eq!(ids(found), ids(plain), "each task is accepted once and in order");
+        assert_eq!(
+            ids(found),
+            ids(plain),
+            "each task is accepted once, and begun when it is its turn"
+        );
     }
     // A call that has expired meanwhile is not run, and the task takes another course.
     if deaths.iter().any(|death| matches!(death, Death::Downtime(_))) {
@@ -130,7 +137,7 @@ fn compare_tasks(plain: &Run, found: &Run, deaths: &[Death]) {
 }
 
 #[test]
-fn a_worker_killed_at_any_boundary_answers_each_task_once_and_in_order() {
+fn a_worker_killed_at_any_boundary_answers_each_task_once_and_in_turn() {
     let mut looks = Looks::default();
     let plain = undisturbed(&day(), &mut looks);
     let view = plain.view.as_ref().expect("an end");
@@ -143,8 +150,17 @@ fn a_worker_killed_at_any_boundary_answers_each_task_once_and_in_order() {
             "Ended LimitReached",
             "Ended Failed",
             "Ended Completed",
+            "Ended Completed",
             "Ended Completed"
         ]
+    );
+    let last = plain.tasks[4..]
+        .iter()
+        .map(|(id, ..)| id.trim_start_matches("request-"));
+    let last: Vec<u64> = last.map(|number| number.parse().expect("a number")).collect();
+    assert!(
+        last[0] < last[2] && last[2] < last[1],
+        "the user who waits longer is next: {last:?}"
     );
     let mut killer = Killer::new(&plain, &looks, compare_tasks);
     undisturbed(&day(), &mut killer);

@@ -490,10 +490,10 @@ impl World {
                 self.link_lost = false;
                 Word::LinkBack
             }
-            What::Request => {
+            What::Request(user) => {
                 let offer = TaskOffer {
                     id: format!("request-{token}"),
-                    origin: TaskOrigin::Request("ann".into()),
+                    origin: TaskOrigin::Request(user.into()),
                     prompt: "How are you?".into(),
                     untrusted: None,
                 };

@@ -43,6 +43,17 @@ fn accept(journal: &mut Journal, id: i64) {
     );
 }
 
+/// A task that waits is begun and answered.
+fn end(journal: &mut Journal, id: i64) {
+    write(
+        journal,
+        &[
+            change(RecordKind::TaskStarted, TaskChange::Started(id.to_string())),
+            change(RecordKind::TaskEnded, TaskChange::Ended(response(id))),
+        ],
+    );
+}
+
 /// A task from its acceptance to its response, in one batch.
 fn answer(journal: &mut Journal, id: i64) {
     write(
@@ -71,6 +82,66 @@ fn tasks_that_wait_are_restored_in_order_and_others_are_not() {
     drop(journal);
     let (_, restored) = open(dir.path(), 2);
     assert_eq!(restored.tasks, [offer(3), offer(5)]);
+}
+
+#[test]
+fn tasks_are_begun_out_of_order_and_the_others_are_restored_in_that_of_their_arrival() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    for id in [7, 3, 5] {
+        accept(&mut journal, id);
+    }
+    end(&mut journal, 3);
+    accept(&mut journal, 1);
+    end(&mut journal, 5);
+    drop(journal);
+    let (_, restored) = open(dir.path(), 2);
+    assert_eq!(restored.tasks, [offer(7), offer(1)]);
+}
+
+#[test]
+fn responses_are_delivered_in_the_order_in_which_the_tasks_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    journal.set_response_receiver(true).unwrap();
+    for id in [1, 2, 3] {
+        accept(&mut journal, id);
+    }
+    end(&mut journal, 3);
+    let first = journal.next_response().unwrap().unwrap();
+    // While it is sent, earlier ones end.
+    end(&mut journal, 1);
+    accept(&mut journal, 4);
+    end(&mut journal, 2);
+    assert_eq!(journal.next_response().unwrap().as_ref(), Some(&first));
+    let mut delivered = Vec::new();
+    while let Some(next) = journal.next_response().unwrap() {
+        delivered.push(next.response.id);
+        journal.response_delivered(next.seq).unwrap();
+    }
+    assert_eq!(delivered, ["3", "1", "2"]);
+}
+
+#[test]
+fn a_task_that_ends_after_many_later_ones_is_known_as_long_as_any() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    accept(&mut journal, 0);
+    for id in 1..=ENDED_TASKS {
+        answer(&mut journal, id);
+    }
+    end(&mut journal, 0);
+    let known = |journal: &Journal, id: i64| journal.find_task(&id.to_string()).unwrap().is_some();
+    assert_eq!(
+        (known(&journal, 0), known(&journal, 1), known(&journal, 2)),
+        (true, false, true)
+    );
+    for id in 1..ENDED_TASKS {
+        answer(&mut journal, ENDED_TASKS + id);
+    }
+    assert!(known(&journal, 0));
+    answer(&mut journal, 2 * ENDED_TASKS);
+    assert!(!known(&journal, 0));
 }
 
 #[test]

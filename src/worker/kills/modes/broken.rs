@@ -11,6 +11,12 @@ pub(super) enum Broken {
     ReceiptBeforeCommit,
     /// Events are acknowledged before they are on disk.
     AcknowledgesBeforeCommit,
+    /// All users count as one, whose requests are begun in the order of their arrival.
+    OrderOfArrival,
+    /// Each request counts as that of another user, who was never served: tasks of the Sensor wait for all of them.
+    StarvesOrigin,
+    /// A restart forgets whose tasks were begun.
+    ForgetsServed,
     /// A task that was begun still waits after a restart.
     KeepsStartedTask,
     /// The task that waits longest is lost in a restart.
@@ -44,11 +50,14 @@ pub(super) enum Broken {
 }
 
 impl Broken {
-    pub(super) const ALL: [Self; 19] = [
+    pub(super) const ALL: [Self; 22] = [
         Self::ActsBeforeCommit,
         Self::RespondsBeforeCommit,
         Self::ReceiptBeforeCommit,
         Self::AcknowledgesBeforeCommit,
+        Self::OrderOfArrival,
+        Self::StarvesOrigin,
+        Self::ForgetsServed,
         Self::KeepsStartedTask,
         Self::LosesTask,
         Self::DropsResponse,
@@ -73,6 +82,9 @@ impl Broken {
             Self::ReceiptBeforeCommit => 17,
             Self::AcknowledgesBeforeCommit => 9,
             Self::ActsBeforeCommit
+            | Self::OrderOfArrival
+            | Self::StarvesOrigin
+            | Self::ForgetsServed
             | Self::KeepsStartedTask
             | Self::LosesTask
             | Self::DropsResponse

@@ -16,6 +16,7 @@ mod random;
 mod referee;
 mod schedule;
 mod servers;
+mod task_origins;
 
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};

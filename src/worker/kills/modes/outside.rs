@@ -14,19 +14,17 @@ use super::random::Random;
 use super::referee::Referee;
 use super::schedule::ScheduleSpec;
 use super::servers::Servers;
+use super::task_origins::{OUTBOX, SENSOR, request, task_of};
 use crate::api::annotations::STOP_NOW;
 use crate::api::sensor::SignalPriority;
 use crate::engine::budget::BudgetState;
 use crate::engine::machine::LoopView;
-use crate::engine::tasks::{TaskOffer, TaskOrigin, TaskResponse};
+use crate::engine::tasks::{TaskOffer, TaskResponse};
 use crate::engine::{KnownTotals, OpenRequests};
 use crate::link::deliveries::{Delivery, SensorEvent};
 use crate::link::task_requests::TaskReceipt;
 use crate::sensing::delivery::SensorNotification;
 use crate::sensing::rules::TASK_PREFIX;
-
-pub(super) const OUTBOX: &str = "box";
-pub(super) const SENSOR: &str = "news";
 
 /// What happens to a loop, from outside.
 #[derive(Clone, Debug)]
@@ -50,7 +48,7 @@ pub(super) enum OutsideEvent {
     Nothing,
 }
 
-/// A client's request, by its number.
+/// The clients' requests, by their numbers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clients {
     /// Whether the client knows that it is accepted.
@@ -568,20 +566,5 @@ impl Outbox {
             per_minute: None,
             events: events.cloned().collect(),
         }
-    }
-}
-
-/// Id of the task of an event.
-fn task_of(seq: i64) -> String {
-    format!("{SENSOR}/{OUTBOX}/{seq}/0")
-}
-
-fn request(number: usize) -> TaskOffer {
-    let id = format!("request-{number}");
-    TaskOffer {
-        prompt: format!("task={id}; How are you?"),
-        id,
-        origin: TaskOrigin::Request("ann".into()),
-        untrusted: None,
     }
 }

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::broken::Broken;
 use super::outside::LoopEnvironment;
 use super::schedule::ScheduleSpec;
+use super::task_origins::origin_of;
 use crate::engine::machine::EngineSnapshot;
 use crate::engine::settings::EngineSettings;
 use crate::engine::tasks::{TaskOffer, TaskOrigin};
@@ -31,22 +32,36 @@ pub(super) fn restored(environment: &mut LoopEnvironment, restored: RestoredJour
             if let Some(id) = environment.referee.current() {
                 let offer = TaskOffer {
                     prompt: format!("task={id}; How are you?"),
+                    origin: origin_of(&id),
                     id,
-                    origin: TaskOrigin::Request("ann".into()),
                     untrusted: None,
                 };
                 restored.tasks.insert(0, offer);
             }
         }
-        Some(Broken::RepeatsNote | Broken::LosesNote | Broken::JoinsChecks | Broken::LosesCount) => {
+        Some(
+            Broken::RepeatsNote | Broken::LosesNote | Broken::JoinsChecks | Broken::LosesCount | Broken::ForgetsServed,
+        ) => {
             restored.snapshot = restored.snapshot.map(|snapshot| patched(&snapshot, environment));
         }
         _ => {}
+    }
+    for offer in &mut restored.tasks {
+        offer.origin = origin(environment, offer);
     }
     if environment.is_broken(Broken::ForgetsCalls) {
         environment.provider.forget();
     }
     restored
+}
+
+/// The origin of a task, as the loop learns it.
+pub(super) fn origin(environment: &LoopEnvironment, offer: &TaskOffer) -> TaskOrigin {
+    match (environment.broken, &offer.origin) {
+        (Some(Broken::OrderOfArrival), TaskOrigin::Request(_)) => TaskOrigin::Request("anyone".into()),
+        (Some(Broken::StarvesOrigin), TaskOrigin::Request(_)) => TaskOrigin::Request(offer.id.clone()),
+        (_, origin) => origin.clone(),
+    }
 }
 
 fn patched(snapshot: &EngineSnapshot, environment: &mut LoopEnvironment) -> EngineSnapshot {
@@ -68,6 +83,10 @@ fn patched(snapshot: &EngineSnapshot, environment: &mut LoopEnvironment) -> Engi
         Some(Broken::LosesCount) => {
             state["counts"]["toolCalls"] = 0.into();
             state["counts"]["byTool"] = Value::Array(Vec::new());
+        }
+        Some(Broken::ForgetsServed) => {
+            let tasks = state.get_mut("tasks").and_then(Value::as_object_mut);
+            tasks.and_then(|tasks| tasks.shift_remove("served"));
         }
         Some(Broken::JoinsChecks) => join_checks(&mut state["goal"], &mut environment.once_met),
         _ => {}

@@ -9,12 +9,13 @@ use serde_json::Value;
 
 use super::provider::Provider;
 use super::schedule::{Criterion, SHELL, ScheduleSpec};
+use super::task_origins::origin_of;
 use crate::api::agent::AgentMode;
 use crate::api::goal::GoalEnd;
 use crate::api::status::LoopOutcome;
 use crate::engine::machine::{EngineSnapshot, LoopView};
 use crate::engine::message::ModelAnswer;
-use crate::engine::tasks::{TaskOffer, TaskResponse};
+use crate::engine::tasks::{TaskOffer, TaskOrigin, TaskResponse};
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
 use crate::engine::{CallId, CallPurpose, RecordKind};
 use crate::worker::journal::JournalLine;
@@ -41,7 +42,10 @@ pub(super) struct Referee {
     /// Tasks that the loop has promised to answer: a receipt or an acknowledgement says so.
     promised: BTreeSet<String>,
     accepted: BTreeSet<String>,
+    /// In the order of their arrival.
     waiting: VecDeque<String>,
+    /// Origins of tasks that were begun, the one that waits longest since then first.
+    served: Vec<TaskOrigin>,
     current: Option<String>,
     /// Tasks that have ended, in order.
     ended: Vec<String>,
@@ -206,7 +210,7 @@ impl Referee {
                 self.waiting.push_back(id);
             }
             RecordKind::TaskStarted => {
-                assert_eq!(self.waiting.pop_front(), Some(id.clone()), "tasks are begun in order");
+                self.begin_in_turn(&id);
                 assert_eq!(self.current, None, "one task at a time");
                 self.current = Some(id);
                 // A check that a request interrupts starts over.
@@ -241,6 +245,18 @@ impl Referee {
             RecordKind::ToolOutcome => self.ran(line),
             _ => {}
         }
+    }
+
+    /// Of the origins with tasks that wait, the one whose last task was begun longest ago is next; of its tasks, the first. There
+    /// are fewer origins than a loop remembers.
+    fn begin_in_turn(&mut self, id: &str) {
+        let staleness = |id: &String| self.served.iter().position(|origin| *origin == origin_of(id));
+        let next = self.waiting.iter().min_by_key(|id| staleness(id));
+        assert_eq!(next.map(String::as_str), Some(id), "the task of another origin is next");
+        self.waiting.retain(|waiting| waiting != id);
+        let origin = origin_of(id);
+        self.served.retain(|served| *served != origin);
+        self.served.push(origin);
     }
 
     fn ran(&mut self, line: &JournalLine) {

@@ -9,6 +9,7 @@ use crate::link::task_requests::TaskReceipt;
 use crate::worker::kills::files::Files;
 use crate::worker::kills::modes::broken::Broken;
 use crate::worker::kills::modes::outside::seconds;
+use crate::worker::kills::modes::patches;
 use crate::worker::kills::modes::referee::CheckInput;
 
 impl Process<'_> {
@@ -25,7 +26,8 @@ impl Process<'_> {
             if self.environment.is_broken(Broken::ReceiptBeforeCommit) {
                 self.environment.receipt(&id, TaskReceipt::Accepted);
             }
-            self.feed(EngineInput::TaskOffered(offer))?;
+            let origin = patches::origin(self.environment, &offer);
+            self.feed(EngineInput::TaskOffered(TaskOffer { origin, ..offer }))?;
             TaskReceipt::Accepted
         };
         self.environment.receipt(&id, receipt);
