@@ -83,7 +83,7 @@ impl ControllerProcess {
 
     /// Waits until the process has ended by itself.
     async fn ended(&mut self) -> std::process::ExitStatus {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        let deadline = tokio::time::Instant::now() + Duration::from_mins(1);
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;

@@ -36,7 +36,7 @@ const CRASH: Duration = Duration::from_secs(44);
 /// The longest day. It takes a good minute where the machine has time.
 const LONGEST: Duration = Duration::from_secs(160);
 /// The longest wait for the alert about a controller that is gone.
-const NIGHT: Duration = Duration::from_secs(60);
+const NIGHT: Duration = Duration::from_mins(1);
 
 /// Works, and has an error now and then.
 const CLERK: AgentId = ("shop", "clerk");
@@ -87,7 +87,6 @@ impl Day {
             stop,
             controller,
         };
-        day.put_agents();
         day.put_budget("coins", 10);
         day.put_budget("purse", 9);
         day.put_sensor(
@@ -300,6 +299,8 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
         prometheus.until_some("both releases", "count(up == 1) == 2");
         prometheus.load_rules(&fast_rules());
     });
+    // Until now nobody has reported for them, however long Prometheus took to start: that is no lack of progress.
+    day.put_agents();
 
     let (began, mut fired) = (Instant::now(), Fired::new());
     let mut ticks = tokio::time::interval(SECOND);
