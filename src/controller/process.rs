@@ -117,8 +117,12 @@ impl TelemetryExports {
         Ok((instruments, exports))
     }
 
-    /// Exports what is left. The log is last, with time of its own: it has lines about the others.
-    async fn finish(self) {
+    /// Exports what is left, unless the lead was lost: another leader may act already, so the process ends at once, and what is
+    /// queued is lost. The log is last, with time of its own: it has lines about the others.
+    async fn end(self, result: &Result<(), ControllerError>) {
+        if matches!(result, Err(ControllerError::LeadLost(_) | ControllerError::Deposed(_))) {
+            return;
+        }
         tokio::join!(
             self.metrics.finish(EXPORT_TIMEOUT / 2),
             self.spans.finish(EXPORT_TIMEOUT / 2)
@@ -186,10 +190,7 @@ pub async fn run(options: ControllerOptions, config: Config, stop: CancellationT
     leads.set(0);
     // Probes are served until the end, so that the kubelet sees an orderly shutdown.
     served.iter().for_each(tokio::task::JoinHandle::abort);
-    // Another leader may act already: the process ends at once, and what is queued is lost.
-    if !matches!(result, Err(ControllerError::LeadLost(_) | ControllerError::Deposed(_))) {
-        exports.finish().await;
-    }
+    exports.end(&result).await;
     result
 }
 
@@ -320,4 +321,52 @@ pub(super) fn listen(address: SocketAddr) -> Result<tokio::net::TcpListener, Con
         tokio::net::TcpListener::from_std(listener)
     };
     listen().map_err(|error| ControllerError::Listen { address, error })
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::otlp::Span;
+
+    /// How long the exports of spans take to end after this, to a collector that never answers.
+    async fn end_of_exports(traces: &TraceSettings, result: &Result<(), ControllerError>) -> Duration {
+        let origin = TelemetryOrigin::controller("system", None);
+        let (sink, spans) = ExportTask::of_spans(Some(traces.clone()), &origin);
+        sink.push(Span::default());
+        let exports = TelemetryExports {
+            metrics: ExportTask::none(),
+            spans,
+            log: ExportTask::none(),
+        };
+        let began = Instant::now();
+        exports.end(result).await;
+        began.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_orderly_end_waits_for_the_last_exports_and_one_after_a_lost_lead_for_nothing() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let endpoint = |name: &str| (name == "OTEL_EXPORTER_OTLP_ENDPOINT").then(|| endpoint.clone());
+        let traces = TraceSettings::from_variables(endpoint).unwrap().unwrap();
+        let deposed = RecordConflictError {
+            kind: "AgentBudget",
+            namespace: "shop".into(),
+            name: "team".into(),
+            expected: 3,
+            found: 4,
+        };
+        for lost in [ControllerError::LeadLost("the Lease was deleted"), deposed.into()] {
+            assert_eq!(end_of_exports(&traces, &Err(lost)).await, Duration::ZERO);
+        }
+        for result in [Ok(()), Err(ControllerError::PartEnded("the ledger"))] {
+            let took = end_of_exports(&traces, &result).await;
+            assert!((EXPORT_TIMEOUT / 2..=EXPORT_TIMEOUT).contains(&took), "{took:?}");
+        }
+    }
 }

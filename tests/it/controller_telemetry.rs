@@ -7,11 +7,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agentloop::controller::election::LEASE_NAME;
 use opentelemetry_proto::tonic::metrics::v1::AggregationTemporality;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use pretty_assertions::assert_eq;
+use rstest::rstest;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -28,11 +30,16 @@ struct ControllerProcess {
     child: Child,
     directory: TempDir,
     metrics: u16,
-    _server: ApiServer,
+    server: ApiServer,
 }
 
 impl ControllerProcess {
+    /// A controller that leads without election.
     async fn start(variables: &[(&str, &str)]) -> Self {
+        Self::start_with(&["--leader-elect=false"], variables).await
+    }
+
+    async fn start_with(flags: &[&str], variables: &[(&str, &str)]) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = ApiServer::new(Arc::new(jiff::Timestamp::now));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -50,7 +57,8 @@ impl ControllerProcess {
         let metrics = free_port();
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_agentloop"))
-            .args(["controller", "--leader-elect=false"])
+            .arg("controller")
+            .args(flags)
             .arg(format!("--metrics-address=127.0.0.1:{metrics}"))
             .arg(format!("--probe-address=127.0.0.1:{}", free_port()))
             .arg(format!("--link-address=127.0.0.1:{}", free_port()))
@@ -69,7 +77,19 @@ impl ControllerProcess {
             child,
             directory,
             metrics,
-            _server: server,
+            server,
+        }
+    }
+
+    /// Waits until the process has ended by itself.
+    async fn ended(&mut self) -> std::process::ExitStatus {
+        let deadline = tokio::time::Instant::now() + Duration::from_mins(1);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "it never ends: {}", self.log());
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
@@ -288,4 +308,55 @@ async fn without_variables_the_controller_exports_nothing() {
     assert!(receiver.received().is_empty() && receiver.others().is_empty());
     let open = controller.scrape("application/openmetrics-text").await;
     assert!(!open.contains("trace_id="), "{open}");
+}
+
+/// What is exported after the lead was lost would be taken for what is, although another leader acts.
+#[rstest]
+#[case::told_to_end(false)]
+#[case::another_holds_the_lease(true)]
+#[tokio::test]
+async fn what_is_queued_is_exported_at_an_orderly_end_and_nothing_is_once_the_lead_is_lost(#[case] is_lost: bool) {
+    let receiver = Receiver::start().await;
+    let endpoint = format!("http://{}", receiver.address);
+    // Longer than the test: everything is queued until the end.
+    let never = "3600000";
+    let mut controller = ControllerProcess::start_with(
+        &["--lease-duration-seconds=3", "--lease-renew-seconds=1"],
+        &[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
+            ("OTEL_LOGS_EXPORTER", "otlp"),
+            ("OTEL_METRICS_EXPORTER", "otlp"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", never),
+            ("OTEL_BSP_SCHEDULE_DELAY", never),
+            ("OTEL_BLRP_SCHEDULE_DELAY", never),
+        ],
+    )
+    .await;
+    let reconciled = |line: &str| line.starts_with("agentloop_agent_turns_total{") && line.ends_with(" 12");
+    controller.until_scraped("the Agent", reconciled).await;
+    if is_lost {
+        let metadata = json!({"name": LEASE_NAME, "namespace": "system"});
+        let taken = json!({"metadata": metadata, "spec": {"holderIdentity": "another"}});
+        controller.server.put("coordination.k8s.io/leases", taken);
+    } else {
+        let pid = controller.child.id().to_string();
+        assert!(Command::new("kill").arg(pid).status().unwrap().success());
+    }
+    let status = controller.ended().await;
+    assert_eq!(status.success(), !is_lost, "{}", controller.log());
+    assert_eq!(
+        controller.log().contains("lost leadership"),
+        is_lost,
+        "{}",
+        controller.log()
+    );
+    let (spans, others) = (receiver.received().len(), receiver.others().len());
+    if is_lost {
+        assert_eq!((spans, others), (0, 0), "{}", controller.log());
+    } else {
+        assert!(
+            spans > 0 && others > 1,
+            "{spans} of spans, {others} of metrics and lines"
+        );
+    }
 }

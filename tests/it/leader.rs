@@ -271,7 +271,7 @@ async fn free_address() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
-async fn options(election: bool) -> ControllerOptions {
+pub async fn options(election: bool) -> ControllerOptions {
     ControllerOptions {
         settings: ReconcilerSettings {
             image: "agentloop:test".into(),

@@ -57,7 +57,7 @@ const EPOCH: i64 = 4;
 const SOON: Duration = Duration::from_secs(5);
 
 /// Answers a review as the token says: audience, namespace, account, pod, uid.
-fn review(token: &str) -> Value {
+pub fn review(token: &str) -> Value {
     let token = words(token);
     let words: Vec<&str> = token.split(' ').collect();
     let [audience, namespace, account, pod, uid] = words[..] else {

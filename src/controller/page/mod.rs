@@ -8,6 +8,7 @@ mod login;
 mod rights;
 mod routes;
 mod session;
+mod streams;
 mod turns;
 
 use std::net::SocketAddr;
@@ -25,9 +26,10 @@ use super::runtime::WallClock;
 use super::sensor::SensorRegistry;
 use crate::telemetry::http;
 
+pub use routes::LIMITS;
 use routes::PageServer;
-pub use routes::{LIMITS, MOST_READERS, MOST_READERS_OF_ONE};
 pub use session::{IDLE, LONGEST, MOST_SESSIONS, MOST_SESSIONS_OF_ONE};
+pub use streams::{MOST_READERS, MOST_READERS_OF_ONE};
 pub use turns::{MOST_FOLLOWED, MOST_WITH_TURNS};
 
 /// How the page is served.

@@ -17,12 +17,12 @@ use axum::{Extension, Form, Router};
 use futures::stream;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::rights::unverified;
 use super::session::{PageSession, SessionRefusal, SessionTable};
+use super::streams::{StreamPlace, StreamTable};
 use super::turns::TurnFollower;
 use super::{PageSources, content, login};
 use crate::controller::agent::AgentsView;
@@ -34,10 +34,6 @@ use crate::page::responses::{PageForms, SCRIPT_NAME, STYLE_NAME, asset, protect}
 use crate::support::connections::ConnectionBounds;
 use crate::telemetry::http::HttpLimits;
 
-/// Streams at a time.
-pub const MOST_READERS: usize = 32;
-/// Streams of one user at a time.
-pub const MOST_READERS_OF_ONE: usize = 4;
 /// Bounds on connections. Readers may share the address of a proxy. An hour ends a stream too.
 pub const LIMITS: HttpLimits = HttpLimits {
     connections: ConnectionBounds::of_strangers(128, 96),
@@ -60,7 +56,7 @@ pub(super) struct PageServer {
     sources: PageSources,
     sessions: SessionTable,
     pub(super) turns: TurnFollower,
-    readers: Arc<Semaphore>,
+    streams: Arc<StreamTable>,
     stop: CancellationToken,
 }
 
@@ -91,7 +87,7 @@ impl PageServer {
             turns: TurnFollower::new(sources.loops.clone()),
             sources,
             sessions: SessionTable::default(),
-            readers: Arc::new(Semaphore::new(MOST_READERS)),
+            streams: Arc::default(),
             stop,
         })
     }
@@ -150,8 +146,7 @@ impl PageServer {
         let Some(session) = self.session(&head.headers) else {
             return text(StatusCode::UNAUTHORIZED, "the session has ended; sign in again");
         };
-        let permits = [&self.readers, &session.streams].map(|readers| readers.clone().try_acquire_owned());
-        let [Ok(one), Ok(own)] = permits else {
+        let Some(place) = self.streams.open(session.name()) else {
             return text(StatusCode::SERVICE_UNAVAILABLE, "too many readers; close another page");
         };
         let mut look = interval(LOOK);
@@ -163,7 +158,7 @@ impl PageServer {
             shown: Vec::new(),
             look,
             written: Instant::now(),
-            _permits: [one, own],
+            place,
         };
         let body = stream::unfold(Some(reader), |reader| async {
             let (text, reader) = reader?.next().await?;
@@ -304,12 +299,15 @@ struct SessionReader {
     look: Interval,
     /// When something was written last.
     written: Instant,
-    /// Count this reader until its connection ends.
-    _permits: [OwnedSemaphorePermit; 2],
+    /// Counts this reader until its connection ends.
+    place: StreamPlace,
 }
 
 /// What a reader is told when its session has ended.
 const SESSION_ENDED: &str = "The session has ended: sign in again";
+/// What a reader is told whose place another user has. It does not connect again by itself, since it would have no place.
+const DISPLACED: &str =
+    "Not live: too many pages are open, and another user had none. Close another page and reload this one";
 
 impl SessionReader {
     /// The next text, and the reader unless that was the last; `None` if there is nothing more now.
@@ -320,6 +318,7 @@ impl SessionReader {
                 // Another replica leads soon; the browser connects again.
                 () = self.server.stop.cancelled() => return None,
                 () = self.session.ended.cancelled() => return Some((live::end(SESSION_ENDED), None)),
+                () = self.place.displaced.cancelled() => return Some((live::end(DISPLACED), None)),
                 () = sleep_until(self.session.ends) => return Some((live::end(SESSION_ENDED), None)),
                 _ = self.look.tick() => {}
             }

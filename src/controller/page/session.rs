@@ -5,7 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base64::Engine;
@@ -19,7 +19,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::rights::{AT_ONCE, KnownRights};
-use super::routes::MOST_READERS_OF_ONE;
 use crate::support::hash::{BYTES, hex, sha256};
 
 /// A session that is not used for this long has ended. An open page uses it.
@@ -45,8 +44,6 @@ pub(super) struct PageSession {
     pub(super) user: UserInfo,
     /// What the user may see, as it was asked last.
     pub(super) rights: tokio::sync::Mutex<KnownRights>,
-    /// Streams that the user may have open at once, in all sessions.
-    pub(super) streams: Arc<Semaphore>,
     /// Questions that the page may ask at once, about all users.
     pub(super) questions: Arc<Semaphore>,
     /// Ends with the session, when it is removed before its time.
@@ -78,8 +75,6 @@ type Sessions = HashMap<[u8; BYTES], Arc<PageSession>>;
 
 pub(super) struct SessionTable {
     sessions: Mutex<Sessions>,
-    /// The streams of each user, while a session or an open stream has them: a user who signs in again has no more.
-    streams: Mutex<HashMap<String, Weak<Semaphore>>>,
     questions: Arc<Semaphore>,
 }
 
@@ -87,7 +82,6 @@ impl Default for SessionTable {
     fn default() -> Self {
         Self {
             sessions: Mutex::default(),
-            streams: Mutex::default(),
             questions: Arc::new(Semaphore::new(AT_ONCE)),
         }
     }
@@ -130,7 +124,6 @@ impl SessionTable {
         let session = PageSession {
             user,
             rights: tokio::sync::Mutex::default(),
-            streams: self.streams_of(name),
             questions: self.questions.clone(),
             ended: CancellationToken::new(),
             ends: began + most,
@@ -155,17 +148,6 @@ impl SessionTable {
         if let Some(session) = self.lock().remove(&sha256(id)) {
             session.ended.cancel();
         }
-    }
-
-    fn streams_of(&self, user: String) -> Arc<Semaphore> {
-        let mut known = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, streams| streams.strong_count() > 0);
-        if let Some(streams) = known.get(&user).and_then(Weak::upgrade) {
-            return streams;
-        }
-        let streams = Arc::new(Semaphore::new(MOST_READERS_OF_ONE));
-        known.insert(user, Arc::downgrade(&streams));
-        streams
     }
 
     fn lock(&self) -> MutexGuard<'_, Sessions> {
@@ -344,21 +326,5 @@ mod tests {
         let new = replace("opaque").unwrap();
         assert!(sessions.iter().all(|session| session.ended.is_cancelled()));
         assert!(table.get(&new).is_some() && table.get(&old[0]).is_none() && table.get(&old[1]).is_none());
-    }
-
-    #[tokio::test]
-    async fn streams_are_bounded_for_each_user_whatever_the_session() {
-        let table = SessionTable::default();
-        let session = |name: &str| table.get(&begin(&table, name).unwrap()).unwrap();
-        let first = session("ann");
-        let most = u32::try_from(MOST_READERS_OF_ONE).unwrap();
-        let permits = first.streams.clone().try_acquire_many_owned(most).unwrap();
-        assert!(session("ann").streams.try_acquire().is_err());
-        assert!(session("bob").streams.try_acquire().is_ok());
-        table.lock().clear();
-        drop(first);
-        assert!(session("ann").streams.try_acquire().is_err(), "they are still open");
-        drop(permits);
-        assert!(session("ann").streams.try_acquire().is_ok());
     }
 }

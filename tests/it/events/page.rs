@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use agentloop::controller::page::{MOST_READERS_OF_ONE, MOST_SESSIONS_OF_ONE};
+use agentloop::controller::page::{MOST_READERS, MOST_READERS_OF_ONE, MOST_SESSIONS_OF_ONE};
 use jiff::Timestamp;
 use pretty_assertions::assert_eq;
 use reqwest::header::{COOKIE, SET_COOKIE};
@@ -420,6 +420,28 @@ async fn streams_and_sessions_of_a_user_are_bounded() {
     visitor.cookie = first;
     assert_eq!(visitor.get("/").await.status().as_u16(), 303, "the oldest gave way");
     until(&mut streams[0], "The session has ended").await;
+}
+
+#[tokio::test]
+async fn users_who_hold_all_streams_keep_no_other_out() {
+    let rig = Rig::start().await;
+    let address = rig.serve_page(true).await;
+    let mut streams = Vec::new();
+    for user in 0..MOST_READERS / MOST_READERS_OF_ONE {
+        let mut visitor = Visitor::at(&rig, address);
+        visitor.sign_in(&format!("person nobody-{user}")).await;
+        for _ in 0..MOST_READERS_OF_ONE {
+            let stream = visitor.get("/events").await;
+            assert_eq!(stream.status().as_u16(), 200);
+            streams.push(stream);
+        }
+    }
+    let mut viewer = Visitor::at(&rig, address);
+    viewer.sign_in(VIEWER).await;
+    let mut stream = viewer.get("/events").await;
+    until(&mut stream, "turns/a/x").await;
+    until(&mut streams[0], "event: end\ndata: \"Not live: too many pages are open").await;
+    assert!(streams[0].chunk().await.unwrap().is_none(), "it has ended");
 }
 
 #[tokio::test]

@@ -3,8 +3,12 @@
 
 use std::time::Duration;
 
+use agentloop::otlp::{LogLine, LogSink};
 use agentloop::support::hash::hex;
+use agentloop::worker::gateway_client::GatewayClient;
+use jiff::Timestamp;
 use pretty_assertions::assert_eq;
+use tokio_util::sync::CancellationToken;
 
 use super::traces::{WorkerProcess, check_canary, named, traced_with, two_turns, worker_log};
 use super::world::{World, url};
@@ -154,4 +158,57 @@ async fn with_a_collector_that_is_away_lines_are_counted_and_calls_go_on() {
     world.terminate();
     let ended = tokio::time::timeout(Duration::from_secs(10), world.exited()).await;
     assert!(ended.unwrap().success(), "{}", world.log());
+}
+
+/// A message has up to 128 lines and a megabyte. What is refused once would be refused again.
+#[tokio::test]
+async fn lines_of_a_worker_that_the_gateway_refuses_are_counted_once_and_not_sent_again() {
+    let receiver = Receiver::start().await;
+    let mut world = World::new().await;
+    world.environment = vec![
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{}", receiver.address)),
+        ("OTEL_LOGS_EXPORTER", "otlp".into()),
+        ("OTEL_BLRP_SCHEDULE_DELAY", "20".into()),
+    ];
+    world.start().await;
+    let lines = LogSink::with_capacity("worker", 999);
+    let push = |count: usize, message: &str| {
+        for _ in 0..count {
+            lines.push(LogLine {
+                at: Timestamp::now(),
+                level: tracing::Level::INFO,
+                target: "t",
+                message: message.into(),
+                fields: Vec::new(),
+                trace: (Vec::new(), Vec::new()),
+            });
+        }
+    };
+    push(128, &"x".repeat(8 * 1024));
+    push(1, "the last line");
+    let (worker, closing) = (
+        GatewayClient::new(&world.path("gateway.sock")).unwrap(),
+        CancellationToken::new(),
+    );
+    let sending = tokio::spawn(worker.run_logs(lines.clone(), closing.clone()));
+    receiver
+        .until_line("the last line", |line| line.message() == "the last line")
+        .await;
+    // A call makes the gateway report soon.
+    let (status, _) = world.ask("t1c1a1").await;
+    assert_eq!(status, 200, "{}", world.log());
+    let report = world.until_counted(1, 0).await;
+    assert_eq!((report.telemetry_loss.logs, report.telemetry_loss.spans), (128, 0));
+    let is_long = |line: &ReceivedLine| line.message().starts_with("xxx");
+    assert!(!receiver.lines().iter().any(is_long));
+
+    // Somewhat shorter, they are one message that is accepted.
+    push(128, &"x".repeat(7 * 1024));
+    receiver.until_line("a long line", is_long).await;
+    closing.cancel();
+    sending.await.unwrap();
+    assert_eq!(lines.dropped().get(), 0);
+    let (status, _) = world.ask("t1c2a1").await;
+    assert_eq!(status, 200, "{}", world.log());
+    assert_eq!(world.until_counted(2, 0).await.telemetry_loss.logs, 128);
 }

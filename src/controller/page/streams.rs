@@ -1,0 +1,173 @@
+//! The open streams of the page: how many there may be, in all and of one user, and whose ends for the first one of another user.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+/// Streams at a time.
+pub const MOST_READERS: usize = 32;
+/// Streams of one user at a time, in all sessions.
+pub const MOST_READERS_OF_ONE: usize = 4;
+
+struct OpenStream {
+    user: String,
+    displaced: CancellationToken,
+}
+
+#[derive(Default)]
+struct OpenStreams {
+    /// By their numbers: the first is the oldest.
+    streams: BTreeMap<u64, OpenStream>,
+    last: u64,
+}
+
+/// All open streams.
+#[derive(Default)]
+pub(super) struct StreamTable(Mutex<OpenStreams>);
+
+/// The place of one stream, until it is dropped.
+pub(super) struct StreamPlace {
+    table: Arc<StreamTable>,
+    number: u64,
+    /// Another user has the place now.
+    pub(super) displaced: CancellationToken,
+}
+
+impl StreamTable {
+    /// A place for a stream of this user. If all are taken, the user who has the most loses the oldest one, provided that this user
+    /// has fewer also with the new one: so nobody can hold all places, and two users never take them from each other in turn.
+    pub(super) fn open(self: &Arc<Self>, user: &str) -> Option<StreamPlace> {
+        let mut open = self.lock();
+        let own = open.streams.values().filter(|stream| stream.user == user).count();
+        if own >= MOST_READERS_OF_ONE {
+            return None;
+        }
+        if open.streams.len() >= MOST_READERS {
+            let (most, oldest) = open.oldest_of_who_has_most()?;
+            if most <= own + 1 {
+                return None;
+            }
+            if let Some(stream) = open.streams.remove(&oldest) {
+                stream.displaced.cancel();
+            }
+        }
+        open.last += 1;
+        let (number, displaced) = (open.last, CancellationToken::new());
+        let stream = OpenStream {
+            user: user.to_owned(),
+            displaced: displaced.clone(),
+        };
+        open.streams.insert(number, stream);
+        Some(StreamPlace {
+            table: self.clone(),
+            number,
+            displaced,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OpenStreams> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OpenStreams {
+    /// How many streams the user has who has the most, and the oldest of them; of several users, the one with the oldest stream.
+    fn oldest_of_who_has_most(&self) -> Option<(usize, u64)> {
+        let mut users: HashMap<&str, (usize, Reverse<u64>)> = HashMap::new();
+        for (number, stream) in &self.streams {
+            users.entry(&stream.user).or_insert((0, Reverse(*number))).0 += 1;
+        }
+        let (most, Reverse(oldest)) = users.into_values().max()?;
+        Some((most, oldest))
+    }
+}
+
+impl Drop for StreamPlace {
+    fn drop(&mut self) {
+        self.table.lock().streams.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Users who hold so many places each.
+    fn hold(table: &Arc<StreamTable>, users: usize, each: usize) -> Vec<Vec<StreamPlace>> {
+        let of_user = |user: usize| {
+            let name = format!("user-{user}");
+            (0..each).map(|_| table.open(&name).unwrap()).collect()
+        };
+        (0..users).map(of_user).collect()
+    }
+
+    fn displaced(places: &[StreamPlace]) -> Vec<bool> {
+        places.iter().map(|place| place.displaced.is_cancelled()).collect()
+    }
+
+    #[test]
+    fn streams_are_bounded_for_each_user_until_one_ends() {
+        let table = Arc::default();
+        let mut held = hold(&table, 1, MOST_READERS_OF_ONE);
+        assert!(table.open("user-0").is_none());
+        assert!(table.open("another").is_some());
+        held[0].pop();
+        let again = table.open("user-0").unwrap();
+        assert!(table.open("user-0").is_none());
+        assert!(!again.displaced.is_cancelled());
+    }
+
+    #[test]
+    fn with_one_place_left_nobody_loses_a_stream_and_without_the_oldest_of_who_has_most_ends() {
+        let table = Arc::default();
+        let mut held = hold(&table, MOST_READERS / MOST_READERS_OF_ONE, MOST_READERS_OF_ONE);
+        held[0].pop();
+        let first = table.open("a").unwrap();
+        assert!(held.iter().all(|places| displaced(places).iter().all(|is| !is)));
+        // The first user has three now, so that one of the others who have four loses its oldest.
+        let second = table.open("b").unwrap();
+        assert_eq!(displaced(&held[0]), [false; 3]);
+        assert_eq!(displaced(&held[1]), [true, false, false, false]);
+        assert!(held[2..].iter().all(|places| displaced(places) == [false; 4]));
+        assert!([&first, &second].iter().all(|place| !place.displaced.is_cancelled()));
+        assert!(
+            table.open("user-1").is_none(),
+            "it is not taken back from who has one more"
+        );
+    }
+
+    #[test]
+    fn a_place_is_taken_only_from_a_user_who_has_two_more() {
+        let table = Arc::default();
+        let held = hold(&table, MOST_READERS / 2, 2);
+        let of_new = table.open("new").unwrap();
+        assert_eq!(displaced(&held[0]), [true, false]);
+        assert!(table.open("new").is_none(), "the others have two, as this one would");
+        assert!(table.open("user-0").is_none(), "nor is the lost one taken back");
+        let of_newer = table.open("newer").unwrap();
+        assert_eq!(displaced(&held[1]), [true, false]);
+        assert!([of_new, of_newer].iter().all(|place| !place.displaced.is_cancelled()));
+    }
+
+    #[test]
+    fn users_with_one_stream_each_lose_none() {
+        let table = Arc::default();
+        let mut held = hold(&table, MOST_READERS, 1);
+        assert!(table.open("late").is_none());
+        assert!(held.iter().all(|places| displaced(places) == [false]));
+        held.pop();
+        assert!(table.open("late").is_some());
+    }
+
+    #[test]
+    fn a_displaced_stream_that_ends_frees_no_place_of_another() {
+        let table = Arc::default();
+        let mut held = hold(&table, MOST_READERS / MOST_READERS_OF_ONE, MOST_READERS_OF_ONE);
+        let _new = table.open("new").unwrap();
+        assert_eq!(displaced(&held[0]), [true, false, false, false]);
+        held[0].remove(0);
+        assert_eq!(table.lock().streams.len(), MOST_READERS);
+    }
+}
