@@ -26,6 +26,8 @@ use crate::support::random::Random;
 
 /// How many without the setting.
 const TASKS: u64 = 1_000;
+/// How many without kills.
+const UNDISTURBED: usize = 300;
 /// As what a client's tasks go out, in turn.
 const CLIENTS: [(&str, &[Way]); 3] = [
     ("hooks", &[Way::Webhook]),
@@ -66,36 +68,26 @@ fn each_task_of_three_clients_is_answered_once_and_in_turn_while_every_part_is_k
     let namespace = Namespace::new(&cluster.system, "task-chaos");
     let kubectl = &namespace.kubectl;
     let receiver = ResponseReceiver::start(REFUSES_EACH);
-    let agent = answering(&namespace, &receiver);
+    let agent = answering(&namespace, &receiver, Duration::from_millis(20));
     kubectl.apply(&sensor());
     until_listening(kubectl);
 
-    let clients = CLIENTS.map(|(name, ways)| TaskClient {
-        name,
-        ways,
-        sender: Sender::of(kubectl),
-        user: LinkUser::editor(&cluster.system, kubectl, name),
-    });
-    let (begun, posted) = (Instant::now(), AtomicUsize::new(0));
-    let (sent, blows) = std::thread::scope(|scope| {
-        let start = |(place, client)| {
-            let (agent, receiver, posted) = (&agent, &receiver, &posted);
-            let numbers = (place..count).step_by(CLIENTS.len());
-            scope.spawn(move || TaskClient::post_all(client, agent, numbers, receiver, posted))
-        };
-        let threads: Vec<_> = clients.iter().enumerate().map(start).collect();
-        let goes_on = || !threads.iter().all(ScopedJoinHandle::is_finished);
-        let blows = kill_parts(&cluster.system, kubectl, &agent, goes_on);
-        let sent = threads.into_iter().flat_map(|thread| thread.join().unwrap());
-        (sent.collect::<BTreeMap<_, _>>(), blows)
+    let begun = Instant::now();
+    let (sent, blows) = post(&cluster.system, &agent, &receiver, count, |goes_on| {
+        kill_parts(&cluster.system, kubectl, &agent, goes_on)
     });
     let accepted = receiver.until_accepted(count, PATIENCE.as_secs());
     let took = begun.elapsed();
     say_kills(&blows, &sent);
-    say_rate(count, took, receiver.all().len());
+    say_rate("task_chaos", count, took);
+    figure(
+        "task_chaos_responses_sent_again",
+        receiver.all().len() - count,
+        "responses",
+    );
     agent.stop(120);
     let found = Found::after(&agent);
-    found.say();
+    found.say("task_chaos");
     found.judge(&sent, &accepted, &receiver.all());
     let (kills, rounds) = (blows.kills.iter().sum::<usize>(), took.as_secs() / RHYTHM.as_secs());
     assert!(
@@ -104,9 +96,56 @@ fn each_task_of_three_clients_is_answered_once_and_in_turn_while_every_part_is_k
     );
 }
 
+#[test]
+fn tasks_of_three_clients_go_through_one_agent_and_one_leader_that_nothing_disturbs() {
+    let Some(cluster) = alone() else { return };
+    let namespace = Namespace::new(&cluster.system, "task-rate");
+    let receiver = ResponseReceiver::start(0);
+    let agent = answering(&namespace, &receiver, Duration::ZERO);
+    namespace.kubectl.apply(&sensor());
+    until_listening(&namespace.kubectl);
+    let begun = Instant::now();
+    let (sent, ()) = post(&cluster.system, &agent, &receiver, UNDISTURBED, |_| ());
+    let accepted = receiver.until_accepted(UNDISTURBED, PATIENCE.as_secs());
+    say_rate("task_rate", UNDISTURBED, begun.elapsed());
+    agent.stop(120);
+    let found = Found::after(&agent);
+    found.say("task_rate");
+    found.judge(&sent, &accepted, &receiver.all());
+}
+
+/// Posts so many tasks as all clients do at a time, and meanwhile does something else, which is told whether they still do.
+fn post<T>(
+    system: &Kubectl,
+    agent: &Agent<'_>,
+    receiver: &ResponseReceiver,
+    count: usize,
+    meanwhile: impl FnOnce(&dyn Fn() -> bool) -> T,
+) -> (BTreeMap<String, Sent>, T) {
+    let clients = CLIENTS.map(|(name, ways)| TaskClient {
+        name,
+        ways,
+        sender: Sender::of(agent.kubectl),
+        user: LinkUser::editor(system, agent.kubectl, name),
+    });
+    let posted = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let start = |(place, client)| {
+            let numbers = (place..count).step_by(CLIENTS.len());
+            let posted = &posted;
+            scope.spawn(move || TaskClient::post_all(client, agent, numbers, receiver, posted))
+        };
+        let threads: Vec<_> = clients.iter().enumerate().map(start).collect();
+        let done = meanwhile(&|| !threads.iter().all(ScopedJoinHandle::is_finished));
+        let sent = threads.into_iter().flat_map(|thread| thread.join().unwrap());
+        (sent.collect(), done)
+    })
+}
+
 /// An Agent whose responses go to the receiver, with a witness in its journal.
-fn answering<'a>(namespace: &'a Namespace, receiver: &ResponseReceiver) -> Agent<'a> {
-    let turn = json!({"text": "done", "delayMilliseconds": 20});
+fn answering<'a>(namespace: &'a Namespace, receiver: &ResponseReceiver, call: Duration) -> Agent<'a> {
+    let delay = u64::try_from(call.as_millis()).unwrap();
+    let turn = json!({"text": "done", "delayMilliseconds": delay});
     namespace.kubectl.apply(&script("answers", &json!({"turns": [turn]})));
     let spec = json!({
         "mode": "Task", "loop": {"maxConsecutiveErrors": 20},
@@ -264,10 +303,10 @@ impl Found {
         }
     }
 
-    fn say(&self) {
+    fn say(&self, run: &str) {
         for percent in [50, 99] {
             if let Some(seconds) = self.waits.get(self.waits.len() * percent / 100) {
-                let name = format!("task_chaos_accepted_to_first_call_p{percent}");
+                let name = format!("{run}_accepted_to_first_call_p{percent}");
                 figure(&name, format!("{seconds:.2}"), "s");
             }
         }
@@ -343,10 +382,9 @@ fn say_kills(blows: &Blows, sent: &BTreeMap<String, Sent>) {
     figure("task_chaos_posted_again", again, "posts");
 }
 
-fn say_rate(count: usize, took: Duration, responses: usize) {
-    figure("task_chaos_tasks", count, "tasks");
+fn say_rate(run: &str, count: usize, took: Duration) {
+    figure(&format!("{run}_tasks"), count, "tasks");
     let tasks = f64::from(u32::try_from(count).unwrap());
     let rate = format!("{:.1}", tasks / took.as_secs_f64());
-    figure("task_chaos_rate", rate, "tasks/s");
-    figure("task_chaos_responses_sent_again", responses - count, "responses");
+    figure(&format!("{run}_rate"), rate, "tasks/s");
 }
