@@ -14,7 +14,7 @@ use rustls::pki_types::ServerName;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::controller::agent::{ReconcilerSettings, trace_variables};
+use crate::controller::agent::{ReconcilerSettings, log_variables, trace_variables};
 use crate::controller::election::LeaseTimes;
 use crate::controller::gate_webhook::{GateWebhook, WebhookTimes};
 use crate::controller::history::HistorySettings;
@@ -247,6 +247,7 @@ impl ControllerArgs {
             resources: self.sensor_resources,
             allowed_ranges: given(self.egress_allowed_cidrs),
             denied_ranges: given(self.egress_denied_cidrs),
+            environment: log_variables(|name| std::env::var(name).ok(), self.otlp_headers_secret.as_deref()),
         };
         let page_hosts = given(self.page_hosts);
         let page = self.page_address.map(|address| page(address, page_hosts)).transpose()?;

@@ -11,6 +11,7 @@ use crate::link::pod::{
     SENSOR_HEALTH_SOCKET, SENSOR_KEY_FILE, SensorPodConfig, WEBHOOK_PORT,
 };
 use crate::sensor::{self, SensorPodOptions};
+use crate::telemetry::log_export::ProcessLog;
 
 /// Flags of `agentloop sensor`.
 #[derive(ClapArgs, Debug)]
@@ -49,7 +50,7 @@ pub(super) struct SensorArgs {
 
 impl SensorArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        crate::telemetry::log::init();
+        let log = ProcessLog::init("sensor");
         let config: SensorPodConfig = pod::configuration(&self.config, "the configuration of a sensor pod")?;
         let options = SensorPodOptions {
             config,
@@ -62,6 +63,7 @@ impl SensorArgs {
             health_socket: self.health_socket.trim_start_matches('@').to_owned(),
             link_token_file: self.link_token_file,
             link_ca_file: self.link_ca_file,
+            log,
         };
         pod::run(async move |end| Ok(Box::pin(sensor::run(options, end.cancelled_owned())).await?))
     }

@@ -9,6 +9,8 @@ pub mod ca;
 pub mod certificates;
 pub mod connection;
 pub mod delivery_relay;
+mod duration_reports;
+pub mod duration_totals;
 pub mod election;
 pub mod embedded;
 pub mod event_subscriptions;

@@ -5,11 +5,13 @@
 //! gateways have attached again, and the status must keep its values until then.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
+use super::duration_reports::ReportedDurations;
+use super::duration_totals::DurationTotals;
 use super::event_subscriptions::{
     EventSubscriptions, PageOutcome, PageReceiver, READINGS_OF_ALL, READINGS_OF_ONE, too_many, unavailable,
 };
@@ -46,6 +48,7 @@ struct PodSession {
     last_report: Option<ReceivedReport>,
     contact: Option<Timestamp>,
     readings: EventSubscriptions,
+    durations: ReportedDurations,
 }
 
 #[derive(Default)]
@@ -71,6 +74,8 @@ pub struct PodSessions {
     changed: mpsc::UnboundedSender<NamespacedName>,
     /// Whether pods upload their histories.
     stores_history: bool,
+    /// Takes what the pods report about durations.
+    durations: OnceLock<Arc<DurationTotals>>,
 }
 
 impl PodSessions {
@@ -83,6 +88,7 @@ impl PodSessions {
                 table: Mutex::default(),
                 changed,
                 stores_history: false,
+                durations: OnceLock::new(),
             },
             stream,
         )
@@ -92,6 +98,13 @@ impl PodSessions {
     #[must_use]
     pub fn with_history(self, stores_history: bool) -> Self {
         Self { stores_history, ..self }
+    }
+
+    /// Adds what pods report about durations to these totals from now on. Has an effect once.
+    pub fn count_durations(&self, totals: Arc<DurationTotals>) {
+        if self.durations.set(totals).is_err() {
+            tracing::error!("the durations that pods report are counted already");
+        }
     }
 
     /// Registers the pod of the Agent with this uid, with the known totals and its directives. Idempotent; a different pod starts a new
@@ -132,6 +145,7 @@ impl PodSessions {
                     last_report: None,
                     contact: None,
                     readings: EventSubscriptions::default(),
+                    durations: ReportedDurations::default(),
                 };
                 table.entries.insert(agent.clone(), entry);
                 table.wanted.remove(agent);
@@ -316,12 +330,15 @@ impl PodSessions {
         &self,
         agent: &NamespacedName,
         pod: &LivePod,
-        report: PodReport,
+        mut report: PodReport,
         now: Timestamp,
     ) -> Result<(), PodRefusal> {
         let mut table = self.lock();
         let entry = authorized_session(&mut table.entries, agent, pod)?;
         entry.contact = Some(now);
+        // Not kept with the report: what it adds to the totals is no reason for a reconcile.
+        let growth = entry.durations.take(&mut report);
+        let owner = entry.agent_uid.clone();
         let news = entry.last_report.as_ref().is_none_or(|last| last.report != report);
         let lost = report.budget.lost_leases;
         entry.last_report = Some(ReceivedReport { report, at: now });
@@ -329,6 +346,10 @@ impl PodSessions {
         if news {
             // Fails only during shutdown.
             let _ = self.changed.send(agent.clone());
+        }
+        drop(table);
+        if let Some(totals) = self.durations.get() {
+            totals.add((agent, &owner), &growth, now);
         }
         Ok(())
     }

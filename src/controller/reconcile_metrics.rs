@@ -5,11 +5,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::agent::{AgentsView, ReconcileObserver};
+use super::duration_totals::DurationTotals;
 use super::pod_sessions::PodSessions;
 use super::runtime::{ReconcileMetrics, ReconcileResult};
 use crate::api::{Agent, NamespacedName};
 use crate::telemetry::agent_collector::{
-    AgentCollector, DroppedTelemetry, GatewayCounts, RefusedCalls, TelemetryDrops,
+    AgentCollector, DroppedTelemetry, GatewayCounts, RefusedCalls, SampledTraces, TelemetryDrops,
 };
 use crate::telemetry::families::{ObjectVisitor, PerObject};
 use crate::telemetry::http::Readiness;
@@ -43,6 +44,9 @@ impl MetricsObserver {
     ) -> Self {
         let totals = Arc::new(NamespaceTotals::new(refused_calls(&loops)));
         metrics.add(totals.clone());
+        let durations = Arc::new(durations(&metrics, &agents));
+        metrics.add(durations.clone());
+        loops.count_durations(durations);
         Self {
             reconciles: ReconcileMetrics::new(metrics.clone(), "agent", workers),
             metrics,
@@ -78,9 +82,7 @@ impl ReconcileObserver for MetricsObserver {
             refused: refused_calls(&self.loops),
             dropped: dropped_telemetry(&self.loops),
         };
-        let traces = self.metrics.reconcile_traces.clone();
-        let sampled = Box::new(move |trace_id: &[u8]| traces.samples(trace_id));
-        let collector = AgentCollector::new(Box::new(take), gateways, sampled, self.level);
+        let collector = AgentCollector::new(Box::new(take), gateways, sampled(&self.metrics), self.level);
         self.metrics.add(Arc::new(collector));
         if self.agents.set(agents).is_err() {
             tracing::error!("the caches were reported as filled twice; using the first view");
@@ -99,6 +101,19 @@ impl ReconcileObserver for MetricsObserver {
     fn agents_listed(&self, scope: Option<&str>, listed: &BTreeSet<NamespacedName>) {
         self.totals.agents_listed(scope, listed);
     }
+}
+
+/// The histograms of durations, with the labels of the Agents in the caches.
+fn durations(metrics: &Metrics, agents: &Arc<OnceLock<AgentsView>>) -> DurationTotals {
+    let agents = agents.clone();
+    let labels = Box::new(move |agent: &NamespacedName| agents.get()?.labels(agent));
+    DurationTotals::new(labels, sampled(metrics))
+}
+
+/// Which traces of turns may be exemplars.
+fn sampled(metrics: &Metrics) -> SampledTraces {
+    let traces = metrics.reconcile_traces.clone();
+    Box::new(move |trace_id: &[u8]| traces.samples(trace_id))
 }
 
 fn dropped_telemetry(loops: &Arc<PodSessions>) -> DroppedTelemetry {

@@ -6,13 +6,14 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::Instrument as _;
 
 use super::budget::{self, CallReservation, GatewayBudget};
+use super::call_durations::CallTimes;
 use super::call_spans::CallSpans;
 use super::in_flight::InFlightCall;
 use super::link_state::{LinkRefusal, LinkState};
@@ -45,6 +46,7 @@ pub struct ModelCalls {
     contact: Arc<LinkState>,
     upstreams: ModelUpstreams,
     spans: CallSpans,
+    times: CallTimes,
     flights: Mutex<HashMap<CallId, Arc<InFlightCall>>>,
     /// Number of calls that ended, and what the last one shows about the model.
     ended: watch::Sender<(u64, Option<ModelReport>)>,
@@ -69,6 +71,7 @@ impl ModelCalls {
         upstreams: ModelUpstreams,
         spans: CallSpans,
     ) -> Self {
+        let times = CallTimes::new(store.models());
         let violated = store.violation().map(|violation| report(&violation.failure));
         Self {
             store,
@@ -76,6 +79,7 @@ impl ModelCalls {
             contact,
             upstreams,
             spans,
+            times,
             flights: Mutex::default(),
             ended: watch::Sender::new((0, violated)),
             end: watch::Sender::new(ShutdownStage::No),
@@ -84,6 +88,11 @@ impl ModelCalls {
 
     pub fn store(&self) -> &CallStore {
         &self.store
+    }
+
+    /// How long calls took.
+    pub fn times(&self) -> &CallTimes {
+        &self.times
     }
 
     /// Notifies about ended calls.
@@ -180,11 +189,15 @@ impl ModelCalls {
     ) -> Option<CallFailure> {
         // Dropping the request closes the connection; what the server had done by then is unknown, unless its usage was
         // already read.
+        let sent = Instant::now();
         let result = tokio::select! {
             biased;
             why = flight.until_cut() => Err((why, true)),
             result = self.run(call, request, flight) => result.map_err(|failure| (failure, false)),
         };
+        if result.is_ok() {
+            self.times.answered(call, sent.elapsed());
+        }
         let was_cut = matches!(&result, Err((_, true)));
         let metered = flight.metered();
         let charge = self.budget.charge(&hold, &metered, &flight.answered());
@@ -517,6 +530,13 @@ mod tests {
         };
         assert!(body.len() > 60_000);
         assert_eq!(calls.store.usage().calls, 1, "charged once");
+        let times = calls.times().report();
+        // The scripted delay of 200 ms, and no wait for the disk.
+        assert_eq!((times[0].model.as_str(), times[0].counts.count()), ("m", 1));
+        assert!(
+            (200_000..5_000_000).contains(&times[0].counts.sum_microseconds),
+            "{times:?}"
+        );
         assert!(calls.acknowledge("t1c1a1".parse().unwrap()).unwrap());
     }
 

@@ -4,6 +4,7 @@
 //! of the link. Knows nothing of loops: the worker decides when to call, the controller whether the pod may.
 
 mod budget;
+mod call_durations;
 mod call_spans;
 mod calls;
 mod deliveries;

@@ -244,6 +244,7 @@ impl GatewayUplink {
             budget: self.calls.store().budget(),
             pulse: self.budget.request_stats(),
             telemetry_loss: self.exported.loss(),
+            call_durations: self.calls.times().report(),
         }
     }
 }

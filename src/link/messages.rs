@@ -13,6 +13,7 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+use super::durations::{CallDurations, LoopDurations};
 use super::sensor_messages::{SensorReport, SensorTerms};
 use agentloop_api::{
     amount::{Amount, LimitAmounts},
@@ -358,6 +359,9 @@ pub struct PodReport {
     /// What the pod has not exported over OTLP.
     #[serde(skip_serializing_if = "TelemetryLoss::is_none")]
     pub telemetry_loss: TelemetryLoss,
+    /// How long the answered calls of each of the pod's models took, since the start of the gateway.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub call_durations: Vec<CallDurations>,
 }
 
 /// Telemetry that a pod has not exported, since the start of its gateway.
@@ -477,6 +481,9 @@ pub struct LoopReport {
     /// Sensors that run in this pod, by uid.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sensors: Vec<SensorReport>,
+    /// How long turns and tool runs took, since the start of the worker.
+    #[serde(skip_serializing_if = "LoopDurations::is_none")]
+    pub durations: LoopDurations,
 }
 
 /// A repetition that a loop is in.

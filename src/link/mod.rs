@@ -16,6 +16,7 @@ pub mod answers;
 mod answers_route;
 pub mod client;
 pub mod deliveries;
+pub mod durations;
 pub mod events;
 mod events_route;
 pub mod history;

@@ -147,6 +147,7 @@ fn sensor(pod: &Pod, volumes: &PodVolumes, webhooks: &WebhookAddresses) -> Resul
         key_file: file(SENSOR_KEY_FILE),
         link_token_file: file(LINK_TOKEN_FILE),
         link_ca_file: file(LINK_CA_FILE),
+        log: ProcessLog::default(),
     })
 }
 

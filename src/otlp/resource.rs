@@ -23,6 +23,18 @@ impl TelemetryOrigin {
         ])
     }
 
+    /// The pod of a Sensor, by its namespace, name and uid.
+    #[must_use]
+    pub fn sensor((namespace, name, uid): (&str, &str, &str)) -> Self {
+        Self(vec![
+            version(),
+            text("service.instance.id", uid),
+            text("k8s.namespace.name", namespace),
+            text("agentloop.sensor.name", name),
+            text("agentloop.sensor.uid", uid),
+        ])
+    }
+
     /// A replica of the controller: its namespace, and its pod if it is in one.
     #[must_use]
     pub fn controller(namespace: &str, pod: Option<&str>) -> Self {

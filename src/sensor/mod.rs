@@ -17,6 +17,7 @@ mod uplink;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::net::UnixListener;
@@ -32,9 +33,11 @@ use self::uplink::SensorUplink;
 use crate::link::client::LinkClient;
 use crate::link::deliveries::ReceiverTerms;
 use crate::link::pod::SensorPodConfig;
+use crate::otlp::TelemetryOrigin;
 use crate::sensing::SpecError;
 use crate::sensing::address::{AddressPolicy, Cidr, CidrError};
 use crate::sensing::rules::SensorRules;
+use crate::telemetry::log_export::ProcessLog;
 
 #[derive(Clone, Debug)]
 pub struct SensorPodOptions {
@@ -56,7 +59,12 @@ pub struct SensorPodOptions {
     pub link_token_file: PathBuf,
     /// File with the link's CA bundle.
     pub link_ca_file: PathBuf,
+    /// The log of the process, if it has one of its own.
+    pub log: ProcessLog,
 }
+
+/// Time at the end of the pod for the last lines of the log.
+const LAST_LINES: Duration = Duration::from_secs(2);
 
 #[derive(thiserror::Error, Debug)]
 pub enum SensorError {
@@ -71,8 +79,17 @@ pub enum SensorError {
     Ranges(#[from] CidrError),
 }
 
-/// Runs the source, stores and delivers its events until `end`.
+/// Runs the source, stores and delivers its events until `end`, and exports the log if it is to be.
 pub async fn run(options: SensorPodOptions, end: impl Future<Output = ()>) -> Result<(), SensorError> {
+    let SensorPodConfig { namespace, terms, .. } = &options.config;
+    let origin = TelemetryOrigin::sensor((namespace, &terms.name, &terms.uid));
+    let (_, lines) = options.log.clone().start(&origin);
+    let ended = run_source(options, end).await;
+    lines.finish(LAST_LINES).await;
+    ended
+}
+
+async fn run_source(options: SensorPodOptions, end: impl Future<Output = ()>) -> Result<(), SensorError> {
     let terms = options.config.terms.clone();
     let rules = SensorRules::compile(&terms.name, &terms.spec)?;
     let policy = AddressPolicy::new(

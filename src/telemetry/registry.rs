@@ -142,6 +142,8 @@ metrics! {
 
     NAMESPACE_AGENTS = Namespaces Gauge "agentloop_namespace_agents" ["namespace", "state"]
         "Number of Agents by state of the loop; None before the first report.";
+    NAMESPACE_CALL_SECONDS = Namespaces Histogram "agentloop_namespace_call_duration_seconds" ["namespace", "model"]
+        "Duration in seconds of answered model calls, from the request to the end of the answer, as reported by the gateways; models beyond the first 10 and those that no spec names as model other.";
     NAMESPACE_CALLS = Namespaces Counter "agentloop_namespace_calls_total" ["namespace"]
         "Total number of model calls sent by the Agents of the namespace; each attempt counts.";
     NAMESPACE_COST = Namespaces Counter "agentloop_namespace_cost_usd_total" ["namespace"]
@@ -156,8 +158,12 @@ metrics! {
         "Total number of tasks and requests that have ended, by outcome: Completed, Failed or LimitReached.";
     NAMESPACE_TOKENS = Namespaces Counter "agentloop_namespace_tokens_total" ["namespace", "type"]
         "Total number of tokens billed by the provider; the types input, cache_read, cache_write and output are disjoint.";
+    NAMESPACE_TOOL_SECONDS = Namespaces Histogram "agentloop_namespace_tool_call_duration_seconds" ["namespace"]
+        "Duration in seconds of tool runs that ended while the same worker was running, as reported by the workers.";
     NAMESPACE_OUTCOMES = Namespaces Counter "agentloop_namespace_tool_outcomes_total" ["namespace", "outcome"]
         "Total number of tool calls by outcome: ok, error, denied, unavailable (these two were not run) or unknown.";
+    NAMESPACE_TURN_SECONDS = Namespaces Histogram "agentloop_namespace_turn_duration_seconds" ["namespace", "mode"]
+        "Duration in seconds of completed turns from start to end, with the pauses and waits for approvals in them, as reported by the workers; only turns that ended while the same worker was running.";
     NAMESPACE_TURNS = Namespaces Counter "agentloop_namespace_turns_total" ["namespace"]
         "Total number of completed turns.";
 
@@ -365,7 +371,8 @@ pub fn reference() -> String {
             "One set of series per namespace with Agents: sums over its Agents, whatever `metrics.perObject` is. All series of \
              closed label sets are present. The counters add up the growth of what the Agents persist in their status, and \
              deleted Agents stay included, so that they never decrease while a replica leads; the next leader begins with \
-             the Agents that exist then.",
+             the Agents that exist then. The histograms begin with the first durations after a replica became the leader, and \
+             the 1,000 namespaces in which something was measured last have them; their exemplars are traces of turns.",
         ),
         (
             MetricSource::Budgets,

@@ -34,6 +34,7 @@ use crate::support::clock::ClockReading;
 use self::loop_timer::LoopTimer;
 use super::artifacts::ArtifactStore;
 use super::deliveries::DeliveryPoller;
+use super::durations::LoopTimes;
 use super::event_subscriptions::{EventPublisher, PageRequest};
 use super::events;
 use super::gateway_client::{GatewayClient, GatewayUpdate};
@@ -91,6 +92,7 @@ pub struct LoopDriver<'a> {
     outbox: &'a GatewayReporter,
     readings: EventPublisher,
     spans: LoopSpans,
+    times: LoopTimes,
     turn: TurnContext,
     sensors: LoopSensors,
     deliveries: DeliveryPoller,
@@ -184,6 +186,7 @@ impl<'a> LoopDriver<'a> {
             outbox: parts.outbox,
             readings: EventPublisher::new(parts.gateway, parts.turn.agent().map(str::to_owned)),
             spans: parts.spans,
+            times: LoopTimes::default(),
             turn: parts.turn,
             sensors: parts.sensors,
             deliveries: DeliveryPoller::new(parts.gateway),
@@ -515,6 +518,7 @@ impl<'a> LoopDriver<'a> {
             self.turn.follow(line);
         }
         self.spans.observe(&lines);
+        self.times.observe(&lines);
         self.readings.announce_lines(&lines);
         if !lines.is_empty() {
             self.history.changed();
@@ -533,6 +537,7 @@ impl<'a> LoopDriver<'a> {
     fn report(&self) -> LoopReport {
         LoopReport {
             sensors: self.sensors.reports(),
+            durations: self.times.report(),
             ..report::from_view(self.steps.view())
         }
     }

@@ -7,6 +7,7 @@ pub mod artifacts;
 pub mod budget;
 pub mod deliveries;
 pub mod driver;
+mod durations;
 pub mod event_subscriptions;
 pub mod events;
 pub mod gateway_client;

@@ -9,6 +9,7 @@ use crate::api::task::Activation;
 use crate::engine::machine::LoopView;
 use crate::engine::tasks::EndedTask;
 use crate::engine::{GoalView, OpenGate};
+use crate::link::durations::LoopDurations;
 use crate::link::messages::{DetectedLoop, HeldReason, LoopReport, ModelReport};
 use crate::support::text::truncate_bytes;
 
@@ -57,6 +58,7 @@ pub fn from_view(view: LoopView) -> LoopReport {
             message: failure.message,
         }),
         sensors: Vec::new(),
+        durations: LoopDurations::default(),
     }
 }
 

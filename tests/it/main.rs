@@ -29,6 +29,7 @@ mod rooms;
 mod schema;
 mod sensing;
 mod sensor_pods;
+mod sensor_telemetry;
 mod sensors;
 mod sources;
 mod supply_chain;

@@ -54,16 +54,11 @@ async fn controller_with(agents: AgentsView, level: PerObject) -> (Arc<Metrics>,
     initialize_history_metrics(&metrics);
     metrics.leader.with_label_values(&[LEASE_NAME]).set(1);
     let readiness = Readiness::waiting("the caches to fill");
-    let report = MetricsObserver::new(
-        metrics.clone(),
-        Arc::new(OnceLock::new()),
-        heard(),
-        readiness.clone(),
-        8,
-        level,
-    );
+    let (loops, view) = (heard(), Arc::new(OnceLock::new()));
+    let report = MetricsObserver::new(metrics.clone(), view, loops.clone(), readiness.clone(), 8, level);
     agents.for_each(|agent| report.agent_seen(agent));
     report.agents(agents);
+    measured(&loops);
     for how in [
         ReconcileResult::Success,
         ReconcileResult::RequeueAfter,
@@ -91,14 +86,19 @@ fn cache<T: 'static>(objects: fn() -> Vec<T>) -> TakeSnapshot<T> {
     Box::new(move || Box::new(move |visit| objects().iter().for_each(visit)))
 }
 
-/// What the gateway of the Agent x said.
-fn heard() -> Arc<PodSessions> {
-    let (loops, _) = PodSessions::new();
-    let agent = NamespacedName::new("team-a", "x");
+/// The Agent x and its pod.
+fn speaker() -> (NamespacedName, LivePod) {
     let pod = LivePod {
         uid: "p".into(),
         epoch: 1,
     };
+    (NamespacedName::new("team-a", "x"), pod)
+}
+
+/// What the gateway of the Agent x said.
+fn heard() -> Arc<PodSessions> {
+    let (loops, _) = PodSessions::new();
+    let (agent, pod) = speaker();
     loops.expect_pod(
         (&agent, "uid"),
         pod.clone(),
@@ -113,6 +113,22 @@ fn heard() -> Arc<PodSessions> {
     report.telemetry_loss = TelemetryLoss { spans: 3, logs: 2 };
     loops.report(&agent, &pod, report, jiff::Timestamp::UNIX_EPOCH).unwrap();
     Arc::new(loops)
+}
+
+/// What its pod measured before and after the first report of its worker.
+fn measured(loops: &PodSessions) {
+    let (agent, pod) = speaker();
+    for count in [7, 9] {
+        let mut report = loops.newest_report(&agent).unwrap();
+        report.call_durations = serde_json::from_value(json!([
+            {"model": "small", "counts": {"buckets": [count], "sumMicroseconds": 1000 * count}},
+            {"model": "unheard-of", "counts": {"buckets": [count]}},
+        ]))
+        .unwrap();
+        let of_loop = json!({"durations": {"turns": {"buckets": [0, count]}, "toolRuns": {"buckets": [count]}}});
+        report.loop_ = Some(serde_json::from_value(of_loop).unwrap());
+        loops.report(&agent, &pod, report, jiff::Timestamp::UNIX_EPOCH).unwrap();
+    }
 }
 
 /// An AgentBudget with all kinds of limits, and one with a limit of tokens.
@@ -398,6 +414,23 @@ async fn an_agent_never_visited_has_its_counters_at_zero_and_no_state() {
 fn same_series(left: &str, right: &str) -> bool {
     let parts = |series: &str| -> BTreeSet<String> { series.split(['{', ',', '}']).map(Into::into).collect() };
     parts(left) == parts(right)
+}
+
+#[tokio::test]
+async fn durations_are_counted_by_namespace_under_the_labels_of_the_spec() {
+    let (metrics, _) = controller(view(&[busy("x")])).await;
+    let text = metrics.text();
+    // The calls before the first report of this pod are unknown, unlike those of a model that it had not used.
+    for line in [
+        r#"call_duration_seconds_count{namespace="team-a",model="small"} 9"#,
+        r#"call_duration_seconds_count{namespace="team-a",model="other"} 9"#,
+        r#"call_duration_seconds_sum{namespace="team-a",model="small"} 0.009"#,
+        r#"turn_duration_seconds_count{namespace="team-a",mode="Continuous"} 2"#,
+        r#"tool_call_duration_seconds_count{namespace="team-a"} 2"#,
+    ] {
+        let line = format!("agentloop_namespace_{line}");
+        assert!(text.lines().any(|found| found == line), "{line}");
+    }
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "telemetry",
         ],
     ),
-    ("sensor", &["api", "link", "sensing", "support", "telemetry"]),
+    ("sensor", &["api", "link", "otlp", "sensing", "support", "telemetry"]),
     (
         "gateway",
         &[

@@ -10,6 +10,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::status::LoopOutcome;
 use crate::api::{Agent, NamespacedName};
+use crate::controller::duration_totals::AgentLabels;
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::ReconcileResult;
 use crate::controller::runtime::guarded::GuardedObject;
@@ -96,6 +97,19 @@ impl AgentsView {
             .as_ref()
             .and_then(|found| found.0.as_ref().ok()?.status.as_ref()?.r#loop.as_ref());
         status.is_some_and(|status| status.outcome == Some(LoopOutcome::ScaledToZero))
+    }
+
+    /// What the labels of an Agent's durations are; `None` if it does not exist or cannot be parsed.
+    #[must_use]
+    pub fn labels(&self, agent: &NamespacedName) -> Option<AgentLabels> {
+        let reference = ObjectRef::new(&agent.name).within(&agent.namespace);
+        let found = self.stores.iter().find_map(|store| store.get(&reference))?;
+        let spec = &found.0.as_ref().ok()?.spec;
+        let models = [Some(&spec.model), spec.light_model.as_ref()];
+        Some(AgentLabels {
+            mode: spec.mode.as_ref().to_owned(),
+            models: models.into_iter().flatten().map(|model| model.name.clone()).collect(),
+        })
     }
 
     /// Waits until every store has been filled once.

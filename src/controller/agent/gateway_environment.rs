@@ -1,10 +1,13 @@
-//! The `OTEL_*` variables of gateways: those of the controller, and the headers from a Secret beside the Agent.
+//! The `OTEL_*` variables of gateways and sensor pods: those of the controller, and the headers from a Secret beside them.
 
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, SecretKeySelector};
 
 use crate::otlp::PASSED_VARIABLES;
 
 const HEADERS: &str = "OTEL_EXPORTER_OTLP_HEADERS";
+const LOGS_EXPORTER: &str = "OTEL_LOGS_EXPORTER";
+/// In the names of variables that say how traces are exported.
+const OF_TRACES: [&str; 2] = ["_TRACES_", "_BSP_"];
 /// Key of the headers in their Secret.
 const HEADERS_KEY: &str = "headers";
 
@@ -34,6 +37,17 @@ pub fn trace_variables(variable: impl Fn(&str) -> Option<String>, headers_secret
         ..EnvVar::default()
     });
     given.chain(headers).collect()
+}
+
+/// The variables that sensor pods get: none if no logs are exported, since they export nothing else.
+#[must_use]
+pub fn log_variables(variable: impl Fn(&str) -> Option<String>, headers_secret: Option<&str>) -> Vec<EnvVar> {
+    if variable(LOGS_EXPORTER).as_deref() != Some("otlp") {
+        return Vec::new();
+    }
+    let mut all = trace_variables(variable, headers_secret);
+    all.retain(|given| !OF_TRACES.iter().any(|part| given.name.contains(part)));
+    all
 }
 
 #[cfg(test)]
@@ -75,5 +89,30 @@ mod tests {
             ("otlp", "headers", Some(true))
         );
         assert!(trace_variables(|_| None, Some("")).is_empty());
+    }
+
+    #[test]
+    fn sensor_pods_get_what_concerns_logs_once_they_are_exported() {
+        let variable = |logs: &'static str| {
+            move |name: &str| match name {
+                "OTEL_EXPORTER_OTLP_ENDPOINT" => Some("http://collector:4318".to_owned()),
+                "OTEL_LOGS_EXPORTER" => Some(logs.into()),
+                "OTEL_TRACES_SAMPLER_ARG" | "OTEL_BSP_MAX_QUEUE_SIZE" | "OTEL_BLRP_MAX_QUEUE_SIZE" => Some("1".into()),
+                _ => None,
+            }
+        };
+        let given = log_variables(variable("otlp"), Some("otlp"));
+        let names: Vec<_> = given.iter().map(|given| given.name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "OTEL_LOGS_EXPORTER",
+                "OTEL_EXPORTER_OTLP_ENDPOINT",
+                "OTEL_BLRP_MAX_QUEUE_SIZE",
+                "OTEL_EXPORTER_OTLP_HEADERS"
+            ]
+        );
+        assert!(log_variables(variable("none"), Some("otlp")).is_empty());
+        assert!(log_variables(|_| None, Some("otlp")).is_empty());
     }
 }

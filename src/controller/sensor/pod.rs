@@ -59,6 +59,8 @@ pub struct SensorPodSettings {
     pub allowed_ranges: Vec<String>,
     /// CIDR ranges that Sensors may not connect to.
     pub denied_ranges: Vec<String>,
+    /// Variables that say how logs are exported.
+    pub environment: Vec<EnvVar>,
 }
 
 /// Whether a source runs in a pod of its own rather than in the pods of its receivers.
@@ -303,17 +305,19 @@ fn container(sensor: &Sensor, settings: &SensorPodSettings) -> Container {
     ];
     mounts.extend(secrets::required(source).iter().map(RequiredSecret::mount));
     let webhook = source.webhook.is_some();
+    let configuration = EnvVar {
+        name: CONFIG_ENV.into(),
+        value: Some(config(sensor, settings)),
+        ..EnvVar::default()
+    };
+    let environment = std::iter::once(configuration).chain(settings.environment.iter().cloned());
     Container {
         name: "sensor".into(),
         image: Some(settings.image.clone()),
         image_pull_policy: settings.image_pull_policy.clone(),
         command: Some(vec![COMMAND[0].into()]),
         args: Some(vec![COMMAND[1].into()]),
-        env: Some(vec![EnvVar {
-            name: CONFIG_ENV.into(),
-            value: Some(config(sensor, settings)),
-            ..EnvVar::default()
-        }]),
+        env: Some(environment.collect()),
         ports: webhook.then(|| {
             vec![ContainerPort {
                 name: Some("webhook".into()),
@@ -586,6 +590,23 @@ mod tests {
         assert!(!config.contains('$'));
         let read: SensorPodConfig = serde_json::from_str(&config).unwrap();
         assert_eq!(read.terms.spec.notification, sensor.spec.notification);
+    }
+
+    #[test]
+    fn the_pod_gets_the_variables_of_the_settings_after_its_configuration() {
+        let variable = EnvVar {
+            name: "OTEL_LOGS_EXPORTER".into(),
+            value: Some("otlp".into()),
+            ..EnvVar::default()
+        };
+        let settings = SensorPodSettings {
+            environment: vec![variable],
+            ..SensorPodSettings::default()
+        };
+        let set = serde_json::to_value(stateful_set(&poll(), &settings)).unwrap();
+        let environment = &set["spec"]["template"]["spec"]["containers"][0]["env"];
+        let names: Vec<_> = environment.as_array().unwrap().iter().map(|one| &one["name"]).collect();
+        assert_eq!(names, [CONFIG_ENV, "OTEL_LOGS_EXPORTER"]);
     }
 
     #[test]

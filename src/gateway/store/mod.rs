@@ -206,6 +206,11 @@ struct CallStoreState {
 }
 
 impl CallStore {
+    /// The models that calls are counted for.
+    pub fn models(&self) -> ModelNames {
+        self.lock().models.clone()
+    }
+
     /// Opens or creates the record. Calls that were open count as lost.
     pub fn open(directory: &Path, models: ModelNames, now: Timestamp) -> Result<Self, CallStoreError> {
         let path = directory.join(FILE_NAME);

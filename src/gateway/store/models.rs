@@ -27,6 +27,12 @@ impl ModelNames {
         &self.server
     }
 
+    /// All models, each once.
+    pub fn all(&self) -> Vec<&str> {
+        let light = self.light.as_deref().filter(|light| *light != self.main);
+        [Some(self.main.as_str()), light].into_iter().flatten().collect()
+    }
+
     /// The model for calls of this [`CallPurpose`].
     pub fn of(&self, purpose: CallPurpose) -> &str {
         let light = self.light.as_deref().filter(|_| purpose.uses_light_model());

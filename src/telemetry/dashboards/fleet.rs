@@ -3,8 +3,10 @@
 
 use super::board::{Annotation, Board, Variable};
 use super::panel::{Column, Panel, Unit, target};
-use super::query::{increase, per_minute, rate, select, select_with, sum_by, sum_or_zero_by, total};
-use crate::telemetry::registry;
+use super::query::{
+    increase, per_minute, quantile, quantile_by, rate, select, select_with, sum_by, sum_or_zero_by, total,
+};
+use crate::telemetry::registry::{self, Metric};
 
 pub fn board() -> Board {
     Board {
@@ -33,6 +35,7 @@ pub fn board() -> Board {
         rows: vec![
             ("Now", now()),
             ("Work and spend", work()),
+            ("Durations", durations()),
             ("Limits, approvals and tools", limits()),
             ("Agents", agents()),
         ],
@@ -157,6 +160,47 @@ fn work() -> Vec<Panel> {
             "Tasks and requests that ended per minute, by outcome.",
             vec![target(per_minute("outcome", &registry::NAMESPACE_TASKS), "{{outcome}}")],
         ),
+    ]
+}
+
+/// The median, and how long the slowest twentieth and hundredth took at least.
+fn quantiles(title: &'static str, description: &'static str, metric: &Metric) -> Panel {
+    let targets = [("0.5", "p50"), ("0.95", "p95"), ("0.99", "p99")];
+    let targets = targets.map(|(of, legend)| target(quantile(of, metric), legend));
+    Panel::lines(title, Unit::Seconds, description, targets.into())
+}
+
+fn durations() -> Vec<Panel> {
+    vec![
+        quantiles(
+            "Duration of model calls",
+            "Median, 95th and 99th percentile of answered calls, from the request to the end of the answer. Above the \
+             longest bound of a bucket, 82 s, it is shown as that.",
+            &registry::NAMESPACE_CALL_SECONDS,
+        )
+        .wide(12),
+        Panel::lines(
+            "Duration of model calls by model (p95)",
+            Unit::Seconds,
+            "95th percentile of answered calls of each model.",
+            vec![target(
+                quantile_by("model", "0.95", &registry::NAMESPACE_CALL_SECONDS),
+                "{{model}}",
+            )],
+        )
+        .wide(12),
+        quantiles(
+            "Duration of turns",
+            "Median, 95th and 99th percentile of completed turns, with the pauses and waits for approvals in them.",
+            &registry::NAMESPACE_TURN_SECONDS,
+        )
+        .wide(12),
+        quantiles(
+            "Duration of tool runs",
+            "Median, 95th and 99th percentile of tool runs, whatever their outcome.",
+            &registry::NAMESPACE_TOOL_SECONDS,
+        )
+        .wide(12),
     ]
 }
 

@@ -69,6 +69,13 @@ pub fn quantile_by(labels: &str, quantile: &str, metric: &Metric) -> String {
     format!("histogram_quantile({quantile}, sum by (le, {labels}) (rate({series}[$__rate_interval])))")
 }
 
+/// Quantile of a histogram over the rate interval, of all series of the board.
+pub fn quantile(quantile: &str, metric: &Metric) -> String {
+    assert_eq!(metric.kind, MetricKind::Histogram, "{}", metric.name);
+    let series = selector(metric, "_bucket", "");
+    format!("histogram_quantile({quantile}, sum by (le) (rate({series}[$__rate_interval])))")
+}
+
 fn over(metric: &Metric, function: &str, window: &str, matchers: &str) -> String {
     assert_eq!(metric.kind, MetricKind::Counter, "{}", metric.name);
     format!("{function}({}[{window}])", selector(metric, "", matchers))

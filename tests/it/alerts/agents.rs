@@ -234,8 +234,10 @@ fn report_of(agent: AgentId, second: u64) -> Value {
             "loop": {
                 "state": "Running", "turn": second, "turns": second, "toolCalls": second, "actions": 1,
                 "byTool": [{"tool": "files__read", "ok": 20 * second, "error": 1, "timed": second, "milliseconds": 50}],
+                "durations": {"turns": {"buckets": [second]}, "toolRuns": {"buckets": [second]}},
             },
             "usage": usage(second, &json!({"costMicroUSD": 10_000 * second})),
+            "callDurations": [{"model": "demo", "counts": {"buckets": [second]}}],
         }),
     }
 }

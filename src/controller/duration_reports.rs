@@ -1,0 +1,166 @@
+//! What pods report about durations, turned into what is new since the report before.
+
+use super::duration_totals::DurationGrowth;
+use crate::link::durations::{CALL_BOUNDS, CallDurations, DurationCounts, LoopDurations, MAX_MODELS, TURN_BOUNDS};
+use crate::link::messages::PodReport;
+
+/// Longest name of a model in bytes: the 256 characters of a spec.
+const LONGEST_NAME: usize = 1024;
+
+/// The durations that a pod has reported last.
+#[derive(Debug, Default)]
+pub(super) struct ReportedDurations {
+    /// `None`: there was no report.
+    calls: Option<Vec<CallDurations>>,
+    /// `None`: there was no report of a worker.
+    of_loop: Option<LoopDurations>,
+}
+
+impl ReportedDurations {
+    /// Takes the durations out of a report, and returns what is new. The first report only says where the counts are: a
+    /// former leader has added those. Of a new pod they are 0, since it makes no call before it has attached.
+    pub(super) fn take(&mut self, report: &mut PodReport) -> DurationGrowth {
+        let mut growth = DurationGrowth::default();
+        let mut calls = std::mem::take(&mut report.call_durations);
+        calls.truncate(MAX_MODELS);
+        calls.retain(|model| model.model.len() <= LONGEST_NAME);
+        for model in &mut calls {
+            bound(&mut model.counts, CALL_BOUNDS);
+        }
+        if let Some(before) = &self.calls {
+            let none = DurationCounts::default();
+            growth.calls = calls
+                .iter()
+                .map(|CallDurations { model, counts }| {
+                    let before = before.iter().find(|before| before.model == *model);
+                    let before = before.map_or(&none, |before| &before.counts);
+                    (model.clone(), counts.since(before))
+                })
+                .collect();
+        }
+        self.calls = Some(calls);
+        if let Some(said) = &mut report.loop_ {
+            let mut durations = std::mem::take(&mut said.durations);
+            bound(&mut durations.turns, TURN_BOUNDS);
+            bound(&mut durations.tool_runs, CALL_BOUNDS);
+            if let Some(before) = &self.of_loop {
+                growth.turns = durations.turns.since(&before.turns);
+                growth.tool_runs = durations.tool_runs.since(&before.tool_runs);
+            }
+            self.of_loop = Some(durations);
+        }
+        growth
+    }
+}
+
+/// Counts in more buckets than there are mean nothing.
+fn bound(counts: &mut DurationCounts, bounds: &[u64]) {
+    if counts.buckets.len() > bounds.len() + 1 {
+        *counts = DurationCounts::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+    use crate::link::messages::LoopReport;
+
+    fn counts(buckets: &[u64]) -> DurationCounts {
+        DurationCounts {
+            buckets: buckets.into(),
+            sum_microseconds: buckets.iter().sum::<u64>() * 1_000,
+            last: None,
+        }
+    }
+
+    fn calls(models: &[(&str, &[u64])]) -> PodReport {
+        let models = models.iter().map(|(model, buckets)| CallDurations {
+            model: (*model).into(),
+            counts: counts(buckets),
+        });
+        PodReport {
+            call_durations: models.collect(),
+            ..PodReport::default()
+        }
+    }
+
+    fn of_loop(turns: &[u64], tool_runs: &[u64]) -> PodReport {
+        let durations = LoopDurations {
+            turns: counts(turns),
+            tool_runs: counts(tool_runs),
+        };
+        PodReport {
+            loop_: Some(LoopReport {
+                durations,
+                ..LoopReport::default()
+            }),
+            ..PodReport::default()
+        }
+    }
+
+    /// The new calls by model.
+    fn new_calls(reported: &mut ReportedDurations, mut report: PodReport) -> Vec<(String, Vec<u64>)> {
+        let growth = reported.take(&mut report);
+        assert_eq!(report.call_durations, [], "not kept with the report");
+        let calls = growth.calls.into_iter();
+        calls.map(|(model, counts)| (model, counts.buckets)).collect()
+    }
+
+    fn new(calls: &[(&str, &[u64])]) -> Vec<(String, Vec<u64>)> {
+        let calls = calls.iter();
+        calls
+            .map(|(model, buckets)| ((*model).into(), (*buckets).into()))
+            .collect()
+    }
+
+    #[test]
+    fn calls_count_from_the_first_report_on_and_a_repeat_adds_nothing() {
+        let mut reported = ReportedDurations::default();
+        // Another leader may have added these.
+        assert_eq!(new_calls(&mut reported, calls(&[("m", &[5])])), []);
+        let report = calls(&[("m", &[5, 2]), ("light", &[1])]);
+        let grown = new(&[("m", &[0, 2]), ("light", &[1])]);
+        assert_eq!(new_calls(&mut reported, report.clone()), grown);
+        let nothing = new(&[("m", &[0, 0]), ("light", &[0])]);
+        assert_eq!(new_calls(&mut reported, report), nothing);
+        // The gateway has started again, and a call later.
+        assert_eq!(new_calls(&mut reported, calls(&[])), []);
+        assert_eq!(new_calls(&mut reported, calls(&[("m", &[1])])), new(&[("m", &[1])]));
+    }
+
+    #[test]
+    fn turns_and_tool_runs_count_from_the_first_report_of_a_worker_on() {
+        let mut reported = ReportedDurations::default();
+        let mut grown = |mut report: PodReport| {
+            let growth = reported.take(&mut report);
+            assert!(report.loop_.is_none_or(|said| said.durations.is_none()));
+            (growth.turns.buckets, growth.tool_runs.buckets)
+        };
+        assert_eq!(grown(calls(&[])), (vec![], vec![]));
+        assert_eq!(grown(of_loop(&[7], &[3])), (vec![], vec![]));
+        assert_eq!(grown(of_loop(&[8], &[3, 1])), (vec![1], vec![0, 1]));
+        // The gateway has no report of its worker yet.
+        assert_eq!(grown(calls(&[])), (vec![], vec![]));
+        assert_eq!(grown(of_loop(&[9], &[3, 1])), (vec![1], vec![0, 0]));
+    }
+
+    #[test]
+    fn a_report_has_as_many_models_and_buckets_as_there_can_be_and_no_more() {
+        let mut reported = ReportedDurations::default();
+        assert_eq!(new_calls(&mut reported, calls(&[])), []);
+        let models = calls(&[("a", &[1]), ("b", &[1]), ("c", &[1])]);
+        assert_eq!(new_calls(&mut reported, models), new(&[("a", &[1]), ("b", &[1])]));
+        let (most, more) = ([1; CALL_BOUNDS.len() + 1], [1; CALL_BOUNDS.len() + 2]);
+        let buckets = calls(&[("x", &most), ("y", &more)]);
+        assert_eq!(new_calls(&mut reported, buckets), new(&[("x", &most), ("y", &[])]));
+        let (name, longer) = ("n".repeat(LONGEST_NAME), "n".repeat(LONGEST_NAME + 1));
+        let names = calls(&[(&longer, &[1]), (&name, &[1])]);
+        assert_eq!(new_calls(&mut reported, names), new(&[(&name, &[1])]));
+        let (most, more) = ([1; TURN_BOUNDS.len() + 1], [1; TURN_BOUNDS.len() + 2]);
+        reported.take(&mut of_loop(&[], &[]));
+        assert_eq!(reported.take(&mut of_loop(&most, &[])).turns.buckets, most);
+        assert_eq!(reported.take(&mut of_loop(&more, &[])).turns.buckets, [0; 0]);
+    }
+}

@@ -1,0 +1,195 @@
+//! How long model calls, turns and tool runs took, as counts by bucket that pods report.
+//!
+//! Each process counts from its start, in a fixed number of buckets. The reader adds up what is new.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Upper bounds of the buckets of model calls and tool runs in milliseconds: those of OpenTelemetry's
+/// `gen_ai.client.operation.duration`. Part of the protocol, as [`TURN_BOUNDS`] is.
+pub const CALL_BOUNDS: &[u64] = &[
+    10, 20, 40, 80, 160, 320, 640, 1_280, 2_560, 5_120, 10_240, 20_480, 40_960, 81_920,
+];
+/// Upper bounds of the buckets of turns in milliseconds: those of `gen_ai.invoke_agent.duration`.
+pub const TURN_BOUNDS: &[u64] = &[
+    100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 51_200, 102_400, 204_800, 409_600,
+];
+/// Most models of a report: an Agent has a model and a light model.
+pub const MAX_MODELS: usize = 2;
+
+/// Durations since the start of the process that counts them.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DurationCounts {
+    /// Number of durations in each bucket, in the order of its upper bound, which is included. The last bucket has no
+    /// bound. Zeros at the end are left out.
+    pub buckets: Vec<u64>,
+    /// Sum of all durations in microseconds.
+    pub sum_microseconds: u64,
+    /// The duration that was counted last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last: Option<LastDuration>,
+}
+
+/// A duration, and the turn that it belongs to.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LastDuration {
+    /// Its length in microseconds.
+    pub microseconds: u64,
+    /// The member of the Agent.
+    pub member: u16,
+    /// Number of the turn.
+    pub turn: i64,
+}
+
+/// How long the answered calls of a model took.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CallDurations {
+    /// Name of the model.
+    pub model: String,
+    /// Their durations, in buckets of [`CALL_BOUNDS`].
+    pub counts: DurationCounts,
+}
+
+/// How long the turns and tool runs of a loop took.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LoopDurations {
+    /// Completed turns, in buckets of [`TURN_BOUNDS`].
+    pub turns: DurationCounts,
+    /// Tool runs, in buckets of [`CALL_BOUNDS`].
+    pub tool_runs: DurationCounts,
+}
+
+impl LoopDurations {
+    /// Whether nothing was counted.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl DurationCounts {
+    /// Counts a duration of this turn, a member and a number.
+    pub fn observe(&mut self, bounds: &[u64], took: Duration, (member, turn): (u16, i64)) {
+        let bucket = bucket_of(bounds, took);
+        if self.buckets.len() <= bucket {
+            self.buckets.resize(bucket + 1, 0);
+        }
+        if let Some(count) = self.buckets.get_mut(bucket) {
+            *count = count.saturating_add(1);
+        }
+        let microseconds = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.sum_microseconds = self.sum_microseconds.saturating_add(microseconds);
+        self.last = Some(LastDuration {
+            microseconds,
+            member,
+            turn,
+        });
+    }
+
+    /// Number of durations.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets
+            .iter()
+            .fold(0, |sum: u64, count| sum.saturating_add(*count))
+    }
+
+    /// What is new since `before`: the difference, or everything if a count is lower than before, because the process
+    /// has started again since.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let was = |at: usize| before.buckets.get(at).copied().unwrap_or_default();
+        let places = 0..self.buckets.len().max(before.buckets.len());
+        let now = |at: usize| self.buckets.get(at).copied().unwrap_or_default();
+        let is_new = self.sum_microseconds < before.sum_microseconds || places.into_iter().any(|at| now(at) < was(at));
+        if is_new {
+            return self.clone();
+        }
+        let buckets = self.buckets.iter().enumerate();
+        Self {
+            buckets: buckets.map(|(at, count)| count.saturating_sub(was(at))).collect(),
+            sum_microseconds: self.sum_microseconds.saturating_sub(before.sum_microseconds),
+            last: self.last,
+        }
+    }
+}
+
+/// The bucket of a duration. A bound is included, to its last nanosecond.
+#[must_use]
+pub fn bucket_of(bounds: &[u64], took: Duration) -> usize {
+    let found = bounds.iter().position(|bound| took <= Duration::from_millis(*bound));
+    found.unwrap_or(bounds.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(buckets: &[u64], sum_microseconds: u64) -> DurationCounts {
+        DurationCounts {
+            buckets: buckets.into(),
+            sum_microseconds,
+            last: None,
+        }
+    }
+
+    #[test]
+    fn a_bound_is_in_its_bucket_and_a_nanosecond_more_is_in_the_next() {
+        for bounds in [CALL_BOUNDS, TURN_BOUNDS] {
+            assert!(bounds.is_sorted());
+            for (at, bound) in bounds.iter().enumerate() {
+                let bound = Duration::from_millis(*bound);
+                assert_eq!(bucket_of(bounds, bound), at);
+                assert_eq!(bucket_of(bounds, bound + Duration::from_nanos(1)), at + 1);
+            }
+            assert_eq!(bucket_of(bounds, Duration::ZERO), 0);
+            assert_eq!(bucket_of(bounds, Duration::MAX), bounds.len());
+        }
+    }
+
+    #[test]
+    fn durations_are_counted_without_zeros_at_the_end() {
+        let mut durations = DurationCounts::default();
+        durations.observe(CALL_BOUNDS, Duration::from_millis(20), (0, 1));
+        assert_eq!(durations.buckets, [0, 1]);
+        durations.observe(CALL_BOUNDS, Duration::from_millis(5), (2, 7));
+        assert_eq!(durations.buckets, [1, 1]);
+        assert_eq!((durations.count(), durations.sum_microseconds), (2, 25_000));
+        let last = LastDuration {
+            microseconds: 5_000,
+            member: 2,
+            turn: 7,
+        };
+        assert_eq!(durations.last, Some(last));
+        durations.observe(CALL_BOUNDS, Duration::from_secs(82), (0, 8));
+        assert_eq!(durations.buckets.len(), CALL_BOUNDS.len() + 1);
+        // A length that no number holds.
+        durations.observe(CALL_BOUNDS, Duration::MAX, (0, 9));
+        assert_eq!(durations.sum_microseconds, u64::MAX);
+    }
+
+    #[test]
+    fn what_is_new_is_the_difference_or_everything_after_a_restart() {
+        let before = counts(&[2, 1], 30_000);
+        assert_eq!(before.since(&before), counts(&[0, 0], 0));
+        assert_eq!(counts(&[2, 3, 1], 95_000).since(&before), counts(&[0, 2, 1], 65_000));
+        // Lower in one bucket, in the number of buckets, or in the sum.
+        for restarted in [
+            counts(&[1, 5], 40_000),
+            counts(&[9], 90_000),
+            counts(&[2, 1], 29_999),
+            counts(&[], 0),
+        ] {
+            assert_eq!(restarted.since(&before), restarted);
+        }
+    }
+}
