@@ -64,7 +64,13 @@ mod tests {
             r#"Files: [{"bytes":12},"absent","notRegular","outside","unreadable"]"#
         );
         assert_eq!(FileReport::parse(&line), Some(report));
-        for other in ["", "a/\nb.txt 12", "Files: 2", r#"Files: [{"bytes":-1}]"#, r#"Files: ["gone"]"#] {
+        for other in [
+            "",
+            "a/\nb.txt 12",
+            "Files: 2",
+            r#"Files: [{"bytes":-1}]"#,
+            r#"Files: ["gone"]"#,
+        ] {
             assert_eq!(FileReport::parse(other), None, "{other}");
         }
     }

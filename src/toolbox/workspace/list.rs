@@ -52,9 +52,9 @@ impl Workspace {
                 Err(FileError::Absent(_) | FileError::NoFolder(_) | FileError::Invalid(_)) => FileFinding::Absent,
                 Err(FileError::Special(..) | FileError::Link(_)) => FileFinding::NotRegular,
                 Err(FileError::Outside(_)) => FileFinding::Outside,
-                Err(
-                    FileError::Denied(_) | FileError::Refused(_) | FileError::Cancelled | FileError::Other { .. },
-                ) => FileFinding::Unreadable,
+                Err(FileError::Denied(_) | FileError::Refused(_) | FileError::Cancelled | FileError::Other { .. }) => {
+                    FileFinding::Unreadable
+                }
             });
         }
         Ok(ToolAnswer::text(report.line()))
