@@ -27,6 +27,8 @@ pub(super) enum Broken {
     JoinsChecks,
     /// An edit of the criteria is ignored.
     KeepsCriteria,
+    /// A goal is met without its artifacts.
+    IgnoresArtifacts,
     /// A gate is approved although no person did so.
     ForgesApproval,
     /// A run is sent a second time.
@@ -44,7 +46,7 @@ pub(super) enum Broken {
 }
 
 impl Broken {
-    pub(super) const ALL: [Self; 19] = [
+    pub(super) const ALL: [Self; 20] = [
         Self::ActsBeforeCommit,
         Self::RespondsBeforeCommit,
         Self::ReceiptBeforeCommit,
@@ -57,6 +59,7 @@ impl Broken {
         Self::LosesNote,
         Self::JoinsChecks,
         Self::KeepsCriteria,
+        Self::IgnoresArtifacts,
         Self::ForgesApproval,
         Self::RepeatsRun,
         Self::ForgetsCalls,
@@ -81,6 +84,7 @@ impl Broken {
             | Self::LosesNote
             | Self::JoinsChecks
             | Self::KeepsCriteria
+            | Self::IgnoresArtifacts
             | Self::ForgesApproval
             | Self::RepeatsRun
             | Self::ForgetsCalls
