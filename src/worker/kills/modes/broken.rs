@@ -74,7 +74,10 @@ impl Broken {
         match self {
             Self::RespondsBeforeCommit => 318,
             Self::ReceiptBeforeCommit => 17,
-            Self::AcknowledgesBeforeCommit => 9,
+            Self::AcknowledgesBeforeCommit => 16,
+            Self::JoinsChecks => 25,
+            Self::IgnoresArtifacts => 9,
+            Self::ForgetsStop => 73,
             Self::ActsBeforeCommit
             | Self::KeepsStartedTask
             | Self::LosesTask
@@ -82,16 +85,13 @@ impl Broken {
             | Self::SwapsResponses
             | Self::RepeatsNote
             | Self::LosesNote
-            | Self::JoinsChecks
             | Self::KeepsCriteria
-            | Self::IgnoresArtifacts
             | Self::ForgesApproval
             | Self::RepeatsRun
             | Self::ForgetsCalls
             | Self::LosesCommit
             | Self::LosesCount
-            | Self::LosesTimer
-            | Self::ForgetsStop => 0,
+            | Self::LosesTimer => 0,
         }
     }
 }
