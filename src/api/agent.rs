@@ -161,6 +161,9 @@ pub use super::workspace::WorkspaceSpec;
     ),
     validation = Rule::new("!has(self.goal) || !self.goal.acceptanceCriteria.exists(c, has(c.command)) || has(self.tools) && has(self.tools.builtin) && 'Shell' in self.tools.builtin").message(
         "spec.goal.acceptanceCriteria has a command, which needs Shell in spec.tools.builtin: add it there, or use another check"
+    ),
+    validation = Rule::new("!has(self.goal) || !has(self.goal.artifacts) || self.goal.artifacts.size() == 0 || has(self.tools) && has(self.tools.builtin) && 'Files' in self.tools.builtin").message(
+        "spec.goal.artifacts needs Files in spec.tools.builtin: add it there, or remove spec.goal.artifacts"
     )
 )]
 #[serde(rename_all = "camelCase")]

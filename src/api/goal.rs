@@ -9,6 +9,7 @@ use serde_json::Value;
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 use super::bounds::DNS_LABEL;
+use super::file_report::MAX_FILES;
 
 /// What the agent of mode `Goal` is to achieve, how that is checked, and when the loop ends without it.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -22,11 +23,17 @@ pub struct GoalSpec {
     /// The goal, at most 8,192 characters. It is part of the system prompt, after the instructions.
     #[schemars(length(min = 1, max = 8192))]
     pub description: String,
-    /// Checks that must all be met in the same step, 1 to 16. `command` is checked after each step that did not fail; `regex`,
+    /// Checks that must all be met in the same step, together with `artifacts`, 1 to 16. `command` is checked after each step that did not fail; `regex`,
     /// `jsonSchema` and `judge` only after a call of `finish`, against its result. If all criteria are commands, the goal
     /// can be met without `finish`.
     #[schemars(length(min = 1, max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub acceptance_criteria: Vec<AcceptanceCriterion>,
+    /// Files that must exist in the workspace of the toolbox when the criteria are met, at most 32. Checked after each step
+    /// that did not fail, after the commands of criteria. The share of those that exist is the progress if no tests are
+    /// reported. Needs `Files` in `spec.tools.builtin`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_FILES), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["path"]))]
+    pub artifacts: Vec<GoalArtifact>,
     /// Constraints on the way to the goal, by name, at most 16 of at most 1,024 characters. Shown to the model and to the
     /// confidence check; nothing enforces them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -109,6 +116,32 @@ pub struct AcceptanceCriterion {
     pub command: Option<CommandCriterion>,
 }
 
+/// A file that the agent must produce. A file that was there before the loop counts as well.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct GoalArtifact {
+    /// Path of a regular file, relative to the workspace, at most 256 characters, such as `dist/report.pdf`. Links are followed
+    /// within the workspace.
+    #[schemars(length(min = 1, max = 256))]
+    #[x_kube(validation = Rule::new("!('/' + self + '/').matches('/[.]{0,2}/') && !self.matches('[[:cntrl:]]')").message(
+        "spec.goal.artifacts[].path must be the path of one file relative to the workspace, such as dist/report.pdf: remove a / at its beginning or end, empty segments, the segments . and .., and control characters"
+    ))]
+    pub path: String,
+    /// Minimum size of the file in bytes, 0 to 1,073,741,824. Defaults to 1: an empty file does not count.
+    #[serde(default = "default_min_bytes", skip_serializing_if = "is_default_min_bytes")]
+    #[schemars(range(min = 0, max = 1_073_741_824))]
+    pub min_bytes: u32,
+}
+
+fn default_min_bytes() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde needs")]
+fn is_default_min_bytes(bytes: &u32) -> bool {
+    *bytes == default_min_bytes()
+}
+
 /// Which model of the Agent answers a question about its goal.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QuestionModel {
@@ -184,8 +217,8 @@ fn object(_: &mut SchemaGenerator) -> Schema {
 #[serde(rename_all = "camelCase", default)]
 pub struct GoalStatus {
     /// Progress in percent: of the first of these that is known, the share of tests that passed in JUnit reports, the share of
-    /// criteria that were met, and the estimate of the last confidence check. 100 only if all criteria were met at their last
-    /// check.
+    /// artifacts that exist, the share of criteria that were met, and the estimate of the last confidence check. 100 only if all
+    /// criteria were met and all artifacts existed at their last check.
     #[schemars(range(min = 0, max = 100))]
     pub progress_percent: i32,
     /// What the progress is measured by. Absent: nothing is known yet.
@@ -198,6 +231,10 @@ pub struct GoalStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub criteria: Vec<CriterionStatus>,
+    /// The artifacts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_FILES), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["path"]))]
+    pub artifacts: Vec<ArtifactStatus>,
     /// Confidence at the last confidence check, in percent. Absent: there was none, or its answer could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100))]
@@ -225,6 +262,8 @@ pub struct GoalStatus {
 pub enum ProgressSource {
     /// The tests that passed, of those that ran, in the last JUnit reports of the criteria.
     Tests,
+    /// The artifacts that existed at their last check, of all.
+    Artifacts,
     /// The criteria that were met at their last check, of all.
     Criteria,
     /// The estimate of a model, in the last confidence check.
@@ -240,6 +279,21 @@ pub struct CriterionStatus {
     pub name: String,
     /// Whether it was met at its last check.
     pub met: bool,
+}
+
+/// An artifact, and whether it was there.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ArtifactStatus {
+    /// Path of the file, relative to the workspace.
+    #[schemars(length(max = 256))]
+    pub path: String,
+    /// Whether it existed at its last check and had its minimum size.
+    pub met: bool,
+    /// Its size in bytes at the last check. Absent: there was no such file, or none was found yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub bytes: Option<i64>,
 }
 
 /// What ends a loop in mode `Goal`. Of several that apply, the first one counts.
@@ -258,7 +312,7 @@ pub struct CriterionStatus {
     strum::Display,
 )]
 pub enum GoalEnd {
-    /// All criteria were met.
+    /// All criteria were met, and all artifacts existed.
     CriteriaMet,
     /// The loop repeated itself, and its continuation was not approved.
     LoopDetected,

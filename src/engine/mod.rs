@@ -83,7 +83,7 @@ pub use context::budget_health::BudgetHealth;
 pub use context::prompt::Skill;
 pub use ids::{CallId, CallIdError};
 pub use modes::GoalView;
-pub use modes::goal::{CheckedCriterion, StepValidation, Verdict};
+pub use modes::goal::{CheckedArtifacts, CheckedCriterion, StepValidation, Verdict};
 pub use pauses::budget;
 pub use purpose::CallPurpose;
 pub use stop_requests::OpenRequests;

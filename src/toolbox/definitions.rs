@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use agentloop_api::file_report::MAX_FILES;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
@@ -89,7 +90,13 @@ fn edit_file() -> Tool {
 }
 
 fn list_directory() -> Tool {
-    let properties = json!({"path": path("Relative to the workspace, default the workspace itself")});
+    let properties = json!({
+        "path": path("Relative to the workspace, default the workspace itself"),
+        "files": {
+            "type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_FILES,
+            "description": "Instead of path: files, whose sizes are returned in this order",
+        },
+    });
     let text = "Lists a directory: directories end in /, links in @, files have their size in bytes.";
     tool("list_directory", text, &properties, &[], Hints::read())
 }
@@ -216,6 +223,7 @@ mod tests {
                     "integer" => schema["minimum"].clone(),
                     "boolean" => json!(true),
                     "object" => json!({"a": "b"}),
+                    "array" => json!(["x"]),
                     other => panic!("{other}"),
                 };
                 arguments.insert(name.clone(), value);

@@ -69,6 +69,7 @@ fn goal(view: GoalView) -> GoalStatus {
         progress_source: view.progress.source,
         steps: view.steps.try_into().unwrap_or(i32::MAX),
         criteria: criteria.map(|(name, met)| CriterionStatus { name, met }).collect(),
+        artifacts: view.artifacts,
         last_confidence_percent: view.last_confidence.map(Into::into),
         end: view.end,
     }

@@ -169,6 +169,7 @@ fn the_example_of_a_test_suite_makes_it_pass() {
         &json!({
             "steps": 2, "progressPercent": 100, "progressSource": "Tests", "end": "CriteriaMet",
             "criteria": [{"name": "tests", "met": true}],
+            "artifacts": [{"path": "CHANGES.md", "met": true, "bytes": 32}],
         })
     );
     let report = std::fs::read_to_string(host::claim(agent.kubectl, "repair-workspace").join("report.xml")).unwrap();

@@ -8,6 +8,8 @@ use crate::api::status::{LoopOutcome, LoopStatus, PauseReason};
 
 const BELOW_THRESHOLD: &str = "BelowThreshold";
 const UNREADABLE: &str = "AnswerUnreadable";
+/// Most missing artifacts that a message names.
+const MOST_PATHS: usize = 5;
 /// How to start a loop again.
 const RESTART: &str = "change the spec or set the annotation agentloop.dev/wake to start from the first step";
 
@@ -56,7 +58,11 @@ fn succeeded(conditions: &mut AgentConditions<'_>, status: &LoopStatus) {
 fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSpec>) -> String {
     let steps = goal.map_or(0, |goal| goal.steps);
     let why = match (goal.and_then(|goal| goal.end), outcome) {
-        (Some(GoalEnd::CriteriaMet), _) => return format!("all criteria were met after {steps} steps"),
+        (Some(GoalEnd::CriteriaMet), _) => {
+            let artifacts = goal.is_some_and(|goal| !goal.artifacts.is_empty());
+            let exist = if artifacts { " and all artifacts existed" } else { "" };
+            return format!("all criteria were met{exist} after {steps} steps");
+        }
         (Some(GoalEnd::LoopDetected), _) => {
             "the loop repeated itself, and its continuation was not approved".to_owned()
         }
@@ -83,13 +89,30 @@ fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSp
     };
     let unmet = goal.into_iter().flat_map(|goal| &goal.criteria);
     let unmet: Vec<&str> = unmet.filter(|found| !found.met).map(|found| &*found.name).collect();
-    if unmet.is_empty() && goal.is_some_and(|goal| !goal.criteria.is_empty()) {
+    let missing = goal.into_iter().flat_map(|goal| &goal.artifacts);
+    let missing: Vec<&str> = missing.filter(|found| !found.met).map(|found| &*found.path).collect();
+    let has_criteria = goal.is_some_and(|goal| !goal.criteria.is_empty());
+    if unmet.is_empty() && missing.is_empty() && has_criteria {
         return format!(
             "{why}; after {steps} steps each criterion was met, but not all of them in one check. {RESTART}"
         );
     }
-    format!(
-        "{why}; after {steps} steps these criteria are not met: {}. {RESTART}",
-        unmet.join(", ")
-    )
+    let mut left = Vec::new();
+    if !unmet.is_empty() || missing.is_empty() {
+        left.push(format!("these criteria are not met: {}", unmet.join(", ")));
+    }
+    if !missing.is_empty() {
+        left.push(format!("these artifacts are missing: {}", first_paths(&missing)));
+    }
+    format!("{why}; after {steps} steps {}. {RESTART}", left.join(", and "))
+}
+
+/// The first of these paths, and how many more there are.
+fn first_paths(paths: &[&str]) -> String {
+    let shown = paths.len().min(MOST_PATHS);
+    let more = match paths.len() - shown {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", paths[..shown].join(", "))
 }

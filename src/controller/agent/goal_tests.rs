@@ -7,7 +7,7 @@ use super::events;
 use super::intent::{Intent, RestReason};
 use super::status_tests::{Case, agent, held, reported};
 use crate::api::condition::{ConditionType, find};
-use crate::api::goal::{CriterionStatus, GoalEnd, GoalStatus, ProgressSource};
+use crate::api::goal::{ArtifactStatus, CriterionStatus, GoalEnd, GoalStatus, ProgressSource};
 use crate::api::status::{LoopOutcome, LoopState, PauseReason};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::pod_sessions::ReceivedReport;
@@ -29,6 +29,7 @@ fn goal(end: Option<GoalEnd>, confidence: Option<i32>) -> GoalStatus {
             name: "text".into(),
             met,
         }],
+        artifacts: Vec::new(),
         last_confidence_percent: confidence,
         end,
     }
@@ -151,6 +152,66 @@ fn criteria_that_were_met_in_different_checks_are_no_success() {
     assert!(
         message.contains("after 4 steps each criterion was met, but not all of them in one check."),
         "{message}"
+    );
+}
+
+#[test]
+fn missing_artifacts_are_named_up_to_five() {
+    let message = |missing: usize, met: bool| {
+        let mut case = ended_by(GoalEnd::StepLimit);
+        let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
+        let goal = report.goal.as_mut().unwrap();
+        goal.criteria[0].met = met;
+        let artifact = |number: usize| ArtifactStatus {
+            path: format!("out/{number}"),
+            met: number >= missing,
+            bytes: None,
+        };
+        goal.artifacts = (0..8).map(artifact).collect();
+        let status = case.status_of(&goal_agent());
+        condition(&status, ConditionType::Succeeded).unwrap().2.to_owned()
+    };
+    for (missing, met, expected) in [
+        (
+            0,
+            true,
+            "after 4 steps each criterion was met, but not all of them in one check. ",
+        ),
+        (0, false, "after 4 steps these criteria are not met: text. "),
+        (1, true, "after 4 steps these artifacts are missing: out/0. "),
+        (
+            5,
+            false,
+            "after 4 steps these criteria are not met: text, and these artifacts are missing: out/0, out/1, out/2, out/3, out/4. ",
+        ),
+        (
+            6,
+            true,
+            "after 4 steps these artifacts are missing: out/0, out/1, out/2, out/3, out/4 and 1 more. ",
+        ),
+    ] {
+        let message = message(missing, met);
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn success_says_that_artifacts_existed_if_the_goal_has_some() {
+    let mut case = ended_by(GoalEnd::CriteriaMet);
+    let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
+    report.goal.as_mut().unwrap().artifacts = vec![ArtifactStatus {
+        path: "a".into(),
+        met: true,
+        bytes: Some(1),
+    }];
+    let status = case.status_of(&goal_agent());
+    assert_eq!(
+        condition(&status, ConditionType::Succeeded),
+        Some((
+            "True",
+            "Completed",
+            "all criteria were met and all artifacts existed after 4 steps"
+        ))
     );
 }
 

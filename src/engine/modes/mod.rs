@@ -27,7 +27,7 @@ use super::tools::admission::{DenialReason, DeniedCall};
 use super::turn::kind::TurnKind;
 use super::{CallPurpose, JournalRecord, RecordKind};
 use agentloop_api::failure::CallFailure;
-use agentloop_api::goal::GoalEnd;
+use agentloop_api::goal::{ArtifactStatus, GoalEnd};
 use agentloop_api::status::{GateKind, LoopOutcome};
 use continuous::ContinuousState;
 use goal::{GoalProgress, GoalState, StepValidation};
@@ -158,6 +158,8 @@ pub struct GoalView {
     pub progress: GoalProgress,
     /// The criteria, and whether each was met at its last check.
     pub criteria: Vec<(String, bool)>,
+    /// The artifacts, as they were at their last check.
+    pub artifacts: Vec<ArtifactStatus>,
     /// In percent.
     pub last_confidence: Option<u8>,
     /// What ended the loop.

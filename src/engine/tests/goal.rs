@@ -38,6 +38,7 @@ pub(super) fn goal(change: impl FnOnce(&mut GoalSettings)) -> EngineSettings {
     let mut goal = GoalSettings {
         description: "Count the stars.".into(),
         criteria: vec![criterion("text", CriterionCheck::Regex("^done".into()))],
+        artifacts: Vec::new(),
         constraints: vec![("budget".into(), "use no telescope".into())],
         max_steps: 20,
         max_attempts: 3,
@@ -63,6 +64,14 @@ pub(super) fn shell() -> ToolSpec {
     }
 }
 
+/// The tool that finds artifacts.
+pub(super) fn lister() -> ToolSpec {
+    ToolSpec {
+        parameters: json!({"type": "object", "properties": {"path": {"type": "string"}, "files": {"type": "array"}}}),
+        ..tool("toolbox__list_directory", ToolEffect::Read)
+    }
+}
+
 pub(super) fn finish(result: &str) -> ModelAnswer {
     calls("finish", &json!({ "result": result }).to_string())
 }
@@ -73,10 +82,10 @@ pub(super) fn ended(driver: &Driver) -> (Option<LoopOutcome>, Option<GoalEnd>) {
 }
 
 impl Driver {
-    /// A loop in mode `Goal` with tools, one of which runs commands.
+    /// A loop in mode `Goal` with tools, one of which runs commands and one finds artifacts.
     pub(super) fn with_goal(settings: EngineSettings) -> Self {
         let mut driver = Self::fresh(settings);
-        driver.offer(tools().into_iter().chain([shell()]).collect());
+        driver.offer(tools().into_iter().chain([shell(), lister()]).collect());
         driver.start(1);
         driver
     }

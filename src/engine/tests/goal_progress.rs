@@ -39,7 +39,7 @@ fn report(passed: u64, failed: u64) -> TestReport {
 }
 
 impl Driver {
-    fn progress(&self) -> (u8, Option<ProgressSource>) {
+    pub(super) fn progress(&self) -> (u8, Option<ProgressSource>) {
         let progress = self.goal_view().progress;
         (progress.percent, progress.source)
     }

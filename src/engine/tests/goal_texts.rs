@@ -3,6 +3,8 @@
 use super::goal::{command, criterion, finish, goal, judge};
 use super::*;
 use crate::modes::goal::CriterionCheck;
+use agentloop_api::file_report::{FileFinding, FileReport};
+use agentloop_api::goal::GoalArtifact;
 
 type Rows = Vec<(String, String, String)>;
 
@@ -23,6 +25,15 @@ fn the_texts_of_mode_goal() {
             criterion("tests", command("cargo test", None)),
             criterion("count", command("wc -l", Some("12"))),
             criterion("sense", judge()),
+        ];
+        let artifact = |path: &str, min_bytes| GoalArtifact {
+            path: path.into(),
+            min_bytes,
+        };
+        goal.artifacts = vec![
+            artifact("NOTES.md", 1),
+            artifact("empty", 0),
+            artifact("dist/app", 4096),
         ];
     }));
     rows.push(text!(
@@ -48,6 +59,8 @@ fn the_texts_of_mode_goal() {
     for index in [1, 2] {
         driver.done(index, "exit code 1\n<output>");
     }
+    let found = [FileFinding::NotRegular, FileFinding::Bytes(0), FileFinding::Bytes(17)];
+    driver.done(3, &FileReport(found.to_vec()).line());
     driver.next_timer();
     rows.push(text!("First messages", "after a check", driver.observed()));
     driver.answer(calls("request_confidence_check", r#"{"reason": "<reason>"}"#));
@@ -55,6 +68,12 @@ fn the_texts_of_mode_goal() {
     for index in [1, 2] {
         driver.done(index, "exit code 0\n12");
     }
+    driver.end(
+        3,
+        ToolOutcome::Unavailable {
+            message: "no toolbox".into(),
+        },
+    );
     rows.push(text!("Confidence check", "system message", system(&driver)));
     rows.push(text!("Confidence check", "data", driver.observed()));
     let mut judged = Driver::with_goal(goal(|goal| goal.criteria = vec![criterion("sense", judge())]));

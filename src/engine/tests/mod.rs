@@ -16,6 +16,7 @@ mod expiry;
 mod failures;
 mod gate;
 mod goal;
+mod goal_artifacts;
 mod goal_checks;
 mod goal_denials;
 mod goal_gates;

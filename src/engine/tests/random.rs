@@ -10,7 +10,8 @@ use super::super::notifications::{Notification, NotificationPriority};
 use super::super::precheck;
 use super::*;
 use agentloop_api::agent::LimitedResource;
-use agentloop_api::goal::QuestionModel;
+use agentloop_api::file_report::{FileFinding, FileReport};
+use agentloop_api::goal::{GoalArtifact, QuestionModel};
 
 /// What a provider refuses in [`Driver::heals`].
 const POISON: &str = "poison";
@@ -119,6 +120,7 @@ fn outcomes() -> impl Strategy<Value = ToolOutcome> {
     let text = prop_oneof![
         Just(String::new()),
         Just("found".to_owned()),
+        (0..2_u64).prop_map(|bytes| FileReport(vec![FileFinding::Bytes(bytes)]).line()),
         Just("x".repeat(700)),
         // So long that what stays of it in words does not have it.
         Just(format!("{} {POISON}", "x".repeat(200))),
@@ -227,6 +229,10 @@ fn goals() -> EngineSettings {
                 }),
             ),
         ];
+        goal.artifacts = vec![GoalArtifact {
+            path: "a".into(),
+            min_bytes: 1,
+        }];
         goal.confidence_model = QuestionModel::Light;
         goal.max_steps = 8;
         goal.timeout = seconds(600);
@@ -307,7 +313,8 @@ fn small_of_any_mode() -> impl Strategy<Value = EngineSettings> {
 /// A loop with tools of all kinds.
 fn world(settings: EngineSettings) -> Driver {
     let mut driver = Driver::fresh(settings);
-    driver.offer(approvals::gated_tools().into_iter().chain([goal::shell()]).collect());
+    let checks = [goal::shell(), goal::lister()];
+    driver.offer(approvals::gated_tools().into_iter().chain(checks).collect());
     driver.start(1);
     driver
 }

@@ -48,6 +48,8 @@ async fn all_refuse(client: &TestClient, path: &str) -> Vec<String> {
         );
         texts.push(answer.text());
     }
+    let found = client.call("list_directory", json!({"files": [path]})).await.ok();
+    assert!(!found.contains("bytes"), "{path}: {found}");
     texts
 }
 
@@ -73,6 +75,8 @@ async fn paths_that_lead_out_of_the_workspace_are_refused_by_every_tool() {
         for text in all_refuse(&client, path).await {
             assert!(text.contains("outside the workspace"), "{path}: {text}");
         }
+        let found = client.call("list_directory", json!({"files": [path]})).await.ok();
+        assert_eq!(found, r#"Files: ["outside"]"#, "{path}");
     }
     // The rest of a path below the workspace stays below it.
     client

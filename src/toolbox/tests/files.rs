@@ -224,6 +224,49 @@ async fn a_listing_is_sorted_and_tells_kinds_apart_and_is_cut_at_its_bound() {
 }
 
 #[tokio::test]
+async fn the_sizes_of_named_files_are_told_in_their_order_whoever_may_read_them() {
+    let server = Server::toolbox(&[]).await;
+    let client = server.client().await;
+    server.put("a/b.txt", "12");
+    server.put("empty", "");
+    server.put("locked", "123");
+    std::fs::set_permissions(
+        server.workspace().join("locked"),
+        std::fs::Permissions::from_mode(0o000),
+    )
+    .unwrap();
+    symlink("a/b.txt", server.workspace().join("link")).unwrap();
+    symlink("gone", server.workspace().join("dangling")).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, server.workspace().join("pipe"), 0o600.into()).unwrap();
+    let files = [
+        "empty", "a/b.txt", "locked", "link", "a", "a/", "pipe", "dangling", "gone", "empty/x", "",
+    ];
+    assert_eq!(
+        client.call("list_directory", json!({ "files": files })).await.ok(),
+        r#"Files: [{"bytes":0},{"bytes":2},{"bytes":3},{"bytes":2},"notRegular","notRegular","notRegular","absent","absent","absent","absent"]"#
+    );
+}
+
+#[tokio::test]
+async fn at_most_32_files_are_named_at_once_and_no_folder_with_them() {
+    let server = Server::toolbox(&["--max-result-bytes", "1024"]).await;
+    let client = server.client().await;
+    server.put("a", "1");
+    let named = |count: usize| json!({"files": vec!["a"; count]});
+    let report = client.call("list_directory", named(32)).await.ok();
+    assert_eq!(report.matches(r#"{"bytes":1}"#).count(), 32);
+    for count in [0, 33] {
+        let refused = client.call("list_directory", named(count)).await.error();
+        assert_eq!(refused, "files must have 1 to 32 paths");
+    }
+    let both = client
+        .call("list_directory", json!({"path": ".", "files": ["a"]}))
+        .await
+        .error();
+    assert_eq!(both, "set either path or files");
+}
+
+#[tokio::test]
 async fn a_search_finds_lines_and_skips_binaries_links_and_git() {
     let server = Server::toolbox(&[]).await;
     let client = server.client().await;

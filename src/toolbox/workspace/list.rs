@@ -1,14 +1,15 @@
-//! `list_directory`: the entries of a folder.
+//! `list_directory`: the entries of a folder, or the sizes of named files.
 
 use std::fmt::Write;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Dir, FileType, statat};
+use agentloop_api::file_report::{FileFinding, FileReport, MAX_FILES};
+use rustix::fs::{AtFlags, Dir, FileType, OFlags, fstat, statat};
 use rustix::io::Errno;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
-use super::{FileError, Workspace, check_cancelled, size};
+use super::{FileError, Workspace, check_cancelled, require_regular, size};
 use crate::answer::ToolAnswer;
 
 /// Most entries that are listed.
@@ -20,18 +21,58 @@ const MAX_READ: usize = 100_000;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListDirectory {
-    #[serde(default = "here")]
-    path: String,
-}
-
-fn here() -> String {
-    ".".into()
+    #[serde(default)]
+    path: Option<String>,
+    /// Files instead of a folder.
+    #[serde(default)]
+    files: Option<Vec<String>>,
 }
 
 impl Workspace {
-    /// Lists a folder, sorted by name: directories end in `/`, links in `@`, files have their size.
+    /// Lists a folder, or says what is under each of the paths in `files`.
     pub(crate) fn list(&self, wanted: &ListDirectory, cancelled: &CancellationToken) -> Result<ToolAnswer, FileError> {
-        let path = self.relative(&wanted.path)?;
+        match (&wanted.path, &wanted.files) {
+            (Some(_), Some(_)) => Err(FileError::Refused("set either path or files".to_owned())),
+            (None, Some(files)) => self.find(files, cancelled),
+            (path, None) => self.list_folder(path.as_deref().unwrap_or("."), cancelled),
+        }
+    }
+
+    /// What is under each of the paths, in their order. Opens none of the files, so that their permissions do not matter.
+    fn find(&self, files: &[String], cancelled: &CancellationToken) -> Result<ToolAnswer, FileError> {
+        if files.is_empty() || files.len() > MAX_FILES {
+            return Err(FileError::Refused(format!("files must have 1 to {MAX_FILES} paths")));
+        }
+        let mut report = FileReport::default();
+        for path in files {
+            check_cancelled(cancelled)?;
+            report.0.push(match self.size_of(path) {
+                Ok(bytes) => FileFinding::Bytes(bytes),
+                // No file can have an invalid path.
+                Err(FileError::Absent(_) | FileError::NoFolder(_) | FileError::Invalid(_)) => FileFinding::Absent,
+                Err(FileError::Special(..) | FileError::Link(_)) => FileFinding::NotRegular,
+                Err(FileError::Outside(_)) => FileFinding::Outside,
+                Err(FileError::Denied(_) | FileError::Refused(_) | FileError::Cancelled | FileError::Other { .. }) => {
+                    FileFinding::Unreadable
+                }
+            });
+        }
+        Ok(ToolAnswer::text(report.line()))
+    }
+
+    fn size_of(&self, path: &str) -> Result<u64, FileError> {
+        let path = self.relative(path)?;
+        let found = self.open_beneath(path, OFlags::PATH | OFlags::CLOEXEC);
+        let stat = found
+            .and_then(|found| fstat(&found))
+            .map_err(|errno| FileError::of(path, errno))?;
+        require_regular(path, &stat)?;
+        Ok(size(&stat))
+    }
+
+    /// Lists a folder, sorted by name: directories end in `/`, links in `@`, files have their size.
+    fn list_folder(&self, path: &str, cancelled: &CancellationToken) -> Result<ToolAnswer, FileError> {
+        let path = self.relative(path)?;
         let folder = self.open_folder(path)?;
         let failed = |errno: Errno| FileError::of(path, errno);
         let mut names = Vec::new();

@@ -1,4 +1,4 @@
-//! A goal with a failed attempt, commands, a confidence check and its gate, with a kill at each boundary of the journal in
+//! A goal with a failed attempt, commands, artifacts, a confidence check and its gate, with a kill at each boundary of the journal in
 //! turn.
 
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use super::script::{Call, Ends, Script, Turn, Want};
 use super::week::{Killer, Looks};
 use super::*;
-use crate::api::goal::GoalEnd;
+use crate::api::goal::{GoalEnd, ProgressSource};
 use crate::api::status::LoopOutcome;
 
 /// Three steps, the first one with two attempts. Only tools that may be repeated: an unknown outcome is a failure, and may
@@ -28,6 +28,7 @@ fn steps() -> Script {
                 {"name": "tests", "command": {"run": "make test"}},
                 {"name": "lint", "command": {"run": "make lint"}},
             ],
+            "artifacts": [{"path": "NOTES.md"}, {"path": "dist/app"}],
             "maxSteps": 3,
             "timeoutSeconds": 2_592_000,
             "confidence": {"everySteps": 2},
@@ -73,7 +74,14 @@ fn a_worker_killed_at_any_boundary_of_a_goal_goes_on_as_if_nothing_had_happened(
     );
     assert_eq!((goal.steps, goal.last_confidence, view.turn), (3, Some(20), 4));
     assert_eq!(lines(&plain, "GateOpened", None).len(), 1);
-    assert_eq!(lines(&plain, "ToolIntent", None).len(), 4 + 3 * 2, "two checks a step");
+    assert_eq!(
+        lines(&plain, "ToolIntent", None).len(),
+        4 + 3 * 3,
+        "three checks a step"
+    );
+    let exist: Vec<(&str, bool)> = goal.artifacts.iter().map(|one| (&*one.path, one.met)).collect();
+    assert_eq!(exist, [("NOTES.md", true), ("dist/app", false)]);
+    assert_eq!(goal.progress.source, Some(ProgressSource::Artifacts));
     let mut killer = Killer::new(&plain, &looks, compare_goals);
     undisturbed(&steps(), &mut killer);
     let (boundaries, ways) = killer.count();

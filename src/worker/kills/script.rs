@@ -174,6 +174,8 @@ pub(super) const GOAL: &str = "goal";
 
 /// The tool that runs commands of criteria; only offered in mode `Goal`.
 const SHELL: &str = "toolbox__shell";
+/// The tool that finds artifacts; only offered in mode `Goal`.
+pub(super) const LIST: &str = "toolbox__list_directory";
 
 pub(super) const GATED: [&str; 2] = [APPROVED, DENIED];
 
@@ -193,7 +195,7 @@ fn tools() -> Vec<ToolSpec> {
     let tool = |name: &str, effect, idempotent, on_unknown| ToolSpec {
         name: name.into(),
         description: format!("does {name}"),
-        parameters: json!({"type": "object", "properties": {"command": {"type": "string"}}}),
+        parameters: json!({"type": "object", "properties": {"command": {"type": "string"}, "files": {"type": "array"}}}),
         effect,
         idempotent,
         timeout: SignedDuration::from_secs(600),
@@ -216,6 +218,7 @@ fn tools() -> Vec<ToolSpec> {
         tool(APPROVED, ToolEffect::Write, false, tell),
         tool(DENIED, ToolEffect::Destructive, false, tell),
         tool(SHELL, ToolEffect::Destructive, false, tell),
+        tool(LIST, ToolEffect::Read, false, tell),
     ]
 }
 
@@ -235,7 +238,7 @@ impl Script {
         tools()
             .into_iter()
             .filter(|tool| asks || !tool.needs_approval)
-            .filter(|tool| tool.name != SHELL || matches!(self.settings.mode, ModeSettings::Goal(_)))
+            .filter(|tool| ![SHELL, LIST].contains(&&*tool.name) || matches!(self.settings.mode, ModeSettings::Goal(_)))
             .collect()
     }
 

@@ -10,6 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::script::{self, APPROVED, Attempt, Call, Ends, Happening, Script, What};
 use crate::api::failure::{CallFailure, FailureKind};
+use crate::api::file_report::{FileFinding, FileReport};
 use crate::engine::budget::BudgetState;
 use crate::engine::machine::LoopView;
 use crate::engine::message::ModelAnswer;
@@ -357,6 +358,10 @@ impl World {
 
     /// Receives a tool run, which takes effect even if the worker dies. Returns when and how it ends.
     pub(super) fn run(&mut self, run: &ToolRun) -> (Timestamp, ToolOutcome) {
+        if run.name == script::LIST {
+            let text = FileReport(vec![FileFinding::Bytes(10), FileFinding::Absent]).line();
+            return (self.now + seconds(1), ToolOutcome::Done { text });
+        }
         if run.id.is_refresh() {
             let text = (self.now.as_second() / 3600).to_string();
             return (self.now + seconds(1), ToolOutcome::Done { text });

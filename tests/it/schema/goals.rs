@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use agentloop::api::agent::{AcceptanceCriterion, CommandCriterion, ConfidenceSpec, GoalSpec};
-use agentloop::api::goal::QuestionModel;
+use agentloop::api::goal::{GoalArtifact, QuestionModel};
 use proptest::option;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -26,7 +26,9 @@ pub fn rows() -> Vec<Row> {
     let command = json!({"name": "tests", "command": {"run": "cargo test", "passRegex": "ok"}});
     let shell = json!({"spec": {"tools": {"builtin": ["Shell"], "toolbox": {"image": "debian:12"}}}});
     let light = json!({"spec": {"lightModel": scripted()["spec"]["model"]}});
-    let files = json!({"spec": {"tools": {"builtin": ["Files"]}}});
+    let files = json!({"spec": {"tools": {"builtin": ["Files"], "toolbox": {"image": "debian:12"}}}});
+    let artifacts = |artifacts: &Value| with(goal(&json!({ "artifacts": artifacts })), &files);
+    let path = |path: &str| artifacts(&json!([{ "path": path }]));
     vec![
         row(
             "spec.mode is Goal, which needs spec.goal",
@@ -89,6 +91,42 @@ pub fn rows() -> Vec<Row> {
                 criterion(&json!({"name": "a", "judge": "Is it?", "judgeModel": "Light"})),
                 goal(&json!({"confidence": {"model": "Light"}})),
             ],
+        ),
+        row(
+            "spec.goal.artifacts needs Files",
+            vec![path("NOTES.md"), goal(&json!({"artifacts": []}))],
+            vec![
+                goal(&json!({"artifacts": [{"path": "NOTES.md"}]})),
+                with(path("NOTES.md"), &json!({"spec": {"tools": {"builtin": ["Shell"]}}})),
+            ],
+        ),
+        row(
+            "spec.goal.artifacts[].path must be the path of one file",
+            vec![
+                path("dist/report.pdf"),
+                path("a b/ä.txt"),
+                path(".hidden/..name/...x"),
+                path(&"x".repeat(256)),
+                artifacts(&json!([{"path": "a", "minBytes": 0}, {"path": "b", "minBytes": 1_073_741_824}])),
+            ],
+            [
+                "/etc/passwd",
+                "..",
+                "../a",
+                "a/../../b",
+                "a/..",
+                ".",
+                "./a",
+                "a/./b",
+                "a//b",
+                "a/",
+                "/",
+                "a\nb",
+                "a\u{7f}",
+            ]
+            .into_iter()
+            .map(path)
+            .collect(),
         ),
         row(
             "spec.goal.maxCostUSD must be a decimal number",
@@ -154,11 +192,21 @@ fn criteria() -> impl Strategy<Value = Vec<AcceptanceCriterion>> {
     })
 }
 
+fn artifacts() -> impl Strategy<Value = Vec<GoalArtifact>> {
+    let files = prop::collection::btree_map("[a-z]{1,20}(/[a-z .]{0,9}[a-z]){0,3}", 0_u32..=1_073_741_824, 0..=4);
+    files.prop_map(|files| {
+        let files = files.into_iter();
+        files
+            .map(|(path, min_bytes)| GoalArtifact { path, min_bytes })
+            .collect()
+    })
+}
+
 prop_compose! {
     /// Any goal.
     pub fn goals()(
         description in "\\PC{1,80}",
-        acceptance_criteria in criteria(),
+        (acceptance_criteria, artifacts) in (criteria(), artifacts()),
         constraints in prop::collection::btree_map("[a-z]{1,20}", "\\PC{0,80}", 0..=4),
         (max_steps, max_attempts, timeout_seconds) in (1_u32..=1000, 1_u32..=10, 1_u32..=2_592_000),
         max_cost_usd in option::of("[0-9]{1,9}(\\.[0-9]{1,6})?"),
@@ -168,6 +216,7 @@ prop_compose! {
         GoalSpec {
             description,
             acceptance_criteria,
+            artifacts,
             constraints,
             max_steps,
             max_attempts,

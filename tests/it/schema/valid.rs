@@ -467,7 +467,8 @@ prop_compose! {
         let goal = goal.filter(|goal: &GoalSpec| {
             let commands = goal.acceptance_criteria.iter().any(|criterion| criterion.command.is_some());
             let has_model = light_model.is_some() || !uses_light_model(goal);
-            has_model && (!commands || tools.builtin.contains(&BuiltinTools::Shell))
+            let has_files = goal.artifacts.is_empty() || tools.builtin.contains(&BuiltinTools::Files);
+            has_model && has_files && (!commands || tools.builtin.contains(&BuiltinTools::Shell))
         });
         AgentSpec {
             mode: if goal.is_some() { AgentMode::Goal } else { AgentMode::Continuous },

@@ -4,6 +4,7 @@
 //! check. A step whose calls all fail is attempted again, later and differently. Owns the order of these, what ends the loop,
 //! and what each of them means; the engine makes the calls, the tool runs and the gates.
 
+mod artifacts;
 mod attempts;
 mod denials;
 mod progress;
@@ -18,16 +19,18 @@ use std::collections::{BTreeMap, VecDeque};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use self::artifacts::ArtifactsState;
+pub use self::artifacts::CheckedArtifacts;
 use self::attempts::{AttemptFailure, MOST_AVOIDED, StepAttempt, StepRecord};
 use self::denials::{DenialCounts, EscalationCause};
 #[cfg(test)]
 pub use self::denials::{ESCALATED_AFTER, HIDDEN_AFTER};
 pub use self::progress::GoalProgress;
+pub use self::settings::{CommandCheck, GoalSettings};
 #[cfg(test)]
-pub use self::settings::JudgeCheck;
-pub use self::settings::{CommandCheck, Criterion, CriterionCheck, GoalSettings};
+pub use self::settings::{Criterion, CriterionCheck, JudgeCheck};
 pub use self::texts::RUNTIME;
-use self::validation::{CheckResult, CriterionState, Validation};
+use self::validation::{CheckResult, CriterionState, PendingCheck, Validation};
 pub use self::validation::{CheckedCriterion, StepValidation, Verdict};
 use self::verdicts::{read_confidence, read_progress, read_verdict};
 use super::{
@@ -76,11 +79,12 @@ pub struct GoalState {
     /// The result that was last handed in.
     result: String,
     criteria: BTreeMap<String, CriterionState>,
+    artifacts: ArtifactsState,
     /// Hash of the definitions of the goal and its criteria that the states are about.
     definition: String,
     /// The check of the criteria that is under way.
     validation: Option<Validation>,
-    /// All criteria were met in one check.
+    /// All criteria were met in one check, and all artifacts existed.
     met: bool,
     /// Completed steps at the last confidence check.
     checked_at: u32,
@@ -217,10 +221,10 @@ impl LoopMode for GoalState {
             }
             None => {}
         }
-        match self.pending(context.settings).map(|criterion| &criterion.check) {
-            Some(CriterionCheck::Command(_)) => return NextStep::Check,
-            Some(CriterionCheck::Judge(_)) => return NextStep::Ask,
-            Some(CriterionCheck::Regex(_) | CriterionCheck::Schema(_)) | None => {}
+        match self.pending(context.settings) {
+            Some(PendingCheck::Command(..) | PendingCheck::Artifacts(_)) => return NextStep::Check,
+            Some(PendingCheck::Judge(..)) => return NextStep::Ask,
+            None => {}
         }
         if self.approval.is_some() {
             return NextStep::RequestApproval;
@@ -356,8 +360,8 @@ impl LoopMode for GoalState {
 
     fn question(&self, context: &ModeContext<'_>) -> Option<ModeQuestion> {
         let goal = goal(context.settings)?;
-        match self.pending(context.settings).map(|criterion| &criterion.check) {
-            Some(CriterionCheck::Judge(check)) => Some(texts::judge(goal, check, &self.result, context.settings)),
+        match self.pending(context.settings) {
+            Some(PendingCheck::Judge(_, check)) => Some(texts::judge(goal, check, &self.result, context.settings)),
             Some(_) => None,
             None => self
                 .is_confidence_due(goal)
@@ -370,10 +374,7 @@ impl LoopMode for GoalState {
             return false;
         };
         match self.pending(context.settings) {
-            Some(Criterion {
-                name,
-                check: CriterionCheck::Judge(_),
-            }) => {
+            Some(PendingCheck::Judge(name, _)) => {
                 let verdict = answer.and_then(read_verdict);
                 let is_readable = verdict.is_some();
                 let unread = || CheckResult::unknown("the judge gave no clear answer");
@@ -390,8 +391,8 @@ impl LoopMode for GoalState {
     }
 
     fn check(&self, context: &ModeContext<'_>) -> Option<ModeCheck> {
-        match &self.pending(context.settings)?.check {
-            CriterionCheck::Command(CommandCheck { run, junit, .. }) => {
+        match self.pending(context.settings)? {
+            PendingCheck::Command(_, CommandCheck { run, junit, .. }) => {
                 let arguments = [("command", Some(run)), ("junit", junit.as_ref())].into_iter();
                 let set = arguments.filter_map(|(name, value)| Some((name.to_owned(), value?.clone().into())));
                 Some(ModeCheck {
@@ -399,23 +400,27 @@ impl LoopMode for GoalState {
                     arguments: set.collect(),
                 })
             }
-            CriterionCheck::Regex(_) | CriterionCheck::Schema(_) | CriterionCheck::Judge(_) => None,
+            PendingCheck::Artifacts(declared) => Some(artifacts::check(declared)),
+            PendingCheck::Judge(..) => None,
         }
     }
 
     fn checked(&mut self, end: CheckEnd<'_>, context: &ModeContext<'_>) {
-        let Some(Criterion {
-            name,
-            check: CriterionCheck::Command(command),
-        }) = self.pending(context.settings)
-        else {
+        let Some(goal) = goal(context.settings) else {
             return;
         };
-        let verdict = match end {
-            CheckEnd::Ran(text) => verdicts::of_command(command, text, &context.settings.toolbox_name()),
-            CheckEnd::NotRun(why) => CheckResult::unknown(why),
-        };
-        self.verdict(name, verdict);
+        let toolbox = context.settings.toolbox_name();
+        match self.pending(context.settings) {
+            Some(PendingCheck::Command(name, command)) => {
+                let verdict = match end {
+                    CheckEnd::Ran(text) => verdicts::of_command(command, text, &toolbox),
+                    CheckEnd::NotRun(why) => CheckResult::unknown(why),
+                };
+                self.verdict(name, verdict);
+            }
+            Some(PendingCheck::Artifacts(_)) => self.artifacts_checked(goal, end, &toolbox),
+            Some(PendingCheck::Judge(..)) | None => return,
+        }
         self.settle(context);
     }
 
@@ -475,6 +480,7 @@ impl LoopMode for GoalState {
             steps: self.steps,
             progress: self.progress(goal),
             criteria: names.map(|name| (name.to_owned(), !unmet.contains(&name))).collect(),
+            artifacts: self.artifacts.statuses(&goal.artifacts),
             last_confidence: self.last_confidence,
             end: self.ended,
         })

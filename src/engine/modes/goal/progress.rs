@@ -1,7 +1,7 @@
-//! The progress of a loop towards its goal: by tests, or else by criteria, or else as a model estimates it.
+//! The progress of a loop towards its goal: by tests, or else by artifacts, or else by criteria, or else as a model estimates it.
 //!
-//! What is measured comes before what is estimated. Files that changed are no measure: how many a goal needs is not known, and
-//! commands change them unseen.
+//! What is measured comes before what is judged or estimated. Files that changed are no measure: how many a goal needs is not
+//! known, and commands change them unseen. Artifacts are, since the goal declares them.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,18 +36,23 @@ impl GoalState {
             ran = ran.saturating_add(tests.ran);
         }
         let met = states.clone().filter(|state| state.met).count();
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        let artifacts = self.artifacts.count(&goal.artifacts);
         let (source, percent) = if ran > 0 {
             (ProgressSource::Tests, share(passed, ran))
+        } else if self.artifacts.is_known() {
+            let percent = share(count(artifacts), count(goal.artifacts.len()));
+            (ProgressSource::Artifacts, percent)
         } else if states.count() > 0 {
-            let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
             (ProgressSource::Criteria, share(count(met), count(goal.criteria.len())))
         } else if let Some(percent) = self.estimate {
             (ProgressSource::Estimate, percent.min(100))
         } else {
             return GoalProgress::default();
         };
-        // Whatever is measured, other criteria may be unmet.
-        let most = if met == goal.criteria.len() { 100 } else { 99 };
+        // Whatever is measured, criteria may be unmet and artifacts missing.
+        let is_all = met == goal.criteria.len() && artifacts == goal.artifacts.len();
+        let most = if is_all { 100 } else { 99 };
         GoalProgress {
             percent: percent.min(most),
             source: Some(source),

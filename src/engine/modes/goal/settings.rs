@@ -1,10 +1,12 @@
 //! What the engine needs of `spec.goal`.
 
+use std::fmt::Write as _;
+
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
 use crate::settings::SettingsError;
-use agentloop_api::goal::{AcceptanceCriterion, GoalSpec, QuestionModel};
+use agentloop_api::goal::{AcceptanceCriterion, GoalArtifact, GoalSpec, QuestionModel};
 use agentloop_api::money::micro_usd;
 use agentloop_support::hash::sha256_hex;
 use agentloop_support::json_schema;
@@ -14,6 +16,8 @@ use agentloop_support::json_schema;
 pub struct GoalSettings {
     pub description: String,
     pub criteria: Vec<Criterion>,
+    /// Files that must exist.
+    pub artifacts: Vec<GoalArtifact>,
     /// Names and texts.
     pub constraints: Vec<(String, String)>,
     pub max_steps: u32,
@@ -31,7 +35,12 @@ pub struct GoalSettings {
 impl GoalSettings {
     /// A hash of what the states of criteria are about.
     pub fn definition(&self) -> String {
-        sha256_hex(format!("{:?} {:?}", self.description, self.criteria), 16)
+        let mut definition = format!("{:?} {:?}", self.description, self.criteria);
+        // The hash of a goal without artifacts is in journals that are older than they.
+        if !self.artifacts.is_empty() {
+            let _ = write!(definition, " {:?}", self.artifacts);
+        }
+        sha256_hex(definition, 16)
     }
 }
 
@@ -90,6 +99,7 @@ impl TryFrom<&GoalSpec> for GoalSettings {
         Ok(Self {
             description: goal.description.clone(),
             criteria: criteria?,
+            artifacts: goal.artifacts.clone(),
             constraints: goal.constraints.clone().into_iter().collect(),
             max_steps: goal.max_steps,
             max_attempts: goal.max_attempts,

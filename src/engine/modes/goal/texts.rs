@@ -9,7 +9,7 @@ use crate::context::prompt;
 use crate::modes::{ModeContext, ModeQuestion, TurnOpening};
 use crate::runtime_mark::without_marks;
 use crate::settings::EngineSettings;
-use agentloop_api::goal::QuestionModel;
+use agentloop_api::goal::{GoalArtifact, QuestionModel};
 use agentloop_support::clock::rfc3339_seconds;
 
 /// How a loop in mode `Goal` works. Constant, since it is read from the provider's prompt cache in every call.
@@ -61,6 +61,16 @@ pub fn assignment(goal: &GoalSettings) -> String {
             CriterionCheck::Command(command) => write!(text, "\n- {name}: {}.", command_in_words(command)),
         };
     }
+    if !goal.artifacts.is_empty() {
+        text.push_str("\n\nArtifacts, files that must be in the workspace when the criteria are met:");
+    }
+    for GoalArtifact { path, min_bytes } in &goal.artifacts {
+        let _ = match min_bytes {
+            0 => write!(text, "\n- `{path}`"),
+            1 => write!(text, "\n- `{path}`, not empty"),
+            bytes => write!(text, "\n- `{path}`, at least {bytes} bytes"),
+        };
+    }
     if !goal.constraints.is_empty() {
         text.push_str("\n\nConstraints:");
         for (name, constraint) in &goal.constraints {
@@ -103,18 +113,14 @@ pub fn step_opening(
         let _ = write!(text, "\n{line}.");
     }
     let unmet = state.unmet(goal);
-    if unmet.is_empty() {
+    if !unmet.is_empty() {
+        let _ = write!(text, "\nUnmet criteria: {}.", unmet.join(", "));
+    } else if state.artifacts.has_all(&goal.artifacts) {
         text.push_str(
             "\nAll criteria were met at their last check, but not in the same one: call finish with the complete result.",
         );
-    } else {
-        let _ = write!(text, "\nUnmet criteria: {}.", unmet.join(", "));
     }
-    for name in unmet {
-        if let Some(said) = state.said(name) {
-            let _ = write!(text, "\nLast check of {name}: {said}");
-        }
-    }
+    write_findings(state, goal, &unmet, &mut text);
     if state.failed_attempts > 0 {
         let attempt = state.failed_attempts.saturating_add(1);
         let _ = write!(
@@ -128,6 +134,18 @@ pub fn step_opening(
     }
     text.push_str("\nPlan, act, check.");
     text
+}
+
+/// What the last checks have found that is not met.
+fn write_findings(state: &GoalState, goal: &GoalSettings, unmet: &[&str], text: &mut String) {
+    for name in unmet {
+        if let Some(said) = state.said(name) {
+            let _ = write!(text, "\nLast check of {name}: {said}");
+        }
+    }
+    if let Some(told) = state.artifacts.told(&goal.artifacts) {
+        let _ = write!(text, "\n{told}");
+    }
 }
 
 /// The question about one criterion.
@@ -174,11 +192,7 @@ pub fn confidence(state: &GoalState, goal: &GoalSettings, settings: &EngineSetti
         "\n\n{} of {} steps are used. Unmet criteria: {names}.",
         state.steps, goal.max_steps,
     );
-    for name in unmet {
-        if let Some(said) = state.said(name) {
-            let _ = write!(data, "\nLast check of {name}: {said}");
-        }
-    }
+    write_findings(state, goal, &unmet, &mut data);
     data.push_str("\n\nThe last steps:");
     for StepRecord {
         step,

@@ -1,4 +1,4 @@
-//! The check of the criteria after a step: what is checked next, what was found, and what is recorded of it.
+//! The check of the criteria and the artifacts after a step: what is checked next, what was found, and what is recorded of it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -6,14 +6,15 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::artifacts::{ArtifactsCheck, ArtifactsState, CheckedArtifacts};
 use super::progress::TestCounts;
-use super::settings::{self, Criterion, CriterionCheck, GoalSettings};
+use super::settings::{self, CommandCheck, Criterion, CriterionCheck, GoalSettings, JudgeCheck};
 use super::{GoalState, MAX_SAID, goal};
 use crate::context::prompt;
 use crate::modes::ModeContext;
 use crate::runtime_mark::without_marks;
 use crate::settings::EngineSettings;
-use agentloop_api::goal::ProgressSource;
+use agentloop_api::goal::{GoalArtifact, ProgressSource};
 
 /// The last check of a criterion.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -60,10 +61,29 @@ pub(super) struct Validation {
     pending: VecDeque<String>,
     /// Names of those that are met.
     met: BTreeSet<String>,
-    /// One is not met.
+    /// One is not met, or an artifact is missing.
     failed: bool,
     /// Those that are not met.
     not_met: BTreeMap<String, Verdict>,
+    artifacts: ArtifactsCheck,
+}
+
+impl Validation {
+    pub(super) fn artifacts_checked(&mut self, verdict: Verdict) {
+        self.artifacts = ArtifactsCheck::Done(verdict);
+        self.failed |= verdict != Verdict::Met;
+    }
+}
+
+/// What is checked next by a model or a tool.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PendingCheck<'a> {
+    /// The command of the criterion of this name.
+    Command(&'a str, &'a CommandCheck),
+    /// All artifacts at once.
+    Artifacts(&'a [GoalArtifact]),
+    /// The question of the criterion of this name.
+    Judge(&'a str, &'a JudgeCheck),
 }
 
 /// What is recorded of an attempt at a step once it is over. Has no text of a model or a tool.
@@ -86,6 +106,9 @@ pub struct StepValidation {
     pub progress_source: Option<ProgressSource>,
     /// The criteria that were checked, in the order of the spec.
     pub criteria: Vec<CheckedCriterion>,
+    /// The artifacts; absent: they were not checked, or the goal has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub artifacts: Option<CheckedArtifacts>,
     /// The kind of the failure; absent: the attempt did not fail.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -148,23 +171,36 @@ impl StepValidation {
         for CheckedCriterion { name, verdict } in &self.criteria {
             let _ = write!(note, ", {name}={}", verdict.as_ref());
         }
+        if let Some(CheckedArtifacts { verdict, met, declared }) = self.artifacts {
+            let _ = write!(note, ", {met} of {declared} artifacts={}", verdict.as_ref());
+        }
         note
     }
 }
 
 impl GoalState {
-    /// The criterion that is checked next by a model or a command.
-    pub(super) fn pending<'a>(&self, settings: &'a EngineSettings) -> Option<&'a Criterion> {
+    /// What is checked next by a model or a tool. Commands may write artifacts, and judges decide last.
+    pub(super) fn pending<'a>(&self, settings: &'a EngineSettings) -> Option<PendingCheck<'a>> {
         let validation = self.validation.as_ref()?;
         let goal = goal(settings)?;
         let named = |name: &String| goal.criteria.iter().find(|criterion| criterion.name == *name);
-        let mut pending = validation.pending.iter().filter_map(named);
-        pending.find(|criterion| match criterion.check {
-            CriterionCheck::Command(_) => true,
-            // A call is worth it only if it decides.
-            CriterionCheck::Judge(_) => !validation.failed,
-            CriterionCheck::Regex(_) | CriterionCheck::Schema(_) => false,
-        })
+        let pending = validation.pending.iter().filter_map(named);
+        let mut commands = pending.clone().filter_map(|criterion| match &criterion.check {
+            CriterionCheck::Command(command) => Some(PendingCheck::Command(&criterion.name, command)),
+            CriterionCheck::Regex(_) | CriterionCheck::Schema(_) | CriterionCheck::Judge(_) => None,
+        });
+        if let Some(command) = commands.next() {
+            return Some(command);
+        }
+        if validation.artifacts == ArtifactsCheck::Due && !goal.artifacts.is_empty() {
+            return Some(PendingCheck::Artifacts(&goal.artifacts));
+        }
+        let mut judges = pending.filter_map(|criterion| match &criterion.check {
+            CriterionCheck::Judge(judge) => Some(PendingCheck::Judge(&criterion.name, judge)),
+            CriterionCheck::Regex(_) | CriterionCheck::Schema(_) | CriterionCheck::Command(_) => None,
+        });
+        // A call is worth it only if it decides.
+        if validation.failed { None } else { judges.next() }
     }
 
     /// A step has ended without an error: its criteria are checked. `result`: what was handed in with `finish`.
@@ -176,13 +212,16 @@ impl GoalState {
             result.clone_into(&mut self.result);
         }
         let is_checked = |criterion: &&Criterion| result.is_some() || !criterion.check.needs_result();
-        let mut pending: Vec<&Criterion> = goal.criteria.iter().filter(is_checked).collect();
-        // Commands before judges, since judges decide last.
-        pending.sort_by_key(|criterion| matches!(criterion.check, CriterionCheck::Judge(_)));
+        let pending: Vec<&Criterion> = goal.criteria.iter().filter(is_checked).collect();
         self.validation = Some(Validation {
             of,
             has_result: result.is_some(),
             pending: pending.iter().map(|criterion| criterion.name.clone()).collect(),
+            artifacts: if goal.artifacts.is_empty() {
+                ArtifactsCheck::NotDue
+            } else {
+                ArtifactsCheck::Due
+            },
             ..Validation::default()
         });
         for criterion in pending {
@@ -227,7 +266,8 @@ impl GoalState {
         };
         self.steps = self.steps.saturating_add(1);
         let mut criteria = goal.criteria.iter();
-        self.met = criteria.all(|criterion| validation.met.contains(&criterion.name));
+        self.met = criteria.all(|criterion| validation.met.contains(&criterion.name))
+            && (goal.artifacts.is_empty() || validation.artifacts == ArtifactsCheck::Done(Verdict::Met));
         let verdict = |name: &str| match validation.not_met.get(name) {
             Some(verdict) => Some(*verdict),
             None => validation.met.contains(name).then_some(Verdict::Met),
@@ -241,6 +281,7 @@ impl GoalState {
         self.report = Some(StepValidation {
             step: self.steps,
             criteria: checked.collect(),
+            artifacts: self.checked_artifacts(validation.artifacts, goal),
             ..self.ended_attempt(validation.of, goal, context)
         });
     }
@@ -250,6 +291,7 @@ impl GoalState {
     pub(super) fn check_again(&mut self, context: &ModeContext<'_>) {
         self.met = false;
         self.criteria.clear();
+        self.artifacts = ArtifactsState::default();
         self.restart_check(context);
     }
 
@@ -284,6 +326,7 @@ impl GoalState {
             progress_percent: progress.percent,
             progress_source: progress.source,
             criteria: Vec::new(),
+            artifacts: None,
             error: None,
         }
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::deliveries::WITHOUT_UPLOADS;
 use super::history::{answered, call, plain, rows, says};
 use super::*;
-use crate::engine::{CallPurpose, CheckedCriterion, StepValidation, Verdict};
+use crate::engine::{CallPurpose, CheckedArtifacts, CheckedCriterion, StepValidation, Verdict};
 use crate::worker::journal::export::export;
 
 const GOAL_STEPS: &str =
@@ -31,6 +31,7 @@ fn checked(turn: i64, change: impl FnOnce(&mut StepValidation)) -> JournalRecord
                 verdict: Verdict::Unknown,
             },
         ],
+        artifacts: None,
         error: None,
     };
     change(&mut validation);
@@ -81,6 +82,26 @@ fn the_last_call_of_a_step_and_its_execution_have_the_verdicts_and_its_questions
         ]
     );
     assert_eq!(rows(&journal, GOAL_STEPS), [json!([7, 3, 2, 1250, 50, criteria, null])]);
+}
+
+#[test]
+fn a_step_of_a_goal_with_artifacts_says_how_many_exist() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    write(&mut journal, &[plain(RecordKind::TurnStarted, 1, "")]);
+    let artifacts = CheckedArtifacts {
+        verdict: Verdict::Unmet,
+        met: 2,
+        declared: 3,
+    };
+    let found = checked(1, |validation| validation.artifacts = Some(artifacts));
+    write(&mut journal, &[plain(RecordKind::TurnCompleted, 1, "continue"), found]);
+    let query = "SELECT json_extract(state_snapshot, '$.validation.artifacts') FROM agent_execution_history";
+    assert_eq!(
+        rows(&journal, query),
+        [json!([{"verdict": "Unmet", "met": 2, "declared": 3}])]
+    );
+    assert_eq!(rows(&journal, GOAL_STEPS).len(), 1);
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub(super) enum Broken {
     JoinsChecks,
     /// An edit of the criteria is ignored.
     KeepsCriteria,
+    /// A goal is met without its artifacts.
+    IgnoresArtifacts,
     /// A gate is approved although no person did so.
     ForgesApproval,
     /// A run is sent a second time.
@@ -50,7 +52,7 @@ pub(super) enum Broken {
 }
 
 impl Broken {
-    pub(super) const ALL: [Self; 22] = [
+    pub(super) const ALL: [Self; 23] = [
         Self::ActsBeforeCommit,
         Self::RespondsBeforeCommit,
         Self::ReceiptBeforeCommit,
@@ -66,6 +68,7 @@ impl Broken {
         Self::LosesNote,
         Self::JoinsChecks,
         Self::KeepsCriteria,
+        Self::IgnoresArtifacts,
         Self::ForgesApproval,
         Self::RepeatsRun,
         Self::ForgetsCalls,
@@ -80,7 +83,10 @@ impl Broken {
         match self {
             Self::RespondsBeforeCommit => 318,
             Self::ReceiptBeforeCommit => 17,
-            Self::AcknowledgesBeforeCommit => 9,
+            Self::AcknowledgesBeforeCommit => 16,
+            Self::JoinsChecks => 25,
+            Self::IgnoresArtifacts => 9,
+            Self::ForgetsStop => 73,
             Self::ActsBeforeCommit
             | Self::OrderOfArrival
             | Self::StarvesOrigin
@@ -91,15 +97,13 @@ impl Broken {
             | Self::SwapsResponses
             | Self::RepeatsNote
             | Self::LosesNote
-            | Self::JoinsChecks
             | Self::KeepsCriteria
             | Self::ForgesApproval
             | Self::RepeatsRun
             | Self::ForgetsCalls
             | Self::LosesCommit
             | Self::LosesCount
-            | Self::LosesTimer
-            | Self::ForgetsStop => 0,
+            | Self::LosesTimer => 0,
         }
     }
 }

@@ -34,6 +34,7 @@ use broken::Broken;
 use counts::SimulationCounts;
 use outside::{LoopEnvironment, seconds};
 use process::ProcessEnd;
+use schedule::ScheduleSpec;
 
 /// Schedules of one run, and the most that a broken rule may stay unnoticed.
 const SCHEDULES: u64 = 60;
@@ -174,12 +175,14 @@ fn next_pod(environment: &mut LoopEnvironment, dir: &TempDir, outcome: Option<Lo
 fn another_pod(environment: &mut LoopEnvironment, files: &Files) -> TempDir {
     environment.epoch += 1;
     if std::mem::take(&mut environment.edited) {
-        let before = environment.schedule.criteria.clone();
+        let parts = |schedule: &ScheduleSpec| (schedule.criteria.clone(), schedule.artifacts.clone());
+        let before = parts(&environment.schedule);
         environment.schedule.edit(&mut environment.random);
-        if before != environment.schedule.criteria {
+        let after = parts(&environment.schedule);
+        if before != after {
             environment.referee.criteria_edited();
         }
-        note(format!("edited: {:?}", environment.schedule.criteria));
+        note(format!("edited: {after:?}"));
     }
     if !environment.calm
         && environment.random.percent(10)

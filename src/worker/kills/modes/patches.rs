@@ -18,6 +18,9 @@ pub(super) fn settings(environment: &LoopEnvironment, schedule: &ScheduleSpec) -
     if environment.is_broken(Broken::KeepsCriteria) {
         return schedule.with_first_criteria().settings();
     }
+    if environment.is_broken(Broken::IgnoresArtifacts) {
+        return schedule.without_artifacts().settings();
+    }
     schedule.settings()
 }
 

@@ -8,9 +8,10 @@ use rusqlite::Connection;
 use serde_json::Value;
 
 use super::provider::Provider;
-use super::schedule::{Criterion, SHELL, ScheduleSpec};
+use super::schedule::{Criterion, LIST, SHELL, ScheduleSpec};
 use super::task_origins::origin_of;
 use crate::api::agent::AgentMode;
+use crate::api::file_report::{FileFinding, FileReport};
 use crate::api::goal::GoalEnd;
 use crate::api::status::LoopOutcome;
 use crate::engine::machine::{EngineSnapshot, LoopView};
@@ -182,12 +183,31 @@ impl Referee {
                 let Ok(number) = number else { return };
                 (Criterion::Command(number), text.starts_with("exit code 0"))
             }
+            CheckInput::Ran(run, ToolOutcome::Done { text }) if run.name == LIST => {
+                self.hear_files(run, text);
+                return;
+            }
             CheckInput::Nothing | CheckInput::Ran(..) => return,
         };
+        self.judge(criterion, is_met);
+    }
+
+    fn judge(&mut self, criterion: Criterion, is_met: bool) {
         if is_met {
             self.check.met.insert(criterion);
         } else {
             self.check.met.remove(&criterion);
+        }
+    }
+
+    /// Which artifacts exist. A result that is no report says that of none.
+    fn hear_files(&mut self, run: &ToolRun, text: &str) {
+        let FileReport(findings) = FileReport::parse(text).unwrap_or_default();
+        let paths = run.arguments["files"].as_array().into_iter().flatten();
+        let named = paths.filter_map(|path| Criterion::of_path(path.as_str()?));
+        for (place, artifact) in named.enumerate() {
+            let found = findings.get(place);
+            self.judge(artifact, matches!(found, Some(FileFinding::Bytes(bytes)) if *bytes > 0));
         }
     }
 
@@ -321,10 +341,12 @@ impl Referee {
         if !is_met {
             return;
         }
-        for criterion in &schedule.criteria {
+        for criterion in schedule.criteria.iter().chain(&schedule.artifacts) {
             let holds = match criterion {
                 Criterion::Regex(_) => self.check.result.contains(&criterion.word()),
-                Criterion::Command(_) | Criterion::Judge(_) => self.check.met.contains(criterion),
+                Criterion::Command(_) | Criterion::Judge(_) | Criterion::Artifact(_) => {
+                    self.check.met.contains(criterion)
+                }
             };
             assert!(holds, "{criterion:?} was not met in the last check: {:?}", self.check);
         }

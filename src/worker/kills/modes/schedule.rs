@@ -11,6 +11,8 @@ use crate::engine::tool::{ToolEffect, ToolSpec, UnknownOutcomePolicy};
 
 /// Runs commands of criteria.
 pub(super) const SHELL: &str = "toolbox__shell";
+/// Finds artifacts.
+pub(super) const LIST: &str = "toolbox__list_directory";
 /// A person decides whether a run of unknown outcome is repeated.
 pub(super) const ASKS: &str = "wire__send";
 /// A run of unknown outcome is repeated.
@@ -34,12 +36,13 @@ pub(super) const NAMES: [&str; 10] = [
     "nothing",
 ];
 
-/// A criterion of the goal. Its number is unique to its wording, so that an edited one is another.
+/// A criterion of the goal, or an artifact. Its number is unique to its wording, so that an edited one is another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Criterion {
     Regex(u32),
     Command(u32),
     Judge(u32),
+    Artifact(u32),
 }
 
 impl Criterion {
@@ -49,7 +52,13 @@ impl Criterion {
             Self::Regex(number) => format!("r{number};"),
             Self::Command(number) => format!("c{number};"),
             Self::Judge(number) => format!("j{number};"),
+            Self::Artifact(number) => format!("a{number}"),
         }
+    }
+
+    /// The artifact with this path.
+    pub(super) fn of_path(path: &str) -> Option<Self> {
+        Some(Self::Artifact(path.strip_prefix('a')?.parse().ok()?))
     }
 
     fn spec(self, place: usize) -> Value {
@@ -58,6 +67,7 @@ impl Criterion {
             Self::Regex(_) => json!({"name": name, "regex": self.word()}),
             Self::Command(_) => json!({"name": name, "command": {"run": self.word()}}),
             Self::Judge(_) => json!({"name": name, "judge": self.word()}),
+            Self::Artifact(_) => json!({"path": self.word()}),
         }
     }
 }
@@ -77,6 +87,8 @@ pub(super) struct ScheduleSpec {
     pub(super) criteria: Vec<Criterion>,
     /// Those before all edits.
     first_criteria: Vec<Criterion>,
+    /// Files that must exist, in mode Goal.
+    pub(super) artifacts: Vec<Criterion>,
     /// The last number of a criterion.
     numbers: u32,
     /// Responses of mode Task have a receiver.
@@ -101,6 +113,7 @@ impl ScheduleSpec {
             edits: 0,
             criteria: Vec::new(),
             first_criteria: Vec::new(),
+            artifacts: Vec::new(),
             numbers: 0,
             has_receiver: random.percent(70),
             has_schema: random.percent(40),
@@ -111,7 +124,18 @@ impl ScheduleSpec {
         };
         schedule.draw_criteria(random);
         schedule.first_criteria.clone_from(&schedule.criteria);
+        if schedule.mode == AgentMode::Goal {
+            schedule.draw_artifacts(random);
+        }
         schedule
+    }
+
+    /// A broken rule: no artifact is looked for.
+    pub(super) fn without_artifacts(&self) -> Self {
+        Self {
+            artifacts: Vec::new(),
+            ..self.clone()
+        }
     }
 
     /// A broken rule: the criteria are those of the first spec.
@@ -128,12 +152,19 @@ impl ScheduleSpec {
         self.criteria = (0..count).map(|_| self.draw_criterion(random)).collect();
     }
 
+    /// The goal has other artifacts, or none.
+    fn draw_artifacts(&mut self, random: &mut Random) {
+        let numbers = self.numbers + 1..=self.numbers + [0, 0, 1, 3][random.index(4)];
+        self.artifacts = numbers.map(Criterion::Artifact).collect();
+        self.numbers += 3;
+    }
+
     fn draw_criterion(&mut self, random: &mut Random) -> Criterion {
         self.numbers += 1;
         [Criterion::Regex, Criterion::Command, Criterion::Judge][random.index(3)](self.numbers)
     }
 
-    /// A user edits the spec: a criterion, all of them, or something else.
+    /// A user edits the spec: a criterion, all of them, the artifacts, or something else.
     pub(super) fn edit(&mut self, random: &mut Random) {
         self.edits += 1;
         match random.index(4) {
@@ -142,6 +173,7 @@ impl ScheduleSpec {
                 let place = random.index(self.criteria.len());
                 self.criteria[place] = self.draw_criterion(random);
             }
+            _ if self.mode == AgentMode::Goal => self.draw_artifacts(random),
             _ => self.has_own_task = random.percent(50),
         }
     }
@@ -189,6 +221,10 @@ impl ScheduleSpec {
                     "timeoutSeconds": 864_000,
                     "confidence": {"everySteps": 5},
                 });
+                if !self.artifacts.is_empty() {
+                    let artifacts: Vec<Value> = self.artifacts.iter().map(|one| one.spec(0)).collect();
+                    spec["goal"]["artifacts"] = artifacts.into();
+                }
             }
         }
         spec
@@ -209,7 +245,10 @@ fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
     ToolSpec {
         name: name.into(),
         description: format!("does {name}"),
-        parameters: json!({"type": "object", "properties": {"command": {"type": "string"}}}),
+        parameters: match name {
+            LIST => json!({"type": "object", "properties": {"files": {"type": "array"}}}),
+            _ => json!({"type": "object", "properties": {"command": {"type": "string"}}}),
+        },
         effect,
         idempotent: name == IDEMPOTENT,
         timeout: SignedDuration::from_secs(600),
@@ -240,5 +279,6 @@ pub(super) fn tools() -> Vec<ToolSpec> {
         tool(GATED[0], ToolEffect::Write),
         tool(GATED[1], ToolEffect::Destructive),
         tool(SHELL, ToolEffect::Destructive),
+        tool(LIST, ToolEffect::Read),
     ]
 }

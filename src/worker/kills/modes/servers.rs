@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 use super::random::Random;
-use super::schedule::{ASKS, GATED, IDEMPOTENT, RETRIES, SHELL};
+use super::schedule::{ASKS, GATED, IDEMPOTENT, LIST, RETRIES, SHELL};
+use crate::api::file_report::{FileFinding, FileReport};
 use crate::engine::machine::LoopView;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::engine::{GateAnswer, OpenGate};
@@ -61,7 +62,7 @@ impl Servers {
         let times = self.effects.entry(id).or_default();
         *times += 1;
         let most = match &*run.name {
-            "files__read" | IDEMPOTENT | SHELL => usize::MAX,
+            "files__read" | IDEMPOTENT | SHELL | LIST => usize::MAX,
             // A restart sends what was under way again.
             RETRIES => MOST_TRIES + lives,
             ASKS => 1 + approved,
@@ -78,6 +79,10 @@ impl Servers {
             let good = calm || random.percent(65);
             let text = if good { "exit code 0\nfine" } else { "exit code 1\nno" };
             return (takes, ToolOutcome::Done { text: text.into() });
+        }
+        if run.name == LIST {
+            let text = found(run, calm, random);
+            return (takes, ToolOutcome::Done { text });
         }
         let outcome = match draw {
             10 => ToolOutcome::Failed { text: "no".into() },
@@ -148,6 +153,21 @@ impl Servers {
     pub(super) fn go_back(&mut self, effects: BTreeMap<String, usize>) {
         self.effects = effects;
     }
+}
+
+/// Which of the files exist. In bad times the result may be no report.
+fn found(run: &ToolRun, calm: bool, random: &mut Random) -> String {
+    if !calm && random.percent(5) {
+        return "a/\nb.txt 2".to_owned();
+    }
+    let files = run.arguments["files"].as_array().map_or(0, Vec::len);
+    let mut finding = || match if calm { 0 } else { random.index(10) } {
+        7 => FileFinding::Absent,
+        8 => FileFinding::Bytes(0),
+        9 => FileFinding::NotRegular,
+        _ => FileFinding::Bytes(1),
+    };
+    FileReport((0..files).map(|_| finding()).collect()).line()
 }
 
 /// A forged approval of the gate.
