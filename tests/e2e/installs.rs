@@ -3,7 +3,7 @@
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
-use super::agents::{Agent, script, scripted};
+use super::agents::{Agent, condition, script, scripted};
 use super::cluster::{self, AGENTS, CHART, Namespace, RELEASE, alone, shared};
 use crate::support::kubectl::Kubectl;
 
@@ -120,7 +120,9 @@ fn a_release_of_one_namespace_has_no_right_outside_and_works_beside_another_rele
         agent.until_turns(1, 60);
         agent.until_condition("Ready", "True", "LoopRunning", 60);
     }
-    assert_eq!(agents[2].object()["status"], Value::Null, "no release serves it");
+    let alone = agents[2].object();
+    let reason = condition(&alone, "Ready").map(|ready| &ready["reason"]);
+    assert_eq!(reason, Some(&json!("Pending")), "no release serves it");
     assert!(other.kubectl.list("pods", "").is_empty());
     let pods = kubectl.list("pods", cluster::REPLICAS);
     let leader = holder(kubectl);

@@ -134,7 +134,7 @@ impl<'a> Crew<'a> {
         // So long a history that nothing but the script's turns is called for.
         let busy = json!({
             "loop": {"minDelayMilliseconds": 1, "historyTokens": 1_000_000}, "model": {"contextTokens": 1_000_000},
-            "guardrails": {"maxConsecutiveTurns": 100_000},
+            "guardrails": {"maxConsecutiveTurns": 10_000},
         });
         let apply = |name: &str, script: &str, spec: &Value| Agent::apply(namespace, name, &scripted(script), spec);
         let turning = apply("turning", "turning", &busy);
