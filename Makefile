@@ -4,7 +4,7 @@
 export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/agentloop/target
 
 .DEFAULT_GOAL := help
-.PHONY: help try demo demo-down test soak bench check lint generate image emulate deploy dashboards-shot clean
+.PHONY: help try demo demo-down test upgrade-test soak bench check lint generate image emulate deploy dashboards-shot clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,7 +21,10 @@ demo-down: ## Remove what `make demo` made
 test: ## Every test, on real clusters that it starts and stops (root)
 	@hack/test.sh
 
-soak: ## SCHEDULES=2000000 of the ledger's simulation, SENSOR_SCHEDULES=100000 of the Sensors', MODE_SCHEDULES=20000 of the modes', then the end-to-end tests repeatedly, for MINUTES=60
+upgrade-test: ## An upgrade from an older version with live Agents, and the rollback (root; FROM=ref: the newest tag, else 100 commits back)
+	@hack/test.sh upgrade $(FROM)
+
+soak: ## SCHEDULES=2000000 of the ledger's simulation, SENSOR_SCHEDULES=100000 of the Sensors', MODE_SCHEDULES=20000 of the modes', then the upgrade and the end-to-end tests repeatedly, for MINUTES=60
 	@hack/test.sh soak
 
 bench: ## Measure engine, ledger, gateway, leases, and the controller beside other operators (SIZES=200,1000)

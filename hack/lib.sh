@@ -10,6 +10,8 @@ TOOLS_IMAGE=${TOOLS_IMAGE:-localhost/agentloop-tools:dev}
 ARCH=$(uname -m)
 TARGET=$ARCH-unknown-linux-gnu
 IMAGE_DIR=$ROOT/target/image                                           # rootfs, OCI layout, archive
+PREVIOUS_IMAGE=${PREVIOUS_IMAGE:-localhost/agentloop:previous}         # of an older version: hack/previous.sh
+PREVIOUS_DIR=$ROOT/target/previous                                     # its archive and its chart
 
 say() { printf '\n==> %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # test.sh                every test: without a cluster, on a real control plane, end to end on a real node
 # test.sh plane|node     one half of it; `node` takes names of tests: test.sh node e2e::resume e2e::tasks
+# test.sh upgrade [REF]  an upgrade from an older version (hack/previous.sh says which) and the rollback, on the node
 # test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation, SENSOR_SCHEDULES (100,000) of the Sensors' and
-#                        MODE_SCHEDULES (20,000) of the modes', ROUNDS (200,000) of nearly right input, then the end-to-end tests repeatedly, for MINUTES (60), with
+#                        MODE_SCHEDULES (20,000) of the modes', ROUNDS (200,000) of nearly right input, then the upgrade, and
+#                        then the end-to-end tests repeatedly, for MINUTES (60), with
 #                        five minutes of kills for the budgets and for Sensors, ten for the journals, and 3,000 tasks under kills
 # Starts the clusters it needs and stops them, whatever happens. Ends with what each part took and cargo's own summaries.
 set -euo pipefail
@@ -10,7 +12,7 @@ set -euo pipefail
 cd "$ROOT"
 what=${1:-all} filters=("${@:2}")
 [ ${#filters[@]} -gt 0 ] || filters=(e2e::)
-case $what in all | plane | node | soak) ;; *) die "usage: test.sh [plane|node [TEST...]|soak]" ;; esac
+case $what in all | plane | node | upgrade | soak) ;; *) die "usage: test.sh [plane|node [TEST...]|upgrade [REF]|soak]" ;; esac
 devcluster=$ROOT/hack/devcluster
 logs=$ROOT/target/test-logs
 PLANE_RUN=/var/tmp/agentloop-test-plane
@@ -50,6 +52,7 @@ build() {
   tools_pid=$!
   cargo test --locked --no-run
   [ -z "$node" ] || "$ROOT/hack/image.sh"
+  [ -z "$previous" ] || "$ROOT/hack/previous.sh" ${from:+"$from"}
   wait "$tools_pid" || { cat "$logs/tools.log" >&2; die "the cluster tools could not be built"; }
   tools_pid=
 }
@@ -68,12 +71,19 @@ node_up() {
   node_do up
   node_do load-image "$IMAGE" "$IMAGE_DIR/agentloop.tar"
   node_do load-image "$TOOLS_IMAGE" "$("$ROOT/hack/tools-image.sh")" /bin/sh
+  [ -z "$previous" ] || node_do load-image "$PREVIOUS_IMAGE" "$PREVIOUS_DIR/agentloop.tar"
   AGENTLOOP_PYTHON=$("$ROOT/hack/python-env.sh")
   export AGENTLOOP_PYTHON
 }
 node_tests() {
   tests "Tests on the node" env AGENTLOOP_REQUIRE_CLUSTERS=1 AGENTLOOP_E2E_KUBECONFIG=$NODE_RUN/admin.kubeconfig \
     AGENTLOOP_E2E_IMAGE="$IMAGE" AGENTLOOP_E2E_TOOLS_IMAGE="$TOOLS_IMAGE" cargo test --locked --test it -- "${filters[@]}" --show-output --test-threads=8
+}
+# On a cluster without a release, since the older one comes first. Leaves the newer one.
+upgrade_tests() {
+  tests "Upgrade from $(git log -1 --format=%h "$(cat "$PREVIOUS_DIR/commit")")" env AGENTLOOP_REQUIRE_CLUSTERS=1 \
+    AGENTLOOP_E2E_KUBECONFIG=$NODE_RUN/admin.kubeconfig AGENTLOOP_E2E_IMAGE="$IMAGE" AGENTLOOP_PREVIOUS_IMAGE="$PREVIOUS_IMAGE" \
+    AGENTLOOP_PREVIOUS_CHART="$PREVIOUS_DIR/chart" cargo test --locked --test it -- e2e::upgrade --ignored --show-output
 }
 simulate() {
   # Optimized with all checks: a schedule of Sensors takes a seventh of the time of a debug build.
@@ -99,8 +109,12 @@ soak() {
   done
 }
 
-node=1
-if [ "$what" = plane ]; then node=; fi
+node=1 previous='' from=''
+case $what in
+  plane) node='' ;;
+  upgrade) previous=1 from=${2:-} ;;
+  soak) previous=1 from=${FROM:-} ;;
+esac
 if [ -n "$node" ] && [ "$(id -u)" != 0 ]; then
   die "the tests on a node need root; without it: hack/test.sh plane"
 fi
@@ -114,7 +128,8 @@ if [ "$what" = all ] || [ "$what" = plane ]; then plane_tests; fi
 if [ "$what" = soak ]; then simulate; fi
 if [ -n "$node" ]; then
   phase "Node up" node_up
-  if [ "$what" = soak ]; then soak; else node_tests; fi
+  [ -z "$previous" ] || upgrade_tests
+  case $what in soak) soak ;; all | node) node_tests ;; esac
   phase "Node down" node_do down
 fi
 

@@ -102,7 +102,8 @@ impl Leader {
             return Ok(());
         };
         let ground = ground.map_or_else(|| LeaderResources::bind(&self.options), Ok)?;
-        let mut parts = self.start(certificates, ground, &clock, stop);
+        let finished = CancellationToken::new();
+        let mut parts = self.start(certificates, ground, &clock, (stop, &finished));
         let unexpected = tokio::select! {
             // `stop` is checked first: tasks that end because of it have not ended unexpectedly.
             biased;
@@ -115,7 +116,14 @@ impl Leader {
         }
         tracing::info!("stopping");
         self.readiness.set(Some("shutdown to complete"));
-        let ended = async { while parts.join_next().await.is_some() {} };
+        let ended = async {
+            // The publisher of Events is the last, since the others may send some at their end.
+            while parts.len() > 1 {
+                parts.join_next().await;
+            }
+            finished.cancel();
+            parts.join_next().await;
+        };
         if timeout(DRAIN, ended).await.is_err() {
             tracing::warn!(
                 "aborted the remaining tasks {} s after the stop signal",
@@ -131,7 +139,7 @@ impl Leader {
         certificates: LinkCertificates,
         ground: LeaderResources,
         clock: &WallClock,
-        stop: &CancellationToken,
+        (stop, finished): (&CancellationToken, &CancellationToken),
     ) -> JoinSet<ControllerError> {
         let ((loops, changed), listener, agents) = (ground.loops, ground.listener, Arc::default());
         let bundle = CaBundle {
@@ -193,9 +201,10 @@ impl Leader {
                 ControllerError::PartEnded("the deletion of old histories")
             });
         }
-        let recorder = recorder(self.client.clone(), self.instance());
+        // The collectors of metrics have sinks too, and outlive this leader.
+        let (recorder, finished) = (recorder(self.client.clone(), self.instance()), finished.clone());
         parts.spawn(async move {
-            publish(recorder, queue).await;
+            publish(recorder, queue, finished).await;
             ControllerError::PartEnded("the publisher of Events")
         });
         let ends = stop.clone();

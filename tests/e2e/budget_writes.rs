@@ -122,7 +122,7 @@ fn said(version: &Value) -> Value {
 
 /// What all used is what each used, and that is what each Agent says of itself. An answer that was cut counts as
 /// reserved here, and there as a call of which the tokens are not known.
-fn adds_up(budget: &Value, agents: &[Agent<'_>]) {
+pub fn adds_up(budget: &Value, agents: &[Agent<'_>]) {
     let status = &budget["status"];
     let shares: Vec<_> = status["topAgents"].as_array().into_iter().flatten().collect();
     let tokens = |value: &Value| value["tokens"].as_i64().unwrap_or(0);

@@ -6,7 +6,7 @@
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::host;
 use crate::support::{clusters, kubectl::Kubectl};
@@ -53,41 +53,62 @@ pub fn alone() -> Option<Alone> {
     Some(Alone { system, _turn: turn })
 }
 
+/// The cluster for a test that installs a release of its own choice; `None` (said loudly) where there is none.
+pub fn without_release() -> Option<Alone> {
+    let system = Kubectl::new(&clusters::node()?, SYSTEM);
+    let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
+    system.apply(&restricted(SYSTEM));
+    Some(Alone { system, _turn: turn })
+}
+
 fn installed() -> Option<Kubectl> {
     INSTALLED
         .get_or_init(|| {
             let system = Kubectl::new(&clusters::node()?, SYSTEM);
+            system.apply(&restricted(SYSTEM));
             install(&system, &[]);
             Some(system)
         })
         .clone()
 }
 
-/// `helm upgrade --install --wait` of the chart with two replicas; `extra` are further arguments.
+/// A manifest of a namespace that rejects pods that are not `restricted`, and says so of what would create them.
+fn restricted(name: &str) -> String {
+    let labels = json!({
+        "pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted",
+    });
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}).to_string()
+}
+
+/// `helm upgrade --install --wait` of the chart with two replicas and the page; `extra` are further arguments.
 pub fn install(system: &Kubectl, extra: &[&str]) {
     install_chart(system, CHART, extra);
 }
 
 /// The same with the chart in another folder.
 pub fn install_chart(system: &Kubectl, chart: &str, extra: &[&str]) {
-    let image = std::env::var("AGENTLOOP_E2E_IMAGE").unwrap_or_else(|_| "localhost/agentloop:dev".into());
-    let (repository, tag) = image.rsplit_once(':').expect("AGENTLOOP_E2E_IMAGE is repository:tag");
+    let mut args = vec!["--set", "replicaCount=2", "--set", "page.enabled=true"];
+    args.extend(extra);
+    release(system, chart, &image(), &args);
+}
+
+/// `helm upgrade --install --wait` of a chart in the namespace of `kubectl`, with an image of the node. The API server
+/// warns of nothing.
+pub fn release(kubectl: &Kubectl, chart: &str, image: &str, extra: &[&str]) {
+    let (repository, tag) = image.rsplit_once(':').expect("the image is repository:tag");
     let repository = format!("image.repository={repository}");
     let tag = format!("image.tag={tag}");
-    let mut args = vec![
-        "upgrade",
-        "--install",
-        RELEASE,
-        chart,
-        "--create-namespace",
-        "--wait",
-        "--timeout",
-        "120s",
-    ];
-    args.extend(["--set", &repository, "--set", &tag, "--set", "image.pullPolicy=Never"]);
-    args.extend(["--set", "replicaCount=2"]);
+    let mut args = vec!["upgrade", "--install", RELEASE, chart, "--create-namespace", "--wait"];
+    args.extend(["--timeout", "120s", "--set", &repository, "--set", &tag]);
+    args.extend(["--set", "image.pullPolicy=Never"]);
     args.extend(extra);
-    system.helm(&args);
+    let warnings = kubectl.helm_with_warnings(&args).stderr;
+    assert!(!warnings.contains("would violate PodSecurity"), "{warnings}");
+}
+
+/// The image under test.
+pub fn image() -> String {
+    std::env::var("AGENTLOOP_E2E_IMAGE").unwrap_or_else(|_| "localhost/agentloop:dev".into())
 }
 
 /// The replica that leads, once there is exactly one that runs.
@@ -195,10 +216,7 @@ impl Namespace {
     pub fn new(system: &Kubectl, test: &str) -> Self {
         let stamp = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_millis() % 100_000_000;
         let name = format!("{test}-{stamp}");
-        system.apply(&format!(
-            "{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {{\
-             pod-security.kubernetes.io/enforce: restricted}}}}}}"
-        ));
+        system.apply(&restricted(&name));
         Self {
             kubectl: system.in_namespace(&name),
         }

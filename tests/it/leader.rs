@@ -259,8 +259,14 @@ async fn a_leader_told_to_stop_ends_well_and_leaves_neither_lease_nor_label_behi
     .await
     .unwrap();
     assert_eq!(probe(address, "/healthz").await.0, 200);
+    let told = Instant::now();
     stop.cancel();
     assert!(timeout(10 * SECOND, running).await.unwrap().unwrap().is_ok());
+    let took = told.elapsed();
+    assert!(
+        took < 4 * SECOND,
+        "{took:?}: its tasks were not waited for, but aborted"
+    );
     assert_eq!((leads().await, cluster.holder().await), (None, None));
     cluster.end().await;
 }

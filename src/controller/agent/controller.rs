@@ -116,7 +116,7 @@ pub async fn run(parts: ReconcilerParts) {
         () = runtime::run(context.clone(), queue, workers, parts.shutdown) => {}
         () = join(watches) => {}
         () = shared_work(&context, parts.changed) => {}
-        () = events::publish(recorder, event_queue) => {}
+        () = events::publish(recorder, event_queue, CancellationToken::new()) => {}
     }
 }
 

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use super::names;
 
@@ -44,6 +45,9 @@ impl KubeEvent {
     }
 }
 
+/// The receiving half of the queue of Events.
+pub type EventQueue = mpsc::Receiver<(KubeEvent, ObjectReference)>;
+
 /// The sending half of the queue of Events.
 #[derive(Clone)]
 pub struct EventSink(mpsc::Sender<(KubeEvent, ObjectReference)>);
@@ -51,7 +55,7 @@ pub struct EventSink(mpsc::Sender<(KubeEvent, ObjectReference)>);
 impl EventSink {
     /// Creates the queue. The receiver belongs to [`publish`].
     #[must_use]
-    pub fn new() -> (Self, mpsc::Receiver<(KubeEvent, ObjectReference)>) {
+    pub fn new() -> (Self, EventQueue) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self(sender), receiver)
     }
@@ -66,10 +70,11 @@ impl EventSink {
     }
 }
 
-/// Publishes the Events of a queue one after another until all its sinks are dropped.
-pub async fn publish(recorder: Recorder, mut queue: mpsc::Receiver<(KubeEvent, ObjectReference)>) {
+/// Publishes the Events of a queue one after another until all its sinks are dropped or, once `finished` is cancelled, the
+/// queue is empty.
+pub async fn publish(recorder: Recorder, mut queue: EventQueue, finished: CancellationToken) {
     let mut warned = HashSet::new();
-    while let Some((notice, about)) = queue.recv().await {
+    while let Some((notice, about)) = next(&mut queue, &finished).await {
         let event = Event {
             type_: if notice.warning {
                 EventType::Warning
@@ -94,6 +99,14 @@ pub async fn publish(recorder: Recorder, mut queue: mpsc::Receiver<(KubeEvent, O
     }
 }
 
+async fn next(queue: &mut EventQueue, finished: &CancellationToken) -> Option<(KubeEvent, ObjectReference)> {
+    if let Some(next) = finished.run_until_cancelled(queue.recv()).await {
+        return next;
+    }
+    queue.close();
+    queue.recv().await
+}
+
 /// Creates the recorder that publishes Events with this process as the reporting instance.
 #[must_use]
 pub fn recorder(client: Client, instance: String) -> Recorder {
@@ -102,4 +115,21 @@ pub fn recorder(client: Client, instance: String) -> Recorder {
         instance: Some(instance),
     };
     Recorder::new(client, reporter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_queue_ends_when_its_senders_have_finished_though_a_sink_remains() {
+        let ((sink, mut queue), finished) = (EventSink::new(), CancellationToken::new());
+        let send = |reason| sink.send([KubeEvent::normal(reason, "Test", "")], &ObjectReference::default());
+        send("First");
+        finished.cancel();
+        let first = next(&mut queue, &finished).await.unwrap();
+        assert_eq!(first.0.reason, "First", "what was sent before is still published");
+        send("Late");
+        assert!(next(&mut queue, &finished).await.is_none());
+    }
 }

@@ -86,8 +86,13 @@ impl Kubectl {
         ended.stdout
     }
 
-    /// Runs `helm`, which must succeed.
+    /// Runs `helm`, which must succeed; its standard output.
     pub fn helm(&self, args: &[&str]) -> String {
+        self.helm_with_warnings(args).stdout
+    }
+
+    /// The same with what it has said on standard error, where warnings of the API server are.
+    pub fn helm_with_warnings(&self, args: &[&str]) -> Ended {
         let mut command = Command::new(tool("helm"));
         command
             .env("KUBECONFIG", &self.kubeconfig)
@@ -101,7 +106,7 @@ impl Kubectl {
             ended.stdout,
             ended.stderr
         );
-        ended.stdout
+        ended
     }
 
     /// `kubectl apply` of a manifest, whatever comes of it.
