@@ -22,14 +22,59 @@ fn criterion(criterion: &Value) -> Value {
     goal(&json!({"acceptanceCriteria": [criterion]}))
 }
 
+fn files() -> Value {
+    json!({"spec": {"tools": {"builtin": ["Files"], "toolbox": {"image": "debian:12"}}}})
+}
+
+fn artifact_rows() -> Vec<Row> {
+    let artifacts = |artifacts: &Value| with(goal(&json!({ "artifacts": artifacts })), &files());
+    let path = |path: &str| artifacts(&json!([{ "path": path }]));
+    vec![
+        row(
+            "spec.goal.artifacts needs Files",
+            vec![path("NOTES.md"), goal(&json!({"artifacts": []}))],
+            vec![
+                goal(&json!({"artifacts": [{"path": "NOTES.md"}]})),
+                with(path("NOTES.md"), &json!({"spec": {"tools": {"builtin": ["Shell"]}}})),
+            ],
+        ),
+        row(
+            "spec.goal.artifacts[].path must be the path of one file",
+            vec![
+                path("dist/report.pdf"),
+                path("a b/ä.txt"),
+                path(".hidden/..name/...x"),
+                path(&"x".repeat(256)),
+                artifacts(&json!([{"path": "a", "minBytes": 0}, {"path": "b", "minBytes": 1_073_741_824}])),
+            ],
+            [
+                "/etc/passwd",
+                "..",
+                "../a",
+                "a/../../b",
+                "a/..",
+                ".",
+                "./a",
+                "a/./b",
+                "a//b",
+                "a/",
+                "/",
+                "a\nb",
+                "a\u{7f}",
+            ]
+            .into_iter()
+            .map(path)
+            .collect(),
+        ),
+    ]
+}
+
 pub fn rows() -> Vec<Row> {
     let command = json!({"name": "tests", "command": {"run": "cargo test", "passRegex": "ok"}});
     let shell = json!({"spec": {"tools": {"builtin": ["Shell"], "toolbox": {"image": "debian:12"}}}});
     let light = json!({"spec": {"lightModel": scripted()["spec"]["model"]}});
-    let files = json!({"spec": {"tools": {"builtin": ["Files"], "toolbox": {"image": "debian:12"}}}});
-    let artifacts = |artifacts: &Value| with(goal(&json!({ "artifacts": artifacts })), &files);
-    let path = |path: &str| artifacts(&json!([{ "path": path }]));
-    vec![
+    let mut rows = artifact_rows();
+    rows.extend(vec![
         row(
             "spec.mode is Goal, which needs spec.goal",
             vec![goal(&json!({})), scripted()],
@@ -46,7 +91,7 @@ pub fn rows() -> Vec<Row> {
         row(
             "spec.goal.acceptanceCriteria has a command, which needs Shell",
             vec![with(criterion(&command), &shell)],
-            vec![criterion(&command), with(criterion(&command), &files)],
+            vec![criterion(&command), with(criterion(&command), &files())],
         ),
         row(
             "each of spec.goal.acceptanceCriteria needs exactly one check",
@@ -93,42 +138,6 @@ pub fn rows() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.goal.artifacts needs Files",
-            vec![path("NOTES.md"), goal(&json!({"artifacts": []}))],
-            vec![
-                goal(&json!({"artifacts": [{"path": "NOTES.md"}]})),
-                with(path("NOTES.md"), &json!({"spec": {"tools": {"builtin": ["Shell"]}}})),
-            ],
-        ),
-        row(
-            "spec.goal.artifacts[].path must be the path of one file",
-            vec![
-                path("dist/report.pdf"),
-                path("a b/ä.txt"),
-                path(".hidden/..name/...x"),
-                path(&"x".repeat(256)),
-                artifacts(&json!([{"path": "a", "minBytes": 0}, {"path": "b", "minBytes": 1_073_741_824}])),
-            ],
-            [
-                "/etc/passwd",
-                "..",
-                "../a",
-                "a/../../b",
-                "a/..",
-                ".",
-                "./a",
-                "a/./b",
-                "a//b",
-                "a/",
-                "/",
-                "a\nb",
-                "a\u{7f}",
-            ]
-            .into_iter()
-            .map(path)
-            .collect(),
-        ),
-        row(
             "spec.goal.maxCostUSD must be a decimal number",
             vec![goal(&json!({"maxCostUSD": "2.50"})), goal(&json!({"maxCostUSD": "3"}))],
             vec![
@@ -137,7 +146,8 @@ pub fn rows() -> Vec<Row> {
                 goal(&json!({"maxCostUSD": "0.0000001"})),
             ],
         ),
-    ]
+    ]);
+    rows
 }
 
 fn question_model() -> impl Strategy<Value = QuestionModel> {
