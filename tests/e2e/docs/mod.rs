@@ -24,7 +24,7 @@ const THREADS: usize = 4;
 /// Fewer commands than this are a mistake in how they are found.
 const LEAST_COMMANDS: usize = 140;
 /// The same for manifests.
-const LEAST_MANIFESTS: usize = 8;
+const LEAST_MANIFESTS: usize = 6;
 /// A namespace where nothing is, so that a manifest creates what it names.
 const EMPTY: &str = "default";
 

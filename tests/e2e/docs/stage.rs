@@ -80,8 +80,8 @@ impl Stage {
         kubectl.apply(&json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string());
         for name in [WATCHER, HELPER] {
             kubectl.wait(&format!("agents.agentloop.dev/{name}"), "condition=Ready", 120);
-            Agent::named(&self.namespace, name).until_pod(None, 60);
         }
+        self.until_pods(&[WATCHER, HELPER]);
         sensor_pods::until_sensor_listens(kubectl, SENSOR);
         self.write_files();
     }
@@ -118,15 +118,40 @@ impl Stage {
             return None;
         }
         let ended = self.end(step);
-        // Later commands are about Agents that run.
-        if step.words[0] == "pause" && step.words.len() > 2 {
-            self.person.ok(&["resume", WATCHER, HELPER]);
+        if step.program == Program::Plugin {
+            self.settle(&step.words);
         }
         let finds_nothing = ended.stderr.contains("No resources found");
         (!ended.success || finds_nothing).then(|| {
             let (program, text) = (step.program, step.words.join(" "));
             format!("{}: {program:?} {text}: {}{}", step.place, ended.stdout, ended.stderr)
         })
+    }
+
+    /// Waits for the pods of Agents that were paused or resumed: later commands are about loops that run.
+    fn settle(&self, words: &[String]) {
+        let kubectl = &self.namespace.kubectl;
+        let names = [WATCHER, HELPER]
+            .into_iter()
+            .filter(|name| words.iter().any(|word| word == name));
+        let names: Vec<&str> = names.collect();
+        let is_all = words.len() > 2;
+        match words[0].as_str() {
+            "pause" => names.iter().for_each(|name| kubectl.until_gone("pod", name, 60)),
+            "resume" => return self.until_pods(&names),
+            _ => return,
+        }
+        // No command of the page resumes all of them.
+        if is_all {
+            self.person.ok(&[&["resume"], names.as_slice()].concat());
+            self.until_pods(&names);
+        }
+    }
+
+    fn until_pods(&self, names: &[&str]) {
+        for name in names {
+            Agent::named(&self.namespace, name).until_pod(None, 60);
+        }
     }
 
     fn end(&self, step: &Step) -> Ended {
