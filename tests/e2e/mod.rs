@@ -12,6 +12,7 @@ mod budget_writes;
 mod budgets;
 mod cluster;
 mod control_plane;
+mod docs;
 mod events;
 mod expensive_specs;
 mod goals;

@@ -1,7 +1,7 @@
 //! People with a role in one namespace, who use the kubectl plugin as a program with a kubeconfig of their own.
 
 use std::io::{Read as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,11 @@ impl PluginUser {
             system: system.clone(),
             access,
         }
+    }
+
+    /// Where its commands run.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Runs a command of the plugin to its end.

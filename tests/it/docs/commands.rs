@@ -25,16 +25,36 @@ fn is_placeholder(word: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
+/// A command of a page.
+pub(crate) struct PageCommand {
+    /// `path:line` of its block.
+    pub(crate) place: String,
+    pub(crate) words: Vec<String>,
+}
+
+/// The commands of all pages that describe the product as it is, apart from those with placeholders of generated pages.
+pub(crate) fn page_commands() -> Vec<PageCommand> {
+    let mut all = Vec::new();
+    for page in current_pages() {
+        let is_generated = GENERATED.contains(&page.path.as_str());
+        let found = commands(&page).into_iter();
+        all.extend(found.filter(|command| !(is_generated && command.words.iter().any(|word| is_placeholder(word)))));
+    }
+    all
+}
+
 /// The commands of a page with their places.
-fn commands(page: &Page) -> Vec<(String, Vec<String>)> {
+fn commands(page: &Page) -> Vec<PageCommand> {
     let is_shell =
         |block: &Block| !block.is_unchecked && matches!(block.language.as_deref(), None | Some("bash" | "sh"));
     let blocks = page.blocks().into_iter().filter(is_shell);
     blocks
         .flat_map(|block| {
-            shell::commands(&block.text)
-                .into_iter()
-                .map(move |words| (block.place.clone(), words))
+            let place = block.place;
+            shell::commands(&block.text).into_iter().map(move |words| PageCommand {
+                place: place.clone(),
+                words,
+            })
         })
         .collect()
 }
@@ -189,19 +209,14 @@ fn kind_of(plural: &str) -> Option<&'static str> {
 
 #[test]
 fn every_command_in_a_page_exists_with_its_flags() {
-    let mut mistakes = Vec::new();
-    let mut count = 0;
-    for page in current_pages() {
-        let is_generated = GENERATED.contains(&page.path.as_str());
-        for (place, words) in commands(&page) {
-            if is_generated && words.iter().any(|word| is_placeholder(word)) {
-                continue;
-            }
-            count += 1;
-            let found = mistake(&words);
-            mistakes.extend(found.map(|found| format!("{place}: {}: {found}", words.join(" "))));
-        }
-    }
+    let commands = page_commands();
+    let mistakes: Vec<String> = commands
+        .iter()
+        .filter_map(|PageCommand { place, words }| {
+            mistake(words).map(|found| format!("{place}: {}: {found}", words.join(" ")))
+        })
+        .collect();
+    let count = commands.len();
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
     assert!(count > 60, "only {count} commands were found");
 }

@@ -163,6 +163,34 @@ fn check(block: &Block, document: &Value) -> Kind {
     }
 }
 
+/// An object of ours that a page has as a whole.
+pub(crate) struct PageManifest {
+    /// `path:line` of its block.
+    pub(crate) place: String,
+    pub(crate) object: Value,
+}
+
+/// The complete manifests of our kinds in all pages that describe the product as it is.
+pub(crate) fn page_manifests() -> Vec<PageManifest> {
+    let mut found = Vec::new();
+    for block in yaml_blocks() {
+        for object in documents(&block) {
+            if check(&block, &object) == Kind::Manifest {
+                let place = block.place.clone();
+                found.push(PageManifest { place, object });
+            }
+        }
+    }
+    found
+}
+
+fn yaml_blocks() -> Vec<Block> {
+    let blocks = current_pages().into_iter().flat_map(|page| page.blocks());
+    blocks
+        .filter(|block| !block.is_unchecked && block.language.as_deref() == Some("yaml"))
+        .collect()
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Manifest,
@@ -174,14 +202,9 @@ enum Kind {
 #[test]
 fn every_yaml_block_is_a_manifest_that_the_schema_takes_or_values_of_the_chart() {
     let mut kinds = Vec::new();
-    for page in current_pages() {
-        for block in page.blocks() {
-            if block.is_unchecked || block.language.as_deref() != Some("yaml") {
-                continue;
-            }
-            for document in documents(&block) {
-                kinds.push(check(&block, &document));
-            }
+    for block in yaml_blocks() {
+        for document in documents(&block) {
+            kinds.push(check(&block, &document));
         }
     }
     for (kind, least) in [(Kind::Manifest, 5), (Kind::Part, 15), (Kind::Values, 2)] {

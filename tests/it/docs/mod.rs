@@ -19,3 +19,6 @@ mod reasons;
 mod roles;
 mod security;
 mod shell;
+
+pub(crate) use commands::{PageCommand, page_commands};
+pub(crate) use manifests::page_manifests;
