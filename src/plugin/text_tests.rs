@@ -31,6 +31,7 @@ fn the_errors_of_the_plugin() {
             },
             LinkFailure::Token("ServiceAccount reader of namespace team-a does not exist".into()),
             LinkFailure::Unreachable("connection refused".into()),
+            LinkFailure::Ended("the pod of this Agent was deleted or replaced; reconnect with the last id".into()),
             LinkFailure::Unreadable("expected value at line 1".into()),
         ]
     ));

@@ -131,7 +131,7 @@ impl<'a> FollowedEvents<'a> {
         if self.cursor == EventCursor::Latest {
             match feed.next().await {
                 Some(Ok(FeedItem::Start(seq))) => self.cursor = EventCursor::After(seq),
-                Some(Ok(FeedItem::End(reason))) => return Err(LinkFailure::Unreachable(reason)),
+                Some(Ok(FeedItem::End(reason))) => return Err(LinkFailure::Ended(reason)),
                 Some(Ok(FeedItem::Line(_) | FeedItem::Text(_))) => {
                     return Err(LinkFailure::Unreadable(
                         "a stream from the latest event has no start".into(),

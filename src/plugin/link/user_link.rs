@@ -52,6 +52,9 @@ pub enum LinkFailure {
     /// The connection failed or broke.
     #[error("the controller cannot be reached: {0}")]
     Unreachable(String),
+    /// The controller accepted the request for events, and ended them before the first one: another pod takes over.
+    #[error("the events of this Agent have ended: {0}")]
+    Ended(String),
     /// The response does not follow the protocol. Never quotes it.
     #[error("the controller's response cannot be read: {0}")]
     Unreadable(String),
@@ -63,7 +66,7 @@ impl LinkFailure {
     pub fn is_temporary(&self) -> bool {
         match self {
             Self::Refused { status, .. } => [429, 503].contains(status),
-            Self::Unreachable(_) => true,
+            Self::Unreachable(_) | Self::Ended(_) => true,
             Self::Token(_) | Self::Unreadable(_) => false,
         }
     }

@@ -194,8 +194,9 @@ impl<'a> TaskRun<'a> {
         let before = latest.with_text(text.clone()).connected().await;
         let before = match before {
             Ok(events) => Some(events),
-            // An Agent without tasks may have no pod: the request starts it.
-            Err(LinkFailure::Refused { status: 503, .. }) => None,
+            // An Agent without tasks may have no pod: the request starts it. Or its pod was just replaced: the request waits for the
+            // next one.
+            Err(LinkFailure::Refused { status: 503, .. } | LinkFailure::Ended(_)) => None,
             Err(failure) => return Err(failure.into()),
         };
         let receipt = self.submit().await?;

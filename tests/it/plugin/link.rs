@@ -265,6 +265,34 @@ async fn a_request_without_an_answer_is_repeated_with_the_same_id() {
 }
 
 #[tokio::test]
+async fn a_run_whose_agent_gets_another_pod_before_the_request_is_requested_all_the_same() {
+    let replaced = json!({"reason": "the pod of this Agent was deleted or replaced; reconnect with the last id"});
+    let fake = Fake::start(vec![
+        Stream(vec![("end", 0, replaced.clone())]),
+        Reply(202, json!({"id": "request-a", "state": "Accepted", "after": 5})),
+        Stream(vec![completed(6, &json!("done"))]),
+    ])
+    .await;
+    let done = fake.rig.run("run helper -p x").await;
+    let shown = (done.status, done.out.as_str());
+    assert_eq!(shown, (ExitStatus::Success, "done\n"), "{}", done.err);
+    assert_eq!(
+        fake.controller.lines()[2],
+        "GET team-a/helper/events?after=5&messages=true"
+    );
+
+    // Without a request there is nothing to wait for.
+    let fake = Fake::start(vec![Stream(vec![("end", 0, replaced)])]).await;
+    let done = fake.rig.run("logs helper --tail 0 -f").await;
+    assert_eq!(done.status, ExitStatus::Failure);
+    assert!(
+        done.err.contains("the events of this Agent have ended: the pod"),
+        "{}",
+        done.err
+    );
+}
+
+#[tokio::test]
 async fn a_task_that_was_requested_before_is_found_in_the_events_that_are_kept() {
     let fake = Fake::start(vec![
         start(9),
