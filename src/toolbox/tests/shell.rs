@@ -413,6 +413,7 @@ async fn a_report_that_was_there_before_does_not_count_and_one_that_is_written_a
     assert!(reported(&server, "true").await.contains(stale));
     // An old report under the name, by a rename or a copy that keeps its time.
     server.put("old.xml", GREEN);
+    server.age("old.xml", Duration::from_secs(1));
     assert!(reported(&server, "cp -p old.xml report.xml").await.contains(stale));
     assert!(reported(&server, "mv old.xml report.xml").await.contains(stale));
     assert!(

@@ -124,6 +124,16 @@ impl Server {
         std::fs::write(path, content).unwrap();
     }
 
+    /// Sets the time of the last change of a file back. Times of files are exact to some milliseconds: one that a test has just
+    /// written may seem to be as new as the command after it.
+    pub fn age(&self, name: &str, by: Duration) {
+        let file = std::fs::File::options()
+            .write(true)
+            .open(self.workspace().join(name))
+            .unwrap();
+        file.set_modified(std::time::SystemTime::now() - by).unwrap();
+    }
+
     pub fn get(&self, name: &str) -> String {
         std::fs::read_to_string(self.workspace().join(name)).unwrap()
     }
