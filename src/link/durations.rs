@@ -109,16 +109,17 @@ impl DurationCounts {
             .fold(0, |sum: u64, count| sum.saturating_add(*count))
     }
 
-    /// What is new since `before`: the difference, or everything if a count is lower than before, because the process
-    /// has started again since.
+    /// What is new since `before`: the difference, or nothing if a count is lower than before. Then the process has
+    /// started again since, or this was reported earlier and arrives late: adding all of it would count most of it twice.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let was = |at: usize| before.buckets.get(at).copied().unwrap_or_default();
         let places = 0..self.buckets.len().max(before.buckets.len());
         let now = |at: usize| self.buckets.get(at).copied().unwrap_or_default();
-        let is_new = self.sum_microseconds < before.sum_microseconds || places.into_iter().any(|at| now(at) < was(at));
-        if is_new {
-            return self.clone();
+        let is_lower =
+            self.sum_microseconds < before.sum_microseconds || places.into_iter().any(|at| now(at) < was(at));
+        if is_lower {
+            return Self::default();
         }
         let buckets = self.buckets.iter().enumerate();
         Self {
@@ -221,18 +222,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_is_the_difference_or_everything_after_a_restart() {
+    fn what_is_new_is_the_difference_and_nothing_if_a_count_is_lower() {
         let before = counts(&[2, 1], 30_000);
         assert_eq!(before.since(&before), counts(&[0, 0], 0));
         assert_eq!(counts(&[2, 3, 1], 95_000).since(&before), counts(&[0, 2, 1], 65_000));
         // Lower in one bucket, in the number of buckets, or in the sum.
-        for restarted in [
+        for lower in [
             counts(&[1, 5], 40_000),
             counts(&[9], 90_000),
             counts(&[2, 1], 29_999),
             counts(&[], 0),
         ] {
-            assert_eq!(restarted.since(&before), restarted);
+            assert_eq!(lower.since(&before), DurationCounts::default());
         }
     }
 
