@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn of_a_long_report_no_memory_is_kept() {
         let mut reported = ReportedDurations::default();
-        new_calls(&mut reported, calls(&[("m", [].as_slice()); 10_000]));
+        new_calls(&mut reported, calls(&vec![("m", [].as_slice()); 10_000]));
         // The smallest that a vector grows to.
         assert!(reported.calls.unwrap().capacity() <= 4);
     }

@@ -127,7 +127,7 @@ async fn an_event_of_a_reconcile_that_runs_when_the_stop_comes_is_published() {
     };
     let publisher = publish(recorder(client.clone(), "agentloop-0".into()), queue, finished.clone());
     tokio::join!(reconciler, publisher);
-    let (_, published) = store.list(EVENTS, "ns");
-    let reasons: Vec<_> = published.iter().map(|(_, event)| &event["reason"]).collect();
+    let (_, sent) = store.list(EVENTS, "ns");
+    let reasons: Vec<_> = sent.iter().map(|(_, event)| &event["reason"]).collect();
     assert_eq!(reasons, ["Suspended"]);
 }
