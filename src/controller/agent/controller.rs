@@ -200,7 +200,6 @@ async fn watch_agents(
                 listed.insert(NamespacedName::of(agent));
             }
             Event::InitDone => {
-                shared.observer.agents_listed(namespace, &listed);
                 shared.budgets.agents_listed(namespace, &listed);
                 shared.sensors.agents_listed(namespace, &listed);
             }
@@ -210,7 +209,6 @@ async fn watch_agents(
                 if let Ok(agent) = &agent.0 {
                     shared.observer.agent_seen(agent);
                 }
-                shared.observer.agent_deleted(&NamespacedName::of(agent));
             }
         }
         writer.apply_watcher_event(&event);
@@ -220,9 +218,11 @@ async fn watch_agents(
             }
             Event::Delete(agent) => {
                 seen.forget(&agent);
+                shared.observer.agent_deleted(&NamespacedName::of(&agent));
                 forget(shared, &NamespacedName::of(&agent));
             }
             Event::InitDone => {
+                shared.observer.agents_listed(namespace, &listed);
                 for gone in shared.memory.retain(namespace, &listed) {
                     forget(shared, &gone);
                 }
