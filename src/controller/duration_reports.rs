@@ -21,12 +21,7 @@ impl ReportedDurations {
     /// former leader has added those. Of a new pod they are 0, since it makes no call before it has attached.
     pub(super) fn take(&mut self, report: &mut PodReport) -> DurationGrowth {
         let mut growth = DurationGrowth::default();
-        let mut calls = std::mem::take(&mut report.call_durations);
-        calls.truncate(MAX_MODELS);
-        calls.retain(|model| model.model.len() <= LONGEST_NAME);
-        for model in &mut calls {
-            bound(&mut model.counts, CALL_BOUNDS);
-        }
+        let calls = first_models(std::mem::take(&mut report.call_durations));
         if let Some(before) = &self.calls {
             let none = DurationCounts::default();
             growth.calls = calls
@@ -51,6 +46,18 @@ impl ReportedDurations {
         }
         growth
     }
+}
+
+/// The models of a report, each of them once and no more than there can be, in memory of its own.
+fn first_models(said: Vec<CallDurations>) -> Vec<CallDurations> {
+    let mut models: Vec<CallDurations> = Vec::new();
+    for mut said in said.into_iter().take(MAX_MODELS) {
+        if said.model.len() <= LONGEST_NAME && models.iter().all(|model| model.model != said.model) {
+            bound(&mut said.counts, CALL_BOUNDS);
+            models.push(said);
+        }
+    }
+    models
 }
 
 /// Counts in more buckets than there are mean nothing.
@@ -128,6 +135,31 @@ mod tests {
         // The gateway has started again, and a call later.
         assert_eq!(new_calls(&mut reported, calls(&[])), []);
         assert_eq!(new_calls(&mut reported, calls(&[("m", &[1])])), new(&[("m", &[1])]));
+    }
+
+    #[test]
+    fn a_report_that_arrives_late_adds_nothing_and_is_where_counts_go_on() {
+        let mut reported = ReportedDurations::default();
+        assert_eq!(new_calls(&mut reported, calls(&[("m", &[500])])), []);
+        assert_eq!(new_calls(&mut reported, calls(&[("m", &[502])])), new(&[("m", &[2])]));
+        assert_eq!(new_calls(&mut reported, calls(&[("m", &[501])])), new(&[("m", &[])]));
+        assert_eq!(new_calls(&mut reported, calls(&[("m", &[503])])), new(&[("m", &[2])]));
+    }
+
+    #[test]
+    fn a_model_that_a_report_names_twice_counts_once() {
+        let mut reported = ReportedDurations::default();
+        assert_eq!(new_calls(&mut reported, calls(&[])), []);
+        let twice = calls(&[("m", &[1]), ("m", &[1])]);
+        assert_eq!(new_calls(&mut reported, twice), new(&[("m", &[1])]));
+    }
+
+    #[test]
+    fn of_a_long_report_no_memory_is_kept() {
+        let mut reported = ReportedDurations::default();
+        new_calls(&mut reported, calls(&vec![("m", [].as_slice()); 10_000]));
+        // The smallest that a vector grows to.
+        assert!(reported.calls.unwrap().capacity() <= 4);
     }
 
     #[test]

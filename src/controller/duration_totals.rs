@@ -3,11 +3,11 @@
 //! Labels are those of the Agents' specs, never those of a report, and their number is bounded. The counts begin with this
 //! process and only grow.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::api::NamespacedName;
 use crate::link::durations::{CALL_BOUNDS, DurationCounts, TURN_BOUNDS, bucket_of};
@@ -20,8 +20,11 @@ use crate::telemetry::registry::{self, Metric};
 
 /// Most models of a namespace with series of their own.
 pub const MAX_MODELS: usize = 10;
-/// Most namespaces; beyond them, the one whose durations have not grown for longest is dropped.
+/// Most namespaces. Beyond them, the one whose durations have not grown for longest makes room if that is [`IDLE`] or
+/// longer: namespaces that are all in use would otherwise evict each other, and none would have rates.
 pub const MAX_NAMESPACES: usize = 1000;
+/// How long the durations of a namespace have not grown when it makes room for another.
+const IDLE: SignedDuration = SignedDuration::from_mins(10);
 /// `model` label of all others.
 const OTHER_MODELS: &str = "other";
 /// Most durations that one report adds. A pod reports several times a minute.
@@ -62,8 +65,6 @@ pub struct DurationTotals {
 #[derive(Default)]
 struct DurationTable {
     namespaces: BTreeMap<String, NamespaceDurations>,
-    /// Number of times that any namespace has grown.
-    changes: u64,
 }
 
 #[derive(Clone)]
@@ -71,8 +72,8 @@ struct NamespaceDurations {
     calls: BTreeMap<String, DurationHistogram>,
     turns: BTreeMap<String, DurationHistogram>,
     tool_runs: DurationHistogram,
-    /// When it grew last, as the number of changes.
-    grown: u64,
+    /// When it grew last.
+    grown: Timestamp,
 }
 
 /// One histogram.
@@ -112,14 +113,17 @@ impl DurationTotals {
         {
             return;
         }
+        // Looked up under the lock: an Agent that is in the cache now is not yet gone for `namespace_emptied`.
+        let mut table = self.lock();
         let Some(labels) = (self.labels)(agent) else { return };
+        let Some(namespace) = table.grow(&agent.namespace, now) else {
+            return;
+        };
         let origin = GrowthOrigin {
             uid,
             now,
             sampled: &self.sampled,
         };
-        let mut table = self.lock();
-        let namespace = table.grow(&agent.namespace);
         for (model, counts) in &growth.calls {
             if counts.count() > 0 {
                 let model = Some(model).filter(|model| labels.models.contains(*model));
@@ -134,31 +138,44 @@ impl DurationTotals {
         namespace.tool_runs.add(&growth.tool_runs, &origin);
     }
 
+    /// The last Agent of this namespace is gone, also from the cache. Whoever uses the namespace next begins at 0.
+    pub fn namespace_emptied(&self, namespace: &str) {
+        self.lock().namespaces.remove(namespace);
+    }
+
+    /// These are all Agents of the namespace, or of all, also in the cache.
+    pub fn agents_listed(&self, scope: Option<&str>, listed: &BTreeSet<NamespacedName>) {
+        let used: BTreeSet<&str> = listed.iter().map(|agent| agent.namespace.as_str()).collect();
+        self.lock()
+            .namespaces
+            .retain(|name, _| scope.is_some_and(|scope| scope != name) || used.contains(name.as_str()));
+    }
+
     fn lock(&self) -> MutexGuard<'_, DurationTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl DurationTable {
-    /// The durations of a namespace that grows now.
-    fn grow(&mut self, name: &str) -> &mut NamespaceDurations {
-        if !self.namespaces.contains_key(name)
-            && self.namespaces.len() >= MAX_NAMESPACES
-            && let Some(oldest) = self.namespaces.iter().min_by_key(|(_, durations)| durations.grown)
-        {
-            let oldest = oldest.0.clone();
+    /// The durations of a namespace that grows now; `None`: there is no room for it.
+    fn grow(&mut self, name: &str, now: Timestamp) -> Option<&mut NamespaceDurations> {
+        if !self.namespaces.contains_key(name) && self.namespaces.len() >= MAX_NAMESPACES {
+            let (oldest, durations) = self.namespaces.iter().min_by_key(|(_, durations)| durations.grown)?;
+            if now.duration_since(durations.grown) < IDLE {
+                return None;
+            }
+            let oldest = oldest.clone();
             self.namespaces.remove(&oldest);
         }
-        self.changes += 1;
         let namespace = self.namespaces.entry(name.to_owned());
         let namespace = namespace.or_insert_with(|| NamespaceDurations {
             calls: BTreeMap::new(),
             turns: BTreeMap::new(),
             tool_runs: DurationHistogram::new(CALL_BOUNDS),
-            grown: 0,
+            grown: now,
         });
-        namespace.grown = self.changes;
-        namespace
+        namespace.grown = now;
+        Some(namespace)
     }
 }
 

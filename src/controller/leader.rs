@@ -153,7 +153,7 @@ impl Leader {
         let (relay, changed_sensors) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
         let relay = Arc::new(relay);
         let sensors = self.sensors((&loops, &relay), &bundle, events.clone(), clock);
-        let link = self.link((&loops, relay), &agents, (&budgets, events), clock);
+        let link = self.link((&loops, relay), &agents, (&budgets, events.clone()), clock);
         let (tls, ends) = (certificates.tls(), stop.clone());
         let sources = PageSources {
             access: ClientAuthorizer::new(self.client.clone()),
@@ -182,7 +182,15 @@ impl Leader {
                 ControllerError::PartEnded("the page")
             });
         }
-        let reconciler = self.reconciler(loops, changed, bundle, agents, (&budgets, &sensors), clock, stop);
+        let reconciler = self.reconciler(
+            loops,
+            changed,
+            bundle,
+            agents,
+            (&budgets, &sensors, events),
+            clock,
+            stop,
+        );
         parts.spawn(async move {
             Box::pin(agent::run(reconciler)).await;
             ControllerError::PartEnded("the reconciler")
@@ -306,7 +314,7 @@ impl Leader {
         changed: mpsc::UnboundedReceiver<NamespacedName>,
         bundle: CaBundle,
         agents: Arc<OnceLock<agent::AgentsView>>,
-        (budgets, sensors): (&Arc<BudgetLedger>, &Arc<SensorRegistry>),
+        (budgets, sensors, events): (&Arc<BudgetLedger>, &Arc<SensorRegistry>, EventSink),
         clock: &WallClock,
         stop: &CancellationToken,
     ) -> agent::ReconcilerParts {
@@ -328,7 +336,7 @@ impl Leader {
             observer,
             metrics: self.metrics.clone(),
             clock: clock.clone(),
-            instance: self.instance(),
+            events,
             shutdown: stop.clone(),
             settings,
         }

@@ -26,6 +26,7 @@ pub struct MetricsObserver {
     loops: Arc<PodSessions>,
     readiness: Readiness,
     totals: Arc<NamespaceTotals>,
+    durations: Arc<DurationTotals>,
     level: PerObject,
 }
 
@@ -46,7 +47,7 @@ impl MetricsObserver {
         metrics.add(totals.clone());
         let durations = Arc::new(durations(&metrics, &agents));
         metrics.add(durations.clone());
-        loops.count_durations(durations);
+        loops.count_durations(durations.clone());
         Self {
             reconciles: ReconcileMetrics::new(metrics.clone(), "agent", workers),
             metrics,
@@ -54,6 +55,7 @@ impl MetricsObserver {
             loops,
             readiness,
             totals,
+            durations,
             level,
         }
     }
@@ -95,11 +97,14 @@ impl ReconcileObserver for MetricsObserver {
     }
 
     fn agent_deleted(&self, agent: &NamespacedName) {
-        self.totals.agent_deleted(agent);
+        if self.totals.agent_deleted(agent) {
+            self.durations.namespace_emptied(&agent.namespace);
+        }
     }
 
     fn agents_listed(&self, scope: Option<&str>, listed: &BTreeSet<NamespacedName>) {
         self.totals.agents_listed(scope, listed);
+        self.durations.agents_listed(scope, listed);
     }
 }
 
@@ -132,4 +137,84 @@ fn dropped_telemetry(loops: &Arc<PodSessions>) -> DroppedTelemetry {
 fn refused_calls(loops: &Arc<PodSessions>) -> RefusedCalls {
     let loops = loops.clone();
     Box::new(move |namespace, name| loops.refused_calls(&NamespacedName::new(namespace, name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::reflector;
+    use kube::runtime::watcher::Event;
+    use serde_json::json;
+
+    use super::*;
+    use crate::controller::pod_sessions::LivePod;
+    use crate::controller::runtime::guarded::GuardedObject;
+    use crate::link::messages::{Directives, LoopTotals, PodReport};
+    use crate::telemetry::exposition::{ExpositionFormat, MetricWriter};
+    use crate::telemetry::families::SeriesSource;
+
+    fn agent(name: &str) -> Agent {
+        let object = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+            "metadata": {"namespace": "ns", "name": name, "uid": name},
+            "spec": {"model": {"api": "Scripted", "name": "m"}},
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn has_durations(observer: &MetricsObserver) -> bool {
+        let mut length = 0;
+        let mut sink = |piece: Vec<u8>| {
+            length += piece.len();
+            true
+        };
+        let mut out = MetricWriter::new(ExpositionFormat::Text, &mut sink);
+        observer.durations.write(&mut out);
+        out.finish();
+        length > 0
+    }
+
+    #[test]
+    fn the_durations_of_a_namespace_last_as_long_as_it_has_agents() {
+        let (loops, metrics) = (Arc::new(PodSessions::new().0), Arc::new(Metrics::new().unwrap()));
+        let readiness = Readiness::waiting("the caches to fill");
+        let observer = MetricsObserver::new(
+            metrics,
+            Arc::default(),
+            loops.clone(),
+            readiness,
+            1,
+            PerObject::Disabled,
+        );
+        let (store, mut writer) = reflector::store();
+        observer.agents(AgentsView::new(vec![store]));
+        for name in ["a", "b"] {
+            writer.apply_watcher_event(&Event::Apply(GuardedObject(Ok(agent(name)))));
+            observer.agent_seen(&agent(name));
+        }
+        let key = |name: &str| NamespacedName::new("ns", name);
+        let pod = LivePod {
+            uid: "p".into(),
+            epoch: 1,
+        };
+        loops.expect_pod(
+            (&key("a"), "a"),
+            pod.clone(),
+            LoopTotals::default(),
+            Directives::default(),
+        );
+        for count in [0, 1] {
+            let report = json!({"epoch": 1, "callDurations": [{"model": "m", "counts": {"buckets": [count]}}]});
+            let report: PodReport = serde_json::from_value(report).unwrap();
+            loops
+                .report(&key("a"), &pod, report, jiff::Timestamp::UNIX_EPOCH)
+                .unwrap();
+        }
+        assert!(has_durations(&observer));
+        observer.agent_deleted(&key("a"));
+        assert!(has_durations(&observer), "another Agent is there");
+        observer.agents_listed(None, &BTreeSet::from([key("b")]));
+        assert!(has_durations(&observer));
+        observer.agent_deleted(&key("b"));
+        assert!(!has_durations(&observer));
+    }
 }

@@ -2,9 +2,12 @@
 //!
 //! Each process counts from its start, in a fixed number of buckets. The reader adds up what is new.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Upper bounds of the buckets of model calls and tool runs in milliseconds: those of OpenTelemetry's
 /// `gen_ai.client.operation.duration`. Part of the protocol, as [`TURN_BOUNDS`] is.
@@ -17,6 +20,8 @@ pub const TURN_BOUNDS: &[u64] = &[
 ];
 /// Most models of a report: an Agent has a model and a light model.
 pub const MAX_MODELS: usize = 2;
+/// Most counts that a reader keeps: one more than there are buckets, so that it sees that there are too many.
+const READ_BUCKETS: usize = CALL_BOUNDS.len() + 2;
 
 /// Durations since the start of the process that counts them.
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -25,6 +30,7 @@ pub const MAX_MODELS: usize = 2;
 pub struct DurationCounts {
     /// Number of durations in each bucket, in the order of its upper bound, which is included. The last bucket has no
     /// bound. Zeros at the end are left out.
+    #[serde(deserialize_with = "read_buckets")]
     pub buckets: Vec<u64>,
     /// Sum of all durations in microseconds.
     pub sum_microseconds: u64,
@@ -103,16 +109,17 @@ impl DurationCounts {
             .fold(0, |sum: u64, count| sum.saturating_add(*count))
     }
 
-    /// What is new since `before`: the difference, or everything if a count is lower than before, because the process
-    /// has started again since.
+    /// What is new since `before`: the difference, or nothing if a count is lower than before. Then the process has
+    /// started again since, or this was reported earlier and arrives late: adding all of it would count most of it twice.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let was = |at: usize| before.buckets.get(at).copied().unwrap_or_default();
         let places = 0..self.buckets.len().max(before.buckets.len());
         let now = |at: usize| self.buckets.get(at).copied().unwrap_or_default();
-        let is_new = self.sum_microseconds < before.sum_microseconds || places.into_iter().any(|at| now(at) < was(at));
-        if is_new {
-            return self.clone();
+        let is_lower =
+            self.sum_microseconds < before.sum_microseconds || places.into_iter().any(|at| now(at) < was(at));
+        if is_lower {
+            return Self::default();
         }
         let buckets = self.buckets.iter().enumerate();
         Self {
@@ -130,9 +137,46 @@ pub fn bucket_of(bounds: &[u64], took: Duration) -> usize {
     found.unwrap_or(bounds.len())
 }
 
+/// Reads the models of a report; those after the first [`MAX_MODELS`] take no memory.
+///
+/// # Errors
+///
+/// What is read is not a list, or one of the first models is none.
+pub fn read_models<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<CallDurations>, D::Error> {
+    deserializer.deserialize_seq(FirstElements::<CallDurations, MAX_MODELS>(PhantomData))
+}
+
+fn read_buckets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+    deserializer.deserialize_seq(FirstElements::<u64, READ_BUCKETS>(PhantomData))
+}
+
+/// Keeps the first `MOST` elements of a list. A pod writes its reports, and a list may be as long as a body: cutting it
+/// off later would leave its memory allocated.
+struct FirstElements<T, const MOST: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for FirstElements<T, MOST> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+        let mut first = Vec::new();
+        while first.len() < MOST
+            && let Some(element) = list.next_element()?
+        {
+            first.push(element);
+        }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(first)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::PodReport;
 
     fn counts(buckets: &[u64], sum_microseconds: u64) -> DurationCounts {
         DurationCounts {
@@ -178,18 +222,59 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_is_the_difference_or_everything_after_a_restart() {
+    fn what_is_new_is_the_difference_and_nothing_if_a_count_is_lower() {
         let before = counts(&[2, 1], 30_000);
         assert_eq!(before.since(&before), counts(&[0, 0], 0));
         assert_eq!(counts(&[2, 3, 1], 95_000).since(&before), counts(&[0, 2, 1], 65_000));
         // Lower in one bucket, in the number of buckets, or in the sum.
-        for restarted in [
+        for lower in [
             counts(&[1, 5], 40_000),
             counts(&[9], 90_000),
             counts(&[2, 1], 29_999),
             counts(&[], 0),
         ] {
-            assert_eq!(restarted.since(&before), restarted);
+            assert_eq!(lower.since(&before), DurationCounts::default());
         }
+    }
+
+    /// A list of this many elements.
+    fn list(element: &str, length: usize) -> String {
+        format!("[{}]", vec![element; length].join(","))
+    }
+
+    #[test]
+    fn lists_that_are_too_long_take_no_memory() {
+        let models = |length| -> PodReport {
+            let models = list("{}", length);
+            serde_json::from_str(&format!(r#"{{"callDurations": {models}, "epoch": 1}}"#)).unwrap()
+        };
+        for length in [MAX_MODELS - 1, MAX_MODELS] {
+            assert_eq!(models(length).call_durations.len(), length);
+        }
+        for length in [MAX_MODELS + 1, 80_000] {
+            let report = models(length);
+            assert_eq!((report.call_durations.len(), report.epoch), (MAX_MODELS, 1));
+            // The smallest that a vector grows to.
+            assert!(report.call_durations.capacity() <= 4);
+        }
+        let buckets = |length| -> Vec<u64> {
+            let buckets = list("1", length);
+            let counts = format!(r#"{{"buckets": {buckets}, "sumMicroseconds": 1}}"#);
+            serde_json::from_str::<DurationCounts>(&counts).unwrap().buckets
+        };
+        for length in [READ_BUCKETS - 1, READ_BUCKETS] {
+            assert_eq!(buckets(length), vec![1; length]);
+        }
+        for length in [READ_BUCKETS + 1, 80_000] {
+            let buckets = buckets(length);
+            assert_eq!(buckets.len(), READ_BUCKETS, "more than there are");
+            assert!(buckets.capacity() <= READ_BUCKETS.next_power_of_two());
+        }
+    }
+
+    #[test]
+    fn a_report_whose_durations_are_no_list_is_refused() {
+        assert!(serde_json::from_str::<PodReport>(r#"{"callDurations": {}}"#).is_err());
+        assert!(serde_json::from_str::<DurationCounts>(r#"{"buckets": [-1]}"#).is_err());
     }
 }

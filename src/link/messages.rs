@@ -13,7 +13,7 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use super::durations::{CallDurations, LoopDurations};
+use super::durations::{CallDurations, LoopDurations, read_models};
 use super::sensor_messages::{SensorReport, SensorTerms};
 use agentloop_api::{
     amount::{Amount, LimitAmounts},
@@ -360,7 +360,7 @@ pub struct PodReport {
     #[serde(skip_serializing_if = "TelemetryLoss::is_none")]
     pub telemetry_loss: TelemetryLoss,
     /// How long the answered calls of each of the pod's models took, since the start of the gateway.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "read_models")]
     pub call_durations: Vec<CallDurations>,
 }
 

@@ -163,9 +163,12 @@ impl NamespaceTotals {
         known.open_gates = status.map_or(0, |status| status.gates.len());
     }
 
-    /// The Agent was deleted. Its namespace keeps what it had.
-    pub fn agent_deleted(&self, agent: &NamespacedName) {
-        self.lock().remove(agent);
+    /// The Agent was deleted. Its namespace keeps what it had. Returns whether it was the last one there.
+    pub fn agent_deleted(&self, agent: &NamespacedName) -> bool {
+        let mut table = self.lock();
+        table.remove(agent);
+        let sums = table.namespaces.get(&agent.namespace);
+        sums.is_none_or(|sums| sums.agents == 0)
     }
 
     /// These are all Agents of the namespace, or of all.

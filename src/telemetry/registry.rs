@@ -371,8 +371,10 @@ pub fn reference() -> String {
             "One set of series per namespace with Agents: sums over its Agents, whatever `metrics.perObject` is. All series of \
              closed label sets are present. The counters add up the growth of what the Agents persist in their status, and \
              deleted Agents stay included, so that they never decrease while a replica leads; the next leader begins with \
-             the Agents that exist then. The histograms begin with the first durations after a replica became the leader, and \
-             the 1,000 namespaces in which something was measured last have them; their exemplars are traces of turns.",
+             the Agents that exist then. The histograms begin with the first durations after a replica became the leader and \
+             end with the last Agent of the namespace. 1,000 namespaces have them; another gets them once nothing was measured \
+             in one of these for 10 minutes. A new leader is another `instance`, so its series are new, and `rate()` misses the \
+             first growth of each. Exemplars are traces of turns.",
         ),
         (
             MetricSource::Budgets,

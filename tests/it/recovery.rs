@@ -12,7 +12,7 @@ use agentloop::controller::agent::{ReconcilerParts, ReconcilerSettings, run};
 use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::gate_answers::GateAnswerRecorder;
 use agentloop::controller::pod_sessions::PodSessions;
-use agentloop::controller::runtime::WallClock;
+use agentloop::controller::runtime::{EventSink, WallClock};
 use agentloop::link::answers::{GateAnswerBody, GateVerdict};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
@@ -483,7 +483,7 @@ async fn made_again_and_again(client: &Client, namespace: &str, stop: &Cancellat
         observer: Arc::new(Counting::default()),
         metrics: Arc::new(agentloop::telemetry::metrics::Metrics::new().unwrap()),
         clock,
-        instance: "agentloop-0".into(),
+        events: EventSink::new().0,
         shutdown: stop.clone(),
     }));
     let agents: Api<Agent> = Api::namespaced(client.clone(), namespace);

@@ -56,8 +56,9 @@ pub trait ReconcileObserver: Send + Sync {
     fn agents(&self, agents: AgentsView);
     /// The watch shows this version of an Agent; also the last one, just before [`Self::agent_deleted`].
     fn agent_seen(&self, agent: &Agent);
+    /// The Agent is gone, also from the view.
     fn agent_deleted(&self, agent: &NamespacedName);
-    /// These are all Agents of the scope, parseable or not.
+    /// These are all Agents of the scope, parseable or not; the view has no others of it.
     fn agents_listed(&self, scope: Option<&str>, listed: &BTreeSet<NamespacedName>);
 }
 

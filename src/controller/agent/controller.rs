@@ -35,7 +35,7 @@ use crate::controller::runtime::namespace_objects::{NamespaceObjects, SharedObje
 use crate::controller::runtime::queue::Priority;
 use crate::controller::runtime::watch::{follow, join, scoped_api, scopes};
 use crate::controller::runtime::watched_pod::WatchedPod;
-use crate::controller::runtime::{self, EventSink, WallClock, events};
+use crate::controller::runtime::{self, EventSink, WallClock};
 use crate::controller::sensor::SensorRegistry;
 use crate::telemetry::metrics::Metrics;
 
@@ -66,16 +66,14 @@ pub struct ReconcilerParts {
     /// What the queue counts.
     pub metrics: Arc<Metrics>,
     pub clock: WallClock,
-    /// Reporting instance of Events: the name of this pod.
-    pub instance: String,
+    /// Takes Events, also those of reconciles that run when the stop comes: its publisher must end after this run.
+    pub events: EventSink,
     /// Ends the run. Running reconciles may take up to 4 s more, then they are aborted.
     pub shutdown: CancellationToken,
 }
 
 /// Reconciles Agents until `shutdown`. Only the leader may run this, once per process.
 pub async fn run(parts: ReconcilerParts) {
-    let (events, event_queue) = EventSink::new();
-    let recorder = events::recorder(parts.client.clone(), parts.instance);
     let shared = Arc::new(SharedContext {
         namespaces: NamespaceObjects::new(
             parts.client.clone(),
@@ -92,7 +90,7 @@ pub async fn run(parts: ReconcilerParts) {
         sensors: parts.sensors,
         memory: ReconcileStates::default(),
         texts: TextChecker::new(),
-        events,
+        events: parts.events,
         observer: parts.observer,
         clock: parts.clock,
         settings: parts.settings,
@@ -116,7 +114,6 @@ pub async fn run(parts: ReconcilerParts) {
         () = runtime::run(context.clone(), queue, workers, parts.shutdown) => {}
         () = join(watches) => {}
         () = shared_work(&context, parts.changed) => {}
-        () = events::publish(recorder, event_queue, CancellationToken::new()) => {}
     }
 }
 
@@ -203,7 +200,6 @@ async fn watch_agents(
                 listed.insert(NamespacedName::of(agent));
             }
             Event::InitDone => {
-                shared.observer.agents_listed(namespace, &listed);
                 shared.budgets.agents_listed(namespace, &listed);
                 shared.sensors.agents_listed(namespace, &listed);
             }
@@ -213,7 +209,6 @@ async fn watch_agents(
                 if let Ok(agent) = &agent.0 {
                     shared.observer.agent_seen(agent);
                 }
-                shared.observer.agent_deleted(&NamespacedName::of(agent));
             }
         }
         writer.apply_watcher_event(&event);
@@ -223,9 +218,11 @@ async fn watch_agents(
             }
             Event::Delete(agent) => {
                 seen.forget(&agent);
+                shared.observer.agent_deleted(&NamespacedName::of(&agent));
                 forget(shared, &NamespacedName::of(&agent));
             }
             Event::InitDone => {
+                shared.observer.agents_listed(namespace, &listed);
                 for gone in shared.memory.retain(namespace, &listed) {
                     forget(shared, &gone);
                 }

@@ -52,8 +52,12 @@ fn calls(model: &str, counts: DurationCounts) -> DurationGrowth {
 }
 
 fn add(totals: &DurationTotals, (namespace, name): (&str, &str), growth: &DurationGrowth) {
+    add_at(totals, (namespace, name), growth, Timestamp::from_second(100).unwrap());
+}
+
+fn add_at(totals: &DurationTotals, (namespace, name): (&str, &str), growth: &DurationGrowth, now: Timestamp) {
     let agent = NamespacedName::new(namespace, name);
-    totals.add((&agent, "uid"), growth, Timestamp::from_second(100).unwrap());
+    totals.add((&agent, "uid"), growth, now);
 }
 
 const COUNT: &str = "agentloop_namespace_call_duration_seconds_count";
@@ -153,20 +157,57 @@ fn what_no_pod_can_have_counted_is_not_added(#[case] count: u64, #[case] sum: u6
     assert_eq!(table.namespaces["a"].calls["m"].sum_microseconds, u64::MAX);
 }
 
-#[test]
-fn the_namespace_that_has_not_grown_for_longest_makes_room() {
+#[rstest]
+#[case::still_in_use(IDLE - SignedDuration::from_nanos(1), false)]
+#[case::idle(IDLE, true)]
+fn the_namespace_that_has_not_grown_for_longest_makes_room_once_it_is_idle(
+    #[case] after: SignedDuration,
+    #[case] has_room: bool,
+) {
     let totals = totals(&["m"]);
+    let add_at = |name: &str, now| add_at(&totals, (name, "x"), &calls("m", counts(&[1], 1)), now);
+    let start = Timestamp::UNIX_EPOCH;
     let namespace = |number: usize| format!("n{number:04}");
     for number in 0..MAX_NAMESPACES {
-        add(&totals, (&namespace(number), "x"), &calls("m", counts(&[1], 1)));
+        add_at(
+            &namespace(number),
+            start + SignedDuration::from_nanos(i64::from(number > 1)),
+        );
     }
-    add(&totals, (&namespace(0), "x"), &calls("m", counts(&[1], 1)));
     assert_eq!(values(&totals, COUNT).len(), MAX_NAMESPACES);
-    add(&totals, ("new", "x"), &calls("m", counts(&[1], 1)));
+    let now = start + after;
+    add_at(&namespace(0), now);
+    add_at("new", now);
+    // Another finds only namespaces that are in use.
+    add_at("newer", now);
     let table = totals.lock();
     assert_eq!(table.namespaces.len(), MAX_NAMESPACES);
     let is_there = |name: &str| table.namespaces.contains_key(name);
-    assert!(is_there("new") && is_there("n0000") && !is_there("n0001"));
+    assert!(is_there("n0000") && is_there("n0002") && !is_there("newer"));
+    assert_eq!((is_there("new"), is_there("n0001")), (has_room, !has_room));
+}
+
+#[test]
+fn the_durations_of_a_namespace_are_dropped_with_its_last_agent() {
+    let totals = totals(&["m"]);
+    let of = |namespace: &str| values(&totals, &format!("{COUNT}{{namespace=\"{namespace}\""));
+    let add = |namespace: &str| add(&totals, (namespace, "x"), &calls("m", counts(&[1], 1)));
+    for namespace in ["a", "b", "c"] {
+        add(namespace);
+    }
+    totals.namespace_emptied("a");
+    assert_eq!((of("a").len(), of("b").len()), (0, 1));
+    // Another tenant uses the name.
+    add("a");
+    add("a");
+    assert_eq!(of("a"), ["2"]);
+    let listed = BTreeSet::from([NamespacedName::new("a", "x"), NamespacedName::new("b", "y")]);
+    totals.agents_listed(Some("a"), &listed);
+    assert_eq!((of("a").len(), of("b").len(), of("c").len()), (1, 1, 1));
+    totals.agents_listed(None, &listed);
+    assert_eq!((of("a").len(), of("b").len(), of("c").len()), (1, 1, 0));
+    totals.agents_listed(Some("a"), &BTreeSet::new());
+    assert_eq!((of("a").len(), of("b").len()), (0, 1));
 }
 
 fn ended(microseconds: u64, bucket: &[u64]) -> DurationCounts {

@@ -32,8 +32,9 @@ impl World {
             .agent_seen(&an_agent(agent, uid, &json!({"usage": {"turns": turns}})));
     }
 
-    fn delete(&self, agent: &str) {
-        self.totals.agent_deleted(&NamespacedName::new("a", agent));
+    /// Returns whether it was the last one.
+    fn delete(&self, agent: &str) -> bool {
+        self.totals.agent_deleted(&NamespacedName::new("a", agent))
     }
 
     fn text(&self) -> String {
@@ -80,9 +81,9 @@ fn a_deleted_agent_stays_in_the_sum_with_what_it_counted_last() {
     assert_eq!(world.turns(), "12");
     // Nothing reads the metrics between these.
     world.seen("x", "1", 9);
-    world.delete("x");
+    assert!(!world.delete("x"));
     assert_eq!(world.turns(), "16");
-    world.delete("y");
+    assert!(world.delete("y"));
     assert_eq!(world.turns(), "16", "the namespace is empty");
     world.seen("x", "3", 2);
     assert_eq!(world.turns(), "18", "another Agent of that name");
@@ -196,7 +197,7 @@ fn a_thousand_empty_namespaces_are_kept_and_then_the_oldest_is_dropped() {
         let mut agent = an_agent("x", &number.to_string(), &json!({}));
         agent.metadata.namespace = Some(format!("n{number}"));
         world.totals.agent_seen(&agent);
-        world.totals.agent_deleted(&NamespacedName::of(&agent));
+        assert!(world.totals.agent_deleted(&NamespacedName::of(&agent)));
     };
     (0..MAX_EMPTY).for_each(visit);
     assert_eq!(world.totals.lock().namespaces.len(), MAX_EMPTY);

@@ -10,7 +10,7 @@ use agentloop::api::{Agent, NamespacedName};
 use agentloop::controller::agent::{AgentsView, ReconcileObserver, ReconcilerParts, ReconcilerSettings, run};
 use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
-use agentloop::controller::runtime::{ReconcileResult, WallClock};
+use agentloop::controller::runtime::{EventSink, ReconcileResult, WallClock};
 use agentloop::controller::sensor::SensorRegistry;
 use agentloop::link::messages::{LoopReport, PodReport};
 use agentloop::telemetry::metrics::Metrics;
@@ -138,7 +138,7 @@ impl Rig {
             observer: observer.clone(),
             metrics: Arc::new(Metrics::new().unwrap()),
             clock: self.clock.clone(),
-            instance: "agentloop-0".into(),
+            events: EventSink::new().0,
             shutdown: shutdown.clone(),
         }));
         self.controller = Some(Controller {
