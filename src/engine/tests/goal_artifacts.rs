@@ -133,7 +133,11 @@ fn a_goal_is_not_reached_while_one_of_its_artifacts_is_missing() {
 #[case::one_byte_short(1000, FileFinding::Bytes(999), "999 of at least 1000 bytes")]
 #[case::just_enough(1000, FileFinding::Bytes(1000), "")]
 #[case::directory(1, FileFinding::NotRegular, "not a regular file")]
-#[case::link_to_the_outside(1, FileFinding::Outside, "it leads out of the workspace")]
+#[case::link_to_the_outside(
+    1,
+    FileFinding::Outside,
+    "it leads out of the workspace, as each absolute link does; a relative link may be used"
+)]
 #[case::unreadable(1, FileFinding::Unreadable, "it could not be looked up")]
 fn an_artifact_is_a_regular_file_of_its_minimum_size(
     #[case] min_bytes: u32,
