@@ -23,7 +23,7 @@ pub enum FileFinding {
     Absent,
     /// A directory, or something else that is not a regular file.
     NotRegular,
-    /// The path, or a link on it, leads out of the workspace.
+    /// The path, or a link on it, leads out of the workspace. Absolute links count as such.
     Outside,
     /// It could not be determined.
     Unreadable,

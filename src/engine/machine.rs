@@ -276,7 +276,13 @@ impl Engine {
             self.state.next_turn = Some(out.now);
             self.state.briefing.set_cause(CauseKind::Loop, prompt::STARTS);
         }
-        self.ask_mode(out.now, |mode, context| mode.started(restarted, context));
+        self.ask_mode(out.now, |mode, context| {
+            mode.started(restarted, context);
+            if !same_pod {
+                // The files of a workspace without a volume are lost with the pod.
+                mode.world_changes(context);
+            }
+        });
         self.record_validation(out);
         self.state.life.active();
         self.offer_own_task(out);

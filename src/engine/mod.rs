@@ -128,7 +128,7 @@ pub enum EngineInput {
     /// A complete event of a Sensor. Always journalled while the loop runs, see [`machine::Engine::accepts_input`].
     Sensed(SensedEvent),
     /// A task. Fed until its acceptance is journalled; a repetition is ignored as long as the task is not over.
-    /// [`machine::Engine::accepts_tasks`] says whether there is room.
+    /// [`machine::Engine::accepts_task_of`] says whether there is room.
     TaskOffered(TaskOffer),
     /// Nothing outside the loop needs the pod: it ends if [`machine::Engine::scale_down_due`] says so.
     ScaleDown,

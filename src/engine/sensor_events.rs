@@ -56,10 +56,23 @@ impl Engine {
         !self.fenced && self.is_live()
     }
 
-    /// Whether the engine accepts events of Sensors: their tasks must have room.
+    /// Whether the engine accepts events of all Sensors: their tasks must have room.
     #[must_use]
     pub fn accepts_events(&self) -> bool {
-        self.accepts_input() && (!self.runs_tasks() || self.accepts_tasks())
+        self.accepts_input() && (!self.runs_tasks() || self.accepts_all_tasks())
+    }
+
+    /// Whether the engine accepts events of the Sensor of this name.
+    #[must_use]
+    pub fn accepts_events_of(&self, sensor: &str) -> bool {
+        let origin = || TaskOrigin::Sensor(sensor.to_owned());
+        self.accepts_input() && (!self.runs_tasks() || self.accepts_task_of(&origin()))
+    }
+
+    /// Whether the engine accepts events of a Sensor of which no task waits.
+    #[must_use]
+    pub fn accepts_events_beyond(&self) -> bool {
+        self.accepts_input() && (!self.runs_tasks() || self.accepts_tasks_beyond())
     }
 
     /// Restores a value that a Sensor set before this process began, with its age. A value that does not fit the schema

@@ -333,7 +333,7 @@ impl<'a> LoopDriver<'a> {
 
     async fn next(&mut self, world: &mut DriverInputs) -> DriverEvent {
         let moment = sleep(self.until_moment(ClockReading::now()));
-        let listens = self.accepts_sensor_events();
+        let (listens, takes) = (self.accepts_sensor_events(), self.accepts_deliveries());
         tokio::select! {
             biased;
             () = world.terminate.cancelled(), if !self.terminated => DriverEvent::Terminated,
@@ -345,7 +345,7 @@ impl<'a> LoopDriver<'a> {
                 (Err(_), Some(call)) => DriverEvent::Called(call, Err(broken())),
                 (Err(_), None) => DriverEvent::Moment,
             },
-            delivery = self.deliveries.next(), if listens => DriverEvent::Delivered(delivery),
+            delivery = self.deliveries.next(), if takes => DriverEvent::Delivered(delivery),
             task = self.tasks.next() => DriverEvent::Requested(task),
             sighting = self.lookouts.next(), if listens => DriverEvent::Saw(sighting),
             seq = self.responses.next() => DriverEvent::Responded(seq),

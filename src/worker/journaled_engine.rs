@@ -7,6 +7,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use crate::engine::machine::{Engine, LoopView};
+use crate::engine::tasks::TaskOrigin;
 use crate::engine::tool::ToolRunId;
 use crate::engine::{EngineEffect, EngineInput, JournalRecord, Skill, StopCause};
 use crate::link::history::HistoryAck;
@@ -69,10 +70,10 @@ impl<'a> JournaledEngine<'a> {
         self.engine.scale_down_due()
     }
 
-    /// Whether a task would be accepted now.
+    /// Whether a task of this origin would be accepted now.
     #[must_use]
-    pub fn accepts_tasks(&self) -> bool {
-        self.engine.accepts_tasks()
+    pub fn accepts_task_of(&self, origin: &TaskOrigin) -> bool {
+        self.engine.accepts_task_of(origin)
     }
 
     /// Returns the id of the task under way, if a user requested it.
@@ -119,10 +120,22 @@ impl<'a> JournaledEngine<'a> {
         self.engine.set_skills(skills);
     }
 
-    /// Whether an event would have an effect now.
+    /// Whether an event of any Sensor would have an effect now.
     #[must_use]
     pub fn accepts_sensor_events(&self) -> bool {
         self.engine.accepts_events()
+    }
+
+    /// Whether an event of the Sensor of this name would have an effect now.
+    #[must_use]
+    pub fn accepts_events_of(&self, sensor: &str) -> bool {
+        self.engine.accepts_events_of(sensor)
+    }
+
+    /// Whether an event of a Sensor would have an effect now of which no task waits.
+    #[must_use]
+    pub fn accepts_events_beyond(&self) -> bool {
+        self.engine.accepts_events_beyond()
     }
 
     /// Returns the oldest response to a task that has not been delivered.

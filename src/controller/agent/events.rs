@@ -6,6 +6,7 @@
 //! authoritative.
 
 use super::apply::AppliedPlan;
+use super::goal_conditions;
 use super::intent::ReplaceReason;
 use crate::api::AgentStatus;
 use crate::api::condition::{self, ConditionType};
@@ -83,11 +84,13 @@ fn from_loop(old: &AgentStatus, new: &AgentStatus) -> Option<KubeEvent> {
             return Some(KubeEvent::warning(&held.type_, "End", held.message.clone()));
         }
         (None, Some(outcome @ (LoopOutcome::Failed | LoopOutcome::Escalated))) => {
-            let held = [ConditionType::Succeeded, ConditionType::LoopDetected];
-            let held = held
-                .into_iter()
-                .find_map(|type_| condition::find(&new.conditions, type_));
-            let note = held.map_or("", |held| &held.message);
+            let is_goal = condition::find(&new.conditions, ConditionType::Succeeded).is_some();
+            let note = if is_goal {
+                goal_conditions::event_note(outcome, new.goal.as_ref())
+            } else {
+                let held = condition::find(&new.conditions, ConditionType::LoopDetected);
+                held.map_or_else(String::new, |held| held.message.clone())
+            };
             return Some(KubeEvent::warning(outcome.as_ref(), "End", note));
         }
         // Neither the end nor the next start is worth an Event: both are regular, and frequent.

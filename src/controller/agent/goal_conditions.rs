@@ -55,14 +55,35 @@ fn succeeded(conditions: &mut AgentConditions<'_>, status: &LoopStatus) {
     conditions.list.set(type_, met, outcome.as_ref(), message);
 }
 
-fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSpec>) -> String {
-    let steps = goal.map_or(0, |goal| goal.steps);
-    let why = match (goal.and_then(|goal| goal.end), outcome) {
-        (Some(GoalEnd::CriteriaMet), _) => {
-            let artifacts = goal.is_some_and(|goal| !goal.artifacts.is_empty());
-            let exist = if artifacts { " and all artifacts existed" } else { "" };
-            return format!("all criteria were met{exist} after {steps} steps");
+/// The note of the Event for a goal that was not reached. It has no names of criteria and no paths: Events are copied to
+/// where logs are.
+pub(super) fn event_note(outcome: LoopOutcome, goal: Option<&GoalStatus>) -> String {
+    let criteria = goal.into_iter().flat_map(|goal| &goal.criteria);
+    let artifacts = goal.into_iter().flat_map(|goal| &goal.artifacts);
+    let (mut left, why) = (Vec::new(), why(outcome, goal, None));
+    for (what, met) in [
+        (
+            "criteria are not met",
+            criteria.map(|found| found.met).collect::<Vec<_>>(),
+        ),
+        ("artifacts are missing", artifacts.map(|found| found.met).collect()),
+    ] {
+        let unmet = met.iter().filter(|met| !**met).count();
+        if unmet > 0 {
+            left.push(format!("{unmet} of {} {what}", met.len()));
         }
+    }
+    if left.is_empty() {
+        return format!("{why}. {RESTART}");
+    }
+    let steps = goal.map_or(0, |goal| goal.steps);
+    format!("{why}; after {steps} steps {}. {RESTART}", left.join(", and "))
+}
+
+/// What has ended the loop.
+fn why(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSpec>) -> String {
+    match (goal.and_then(|goal| goal.end), outcome) {
+        (Some(GoalEnd::CriteriaMet), _) => "all criteria were met".to_owned(),
         (Some(GoalEnd::LoopDetected), _) => {
             "the loop repeated itself, and its continuation was not approved".to_owned()
         }
@@ -73,10 +94,13 @@ fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSp
         (Some(GoalEnd::LowConfidence), _) => {
             "the confidence that the goal will be reached was too low, and the continuation was not approved".to_owned()
         }
-        (Some(GoalEnd::Timeout), _) => format!(
-            "the goal was not reached within {} s (spec.goal.timeoutSeconds)",
-            spec.map_or(0, |goal| goal.timeout_seconds)
-        ),
+        (Some(GoalEnd::Timeout), _) => match spec {
+            Some(goal) => format!(
+                "the goal was not reached within {} s (spec.goal.timeoutSeconds)",
+                goal.timeout_seconds
+            ),
+            None => "the goal was not reached within spec.goal.timeoutSeconds".to_owned(),
+        },
         (Some(GoalEnd::CostLimit), _) => {
             "the cost reached spec.goal.maxCostUSD, or the cost of a call is unknown".to_owned()
         }
@@ -86,7 +110,17 @@ fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSp
         (None, LoopOutcome::Completed | LoopOutcome::Failed | LoopOutcome::Escalated | LoopOutcome::ScaledToZero) => {
             "guardrails.loopDetection ended the loop".to_owned()
         }
-    };
+    }
+}
+
+fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSpec>) -> String {
+    let steps = goal.map_or(0, |goal| goal.steps);
+    let why = why(outcome, goal, spec);
+    if goal.and_then(|goal| goal.end) == Some(GoalEnd::CriteriaMet) {
+        let artifacts = goal.is_some_and(|goal| !goal.artifacts.is_empty());
+        let exist = if artifacts { " and all artifacts existed" } else { "" };
+        return format!("{why}{exist} after {steps} steps");
+    }
     let unmet = goal.into_iter().flat_map(|goal| &goal.criteria);
     let unmet: Vec<&str> = unmet.filter(|found| !found.met).map(|found| &*found.name).collect();
     let missing = goal.into_iter().flat_map(|goal| &goal.artifacts);

@@ -195,6 +195,47 @@ fn missing_artifacts_are_named_up_to_five() {
     }
 }
 
+/// The note of the Event for the end of a goal with so many artifacts, of which the first ones are missing.
+fn note_of_end(met: bool, missing: usize, artifacts: usize) -> String {
+    let mut case = ended_by(GoalEnd::StepLimit);
+    let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
+    let goal = report.goal.as_mut().unwrap();
+    goal.criteria[0].met = met;
+    let artifact = |number: usize| ArtifactStatus {
+        path: format!("customers/acme/{number}{}", "x".repeat(240)),
+        met: number >= missing,
+        bytes: None,
+    };
+    goal.artifacts = (0..artifacts).map(artifact).collect();
+    let notices = events::from_status(
+        &Case::default().status_of(&goal_agent()),
+        &case.status_of(&goal_agent()),
+    );
+    let mut notices = notices.into_iter().filter(|notice| notice.action == "End");
+    let ended = notices.next().expect("an Event");
+    assert_eq!(notices.next(), None);
+    ended.note
+}
+
+#[test]
+fn an_event_has_the_number_of_missing_artifacts_and_no_path() {
+    for (met, missing, artifacts, expected) in [
+        (false, 0, 0, "; after 4 steps 1 of 1 criteria are not met. "),
+        (true, 2, 3, "; after 4 steps 2 of 3 artifacts are missing. "),
+        (
+            false,
+            32,
+            32,
+            "; after 4 steps 1 of 1 criteria are not met, and 32 of 32 artifacts are missing. ",
+        ),
+        (true, 0, 3, "all steps are used (spec.goal.maxSteps). change"),
+    ] {
+        let note = note_of_end(met, missing, artifacts);
+        assert!(note.contains(expected), "{note}");
+        assert!(!note.contains("acme") && !note.contains("text"), "{note}");
+    }
+}
+
 #[test]
 fn success_says_that_artifacts_existed_if_the_goal_has_some() {
     let mut case = ended_by(GoalEnd::CriteriaMet);

@@ -13,6 +13,10 @@ use super::names;
 
 /// Bound of the queue; further Events are dropped.
 const QUEUE: usize = 1024;
+/// Most bytes of a note: the API server refuses an Event with a longer one.
+const MOST_NOTE_BYTES: usize = 1024;
+/// The end of a note that was too long.
+const CUT: &str = "…";
 /// Time limit for one Event.
 const SEND: Duration = Duration::from_secs(10);
 
@@ -83,7 +87,7 @@ pub async fn publish(recorder: Recorder, mut queue: EventQueue, finished: Cancel
             },
             reason: notice.reason,
             action: notice.action.into(),
-            note: Some(notice.note),
+            note: Some(limit_note(notice.note)),
             secondary: None,
         };
         let sent = tokio::time::timeout(SEND, recorder.publish(&event, &about)).await;
@@ -97,6 +101,15 @@ pub async fn publish(recorder: Recorder, mut queue: EventQueue, finished: Cancel
             tracing::warn!(error = failure, "failed to send an Event");
         }
     }
+}
+
+/// The note, or its beginning if it is too long.
+fn limit_note(mut note: String) -> String {
+    if note.len() > MOST_NOTE_BYTES {
+        note.truncate(note.floor_char_boundary(MOST_NOTE_BYTES - CUT.len()));
+        note.push_str(CUT);
+    }
+    note
 }
 
 async fn next(queue: &mut EventQueue, finished: &CancellationToken) -> Option<(KubeEvent, ObjectReference)> {
@@ -119,7 +132,19 @@ pub fn recorder(client: Client, instance: String) -> Recorder {
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
+
+    #[rstest]
+    #[case::longest("x".repeat(1024), "x".repeat(1024))]
+    #[case::one_byte_more("x".repeat(1025), "x".repeat(1021) + "…")]
+    #[case::longest_of_wide_characters("é".repeat(512), "é".repeat(512))]
+    #[case::cut_between_characters("é".repeat(513), "é".repeat(510) + "…")]
+    fn a_note_has_at_most_1024_bytes(#[case] note: String, #[case] sent: String) {
+        assert!(sent.len() <= 1024);
+        assert_eq!(limit_note(note), sent);
+    }
 
     #[tokio::test]
     async fn the_queue_ends_when_its_senders_have_finished_though_a_sink_remains() {

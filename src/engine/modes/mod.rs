@@ -275,8 +275,9 @@ pub trait LoopMode {
     /// A call of another tool was denied.
     fn call_denied(&mut self, _call: &ToolCall, _why: DenialReason) {}
 
-    /// Something may change the world beside the mode's work: a turn that answers a request, or a deferred call. A check that
-    /// it interrupts starts over afterwards: what was found before may no longer hold.
+    /// Something may change the world beside the mode's work: a turn that answers a request, a deferred call, or another pod,
+    /// whose workspace may be empty. A check that it interrupts starts over afterwards: what was found before may no longer
+    /// hold.
     fn world_changes(&mut self, _context: &ModeContext<'_>) {}
 
     /// The loop answered a request for so long, which is not the mode's work.

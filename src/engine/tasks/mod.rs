@@ -169,11 +169,25 @@ impl Engine {
         self.tasks.first(&self.state.tasks.served)
     }
 
-    /// Whether a task would be accepted now: the queue has room. In a mode other than Task it is answered in a turn beside
-    /// the agent's own work.
+    /// Whether a task of this origin would be accepted now: the queue has room for it. In a mode other than Task it is
+    /// answered in a turn beside the agent's own work.
     #[must_use]
-    pub fn accepts_tasks(&self) -> bool {
-        self.accepts_input() && self.state.life.outcome().is_none() && self.tasks.has_room()
+    pub fn accepts_task_of(&self, origin: &TaskOrigin) -> bool {
+        self.may_accept_tasks() && self.tasks.has_room_for(origin)
+    }
+
+    /// Whether a task would be accepted now that is the only one of its origin.
+    pub(crate) fn accepts_tasks_beyond(&self) -> bool {
+        self.may_accept_tasks() && (self.tasks.has_room() || self.tasks.has_room_beyond())
+    }
+
+    /// Whether a task of any origin would be accepted now.
+    pub(crate) fn accepts_all_tasks(&self) -> bool {
+        self.may_accept_tasks() && self.tasks.has_room()
+    }
+
+    fn may_accept_tasks(&self) -> bool {
+        self.accepts_input() && self.state.life.outcome().is_none()
     }
 
     /// Id of the task under way, if a user requested it.

@@ -3,13 +3,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::TaskOffer;
 use super::served::{OriginKey, ServedOrigins};
+use super::{TaskOffer, TaskOrigin};
 
 /// Most tasks that wait; further ones stay where they come from.
 pub const MOST_WAITING: usize = 1_000;
 /// Most bytes of all their texts.
 pub const MOST_WAITING_BYTES: usize = 4 * 1024 * 1024;
+/// Most tasks that wait beyond them, of origins without another one: no origin keeps the others out.
+pub const MOST_BEYOND: usize = 64;
+/// Most bytes of their texts: of as many of the largest prompts.
+pub const MOST_BYTES_BEYOND: usize = MOST_BEYOND * 64 * 1024;
 
 /// What was served before is part of the snapshot, and given to each method that depends on it.
 #[derive(Clone, Debug, Default)]
@@ -39,9 +43,19 @@ impl TaskQueue {
         queue
     }
 
-    /// Whether one more task fits, whatever its size.
+    /// Whether one more task fits, whatever its size and its origin.
     pub fn has_room(&self) -> bool {
         self.count < MOST_WAITING && self.bytes < MOST_WAITING_BYTES
+    }
+
+    /// Whether one more task of this origin fits, whatever its size.
+    pub fn has_room_for(&self, origin: &TaskOrigin) -> bool {
+        self.has_room() || self.has_room_beyond() && !self.lines.contains_key(&OriginKey::from(origin))
+    }
+
+    /// Whether one more task fits of an origin of which none waits, whatever its size.
+    pub fn has_room_beyond(&self) -> bool {
+        self.count < MOST_WAITING + MOST_BEYOND && self.bytes < MOST_WAITING_BYTES + MOST_BYTES_BEYOND
     }
 
     pub fn has(&self, id: &str) -> bool {

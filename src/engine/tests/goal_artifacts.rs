@@ -133,7 +133,11 @@ fn a_goal_is_not_reached_while_one_of_its_artifacts_is_missing() {
 #[case::one_byte_short(1000, FileFinding::Bytes(999), "999 of at least 1000 bytes")]
 #[case::just_enough(1000, FileFinding::Bytes(1000), "")]
 #[case::directory(1, FileFinding::NotRegular, "not a regular file")]
-#[case::link_to_the_outside(1, FileFinding::Outside, "it leads out of the workspace")]
+#[case::link_to_the_outside(
+    1,
+    FileFinding::Outside,
+    "it leads out of the workspace, as each absolute link does; a relative link may be used"
+)]
 #[case::unreadable(1, FileFinding::Unreadable, "it could not be looked up")]
 fn an_artifact_is_a_regular_file_of_its_minimum_size(
     #[case] min_bytes: u32,
@@ -352,26 +356,36 @@ fn a_search_for_artifacts_that_a_restart_interrupts_is_sent_again_under_its_id()
     assert_eq!((ended(&driver), driver.goal_view().steps), (MET, 1));
 }
 
+/// A command, two artifacts, and a judge.
+fn with_judge(goal: &mut GoalSettings) {
+    two_files(goal);
+    goal.criteria.push(criterion("sense", judge()));
+}
+
+/// A goal for which all is done but the answer of its judge.
+fn before_the_judge(change: impl FnOnce(&mut GoalSettings)) -> Driver {
+    let mut driver = Driver::with_goal(goal(change));
+    driver.answer(finish("done"));
+    driver.ran("exit code 0\nok");
+    if !driver.running.is_empty() {
+        driver.found(&[FileFinding::Bytes(1), FileFinding::Bytes(100)]);
+    }
+    assert_eq!(driver.purpose, CallPurpose::Judge);
+    driver
+}
+
 #[rstest]
 #[case::path(artifact("dist/other", 100), true)]
 #[case::size(artifact("dist/app", 101), true)]
 #[case::nothing(artifact("dist/app", 100), false)]
 fn an_edit_of_the_artifacts_makes_the_check_begin_again(#[case] second: GoalArtifact, #[case] again: bool) {
-    let with_judge = |goal: &mut GoalSettings| {
-        two_files(goal);
-        goal.criteria.push(criterion("sense", judge()));
-    };
-    let mut driver = Driver::with_goal(goal(with_judge));
-    driver.answer(finish("done"));
-    driver.ran("exit code 0\nok");
-    driver.found(&[FileFinding::Bytes(1), FileFinding::Bytes(100)]);
-    assert_eq!(driver.purpose, CallPurpose::Judge);
+    let mut driver = before_the_judge(with_judge);
     driver.settings = goal(|goal| {
         with_judge(goal);
         goal.max_steps = 7;
         goal.artifacts[1] = second;
     });
-    driver.restart(2);
+    driver.restart(1);
     driver.answer(says(r#"{"met": true}"#));
     assert_eq!(ended(&driver), if again { OPEN } else { MET });
     if again {
@@ -383,6 +397,50 @@ fn an_edit_of_the_artifacts_makes_the_check_begin_again(#[case] second: GoalArti
         driver.ran("exit code 0\nok");
         driver.found(&[FileFinding::Bytes(1), FileFinding::Bytes(100)]);
     }
+}
+
+/// The files of a workspace are lost with the pod, unless they are on a volume.
+#[rstest]
+#[case::command_and_artifacts(true)]
+#[case::command(false)]
+fn a_check_begins_again_in_another_pod_and_goes_on_in_the_same_one(#[case] has_artifacts: bool) {
+    let settings = |goal: &mut GoalSettings| {
+        with_judge(goal);
+        if !has_artifacts {
+            goal.artifacts.clear();
+        }
+    };
+    let mut same = before_the_judge(settings);
+    same.restart(1);
+    same.answer(says(r#"{"met": true}"#));
+    assert_eq!((ended(&same), same.goal_view().steps), (MET, 1));
+
+    let mut driver = before_the_judge(settings);
+    driver.restart(2);
+    driver.answer(says(r#"{"met": true}"#));
+    assert_eq!(
+        ended(&driver),
+        OPEN,
+        "the files that the judge has decided after are gone"
+    );
+    driver.ran(if has_artifacts {
+        "exit code 0\nok"
+    } else {
+        "exit code 1\nno file"
+    });
+    if has_artifacts {
+        driver.found(&[FileFinding::Absent, FileFinding::Absent]);
+    }
+    assert_eq!((ended(&driver), driver.goal_view().steps), (OPEN, 1));
+    driver.next_timer();
+    assert_eq!(driver.purpose, CallPurpose::Turn, "a judge could not decide");
+    driver.answer(finish("done"));
+    driver.ran("exit code 0\nok");
+    if has_artifacts {
+        driver.found(&[FileFinding::Bytes(1), FileFinding::Bytes(100)]);
+    }
+    driver.answer(says(r#"{"met": true}"#));
+    assert_eq!((ended(&driver), driver.goal_view().steps), (MET, 2));
 }
 
 #[test]

@@ -119,10 +119,10 @@ fn one_request_comes_into_each_pause_of_a_check_which_completes_once_its_judge_a
 fn a_restart_keeps_what_a_pause_of_a_check_allows() {
     let mut driver = judged();
     fail_judge(&mut driver, QUICK_ATTEMPTS);
-    driver.restart(2);
+    driver.restart(1);
     driver.ask("a");
     assert_eq!(next_call(&mut driver), CallPurpose::Chat);
-    driver.restart(2);
+    driver.restart(1);
     driver.answer(says("well"));
     assert_eq!(driver.running(), [1]);
 }

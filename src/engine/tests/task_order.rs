@@ -69,6 +69,28 @@ fn a_sensor_and_two_users_take_turns_and_each_keeps_its_order() {
 }
 
 #[test]
+fn a_sensor_that_fills_the_queue_keeps_neither_a_user_nor_another_sensor_out() {
+    let mut driver = Driver::with_tools(with(mode()));
+    let of_mail = |number: usize| task_of("mail", &format!("m{number}"));
+    let ann = TaskOrigin::Request("ann".into());
+    driver.engine.restore_tasks((0..999).map(of_mail).collect());
+    assert!(driver.engine.accepts_events() && driver.engine.accepts_events_of("mail"));
+    driver.engine.restore_tasks((0..1000).map(of_mail).collect());
+    assert!(!driver.engine.accepts_events() && !driver.engine.accepts_events_of("mail"));
+    assert!(driver.engine.accepts_events_beyond() && driver.engine.accepts_events_of("news"));
+    assert!(driver.engine.accepts_task_of(&ann));
+    let waiting = (0..1000).map(of_mail).chain([task_of("ann", "a1")]);
+    driver.engine.restore_tasks(waiting.collect());
+    assert!(!driver.engine.accepts_task_of(&ann), "one waits");
+    assert!(driver.engine.accepts_events_of("news"));
+    let others = (0..64).map(|number| task_of(&format!("user-{number}"), &format!("u{number}")));
+    driver
+        .engine
+        .restore_tasks((0..1000).map(of_mail).chain(others).collect());
+    assert!(!driver.engine.accepts_events_beyond() && !driver.engine.accepts_task_of(&ann));
+}
+
+#[test]
 fn a_hundred_tasks_of_a_sensor_delay_a_user_by_the_one_under_way() {
     let mut driver = Driver::with_tools(with(mode()));
     let noise: Vec<String> = (0..100).map(|number| format!("m{number}")).collect();

@@ -51,6 +51,7 @@ impl Workspace {
                 // No file can have an invalid path.
                 Err(FileError::Absent(_) | FileError::NoFolder(_) | FileError::Invalid(_)) => FileFinding::Absent,
                 Err(FileError::Special(..) | FileError::Link(_)) => FileFinding::NotRegular,
+                // An absolute link too, wherever it leads.
                 Err(FileError::Outside(_)) => FileFinding::Outside,
                 Err(FileError::Denied(_) | FileError::Refused(_) | FileError::Cancelled | FileError::Other { .. }) => {
                     FileFinding::Unreadable

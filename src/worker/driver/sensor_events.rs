@@ -16,9 +16,23 @@ use crate::worker::sensors::{ScoringStep, SensorTransition};
 const SENSORS_AT_ONCE: usize = MOST_DELIVERY_EVENTS;
 
 impl LoopDriver<'_> {
-    /// Whether the loop takes Sensor events now. A loop that is stopping leaves them to the next pod.
+    /// Whether the loop takes events of all Sensors now.
     pub(super) fn accepts_sensor_events(&self) -> bool {
-        self.stop.is_none() && !self.stopped && !self.responses.is_full() && self.steps.accepts_sensor_events()
+        self.may_accept_events() && self.steps.accepts_sensor_events()
+    }
+
+    /// Whether the loop may take a delivery now: that of a Sensor of which no task waits.
+    pub(super) fn accepts_deliveries(&self) -> bool {
+        self.may_accept_events() && self.steps.accepts_events_beyond()
+    }
+
+    fn accepts_events_of(&self, delivery: &Delivery) -> bool {
+        self.may_accept_events() && self.steps.accepts_events_of(&delivery.name)
+    }
+
+    /// A loop that is stopping leaves events to the next pod.
+    fn may_accept_events(&self) -> bool {
+        self.stop.is_none() && !self.stopped && !self.responses.is_full()
     }
 
     pub(super) fn check_sensors(&mut self, now: Timestamp) -> Result<(), JournalError> {
@@ -46,17 +60,19 @@ impl LoopDriver<'_> {
 
     /// Takes events of a sensor pod and acknowledges those that are on disk. The rest is redelivered.
     pub(super) fn take_delivery(&mut self, delivery: &Delivery) -> Result<(), JournalError> {
+        let mut taken = false;
         for _ in 0..SENSORS_AT_ONCE {
             let Some(happened) = self
-                .accepts_sensor_events()
+                .accepts_events_of(delivery)
                 .then(|| self.sensors.take(Timestamp::now(), delivery))
                 .flatten()
             else {
                 break;
             };
-            self.apply_transition(happened)?;
+            self.commit_transition(happened)?;
+            taken = true;
         }
-        if self.accepts_sensor_events() {
+        if taken || self.accepts_events_of(delivery) {
             self.deliveries
                 .report_delivered(self.sensors.delivered_through(delivery));
         }
@@ -69,11 +85,15 @@ impl LoopDriver<'_> {
         happened.map_or(Ok(()), |happened| self.apply_transition(happened))
     }
 
-    /// Feeds a transition to the engine. Its record is committed in the same transaction, before it is confirmed.
     pub(super) fn apply_transition(&mut self, happened: SensorTransition) -> Result<(), JournalError> {
         if !self.accepts_sensor_events() {
             return Ok(());
         }
+        self.commit_transition(happened)
+    }
+
+    /// Feeds a transition to the engine. Its record is committed in the same transaction, before it is confirmed.
+    fn commit_transition(&mut self, happened: SensorTransition) -> Result<(), JournalError> {
         self.refresh_instructions();
         let taken = self
             .steps

@@ -34,15 +34,15 @@ impl LoopDriver<'_> {
             untrusted_content,
             ..
         } = task;
+        let origin = TaskOrigin::Request(user);
         let (receipt, after) = if let Some(after) = self.steps.find_task(&id)? {
             (TaskReceipt::Repeated, after)
         } else if self.stop.is_some() || self.stopped || !self.steps.is_live() {
             (TaskReceipt::Stopped, 0)
-        } else if self.responses.is_full() || !self.steps.accepts_tasks() {
+        } else if self.responses.is_full() || !self.steps.accepts_task_of(&origin) {
             (TaskReceipt::QueueFull, 0)
         } else {
             let after = self.steps.last_line()?;
-            let origin = TaskOrigin::Request(user);
             self.feed(EngineInput::TaskOffered(TaskOffer {
                 id: id.clone(),
                 origin,

@@ -251,7 +251,9 @@ impl Life<'_> {
             Word::Budget(budget) => self.feed(EngineInput::BudgetChanged { budget }),
             Word::Notice(notice) => self.feed(EngineInput::Sensed(world::event(notice))),
             Word::Request(offer) => {
-                if self.steps.find_task(&offer.id).expect("a journal").is_none() && self.steps.accepts_tasks() {
+                if self.steps.find_task(&offer.id).expect("a journal").is_none()
+                    && self.steps.accepts_task_of(&offer.origin)
+                {
                     self.feed(EngineInput::TaskOffered(offer))?;
                 }
                 Ok(())

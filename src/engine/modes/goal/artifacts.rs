@@ -126,7 +126,9 @@ impl ArtifactsState {
                 FileFinding::Bytes(bytes) => format!("{bytes} of at least {} bytes", artifact.min_bytes),
                 FileFinding::Absent => "no such file".to_owned(),
                 FileFinding::NotRegular => "not a regular file".to_owned(),
-                FileFinding::Outside => "it leads out of the workspace".to_owned(),
+                FileFinding::Outside => {
+                    "it leads out of the workspace, as each absolute link does; a relative link may be used".to_owned()
+                }
                 FileFinding::Unreadable => "it could not be looked up".to_owned(),
             };
             Some(format!("`{}` ({why})", artifact.path))

@@ -4,7 +4,6 @@ use pretty_assertions::assert_eq;
 use proptest::prelude::*;
 use rstest::rstest;
 
-use super::super::TaskOrigin;
 use super::super::served::MOST_SERVED;
 use super::*;
 
@@ -74,6 +73,60 @@ fn a_queue_has_room_up_to_its_bytes_and_again_when_a_task_leaves() {
     assert!(!queue.has_room());
     queue.pop(&mut served);
     assert!(queue.has_room());
+}
+
+fn user(name: &str) -> TaskOrigin {
+    TaskOrigin::Request(name.into())
+}
+
+#[rstest]
+#[case::by_number(MOST_WAITING, 0)]
+#[case::by_bytes(1, MOST_WAITING_BYTES)]
+fn in_a_full_queue_an_origin_without_a_task_has_room_for_one(#[case] tasks: usize, #[case] bytes: usize) {
+    let mut served = ServedOrigins::default();
+    let mut queue = TaskQueue::default();
+    for id in 0..tasks - 1 {
+        queue.push(task(id, 0), &served);
+    }
+    assert!(queue.has_room_for(&TaskOrigin::Spec) && queue.has_room_for(&user("a")));
+    queue.push(task(tasks, bytes), &served);
+    assert!(!queue.has_room_for(&TaskOrigin::Spec), "its tasks fill the queue");
+    assert!(queue.has_room_for(&user("a")));
+    queue.push(of_user("a", 1), &served);
+    assert!(!queue.has_room_for(&user("a")), "one waits");
+    assert!(queue.has_room_for(&user("b")));
+    let mut started = std::iter::from_fn(|| queue.pop(&mut served));
+    assert!(started.any(|task| task.id == "a1"));
+    assert!(queue.has_room_for(&user("a")));
+}
+
+#[test]
+fn at_most_64_origins_have_a_task_beyond_a_full_queue() {
+    let mut served = ServedOrigins::default();
+    let mut queue = TaskQueue::default();
+    for id in 0..MOST_WAITING {
+        queue.push(task(id, 0), &served);
+    }
+    for number in 0..64 {
+        let name = format!("user-{number}-");
+        assert!(queue.has_room_beyond() && queue.has_room_for(&user(&name)), "{number}");
+        queue.push(of_user(&name, 1), &served);
+    }
+    assert!(!queue.has_room_beyond() && !queue.has_room_for(&user("one more")));
+    queue.pop(&mut served);
+    assert!(queue.has_room_for(&user("one more")));
+    assert!(!queue.has_room_for(&TaskOrigin::Spec));
+}
+
+#[test]
+fn the_tasks_beyond_a_full_queue_have_at_most_the_bytes_of_64_of_the_largest_prompts() {
+    const LARGEST: usize = 64 * 1024;
+    let served = ServedOrigins::default();
+    let mut queue = TaskQueue::restored(vec![task(0, MOST_WAITING_BYTES + 63 * LARGEST)], &served);
+    queue.push(task(1, LARGEST - 1), &served);
+    assert!(queue.has_room_for(&user("a")));
+    queue.push(task(2, 1), &served);
+    assert!(!queue.has_room_for(&user("a")));
 }
 
 #[test]

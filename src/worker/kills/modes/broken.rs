@@ -35,6 +35,8 @@ pub(super) enum Broken {
     KeepsCriteria,
     /// A goal is met without its artifacts.
     IgnoresArtifacts,
+    /// A check goes on in another pod, whose workspace is empty.
+    KeepsCheck,
     /// A gate is approved although no person did so.
     ForgesApproval,
     /// A run is sent a second time.
@@ -52,7 +54,7 @@ pub(super) enum Broken {
 }
 
 impl Broken {
-    pub(super) const ALL: [Self; 23] = [
+    pub(super) const ALL: [Self; 24] = [
         Self::ActsBeforeCommit,
         Self::RespondsBeforeCommit,
         Self::ReceiptBeforeCommit,
@@ -69,6 +71,7 @@ impl Broken {
         Self::JoinsChecks,
         Self::KeepsCriteria,
         Self::IgnoresArtifacts,
+        Self::KeepsCheck,
         Self::ForgesApproval,
         Self::RepeatsRun,
         Self::ForgetsCalls,
@@ -86,6 +89,7 @@ impl Broken {
             Self::AcknowledgesBeforeCommit => 16,
             Self::JoinsChecks => 25,
             Self::IgnoresArtifacts => 9,
+            Self::KeepsCheck => 159,
             Self::ForgetsStop => 73,
             Self::ActsBeforeCommit
             | Self::OrderOfArrival

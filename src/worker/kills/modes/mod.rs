@@ -174,6 +174,7 @@ fn next_pod(environment: &mut LoopEnvironment, dir: &TempDir, outcome: Option<Lo
 
 fn another_pod(environment: &mut LoopEnvironment, files: &Files) -> TempDir {
     environment.epoch += 1;
+    environment.referee.pod_replaced(&environment.schedule);
     if std::mem::take(&mut environment.edited) {
         let parts = |schedule: &ScheduleSpec| (schedule.criteria.clone(), schedule.artifacts.clone());
         let before = parts(&environment.schedule);

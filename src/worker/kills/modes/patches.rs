@@ -43,7 +43,12 @@ pub(super) fn restored(environment: &mut LoopEnvironment, restored: RestoredJour
             }
         }
         Some(
-            Broken::RepeatsNote | Broken::LosesNote | Broken::JoinsChecks | Broken::LosesCount | Broken::ForgetsServed,
+            Broken::RepeatsNote
+            | Broken::LosesNote
+            | Broken::JoinsChecks
+            | Broken::KeepsCheck
+            | Broken::LosesCount
+            | Broken::ForgetsServed,
         ) => {
             restored.snapshot = restored.snapshot.map(|snapshot| patched(&snapshot, environment));
         }
@@ -90,6 +95,9 @@ fn patched(snapshot: &EngineSnapshot, environment: &mut LoopEnvironment) -> Engi
         Some(Broken::ForgetsServed) => {
             let tasks = state.get_mut("tasks").and_then(Value::as_object_mut);
             tasks.and_then(|tasks| tasks.shift_remove("served"));
+        }
+        Some(Broken::KeepsCheck) if state["goal"]["validation"].is_object() && state["outcome"].is_null() => {
+            state["epoch"] = environment.epoch.into();
         }
         Some(Broken::JoinsChecks) => join_checks(&mut state["goal"], &mut environment.once_met),
         _ => {}

@@ -125,6 +125,13 @@ impl Referee {
         self.check.met.clear();
     }
 
+    /// The workspace was lost with the pod: what was met in a check that is not over says nothing about the next one.
+    pub(super) fn pod_replaced(&mut self, schedule: &ScheduleSpec) {
+        if self.missing(schedule).is_some() {
+            self.check.met.clear();
+        }
+    }
+
     /// A step is on disk.
     pub(super) fn committed(&mut self, heard: &CheckInput, lines: &[JournalLine]) {
         if let CheckInput::Answer(call, _, answer, _) = heard {
@@ -341,15 +348,18 @@ impl Referee {
         if !is_met {
             return;
         }
-        for criterion in schedule.criteria.iter().chain(&schedule.artifacts) {
-            let holds = match criterion {
-                Criterion::Regex(_) => self.check.result.contains(&criterion.word()),
-                Criterion::Command(_) | Criterion::Judge(_) | Criterion::Artifact(_) => {
-                    self.check.met.contains(criterion)
-                }
-            };
-            assert!(holds, "{criterion:?} was not met in the last check: {:?}", self.check);
-        }
+        let missing = self.missing(schedule);
+        assert_eq!(missing, None, "was not met in the last check: {:?}", self.check);
+    }
+
+    /// A criterion or an artifact that the check has not found.
+    fn missing<'a>(&self, schedule: &'a ScheduleSpec) -> Option<&'a Criterion> {
+        let holds = |criterion: &Criterion| match criterion {
+            Criterion::Regex(_) => self.check.result.contains(&criterion.word()),
+            Criterion::Command(_) | Criterion::Judge(_) | Criterion::Artifact(_) => self.check.met.contains(criterion),
+        };
+        let mut required = schedule.criteria.iter().chain(&schedule.artifacts);
+        required.find(|criterion| !holds(criterion))
     }
 
     /// Everything is quiet: what the journal says of the whole history.

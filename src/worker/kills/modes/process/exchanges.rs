@@ -16,17 +16,17 @@ impl Process<'_> {
     /// Does what the driver does with a request.
     pub(super) fn take_task(&mut self, offer: TaskOffer) -> Result<(), EarlyEnd> {
         let id = offer.id.clone();
+        let origin = patches::origin(self.environment, &offer);
         let receipt = if self.steps.find_task(&id).expect("a journal").is_some() {
             TaskReceipt::Repeated
         } else if self.stop.is_some() || self.stopped || !self.steps.is_live() {
             TaskReceipt::Stopped
-        } else if !self.steps.accepts_tasks() {
+        } else if !self.steps.accepts_task_of(&origin) {
             TaskReceipt::QueueFull
         } else {
             if self.environment.is_broken(Broken::ReceiptBeforeCommit) {
                 self.environment.receipt(&id, TaskReceipt::Accepted);
             }
-            let origin = patches::origin(self.environment, &offer);
             self.feed(EngineInput::TaskOffered(TaskOffer { origin, ..offer }))?;
             TaskReceipt::Accepted
         };
