@@ -8,6 +8,7 @@ mod answers;
 mod budget;
 mod chart;
 mod controller;
+mod controller_stop;
 mod controller_telemetry;
 mod dockerfile;
 mod docs;

@@ -43,8 +43,6 @@ mod snapshot;
 mod status;
 #[cfg(test)]
 mod status_tests;
-#[cfg(test)]
-mod stop_tests;
 mod text_checks;
 mod tool_containers;
 mod totals;
