@@ -13,7 +13,7 @@ say "Building the release binary"
 build_release build
 export BIN AGENTLOOP_BINARY=$CARGO_TARGET_DIR/$TARGET/release/agentloop
 say "Engine and ledger without I/O; gateway, worker and sensor pod with their disk"
-build_release bench --bench engine --bench week --bench ledger --bench gateway --bench tools --bench worker --bench sensor
+build_release bench --bench engine --bench week --bench ledger --bench scrape --bench gateway --bench tools --bench worker --bench sensor
 say "Leases over the link, with an API server"
 plane() { RUN=/var/tmp/agentloop-bench-leases API_PORT=8443 ETCD_PORT=8379 KCM_PORT=18257 SCHED_PORT=18259 "$ROOT/hack/devcluster/$1.sh" "${@:2}"; }
 trap 'plane down' EXIT
