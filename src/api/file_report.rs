@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::report_line;
+
 /// Most files of one report, and most artifacts of a goal.
 pub const MAX_FILES: usize = 32;
 
@@ -33,15 +35,13 @@ impl FileReport {
     /// The line of a result.
     #[must_use]
     pub fn line(&self) -> String {
-        // Fails for no value of this type.
-        let json = serde_json::to_string(self).unwrap_or_default();
-        format!("{PREFIX}{json}")
+        report_line::write(PREFIX, self)
     }
 
     /// Reads such a line; `None`: it is another one.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
-        serde_json::from_str(line.strip_prefix(PREFIX)?).ok()
+        report_line::read(PREFIX, line)
     }
 }
 

@@ -30,6 +30,7 @@ pub mod polled_tool;
 pub mod price;
 mod rate_limit;
 pub mod reference;
+mod report_line;
 pub mod sensor;
 mod skill;
 pub mod source;

@@ -83,17 +83,8 @@ mod tests {
 
     fn line(milliseconds: i64, kind: RecordKind, turn: i64) -> JournalLine {
         JournalLine {
-            seq: 1,
             at: Timestamp::from_millisecond(milliseconds).unwrap(),
-            kind,
-            member: 0,
-            turn,
-            call: None,
-            run: None,
-            tool: None,
-            effect: None,
-            outcome: None,
-            note: String::new(),
+            ..JournalLine::bare(kind, turn)
         }
     }
 

@@ -167,15 +167,10 @@ mod tests {
         JournalLine {
             seq,
             at: Timestamp::from_second(seq).unwrap(),
-            kind,
-            member: 0,
-            turn: 3,
-            call: None,
             run: of_run.then(|| "t3c1r1".into()),
-            tool: None,
-            effect: None,
             outcome: (kind == RecordKind::ToolOutcome).then(|| "Ok".into()),
             note: note.into(),
+            ..JournalLine::bare(kind, 3)
         }
     }
 

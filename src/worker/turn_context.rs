@@ -111,27 +111,10 @@ mod tests {
     use std::io::Write;
     use std::sync::{Arc, Mutex};
 
-    use jiff::Timestamp;
     use pretty_assertions::assert_eq;
     use tracing_subscriber::fmt::format::JsonFields;
 
     use super::*;
-
-    fn line(kind: RecordKind, turn: i64) -> JournalLine {
-        JournalLine {
-            seq: 1,
-            at: Timestamp::UNIX_EPOCH,
-            kind,
-            member: 0,
-            turn,
-            call: None,
-            run: None,
-            tool: None,
-            effect: None,
-            outcome: None,
-            note: String::new(),
-        }
-    }
 
     #[derive(Clone, Default)]
     struct Buffer(Arc<Mutex<Vec<u8>>>);
@@ -163,17 +146,20 @@ mod tests {
 
     #[test]
     fn lines_within_a_turn_have_its_trace_also_after_a_restart() {
-        let ids = line_ids("uid", &line(RecordKind::TurnStarted, 3)).unwrap();
-        let open = [line(RecordKind::TurnStarted, 3), line(RecordKind::CallStarted, 3)];
+        let ids = line_ids("uid", &JournalLine::bare(RecordKind::TurnStarted, 3)).unwrap();
+        let open = [
+            JournalLine::bare(RecordKind::TurnStarted, 3),
+            JournalLine::bare(RecordKind::CallStarted, 3),
+        ];
         let within = logged(|| TurnContext::new("uid", &open));
         assert!(within.contains(&ids.trace) && within.contains(&ids.span), "{within}");
         let mut ended = open.to_vec();
-        ended.push(line(RecordKind::TurnFailed, 3));
+        ended.push(JournalLine::bare(RecordKind::TurnFailed, 3));
         let between = logged(|| TurnContext::new("uid", &ended));
         assert!(!between.contains(&ids.trace), "{between}");
         let other = JournalLine {
             member: 1,
-            ..line(RecordKind::TurnStarted, 3)
+            ..JournalLine::bare(RecordKind::TurnStarted, 3)
         };
         let of_member = logged(|| TurnContext::new("uid", &[other]));
         assert!(!of_member.contains(&ids.trace[..4]), "{of_member}");
@@ -181,8 +167,11 @@ mod tests {
 
     #[test]
     fn lines_before_the_first_turn_belong_to_no_trace() {
-        assert_eq!(line_ids("uid", &line(RecordKind::Started, 0)), None);
-        assert_eq!(TurnContext::default().ids(&line(RecordKind::TurnStarted, 1)), None);
+        assert_eq!(line_ids("uid", &JournalLine::bare(RecordKind::Started, 0)), None);
+        assert_eq!(
+            TurnContext::default().ids(&JournalLine::bare(RecordKind::TurnStarted, 1)),
+            None
+        );
     }
 
     #[test]
@@ -192,7 +181,7 @@ mod tests {
             member: 0,
             turn: 3,
         };
-        let of_turn = line(RecordKind::TurnStarted, 3);
+        let of_turn = JournalLine::bare(RecordKind::TurnStarted, 3);
         let of_call = JournalLine {
             call: Some("t3c1a1".into()),
             ..of_turn.clone()

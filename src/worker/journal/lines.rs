@@ -37,6 +37,25 @@ pub struct JournalLine {
 }
 
 impl JournalLine {
+    /// The first line of a journal, with nothing but what is given.
+    #[cfg(test)]
+    #[must_use]
+    pub fn bare(kind: RecordKind, turn: i64) -> Self {
+        Self {
+            seq: 1,
+            at: Timestamp::UNIX_EPOCH,
+            kind,
+            member: 0,
+            turn,
+            call: None,
+            run: None,
+            tool: None,
+            effect: None,
+            outcome: None,
+            note: String::new(),
+        }
+    }
+
     pub(super) fn of(seq: i64, at: Timestamp, record: &JournalRecord) -> Self {
         let tool = record.tool.as_ref();
         Self {
