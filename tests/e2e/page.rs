@@ -212,7 +212,7 @@ fn only_the_leader_serves_the_page_and_the_next_one_asks_to_sign_in_again() {
     let deadline = Instant::now() + Duration::from_secs(30);
     let is_new = |pod: &Value| pod["metadata"]["uid"] != leader["metadata"]["uid"];
     while !is_new(&watch.next(deadline).expect("another replica leads within 30 s").object) {}
-    // Until the proxy of the node follows the label, the Service leads to nobody.
+    // Until the proxy of the node follows the label, the Service has no endpoint.
     let asked = loop {
         match browser.try_get("/") {
             Ok(answer) if answer.status != 503 => break answer,

@@ -185,7 +185,7 @@ async fn ask(
         left: MOST_QUESTIONS,
     };
     let mut rights = ViewRights::default();
-    // Also of what there is none: whoever may see all learns that, and nobody else.
+    // Also of what there is none: only users who may see all learn that.
     let everywhere = ViewedResource::ALL.map(|resource| (resource, None, None)).into();
     for ((resource, ..), allowed) in questions.ask(everywhere).await? {
         rights.resources.entry(resource).or_default().everywhere = allowed;

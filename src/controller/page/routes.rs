@@ -305,7 +305,7 @@ struct SessionReader {
 
 /// What a reader is told when its session has ended.
 const SESSION_ENDED: &str = "The session has ended: sign in again";
-/// What a reader is told whose place another user has. It does not connect again by itself, since it would have no place.
+/// Shown to a reader whose place another user has taken. The page does not reconnect, since it would have no place.
 const DISPLACED: &str =
     "Not live: too many pages are open, and another user had none. Close another page and reload this one";
 

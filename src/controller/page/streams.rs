@@ -37,7 +37,7 @@ pub(super) struct StreamPlace {
 
 impl StreamTable {
     /// A place for a stream of this user. If all are taken, the user who has the most loses the oldest one, provided that this user
-    /// has fewer also with the new one: so nobody can hold all places, and two users never take them from each other in turn.
+    /// has fewer also with the new one: so no user can hold all places, and two users never take them from each other in turn.
     pub(super) fn open(self: &Arc<Self>, user: &str) -> Option<StreamPlace> {
         let mut open = self.lock();
         let own = open.streams.values().filter(|stream| stream.user == user).count();

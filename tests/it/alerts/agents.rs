@@ -301,7 +301,7 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
         prometheus.until_some("both releases", "count(up == 1) == 2");
         prometheus.load_rules(&fast_rules());
     });
-    // Until now nobody has reported for them, however long Prometheus took to start: that is no lack of progress.
+    // Until now there was no report for them, however long Prometheus took to start: that is no lack of progress.
     day.put_agents();
 
     let (began, mut fired) = (Instant::now(), Fired::new());

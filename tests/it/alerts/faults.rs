@@ -65,9 +65,9 @@ const CROWD: usize = 60;
 
 /// The limit in tokens of each budget.
 const LIMIT: i64 = 1_000_000_000;
-/// A Sensor whose events nobody gets, and one that delivers all.
+/// A Sensor whose events are not delivered, and one that delivers all.
 const SENSORS: [(&str, i64); 2] = [("stuck", 3), ("busy", 0)];
-/// The gate whose announcement nobody takes.
+/// The gate whose announcement is refused.
 const LAST_GATE: &str = "g-last";
 /// Gates that are announced when they open; one closes every few seconds.
 const GATES: u64 = 8;
@@ -302,7 +302,7 @@ impl Day {
             VANISHER if gateway.spent == 0 => {
                 gateway.spend(&account("lost"), LIMIT / 100).await;
                 if gateway.spent > 0 {
-                    // It has told nobody what it did with its lease.
+                    // It has not reported what it did with its lease.
                     let metadata = json!({"name": name, "namespace": namespace});
                     let failed = json!({"metadata": metadata, "status": {"phase": "Failed"}});
                     self.server.put("/pods", failed);
