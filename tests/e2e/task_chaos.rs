@@ -26,8 +26,8 @@ use crate::support::random::Random;
 
 /// How many without the setting.
 const TASKS: u64 = 1_000;
-/// How many without kills.
-const UNDISTURBED: usize = 300;
+/// How many without kills, with [`OPEN`] open at a time, and with one.
+const UNDISTURBED: [usize; 2] = [300, 100];
 /// As what a client's tasks go out, in turn.
 const CLIENTS: [(&str, &[Way]); 3] = [
     ("hooks", &[Way::Webhook]),
@@ -73,7 +73,7 @@ fn each_task_of_three_clients_is_answered_once_and_in_turn_while_every_part_is_k
     until_listening(kubectl);
 
     let begun = Instant::now();
-    let (sent, blows) = post(&cluster.system, &agent, &receiver, count, |goes_on| {
+    let (sent, blows) = post(&cluster.system, &agent, &receiver, (count, OPEN), |goes_on| {
         kill_parts(&cluster.system, kubectl, &agent, goes_on)
     });
     let accepted = receiver.until_accepted(count, PATIENCE.as_secs());
@@ -99,27 +99,31 @@ fn each_task_of_three_clients_is_answered_once_and_in_turn_while_every_part_is_k
 #[test]
 fn tasks_of_three_clients_go_through_one_agent_and_one_leader_that_nothing_disturbs() {
     let Some(cluster) = alone() else { return };
-    let namespace = Namespace::new(&cluster.system, "task-rate");
-    let receiver = ResponseReceiver::start(0);
-    let agent = answering(&namespace, &receiver, Duration::ZERO);
-    namespace.kubectl.apply(&sensor());
-    until_listening(&namespace.kubectl);
-    let begun = Instant::now();
-    let (sent, ()) = post(&cluster.system, &agent, &receiver, UNDISTURBED, |_| ());
-    let accepted = receiver.until_accepted(UNDISTURBED, PATIENCE.as_secs());
-    say_rate("task_rate", UNDISTURBED, begun.elapsed());
-    agent.stop(120);
-    let found = Found::after(&agent);
-    found.say("task_rate");
-    found.judge(&sent, &accepted, &receiver.all());
+    // The rate with several open; the time until the first call with one, for which no other task has to end first.
+    for (run, count, open) in [("task_rate", UNDISTURBED[0], OPEN), ("task_single", UNDISTURBED[1], 1)] {
+        let namespace = Namespace::new(&cluster.system, &run.replace('_', "-"));
+        let receiver = ResponseReceiver::start(0);
+        let agent = answering(&namespace, &receiver, Duration::ZERO);
+        namespace.kubectl.apply(&sensor());
+        until_listening(&namespace.kubectl);
+        let begun = Instant::now();
+        let (sent, ()) = post(&cluster.system, &agent, &receiver, (count, open), |_| ());
+        let accepted = receiver.until_accepted(count, PATIENCE.as_secs());
+        say_rate(run, count, begun.elapsed());
+        agent.stop(120);
+        let found = Found::after(&agent);
+        found.say(run);
+        found.judge(&sent, &accepted, &receiver.all());
+    }
 }
 
-/// Posts so many tasks as all clients do at a time, and meanwhile does something else, which is told whether they still do.
+/// Posts so many tasks by all clients at a time, with at most so many open, and runs `meanwhile`, which can ask whether the
+/// clients still post.
 fn post<T>(
     system: &Kubectl,
     agent: &Agent<'_>,
     receiver: &ResponseReceiver,
-    count: usize,
+    (count, open): (usize, usize),
     meanwhile: impl FnOnce(&dyn Fn() -> bool) -> T,
 ) -> (BTreeMap<String, Sent>, T) {
     let clients = CLIENTS.map(|(name, ways)| TaskClient {
@@ -133,7 +137,7 @@ fn post<T>(
         let start = |(place, client)| {
             let numbers = (place..count).step_by(CLIENTS.len());
             let posted = &posted;
-            scope.spawn(move || TaskClient::post_all(client, agent, numbers, receiver, posted))
+            scope.spawn(move || TaskClient::post_all(client, agent, numbers, (receiver, open), posted))
         };
         let threads: Vec<_> = clients.iter().enumerate().map(start).collect();
         let done = meanwhile(&|| !threads.iter().all(ScopedJoinHandle::is_finished));
@@ -194,12 +198,12 @@ impl TaskClient {
         &self,
         agent: &Agent<'_>,
         numbers: impl Iterator<Item = usize>,
-        receiver: &ResponseReceiver,
+        (receiver, open): (&ResponseReceiver, usize),
         posted: &AtomicUsize,
     ) -> Vec<(String, Sent)> {
         let post = |(turn, number): (usize, usize)| {
             let before = posted.fetch_add(1, Ordering::SeqCst);
-            let has_room = receiver.wait_for((before + 1).saturating_sub(OPEN), PATIENCE);
+            let has_room = receiver.wait_for((before + 1).saturating_sub(open), PATIENCE);
             assert!(has_room, "no response within {PATIENCE:?}");
             // Names sort in the order in which they are posted.
             let (name, way) = (format!("{}-{number:06}", self.name), self.ways[turn % self.ways.len()]);
@@ -307,7 +311,7 @@ impl Found {
         for percent in [50, 99] {
             if let Some(seconds) = self.waits.get(self.waits.len() * percent / 100) {
                 let name = format!("{run}_accepted_to_first_call_p{percent}");
-                figure(&name, format!("{seconds:.2}"), "s");
+                figure(&name, format!("{:.0}", seconds * 1000.0), "ms");
             }
         }
     }
@@ -335,7 +339,7 @@ impl Found {
         };
         let ends: Vec<String> = accepted.iter().map(end).collect();
         let failed = ends.iter().filter(|end| end.ends_with("Failed")).count();
-        figure("task_chaos_failed_by_three_kills", failed, "tasks");
+        figure("tasks_failed_by_three_kills", failed, "tasks");
         assert!(failed * 100 <= ends.len(), "{failed} tasks failed");
         assert_eq!(
             self.ends, ends,
