@@ -63,6 +63,7 @@ plane_tests() {
     AGENTLOOP_TEST_KUBECONFIG=$PLANE_RUN/admin.kubeconfig cargo test --locked --no-fail-fast --lib --bins --test it -- --skip e2e::
   tests "Toolbox" env AGENTLOOP_REQUIRE_CLUSTERS=1 \
     AGENTLOOP_TEST_BINARY="${CARGO_TARGET_DIR:-$ROOT/target}/debug/agentloop" cargo test --locked --test toolbox
+  tests "A minute without the database of the history" cargo test --locked --test it -- --ignored history::
   tests "Tests in documentation" cargo test --locked --doc --quiet
   phase "Control plane down" plane_do down
 }
@@ -95,7 +96,6 @@ simulate() {
     AGENTLOOP_MODE_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --profile simulation --lib -- modes::no_schedule
   tests "Nearly right answers, directives and journals" env AGENTLOOP_FUZZ_ROUNDS="${ROUNDS:-200000}" \
     cargo test --locked --test it -- fuzz::
-  tests "A minute without the database of the history" cargo test --locked --test it -- --ignored history::
 }
 soak() {
   export AGENTLOOP_E2E_CHAOS_SECONDS=${AGENTLOOP_E2E_CHAOS_SECONDS:-300}

@@ -98,7 +98,7 @@ async fn the_loop_goes_on_without_the_database_and_every_row_is_there_once_when_
 }
 
 #[tokio::test]
-#[ignore = "takes more than a minute"]
+#[ignore = "takes more than a minute: `make test` runs it, `make check` does not"]
 async fn a_minute_without_the_database_is_made_up_for() {
     outage(Duration::from_mins(1)).await;
 }
