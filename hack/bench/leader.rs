@@ -58,7 +58,7 @@ pub fn start(terms: BudgetTerms, sensor: Option<SensorDirectives>) -> (Leader, W
         budget: Some(terms),
         ..Directives::default()
     });
-    // Nobody asks what changed.
+    // No reconciler reads the changes.
     let (relay, _) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
     if let Some(directives) = sensor {
         let key = NamespacedName::new("ns", "s");

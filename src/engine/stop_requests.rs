@@ -74,8 +74,8 @@ impl Engine {
         }
     }
 
-    /// Ends the loop if a user has requested that, and the open turn is not to be waited for: it is to be cut, or a pause
-    /// holds it, whose end nobody knows.
+    /// Ends the loop if a user has requested that and the open turn is not waited for: the stop is immediate, or the loop is
+    /// paused for an unknown time.
     pub(super) fn end_if_stop_requested(&mut self, out: &mut EffectBuffer) {
         let Some(request) = self.state.life.stop_request().filter(|_| self.state.life.is_active()) else {
             return;

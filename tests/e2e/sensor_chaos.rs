@@ -32,7 +32,7 @@ pub const LEASE: (u64, u64) = (6, 2);
 const FREEZE: i64 = 8_000;
 /// Milliseconds between two blows.
 const RHYTHM: (i64, i64) = (1_000, 4_000);
-/// How long all may take until everybody has everything.
+/// How long it may take until every receiver has every event.
 const CALM_SECONDS: u64 = 300;
 
 /// Parts and the roles of their processes.
@@ -222,7 +222,7 @@ fn until_taken(sender: &Sender, number: i64) -> Sent {
                 return Sent { at, tries, known: true };
             }
             Some(status @ (400..=403 | 413 | 429)) => panic!("{number} is refused: {status}"),
-            // Nobody there, or it could not be kept.
+            // Not reachable, or the event could not be stored.
             _ => assert!(Instant::now() < deadline, "{number} is not taken: {status:?}"),
         }
         std::thread::park_timeout(Duration::from_millis(100));

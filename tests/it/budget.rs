@@ -135,7 +135,7 @@ impl World {
 
     async fn leader(&self, agents: &[&Agent]) -> Leader {
         let (loops, changed) = PodSessions::new();
-        // Nobody reconciles here.
+        // No reconciler runs in this test.
         drop(changed);
         let (loops, stop) = (Arc::new(loops), CancellationToken::new());
         let metrics = Arc::new(Metrics::new().unwrap());

@@ -271,7 +271,7 @@ async fn a_leader_told_to_stop_ends_well_and_leaves_neither_lease_nor_label_behi
     cluster.end().await;
 }
 
-/// A port of this machine on which nobody listens.
+/// An unused port of this machine.
 async fn free_address() -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap()

@@ -1,4 +1,4 @@
-//! Sources against peers that nobody here wrote: Debian's Prometheus, an MCP server, and streams that Python serves.
+//! Sources against third-party peers: Debian's Prometheus, an MCP server, and streams that Python serves.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -74,7 +74,7 @@ async fn answer(
     let mut response = server.route(address, request).await;
     protect(response.headers_mut(), PageForms::Own);
     if head_only {
-        // A stream would be written for nobody.
+        // A stream would have no reader.
         *response.body_mut() = Body::empty();
     }
     response

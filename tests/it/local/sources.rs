@@ -1,4 +1,4 @@
-//! Sensors that a cluster runs in pods of their own, in a run without a cluster: against servers that nobody here wrote.
+//! Sensors that a cluster runs in pods of their own, in a run without a cluster: against third-party peers.
 
 use std::path::Path;
 use std::process::Stdio;
