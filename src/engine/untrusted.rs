@@ -75,7 +75,7 @@ impl ContentTrust {
         }
     }
 
-    /// The newest messages have left the conversation, and so many are left.
+    /// The newest messages have left the conversation, and `messages` are left.
     pub fn retracted(&mut self, messages: usize) {
         if self
             .untrusted

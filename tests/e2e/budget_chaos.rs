@@ -21,7 +21,7 @@ const COUNT: usize = 20;
 const WINDOW: f64 = 20.0;
 /// What the Agents may use in one window. They could use more.
 const LIMIT: i64 = 5_000_000;
-/// Worst cases of a call that fit into the limit at least: so many that what is reserved and not billed is little of it.
+/// How many worst-case calls fit into the limit at least, so that the part that is reserved and not billed stays small.
 const RATIO: i64 = 200;
 /// Of the limit, what the fullest window uses at least then.
 const USABLE_PERCENT: i64 = 95;
@@ -169,7 +169,7 @@ pub fn kill_pod(system: &Kubectl, pod: &Value) {
 pub struct Short<'a>(&'a Kubectl);
 
 impl<'a> Short<'a> {
-    /// Of so many seconds, renewed after so many.
+    /// Of `duration` seconds, renewed after `renew` seconds.
     pub fn start(system: &'a Kubectl, duration: u64, renew: u64) -> Self {
         let settings =
             format!("leaderElection.leaseDurationSeconds={duration},leaderElection.renewIntervalSeconds={renew}");

@@ -117,7 +117,7 @@ fn tasks_of_three_clients_go_through_one_agent_and_one_leader_that_nothing_distu
     }
 }
 
-/// Posts so many tasks by all clients at a time, with at most so many open, and runs `meanwhile`, which can ask whether the
+/// Posts `count` tasks by all clients at a time, with at most `open` open, and runs `meanwhile`, which can ask whether the
 /// clients still post.
 fn post<T>(
     system: &Kubectl,

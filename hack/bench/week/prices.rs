@@ -113,7 +113,7 @@ impl Provider {
         }
     }
 
-    /// Charges a request whose tools have so many bytes, with `state` as its last block, and an answer of so many bytes.
+    /// Charges a request whose tools have `tools` bytes, with `state` as its last block, and an answer of `answer` bytes.
     pub fn charge(
         &mut self,
         now: Timestamp,

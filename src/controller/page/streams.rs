@@ -95,7 +95,7 @@ impl Drop for StreamPlace {
 mod tests {
     use super::*;
 
-    /// Users who hold so many places each.
+    /// Users who hold `each` places each.
     fn hold(table: &Arc<StreamTable>, users: usize, each: usize) -> Vec<Vec<StreamPlace>> {
         let of_user = |user: usize| {
             let name = format!("user-{user}");

@@ -190,7 +190,7 @@ impl LogAllowance {
         }
     }
 
-    /// Of so many bytes, how many are kept; and how many were dropped before them, to be said once.
+    /// How many of `count` bytes are kept, and how many were dropped before them, which is reported once.
     fn take(&mut self, count: usize, now: Instant) -> (usize, u64) {
         let seconds = now.duration_since(self.since).as_secs();
         self.since += Duration::from_secs(seconds);

@@ -66,7 +66,7 @@ fn look() -> ToolSpec {
     }
 }
 
-/// Lives for so many inputs: answers calls, ends runs, and lets an hour pass where nothing is under way.
+/// Runs for `inputs` inputs: answers calls, ends runs, and lets an hour pass where nothing is under way.
 fn live(engine: Engine, journal: &mut Journal, epoch: i64, inputs: usize) -> Result<(), JournalError> {
     let mut steps = JournaledEngine::new(engine, journal);
     let mut now: Timestamp = "2026-01-05T07:00:00Z".parse().unwrap();

@@ -12,7 +12,7 @@ mod mutation;
 
 use crate::support::random::Random;
 
-/// Plays so many rounds, each with numbers of its own.
+/// Runs one `share`-th of the rounds, each with random numbers of its own.
 fn rounds(share: u64, mut round: impl FnMut(&mut Random)) {
     let rounds: u64 = std::env::var("AGENTLOOP_FUZZ_ROUNDS")
         .map_or(2_000, |text| text.parse().expect("AGENTLOOP_FUZZ_ROUNDS is a number"));

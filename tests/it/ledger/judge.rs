@@ -1,5 +1,5 @@
-//! What really happened, kept apart from the ledger: every call with its true times and its bill, the limits that were
-//! in force, and the rules that must hold. Knows of the ledger only what is written at the API server.
+//! What really happened, recorded independently of the ledger: every call with its true times and its bill, the limits that
+//! were in force, and the rules that must hold. Of the ledger it sees only the records at the API server.
 
 use std::collections::BTreeMap;
 
@@ -160,7 +160,7 @@ impl Judge {
         self.calls[call].billed
     }
 
-    /// The call is over: its gateway counts so much, or is dead with its volume.
+    /// The call is over: its gateway counts this much, or is dead with its volume.
     pub fn settle(&mut self, call: usize, counted: Option<Amount>, now: impl Fn(usize) -> i64) {
         self.calls[call].counted = counted;
         self.lost |= counted.is_none();
@@ -305,7 +305,7 @@ impl Judge {
         Ok(())
     }
 
-    /// (c) What all gateways counted in an account. `None`: one of them is dead, and nobody knows.
+    /// (c) What all gateways counted in an account. `None`: unknown, since one of them is dead.
     pub fn counted(&self, account: usize) -> Option<Amount> {
         let mut sum = Amount::ZERO;
         for entry in &self.sheets[account].entries {

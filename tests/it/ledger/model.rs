@@ -87,7 +87,7 @@ struct Gateway {
 #[derive(Clone, Debug)]
 enum Message {
     Request(usize, usize, Vec<LeaseStatement>, Option<GrantRequest>),
-    /// Of a leader, or of a process that is gone: its write can still be done, but nobody hears of it.
+    /// Of a leader, or of a process that has ended: its write can still take effect, but its outcome is not observed.
     Write(Option<usize>, LedgerRecord),
     Answer(usize, i64, Vec<DurableGrant>, Vec<LeaseId>),
 }

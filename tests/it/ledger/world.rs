@@ -26,7 +26,7 @@ use crate::support::random::Random;
 
 /// Midnights in UTC: of the Sunday on which Berlin's clocks go forward, of a Monday, of the first of a month.
 const MIDNIGHTS: [i64; 3] = [1_774_742_400_000, 1_774_828_800_000, 1_775_001_600_000];
-/// Berlin's are earlier by so much, on the first of them by half.
+/// The unit by which a schedule may start before one of them, since Berlin's midnights are earlier.
 const HOUR: i64 = 3_600_000;
 
 /// Says what happens, when a trace is wanted.
@@ -486,8 +486,8 @@ impl World {
         self.gateways[gateway] = Gateway { draws, ..fresh };
     }
 
-    /// What is on a disk is kept, or what was kept is on the disk again: a snapshot. Only where each lease that changed
-    /// since shows it: what was spent and not said nobody can know.
+    /// Takes a snapshot of a disk, or restores it. It is restored only where each lease that changed since shows that:
+    /// spending that was not reported cannot be detected.
     fn go_back(&mut self, gateway: usize) {
         let of = &self.gateways[gateway];
         let kept = of.kept.clone().filter(|kept| kept.record == of.disk.record);
@@ -598,7 +598,7 @@ impl World {
         self.dead.extend(gone.into_iter().map(|(_, record)| record));
     }
 
-    /// A call of so many tokens, by the model that the pod runs.
+    /// A call of this many tokens, by the model that the pod runs.
     fn call(&self, gateway: usize, tokens: i64) -> Amount {
         let cost = tokens * self.gateways[gateway].price;
         Amount {
@@ -1148,7 +1148,7 @@ impl World {
         }
     }
 
-    /// Says all there is to say to whoever is thought to lead.
+    /// Reports everything to the presumed leader.
     fn sync(&mut self, gateway: usize) {
         self.request(gateway, |_| false);
     }
@@ -1160,7 +1160,7 @@ impl World {
         (!leaders.is_empty()).then(|| leaders[self.random.index(leaders.len())])
     }
 
-    /// Asks for calls to come, for which nobody waits.
+    /// Requests room for later calls, so that no call waits for it.
     fn ask_ahead(&mut self, gateway: usize) {
         let draws = self.gateways[gateway].draws.clone();
         self.gateways[gateway].wants = Some((Amount::ZERO, self.call(gateway, self.setup.call - 1)));
@@ -1368,7 +1368,7 @@ impl World {
 
     // Quiet --------------------------------------------------------------------------------------------------------
 
-    /// The network heals, nobody crashes any more. Then every rule about the end must hold.
+    /// The network recovers, and nothing crashes any more. Then every rule about the end must hold.
     fn quiet(&mut self) -> Verdict {
         say!(self, "--- quiet");
         self.quiet = true;
@@ -1383,7 +1383,7 @@ impl World {
         self.verdict.clone()?;
         self.settle_all(silent);
         self.talk(leader, silent, 3, true);
-        // A budget that was deleted while nobody led is missed for a while.
+        // A budget that was deleted while there was no leader is missed for some time.
         self.now += 2 * LAG;
         self.talk(leader, silent, 2, true);
         self.verdict.clone()?;
@@ -1531,7 +1531,7 @@ impl World {
         self.verdict = Err("the network never comes to rest".into());
     }
 
-    /// Everybody says what there is to say, and it is written.
+    /// All gateways report their state, and it is written.
     fn talk(&mut self, leader: usize, silent: Option<usize>, rounds: usize, end: bool) {
         for _ in 0..rounds {
             for gateway in (0..self.gateways.len()).filter(|gateway| Some(*gateway) != silent) {
@@ -1708,13 +1708,13 @@ impl World {
 
 /// What a token costs, by model.
 const PRICES: [i64; 2] = [1, 7];
-/// So many milliseconds after it was told to stop a pod is gone.
+/// Milliseconds from the request to stop a pod until it is gone.
 const STOPS: i64 = 60_000;
-/// A call that fits must have been granted after so many rounds, and so many milliseconds: a refused gateway is waited
-/// for, also where it went away.
+/// The rounds, and below the milliseconds, after which a call that fits must have been granted: a refused gateway is waited
+/// for, also where it has gone.
 const ROUNDS: usize = 12;
 const PATIENCE: i64 = 4 * CONTENTION_WAIT.as_secs() * 1000;
-/// After so many milliseconds a leader has seen a new budget: less than an account is missed until it is gone.
+/// Milliseconds after which a leader has seen a new budget: less than an account is missed until it is gone.
 const LAG: i64 = 50_000;
 
 fn larger(a: &LimitAmounts, b: &LimitAmounts) -> LimitAmounts {
@@ -1727,7 +1727,7 @@ fn larger(a: &LimitAmounts, b: &LimitAmounts) -> LimitAmounts {
     }
 }
 
-/// What a gateway takes from the counts of an answer with content that was billed so many tokens; `None`: they contradict
+/// What a gateway takes from the counts of an answer with content that was billed this many tokens; `None`: they contradict
 /// each other. Four of eight do, and each of those names less than the bill.
 fn read_counts(call: usize, tokens: i64, mutation: Mutation) -> Option<i64> {
     let counts = |prompt: i64, completion: i64, total: i64, cached: i64| {
@@ -1750,7 +1750,7 @@ fn read_counts(call: usize, tokens: i64, mutation: Mutation) -> Option<i64> {
     Some(bill.all_input()? + bill.output)
 }
 
-/// Moves what is settled into the past of a rolling window, by so many percent of it.
+/// Moves what is settled into the past of a rolling window, by this percentage of it.
 fn shift(record: &mut LedgerRecord, window: &WindowRule, percent: i64) {
     let WindowRule::Rolling(length) = window else { return };
     let by = i64::try_from(length.as_millis()).unwrap() * percent / 100;

@@ -244,7 +244,7 @@ impl Journal {
     }
 }
 
-/// Listens as the gateway of `x` until the journal has so many texts and its word is taken. Of its first words, `lost`
+/// Listens as the gateway of `x` until the journal has `texts` texts and its word is taken. Of its first words, `lost`
 /// are lost.
 async fn receive(rig: &Rig, journal: &mut Journal, texts: usize, mut lost: u32) {
     let dir = pod(rig, TOKEN);

@@ -117,7 +117,7 @@ pub async fn until<T>(run: &Run, what: &str, mut find: impl FnMut(&Run) -> Optio
     }
 }
 
-/// Waits for so many events in all, each of which woke the loop.
+/// Waits for `events` events in all, each of which woke the loop.
 async fn until_events(run: &mut Run, events: usize) {
     until(run, &format!("{events} events"), |run| {
         (updates(run) >= events).then_some(())

@@ -276,7 +276,7 @@ impl World {
         }
     }
 
-    /// Somebody takes a snapshot of the volume.
+    /// A snapshot of the volume is taken.
     fn keep(&mut self) {
         if self.is_quiet() {
             self.pod = None;

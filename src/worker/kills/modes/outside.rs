@@ -40,7 +40,7 @@ pub(super) enum OutsideEvent {
     /// SIGTERM.
     Terminate,
     Suspend,
-    /// The volume has room for so many more pages.
+    /// The volume has room for this many more pages.
     Full(i64),
     /// The last input is repeated.
     Again,
