@@ -175,7 +175,7 @@ impl World {
             .count();
         let sent = sent.await;
         let taken = start.elapsed();
-        // A number of its own tells that all before it are there: it comes last.
+        // The last event has a number of its own: when it arrives, all before it have arrived.
         assert_eq!(self.sender.send(WARM + EVENTS + sent).await, StatusCode::ACCEPTED);
         let mut last = self.word().await;
         while let Ok(Some(word)) = tokio::time::timeout(Duration::from_secs(2), self.words.recv()).await {

@@ -214,7 +214,7 @@ impl<'a> SchemaTypes<'a> {
     }
 }
 
-/// Whether the objects among the options of an `anyOf` differ in their first property, by which OpenAI tells them apart.
+/// Whether the objects among the options of an `anyOf` differ in their first property, by which OpenAI distinguishes them.
 fn have_different_beginnings(options: &[Value]) -> bool {
     let objects: Vec<_> = options
         .iter()

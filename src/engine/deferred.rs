@@ -1,5 +1,5 @@
 //! Deferred calls: with `spec.tools.approval.whilePending: Continue`, tool calls that wait for an approval while the loop
-//! goes on.
+//! continues.
 //!
 //! Owns the runs of such calls from the moment in which their gates open: the answer to the gate, the run, and how the model
 //! learns of its end. The call itself has a result at once, which says that it waits. Its end is a notification of high
@@ -350,7 +350,7 @@ impl Engine {
         self.tell_end(&call, &text, out);
     }
 
-    /// The call is over. A notification tells the model so, which ends a sleep.
+    /// The call is over. A notification with its result ends a sleep.
     fn tell_end(&mut self, call: &DeferredCall, text: &str, out: &mut EffectBuffer) {
         self.state.deferred.calls.retain(|other| other.run != call.run);
         let tool = &call.wanted.name;

@@ -184,7 +184,7 @@ impl Lifecycle {
         self.stop_request
     }
 
-    /// A user wants the loop to go on after all.
+    /// A user wants the loop to continue after all.
     pub fn withdraw_stop_request(&mut self) {
         self.stop_request = None;
     }

@@ -150,7 +150,7 @@ pub struct EngineSettings {
     pub light_structured_output: StructuredOutput,
     /// Time in which a person must approve a tool call.
     pub approval_timeout: SignedDuration,
-    /// Whether the loop goes on while a call waits for an approval.
+    /// Whether the loop continues while a call waits for an approval.
     pub defers_approvals: bool,
     /// What a detected loop leads to.
     pub loop_detection: LoopDetection,

@@ -223,7 +223,7 @@ impl ModelServer {
         format!("{}/v1", self.anthropic_url(label))
     }
 
-    /// The same for Anthropic messages, whose clients add `/v1` by themselves.
+    /// The same for Anthropic messages, whose clients add `/v1` automatically.
     pub fn anthropic_url(&self, label: &str) -> String {
         format!("{}/{label}", self.url)
     }

@@ -1,4 +1,4 @@
-//! What an Agent says of a provider that fails, and that it goes on when the provider is good again.
+//! What an Agent says of a provider that fails, and that it continues when the provider is good again.
 
 use serde_json::json;
 

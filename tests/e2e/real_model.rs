@@ -91,7 +91,7 @@ fn a_goal_of_a_real_model_ends_within_its_limits_and_its_judge_and_its_checks_ar
     assert!(used.calls >= steps, "each step has a call: {used:?}");
 }
 
-/// The example of a test suite with the real model, which cannot be expected to mend it: its checks count the tests that pass.
+/// The example of a test suite with the real model, which cannot be expected to fix it: its checks count the tests that pass.
 #[test]
 fn a_goal_of_a_real_model_is_measured_by_the_test_suite_in_its_toolbox() {
     let (Some(cluster), Some(server)) = (shared(), model_server::real()) else {

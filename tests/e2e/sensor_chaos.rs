@@ -39,7 +39,7 @@ const CALM_SECONDS: u64 = 300;
 pub const PARTS: [&str; 4] = ["sensor", "controller", "worker", "gateway"];
 /// The leader among them: with its pod goes the kubelet's delay.
 pub const LEADER: usize = 1;
-/// Part, and whether it is frozen, of each blow; when all were drawn, they are shuffled anew.
+/// Part, and whether it is frozen, of each blow; when all were drawn, they are shuffled again.
 const DECK: [(usize, bool); 12] = [
     (0, false),
     (0, false),
@@ -239,7 +239,7 @@ pub struct Blows {
     pub pods: usize,
 }
 
-/// Kills and freezes while the senders send; then everything goes on.
+/// Kills and freezes while the senders send; then everything continues.
 fn storm(system: &Kubectl, kubectl: &Kubectl, agents: &[Agent<'_>], goes_on: impl Fn() -> bool) -> Blows {
     let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let seed = setting("AGENTLOOP_E2E_CHAOS_SEED").unwrap_or_else(now);
@@ -294,7 +294,7 @@ fn delete(kubectl: &Kubectl, pod: &Value) {
 }
 
 impl Blows {
-    /// SIGKILL to the leader, and its pod away.
+    /// SIGKILL to the leader, and deletion of its pod.
     pub fn kill_leader(&mut self, system: &Kubectl, pod: &Value) {
         kill_pod(system, pod);
         self.kills[LEADER] += 1;

@@ -1,4 +1,4 @@
-//! `spec.suspend` stops the traffic at once, and taking it back goes on where the loop stood.
+//! `spec.suspend` stops the traffic at once, and taking it back continues where the loop stood.
 
 use serde_json::json;
 

@@ -233,7 +233,7 @@ impl TaskClient {
     }
 }
 
-/// Kills one part after the other, in an order that is drawn anew each time.
+/// Kills one part after the other, in an order that is drawn again each time.
 fn kill_parts(system: &Kubectl, kubectl: &Kubectl, agent: &Agent<'_>, goes_on: impl Fn() -> bool) -> Blows {
     let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let seed = setting("AGENTLOOP_E2E_CHAOS_SEED").unwrap_or_else(now);

@@ -150,7 +150,7 @@ async fn each_line_of_a_python_server_that_breaks_off_is_one_event() {
     task.abort();
 }
 
-/// Serves numbers as events and breaks off after every third; goes on after the id that it is given.
+/// Serves numbers as events and breaks off after every third; continues after the id that it is given.
 const STREAM: &str = r#"
 import http.server, sys
 class Stream(http.server.BaseHTTPRequestHandler):

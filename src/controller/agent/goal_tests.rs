@@ -282,7 +282,7 @@ fn low_confidence_is_true_while_its_gate_is_open() {
         );
         let pending = condition(&status, ConditionType::ApprovalPending).unwrap();
         assert_eq!((pending.0, pending.1), ("True", "LowConfidence"));
-        // Nobody has to look before the gate is answered.
+        // Nothing needs attention before the gate is answered.
         assert_eq!(condition(&status, ConditionType::Ready).unwrap().1, "AwaitingApproval");
         let silent = Case {
             old: status.clone(),

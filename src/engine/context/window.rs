@@ -243,7 +243,7 @@ impl Engine {
         }
     }
 
-    /// The oldest messages leave the transcript. A digest of their actions stays, and a note tells the model.
+    /// The oldest messages leave the transcript. A digest of their actions stays, and a note informs the model.
     pub(crate) fn trim_messages(&mut self, messages: usize, out: &mut EffectBuffer) {
         self.digest_opening(messages);
         self.trim_range(0..messages, DigestDetail::Results, out);

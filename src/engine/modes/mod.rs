@@ -567,7 +567,7 @@ impl Engine {
     pub(super) fn next_step(&self, now: Timestamp) -> NextStep {
         let next = self.mode().next(&self.mode_context(now));
         // People wait for the answers to requests. Only what completes a turn comes before them, and a turn that is due after
-        // each of them. A question comes before them until its model is away for long.
+        // each of them. A question comes before them until its model has been unavailable for long.
         let is_first = match next {
             NextStep::Stop(_) | NextStep::RequestApproval => true,
             NextStep::Ask => !self.state.requests.lets_request_in(),

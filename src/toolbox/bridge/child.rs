@@ -150,7 +150,7 @@ fn log_in_background(log: File) -> oneshot::Receiver<()> {
     let (ended, receiver) = oneshot::channel();
     let copy = move || {
         copy_log(log);
-        // Whoever waited may have given up.
+        // The caller may have given up.
         let _ = ended.send(());
     };
     if let Err(error) = thread::Builder::new().spawn(copy) {

@@ -1,4 +1,4 @@
-//! Journals whose file or rows were changed: they are refused in words, or the loop goes on from what they say.
+//! Journals whose file or rows were changed: they are refused in words, or the loop continues from what they say.
 
 use std::path::Path;
 
@@ -137,7 +137,7 @@ fn lived(dir: &Path, closed: bool) {
     }
 }
 
-/// Opens it and goes on.
+/// Opens it and continues.
 fn reopened(dir: &Path) {
     let opened = Journal::open(dir, &owner(2)).and_then(|(mut journal, restored)| {
         journal.claim(&owner(2))?;

@@ -20,7 +20,7 @@ pub struct Disk {
     pub record: String,
     /// Leases.
     pub rows: Vec<LeaseRow>,
-    /// Newest record heard of, by account.
+    /// Newest known record, by account.
     pub epochs: Vec<(AccountId, i64)>,
     /// Calls that are not settled.
     pub open: BTreeMap<usize, Reservation>,
@@ -62,7 +62,7 @@ pub struct Gateway {
     /// Which Agent it serves; its pod's uid and epoch.
     pub agent: usize,
     pub pod: i64,
-    /// Which accounts apply, as it was told, with the kinds that each limits.
+    /// Which accounts apply, as far as it knows, with the kinds that each limits.
     pub draws: Vec<(usize, LimitAmounts)>,
     /// Calls of the process that runs.
     pub flights: Vec<Flight>,

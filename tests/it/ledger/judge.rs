@@ -81,7 +81,7 @@ pub fn at(milliseconds: i64) -> Timestamp {
 }
 
 impl Judge {
-    /// Of schedules with these accounts. `by_window`: clocks are wrong, so calendar windows are told by their name.
+    /// Of schedules with these accounts. `by_window`: clocks are wrong, so calendar windows are identified by their name.
     pub fn new(terms: &[LedgerTerms], now: i64, by_window: bool) -> Self {
         let sheet = |terms: &LedgerTerms| Sheet {
             entries: Vec::new(),

@@ -37,7 +37,7 @@ const LIMITS: LimitAmounts = LimitAmounts {
 };
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
-/// A part of a state, told from others by all that it shows of itself.
+/// A part of a state, distinguished from others by all of its visible content.
 #[derive(Clone, Debug)]
 struct Part<T> {
     value: Arc<T>,
@@ -193,7 +193,7 @@ impl State {
                 let Some(leader) = leader else { return };
                 if let Some(mut account) = self.leaders[*leader].value.as_ref().clone() {
                     account.confirm_record(record);
-                    // Who waits is told.
+                    // Those who wait get an answer.
                     for gateway in 0..2 {
                         let leases = account.durable_grants(&who(gateway).record);
                         if !leases.is_empty() {

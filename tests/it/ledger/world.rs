@@ -113,7 +113,7 @@ enum Fate {
     Gone,
 }
 
-/// What a leader knows, by account; of budgets that it has not seen yet nothing is told.
+/// What a leader knows, by account; of budgets that it has not seen yet, nothing is sent.
 struct Term {
     leader: Leader,
     /// The wall clock when it took over; from then on the monotonic clock counts.
@@ -210,7 +210,7 @@ pub struct World {
     net: Vec<Packet>,
     /// Records of gateways that are dead for certain.
     dead: Vec<String>,
-    /// Records of pods that were told to stop, and when they are gone.
+    /// Records of pods that were asked to stop, and when they are gone.
     leaving: Vec<(i64, String)>,
     records: usize,
     writes: u64,
@@ -218,7 +218,7 @@ pub struct World {
     afterwards: Afterwards,
     verdict: Verdict,
     steps: usize,
-    /// The network has healed.
+    /// The network has recovered.
     quiet: bool,
 }
 
@@ -359,7 +359,7 @@ impl World {
         Gateway::new(agent, format!("r{}", self.records), price)
     }
 
-    /// The kinds that an account limits, per Agent or in all: what a gateway is told.
+    /// The kinds that an account limits, per Agent or in all, as sent to a gateway.
     fn kinds(&self, account: usize) -> LimitAmounts {
         self.objects[account].terms.limits
     }
@@ -510,7 +510,7 @@ impl World {
         of.went_back += 1;
         let record = kept.record.clone();
         of.disk = kept;
-        // An answer reaches the process that asked, and no later one. Requests that are under way are still heard.
+        // An answer reaches the process that asked, and no later one. Requests that are under way are still processed.
         self.net
             .retain(|packet| !matches!(packet, Packet::Answer(answer) if answer.record == record));
     }
@@ -674,7 +674,7 @@ impl World {
         }
     }
 
-    /// A budget is deleted, and mostly made again: another account then. Some gateways hear of it at once.
+    /// A budget is deleted, and mostly made again: another account then. Some gateways learn of it at once.
     fn delete(&mut self, account: usize) {
         let again = self.objects.len() < MOST_ACCOUNTS && self.random.percent(80);
         say!(self, "a{account} is deleted, made again: {again}");
@@ -702,7 +702,7 @@ impl World {
         }
     }
 
-    /// The gateway hears which kinds are limited, and of which budgets.
+    /// The gateway learns which kinds are limited, and of which budgets.
     fn tell_terms(&mut self, gateway: usize) {
         let objects = &self.objects;
         self.gateways[gateway]
@@ -1129,7 +1129,7 @@ impl World {
         }
     }
 
-    /// A change of the wallet, committed; then the leader is told.
+    /// A change of the wallet, committed; then it is reported to the leader.
     fn change(
         &mut self,
         gateway: usize,

@@ -60,7 +60,7 @@ fn secret() -> Value {
     })
 }
 
-/// A Sensor `world` for Agent `a` that writes what it hears and wakes.
+/// A Sensor `world` for Agent `a` that stores what it receives and wakes.
 fn sensor(source: &Value) -> Value {
     json!({
         "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": { "name": "world" },

@@ -77,7 +77,7 @@ impl Receiver {
         receiver
     }
 
-    /// The process dies, and another one goes on from the disk.
+    /// The process dies, and another one continues from the disk.
     pub fn kill(&mut self, now: Timestamp) {
         self.kills += 1;
         self.sensors = LoopSensors::restore(self.journal.kept.values().cloned().collect());

@@ -39,7 +39,7 @@ pub struct World {
     unanswered: bool,
     /// Events up to this one are no repeats any more: what was known of them is lost.
     forgotten: i64,
-    /// The sender's ids begin anew with this one.
+    /// The sender's ids start again with this one.
     source: i64,
     /// The volume as it once was.
     snapshot: Option<TempDir>,
@@ -192,7 +192,7 @@ impl World {
         }
     }
 
-    /// The sender sends its event, and goes on to the next one when it was taken; the answer may get lost.
+    /// The sender sends its event, and continues to the next one when it was taken; the answer may get lost.
     fn hear(&mut self, may_get_lost: bool) {
         if self.next > self.most {
             return;

@@ -35,7 +35,7 @@ pub(super) enum Broken {
     KeepsCriteria,
     /// A goal is met without its artifacts.
     IgnoresArtifacts,
-    /// A check goes on in another pod, whose workspace is empty.
+    /// A check continues in another pod, whose workspace is empty.
     KeepsCheck,
     /// A gate is approved although no person did so.
     ForgesApproval,

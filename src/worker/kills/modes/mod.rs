@@ -136,7 +136,7 @@ fn after_kill(environment: &mut LoopEnvironment, files: &Files) -> TempDir {
     }
     if environment.random.percent(30) {
         if environment.knows_end {
-            // The controller makes no other pod by itself.
+            // The controller does not create another pod automatically.
             environment.start_again();
         }
         return another_pod(environment, files);

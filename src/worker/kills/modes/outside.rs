@@ -324,7 +324,7 @@ impl LoopEnvironment {
         Some(event)
     }
 
-    /// A user wants the loop to go on.
+    /// A user wants the loop to continue.
     fn goes_on(&mut self) {
         (self.wants_stop, self.is_stopped) = (false, false);
     }

@@ -137,7 +137,7 @@ impl Referee {
         if let CheckInput::Answer(call, _, answer, _) = heard {
             self.note_operations(*call, answer);
         }
-        // What was heard ends the check before a new turn begins.
+        // What was received ends the check before a new turn begins.
         self.hear(heard);
         for line in lines {
             assert_eq!(line.seq, self.last_line + 1, "each line is reported once");
