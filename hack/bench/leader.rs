@@ -1,5 +1,5 @@
 //! A leader for benches: the real server of the link and the real relay of events, for one Agent `a` and one Sensor `s` of
-//! the namespace `ns`. It grants one lease of each account, once and for all.
+//! the namespace `ns`. It grants one lease of each account, once.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

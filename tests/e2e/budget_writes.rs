@@ -1,4 +1,4 @@
-//! How often a budget is written: under load once in fifteen seconds, at rest never. The API server is the judge.
+//! How often a budget is written: under load once in fifteen seconds, at rest never. The writes are counted at the API server.
 
 use std::time::{Duration, Instant};
 

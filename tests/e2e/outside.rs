@@ -1,4 +1,4 @@
-//! A worker that was tampered with is seen from outside: what its gateway saw of its requests decides, whatever it says.
+//! A worker that was tampered with is detected from outside: the requests that its gateway sees decide, not its reports.
 //!
 //! The test is that worker: it speaks to the gateway through the pod's own socket, beside the real one.
 

@@ -1,4 +1,4 @@
-//! Journals whose file or rows were changed: they are refused in words, or the loop continues from what they say.
+//! Journals whose file or rows were changed: they are refused with a message, or the loop continues from their content.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The controller's word: attach, directives, the run lease, fencing, reports.
+//! The link to the controller: attach, directives, the run lease, fencing, reports.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
 //! Servers that check a conversation as real ones do: roles, ids, calls with their results, fields, and above all that
-//! what the model thought comes back as it was.
+//! reasoning is returned unchanged.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! The proof of the budget's protocol: [`world`] simulates it from seeds, with everything that can go wrong; [`model`]
-//! checks a small one exhaustively; [`judge`]
-//! knows what really happened; [`mutation`] lists broken rules, each of which must be noticed.
+//! The proof of the budget protocol: [`world`] simulates it from seeds, with injected faults; [`model`] checks a small
+//! instance exhaustively; [`judge`] records what really happened; [`mutation`] lists broken rules, each of which must be
+//! detected.
 //!
 //! `AGENTLOOP_SIM_SEED=n` replays one schedule and says what happens; `AGENTLOOP_SIM_SCHEDULES=n` sets their number.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].

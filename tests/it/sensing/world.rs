@@ -1,4 +1,4 @@
-//! A Sensor's pod, the road, and three receivers; one schedule from a seed.
+//! A Sensor's pod, the network, and three receivers; one schedule from a seed.
 
 use agentloop::api::SensorSpec;
 use agentloop::link::deliveries::{Delivery, DeliveryAck};

@@ -1,4 +1,4 @@
-//! Broken rules. Each is one promise left out, in the simulated environment or between it and the loop; the simulation must notice
+//! Broken rules. Each omits one rule, in the simulated environment or between it and the loop; the simulation must notice
 //! every one of them.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
