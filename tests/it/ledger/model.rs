@@ -23,7 +23,7 @@ const CALL: Amount = Amount {
     calls: 1,
     ..Amount::ZERO
 };
-/// What a gateway asks for if there is as much: so that each alone could spend the limit.
+/// What a gateway asks for: each alone could spend the limit.
 const ALL: Amount = Amount {
     calls: LIMIT,
     ..Amount::ZERO
@@ -92,7 +92,7 @@ enum Message {
     Answer(usize, i64, Vec<DurableGrant>, Vec<LeaseId>),
 }
 
-/// What may still happen, so that there is an end.
+/// How many events may still happen, so that the model is finite.
 #[derive(Clone, Debug, PartialEq, Hash)]
 struct Left {
     take_overs: u8,
@@ -127,7 +127,7 @@ enum Action {
 
 #[derive(Clone)]
 struct Leases {
-    /// A broken rule: a leader writes over what another one wrote.
+    /// A broken rule: a leader overwrites the record of another one.
     forced: bool,
     /// The first to ask takes all.
     greedy: bool,
