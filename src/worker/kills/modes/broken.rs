@@ -1,4 +1,4 @@
-//! Broken rules. Each omits one rule, in the simulated environment or between it and the loop; the simulation must notice
+//! Broken rules. Each omits one rule, in the simulated environment or between it and the loop; the simulation must detect
 //! every one of them.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(super) enum Broken {
     ForgetsCalls,
     /// A restart continues from an earlier state of the volume.
     LosesCommit,
-    /// A count begins again with a restart.
+    /// A count starts again at a restart.
     LosesCount,
     /// The timer is lost.
     LosesTimer,
