@@ -26,7 +26,8 @@ fn call(tools: &[(&'static str, Ends)]) -> Call {
 }
 
 /// Tasks that end with an answer, a limit and a failure, one that waits for a person, and some that arrive at once. The last
-/// ones are of two users; the later request is of the user who has waited longer. Only tools that may be repeated, apart from the one that needs an approval: an unknown outcome makes a longer prompt.
+/// ones are of two users; the later request is of the user who has waited longer. Only tools that may be
+/// repeated, apart from the one that needs an approval: an unknown outcome makes a longer prompt.
 fn day() -> Script {
     let settings = script::settings_of(&json!({
         "model": {"api": "OpenAIChat", "baseURL": "http://model", "name": "m"},
