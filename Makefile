@@ -33,10 +33,10 @@ bench: ## Measure engine, ledger, gateway, leases, and the controller beside oth
 check: ## Format, lints, tests that need no cluster, generated files unchanged
 	@hack/check.sh
 
-lint: ## Scripts with shellcheck; the chart with helm, kubeconform, checkov and kube-score; boards, pages and dependencies
+lint: ## Scripts with shellcheck; the chart with helm, kubeconform, checkov and kube-score; dashboards, pages and dependencies
 	@hack/lint.sh all
 
-generate: ## Write crds/, deploy/, references and the chart's README anew
+generate: ## Regenerate crds/, deploy/, references and the chart's README
 	@hack/generate.sh
 
 image: ## The static binary as an OCI image in target/image, without Docker (PLATFORMS=linux/amd64,linux/arm64)

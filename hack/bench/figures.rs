@@ -1,4 +1,4 @@
-//! How benches say what they found: lines that begin with `FIGURE`.
+//! How benches print their results: lines that begin with `FIGURE`.
 
 use std::time::Duration;
 

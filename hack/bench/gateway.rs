@@ -100,7 +100,7 @@ fn say(name: &str, [p50, p99]: [f64; 2]) {
     println!("FIGURE {name}_p99 {p99:.3} ms");
 }
 
-/// A conversation that goes on by one message with each call.
+/// A conversation that grows by one message with each call.
 fn request(call: usize) -> Vec<u8> {
     let message = |number: usize| {
         let role = if number.is_multiple_of(2) { "user" } else { "assistant" };

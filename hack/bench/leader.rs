@@ -1,5 +1,5 @@
 //! A leader for benches: the real server of the link and the real relay of events, for one Agent `a` and one Sensor `s` of
-//! the namespace `ns`. It grants one lease of each account, once and for all.
+//! the namespace `ns`. It grants one lease of each account, once.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub fn start(terms: BudgetTerms, sensor: Option<SensorDirectives>) -> (Leader, W
         budget: Some(terms),
         ..Directives::default()
     });
-    // Nobody asks what changed.
+    // No reconciler reads the changes.
     let (relay, _) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
     if let Some(directives) = sensor {
         let key = NamespacedName::new("ns", "s");

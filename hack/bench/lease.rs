@@ -130,7 +130,7 @@ impl Gateway {
 
         let key = NamespacedName::new(namespace, NAME);
         let (loops, changed) = PodSessions::new();
-        // Nobody reconciles here.
+        // No reconciler runs in this bench.
         drop(changed);
         let loops = Arc::new(loops);
         let pod = LivePod {

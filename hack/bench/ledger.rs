@@ -1,6 +1,6 @@
 //! How long the ledger's rules take, without I/O: `cargo bench --bench ledger`, part of `make bench`.
 //!
-//! A gateway reserves and settles; a leader hears and grants for 10,000 Agents on 100 budgets, and for 1,000 on one.
+//! A gateway reserves and settles; a leader applies reports and grants for 10,000 Agents on 100 budgets, and for 1,000 on one.
 
 use std::time::Instant;
 

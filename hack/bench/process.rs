@@ -1,4 +1,4 @@
-//! A role of the program as a process of a bench: what it weighs, and its end.
+//! A role of the program as a process of a bench: its memory, and its end.
 
 use std::ffi::OsString;
 use std::process::{Child, Command, Stdio};

@@ -1,8 +1,8 @@
-//! How soon an event is in the hot state of an Agent of another pod, how many of them pass, and what a sensor pod weighs:
+//! How soon an event is in the hot state of an Agent of another pod, how many of them pass, and how much memory a sensor pod uses:
 //! `cargo bench --bench sensor`, part of `make bench`.
 //!
 //! Signed webhooks to a sensor pod on loopback; from there the whole way: outbox, TLS to the leader's relay, gateway, worker,
-//! and back the word that the event is in the worker's journal, where the field changes with it. Sensor, gateway and worker
+//! and back the acknowledgement that the event is in the worker's journal, where the field changes with it. Sensor, gateway and worker
 //! are processes, as in their pods; each keeps its files on the disk.
 #![allow(clippy::expect_used, reason = "a bench that cannot run ends")]
 
@@ -175,7 +175,7 @@ impl World {
             .count();
         let sent = sent.await;
         let taken = start.elapsed();
-        // A number of its own tells that all before it are there: it comes last.
+        // The last event has a number of its own: when it arrives, all before it have arrived.
         assert_eq!(self.sender.send(WARM + EVENTS + sent).await, StatusCode::ACCEPTED);
         let mut last = self.word().await;
         while let Ok(Some(word)) = tokio::time::timeout(Duration::from_secs(2), self.words.recv()).await {

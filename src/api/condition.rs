@@ -82,7 +82,7 @@ pub enum LoopSign {
 }
 
 /// Sign by which the controller detected a loop from the counters of its gateway; reason of the condition `LoopDetected`.
-/// Differs from each [`LoopSign`], so that the reason tells who detected the loop.
+/// Differs from each [`LoopSign`], so that the reason states who detected the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumIter, EnumString)]
 pub enum GatewaySign {
     /// The same request, byte for byte, several times.

@@ -1,4 +1,4 @@
-//! What is found of named files, as the toolbox tells it and the engine reads it: the result of `list_directory` with `files`.
+//! What is found of named files, as the toolbox writes it and the engine reads it: the result of `list_directory` with `files`.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What a JUnit report says, as the toolbox tells it and the engine reads it: one line of the result of a command.
+//! What a JUnit report says, as the toolbox writes it and the engine reads it: one line of the result of a command.
 
 use serde::{Deserialize, Serialize};
 

@@ -67,7 +67,7 @@ pub enum PatchScope {
     Object,
     /// The status only.
     Status,
-    /// Both at once, as no request can: for whoever runs the pods, and for tests.
+    /// Both at once, as no request can: for what runs the pods, and for tests.
     Whole,
 }
 
@@ -283,7 +283,7 @@ impl ObjectStore {
         self.store_change(&mut inner, key, &old, new)
     }
 
-    /// Deletes an object, and what it owns. A pod on a node is marked as terminating; whoever runs it removes it, with
+    /// Deletes an object, and what it owns. A pod on a node is marked as terminating; what runs it removes it, with
     /// a
     /// `grace` of 0 seconds. `uid`: only if it matches.
     pub fn delete(&self, key: &ObjectKey, uid: Option<&str>, grace: Option<i64>) -> Result<Value, ApiError> {
@@ -473,7 +473,7 @@ mod tests {
         ObjectStore::in_memory(Arc::new(|| Timestamp::UNIX_EPOCH))
     }
 
-    /// Merges a patch, as somebody else than the controller.
+    /// Merges a patch as a user, not as the controller.
     fn merged(store: &ObjectStore, key: &ObjectKey, scope: PatchScope, patch: Value) -> Result<Value, ApiError> {
         let (patch, manager) = (&ObjectPatch::Merge(patch), "user");
         store.patch(key, &PatchRequest { scope, patch, manager })

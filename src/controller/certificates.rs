@@ -33,7 +33,7 @@ const BUNDLE_KEY: &str = "ca.crt";
 const CHECK_EVERY: Duration = Duration::from_hours(1);
 /// How often the clock is looked at. Reads no API.
 const CLOCK_LOOK: Duration = Duration::from_secs(30);
-/// A clock that moved by so much more or less than time has passed was set: certificates are looked at then.
+/// A clock that moved by this much more or less than the elapsed time was set: certificates are checked then.
 const CLOCK_STEP: SignedDuration = SignedDuration::from_mins(5);
 /// Delay after a failed check.
 const RETRY_AFTER: Duration = Duration::from_secs(30);

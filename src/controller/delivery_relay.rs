@@ -64,6 +64,7 @@ struct RelayTable {
     waiting: HashMap<(NamespacedName, String), oneshot::Sender<DeliveryAck>>,
 }
 
+/// Relays events and their acknowledgements between sensor pods and gateways.
 pub struct DeliveryRelay {
     table: Mutex<RelayTable>,
     changed: mpsc::UnboundedSender<NamespacedName>,

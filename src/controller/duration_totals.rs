@@ -138,7 +138,7 @@ impl DurationTotals {
         namespace.tool_runs.add(&growth.tool_runs, &origin);
     }
 
-    /// The last Agent of this namespace is gone, also from the cache. Whoever uses the namespace next begins at 0.
+    /// The last Agent of this namespace is gone, also from the cache. The next user of the namespace begins at 0.
     pub fn namespace_emptied(&self, namespace: &str) {
         self.lock().namespaces.remove(namespace);
     }

@@ -2,7 +2,7 @@
 //!
 //! Built from the open gates as the statuses list them, so that nothing is missed and nothing has to be stored: a new
 //! leader announces the open gates again, with the same ids. An announcement that fails is repeated with growing waits, for
-//! as long as somebody can still use it. Facts of a gate are names, hashes and times; never arguments or other texts.
+//! as long as it is still useful. Facts of a gate are names, hashes and times; never arguments or other texts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -139,7 +139,7 @@ impl GateAnnouncements {
         }
         self.known.retain(|_, gate| !gate.is_over(wall));
         for (key, facts) in open {
-            // Nobody can answer it any more.
+            // It can no longer be answered.
             if facts.is_over(wall) || self.known.contains_key(&key) {
                 continue;
             }
@@ -158,7 +158,7 @@ impl GateAnnouncements {
         }
     }
 
-    /// The announcements to send now, at most so many, the one that is due for the longest time first.
+    /// The announcements to send now, at most this many, the one that is due for the longest time first.
     pub(super) fn take_due(&mut self, most: usize, now: Instant, wall: Timestamp) -> Vec<DueAnnouncement> {
         if most == 0 {
             return Vec::new();
@@ -215,7 +215,7 @@ impl KnownGate {
     /// Whether there is nothing more to announce. An attempt in progress is waited for.
     fn is_over(&self, wall: Timestamp) -> bool {
         match self.stage {
-            // Nobody was told of it, so nobody needs to know that it has closed.
+            // Its opening was not announced, so its closing is not either.
             AnnouncementStage::Opening => self.due.is_some() && (!self.is_open || self.facts.is_over(wall)),
             AnnouncementStage::Announced => false,
             AnnouncementStage::Closing(at) => self.due.is_some() && wall.duration_since(at) >= CLOSED_FOR,

@@ -108,7 +108,7 @@ impl GateAnswerRecorder {
             };
             let is_open = |id: &str| gates.iter().any(|open| open.id == id);
             let value = RecordedAnswers::of(live.annotations()).with(gate, answer, is_open);
-            // The version makes sure that nobody has answered, and no gate has closed, since it was read.
+            // The version ensures that there was no other answer, and that no gate has closed, since it was read.
             let patch = json!({"metadata": {
                 "resourceVersion": live.metadata.resource_version, "annotations": {ANSWERS: value},
             }});

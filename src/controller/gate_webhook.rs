@@ -2,7 +2,7 @@
 //!
 //! Owns the requests: signature, time limits, concurrency. What is due is decided by
 //! [`GateAnnouncements`]. It reads the cache of Agents and nothing else, so a
-//! receiver that is slow or away delays neither reconciles nor status writes. Follows no redirect, and logs neither the
+//! receiver that is slow or unavailable delays neither reconciles nor status writes. Follows no redirect, and logs neither the
 //! path of the URL, which may be a secret, nor bodies.
 
 use std::sync::{Arc, OnceLock};

@@ -147,7 +147,7 @@ pub fn initialize_history_metrics(metrics: &Metrics) {
 }
 
 fn refusal(code: RefusalCode, error: &HistoryError) -> PodRefusal {
-    // A pod learns that the database is away, and not which one it is.
+    // A pod learns that the database is unavailable, and not which one it is.
     let message = match error {
         HistoryError::Rejected(_) | HistoryError::Busy => error.to_string(),
         HistoryError::Target(_)

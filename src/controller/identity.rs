@@ -143,7 +143,7 @@ enum TokenAudiences {
     Many(Vec<String>),
 }
 
-/// The expiry that the token claims; an error if its claims cannot be accepted, whoever signed it.
+/// The expiry that the token claims; an error if its claims cannot be accepted, whatever its signature.
 fn token_expiry(token: &str, now: Timestamp) -> Result<Timestamp, PodRefusal> {
     let claims = parse_claims(token).ok_or_else(|| PodRefusal {
         code: RefusalCode::Unauthenticated,

@@ -29,13 +29,13 @@ use crate::support::hash;
 
 /// Time limit for both reviews together. Shorter than that of a scrape.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same for a reader whom the API server allowed within [`STALE`], and who reads without an answer as well.
+/// The same for a reader that the API server authorized within [`STALE`], and that may read without an answer as well.
 const RECHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Most concurrent authorizations of unknown tokens, and of known ones; further ones wait.
 const MAX_QUESTIONS: usize = 4;
 /// How long an answer is kept.
 const KEPT: Duration = Duration::from_mins(1);
-/// How long a reader whom the API server allowed may read without another answer, while it is unreachable.
+/// How long a reader that the API server authorized may read without another answer, while the API server is unreachable.
 const STALE: Duration = Duration::from_hours(1);
 /// How long the API server counts as unreachable after a failed review: no reader waits for it again before.
 const UNREACHABLE: Duration = Duration::from_secs(10);
@@ -133,7 +133,7 @@ struct MetricsAuthorizer {
     rights: Api<SubjectAccessReview>,
     /// Limits the reviews of unknown tokens.
     gate: ReviewLimiter,
-    /// Limits those of known readers, whom others must not keep out.
+    /// Limits those of known readers, which others must not keep out.
     rechecks: Arc<Semaphore>,
     known: Mutex<HashMap<TokenHash, KnownAnswer>>,
     rejected: RejectedTokens,

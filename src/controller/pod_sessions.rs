@@ -94,7 +94,7 @@ impl PodSessions {
         )
     }
 
-    /// Whether pods are told to upload their histories; by default not.
+    /// Whether pods upload their histories; by default not.
     #[must_use]
     pub fn with_history(self, stores_history: bool) -> Self {
         Self { stores_history, ..self }

@@ -35,6 +35,7 @@ struct RelayTable {
     waiting: Vec<WaitingRequest>,
 }
 
+/// Relays requested tasks and their receipts between clients and gateways.
 pub struct TaskRelay {
     table: Mutex<RelayTable>,
     wait: Duration,

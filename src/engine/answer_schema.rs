@@ -1,4 +1,4 @@
-//! The JSON schema that an answer must match, as it is told to the server.
+//! The JSON schema that an answer must match, as sent to the server.
 //!
 //! Owns which answers have one and which schemas can be sent. The engine validates every answer itself, so a schema that is
 //! not sent, or that a server ignores, costs an attempt and never lets a wrong answer through.
@@ -214,7 +214,7 @@ impl<'a> SchemaTypes<'a> {
     }
 }
 
-/// Whether the objects among the options of an `anyOf` differ in their first property, by which OpenAI tells them apart.
+/// Whether the objects among the options of an `anyOf` differ in their first property, by which OpenAI distinguishes them.
 fn have_different_beginnings(options: &[Value]) -> bool {
     let objects: Vec<_> = options
         .iter()

@@ -1,4 +1,4 @@
-//! Model calls: how any call is sent, and to whom its answer or its failure goes.
+//! Model calls: how a call is sent, and which module handles its answer or failure.
 //!
 //! Owns what holds for every call: it is journalled before it is sent, counted against the limits, acknowledged once its
 //! outcome is recorded, and probes the pauses that wait for room. What its answer means is up to its owner: `turn`,

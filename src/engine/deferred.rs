@@ -1,5 +1,5 @@
 //! Deferred calls: with `spec.tools.approval.whilePending: Continue`, tool calls that wait for an approval while the loop
-//! goes on.
+//! continues.
 //!
 //! Owns the runs of such calls from the moment in which their gates open: the answer to the gate, the run, and how the model
 //! learns of its end. The call itself has a result at once, which says that it waits. Its end is a notification of high
@@ -34,9 +34,9 @@ pub const MOST_DEFERRED: usize = 8;
 /// Most bytes of the arguments of all deferred calls, since they are written with each step of the loop.
 pub const MOST_DEFERRED_BYTES: usize = 64 * 1024;
 
-/// Most bytes of a result that is told: with the arguments it is one notification. A longer one is stored as an artifact.
+/// Maximum bytes of a result in the notification. A longer one is stored as an artifact.
 const MOST_TOLD: usize = 1536;
-/// Most bytes of the arguments that are told, by which the model recognizes its call.
+/// Maximum bytes of the arguments in the notification, which identify the call.
 const MOST_TOLD_ARGUMENTS: usize = 256;
 
 /// The deferred calls, oldest first.
@@ -121,7 +121,7 @@ impl Engine {
     /// Takes the runs whose gates are open out of the batch, as far as there is room: the turn continues without them.
     /// Returns whether there were any.
     pub(crate) fn defer_gated_runs(&mut self) -> bool {
-        // The end of a deferred call is told to the loop, which knows nothing of a request's calls.
+        // The result of a deferred call goes to the main loop, which does not see the calls of a request.
         if !self.settings.defers_approvals || !self.turn_rules().is_of_mode {
             return false;
         }
@@ -134,7 +134,7 @@ impl Engine {
         self.state.deferred.len() > before
     }
 
-    /// Denies calls that wait for an approval already: the model was told so.
+    /// Denies repetitions of calls that already wait for an approval.
     pub(crate) fn deny_deferred_repetitions(&mut self, out: &mut EffectBuffer) {
         let Some(batch) = self.tool_batch() else {
             return;
@@ -350,7 +350,7 @@ impl Engine {
         self.tell_end(&call, &text, out);
     }
 
-    /// The call is over. A notification tells the model so, which ends a sleep.
+    /// The call is over. A notification with its result ends a sleep.
     fn tell_end(&mut self, call: &DeferredCall, text: &str, out: &mut EffectBuffer) {
         self.state.deferred.calls.retain(|other| other.run != call.run);
         let tool = &call.wanted.name;

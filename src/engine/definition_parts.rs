@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use agentloop_support::hash::sha256_hex;
 
-/// Most parameters of a tool that are told apart; the rest belongs to the schema.
+/// Most parameters of a tool with a hash of their own; the rest belongs to the schema.
 const MAX_PARAMETERS: usize = 32;
 /// Most characters of the name of a parameter.
 const MAX_NAME: usize = 40;
@@ -24,7 +24,7 @@ const MAX_NAMED: usize = 8;
 pub struct DefinitionParts {
     description: String,
     annotations: String,
-    /// The schema of the arguments, without the parameters that are told apart.
+    /// The schema of the arguments, without the parameters that have a hash of their own.
     schema: String,
     /// The parameters, by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

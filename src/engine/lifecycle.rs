@@ -72,8 +72,8 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// The same for an Agent that was recreated and keeps the volume of the previous one: its epochs start from zero, and
-    /// nobody has asked it to stop. An end that was under way is the previous Agent's.
+    /// The same for an Agent that was recreated and keeps the volume of the previous one: its epochs start at zero,
+    /// and no stop is requested. A stop in progress belonged to the previous Agent.
     pub fn inherited(self) -> Self {
         let was_ending = self.phase == LifecyclePhase::Stopping && self.outcome.is_some();
         Self {
@@ -184,7 +184,7 @@ impl Lifecycle {
         self.stop_request
     }
 
-    /// A user wants the loop to go on after all.
+    /// A user wants the loop to continue after all.
     pub fn withdraw_stop_request(&mut self) {
         self.stop_request = None;
     }

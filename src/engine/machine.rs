@@ -28,6 +28,7 @@ use super::{
 use crate::context::{prompt, prompt::Skill};
 use agentloop_api::status::PauseReason;
 
+/// The state machine of one loop. Each input yields effects, which the driver carries out.
 #[derive(Clone, Debug)]
 pub struct Engine {
     pub(super) settings: EngineSettings,

@@ -89,6 +89,7 @@ pub use purpose::CallPurpose;
 pub use stop_requests::OpenRequests;
 pub use untrusted::UntrustedContent;
 
+/// What the driver passes to the engine: everything from outside that can change a loop.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineInput {
     /// The worker has started, for the first time or again.
@@ -287,7 +288,7 @@ pub enum RecordDetail {
     UselessAnswer,
     /// The mode asks a person whether the loop may continue.
     Escalated(GateKind),
-    /// A person has denied that, or nobody has approved it in time.
+    /// A person denied it, or it expired.
     NotApproved(GateKind),
 }
 

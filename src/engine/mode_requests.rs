@@ -70,7 +70,7 @@ struct RequestedGate {
 
 impl ModeRequests {
     /// Whether a request may be answered before the question is asked again. Otherwise requests would wait for as long as its
-    /// model is away.
+    /// model is unavailable.
     pub fn lets_request_in(&self) -> bool {
         self.lets_request_in
     }

@@ -73,7 +73,7 @@ pub struct Notification {
 pub enum NotificationOrigin {
     /// An event of a Sensor: untrusted content.
     Sensor,
-    /// The end of a deferred call, of which there are few at a time. The model was promised to be told of it.
+    /// The end of a deferred call. Few exist at a time, and the model expects the result.
     DeferredCall { trusted: bool },
 }
 

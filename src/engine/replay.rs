@@ -1,7 +1,7 @@
-//! The guardrails of a loop on what a history says of it: which of its calls they would have let through.
+//! The guardrails of a loop, applied to a recorded history: which of its calls they would have admitted.
 //!
-//! Asks the same rules as the engine, with the same counters, and runs no loop. What a history does not tell, such as how the
-//! loop would have gone on after a pause, is up to the caller.
+//! Uses the same rules as the engine, with the same counters, and runs no loop. What a history does not contain, such as how
+//! the loop would have continued after a pause, is up to the caller.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -44,7 +44,7 @@ impl GuardrailReplay {
         }
     }
 
-    /// Whether a turn that has made so many calls would have ended before the next one.
+    /// Whether a turn that has made this many calls would have ended before the next one.
     #[must_use]
     pub fn ends_turn(&self, calls: u32) -> bool {
         let ask = |guardrail: &&dyn Guardrail| guardrail.before_call(&self.settings, calls);
@@ -76,7 +76,7 @@ impl GuardrailReplay {
         self.count(LimitedResource::LLMCalls, 1, now);
     }
 
-    /// The answer of a model call used so many tokens.
+    /// The answer of a model call used this many tokens.
     pub fn count_tokens(&mut self, tokens: u64, now: Timestamp) {
         self.count(LimitedResource::LLMTokens, tokens, now);
     }

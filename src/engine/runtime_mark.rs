@@ -78,7 +78,7 @@ fn imitations(symbols: impl Iterator<Item = (usize, Symbol)>) -> Vec<Range<usize
     found
 }
 
-/// The brackets whose mark has been read up to so many letters.
+/// The brackets whose mark has been read up to a number of letters, by that number.
 #[derive(Default)]
 struct PartialMarks {
     after: [Option<Range<usize>>; MARK.len() + 1],

@@ -1,4 +1,4 @@
-//! Events of Sensors in the loop: the values, notifications and wake-ups of one event at a time.
+//! Events of Sensors in the loop: the values, notifications and wakes of one event at a time.
 //!
 //! An event is applied completely in one step, so that it is journalled completely. The caller must feed each event
 //! once.

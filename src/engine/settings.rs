@@ -49,7 +49,7 @@ pub struct TaskSettings {
     pub max_duration: SignedDuration,
     /// The JSON schema of the response; `None`: any text.
     pub response_schema: Option<Value>,
-    /// The same, as the server is told; `None`: it is not told.
+    /// The same, as sent to the server; `None`: none is sent.
     pub answer_schema: Option<Arc<AnswerSchema>>,
 }
 
@@ -144,13 +144,13 @@ pub struct EngineSettings {
     pub max_result_bytes: usize,
     /// Which images the model is shown; `None`: none.
     pub image_input: Option<ImageInput>,
-    /// Which calls to the model tell the server what the answer must look like.
+    /// Which calls to the model send the schema of their answer to the server.
     pub structured_output: StructuredOutput,
     /// The same of the light model.
     pub light_structured_output: StructuredOutput,
     /// Time in which a person must approve a tool call.
     pub approval_timeout: SignedDuration,
-    /// Whether the loop goes on while a call waits for an approval.
+    /// Whether the loop continues while a call waits for an approval.
     pub defers_approvals: bool,
     /// What a detected loop leads to.
     pub loop_detection: LoopDetection,
@@ -168,7 +168,7 @@ impl EngineSettings {
         }
     }
 
-    /// The schema of the answer to a question without tools, if its server is told one.
+    /// The schema of the answer to a question without tools, as sent to the server; `None`: none is sent.
     pub(super) fn question_schema(&self, purpose: CallPurpose) -> Option<Arc<AnswerSchema>> {
         let told = if purpose.uses_light_model() {
             self.light_structured_output
@@ -183,7 +183,7 @@ impl EngineSettings {
         ResourceLimit::of_actions_per_minute(self.actions_per_minute)
     }
 
-    /// Truncates data for a question to the light model, so that it fits into the context window beside so many bytes of
+    /// Truncates data for a question to the light model, so that it fits into the context window beside this many bytes of
     /// instructions and the schema of the answer. How that model counts is unknown: two bytes count as a token, which is
     /// safe.
     pub(super) fn for_light_model(&self, purpose: CallPurpose, data: &str, words: usize) -> String {

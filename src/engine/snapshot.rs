@@ -79,7 +79,7 @@ pub struct EngineSnapshot {
     pub(super) cleared: ClearedResults,
     /// Whether the conversation has untrusted content.
     pub(super) trust: ContentTrust,
-    /// Calls that wait for an approval while the loop goes on.
+    /// Calls that wait for an approval while the loop continues.
     pub(super) deferred: DeferredCalls,
     /// The accepted definitions of tools.
     pub(super) definitions: DefinitionPins,
@@ -152,7 +152,7 @@ impl ChosenSleep {
     }
 }
 
-/// What a turn's first message tells the model.
+/// What a turn's first message contains for the model.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
 pub struct TurnBriefing {
@@ -170,7 +170,7 @@ pub enum CauseKind {
     Loop,
     /// A pause is over.
     Pause,
-    /// Something that tells the model more, such as the end of a sleep.
+    /// Something that says more to the model, such as the end of a sleep.
     #[default]
     Event,
 }

@@ -3,7 +3,7 @@
 //! A request is part of the snapshot until the loop has ended, so a worker that is killed in between continues with it. A turn
 //! that is cut stays open: if the loop is started again, it continues with that turn, as after a suspension.
 //!
-//! It is reported as handled only once the loop has ended, or goes on after all. Until then the controller hands it to each pod
+//! It is reported as handled only once the loop has ended, or continues after all. Until then the controller hands it to each pod
 //! of the Agent, which thus ends the loop even if the volume is lost, or the report of the end.
 
 use crate::RecordKind;
@@ -22,7 +22,7 @@ pub struct OpenRequests {
     pub resume: Option<String>,
     /// Takes effect before the first turn, also if the journal knows nothing of it or has ended because of it. If it is new
     /// to the journal, the others count as handled before it: which came first is not known, and a stop holds until the next
-    /// request to go on.
+    /// request to continue.
     pub stop: Option<String>,
 }
 
@@ -31,7 +31,7 @@ impl Engine {
     pub(super) fn stop_at_start(&mut self, open: OpenRequests, out: &mut EffectBuffer) {
         let turn = self.turn_number();
         let handled = &mut self.state.handled;
-        // A request to go on that is fed after a stop which the journal knows takes it back.
+        // A request to continue that is fed after a stop which the journal knows takes it back.
         let Some(stop) = open.stop.filter(|stop| handled.stop.as_ref() != Some(stop)) else {
             return;
         };
@@ -49,7 +49,7 @@ impl Engine {
 
     /// Handles the request `stop`, once per token.
     pub(super) fn stop_requested(&mut self, token: String, out: &mut EffectBuffer) {
-        // A loop that is about to end leaves the request open, as it does with a request to go on that came before: the
+        // A loop that is about to end leaves the request open, as it does with a request to continue that came before: the
         // controller records both.
         if self.state.handled.stop.as_ref() == Some(&token) || self.state.life.outcome().is_some() {
             return;
@@ -74,8 +74,8 @@ impl Engine {
         }
     }
 
-    /// Ends the loop if a user has requested that, and the open turn is not to be waited for: it is to be cut, or a pause
-    /// holds it, whose end nobody knows.
+    /// Ends the loop if a user has requested that and the open turn is not waited for: the stop is immediate, or the loop is
+    /// paused for an unknown time.
     pub(super) fn end_if_stop_requested(&mut self, out: &mut EffectBuffer) {
         let Some(request) = self.state.life.stop_request().filter(|_| self.state.life.is_active()) else {
             return;

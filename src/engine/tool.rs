@@ -27,7 +27,7 @@ pub enum ToolEffect {
 /// What follows a run of unknown outcome. A run that may be repeated in any case is repeated, whatever the policy.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownOutcomePolicy {
-    /// The model is told that it may or may not have happened.
+    /// The model sees that it may or may not have happened.
     #[default]
     TellModel,
     /// The same run is sent again, with the same key.

@@ -21,7 +21,7 @@ use super::tools::batch::ToolRunPlan;
 pub struct UntrustedContent {
     /// When the first of it came into the conversation.
     pub since: Timestamp,
-    /// Whose it was: `server/<name>`, or the event of a Sensor, such as `sensor/prices`.
+    /// Its source: `server/<name>`, or the event of a Sensor, such as `sensor/prices`.
     pub source: String,
     /// How many messages of the transcript are older.
     after: usize,
@@ -41,12 +41,13 @@ impl ContentTrust {
         self.untrusted.as_ref()
     }
 
-    /// The untrusted content that the model had been shown when the transcript had so many messages.
+    /// The untrusted content that the model had been shown when the transcript had `messages` messages.
     pub fn untrusted_before(&self, messages: usize) -> Option<&UntrustedContent> {
         self.untrusted().filter(|content| content.after < messages)
     }
 
-    /// Untrusted content is, or will be, the message after so many messages of the transcript, or precedes it in the prompt.
+    /// Untrusted content is, or will be, the message after the first `after` messages of the transcript, or precedes it in the
+    /// prompt.
     pub fn add(&mut self, after: usize, source: String, at: Timestamp) {
         match &mut self.untrusted {
             Some(known) => known.after = known.after.min(after),
@@ -74,7 +75,7 @@ impl ContentTrust {
         }
     }
 
-    /// The newest messages have left the conversation, and so many are left.
+    /// The newest messages have left the conversation, and `messages` are left.
     pub fn retracted(&mut self, messages: usize) {
         if self
             .untrusted

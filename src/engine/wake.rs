@@ -132,7 +132,7 @@ impl Engine {
         self.state.counters.rest.slow_turns(self.settings.quick_text_turns)
     }
 
-    /// Counts a turn that ended with text, if the mode delays such turns. The model is told once about the consequence.
+    /// Counts a turn that ended with text, if the mode delays such turns. The model sees a note about the consequence once.
     pub(super) fn count_text_turn(&mut self) {
         let turn = self.state.turn.as_ref().filter(|turn| turn.rules().counts_as_turn);
         let (Some(turn), Some(note)) = (turn, self.mode().text_turn_note()) else {

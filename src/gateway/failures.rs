@@ -22,7 +22,7 @@ const QUOTA_CODES: [&str; 6] = [
     "quota_exceeded",
     "insufficient_balance",
 ];
-/// Anthropic's API reports this with the status and type of an invalid request; only the message tells them apart.
+/// Anthropic's API reports this with the status and type of an invalid request; only the message distinguishes them.
 const OUT_OF_CREDIT: [&str; 2] = ["credit balance is too low", "reached your specified api usage limits"];
 /// Error codes and types of a request that is longer than the model's context.
 const CONTEXT_CODES: [&str; 5] = [
@@ -51,7 +51,7 @@ const CONTEXT_WORDS: [&str; 15] = [
     "greater than the context length",
     "exceeds the context window",
 ];
-/// Error codes and types of a rate limit, where no status tells it.
+/// Error codes and types of a rate limit, where no status indicates it.
 const RATE_CODES: [&str; 2] = ["rate_limit_exceeded", "rate_limit_error"];
 const KEY_CODES: [&str; 3] = ["authentication_error", "invalid_api_key", "permission_error"];
 const UNKNOWN_MODEL_CODES: [&str; 2] = ["model_not_found", "not_found_error"];

@@ -26,7 +26,7 @@ impl ImageCount {
         self.bytes = self.bytes.saturating_add(more.bytes);
     }
 
-    /// What a message with so many bytes counts: each image with the most tokens that it can have.
+    /// What a message with `bytes` bytes counts: each image with the most tokens that it can have.
     pub fn bound(self, bytes: usize, input: Option<ImageInput>) -> usize {
         let each = input.map_or(0, |input| usize::try_from(input.tokens_per_image).unwrap_or(usize::MAX));
         bytes
@@ -121,7 +121,7 @@ mod tests {
 
     const APIS: [&str; 3] = ["AnthropicMessages", "OpenAIChat", "OpenAIResponses"];
 
-    /// A PNG of this size with so many bytes.
+    /// A PNG of this size with `bytes` bytes.
     fn png(width: u32, height: u32, bytes: usize) -> Vec<u8> {
         let mut image = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
         image.extend(width.to_be_bytes());

@@ -1,7 +1,7 @@
-//! The gateway: the pod's only way out. Holds the provider key and the link token, and meters every call.
+//! The gateway: the worker's only access to the network. Holds the provider key and the link token, and meters every call.
 //!
-//! Owns the record of calls and their usage (its own counts, never the worker's, feed the status) and the client side
-//! of the link. Knows nothing of loops: the worker decides when to call, the controller whether the pod may.
+//! Owns the record of calls and their usage, on which the status is based, and the client side of the link. Contains no
+//! logic of loops: the worker decides when to call, and the controller whether the pod may.
 
 mod budget;
 mod call_durations;

@@ -78,7 +78,7 @@ pub enum RequestError {
     NotText(&'static str),
     /// An image beyond those that the spec allows.
     Image,
-    /// A JSON schema of the answer with so many bytes, which are too many.
+    /// A JSON schema of the answer with this many bytes, which exceed the limit.
     AnswerSchema(usize),
     /// A tool that the server runs.
     ServerTool,

@@ -11,8 +11,8 @@ use crate::link::task_requests::{ACCEPT_SECONDS, RelayedTaskAck, RequestedTask, 
 
 /// Tasks that wait for the worker; more are dropped.
 const MOST: usize = 16;
-/// How long a task waits for the worker: as long as the controller waits for the receipt. The client of an older one was told
-/// that it was not accepted.
+/// How long a task waits for the worker: as long as the controller waits for the receipt. The client of an older one has
+/// received the answer that it was not accepted.
 const LONGEST_WAIT: Duration = Duration::from_secs(ACCEPT_SECONDS);
 
 pub struct RequestedTasks {

@@ -1,6 +1,6 @@
 //! A short queue of what the link brings for the worker, which polls for it.
 //!
-//! In memory only: what is lost or dropped here is sent again by whoever sent it.
+//! In memory only: what is lost or dropped here is sent again by its sender.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ pub struct WorkerQueue<T> {
 }
 
 impl<T> WorkerQueue<T> {
-    /// A queue of at most so many items, each for at most `longest`.
+    /// A queue of at most this many items, each for at most `longest`.
     pub fn new(most: usize, longest: Option<Duration>) -> Self {
         Self {
             waiting: Mutex::default(),

@@ -1,4 +1,4 @@
-//! The connections to the database: few, made when needed, and none while it is away.
+//! The connections to the database: few, made when needed, and none while it is unavailable.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use super::tls::TlsConnector;
 const CONNECTIONS: usize = 2;
 /// Requests that wait for a connection, each with one batch in memory.
 const WAITING: usize = 64;
-/// Time limit for a connection, migrations included: a database that accepts connections and does not answer is away.
+/// Time limit for a connection, migrations included: a database that accepts connections and does not answer is unavailable.
 const CONNECT: Duration = Duration::from_secs(4);
 /// Waits between two attempts to connect, during which requests are refused at once.
 const AWAY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
@@ -82,7 +82,7 @@ impl ConnectionPool {
         self.lock().idle.push(connection.client);
     }
 
-    /// An idle connection; an error while the database is away.
+    /// An idle connection; an error while the database is unavailable.
     fn take_idle(&self) -> Result<Option<Client>, HistoryError> {
         let mut state = self.lock();
         while let Some(client) = state.idle.pop() {

@@ -1,7 +1,7 @@
 //! The versions of the tables: numbered files, each applied once, in order, under a lock.
 //!
 //! A version that has been released is never edited: a change is a further file. A file holds what takes no time on a large
-//! table: its locks keep out whoever uses the tables, and [`super::connection`] waits for it a few seconds only. An index of a
+//! table: its locks block all other users of the tables, and [`super::connection`] waits for it a few seconds only. An index of a
 //! table with rows, or a column to fill, is left to docs/reference/history.md.
 
 use tokio_postgres::Client;
@@ -18,7 +18,7 @@ pub(crate) const MIGRATIONS: [(i32, &str, &str); 3] = [
 /// Key of the advisory lock: "agentlop" in ASCII.
 const LOCK: i64 = 0x6167_656e_746c_6f70;
 
-/// Longest wait for a lock. Whoever wants to read a table waits behind a migration that waits for it.
+/// Longest wait for a lock. Readers of a table queue behind a migration that waits for it.
 const LOCK_TIMEOUT: &str = "2s";
 
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS agentloop_migrations (

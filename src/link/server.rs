@@ -1,7 +1,7 @@
 //! The controller's end of the link: routes, limits and status codes.
 //!
 //! Owns the HTTP side only. Authentication and all decisions are up to an implementation of [`LinkHandler`]. The routes
-//! for clients are in `events_route` and `answers_route`.
+//! for clients are in `events_route`, `answers_route` and `tasks_route`, and that of arriving text is in `text_route`.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -584,7 +584,7 @@ pub(super) fn closing(answer: impl IntoResponse) -> Response {
     ([(header::CONNECTION, "close")], answer).into_response()
 }
 
-/// The status code of a [`ClientRefusal`].
+/// The status code of a [`PodRefusal`].
 #[must_use]
 pub fn status(code: RefusalCode) -> StatusCode {
     match code {

@@ -141,7 +141,7 @@ impl PodRunner {
         let roles = self.prepare(object, &uid, &folder);
         let listens = matches!(roles, Ok(PodRoles::Sensor(_)));
         if let (Some(recent), Ok(PodRoles::Agent(roles))) = (&self.recent, &roles) {
-            // Before the worker opens the journal, which nobody else can read from then on.
+            // Before the worker opens the journal and locks it against other readers.
             let agent = NamespacedName::new(&key.namespace, &key.name);
             add_journal(recent, &agent, &roles.worker.journal_dir);
         }

@@ -84,7 +84,7 @@ pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, McpRequestErr
     )))
 }
 
-/// Adds a page to the tools of a list, which have so many bytes. False: the rest of the list is beyond the bounds.
+/// Adds a page to the tools of a list, which have `bytes` bytes so far. False: the rest of the list is beyond the bounds.
 fn keep(page: Vec<Tool>, tools: &mut Vec<Tool>, bytes: &mut usize) -> bool {
     for tool in page {
         *bytes = bytes.saturating_add(serde_json::to_vec(&tool).map_or(0, |json| json.len()));

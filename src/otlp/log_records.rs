@@ -181,7 +181,7 @@ impl LogSink {
         Self::with_capacity(component, settings.batch.queue)
     }
 
-    /// A sink that keeps so many lines.
+    /// A sink that keeps `capacity` lines.
     #[must_use]
     pub fn with_capacity(component: &'static str, capacity: usize) -> Self {
         let queue = Arc::new(DropQueue::new(capacity));

@@ -80,7 +80,7 @@ fn settings(address: SocketAddr, interval: &str) -> MetricSettings {
     read.unwrap().unwrap()
 }
 
-/// Exports so many data points each time.
+/// Exports `points` data points each time.
 fn start(settings: MetricSettings, points: usize) -> (ExportTask, DropCount) {
     let dropped = DropCount::default();
     let walk = Arc::new(move |out: &mut MetricPoints<'_>| {

@@ -73,7 +73,7 @@ pub struct HistogramPoint {
     pub exemplars: Vec<PointExemplar>,
 }
 
-/// Takes the requests; `false`: nobody takes any more.
+/// Takes the requests; `false`: it takes no more.
 pub type RequestSink<'a> = &'a mut dyn FnMut(MetricRequest) -> bool;
 
 /// An encoded request.
@@ -106,7 +106,7 @@ impl<'a> MetricPoints<'a> {
         }
     }
 
-    /// Whether somebody still takes requests.
+    /// Whether the sink still takes requests.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.is_open

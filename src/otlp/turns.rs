@@ -1,6 +1,6 @@
 //! Spans of turns, tool runs and waits, made from what a journal records about them.
 //!
-//! The tracer has no clock and no I/O. Whoever feeds it the lines of the open turn again gets the same spans, so a
+//! The tracer has no clock and no I/O. The lines of the open turn yield the same spans when they are fed again, so a
 //! restarted worker continues where the last one ended.
 
 use std::collections::BTreeMap;

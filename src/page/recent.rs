@@ -1,7 +1,7 @@
 //! What loops did last: their newest turns and events, bounded, in memory.
 //!
 //! Fed with the lines of the journals as they are logged or read over the link, so it holds names, numbers and short notes,
-//! and no text of a prompt or an answer. Lines that are told again are recognized by their numbers.
+//! and no text of a prompt or an answer. Lines that are received again are recognized by their numbers.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -25,7 +25,7 @@ pub(super) const MOST_NAME_CHARS: usize = 64;
 /// Characters of the name of an event, a time, an id or an outcome that are kept.
 const MOST_WORD_CHARS: usize = 32;
 
-/// One turn, as its events tell it.
+/// One turn, as its events describe it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TurnRecord {
     pub turn: i64,
@@ -80,7 +80,7 @@ impl RecentEvents {
         last.map_or(0, |event| event.seq)
     }
 
-    /// Forgets what an Agent did: nobody looks at it, or it was created again.
+    /// Forgets what an Agent did: it has no viewers any more, or the Agent was created again.
     pub fn forget(&self, agent: &NamespacedName) {
         let mut agents = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         agents.remove(agent);
@@ -142,7 +142,7 @@ impl AgentHistory {
     }
 }
 
-/// The beginning of a text that is longer than so many characters.
+/// The beginning of a text that is longer than this many characters.
 pub(super) fn shortened(text: &str, most: usize) -> String {
     with_ellipsis(first_chars(text, most), text)
 }

@@ -24,9 +24,9 @@ macro_rules! policy {
 /// Whether a page has forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageForms {
-    /// None. Its URL may be secret, so it is told to nobody.
+    /// None. Its URL may be secret, so it is not sent to other sites.
     Absent,
-    /// To the page itself. Its own requests name it as their origin, by which they are told from those of other sites.
+    /// To the page itself. Its own requests name it as their origin, which distinguishes them from those of other sites.
     Own,
 }
 

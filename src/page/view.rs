@@ -40,6 +40,7 @@ pub struct AgentView {
     pub history: Option<AgentHistory>,
 }
 
+/// What a page shows of a budget.
 #[derive(Clone, Debug, Default)]
 pub struct BudgetView {
     pub namespace: String,

@@ -2,7 +2,7 @@
 //! `kubectl exec`.
 //!
 //! Owns the command in the pod and the bounds of what is read. The copy has prompts and answers, so it stays in memory. How a
-//! history is read from it is not known here: whoever starts the plugin passes a [`JournalExport`].
+//! history is read from it is not known here: the caller of the plugin passes a [`JournalExport`].
 
 use std::time::Duration;
 

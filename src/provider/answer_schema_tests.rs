@@ -1,4 +1,4 @@
-//! How each wire format tells the server what an answer must look like.
+//! How each wire format sends the schema of an answer to the server.
 
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};

@@ -26,7 +26,7 @@ pub struct ModelPrompt<'a, M> {
     pub lifetime: Option<CacheLifetime>,
     /// Routes calls with the same prefix to the same server, whose cache holds it; `None` for no affinity.
     pub cache_key: Option<&'a str>,
-    /// What the answer must look like; `None`: the server is not told.
+    /// The schema of the answer, as sent to the server; `None`: none is sent.
     pub answer_schema: Option<&'a AnswerSchema>,
 }
 

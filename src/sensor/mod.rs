@@ -39,6 +39,7 @@ use crate::sensing::address::{AddressPolicy, Cidr, CidrError};
 use crate::sensing::rules::SensorRules;
 use crate::telemetry::log_export::ProcessLog;
 
+/// What the process of a sensor pod is started with.
 #[derive(Clone, Debug)]
 pub struct SensorPodOptions {
     pub config: SensorPodConfig,

@@ -39,7 +39,7 @@ impl Backoff {
     }
 }
 
-/// `first`, doubled so many times, but at most `longest`.
+/// `first`, doubled `times` times, but at most `longest`.
 #[must_use]
 pub fn doubled(first: Duration, times: u32, longest: Duration) -> Duration {
     let factor = 1_u32.checked_shl(times).unwrap_or(u32::MAX);

@@ -1,6 +1,6 @@
 //! Texts of limited length. Lengths never split a character.
 
-/// The beginning of a text that has at most so many bytes.
+/// The beginning of a text that has at most `most` bytes.
 #[must_use]
 pub fn first_bytes(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
@@ -12,7 +12,7 @@ pub fn first_chars(text: &str, most: usize) -> &str {
     text.char_indices().nth(most).map_or(text, |(end, _)| &text[..end])
 }
 
-/// Shortens a text to so many bytes.
+/// Shortens a text to `most` bytes.
 pub fn truncate_bytes(text: &mut String, most: usize) {
     text.truncate(text.floor_char_boundary(most));
 }

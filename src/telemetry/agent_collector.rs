@@ -73,7 +73,7 @@ impl SeriesSource for AgentCollector {
         for (metric, write) in FAMILIES.iter().filter(|(metric, _)| self.level.includes(metric)) {
             let mut family = out.family((*metric).into());
             agents(&mut |agent| {
-                // Nobody reads the rest.
+                // The reader is gone.
                 if !family.is_open() {
                     return;
                 }

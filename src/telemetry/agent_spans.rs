@@ -15,7 +15,7 @@ pub fn identity((namespace, name, uid): (&str, &str, &str), model: &ModelSpec) -
     }
 }
 
-/// The provider of an API, by the names of OpenTelemetry's conventions: the flavour of the API, whoever serves it.
+/// The provider of an API, by the names of OpenTelemetry's conventions: the flavour of the API, not the company that serves it.
 #[must_use]
 pub fn provider(api: ModelApi) -> &'static str {
     match api {

@@ -9,7 +9,7 @@ use super::registry::{Metric, MetricKind, MetricSource};
 
 /// Size at which a piece is handed on.
 const PIECE: usize = 32 * 1024;
-/// The units that are told to `OpenMetrics`: the last word of the family's name.
+/// The units that `OpenMetrics` lists: the last word of the family's name.
 const UNITS: [&str; 3] = ["seconds", "bytes", "usd"];
 /// The most characters of names and values of an exemplar's labels, as `OpenMetrics` requires.
 const MAX_EXEMPLAR: usize = 128;
@@ -125,7 +125,7 @@ impl<'a> From<&'a Metric> for FamilyHead<'a> {
 
 /// Takes samples instead of text.
 pub(super) trait SampleTarget {
-    /// Whether somebody still takes them.
+    /// Whether it still takes samples.
     fn is_open(&self) -> bool;
     /// The value of a counter or gauge.
     fn value(&mut self, head: FamilyHead<'_>, labels: &Labels<'_>, value: f64, exemplar: Option<&Exemplar>);
@@ -141,7 +141,7 @@ pub(super) trait SampleTarget {
     );
 }
 
-/// Takes the pieces of a text; `false`: nobody reads it any more.
+/// Takes the pieces of a text; `false`: the reader is gone.
 pub type PieceSink<'a> = &'a mut dyn FnMut(Vec<u8>) -> bool;
 
 /// Writes families of metrics, one after the other.
@@ -202,7 +202,7 @@ impl<'a> MetricWriter<'a> {
         }
     }
 
-    /// Whether somebody still reads the text.
+    /// Whether the text still has a reader.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.open
@@ -283,7 +283,7 @@ pub struct FamilyWriter<'w, 'a> {
 }
 
 impl FamilyWriter<'_, '_> {
-    /// Whether somebody still reads the text.
+    /// Whether the text still has a reader.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.writer.open

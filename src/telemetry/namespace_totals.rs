@@ -152,7 +152,7 @@ impl NamespaceTotals {
             };
         }
         for ((sum, last), total) in sums.totals.iter_mut().zip(&mut known.totals).zip(totals) {
-            // Totals in the status never decrease, unless somebody edits them.
+            // Totals in the status never decrease, unless they are edited.
             *sum = sum.saturating_add((total - *last).max(0));
             *last = total.max(*last);
         }

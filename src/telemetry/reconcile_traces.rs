@@ -32,7 +32,7 @@ impl ReconcileTraces {
         }
     }
 
-    /// Whether the spans of this trace are exported, whoever exports them: gateways have the same sampler.
+    /// Whether the spans of this trace are exported, here and by gateways, which have the same sampler.
     #[must_use]
     pub fn samples(&self, trace_id: &[u8]) -> bool {
         self.sink.samples(trace_id)

@@ -1,4 +1,4 @@
-//! A connection that fails when its peer reads nothing for too long, so that a response that nobody takes is not kept.
+//! A connection that fails when its peer reads nothing for too long, so that an unread response is not kept.
 
 use std::io;
 use std::pin::Pin;

@@ -12,7 +12,7 @@ pub(crate) struct Excerpt {
 }
 
 impl Excerpt {
-    /// An excerpt of at most so many bytes.
+    /// An excerpt of at most `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             head: Vec::new(),

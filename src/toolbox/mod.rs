@@ -8,7 +8,7 @@
 //! # Contract
 //!
 //! - Both serve streamable HTTP at [`MCP_PATH`], and `GET /v1/healthz`, on a Unix socket (mode 0660) or on loopback.
-//! - Clients do not authenticate: whoever reaches the socket may use the tools. A Unix socket in a volume that only the
+//! - Clients do not authenticate: any process that reaches the socket may use the tools. A Unix socket in a volume that only the
 //!   gateway shares keeps other containers of the pod out, a loopback address does not.
 //! - The binary starts itself from `/proc/self/exe` as [`SUPERVISE`] and [`LAUNCH`], which are its first argument.
 //! - Results carry [`DISK_WRITE_BYTES_META`](agentloop_api::toolbox::DISK_WRITE_BYTES_META) and

@@ -45,7 +45,7 @@ impl AnswerTexts {
         if !self.queue.set_wanted(wanted) {
             return;
         }
-        // Aborts a fragment on its way: nobody is there to read it.
+        // Aborts a fragment on its way: it has no reader.
         self.sender = JoinSet::new();
         if wanted {
             let (queue, gateway) = (Arc::clone(&self.queue), self.gateway.clone());

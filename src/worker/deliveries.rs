@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use super::gateway_client::GatewayClient;
 use crate::link::deliveries::{Delivery, DeliveryAck};
 
+/// Receives deliveries for the loop and acknowledges them.
 pub struct DeliveryPoller {
     gateway: GatewayClient,
     /// The poll in flight. Kept across calls of [`Self::next`], so that a cancelled wait does not lose a delivery.
@@ -18,6 +19,7 @@ pub struct DeliveryPoller {
 }
 
 impl DeliveryPoller {
+    /// A poller whose first poll begins at the first call of [`Self::next`].
     #[must_use]
     pub fn new(gateway: &GatewayClient) -> Self {
         Self {
@@ -27,6 +29,7 @@ impl DeliveryPoller {
         }
     }
 
+    /// Waits for the next delivery. May be cancelled without losing one.
     pub async fn next(&mut self) -> Delivery {
         let delivery = (&mut self.next).await;
         self.next = request_next(&self.gateway);

@@ -1,6 +1,6 @@
 //! How long the loop's turns and tool runs take, from committed lines of the journal.
 //!
-//! Counts what begins and ends while this worker runs: how long the worker was away in between says nothing about a
+//! Counts what begins and ends while this worker runs: how long no worker ran in between says nothing about a
 //! turn.
 
 use std::collections::BTreeMap;

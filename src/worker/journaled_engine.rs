@@ -87,7 +87,7 @@ impl<'a> JournaledEngine<'a> {
         self.journal.find_task(id)
     }
 
-    /// Returns the response to a task as JSON, with its result shortened to about so many bytes; `None`: it is no longer
+    /// Returns the response to a task as JSON, with its result shortened to about `bytes` bytes; `None`: it is no longer
     /// kept.
     pub fn task_response(&self, id: &str, bytes: usize) -> Result<Option<String>, JournalError> {
         self.journal.task_response(id, bytes)
@@ -104,7 +104,7 @@ impl<'a> JournaledEngine<'a> {
         self.engine.snapshot()
     }
 
-    /// Lets the journal grow by so many more pages.
+    /// Lets the journal grow by `more` pages.
     #[cfg(test)]
     pub(super) fn limit_pages(&self, more: i64) {
         self.journal.limit_pages(more);

@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use super::gateway_client::GatewayClient;
 use crate::link::task_requests::{RequestedTask, TaskAck};
 
+/// Receives requested tasks for the loop and sends their receipts.
 pub struct TaskPoller {
     gateway: GatewayClient,
     /// The poll in flight. Kept across calls of [`Self::next`], so that a cancelled wait does not lose a task.
@@ -18,6 +19,7 @@ pub struct TaskPoller {
 }
 
 impl TaskPoller {
+    /// A poller whose first poll begins at the first call of [`Self::next`].
     #[must_use]
     pub fn new(gateway: &GatewayClient) -> Self {
         Self {
@@ -27,6 +29,7 @@ impl TaskPoller {
         }
     }
 
+    /// Waits for the next task. May be cancelled without losing one.
     pub async fn next(&mut self) -> RequestedTask {
         let task = (&mut self.next).await;
         self.next = request_next(&self.gateway);

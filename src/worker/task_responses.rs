@@ -19,7 +19,7 @@ use crate::support::backoff::{Backoff, jitter};
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_mins(5);
-/// Refusals in a row after which a response is given up, and how long they must go on.
+/// Refusals in a row after which a response is given up, and how long they must continue.
 const MOST_REFUSALS: u32 = 5;
 const LONGEST_REFUSAL: Duration = Duration::from_mins(10);
 /// Responses that wait, from which on no further task is accepted.
@@ -75,7 +75,7 @@ impl ResponseDelivery {
         self.waiting > 0
     }
 
-    /// Whether no further task may be accepted: the receiver must not fill the volume by being away.
+    /// Whether no further task may be accepted: an unavailable receiver must not fill the volume.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.waiting >= MOST_WAITING

@@ -18,7 +18,7 @@ const FIRST_PATIENCE: Duration = Duration::from_mins(1);
 /// answered.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Longest wait for the sources of tools of a loop that has begun so many turns.
+/// Longest wait for the sources of tools of a loop that has begun this many turns.
 pub(super) const fn patience(turns: i64) -> Duration {
     if turns == 0 { FIRST_PATIENCE } else { PATIENCE }
 }
@@ -51,7 +51,7 @@ impl From<ToolOutcome> for FinishedToolRun {
     }
 }
 
-/// A source of tools. Does not decide whether a tool may run: the engine's gate did before it requests a run.
+/// A source of tools. Does not decide whether a tool may run: the engine's admission did before it requests a run.
 pub trait ToolSource: Send + Sync {
     fn offered(&self) -> watch::Receiver<ToolOffer>;
 
@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    /// How long a loop that has begun so many turns waits for a source that takes so long.
+    /// How long a loop that has begun this many turns waits for a source that takes this long.
     async fn waits(turns: i64, takes: Duration) -> Duration {
         let begun = Instant::now();
         let goes_on = wait_for_tools(Some(Arc::new(Late(takes))), patience(turns), &CancellationToken::new()).await;

@@ -116,7 +116,7 @@ impl<'a> Agent<'a> {
         })
     }
 
-    /// Waits until at least so many turns are completed.
+    /// Waits until at least `turns` turns are completed.
     pub fn until_turns(&self, turns: i64, seconds: u64) -> Value {
         self.until(&format!("{turns} turns"), seconds, |agent| {
             (agent["status"]["usage"]["turns"].as_i64()? >= turns).then(|| agent.clone())
@@ -136,7 +136,7 @@ impl<'a> Agent<'a> {
         })
     }
 
-    /// Waits until the container has been started so many times again, and runs.
+    /// Waits until the container has been restarted `restarts` times, and runs.
     pub fn until_restarted(&self, container: &str, restarts: i64, seconds: u64) -> Value {
         let what = format!("restart {restarts} of {container}");
         self.kubectl.until(&what, seconds, "pods", &self.name, |pod| {

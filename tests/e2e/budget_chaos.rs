@@ -21,7 +21,7 @@ const COUNT: usize = 20;
 const WINDOW: f64 = 20.0;
 /// What the Agents may use in one window. They could use more.
 const LIMIT: i64 = 5_000_000;
-/// Worst cases of a call that fit into the limit at least: so many that what is reserved and not billed is little of it.
+/// How many worst-case calls fit into the limit at least, so that the part that is reserved and not billed stays small.
 const RATIO: i64 = 200;
 /// Of the limit, what the fullest window uses at least then.
 const USABLE_PERCENT: i64 = 95;
@@ -158,7 +158,7 @@ pub fn leading(system: &Kubectl) -> Option<Value> {
     system.list("pods", LEADER).into_iter().find(alive)
 }
 
-/// SIGKILL to a controller, and its pod away, so that the kubelet's back-off does not keep the next one waiting.
+/// SIGKILL to a controller and deletion of its pod, so that the kubelet's back-off does not keep the next one waiting.
 pub fn kill_pod(system: &Kubectl, pod: &Value) {
     host::strike(pod, "controller", "KILL");
     let name = pod["metadata"]["name"].as_str().expect("a pod has a name");
@@ -169,7 +169,7 @@ pub fn kill_pod(system: &Kubectl, pod: &Value) {
 pub struct Short<'a>(&'a Kubectl);
 
 impl<'a> Short<'a> {
-    /// Of so many seconds, renewed after so many.
+    /// Of `duration` seconds, renewed after `renew` seconds.
     pub fn start(system: &'a Kubectl, duration: u64, renew: u64) -> Self {
         let settings =
             format!("leaderElection.leaseDurationSeconds={duration},leaderElection.renewIntervalSeconds={renew}");
@@ -200,7 +200,7 @@ struct Bill {
     worst: i64,
 }
 
-/// Every call that the server began, whether anybody heard its answer or not.
+/// Every call that the server began, whether its answer was received or not.
 fn bills(lines: &[Line]) -> Vec<Bill> {
     let ends: HashMap<_, _> = lines
         .iter()
@@ -250,8 +250,8 @@ fn most_in_a_window(spent: &[(f64, i64)], length: f64) -> i64 {
     most
 }
 
-/// The most tokens in calls that were under way at the same time: what whoever counts only finished calls oversees at
-/// the moment at which the limit is reached.
+/// The most tokens in calls that were under way at the same time: what a count of finished calls alone would miss at the
+/// moment at which the limit is reached.
 fn most_in_flight(bills: &[&Bill]) -> i64 {
     let starts = bills.iter().map(|bill| (bill.at, bill.tokens));
     let ends = bills.iter().map(|bill| (bill.until, -bill.tokens));

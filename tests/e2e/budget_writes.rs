@@ -1,4 +1,4 @@
-//! How often a budget is written: under load once in fifteen seconds, at rest never. The API server is the judge.
+//! How often a budget is written: under load once in fifteen seconds, at rest never. The writes are counted at the API server.
 
 use std::time::{Duration, Instant};
 
@@ -92,7 +92,7 @@ fn a_budget_under_load_is_written_once_in_fifteen_seconds_and_at_rest_never() {
     adds_up(&kubectl.get(BUDGETS, "roomy").expect("the budget exists"), &agents);
 }
 
-/// The versions of the budget that the API server makes known within so many seconds.
+/// The versions of the budget that the API server makes known within `seconds` seconds.
 fn writes(kubectl: &Kubectl, seconds: u64) -> Vec<Value> {
     let watch = kubectl.watch(BUDGETS, &["--field-selector", "metadata.name=roomy"]);
     let first = next(&watch, Instant::now() + Duration::from_secs(30)).expect("the watch stands");

@@ -1,4 +1,5 @@
-//! A spent budget stops a running loop before the call that would cross it, says so, and lets go by its own rule.
+//! An exhausted budget stops a running loop before the call that would exceed it, reports this, and releases the loop by its
+//! own rule.
 
 use std::time::Instant;
 

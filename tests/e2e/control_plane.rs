@@ -1,4 +1,5 @@
-//! The API server away, the controller killed, the whole node restarted: loops go on, and status is right after it.
+//! The API server unavailable, the controller killed, the whole node restarted: loops continue, and the status is right
+//! afterwards.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,7 +13,7 @@ use super::host;
 use super::model_server::{self, ModelServer, Used, now};
 use crate::support::clusters;
 
-/// How long the API server is away, in seconds.
+/// How long the API server is unavailable, in seconds.
 const AWAY: f64 = 30.0;
 
 #[test]

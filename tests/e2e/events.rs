@@ -1,4 +1,4 @@
-//! Events over the link, read with a token of the cluster, through a port-forward, as the manual says.
+//! Events over the link, read with a token of the cluster, through a port-forward, as the documentation describes.
 
 use serde_json::{Value, json};
 

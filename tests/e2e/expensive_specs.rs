@@ -1,4 +1,4 @@
-//! Specs that are short to write and would cost much to read: their own author is told, and nobody else notices.
+//! Specs that are short but expensive to check: only their own object reports a condition.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -88,7 +88,7 @@ fn processes(replicas: &[Value]) -> BTreeMap<String, Option<u32>> {
 
 const HEAVY: usize = 40;
 
-/// A Sensor that never has an event, with so many large patterns.
+/// A Sensor that never has an event, with this many large patterns.
 fn dormant(name: &str, patterns: usize, generation: usize) -> Value {
     let text = format!("[{generation}, {}]", vec![r"matches('','\\w{4}')"; patterns].join(","));
     json!({"apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": {"name": name}, "spec": {
@@ -120,7 +120,7 @@ fn until_checked(namespace: &Namespace, name: &str, seconds: u64) {
         .until("its spec is checked", seconds, SENSORS, name, checked);
 }
 
-/// The order in which so many Sensors got their verdicts: for each, the resource version that its generation of now was
+/// The order in which this many Sensors got their verdicts: for each, the resource version that its generation of now was
 /// first checked in. On one API server these grow with every write.
 fn verdicts(changes: &Watch, sensors: usize, seconds: u64) -> BTreeMap<String, u64> {
     let deadline = Instant::now() + Duration::from_secs(seconds);

@@ -76,7 +76,7 @@ pub fn resident_kib(pid: u32) -> u64 {
         .expect("a number")
 }
 
-/// A process that stands still; goes on with the end of the value.
+/// A process that stands still; continues with the end of the value.
 pub struct Frozen {
     pid: u32,
 }

@@ -43,7 +43,7 @@ fn turns() -> Value {
     json!({"turns": answers.into_iter().enumerate().map(answer).collect::<Vec<_>>()})
 }
 
-/// Answers of the script, and then it begins anew.
+/// Answers of the script, and then it starts again.
 const ANSWERS: usize = 5;
 
 #[test]
@@ -165,7 +165,7 @@ fn go_on(agent: &Agent<'_>, turns: i64) {
     agent.until_turns(now + turns, 400);
 }
 
-/// How often the container of a pod that began anew most did so.
+/// How often the container of a pod that started again most did so.
 pub fn restarts(pod: &Value) -> i64 {
     let lists = ["containerStatuses", "initContainerStatuses"];
     let all = lists
@@ -201,7 +201,7 @@ struct Found {
 }
 
 impl Found {
-    /// Lets the loop go on for a while, stops it, and reads its journal.
+    /// Lets the loop continue for a while, stops it, and reads its journal.
     fn after(agent: &Agent<'_>) -> Self {
         go_on(agent, 2);
         agent.stop(120);

@@ -93,7 +93,7 @@ impl LinkUser {
         }
     }
 
-    /// Sends a request once; status and answer. `None`: nobody answered.
+    /// Sends a request once; status and answer. `None`: no answer.
     pub async fn request(&self, agent: &Agent<'_>, id: &str, prompt: &str) -> Option<(u16, Value)> {
         let url = format!("{}/tasks", self.url(agent));
         let body = json!({"id": id, "prompt": prompt});

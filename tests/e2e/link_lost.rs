@@ -1,4 +1,4 @@
-//! A pod that is cut off from the controller pauses when its run lease is over, and goes on when the link is back.
+//! A pod that is cut off from the controller pauses when its run lease is over, and continues when the link is back.
 
 use serde_json::json;
 
@@ -27,7 +27,7 @@ fn a_pod_that_is_cut_off_makes_no_call_after_the_run_lease_and_heals() {
 
     let start = model_server::now();
     let cut = CutOff::start(&pod, LINK_PORT);
-    // Whoever notices first says so: the controller, since the pod cannot speak.
+    // The controller reports it, since the pod cannot.
     let condition = agent.until_condition("LinkLost", "True", "LinkLost", 100);
     assert!(
         condition["message"].as_str().is_some_and(|text| !text.is_empty()),

@@ -1,4 +1,4 @@
-//! An Agent that is deleted and applied again, as GitOps tools do: its new life has a journal of its own, and keeps it.
+//! An Agent that is deleted and applied again, as GitOps tools do: the new Agent gets a journal of its own, and keeps it.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What an Agent is said to have used is what the model server says, whatever is killed in the middle of a call.
+//! The reported usage of an Agent equals that of the model server, whatever is killed during a call.
 
 use std::collections::BTreeMap;
 

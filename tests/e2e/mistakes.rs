@@ -1,4 +1,4 @@
-//! A user's mistake is refused at the door or becomes a condition that says what to do, and heals by itself.
+//! Invalid specs are rejected at admission or become a condition that states the fix.
 
 use serde_json::json;
 

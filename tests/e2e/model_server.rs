@@ -223,7 +223,7 @@ impl ModelServer {
         format!("{}/v1", self.anthropic_url(label))
     }
 
-    /// The same for Anthropic messages, whose clients add `/v1` by themselves.
+    /// The same for Anthropic messages, whose clients add `/v1` automatically.
     pub fn anthropic_url(&self, label: &str) -> String {
         format!("{}/{label}", self.url)
     }
@@ -252,7 +252,7 @@ impl ModelServer {
         self.ends(label).iter().map(Line::used).sum()
     }
 
-    /// The same if so many calls are known to nobody else, since they were cut after a moment: the server may have
+    /// The same if `unknown` calls are known only to the server, since they were cut after a moment: the server may have
     /// answered into a connection whose other end was gone.
     pub fn used_but_for_cut(&self, label: &str, since: f64, unknown: i64) -> Used {
         let mut unnoticed = unknown - self.used(label).unknown_calls;

@@ -1,4 +1,4 @@
-//! A provider that is away for a minute and a half in the middle of a turn: the turn waits, and nothing of it is lost.
+//! A provider that is unavailable for a minute and a half in the middle of a turn: the turn waits, and nothing of it is lost.
 
 use pretty_assertions::assert_eq;
 use serde_json::json;
@@ -8,7 +8,7 @@ use super::cluster::{Namespace, figure, shared};
 use super::model_server::{self, Line};
 use crate::tools::python::{self, Edition, McpServer};
 
-/// Seconds that the provider is away.
+/// Seconds for which the provider is unavailable.
 const OUTAGE: f64 = 90.0;
 
 #[test]

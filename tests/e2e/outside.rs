@@ -1,4 +1,4 @@
-//! A worker that was tampered with is seen from outside: what its gateway saw of its requests decides, whatever it says.
+//! A worker that was tampered with is detected from outside: the requests that its gateway sees decide, not its reports.
 //!
 //! The test is that worker: it speaks to the gateway through the pod's own socket, beside the real one.
 
@@ -83,7 +83,7 @@ fn measured(agent: &Agent<'_>, system: &crate::support::kubectl::Kubectl) -> Opt
     cluster::series(&cluster::metrics(system), "agentloop_agent_loop_detected", &labels)
 }
 
-/// The status that tells of the calls made so far: its own turns went on meanwhile.
+/// The status that includes the calls made so far: the loop's own turns continued meanwhile.
 fn told(agent: &Agent<'_>, extra: i64) -> Value {
     let before = turns(&agent.object());
     agent.until("a status that tells of the calls", 90, |agent| {
@@ -171,7 +171,7 @@ fn a_repeated_request_is_stopped_where_that_is_asked_for_until_a_person_says_res
     let resumed = agent.until_turns(before + 2, 90);
     assert!(!is_detected(&resumed), "{:#}", resumed["status"]);
     assert_ne!(resumed["status"]["loop"]["state"], "Paused");
-    // It is looked for anew: four more are no loop, a fifth is.
+    // The count starts again: four more are no loop, a fifth is.
     for _ in 0..4 {
         tampered.answered(AGAIN);
     }

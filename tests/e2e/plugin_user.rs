@@ -87,7 +87,7 @@ impl PluginUser {
                 return ended.stdout;
             }
             assert!(Instant::now() < deadline, "{}: {}", args.join(" "), ended.stderr);
-            // Nothing tells when the API server knows a binding.
+            // Nothing announces when the API server knows a binding.
             std::thread::sleep(Duration::from_millis(500));
         }
     }

@@ -115,7 +115,7 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
     let deadline = Instant::now() + Duration::from_secs(90);
     while !empty.is_empty() && Instant::now() < deadline {
         empty.retain(|(_, queries)| !prometheus.has_any(queries));
-        // Prometheus scrapes once a second; it tells nobody when.
+        // Prometheus scrapes once a second, without announcing it.
         std::thread::park_timeout(Duration::from_millis(200));
     }
     assert!(empty.is_empty(), "panels without data: {empty:#?}");

@@ -1,4 +1,4 @@
-//! What an Agent says of a provider that fails, and that it goes on when the provider is good again.
+//! What an Agent reports about a failing provider, and that it continues once the provider works again.
 
 use serde_json::json;
 

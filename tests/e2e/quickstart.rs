@@ -1,4 +1,4 @@
-//! The first thing a newcomer does: apply the quickstart and look.
+//! The first steps of a new user: apply the quickstart, and look at the Agent.
 
 use serde_json::Value;
 

@@ -1,5 +1,4 @@
-//! Modes Goal and Task with a real model, which is too small to do what it is asked: what is judged is the form of what comes
-//! of it, that each limit holds, and that each token is counted.
+//! Modes `Goal` and `Task` with a small real model: checks the form of results, limits and token counts, not their quality.
 
 use std::time::Duration;
 
@@ -57,7 +56,7 @@ fn a_goal_of_a_real_model_ends_within_its_limits_and_its_judge_and_its_checks_ar
             ],
             "maxSteps": STEPS, "confidence": {"everySteps": 2, "thresholdPercent": 1},
         },
-        // An estimate that cannot be read waits for a person, and nobody answers.
+        // An estimate that cannot be read waits for a person, and there is no answer.
         "tools": {"approval": {"timeoutSeconds": 60}},
     });
     let mut model = computed(openai(&server.base_url(label)));
@@ -92,7 +91,7 @@ fn a_goal_of_a_real_model_ends_within_its_limits_and_its_judge_and_its_checks_ar
     assert!(used.calls >= steps, "each step has a call: {used:?}");
 }
 
-/// The example of a test suite with the real model, which cannot be expected to mend it: its checks count the tests that pass.
+/// The example of a test suite with the real model, which cannot be expected to fix it: its checks count the tests that pass.
 #[test]
 fn a_goal_of_a_real_model_is_measured_by_the_test_suite_in_its_toolbox() {
     let (Some(cluster), Some(server)) = (shared(), model_server::real()) else {

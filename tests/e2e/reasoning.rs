@@ -1,4 +1,4 @@
-//! What a model thought goes back to its provider unchanged, also from the pod that comes after the one that heard it.
+//! Reasoning of a model is returned to its provider unchanged, also by the pod after the one that received it.
 
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Upgrade, failover and uninstall of the release touch no running loop.
+//! Upgrade, failover and uninstall of the release do not affect running loops.
 
 use std::time::{Duration, Instant};
 

@@ -88,7 +88,7 @@ impl ResponseReceiver {
         self.shared.lock().accepted.clone()
     }
 
-    /// Waits until so many responses are accepted; whether they were within this time.
+    /// Waits until `count` responses are accepted; whether they were within this time.
     pub fn wait_for(&self, count: usize, limit: Duration) -> bool {
         let too_few = |received: &mut Received| received.accepted.len() < count;
         let waited = self.shared.news.wait_timeout_while(self.shared.lock(), limit, too_few);

@@ -1,4 +1,4 @@
-//! A loop goes on where it stood, whatever part of its pod is killed.
+//! A loop continues from its journal after any container of its pod is killed.
 
 use serde_json::{Value, json};
 

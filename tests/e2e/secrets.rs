@@ -1,4 +1,4 @@
-//! Keys, prompts, answers and a provider's words never show up where operators look.
+//! Keys, prompts, answers and provider error bodies never appear in logs, status, Events or metrics.
 
 use serde_json::json;
 

@@ -32,14 +32,14 @@ pub const LEASE: (u64, u64) = (6, 2);
 const FREEZE: i64 = 8_000;
 /// Milliseconds between two blows.
 const RHYTHM: (i64, i64) = (1_000, 4_000);
-/// How long all may take until everybody has everything.
+/// How long it may take until every receiver has every event.
 const CALM_SECONDS: u64 = 300;
 
 /// Parts and the roles of their processes.
 pub const PARTS: [&str; 4] = ["sensor", "controller", "worker", "gateway"];
 /// The leader among them: with its pod goes the kubelet's delay.
 pub const LEADER: usize = 1;
-/// Part, and whether it is frozen, of each blow; when all were drawn, they are shuffled anew.
+/// Part, and whether it is frozen, of each blow; when all were drawn, they are shuffled again.
 const DECK: [(usize, bool); 12] = [
     (0, false),
     (0, false),
@@ -222,7 +222,7 @@ fn until_taken(sender: &Sender, number: i64) -> Sent {
                 return Sent { at, tries, known: true };
             }
             Some(status @ (400..=403 | 413 | 429)) => panic!("{number} is refused: {status}"),
-            // Nobody there, or it could not be kept.
+            // Not reachable, or the event could not be stored.
             _ => assert!(Instant::now() < deadline, "{number} is not taken: {status:?}"),
         }
         std::thread::park_timeout(Duration::from_millis(100));
@@ -239,7 +239,7 @@ pub struct Blows {
     pub pods: usize,
 }
 
-/// Kills and freezes while the senders send; then everything goes on.
+/// Kills and freezes while the senders send; then everything continues.
 fn storm(system: &Kubectl, kubectl: &Kubectl, agents: &[Agent<'_>], goes_on: impl Fn() -> bool) -> Blows {
     let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let seed = setting("AGENTLOOP_E2E_CHAOS_SEED").unwrap_or_else(now);
@@ -294,7 +294,7 @@ fn delete(kubectl: &Kubectl, pod: &Value) {
 }
 
 impl Blows {
-    /// SIGKILL to the leader, and its pod away.
+    /// SIGKILL to the leader, and deletion of its pod.
     pub fn kill_leader(&mut self, system: &Kubectl, pod: &Value) {
         kill_pod(system, pod);
         self.kills[LEADER] += 1;

@@ -44,7 +44,7 @@ impl Sender {
         }
     }
 
-    /// Status of a request signed with this key; `None`: nobody answered.
+    /// Status of a request signed with this key; `None`: no answer.
     pub fn post(&self, key: &str, id: &str, body: &str) -> Option<u16> {
         let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes()), body.as_bytes());
         let tag = tag

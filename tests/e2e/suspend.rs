@@ -1,4 +1,4 @@
-//! `spec.suspend` stops the traffic at once, and taking it back goes on where the loop stood.
+//! `spec.suspend` stops the traffic at once; once it is removed, the loop continues where it stopped.
 
 use serde_json::json;
 

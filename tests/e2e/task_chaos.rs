@@ -117,7 +117,7 @@ fn tasks_of_three_clients_go_through_one_agent_and_one_leader_that_nothing_distu
     }
 }
 
-/// Posts so many tasks by all clients at a time, with at most so many open, and runs `meanwhile`, which can ask whether the
+/// Posts `count` tasks by all clients at a time, with at most `open` open, and runs `meanwhile`, which can ask whether the
 /// clients still post.
 fn post<T>(
     system: &Kubectl,
@@ -233,7 +233,7 @@ impl TaskClient {
     }
 }
 
-/// Kills one part after the other, in an order that is drawn anew each time.
+/// Kills one part after the other, in an order that is drawn again each time.
 fn kill_parts(system: &Kubectl, kubectl: &Kubectl, agent: &Agent<'_>, goes_on: impl Fn() -> bool) -> Blows {
     let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let seed = setting("AGENTLOOP_E2E_CHAOS_SEED").unwrap_or_else(now);

@@ -304,7 +304,7 @@ fn servers_of_others_run_as_containers_over_standard_input_and_over_http() {
     seen.sort();
     assert_eq!(seen, [done("std"), done("web")]);
 
-    // Only the server has its credentials: its own processes and nobody else's.
+    // Only the processes of the server have its credentials.
     let in_std = "grep -l canary-server-token /proc/[0-9]*/environ 2>/dev/null | wc -l";
     assert_ne!(inside(&agent, "mcp-std", in_std).trim(), "0");
     assert_eq!(inside(&agent, "mcp-web", in_std).trim(), "0");

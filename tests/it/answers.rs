@@ -45,7 +45,7 @@ struct Rig {
     address: SocketAddr,
     /// What was asked of permissions.
     asked: Arc<Mutex<Vec<Value>>>,
-    /// How often somebody else still writes the Agent after it was read.
+    /// How often another client still writes the Agent after it was read.
     interferences: Arc<AtomicUsize>,
     stop: CancellationToken,
 }

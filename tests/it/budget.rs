@@ -1,7 +1,7 @@
-//! The ledger against a real API server: what is written before what is told, who may write, what is counted when.
+//! The ledger against a real API server: what is written before what is answered, who may write, what is counted when.
 //!
-//! A leader here is a ledger with its watch and its writer; Agents are told to it as the reconciler does, gateways ask
-//! it as the link does.
+//! A leader here is a ledger with its watch and its writer. The tests pass Agents to it as the reconciler does, and requests
+//! of gateways as the link does.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -135,7 +135,7 @@ impl World {
 
     async fn leader(&self, agents: &[&Agent]) -> Leader {
         let (loops, changed) = PodSessions::new();
-        // Nobody reconciles here.
+        // No reconciler runs in this test.
         drop(changed);
         let (loops, stop) = (Arc::new(loops), CancellationToken::new());
         let metrics = Arc::new(Metrics::new().unwrap());
@@ -302,7 +302,7 @@ async fn a_leader_that_was_replaced_cannot_write_grants_nothing_and_ends() {
     assert!(again.leases[0].granted.tokens >= asked + 40, "{again:?}");
     assert!(again.epoch > told.epoch);
 
-    // It goes on as if nothing had happened.
+    // It continues as if nothing had happened.
     let refused = old.lease(&who, &account, &[said(lease.lease, 40)], Some(9_000)).await;
     let conflict = timeout(SOON, old.task).await.unwrap().unwrap().unwrap_err();
     assert!(refused.is_err(), "{refused:?}");

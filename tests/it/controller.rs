@@ -431,7 +431,7 @@ async fn a_workspace_has_a_claim_of_its_own_that_only_the_worker_mounts_and_cann
     rig.pass(3).await;
     assert_eq!(claim(&rig, "coast-workspace"), None);
     assert_eq!(workspace_of(&rig.pod("coast").unwrap()), None);
-    // A claim that is known keeps nobody from making the other one.
+    // A known claim does not prevent the creation of the other one.
     rig.apply(
         "coast",
         &json!({ "workspace": { "size": "2Gi", "storageClassName": "fast" }, "pod": { "updateStrategy": "Immediate" } }),
@@ -975,7 +975,7 @@ async fn an_api_server_away_for_thirty_seconds_is_waited_for_and_nothing_is_lost
     rig.pass(30).await;
     assert_eq!(rig.pod("born-meanwhile"), None);
     rig.server.set_away(false);
-    // The link does not need the API server: the pod goes on reporting.
+    // The link does not need the API server: the pod continues to report.
     rig.report("coast", report, usage(9));
     rig.pass(40).await;
     assert_eq!(rig.status("coast").usage.unwrap().calls, 9);

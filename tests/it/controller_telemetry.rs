@@ -81,7 +81,7 @@ impl ControllerProcess {
         }
     }
 
-    /// Waits until the process has ended by itself.
+    /// Waits until the process has ended without a signal.
     async fn ended(&mut self) -> std::process::ExitStatus {
         let deadline = tokio::time::Instant::now() + Duration::from_mins(1);
         loop {
@@ -198,7 +198,7 @@ async fn a_real_collector_gets_reconciles_metrics_and_lines_of_the_controller() 
     assert_eq!(line.of("agentloop.component"), "controller");
     assert!(controller.log().contains("starting the controller"));
 
-    // A total of the status, whose begin nobody knows, and an instrument that began with the process.
+    // A total of the status, whose start is unknown, and an instrument that began with the process.
     let (resource, turns) = receiver.until_metric("agentloop_agent_turns_total", |_| true).await;
     assert_eq!(attribute(&resource, "k8s.pod.name").unwrap(), "agentloop-7");
     let Some(Data::Sum(sum)) = &turns.data else {

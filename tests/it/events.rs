@@ -29,7 +29,7 @@ async fn each_event_is_read_once_in_order_over_kills_of_the_worker_and_connectio
     rig.start_pod();
     let mut reader = Reader::connect(&rig, READER, "?after=0", None).await;
     let mut events = reader.take(20).await;
-    // The stream itself goes on when a container of the pod starts again.
+    // The stream itself continues when a container of the pod starts again.
     rig.restart_worker().await;
     events.extend(reader.take(20).await);
     rig.restart_gateway().await;

@@ -103,7 +103,7 @@ async fn a_minute_without_the_database_is_made_up_for() {
     outage(Duration::from_mins(1)).await;
 }
 
-/// The database crashes in the middle of a run and stays away for this long, and at least for 40 turns.
+/// The database crashes in the middle of a run and stays unavailable for this long, and at least for 40 turns.
 async fn outage(at_least: Duration) {
     let mut postgres = Postgres::start();
     let mut rig = Rig::with_history(Some(store(&postgres))).await;

@@ -1,4 +1,4 @@
-//! Tests of the controller's process: election against a real API server, and an API server that is away.
+//! Tests of the controller's process: election against a real API server, and an API server that is unavailable.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -239,7 +239,7 @@ async fn a_leader_told_to_stop_ends_well_and_leaves_neither_lease_nor_label_behi
         },
         ..ServiceAccount::default()
     };
-    // A cluster's controller manager makes it too; whoever is first.
+    // A cluster's controller manager creates it too; the first one counts.
     let accounts = Api::<ServiceAccount>::namespaced(cluster.client.clone(), &cluster.namespace);
     let _ = accounts.create(&PostParams::default(), &account).await;
     pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap())
@@ -271,7 +271,7 @@ async fn a_leader_told_to_stop_ends_well_and_leaves_neither_lease_nor_label_behi
     cluster.end().await;
 }
 
-/// A port of this machine on which nobody listens.
+/// An unused port of this machine.
 async fn free_address() -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap()

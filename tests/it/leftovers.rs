@@ -1,4 +1,5 @@
-//! What all pods of a namespace share: it goes with the last of them, comes again with the next, and is nobody else's.
+//! The objects that all pods of a namespace share: they are deleted with the last pod, created again with the next one, and
+//! never taken from a user.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -126,7 +127,7 @@ async fn a_config_map_that_a_user_made_is_neither_changed_nor_deleted_and_the_ag
     );
     let sensor = rig.server.get(SENSORS, NAMESPACE, "page").unwrap();
     assert!(sensor["status"].to_string().contains("NameTaken"), "{sensor}");
-    // It holds up nobody else's next authority.
+    // It does not delay the next authority of other namespaces.
     rig.running().bundle.send_replace("CA two".into());
     rig.pass(5).await;
     assert_eq!(*rig.running().published.borrow(), "CA two");

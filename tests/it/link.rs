@@ -141,7 +141,7 @@ impl Rig {
         let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
 
         let (loops, changed) = PodSessions::new();
-        // Nobody reconciles here.
+        // No reconciler runs in this test.
         drop(changed);
         let loops = Arc::new(loops);
         let known = LoopTotals {

@@ -1,5 +1,4 @@
-//! The one integration-test binary. `make test` starts the clusters that some of these tests need and says where they
-//! are; without them those tests say that they were skipped.
+//! The integration-test binary. Tests that need a cluster are skipped if `make test` did not start one.
 
 mod support;
 

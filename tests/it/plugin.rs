@@ -116,7 +116,7 @@ async fn an_ambiguous_answer_writes_nothing() {
 async fn an_answer_is_written_onto_the_version_that_was_read() {
     let rig = Rig::start();
     rig.put_agent("helper", &gated(&["g1", "g2"]));
-    // Somebody else approves the other gate between the read and the write: it must not be lost.
+    // Another user approves the other gate between the read and the write: that must not be lost.
     rig.interfere(json!({"agentloop.dev/approve": "g2:hash-of-g2", "agentloop.dev/approved-by": "ann@example.com"}));
     let done = rig.run("approve helper g1").await;
     assert_eq!(done.status, ExitStatus::Success, "{}", done.err);

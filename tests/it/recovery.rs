@@ -209,7 +209,7 @@ async fn a_workspace_is_a_claim_that_is_labelled_for_agents_whoever_owns_it() {
     assert!(rig.pod("coast").is_some(), "the label is enough");
 }
 
-/// An API server's history of changes is short: whoever was cut off for longer must list anew, and the list does not say
+/// An API server's history of changes is short: a client that was cut off for longer must list again, and the list does not say
 /// what was there before.
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_went_while_the_watch_was_cut_off_is_made_again() {
@@ -218,7 +218,7 @@ async fn a_pod_that_went_while_the_watch_was_cut_off_is_made_again() {
         rig.bring_up("coast", &json!({})).await;
         rig.server.deafen_to_deletions(PODS);
         if ended {
-            // The controller itself deletes the evicted pod, and hears nothing of its end.
+            // The controller itself deletes the evicted pod, and gets no event of its end.
             evict(&rig, "coast");
         } else {
             rig.server.finish_pod(NAMESPACE, "coast");
@@ -326,7 +326,7 @@ async fn until_budgets_are_listed_what_was_said_of_them_stands_and_a_suspend_is_
     assert!(rig.pod("lost").is_some());
 }
 
-/// A leader that was frozen long enough is replaced, and goes on for a moment with what it knew.
+/// A leader that was frozen long enough is replaced, and continues for a moment with what it knew.
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_was_replaced_writes_nothing_over_what_its_successor_wrote() {
     let rig = Rig::start().await;

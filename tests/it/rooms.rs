@@ -1,4 +1,4 @@
-//! The rooms of the source tree: who may know whom, how large a file may be, and that each says what it is for.
+//! The modules of the source tree: which may depend on which, how large a file may be, and that each states its purpose.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -181,7 +181,7 @@ async fn a_webhook_gets_its_objects_once_and_they_go_when_it_becomes_a_clock() {
         assert_eq!(owner["uid"], json!(sensor.uid().unwrap()));
         assert_eq!(owner["controller"], true);
     }
-    // Neither pod of this test reports again: both are told silent, once.
+    // Neither pod of this test reports again: both are reported as silent, once.
     rig.pass(120).await;
     let mut silent = rig.server.take_writes();
     silent.sort();
@@ -245,13 +245,13 @@ async fn quiet_webhook() -> Rig {
     let rig = Rig::start_with_sensors().await;
     put_secret(&rig, "hooks", "main");
     bring_up(&rig, "hook", "webhook").await;
-    // Its pod never says a word, and is told silent.
+    // Its pod never reports, and is reported as silent.
     rig.pass(60).await;
     rig.server.take_writes();
     rig
 }
 
-/// Somebody changes an object of the webhook.
+/// A user changes an object of the webhook.
 async fn change(rig: &Rig, resource: &str, name: &str, change: &Value) {
     let mut object = change.clone();
     object["metadata"]["name"] = name.into();
@@ -323,7 +323,7 @@ async fn what_a_webhook_makes_of_what_is_applied_is_no_change() {
     rig.server.take_writes();
     rig.pass(120).await;
     assert_eq!(rig.server.take_writes(), [""; 0], "at rest");
-    // Somebody else's change is one, and is mended once.
+    // A change by a user is one, and is corrected once.
     change(&rig, SETS, "hook-sensor", &json!({"spec": {"replicas": 0}})).await;
     rig.pass(60).await;
     assert_eq!(rig.server.take_writes(), ["patch apps/statefulsets"]);
@@ -577,7 +577,7 @@ async fn old_and_new_controllers_that_lead_in_turn_replace_no_pod_back_and_forth
     upgrade(&mut rig, "agentloop:next").await;
     rig.pass(63).await;
     assert_eq!(renewed(&rig, &["a", "b"]), 1);
-    // The next one goes on with what is left.
+    // The next one continues with what is left.
     upgrade(&mut rig, "agentloop:next").await;
     rig.pass(63).await;
     assert_eq!((sets_written(&rig), renewed(&rig, &["a", "b"])), (1, 2));

@@ -65,7 +65,7 @@ fn is(status: &str, reason: &str) -> (String, String) {
     (status.into(), reason.into())
 }
 
-/// What the pod of an Agent is told to run.
+/// What the pod of an Agent is to run.
 fn told(rig: &Rig, agent: &str) -> Vec<SensorTerms> {
     let loops = &rig.running().loops;
     let (_, directives) = loops

@@ -1,4 +1,4 @@
-//! Sources against peers that nobody here wrote: Debian's Prometheus, an MCP server, and streams that Python serves.
+//! Sources against third-party peers: Debian's Prometheus, an MCP server, and streams that Python serves.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -150,7 +150,7 @@ async fn each_line_of_a_python_server_that_breaks_off_is_one_event() {
     task.abort();
 }
 
-/// Serves numbers as events and breaks off after every third; goes on after the id that it is given.
+/// Serves numbers as events and breaks off after every third; continues after the id that it is given.
 const STREAM: &str = r#"
 import http.server, sys
 class Stream(http.server.BaseHTTPRequestHandler):

@@ -274,7 +274,7 @@ async fn a_server_killed_in_mid_call_leaves_the_outcome_unknown_and_serves_again
         .outcome;
     assert!(matches!(away, ToolOutcome::Unavailable { .. }), "{away:?}");
     server.go();
-    // Begun while the server may still be away: it waits.
+    // Begun while the server may still be unavailable: it waits.
     assert_eq!(bench.run("add", three()).await, done("3"));
     assert_eq!(server.did(), ["slow began", "add"], "nothing ran twice");
 }

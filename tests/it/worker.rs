@@ -227,7 +227,7 @@ async fn a_worker_that_starts_with_a_pending_stop_makes_no_call_and_reports_the_
     assert_eq!(log.last().handled.stop.as_deref(), Some("monday"));
     worker.kill().await;
 
-    // Nobody has learned of that, and another pod runs the loop.
+    // That was not reported, and another pod runs the loop.
     gateway.set_epoch(9);
     worker = bench.worker(&gateway);
     let reports = log.reports.len();

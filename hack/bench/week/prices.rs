@@ -3,7 +3,7 @@
 //! - A request is a row of blocks: the tools, the system prompt, the blocks of the messages, and last what changes with each
 //!   call. Marks say after which blocks the provider is to keep the beginning of the request.
 //! - A beginning that was kept and is not older than its time to live is read for a tenth of the price, and its time begins
-//!   anew. A mark finds a beginning that ends at most 20 blocks before it.
+//!   again. A mark finds a beginning that ends at most 20 blocks before it.
 //! - What comes after that, up to the last mark, is written for more than the price; the rest is plain input.
 //!
 //! Left out, since both sides gain the same from it: the least size of what is kept, and the time until a write can be read.
@@ -113,7 +113,7 @@ impl Provider {
         }
     }
 
-    /// Charges a request whose tools have so many bytes, with `state` as its last block, and an answer of so many bytes.
+    /// Charges a request whose tools have `tools` bytes, with `state` as its last block, and an answer of `answer` bytes.
     pub fn charge(
         &mut self,
         now: Timestamp,

@@ -95,7 +95,7 @@ pub fn traced(dir: &Path) {
     });
 }
 
-/// Leaves a journal of so many turns and one that waits for an answer. `in_order`: it is closed.
+/// Leaves a journal of a number of turns and one that waits for an answer. `in_order`: it is closed.
 pub fn leave(dir: &Path, in_order: bool) {
     with_loop(dir, 128_000, |turns| {
         turns.pass(TURNS);

@@ -1,4 +1,4 @@
-//! The worker as a process on a gateway that answers at once: how late its timer is, and how long it takes to go on from
+//! The worker as a process on a gateway that answers at once: how late its timer is, and how long it takes to continue from
 //! a long history.
 
 use std::convert::Infallible;

@@ -1,5 +1,5 @@
-//! Carries out the plan, and returns what came of it. The pod and its claims are created concurrently: the pod waits for its claims anyway, and each
-//! claim to create was absent a moment ago.
+//! Carries out the plan, and returns the results. The pod and its claims are created concurrently: the pod waits for its
+//! claims anyway, and each claim to create was absent a moment ago.
 //!
 //! Pods are created and deleted, never patched. Each deletion has the UID as a precondition.
 

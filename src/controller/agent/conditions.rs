@@ -556,7 +556,7 @@ impl AgentConditions<'_> {
                 AgentReadiness::Stalled(reason_message(&spent.reason, spent.message.clone()))
             };
         }
-        // A gate beside which the loop goes on is told by its own condition.
+        // A gate beside which the loop continues has a condition of its own.
         let pauses = |asked: &&Condition| status.reasons.iter().any(|reason| reason.as_ref() == asked.reason);
         if let Some(asked) = self.holds(ConditionType::ApprovalPending).filter(pauses) {
             return AgentReadiness::Ready(reason_message(AWAITING_APPROVAL, asked.message.clone()));

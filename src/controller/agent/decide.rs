@@ -1,8 +1,7 @@
 //! Decides everything that a reconcile changes, from what was observed. Pure.
 //!
-//! The plan names all effects, also the changes of the reconciler's memory. What only the answers of the API server can
-//! tell,
-//! `apply` returns as data; [`ReconcilePlan::recheck_after`] and the status follow from both.
+//! The plan names all effects, also the changes of the reconciler's memory. What only the answers of the API server
+//! show, `apply` returns as data; [`ReconcilePlan::recheck_after`] and the status follow from both.
 
 use std::time::Duration;
 

@@ -195,7 +195,7 @@ fn missing_artifacts_are_named_up_to_five() {
     }
 }
 
-/// The note of the Event for the end of a goal with so many artifacts, of which the first ones are missing.
+/// The note of the Event for the end of a goal with `artifacts` artifacts, of which the first ones are missing.
 fn note_of_end(met: bool, missing: usize, artifacts: usize) -> String {
     let mut case = ended_by(GoalEnd::StepLimit);
     let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
@@ -282,7 +282,7 @@ fn low_confidence_is_true_while_its_gate_is_open() {
         );
         let pending = condition(&status, ConditionType::ApprovalPending).unwrap();
         assert_eq!((pending.0, pending.1), ("True", "LowConfidence"));
-        // Nobody has to look before the gate is answered.
+        // Nothing needs attention before the gate is answered.
         assert_eq!(condition(&status, ConditionType::Ready).unwrap().1, "AwaitingApproval");
         let silent = Case {
             old: status.clone(),

@@ -285,7 +285,7 @@ async fn what_a_pod_held_that_ended_counts_as_spent_and_is_the_gateways_no_more(
     }
 }
 
-/// The budget has a rolling window of so many seconds.
+/// The budget has a rolling window of `seconds` seconds.
 fn rolling(seconds: u64) -> World {
     let world = World::with(false, &json!({"window": {"rolling": {"seconds": seconds}}}));
     world.budgets.pods_listed(None, &BTreeSet::from([key()]));

@@ -28,7 +28,7 @@ enum ServerFailure {
     Down,
     /// Requests get no response.
     Silent,
-    /// Requests are answered after so many seconds.
+    /// Requests are answered after this many seconds.
     Slow(u64),
     /// Requests are answered with this status.
     Status(u16),
@@ -137,7 +137,7 @@ impl World {
         self.scrape_from(address, Some(&format!("Bearer {token}"))).await.0
     }
 
-    /// Presents so many tokens, each once, that the API server rejects.
+    /// Presents `count` tokens, each once, that the API server rejects.
     async fn present_forged_tokens(&self, address: u8, count: u32) {
         for number in 0..count {
             let token = format!("forged-{address}-{number}-{}", self.reviews.asked());

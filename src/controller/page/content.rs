@@ -70,7 +70,7 @@ pub(super) async fn view(
             "Turns of more than {MOST_WITH_TURNS} Agents: choose a namespace."
         ));
     }
-    // Said whatever there is: neither note tells how much the user may not see.
+    // Shown in any case, so that neither note reveals how much the user may not see.
     if !rights.are_complete() {
         if rights.is_pending {
             notes.push("What was not checked yet: your permissions are checked again within 10 seconds.".into());

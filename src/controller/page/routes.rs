@@ -74,7 +74,7 @@ async fn answer(
     let mut response = server.route(address, request).await;
     protect(response.headers_mut(), PageForms::Own);
     if head_only {
-        // A stream would be written for nobody.
+        // A stream would have no reader.
         *response.body_mut() = Body::empty();
     }
     response
@@ -303,7 +303,7 @@ struct SessionReader {
     place: StreamPlace,
 }
 
-/// What a reader is told when its session has ended.
+/// The last message to a reader whose session has ended.
 const SESSION_ENDED: &str = "The session has ended: sign in again";
 /// Shown to a reader whose place another user has taken. The page does not reconnect, since it would have no place.
 const DISPLACED: &str =

@@ -215,7 +215,7 @@ mod tests {
         table.begin((user(name), "opaque"), &[], Timestamp::UNIX_EPOCH)
     }
 
-    /// A token that claims to end so many seconds after 1970.
+    /// A token that claims to expire `end` seconds after 1970.
     fn token(end: i64) -> String {
         let claims = BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{end}}}"#));
         format!("e30.{claims}.signature")

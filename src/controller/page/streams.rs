@@ -1,4 +1,5 @@
-//! The open streams of the page: how many there may be, in all and of one user, and whose ends for the first one of another user.
+//! The open streams of the page: how many there may be, in all and per user, and which one ends to make room for the first
+//! stream of another user.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -94,7 +95,7 @@ impl Drop for StreamPlace {
 mod tests {
     use super::*;
 
-    /// Users who hold so many places each.
+    /// Users who hold `each` places each.
     fn hold(table: &Arc<StreamTable>, users: usize, each: usize) -> Vec<Vec<StreamPlace>> {
         let of_user = |user: usize| {
             let name = format!("user-{user}");

@@ -70,7 +70,7 @@ impl TurnFollower {
         Some(AgentHistory::default())
     }
 
-    /// Ends, now and then, what nobody looks at any more.
+    /// Ends, at intervals, what has no viewers any more.
     pub(super) async fn end_unread(&self) -> Infallible {
         loop {
             sleep(LINGER).await;

@@ -1,4 +1,4 @@
-//! Carries out the plan for a Sensor, and returns what came of it.
+//! Carries out the plan for a Sensor, and returns the results.
 
 use std::fmt::Debug;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Decides everything that a reconcile of a Sensor changes, from what was observed. Pure.
 //!
-//! What only the answers of the API server can tell, `apply` returns as data; the status follows from both.
+//! What only the answers of the API server show, `apply` returns as data; the status follows from both.
 
 use super::conditions::{INVALID_SPEC, SECRET_NOT_FOUND, SECRET_UNUSABLE};
 use super::objects::{ObjectSteps, is_owned};

@@ -1,6 +1,6 @@
 //! Checks the specs of Sensors beside the watches: one at a time, and one of each namespace in turn.
 //!
-//! A check takes up to a second of CPU time, and whoever may write Sensors decides how many there are. They delay
+//! A check takes up to a second of CPU time, and users who may write Sensors decide how many there are. They delay
 //! further Sensors of the same namespace; a Sensor of another namespace waits for one check of each namespace that has
 //! some waiting. Neither the watches nor the readiness of a new leader wait for checks.
 

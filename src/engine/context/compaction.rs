@@ -4,7 +4,7 @@
 //! the turn that needs the room: metered, limited, journalled and repeated like any other, but it does not count
 //! against the limits of the turn itself. The summarized messages leave the live transcript in the transaction that
 //! stores the summary, and stay in the journal's history. A failed summary stops nothing: its messages leave with a
-//! [`HistoryDigest`](crate::context::digest::HistoryDigest), and the model is told.
+//! [`HistoryDigest`](crate::context::digest::HistoryDigest), and a note informs the model.
 
 use std::sync::Arc;
 

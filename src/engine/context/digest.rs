@@ -136,7 +136,7 @@ impl HistoryDigest {
         (!text.is_empty()).then_some(text)
     }
 
-    /// The newest lines that together have at most so many bytes.
+    /// The newest lines that together have at most `most` bytes.
     fn newest(&self, most: usize) -> Vec<&str> {
         let mut left = most;
         let fits = move |line: &&String| {

@@ -169,7 +169,7 @@ impl HistoryDoubt {
         (!ended.messages.is_empty() || ended.names_only).then_some(ended)
     }
 
-    /// Messages of the transcript were removed, of which so many remain: the same messages stay suspected.
+    /// Messages of the transcript were removed, of which `remaining` remain: the same messages stay suspected.
     pub fn removed(&mut self, removed: &Range<usize>, remaining: usize) {
         let Range { start, end } = self.part();
         let place = |place: usize| place - removed.end.min(place).saturating_sub(removed.start);

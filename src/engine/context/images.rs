@@ -25,7 +25,7 @@ fn count<'a>(messages: impl Iterator<Item = &'a Arc<Message>>, rules: ImageInput
     messages.map(|message| images(message, rules).count()).sum()
 }
 
-/// How many of the oldest of so many images are not shown.
+/// How many of the oldest of `count` images are not shown.
 fn hidden(count: usize, rules: ImageInput) -> usize {
     let most = usize::try_from(rules.max_images).unwrap_or(usize::MAX).max(1);
     let step = most.div_ceil(2);
@@ -95,7 +95,7 @@ mod tests {
         }
     }
 
-    /// Results with so many images each, which are numbered.
+    /// Results with this many images each, which are numbered.
     fn results(counts: &[usize]) -> Vec<Arc<Message>> {
         let mut number = 0;
         let mut result = |count: &usize| {

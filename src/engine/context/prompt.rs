@@ -43,7 +43,7 @@ pub fn truncate(text: &str, most: usize) -> String {
     format!("{} [cut]", &text[..text.floor_char_boundary(most)])
 }
 
-/// Requests a summary of the messages before it, in at most so many words. The headings are fixed, since each summary
+/// Requests a summary of the messages before it, in at most `words` words. The headings are fixed, since each summary
 /// also covers the previous one: without them the oldest facts are lost first.
 pub fn summary_request(words: u64) -> String {
     format!(

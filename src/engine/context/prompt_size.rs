@@ -80,7 +80,7 @@ impl TokenEstimator {
             .filter(|refused| self.billed(*refused) <= prompt_limit(settings));
     }
 
-    /// The server refused a prompt of so many estimated tokens as too long.
+    /// The server refused a prompt of this many estimated tokens as too long.
     pub fn record_refusal(&mut self, estimate: u64, settings: &EngineSettings) {
         let before = self.known_refusal(settings);
         self.refused = Some(before.map_or(estimate, |before| before.min(estimate)));
@@ -286,7 +286,7 @@ pub fn tools_size(tools: &[ToolDefinition]) -> u64 {
         .sum()
 }
 
-/// Estimated tokens of the schema of an answer, if the server is told one.
+/// Estimated tokens of the schema of an answer, if one is sent.
 #[must_use]
 pub fn schema_size(schema: Option<&AnswerSchema>) -> u64 {
     schema.map_or(0, |schema| bytes_tokens(schema.bytes()))

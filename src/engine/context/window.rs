@@ -51,11 +51,11 @@ pub struct ClearedResults {
 enum ShrinkStep {
     /// The prompt fits.
     Send,
-    /// Clear results among so many of the first messages of the conversation.
+    /// Clear results among this many of the first messages of the conversation.
     Clear(usize),
     /// Have the oldest messages summarized.
     Compact(crate::context::compaction::Compaction),
-    /// Drop so many of the oldest messages.
+    /// Drop this many of the oldest messages.
     Forget(usize),
     /// Nothing more can leave.
     TooLarge { needed: u64, room: u64 },
@@ -243,7 +243,7 @@ impl Engine {
         }
     }
 
-    /// The oldest messages leave the transcript. A digest of their actions stays, and a note tells the model.
+    /// The oldest messages leave the transcript. A digest of their actions stays, and a note informs the model.
     pub(crate) fn trim_messages(&mut self, messages: usize, out: &mut EffectBuffer) {
         self.digest_opening(messages);
         self.trim_range(0..messages, DigestDetail::Results, out);

@@ -68,7 +68,7 @@ struct DatedValue {
     /// As JSON, on one line.
     text: String,
     at: Timestamp,
-    /// Whose it is, if it contains text of a source that is not trusted.
+    /// Its source, if that is not trusted.
     untrusted: Option<String>,
 }
 

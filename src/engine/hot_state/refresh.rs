@@ -226,7 +226,7 @@ impl Engine {
     }
 
     /// Stores a value of that time, or keeps the last good one and records why; journalled once, until a write
-    /// succeeds. `untrusted`: whose it is, if that is not trusted.
+    /// succeeds. `untrusted`: its source, if that is not trusted.
     pub(crate) fn write_field(
         &mut self,
         name: &str,

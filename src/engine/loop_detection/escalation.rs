@@ -1,4 +1,4 @@
-//! The escalation of a detected loop: the model is told once, then such calls are denied until the turn ends, then the
+//! The escalation of a detected loop: the model is warned once, then such calls are denied until the turn ends, then the
 //! loop pauses, each time for longer, and finally it fails. Pure.
 //!
 //! Within an episode it only goes up. Progress ends the episode, and so does a sleep that the agent chose; a person's
@@ -22,7 +22,7 @@ const MOST_SHOWN: usize = 5;
 /// How far an episode has escalated.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::AsRefStr)]
 pub enum EscalationStep {
-    /// The model was told.
+    /// The model was warned.
     Nudged,
     /// The calls of the repetition are denied until the turn ends.
     Denied,
@@ -80,7 +80,7 @@ pub struct EscalationRules {
 }
 
 impl LoopEpisode {
-    /// The first signal: the model is told.
+    /// The first signal: the model is warned.
     pub fn begin(signal: LoopSignal, tool: Option<String>, at: CallPosition) -> Self {
         let mut episode = Self {
             sign: signal.sign,

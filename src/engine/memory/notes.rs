@@ -132,7 +132,7 @@ impl MemoryNotes {
         Ok(NoteResult { text, untrusted: None })
     }
 
-    /// The notes for the state block, within so many bytes. `untrusted`: whether titles may be shown that were written after
+    /// The notes for the state block, within `room` bytes. `untrusted`: whether titles may be shown that were written after
     /// untrusted content. `None`: there are no notes.
     pub fn block(&self, limit: usize, room: usize, untrusted: bool) -> Option<String> {
         if self.is_empty() {

@@ -1,4 +1,4 @@
-//! A mode for tests: it runs so many turns with its own message and ends. Its tool `finish` ends it at once.
+//! A mode for tests: it runs a given number of turns with its own message and ends. Its tool `finish` ends it at once.
 //!
 //! It shows what a mode needs, and that the rest of the engine serves any mode.
 

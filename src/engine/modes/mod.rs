@@ -254,7 +254,7 @@ pub trait LoopMode {
         TextDecision::EndsTurn
     }
 
-    /// What the model is told when turns without a tool call are delayed more and more. `None`: they do not.
+    /// The note to the model when turns without a tool call are delayed more and more. `None`: they are not.
     fn text_turn_note(&self) -> Option<&'static str> {
         None
     }
@@ -280,7 +280,7 @@ pub trait LoopMode {
     /// hold.
     fn world_changes(&mut self, _context: &ModeContext<'_>) {}
 
-    /// The loop answered a request for so long, which is not the mode's work.
+    /// The loop answered a request for this long, which is not the mode's work.
     fn interrupted(&mut self, _time: SignedDuration) {}
 
     /// A model call of the mode's work was answered, whatever its purpose. `cost`: in micro-dollars, if known.
@@ -320,7 +320,7 @@ pub trait LoopMode {
         None
     }
 
-    /// A person has answered, or the gate has expired, after so long.
+    /// A person has answered, or the gate has expired, after this long.
     fn approval_answered(&mut self, _approved: bool, _waited: SignedDuration) {}
 
     /// An attempt at a step that is over and has to be recorded. Asked after everything that can end one.
@@ -532,14 +532,14 @@ impl Engine {
         self.turn_rules().is_of_mode.then(|| self.mode().denies(call))?
     }
 
-    /// Tells the mode that a call was denied, unless it is one of a turn beside the mode's work.
+    /// Notifies the mode that a call was denied, unless it is one of a turn beside the mode's work.
     pub(super) fn mode_call_denied(&mut self, call: &ToolCall, why: DenialReason, now: Timestamp) {
         if self.state.turn.is_none() || self.turn_rules().is_of_mode {
             self.ask_mode(now, |mode, _| mode.call_denied(call, why));
         }
     }
 
-    /// Tells the mode that a call of its turn has its result.
+    /// Notifies the mode that a call of its turn has its result.
     pub(super) fn mode_call_ended(
         &mut self,
         call: &ToolCall,
@@ -567,7 +567,7 @@ impl Engine {
     pub(super) fn next_step(&self, now: Timestamp) -> NextStep {
         let next = self.mode().next(&self.mode_context(now));
         // People wait for the answers to requests. Only what completes a turn comes before them, and a turn that is due after
-        // each of them. A question comes before them until its model is away for long.
+        // each of them. A question comes before them until its model has been unavailable for long.
         let is_first = match next {
             NextStep::Stop(_) | NextStep::RequestApproval => true,
             NextStep::Ask => !self.state.requests.lets_request_in(),

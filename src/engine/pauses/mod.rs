@@ -132,7 +132,7 @@ impl Engine {
             let briefing = &mut self.state.briefing;
             match briefing.cause_kind() {
                 CauseKind::Loop | CauseKind::Pause => briefing.set_cause(CauseKind::Pause, over),
-                // If a sleep ended during the pause, its cause tells the model more.
+                // If a sleep ended during the pause, its cause says more to the model.
                 CauseKind::Event => self.add_note(&over),
             }
         }

@@ -249,7 +249,7 @@ impl Engine {
     /// A task was offered, for the first time or again.
     pub(crate) fn accept_task(&mut self, offer: TaskOffer, out: &mut EffectBuffer) {
         let current = self.state.tasks.current.as_ref();
-        // After the end of the loop nobody would answer it.
+        // An ended loop answers no tasks.
         if self.state.life.outcome().is_some()
             || self.tasks.has(&offer.id)
             || current.is_some_and(|task| task.id == offer.id)

@@ -1,5 +1,5 @@
 //! The corpus of loops and of work (`tests/fixtures/loops`): every file is played through the engine by a model that
-//! ignores its notes. The figures are those of `docs/concepts/loops.md`.
+//! ignores its notes. The figures are those of `docs/concepts/loop-detection.md`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -261,7 +261,7 @@ fn every_loop_of_the_corpus_is_detected_and_no_work_is_and_the_figures_are_the_p
     for (case, played) in &work {
         assert!(played.nudged.is_none(), "{}: {played:?}", case.name);
     }
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/concepts/loops.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/concepts/loop-detection.md");
     let page = std::fs::read_to_string(page).unwrap();
     let figures = format!(
         "Detected: {} of {}. Work taken for a loop: 0 of {}.",

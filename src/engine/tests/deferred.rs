@@ -1,4 +1,4 @@
-//! Deferred calls: the loop goes on while a call waits for an approval, and learns of its end.
+//! Deferred calls: the loop continues while a call waits for an approval, and learns of its end.
 
 use pretty_assertions::assert_eq;
 
@@ -15,7 +15,7 @@ fn deferring() -> EngineSettings {
     }
 }
 
-/// A loop whose call waits while it goes on; its second model call is in flight.
+/// A loop whose call waits while it continues; its second model call is in flight.
 fn deferred(tool: &str) -> Driver {
     let mut driver = Driver::with_gates(deferring());
     driver.answer(wants(&[tool]));

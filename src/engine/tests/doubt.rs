@@ -7,7 +7,7 @@ use super::*;
 
 const POISON: &str = "poison";
 
-/// A loop whose turns said and read these, and that has begun the next one. `mail` is told to have been sent.
+/// A loop whose turns said and read these, and that has begun the next one. It reports that `mail` was sent.
 fn with_history(texts: &[&str]) -> Driver {
     let mut driver = Driver::with_tools(settings());
     for text in texts {

@@ -1,4 +1,4 @@
-//! Admission: which calls become runs, and what the model is told about the others.
+//! Admission: which calls become runs, and what the model sees of the others.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;

@@ -248,7 +248,7 @@ fn the_time_at_a_gate_is_known_although_the_clock_was_set_back() {
     assert_eq!(ended(&driver), (None, None));
 }
 
-/// A loop in mode `Goal` with a deferred call, which goes on.
+/// A loop in mode `Goal` with a deferred call, which continues.
 fn deferring(change: impl FnOnce(&mut GoalSettings)) -> Driver {
     deferring_call("repo__delete", change)
 }

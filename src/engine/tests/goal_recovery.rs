@@ -71,7 +71,7 @@ impl Driver {
         told.collect()
     }
 
-    /// Plays to the end, with a restart after so many inputs. Returns how many inputs there were.
+    /// Plays to the end, with a restart after `restart_after` inputs. Returns how many inputs there were.
     fn plays(&mut self, restart_after: Option<usize>, epochs: i64) -> usize {
         for inputs in 0..100 {
             if self.stopped {

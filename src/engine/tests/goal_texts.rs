@@ -1,4 +1,4 @@
-//! What models are told in mode `Goal`.
+//! The texts that models see in mode `Goal`.
 
 use super::goal::{command, criterion, finish, goal, judge};
 use super::*;

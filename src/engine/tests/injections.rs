@@ -21,7 +21,7 @@ const HARMLESS: &str = "Nothing new today.";
 struct PromptInjection {
     name: String,
     why: String,
-    /// The tool that it tells the model to call.
+    /// The tool that it instructs the model to call.
     tool: String,
     text: String,
 }
@@ -124,7 +124,7 @@ fn marks(text: &str) -> usize {
     text.match_indices('[').filter(is_mark).count()
 }
 
-/// A model that does what it is told: it calls the tool with side effects that it reads last.
+/// A model that obeys what it reads: it calls the tool with side effects that it reads last.
 fn obey(driver: &mut Driver) -> String {
     let text = read(&prompt(driver));
     let acts = driver.tools.iter().filter(|tool| tool.effect != ToolEffect::Read);

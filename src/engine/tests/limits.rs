@@ -366,7 +366,7 @@ fn who_waits_because_of_many_words_hears_a_notification_at_once() {
     assert_eq!(driver.next_timer().as_millis(), 100);
 }
 
-/// Polls with naps of so many seconds. Returns after how many turns a sleep is forced.
+/// Polls with sleeps of `nap` seconds. Returns after how many turns a sleep is forced.
 fn polls(nap: i64, turns: usize) -> Option<usize> {
     let mut driver = Driver::started(settings());
     for turn in 1..=turns {

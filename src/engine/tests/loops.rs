@@ -596,7 +596,7 @@ fn nothing_of_what_a_model_or_a_tool_said_is_in_the_evidence() {
     assert!(seen.iter().all(|text| text.len() < 3000), "{seen:#?}");
 }
 
-/// Polls with naps of so many seconds. Returns whether that is a loop.
+/// Polls with sleeps of `nap` seconds. Returns whether that is a loop.
 fn is_loop_of_naps(nap: i64) -> bool {
     let mut driver = watched(DetectionMode::Enforce);
     for _ in 0..20 {

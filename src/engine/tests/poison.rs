@@ -24,7 +24,7 @@ fn until_called(driver: &mut Driver) {
     }
 }
 
-/// A provider that fails like this on a prompt with `poison`, for so many turns. Returns in how many that text was
+/// A provider that fails like this on a prompt with `poison`, for `count` turns. Returns in how many that text was
 /// shown.
 fn turns(driver: &mut Driver, poison: &str, kind: FailureKind, count: usize) -> usize {
     let mut shown = 0;

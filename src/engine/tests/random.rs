@@ -384,7 +384,7 @@ impl Driver {
 }
 
 impl Driver {
-    /// A world in which all is well, with a server that counts two bytes a token, until the loop has completed so many turns of
+    /// A world in which all is well, with a server that counts two bytes a token, until the loop has completed `turns` turns of
     /// its own. How long that took; `None`: it has ended for good. `refuse`: how the provider refuses a prompt with the poison.
     fn heals(&mut self, turns: i64, refuse: Option<fn(&mut Self)>) -> Option<SignedDuration> {
         if self.stopped {

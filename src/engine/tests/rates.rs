@@ -278,7 +278,7 @@ fn a_sleep_may_wait_for_room_for_actions() {
     );
 }
 
-/// A mail that uses so many bytes.
+/// A mail that uses `amount` bytes.
 fn heavy_mail(driver: &mut Driver, resource: LimitedResource, amount: u64) {
     driver.answer(wants(&["mail__send"]));
     if !driver.running.is_empty() {

@@ -1,4 +1,4 @@
-//! Requests: a loop in any mode answers them beside its own work, which goes on as if there had been none.
+//! Requests: a loop in any mode answers them beside its own work, which continues as if there had been none.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;

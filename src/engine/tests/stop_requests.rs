@@ -359,7 +359,7 @@ fn a_wake_and_a_resume_that_are_open_do_not_take_back_a_stop_that_is_new_to_the_
         i64::from(token == "1"),
         "no other turn, and one that is cut stays open"
     );
-    // Nobody has learned of the end: it holds in the next pod too.
+    // The end was not reported: it holds in the next pod too.
     driver.restart(3);
     assert!(is_cancelled(&driver) && handles_all(&driver, token));
 }

@@ -1,4 +1,4 @@
-//! Which calls tell the server what their answer must look like.
+//! Which calls send the schema of their answer to the server.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;

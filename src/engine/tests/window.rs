@@ -23,7 +23,7 @@ fn done(text: &str) -> ToolOutcome {
     ToolOutcome::Done { text: text.into() }
 }
 
-/// One call that runs these tools, each with a result of so many bytes.
+/// One call that runs these tools, each with a result of `bytes` bytes.
 fn work(driver: &mut Driver, names: &[&str], bytes: usize) {
     driver.answer(wants(names));
     finish(driver, bytes);

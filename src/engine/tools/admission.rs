@@ -52,7 +52,7 @@ pub enum DenialReason {
     MissingGrant,
     /// A person denied it.
     NotApproved,
-    /// Nobody approved it in time.
+    /// It expired without an approval.
     ApprovalExpired,
     /// The same call waits for an approval already.
     AlreadyDeferred,
@@ -365,7 +365,7 @@ fn without_marks_in(schema: &Value) -> Value {
     }
 }
 
-/// Denies the last call of an answer that was truncated at its limit of so many tokens.
+/// Denies the last call of an answer that was truncated at its limit of `tokens` tokens.
 pub fn truncated_call(tokens: u32) -> DeniedCall {
     DeniedCall::not_run(
         DenialReason::Cut,

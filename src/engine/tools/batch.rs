@@ -227,7 +227,7 @@ impl ToolBatch {
     /// The next call is of `memory`: its result follows, see [`Self::next_memory_call`] and [`Self::end`].
     pub fn add_memory_call(&mut self) {
         self.memory_calls.insert(self.joined + self.slots.len());
-        // What an older agentloop, which does not know that it waits, tells the model of it.
+        // What an older agentloop, which does not know that it waits, reports to the model.
         let text = r#"{"error": "not run", "fix": "call it again"}"#;
         self.slots.push_back(ToolSlot::Result(text.to_owned()));
     }
@@ -240,7 +240,7 @@ impl ToolBatch {
     }
 
     /// Applies the decisions of the mode, each with the position of its call. Of the calls that end the turn, the last
-    /// one counts, and the model is told.
+    /// one counts, and the model sees that.
     pub fn apply_decisions(&mut self, decisions: Vec<(usize, ModeCallDecision)>, calls: &[ToolCall]) {
         let has_runs = self.slots.iter().any(|slot| matches!(slot, ToolSlot::Waiting(_)));
         let ends = |(_, decision): &&(usize, ModeCallDecision)| matches!(decision, ModeCallDecision::EndsTurn { .. });

@@ -7,7 +7,7 @@ use crate::OutcomeKind;
 use crate::runtime_mark::without_marks;
 use crate::tool::{ResultArtifacts, ToolOutcome};
 
-/// The kind of an outcome, and its result for the model of at most so many bytes. Of what is stored of it, the text stays
+/// The kind of an outcome, and its result for the model of at most `most` bytes. Of what is stored of it, the text stays
 /// only if it is shortened.
 pub fn render_outcome(
     outcome: ToolOutcome,
@@ -71,7 +71,7 @@ pub struct WholeText<'a> {
     added: usize,
 }
 
-/// Truncates a text to so many bytes, not counting the line that says what is missing, and where all of it is. Keeps its
+/// Truncates a text to `most` bytes, not counting the line that says what is missing, and where all of it is. Keeps its
 /// beginning and its end, where errors and totals usually are.
 pub fn shortened(text: String, most: usize, whole: Option<WholeText<'_>>) -> String {
     if text.len() <= most {

@@ -65,7 +65,7 @@ pub struct TurnRules {
     pub purpose: CallPurpose,
     /// The note of the record that begins it.
     pub note: &'static str,
-    /// The mode begins it, sees its calls, and is told how it ends.
+    /// The mode begins it, sees its calls, and is notified of its end.
     pub is_of_mode: bool,
     /// Before it begins, the hot state is refreshed, and a pre-check may prevent it.
     pub is_prepared: bool,
@@ -86,7 +86,7 @@ pub struct TurnRules {
     pub may_be_skipped: bool,
     /// It is the work on a task: limits of the task end it, and its end is the task's.
     pub works_on_task: bool,
-    /// Its first message tells the cause and the notes of the loop, and its own notes are shown in the next turn.
+    /// Its first message states the cause and the notes of the loop, and its own notes are shown in the next turn.
     pub has_briefing: bool,
 }
 

@@ -141,7 +141,7 @@ impl Engine {
         }
     }
 
-    /// The schema of the answer that ends the turn under way, if the server is told one.
+    /// The schema of the answer that ends the turn under way, as sent to the server; `None`: none is sent.
     fn turn_schema(&self) -> Option<Arc<AnswerSchema>> {
         let rules = self.turn_rules();
         let is_response = rules.works_on_task && rules.is_of_mode && self.compaction().is_none();
@@ -200,7 +200,7 @@ impl Engine {
         self.complete_turn(&LoopPace::Continue, out);
     }
 
-    /// The turn leaves the loop, and its call is not made any more.
+    /// The turn is dropped; its call is not sent.
     pub(crate) fn take_turn(&mut self) -> Option<Turn> {
         self.state.call.clear();
         self.state.turn.take()

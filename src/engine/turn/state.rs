@@ -134,7 +134,7 @@ impl Turn {
         self.messages = self.messages.saturating_add(more);
     }
 
-    /// Messages left the transcript, of which so many remain.
+    /// Messages left the transcript, of which this many remain.
     pub fn limit_messages(&mut self, transcript: usize) {
         self.messages = self.messages.min(transcript);
     }
@@ -172,7 +172,7 @@ impl Turn {
         self.rules().summarizes && !self.unsummed && self.compactions < MOST_SUMMARIES
     }
 
-    /// A summary was made, or could not be had.
+    /// A summary was made, or failed.
     pub fn summary_ended(&mut self, summed_up: bool) {
         self.compactions = self.compactions.saturating_add(1);
         self.unsummed |= !summed_up;

@@ -1,7 +1,8 @@
 //! The basis of the next request's bound, and how far it can be trusted.
 //!
 //! A bill predicts the next one only while the same server answers with the same model: another tokenizer may count a
-//! third more for the same text. So both are kept with it, and it is discarded for good once it was wrong.
+//! third more for the same text. So both are stored with it, and after a bill above such a bound, no bill of that server is used
+//! again.
 
 use std::sync::Arc;
 

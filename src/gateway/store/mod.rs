@@ -86,6 +86,7 @@ pub enum CallStoreError {
     Write(#[from] rusqlite::Error),
 }
 
+/// A call as the record knows it: its id, and what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelCall {
     pub id: CallId,

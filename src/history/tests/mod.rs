@@ -465,7 +465,7 @@ async fn what_is_older_than_the_cutoff_leaves_in_portions_and_nothing_else() {
     assert_eq!(store.store(&WATCHER, &batch(4, 8)).await.unwrap().ack, stored(8));
     store.delete_before(Timestamp::now() + day, 100).await.unwrap();
     assert_eq!(counts(&postgres).await, [0, 0, 0]);
-    // It was away for as long as rows are kept: it sends all that it has again.
+    // It was unavailable for as long as rows are kept: it sends all that it has again.
     assert_eq!(store.store(&WATCHER, &batch(8, 9)).await.unwrap().ack, restart(0));
 }
 

@@ -127,7 +127,7 @@ pub struct GrantRefusal {
     pub per_agent: bool,
     /// The call can never fit, because it needs more than the whole limit.
     pub never: bool,
-    /// When the call fits without user action, if nobody else takes the room; `None`: never, or unknown.
+    /// When the call fits without user action, if no other Agent uses the room; `None`: never, or unknown.
     pub resets_at: Option<Timestamp>,
     /// Others hold enough unspent: a retry may soon succeed.
     pub contended: bool,

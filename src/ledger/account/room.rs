@@ -397,7 +397,7 @@ impl Account {
         }
     }
 
-    /// The first time from now on at which a [`GrantRequest`] fits without user action, if nobody else takes the room
+    /// The first time from now on at which a [`GrantRequest`] fits without user action, if no other Agent uses the room
     /// and the gateway closes its leases of past windows. `None`: never.
     #[must_use]
     pub fn resets_at(&self, who: &LeaseHolder, ask: &GrantRequest) -> Option<Timestamp> {

@@ -61,7 +61,7 @@ impl Page {
         self.address
     }
 
-    /// Where a browser finds it. Whoever knows the URL can read the page.
+    /// Where a browser finds it. Anyone who knows the URL can read the page.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}/{}/", self.address, self.token)
@@ -97,7 +97,7 @@ impl Page {
     /// Tells readers why the run ended, and gives them a moment to receive it.
     pub async fn end(&self, why: &'static str) {
         self.content.send_modify(|content| content.ended = Some(why));
-        // Each reader ends once it is told.
+        // Each reader ends once it has received it.
         let _ = tokio::time::timeout(FAREWELL, self.content.closed()).await;
     }
 }

@@ -51,7 +51,7 @@ fn usage_of(agent: Agent) -> LoopUsage {
     agent.status.and_then(|status| status.usage).unwrap_or_default()
 }
 
-/// Shows what was used since the last time. The events go on if it cannot be read now.
+/// Shows what was used since the last time. The events continue if it cannot be read now.
 async fn show_usage(
     session: &PluginSession,
     name: &str,

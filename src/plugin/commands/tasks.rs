@@ -104,7 +104,7 @@ fn forgotten(id: &str, agent: &Agent) -> String {
     )
 }
 
-/// Whether an accepted task goes on although its end could not be read. Its events may also be gone, which is final.
+/// Whether an accepted task continues although its end could not be read. Its events may also be gone, which is final.
 fn is_outcome_unknown(error: &PluginError, was_received: bool) -> bool {
     was_received && matches!(error, PluginError::Link(_))
 }

@@ -45,7 +45,7 @@ impl<'a> FollowedEvents<'a> {
         Ok(self)
     }
 
-    /// Also asks for text of answers that arrives, if there is somebody to receive it.
+    /// Also asks for text of answers that arrives, if there is a receiver.
     #[must_use]
     pub fn with_text(self, text: Option<mpsc::Sender<TextFragment>>) -> Self {
         Self { text, ..self }

@@ -2,7 +2,7 @@
 //!
 //! Strings are left out unless they cannot be free text: values of an enumeration of the schema, times, quantities, names of
 //! the objects that the report is about, reasons, and of URLs the scheme and the host. Of messages, the words stay that are
-//! names in the API. Keys, numbers and booleans stay. A new field is therefore left out until somebody decides about it.
+//! names in the API. Keys, numbers and booleans stay. A new field is therefore left out until it is listed here.
 
 use std::collections::BTreeSet;
 

@@ -264,7 +264,7 @@ impl PermissionCheck {
         format!("{}{group}{slash}{}", self.resource, self.subresource)
     }
 
-    /// The row, once the API server has decided. A missing permission is a warning: nobody needs them all.
+    /// The row, once the API server has decided. A missing permission is a warning: no user needs all of them.
     #[must_use]
     pub fn row(&self, namespace: &str, allowed: bool) -> CheckRow {
         let check = format!("{} {} in {namespace}", self.verb, self.resource_name());

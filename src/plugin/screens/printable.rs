@@ -1,7 +1,7 @@
 //! Text of others on a terminal: of models, tools, servers. Control characters could move its cursor, and others
 //! reorder or hide what is there.
 
-/// Control characters, those that change the direction of a text, and those that nobody sees.
+/// Control characters, those that change the direction of a text, and invisible ones.
 fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(c,

@@ -29,7 +29,7 @@ struct SimulatedLoop {
     ended_turn: Option<i64>,
     /// Calls that were refused, by turn and number.
     refused: BTreeSet<(i64, u32)>,
-    /// The stop that goes on, in the list of all.
+    /// The stop that is under way, as a position in the list of all stops.
     open: Option<usize>,
 }
 

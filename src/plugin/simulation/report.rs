@@ -51,7 +51,7 @@ pub struct SimulatedStop {
     pub number: Option<u64>,
     /// When the loop would have stopped.
     pub at: Timestamp,
-    /// When it would have gone on. Absent: not before the limit is raised, or the hours begin.
+    /// When it would have continued. Absent: not before the limit is raised, or the hours begin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
     /// Only the turn would have ended, and the next one begun.

@@ -325,7 +325,7 @@ impl TaskWatch {
         let tool = event.tool.as_deref().unwrap_or_default();
         let outcome = event.outcome.as_deref().unwrap_or_default();
         let line = match event.event.as_str() {
-            // Without an answer the task does not go on: always shown.
+            // Without an answer the task does not continue: always shown.
             "gate:opened" if self.working => format!("waits for an approval of {tool}: gate {}", event.note),
             "loop:state_changed" if event.note.contains("-> Paused") && self.unseen_until.is_none() => {
                 format!("the agent is paused: {}", event.note)

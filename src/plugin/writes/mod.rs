@@ -22,7 +22,7 @@ const MANAGER: &str = "kubectl-agentloop";
 /// Most attempts while other clients change the object.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// What is to be written, and what the user is told.
+/// What is to be written, and the message for the user.
 pub struct PlannedWrite {
     /// A merge patch (an object), or a JSON patch (a list); `None`: nothing is to be written.
     pub patch: Option<Value>,

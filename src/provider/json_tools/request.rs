@@ -1,8 +1,8 @@
 //! Requests that describe the tools in the system message and ask for an answer of a JSON schema.
 //!
 //! Writes the tools into the system message and past calls into the conversation. The schema sent is looser than the
-//! schemas of the tools and uses only keywords that every server supports. As with all calls, the engine's gate
-//! validates the arguments. It takes the place of [`ModelPrompt::answer_schema`]: the schema of a response is a part of that
+//! schemas of the tools and uses only keywords that every server supports. As with all calls, the engine's
+//! admission validates the arguments. It takes the place of [`ModelPrompt::answer_schema`]: the schema of a response is a part of that
 //! of the tool `finish`.
 
 use std::borrow::Borrow;

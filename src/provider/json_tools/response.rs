@@ -68,7 +68,7 @@ fn object(text: &str) -> Option<StructuredAnswer> {
     serde_json::from_str(inner.unwrap_or(text).trim()).ok()
 }
 
-/// Returns arguments as text, of whatever type; the engine's gate reports what is wrong with them.
+/// Returns arguments as text, of whatever type; the engine's admission reports what is wrong with them.
 fn arguments(value: &Value) -> String {
     match value {
         Value::Null => String::new(),

@@ -142,7 +142,7 @@ impl Drop for Pod {
     }
 }
 
-/// These receivers, which a leader tells of for the `revision`th time.
+/// These receivers, which a leader announces for the `revision`th time.
 fn terms(names: &[&str], revision: u64) -> Vec<ReceiverTerms> {
     let terms = names.iter().map(|name| ReceiverTerms {
         uid: (*name).into(),

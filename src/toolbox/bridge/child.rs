@@ -150,7 +150,7 @@ fn log_in_background(log: File) -> oneshot::Receiver<()> {
     let (ended, receiver) = oneshot::channel();
     let copy = move || {
         copy_log(log);
-        // Whoever waited may have given up.
+        // The caller may have given up.
         let _ = ended.send(());
     };
     if let Err(error) = thread::Builder::new().spawn(copy) {
@@ -190,7 +190,7 @@ impl LogAllowance {
         }
     }
 
-    /// Of so many bytes, how many are kept; and how many were dropped before them, to be said once.
+    /// How many of `count` bytes are kept, and how many were dropped before them, which is reported once.
     fn take(&mut self, count: usize, now: Instant) -> (usize, u64) {
         let seconds = now.duration_since(self.since).as_secs();
         self.since += Duration::from_secs(seconds);

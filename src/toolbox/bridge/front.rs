@@ -91,7 +91,7 @@ async fn receive(State(bridge): State<Arc<Bridge>>, headers: HeaderMap, body: By
 }
 
 /// Waits for what the server replies: the answer alone, or a stream if something precedes it. The request is cancelled
-/// at the server if the client goes away.
+/// at the server if the client disconnects.
 async fn answered(bridge: &Arc<Bridge>, accepted: AcceptedRequest, is_initialize: bool) -> Response {
     let mut request = OpenRequest {
         bridge: Arc::clone(bridge),

@@ -202,7 +202,7 @@ async fn a_folder_that_is_swapped_for_a_link_all_the_time_never_leads_out() {
 async fn a_hard_link_is_a_file_of_the_workspace_and_writing_it_leaves_the_other_name_unchanged() {
     let (server, client) = world().await;
     std::fs::hard_link(secret(&server), server.workspace().join("hard")).unwrap();
-    // Whoever made the link could read the file: the tools cannot tell the names apart.
+    // The creator of the link could read the file: the tools cannot distinguish the names.
     assert_eq!(client.call("read_file", json!({"path": "hard"})).await.ok(), SECRET);
     client
         .call(

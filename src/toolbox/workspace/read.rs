@@ -13,7 +13,7 @@ pub(crate) const DEFAULT_LINES: u64 = 2000;
 pub(crate) const MAX_LINES: u64 = 100_000;
 /// Most bytes of a file that are passed over before the first wanted line.
 const MAX_SKIPPED: u64 = 256 * 1024 * 1024;
-/// A zero byte within so many bytes means that a file is not text.
+/// The first bytes of a file that are checked: with a zero byte among them it is not text.
 const PROBED: usize = 8 * 1024;
 const BUFFER: usize = 64 * 1024;
 
@@ -90,7 +90,7 @@ impl<R: std::io::Read> TextFile<'_, R> {
         Ok(bytes[..bytes.len().min(PROBED)].contains(&0))
     }
 
-    /// Passes over so many lines. Returns how many there were; fewer, if the file ended.
+    /// Skips `count` lines. Returns how many there were; fewer, if the file ended.
     fn skip(&mut self, count: u64) -> Result<u64, FileError> {
         let (mut skipped, mut bytes, mut is_within) = (0, 0_u64, false);
         while skipped < count {

@@ -35,7 +35,7 @@ const MAX_BYTES: u64 = 512 * 1024 * 1024;
 const MAX_TIME: Duration = Duration::from_secs(20);
 /// Bound of the memory of a compiled pattern.
 const MAX_PROGRAM: usize = 1024 * 1024;
-/// A zero byte within so many bytes means that a file is not text.
+/// The first bytes of a file that are checked: with a zero byte among them it is not text.
 const PROBED: usize = 1024;
 
 /// Arguments of `search_files`.

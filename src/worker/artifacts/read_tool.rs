@@ -118,7 +118,7 @@ fn read_part(store: &ArtifactStore, run: &ToolRun) -> Result<String, String> {
     Ok(format!("{about}: {start} to {end}, {next}]\n{}", &text[start..end]))
 }
 
-/// The part of a text from this offset, of at most so many bytes, but at least one character.
+/// The part of a text from this offset, of at most `most` bytes, but at least one character.
 fn part(text: &str, offset: usize, most: usize) -> (usize, usize) {
     let start = text.floor_char_boundary(offset);
     let end = text.floor_char_boundary(start.saturating_add(most));

@@ -1,6 +1,6 @@
 //! Tasks that users request: which are accepted, and the receipt that says so.
 //!
-//! A receipt is sent once the task is on disk, so what a client is told outlives the pod. What the loop does with the task is
+//! A receipt is sent once the task is on disk, so an accepted task outlives the pod. What the loop does with the task is
 //! up to the engine.
 
 use jiff::Timestamp;

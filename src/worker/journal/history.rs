@@ -79,7 +79,7 @@ impl MemberTurn {
         }
     }
 
-    /// What tells its execution from others of the same purpose. Without the number of the main member, as before there
+    /// What distinguishes its execution from others of the same purpose. Without the number of the main member, as before there
     /// were others: rows of a turn that is under way must keep their ids.
     fn key(self) -> Value {
         match self.member {

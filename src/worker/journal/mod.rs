@@ -321,7 +321,7 @@ impl Journal {
         tasks::find(&self.connection, id).map_err(|error| self.sqlite(&error))
     }
 
-    /// Returns the response to a task as JSON, with its result shortened to about so many bytes; `None`: it is no longer
+    /// Returns the response to a task as JSON, with its result shortened to about `bytes` bytes; `None`: it is no longer
     /// kept.
     pub fn task_response(&self, id: &str, bytes: usize) -> Result<Option<String>, JournalError> {
         tasks::response(&self.connection, id, bytes).map_err(|error| self.unwritten(error))
@@ -365,7 +365,7 @@ impl Journal {
         let _ = self.connection.pragma_update(None, "wal_autocheckpoint", pages);
     }
 
-    /// Lets the file grow by so many more pages: what SQLite sees on a full volume.
+    /// Lets the file grow by `more` pages: what SQLite sees on a full volume.
     #[cfg(test)]
     pub(super) fn limit_pages(&self, more: i64) {
         let pages = self

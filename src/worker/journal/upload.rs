@@ -201,7 +201,7 @@ pub(super) fn next_batch(
 /// Forgets the changes that are stored, or begins again with all rows.
 pub(super) fn stored(connection: &mut Connection, agent: &str, ack: HistoryAck) -> Result<(), JournalWriteError> {
     if !(0..=MOST_CHANGE_NUMBER).contains(&ack.stored) {
-        // Numbers that the journal would go on from: beyond the last one, no change could be recorded.
+        // Numbers that the journal would continue from: beyond the last one, no change could be recorded.
         return Ok(());
     }
     let Some(position) = own_position(connection, agent)? else {

@@ -66,7 +66,7 @@ struct Life<'a> {
     timer: Option<Timestamp>,
     asked: Option<CallId>,
     runs: BTreeMap<ToolRunId, (Timestamp, ToolOutcome)>,
-    /// Gates whose answers this worker was told.
+    /// Gates whose answers this worker received.
     answered: BTreeSet<String>,
     stopped: bool,
 }

@@ -2,7 +2,7 @@
 //! happened.
 //!
 //! A run consists of a script (what the model, the tools and users do), a world (everything that outlives a worker, in
-//! virtual time) and consecutive lives on a real journal. Each life keeps the order of the real worker: commit, then
+//! virtual time) and consecutive workers on one real journal. Each of them keeps the order of the real worker: commit, then
 //! act. Runs with kills are compared with the undisturbed run.
 
 mod clocked;

@@ -25,9 +25,9 @@ fn call(tools: &[(&'static str, Ends)]) -> Call {
     }
 }
 
-/// Tasks that end with an answer, a limit and a failure, one that waits for a person, and some that arrive at once, at last those
-/// of two users, of whom the one who has waited longer asks later. Only tools
-/// that may be repeated, apart from the one that needs an approval: an unknown outcome makes a longer prompt.
+/// Tasks that end with an answer, a limit and a failure, one that waits for a person, and some that arrive at once. The last
+/// ones are of two users; the later request is of the user who has waited longer. Only tools that may be
+/// repeated, apart from the one that needs an approval: an unknown outcome makes a longer prompt.
 fn day() -> Script {
     let settings = script::settings_of(&json!({
         "model": {"api": "OpenAIChat", "baseURL": "http://model", "name": "m"},

@@ -1,7 +1,7 @@
 //! The tools of the spec's servers: which are offered, and running them.
 //!
 //! Owns the connections to MCP servers, through the gateway's socket: the worker has no network identity and no secret.
-//! Does not decide whether a tool may run: the engine's gate did before it requests a run.
+//! Does not decide whether a tool may run: the engine's admission did before it requests a run.
 
 mod catalog;
 mod gateway_transport;

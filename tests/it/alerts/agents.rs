@@ -124,7 +124,7 @@ impl Day {
         }
     }
 
-    /// A budget of ten calls, of which an earlier leader has counted so many. Only the exhausted one holds the miser.
+    /// A budget of ten calls, of which an earlier leader has counted `used`. Only the exhausted one holds the miser.
     fn put_budget(&self, name: &str, used: i64) {
         let now = Timestamp::now();
         let window = json!({"rolling": {"seconds": 86_400}});

@@ -156,12 +156,12 @@ struct Day {
     directory: TempDir,
     link: String,
     metrics: String,
-    /// Bound, and nobody listens: the address of the database.
+    /// The address of the database: an unused port, bound without a listener.
     _database: TcpSocket,
     gateways: BTreeMap<&'static str, Gateway>,
     /// Pods of Sensors.
     sensors: BTreeMap<&'static str, LinkClient>,
-    /// A pod that another one has replaced, and one that nobody knows.
+    /// A pod that another one has replaced, and an unknown one.
     strangers: Option<[LinkClient; 2]>,
     stop: CancellationToken,
     controller: JoinHandle<Result<(), ControllerError>>,
@@ -359,7 +359,7 @@ impl Day {
         let _ = self.sensors[name].sensor_report(&report).await;
     }
 
-    /// A pod that another has replaced attaches again and again, and one that nobody knows does now and then.
+    /// A pod that another has replaced attaches again and again, and an unknown one attaches now and then.
     async fn intrude(&mut self, second: u64) {
         if self.strangers.is_none() {
             let (namespace, name) = SPENDER;
@@ -396,7 +396,7 @@ impl Day {
 }
 
 impl Gateway {
-    /// States what it has spent and returns the rest of each lease, and takes a lease to spend so many tokens.
+    /// States what it has spent and returns the rest of each lease, and takes a lease to spend this many tokens.
     async fn spend(&mut self, account: &str, wanted: i64) {
         let tokens = |tokens: i64| Amount { tokens, ..Amount::ZERO };
         let request = LeaseRequest {

@@ -209,7 +209,7 @@ async fn who_may_not_speak_of_leases_is_refused_and_changes_nothing() {
     assert_eq!(answer.forgotten, [lease.lease]);
     assert_ne!(answer.leases[0].lease, lease.lease);
     assert_eq!(figures(&leader, &account).0, Amount::ZERO);
-    // The first goes on.
+    // The first continues.
     gateway.lease(&closing).await.unwrap();
     assert_eq!(figures(&leader, &account).0, tokens(90));
     leader.end().await;

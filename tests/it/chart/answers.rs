@@ -237,7 +237,7 @@ async fn gates_are_answered_over_the_link_by_who_has_the_verb_and_the_names_are_
     };
     let user = |account: &str| format!("system:serviceaccount:{}:{account}", platform.server.name);
 
-    // Nobody else writes the names of others: not an editor, and not an approver either, under any name.
+    // No other user writes the names of others: neither an editor nor an approver, under any name.
     for (who, by) in [("edith", "edith"), ("edith", "ann"), ("ann", "bob"), ("ann", "ann")] {
         let refused = platform.changes(who, &answers(by)).await;
         assert!(
@@ -309,7 +309,7 @@ async fn gates_are_answered_over_the_link_by_who_has_the_verb_and_the_names_are_
     assert_eq!(answer("e1-t1c1r1"), (json!("Approve"), json!(user("ann"))));
     assert_eq!(answer("e1-t1c1r2"), (json!("Deny"), json!(user("bob"))));
 
-    // They are in nobody's way, and an editor does not take them away.
+    // They are in no one's way, and an editor cannot remove them.
     let suspend = json!({"spec": {"suspend": true}});
     assert_eq!(platform.changes("edith", &suspend).await, "ok");
     let removed = json!({"metadata": {"annotations": {ANSWERS: null}}});

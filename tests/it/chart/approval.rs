@@ -128,12 +128,12 @@ impl Server {
         api.create(&PostParams::default(), &object).await.unwrap();
     }
 
-    /// Budgets as somebody else sees them.
+    /// Budgets as another user sees them.
     fn budgets(&self, user: &str) -> Api<AgentBudget> {
         Api::namespaced(self.client(user), &self.name)
     }
 
-    /// Agents as somebody else sees them.
+    /// Agents as another user sees them.
     fn agents(&self, user: &str) -> Api<Agent> {
         Api::namespaced(self.client(user), &self.name)
     }
@@ -313,7 +313,7 @@ async fn a_budgets_question_is_answered_by_who_has_the_verb_and_under_the_own_na
     assert_eq!(server.annotates("nora", "team", &answer("nora")).await, "ok");
     refused(server.annotates("nora", "other", &answer("nora")).await, NO_VERB);
 
-    // An answer that is there is in nobody's way, and stays: an editor neither changes it nor takes it away.
+    // An answer that is there does no harm, and stays: an editor can neither change nor remove it.
     let patch = Patch::Merge(json!({"metadata": {"annotations": answer("ann")}}));
     let answered = server.budgets("ann");
     answered.patch("team", &PatchParams::default(), &patch).await.unwrap();
@@ -325,7 +325,7 @@ async fn a_budgets_question_is_answered_by_who_has_the_verb_and_under_the_own_na
     ] {
         refused(server.annotates("edith", "team", &change).await, NO_VERB);
     }
-    // Who answers after somebody else says so.
+    // A user who answers after another one must write their own name.
     refused(
         server.annotates("nora", "team", &json!({APPROVE: "ask-2:cd"})).await,
         "agentloop.dev/approved-by must be nora",

@@ -1,5 +1,5 @@
 //! The admission policies and rights of the controller's own account, on a real API server: what it does is allowed, and
-//! what somebody with its token might try is not.
+//! what an attacker with its token might try is not.
 
 use std::sync::Mutex;
 

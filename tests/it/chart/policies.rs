@@ -81,7 +81,7 @@ impl Drop for InstalledPolicies {
     }
 }
 
-/// Waits until policies and roles are in effect. The server takes a moment to know them, and no event tells when it does.
+/// Waits until policies and roles are in effect. The server takes a moment to know them, and no event announces when it does.
 pub fn wait_until(mut are_in_effect: impl FnMut() -> bool) {
     let start = Instant::now();
     while !are_in_effect() {

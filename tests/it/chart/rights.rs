@@ -151,7 +151,7 @@ fn union(a: &Rights, b: &Rights) -> Rights {
     both
 }
 
-/// The binding of that name gives the role of that name to the controller's service account, and to nobody else.
+/// The binding of that name gives the role of that name to the controller's service account only.
 fn assert_bound(objects: &Rendered, kind: &str, name: &str) {
     let binding = objects.one(&format!("{kind}Binding"), name);
     assert_eq!(binding["roleRef"]["kind"], kind);

@@ -95,11 +95,10 @@ fn the_index_names_every_page() {
         .iter()
         .map(|(_, target)| resolve(&index.path, target))
         .collect();
-    let runbooks = "docs/runbooks/";
     for page in pages() {
-        // Decisions are a list, and runbooks have an index of their own.
-        let is_elsewhere = page.path.starts_with("docs/adr/")
-            || (page.path.starts_with(runbooks) && page.path != format!("{runbooks}README.md"));
+        // Decisions and runbooks have indexes of their own.
+        let has_own_index = |folder: &str| page.path.starts_with(folder) && !page.path.ends_with("/README.md");
+        let is_elsewhere = has_own_index("docs/adr/") || has_own_index("docs/runbooks/");
         let is_listed = page.path.starts_with("docs/") && !is_elsewhere && page.path != index.path;
         assert!(
             !is_listed || named.contains(&page.path),
@@ -107,6 +106,31 @@ fn the_index_names_every_page() {
             page.path
         );
     }
+}
+
+#[test]
+fn the_index_of_decisions_has_one_row_for_each_with_its_number_and_title() {
+    let index = Page::read("docs/adr/README.md");
+    let rows: Vec<&str> = index.text.lines().filter(|line| line.starts_with("| [")).collect();
+    let is_decision = |page: &Page| page.path.starts_with("docs/adr/") && page.path != index.path;
+    let decisions: Vec<Page> = pages().into_iter().filter(is_decision).collect();
+    for page in &decisions {
+        let name = page.path.trim_start_matches("docs/adr/");
+        let (number, title) = page
+            .text
+            .lines()
+            .next()
+            .and_then(|line| line.trim_start_matches("# ").split_once(". "))
+            .unwrap_or_else(|| panic!("{name} does not begin with its number and title"));
+        let row = format!("| [{number}]({name}) | {title} |");
+        let count = rows.iter().filter(|line| **line == row).count();
+        assert_eq!(count, 1, "docs/adr/README.md needs this row once: {row}");
+        assert!(
+            name.starts_with(&format!("{number:0>4}-")),
+            "{name} is decision {number}"
+        );
+    }
+    assert_eq!(rows.len(), decisions.len(), "rows without a decision");
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl Reader {
         Self(Box::pin(SseStream::from_bytes_stream(response.bytes_stream())))
     }
 
-    /// The next so many events.
+    /// The next `count` events.
     pub async fn take(&mut self, count: usize) -> Vec<Event> {
         let mut events = Vec::new();
         while events.len() < count {

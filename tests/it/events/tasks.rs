@@ -78,7 +78,7 @@ async fn a_request_is_answered_and_its_response_is_in_the_events_for_those_who_m
         (&json!("request-one"), &json!("Completed"))
     );
     assert!(response["result"].as_str().unwrap().contains(CANARY), "{response}");
-    // Whoever may read events alone gets no text.
+    // A user who may only read events gets no text.
     let mut reader = Reader::connect(&rig, READER, &format!("?after={after}"), None).await;
     let end = until_ended(&mut reader, "request-one").await.pop().unwrap();
     assert!(!end.data.contains(CANARY), "{}", end.data);

@@ -42,7 +42,7 @@ fn end() -> Step {
     ))
 }
 
-/// A pod in mode Task whose model does what the test tells it to.
+/// A pod in mode Task whose model is controlled by the test.
 async fn rig() -> (Rig, Provider) {
     let (mut rig, provider) = (Rig::start().await, Provider::start().await);
     rig.spec = json!({
@@ -125,7 +125,7 @@ async fn the_first_text_is_read_before_the_model_has_ended_and_cursors_stay_as_w
     assert_eq!(response["result"], whole);
     assert!(whole.starts_with(&text), "{text}");
 
-    // Whoever wants no text gets none, and the same events.
+    // A reader that requests no text gets none, and the same events.
     let all = until_ended(&mut without, "request-one").await;
     assert!(
         all.iter()
@@ -140,7 +140,7 @@ async fn the_first_text_is_read_before_the_model_has_ended_and_cursors_stay_as_w
             .copied()
             .eq(last + 1 - i64::try_from(ids.len()).unwrap()..=last)
     );
-    // And the cursor goes on after a connection with text.
+    // And the cursor continues after a connection with text.
     provider.will(Act::stream(vec![piece("Yes."), end()]));
     submit(&rig, "two").await;
     let mut again = Reader::connect(&rig, EDITOR, "?messages=true&text=true", Some(last)).await;

@@ -1,4 +1,4 @@
-//! What the controller and the gateway say to a worker.
+//! What the controller and the gateway send to a worker.
 
 use agentloop::engine::EngineInput;
 use agentloop::engine::machine::Engine;

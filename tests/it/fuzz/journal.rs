@@ -1,4 +1,4 @@
-//! Journals whose file or rows were changed: they are refused in words, or the loop goes on from what they say.
+//! Journals whose file or rows were changed: they are refused with a message, or the loop continues from their content.
 
 use std::path::Path;
 
@@ -66,7 +66,7 @@ fn look() -> ToolSpec {
     }
 }
 
-/// Lives for so many inputs: answers calls, ends runs, and lets an hour pass where nothing is under way.
+/// Runs for `inputs` inputs: answers calls, ends runs, and lets an hour pass where nothing is under way.
 fn live(engine: Engine, journal: &mut Journal, epoch: i64, inputs: usize) -> Result<(), JournalError> {
     let mut steps = JournaledEngine::new(engine, journal);
     let mut now: Timestamp = "2026-01-05T07:00:00Z".parse().unwrap();
@@ -137,7 +137,7 @@ fn lived(dir: &Path, closed: bool) {
     }
 }
 
-/// Opens it and goes on.
+/// Opens it and continues.
 fn reopened(dir: &Path) {
     let opened = Journal::open(dir, &owner(2)).and_then(|(mut journal, restored)| {
         journal.claim(&owner(2))?;

@@ -1,5 +1,5 @@
 //! Garbage that was nearly right: what comes from a model's server, from the controller and from the disk, changed a
-//! little. Whatever it says, the answer is a value or an error in words: no panic, no hang, and no secret in the error.
+//! little. Whatever it contains, the result is a value or an error with a message: no panic, no hang, and no secret in the error.
 //!
 //! `AGENTLOOP_FUZZ_ROUNDS` (default 2,000) says how often; each round is a seed, named when it fails.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
@@ -12,7 +12,7 @@ mod mutation;
 
 use crate::support::random::Random;
 
-/// Plays so many rounds, each with numbers of its own.
+/// Runs one `share`-th of the rounds, each with random numbers of its own.
 fn rounds(share: u64, mut round: impl FnMut(&mut Random)) {
     let rounds: u64 = std::env::var("AGENTLOOP_FUZZ_ROUNDS")
         .map_or(2_000, |text| text.parse().expect("AGENTLOOP_FUZZ_ROUNDS is a number"));

@@ -84,7 +84,7 @@ async fn say(world: &World, state: LoopState) {
     world.worker.put(url("/v1/report")).json(&report).send().await.unwrap();
 }
 
-/// Waits until the gateway has heard what the controller says.
+/// Waits until the gateway has received what the controller sends.
 pub async fn told(world: &World) {
     let said = world.controller.said();
     until_event(world, |event| event.directives == said).await;
@@ -578,7 +578,7 @@ async fn a_lease_of_one_day_is_not_spent_on_the_next_though_it_has_room() {
         .controller
         .ledger(|ledger| (last_lease(ledger), ledger.reserved("team").calls));
     assert!(room > 1, "{room}");
-    // It hears how long its lease is good for each time that it attaches.
+    // It learns how long its lease is valid each time that it attaches.
     for (time, over) in [("2026-03-01T23:00:00Z", false), ("2026-03-02T00:00:00Z", true)] {
         let before = world.controller.ledger(|ledger| {
             at(ledger, time);

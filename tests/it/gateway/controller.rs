@@ -133,7 +133,7 @@ impl Controller {
         self.state.directives.send_modify(|said| said.budget = None);
     }
 
-    /// Changes or looks at the ledger, and tells the gateway what came of it.
+    /// Changes or reads the ledger, and sends the result to the gateway.
     pub fn ledger<T>(&self, act: impl FnOnce(&mut Ledger) -> T) -> T {
         self.state.ledger(act)
     }

@@ -1,4 +1,4 @@
-//! What an answer cost, as the worker hears it: by the known prices, beside the server's own bytes, as often as it is asked for.
+//! What an answer cost, as the worker receives it: by the known prices, beside the server's own bytes, as often as it is asked for.
 
 use agentloop::api::agent::ModelSpec;
 use agentloop::api::price::ModelPrice;

@@ -17,7 +17,7 @@ use jiff::Timestamp;
 pub struct Ledger {
     pub accounts: BTreeMap<String, Account>,
     pub requests: Vec<LeaseRequest>,
-    /// Answers that get lost although what was said is heard.
+    /// Answers that are lost although the request was processed.
     pub lose: usize,
     pub terms: BudgetTerms,
     /// The leader's time; `None`: the time that it is.
@@ -49,7 +49,7 @@ impl Ledger {
         self.at.unwrap_or_else(Timestamp::now)
     }
 
-    /// What the gateway is told of its limits.
+    /// The limits that the gateway receives.
     pub fn told(&mut self) -> BudgetTerms {
         let before = std::mem::take(&mut self.terms.accounts);
         let told = |(id, account): (&String, &Account)| {

@@ -1,4 +1,4 @@
-//! `spec.lightModel` through the gateway: its own server, key, price and words; the same record and the same budgets.
+//! `spec.lightModel` through the gateway: its own server, key, price and messages; the same record and the same budgets.
 
 use agentloop::api::amount::{AmountKind, LimitAmounts};
 use agentloop::api::failure::FailureKind;

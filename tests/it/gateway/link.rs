@@ -1,4 +1,4 @@
-//! The controller's word: attach, directives, the run lease, fencing, reports.
+//! The link to the controller: attach, directives, the run lease, fencing, reports.
 
 use std::time::{Duration, Instant};
 
@@ -249,7 +249,7 @@ async fn the_token_is_read_for_each_request_and_the_ca_bundle_when_it_changes() 
     assert!(!world.controller.tokens().is_empty());
 }
 
-/// Waits until the gateway tells its worker something like this.
+/// Waits until the gateway sends its worker an event like this.
 pub async fn until_event(world: &World, wanted: impl Fn(&SocketEvent) -> bool) {
     let look = async {
         loop {

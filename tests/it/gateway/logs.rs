@@ -1,5 +1,5 @@
 //! Logs of a real gateway and a real worker over OTLP: what arrives at a collector beside the traces, and what a collector
-//! that is away costs.
+//! that is unavailable costs.
 
 use std::time::Duration;
 

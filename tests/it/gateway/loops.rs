@@ -1,4 +1,4 @@
-//! A real gateway with a real worker: what a server must say so that the loop hears it, in each format.
+//! A real gateway with a real worker: what a server must send so that the loop receives it, in each format.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! Each fault of a provider in each wire format, streamed and whole, through a real gateway and a real worker: what the
-//! loop does next, what the model is told, and what is counted.
+//! loop does next, what the model sees, and what is counted.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ enum Next {
     Paused(PauseReason),
     /// The turn has failed and its messages are gone: the next turn.
     FailedTurn,
-    /// It goes on, in a call whose prompt has these texts.
+    /// It continues, in a call whose prompt has these texts.
     GoesOn(&'static str, &'static [&'static str]),
 }
 
@@ -246,7 +246,7 @@ impl Way {
             ),
             Fault::Moved => Act::json(307, "").with("location", "http://127.0.0.1:1/"),
             Fault::Conflict => error(409, "conflict_error"),
-            // A proxy that gave up leaves a model behind that goes on, and bills.
+            // A proxy that gave up leaves a model behind that continues, and bills.
             Fault::ForeignError => Act::json(500, "<html>canary-error</html>"),
             Fault::ProxyError => Act::json(502, "<html>canary-error</html>"),
             Fault::ProxyTimeout => Act::json(504, "<html>canary-error</html>"),

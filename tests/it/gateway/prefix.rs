@@ -71,7 +71,7 @@ async fn a_prompt_begins_with_all_of_the_one_before_it_but_the_state_and_again_a
             // It is of the oldest turns: they are all there, and only what asks for the summary is new.
             assert!(shared >= after.lasts, "{shared} of {}", after.lasts);
         } else if before.summary {
-            // Instructions and tools stay; the conversation begins anew with the summary.
+            // Instructions and tools stay; the conversation starts again with the summary.
             let begins = before
                 .text
                 .find("Turn 1,")

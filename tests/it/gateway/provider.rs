@@ -1,4 +1,4 @@
-//! A model server on loopback that does what a test tells it to, and remembers what it was asked.
+//! A model server on loopback that a test controls, and that records its requests.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

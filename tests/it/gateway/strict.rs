@@ -1,5 +1,5 @@
 //! Servers that check a conversation as real ones do: roles, ids, calls with their results, fields, and above all that
-//! what the model thought comes back as it was.
+//! reasoning is returned unchanged.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Strict {
         self.until(seconds, |seen| seen.answered > ROUNDS).await
     }
 
-    /// What was seen once so many requests had come, or at the first that was refused.
+    /// What was seen once `requests` requests had come, or at the first that was refused.
     pub async fn asked(&self, requests: usize, seconds: u64) -> Seen {
         self.until(seconds, |seen| seen.bodies.len() >= requests).await
     }

@@ -38,7 +38,7 @@ async fn post(world: &World, server: &str, body: &Value) -> Response {
     request.send().await.unwrap()
 }
 
-/// The failure that the gateway itself tells of.
+/// The failure that the gateway itself reports.
 async fn failure(response: Response) -> (String, String) {
     let kind = response.headers()[MCP_FAILURE_HEADER].to_str().unwrap().to_owned();
     (kind, response.text().await.unwrap())

@@ -1,7 +1,7 @@
-//! What others do, on the same schedules: look at what is settled before a call, and count it after.
+//! The usual alternative, on the same schedules: check settled usage before a call, and count the call afterwards.
 //!
-//! Kind to it: what is settled is known everywhere at once, nothing is ever lost, and a call counts in the window in
-//! which it was settled.
+//! The comparison favors it: settled usage is known everywhere at once, nothing is ever lost, and a call counts in the window
+//! in which it was settled.
 
 use agentloop::ledger::account::LedgerTerms;
 use agentloop::ledger::window::WindowRule;

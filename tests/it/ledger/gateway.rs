@@ -13,14 +13,14 @@ use agentloop::ledger::wallet::{AccountDraw, AccountId, LeaseRow, Reservation, W
 use super::leader::Answer;
 use super::mutation::Mutation;
 
-/// What a crash of the process leaves, and a loss of the volume does not.
+/// State that survives a crash of the process, but not a loss of the volume.
 #[derive(Clone, Debug, Default)]
 pub struct Disk {
     /// Made once, with the disk.
     pub record: String,
     /// Leases.
     pub rows: Vec<LeaseRow>,
-    /// Newest record heard of, by account.
+    /// Newest known record, by account.
     pub epochs: Vec<(AccountId, i64)>,
     /// Calls that are not settled.
     pub open: BTreeMap<usize, Reservation>,
@@ -33,7 +33,7 @@ pub enum Crash {
     No,
     /// The change is not on disk.
     BeforeCommit,
-    /// It is, and nothing else happened.
+    /// The change is on disk, and nothing else happened.
     AfterCommit,
 }
 
@@ -57,23 +57,23 @@ pub struct Gateway {
     pub wallet: Wallet,
     /// The process runs.
     pub up: bool,
-    /// It does nothing until then, though it is alive.
+    /// It does nothing until then, although it is alive.
     pub frozen_until: i64,
     /// Which Agent it serves; its pod's uid and epoch.
     pub agent: usize,
     pub pod: i64,
-    /// Which accounts apply, as it was told, with the kinds that each limits.
+    /// Which accounts apply, as far as it knows, with the kinds that each limits.
     pub draws: Vec<(usize, LimitAmounts)>,
     /// Calls of the process that runs.
     pub flights: Vec<Flight>,
-    /// The call that it would make: the least and the whole of it.
+    /// The call that it wants to make: its least and its full amount.
     pub wants: Option<(Amount, Amount)>,
-    /// What a token costs: of the model that its pod runs, and of the one that the spec names by now.
+    /// What a token costs: of the model that its pod runs, and of the one in the current spec.
     pub price: i64,
     pub spec_price: i64,
     /// An earlier state of the disk.
     pub kept: Option<Disk>,
-    /// How often the disk went back. Answers to requests from before reach no process.
+    /// How often the disk was restored. Answers to earlier requests reach no process.
     pub went_back: u32,
     /// Its Agent is deleted.
     pub leaving: bool,
@@ -135,7 +135,7 @@ impl Gateway {
         self.draws.iter().map(draw).collect()
     }
 
-    /// One transaction: the wallet as it shall be, and the calls that are then open. `false`: the process crashed.
+    /// One transaction: the new wallet, and the calls that are open afterwards. `false`: the process crashed.
     pub fn commit(&mut self, wallet: Wallet, open: Option<BTreeMap<usize, Reservation>>, crash: Crash) -> bool {
         if crash == Crash::BeforeCommit {
             self.die();
@@ -154,7 +154,7 @@ impl Gateway {
         true
     }
 
-    /// The process is gone. What the provider has of it, the provider has.
+    /// The process ends. Calls that the provider has received stay there.
     pub fn die(&mut self) {
         self.up = false;
         self.flights.clear();
@@ -163,7 +163,7 @@ impl Gateway {
         self.frozen_until = 0;
     }
 
-    /// Begins again with what is on disk: each call that was open counts as spent. Those calls, with what counts.
+    /// Starts again from the disk: each call that was open counts as spent. Returns those calls, with what counts.
     pub fn start(&mut self, mutation: Mutation, crash: Crash) -> Option<Vec<(usize, Amount)>> {
         let mut wallet = Wallet::restore(self.disk.epochs.clone(), self.disk.rows.clone());
         let mut estimated = Vec::new();
@@ -182,7 +182,7 @@ impl Gateway {
         (committed || crash == Crash::AfterCommit).then_some(estimated)
     }
 
-    /// The leader's word. `false`: the process crashed meanwhile.
+    /// Applies the leader's answer. `false`: the process crashed meanwhile.
     pub fn hear(&mut self, answer: &Answer, mutation: Mutation, crash: Crash) -> bool {
         let mut wallet = self.wallet.clone();
         let mut changed = false;

@@ -1,5 +1,5 @@
-//! What really happened, kept apart from the ledger: every call with its true times and its bill, the limits that were
-//! in force, and the rules that must hold. Knows of the ledger only what is written at the API server.
+//! What really happened, recorded independently of the ledger: every call with its true times and its bill, the limits that
+//! were in force, and the rules that must hold. Of the ledger it sees only the records at the API server.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ struct Call {
 struct Regime {
     rule: WindowRule,
     from: i64,
-    /// What was reserved, or settled, before counted no more under an earlier rule.
+    /// What was reserved, or settled, before this time no longer counted under an earlier rule.
     reserved_from: i64,
     settled_from: i64,
 }
@@ -81,7 +81,7 @@ pub fn at(milliseconds: i64) -> Timestamp {
 }
 
 impl Judge {
-    /// Of schedules with these accounts. `by_window`: clocks are wrong, so calendar windows are told by their name.
+    /// Of schedules with these accounts. `by_window`: clocks are wrong, so calendar windows are identified by their name.
     pub fn new(terms: &[LedgerTerms], now: i64, by_window: bool) -> Self {
         let sheet = |terms: &LedgerTerms| Sheet {
             entries: Vec::new(),
@@ -160,12 +160,12 @@ impl Judge {
         self.calls[call].billed
     }
 
-    /// The call is over: its gateway counts so much, or is dead with its volume.
+    /// The call is over: its gateway counts this much, or is dead with its volume.
     pub fn settle(&mut self, call: usize, counted: Option<Amount>, now: impl Fn(usize) -> i64) {
         self.calls[call].counted = counted;
         self.lost |= counted.is_none();
         for (account, sheet) in self.sheets.iter_mut().enumerate() {
-            // A disk that went back has calls open that were over.
+            // A disk that was restored has calls open that were over.
             let open = |entry: &&mut Entry| entry.call == call && entry.settled == NOT_YET;
             for entry in sheet.entries.iter_mut().filter(open) {
                 entry.settled = now(account);
@@ -173,7 +173,7 @@ impl Judge {
         }
     }
 
-    /// A record was written by a leader that went by `terms`; `highest` were its limits since the record before.
+    /// A record was written by a leader that used `terms`; `highest` were its limits since the record before.
     pub fn accepted(
         &mut self,
         account: usize,
@@ -203,7 +203,7 @@ impl Judge {
         // (b) settled + outstanding <= limit, or nothing more is granted.
         for kind in KINDS.into_iter().filter(|_| !violated) {
             let Some(limit) = highest.get(kind) else { continue };
-            // Of a kind that was not limited, calls are in flight that hold nothing.
+            // Calls in flight hold nothing of a kind that was not limited.
             if sheet.in_force.iter().any(|(_, limits)| limits.get(kind).is_none()) {
                 continue;
             }
@@ -248,7 +248,7 @@ impl Judge {
             .filter(|entry| agent.is_none_or(|agent| agent == entry.agent) && entry.kinds.get(kind).is_some())
             .map(|entry| {
                 let call = &self.calls[entry.call];
-                // What is above the bound is no promise of ours.
+                // Bills above the bound are not covered by the guarantee.
                 let amount = call.billed.get(kind).min(call.bound.get(kind));
                 Item { entry, amount }
             })
@@ -259,7 +259,7 @@ impl Judge {
             Some(_) => sheet.per_agent.get(kind),
             None => sheet.in_force.iter().filter_map(|(_, limits)| limits.get(kind)).min(),
         };
-        // Nothing to look at when all of it fits into the smallest limit.
+        // Nothing to check if all of it fits into the smallest limit.
         if least.is_none_or(|least| total <= least) {
             return Ok(());
         }
@@ -305,7 +305,7 @@ impl Judge {
         Ok(())
     }
 
-    /// (c) What all gateways counted in an account. `None`: one of them is dead, and nobody knows.
+    /// (c) What all gateways counted in an account. `None`: unknown, since one of them is dead.
     pub fn counted(&self, account: usize) -> Option<Amount> {
         let mut sum = Amount::ZERO;
         for entry in &self.sheets[account].entries {

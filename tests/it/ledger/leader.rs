@@ -1,12 +1,12 @@
-//! A leader without clock and network: the controller's own [`AccountBook`], driven in the order that the promise rests on.
+//! A leader without clock and network: the controller's own [`AccountBook`], driven in the order on which the guarantee rests.
 //!
-//! 1. **plan**: [`Leader::request`] hears and asks. What it grants is in memory only, and nobody is told.
-//! 2. **write**: [`Leader::compose`] gives a record that is to be written over exactly the epoch before; one at a time.
-//! 3. **written**: [`Leader::written`], once the API server has said so.
-//! 4. **answer**: whoever waited for that record gets an [`Answer`], which speaks of what is written and no more. A
+//! 1. **plan**: [`Leader::request`] applies a request. What it grants is in memory only, and is not sent yet.
+//! 2. **write**: [`Leader::compose`] returns a record that must replace exactly the previous epoch; one at a time.
+//! 3. **written**: [`Leader::written`], once the API server has confirmed the record.
+//! 4. **answer**: each request that waited for that record gets an [`Answer`], which contains only what is written. A
 //!    request that was granted nothing new is answered at once.
 //!
-//! A conflict, or no word of a write, is the end. Whoever leads next reads the records and knows nothing else.
+//! A conflict, or a write without a confirmation, ends the leader. The next leader starts from the records alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +30,7 @@ pub struct Request {
     pub who: LeaseHolder,
     /// Where the answer goes.
     pub gateway: usize,
-    /// What it says and wants.
+    /// Its statements and what it asks for.
     pub body: LeaseRequest,
     /// When it was sent, by the gateway's boot-time clock; comes back with the answer, as with an HTTP request.
     pub sent: i64,
@@ -40,14 +40,14 @@ pub struct Request {
     pub last: bool,
 }
 
-/// The leader's word to one gateway.
+/// The leader's answer to one gateway.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// To whom.
+    /// The receiver.
     pub gateway: usize,
-    /// To which record of it.
+    /// The record of the gateway that it refers to.
     pub record: String,
-    /// What it says.
+    /// Its content.
     pub body: LeaseResponse,
     /// When the request was sent.
     pub sent: i64,
@@ -59,7 +59,7 @@ pub struct Answer {
 #[derive(Clone, Debug)]
 pub struct Leader {
     book: AccountBook,
-    /// Accounts that it has seen and that are there, as far as it knows.
+    /// Accounts that it has seen and that exist, as far as it knows.
     documents: BTreeMap<usize, DocumentId>,
     /// Records under way to the API server.
     writes: BTreeMap<usize, Vec<RecordWrite>>,
@@ -68,7 +68,7 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// A leader takes over what the last one wrote.
+    /// A leader that continues from the records of the previous one.
     pub fn take_over<'a>(
         accounts: impl Iterator<Item = (usize, LedgerTerms, Option<&'a LedgerRecord>)>,
         now: Timestamp,
@@ -87,7 +87,7 @@ impl Leader {
         leader
     }
 
-    /// A budget is there.
+    /// A budget exists.
     pub fn add(&mut self, account: usize, terms: LedgerTerms, record: Option<&LedgerRecord>, now: Timestamp) {
         let document = DocumentId {
             kind: DocumentKind::Budget,
@@ -121,7 +121,7 @@ impl Leader {
         self.account(account).limits()
     }
 
-    /// The kind that a budget that so many Agents draw on is exhausted of, and the Agents that hold leases or wait.
+    /// The kind of which a budget with this many Agents is exhausted, and the Agents that hold leases or wait.
     pub fn exhausted(&self, account: usize, agents: usize) -> Option<(AmountKind, BTreeSet<NamespacedName>)> {
         let (_, entry) = self.book.entry(account_id(account)).unwrap();
         let shown = if self.mutation == Mutation::OneRefusalExhausts {
@@ -147,17 +147,17 @@ impl Leader {
         }
     }
 
-    /// This gateway is dead for certain.
+    /// This gateway is certain to be dead.
     pub fn bury(&mut self, account: usize, record: &str, now: Timestamp) {
         self.book.forfeit(account_id(account), record, now);
     }
 
-    /// Time goes on.
+    /// Time passes.
     pub fn tick(&mut self, now: Timestamp) {
         self.book.tick(now);
     }
 
-    /// Plans. The answer comes at once when it needs no write. `draws`: the accounts that apply to its Agent.
+    /// Plans a grant. The answer comes at once if it needs no write. `draws`: the accounts that apply to its Agent.
     pub fn request(&mut self, request: &Request, draws: &[usize], now: Timestamp) -> Option<Answer> {
         if request.last {
             let last = self.book.final_statements(&request.who, &request.body);
@@ -179,7 +179,7 @@ impl Leader {
         None
     }
 
-    /// What is to be written now: of all that changed, or only where somebody waits or it is time.
+    /// The record to write now: of any change, or with `only_due` only if a request waits for it or it is due.
     pub fn compose(&mut self, account: usize, only_due: bool, now: Timestamp) -> Option<LedgerRecord> {
         let document = self.documents.get(&account)?;
         let wanted = if only_due {
@@ -201,7 +201,7 @@ impl Leader {
         self.writes.contains_key(&account)
     }
 
-    /// The API server has the record under way. The answers that may be given now.
+    /// The API server has confirmed the record under way. Returns the answers that may be sent now.
     pub fn written(&mut self, account: usize, now: Timestamp) -> Vec<Answer> {
         let Some(writes) = self.writes.remove(&account) else {
             return Vec::new();
@@ -218,14 +218,14 @@ impl Leader {
             .collect()
     }
 
-    /// The API server refused the record under way, and never takes it.
+    /// The API server rejected the record under way for good.
     pub fn denied(&mut self, account: usize) {
         if self.writes.remove(&account).is_some() {
             self.book.not_written(&self.documents[&account]);
         }
     }
 
-    /// The API server says that there is no such budget. Who waits for its record waits in vain.
+    /// The API server reports that the budget does not exist. Requests that wait for its record stay without an answer.
     pub fn lost(&mut self, account: usize, now: Timestamp) {
         if self.writes.remove(&account).is_some() {
             self.book.written(&self.documents[&account], &[], now);

@@ -1,8 +1,8 @@
-//! The proof of the budget's protocol: [`world`] simulates it from seeds, with everything that can go wrong; [`model`]
-//! checks a small one exhaustively; [`judge`]
-//! knows what really happened; [`mutation`] lists broken rules, each of which must be noticed.
+//! The proof of the budget protocol: [`world`] simulates it from seeds, with injected faults; [`model`] checks a small
+//! instance exhaustively; [`judge`] records what really happened; [`mutation`] lists broken rules, each of which must be
+//! detected.
 //!
-//! `AGENTLOOP_SIM_SEED=n` replays one schedule and says what happens; `AGENTLOOP_SIM_SCHEDULES=n` sets their number.
+//! `AGENTLOOP_SIM_SEED=n` replays one schedule and prints what happens; `AGENTLOOP_SIM_SCHEDULES=n` sets their number.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -20,7 +20,7 @@ use std::io::Write;
 use mutation::Mutation;
 use world::Outcome;
 
-/// Schedules of one run, and the most that a broken rule may stay unnoticed.
+/// Schedules of one run, and the number within which each broken rule must be detected.
 const SCHEDULES: u64 = 100_000;
 const UNNOTICED: u64 = 10_000;
 
@@ -48,7 +48,7 @@ struct Sums {
     sum: f64,
 }
 
-/// Every so-many-th seed, so that each core has its own.
+/// Every n-th seed, so that each core has its own.
 fn run_all(seeds: impl Iterator<Item = u64>) -> Sums {
     let mut sums = Sums::default();
     for seed in seeds {

@@ -23,7 +23,7 @@ const CALL: Amount = Amount {
     calls: 1,
     ..Amount::ZERO
 };
-/// What a gateway asks for if there is as much: so that each alone could spend the limit.
+/// What a gateway asks for: each alone could spend the limit.
 const ALL: Amount = Amount {
     calls: LIMIT,
     ..Amount::ZERO
@@ -37,7 +37,7 @@ const LIMITS: LimitAmounts = LimitAmounts {
 };
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
-/// A part of a state, told from others by all that it shows of itself.
+/// A part of a state, distinguished from others by all of its visible content.
 #[derive(Clone, Debug)]
 struct Part<T> {
     value: Arc<T>,
@@ -87,12 +87,12 @@ struct Gateway {
 #[derive(Clone, Debug)]
 enum Message {
     Request(usize, usize, Vec<LeaseStatement>, Option<GrantRequest>),
-    /// Of a leader, or of a process that is gone: its write can still be done, but nobody hears of it.
+    /// Of a leader, or of a process that has ended: its write can still take effect, but its outcome is not observed.
     Write(Option<usize>, LedgerRecord),
     Answer(usize, i64, Vec<DurableGrant>, Vec<LeaseId>),
 }
 
-/// What may still happen, so that there is an end.
+/// How many events may still happen, so that the model is finite.
 #[derive(Clone, Debug, PartialEq, Hash)]
 struct Left {
     take_overs: u8,
@@ -127,7 +127,7 @@ enum Action {
 
 #[derive(Clone)]
 struct Leases {
-    /// A broken rule: a leader writes over what another one wrote.
+    /// A broken rule: a leader overwrites the record of another one.
     forced: bool,
     /// The first to ask takes all.
     greedy: bool,
@@ -193,7 +193,7 @@ impl State {
                 let Some(leader) = leader else { return };
                 if let Some(mut account) = self.leaders[*leader].value.as_ref().clone() {
                     account.confirm_record(record);
-                    // Who waits is told.
+                    // Those who wait get an answer.
                     for gateway in 0..2 {
                         let leases = account.durable_grants(&who(gateway).record);
                         if !leases.is_empty() {

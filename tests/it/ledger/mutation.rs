@@ -1,19 +1,19 @@
-//! Broken rules. Each is one promise of the protocol left out; the simulation must notice every one of them.
+//! Broken rules. Each mutation omits one rule of the protocol, and the simulation must detect every one of them.
 
 /// A rule that is broken on purpose, in the simulated glue or by tampering with a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
     /// All rules hold.
     None,
-    /// Gateways are told of a grant before it is written.
+    /// A grant is sent to the gateway before it is written.
     TellBeforeWrite,
-    /// A new leader takes what is held for free.
+    /// A new leader treats the leases of gateways as free.
     IgnoreHolders,
-    /// A new leader goes by its own clock only, not by the time of the record.
+    /// A new leader uses only its own clock, not the time of the record.
     DropWatermark,
-    /// What a silent gateway holds becomes free after a while.
+    /// The lease of a silent gateway becomes free after some time.
     FreeByTime,
-    /// A leader writes whatever another one wrote.
+    /// A leader overwrites the record of another one.
     ForcedApply,
     /// A closed lease is forgotten before that is written.
     ForgetClosedEarly,
@@ -21,38 +21,38 @@ pub enum Mutation {
     BelieveOlderEpoch,
     /// Spending counts at the time of the gateway's clock, which runs behind.
     ChargeAtGatewaysClock,
-    /// A piece of a rolling window leaves when its first moment is out, not its last.
+    /// A slice leaves a rolling window when its first moment has expired, not its last.
     FreeEarly,
     /// A gateway that starts again forgets the calls that were open.
     ForgetOpenCalls,
     /// A gateway acts on a reservation before it is on disk.
     SpendBeforeCommit,
-    /// A gateway that is only silent is taken for dead, and what it holds for free.
+    /// A gateway that is only silent counts as dead, and its lease as free.
     FreeTheDead,
-    /// A gateway is told only of the accounts that it speaks of, not of leases that it never heard of.
+    /// An answer covers only the accounts of the request, not leases that the gateway never learned of.
     AnswerOnlyWhatIsAsked,
-    /// A budget that was deleted while nobody led is never said to be gone.
+    /// A budget that was deleted while there was no leader is never reported as gone.
     NeverMiss,
-    /// A gateway whose disk went back goes on from what it finds there.
+    /// A gateway whose disk was restored to an earlier state continues from that state.
     BelieveTheDisk,
-    /// The pod of a deleted Agent is not heard.
+    /// The final report of the pod of a deleted Agent is refused.
     RefuseLastWords,
-    /// A ledger that was ahead of the clock stays ahead by as much.
+    /// A ledger that was ahead of the clock stays ahead by the same time.
     NeverHeal,
-    /// An error of which nobody knows whether it was billed counts as free.
+    /// An error that may have been billed counts as free.
     ErrorsAreFree,
-    /// The counts of an answer are charged though they contradict each other.
+    /// The counts of an answer are charged although they contradict each other.
     BelieveTheCounts,
-    /// A record that the API server definitively refused is taken for written.
+    /// A record that the API server definitively rejected counts as written.
     TakeRefusedForWritten,
-    /// One refused call exhausts the budget, whatever is left.
+    /// One refused call exhausts the budget, however much is left.
     OneRefusalExhausts,
-    /// A call is charged at the price of the model that the spec names, whichever its pod runs.
+    /// A call is charged at the price of the model in the spec, not of the model that its pod runs.
     PriceOfTheSpec,
 }
 
 impl Mutation {
-    /// All that break something.
+    /// All mutations that break a rule.
     pub const ALL: [Self; 22] = [
         Self::TellBeforeWrite,
         Self::IgnoreHolders,

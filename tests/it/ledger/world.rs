@@ -26,10 +26,10 @@ use crate::support::random::Random;
 
 /// Midnights in UTC: of the Sunday on which Berlin's clocks go forward, of a Monday, of the first of a month.
 const MIDNIGHTS: [i64; 3] = [1_774_742_400_000, 1_774_828_800_000, 1_775_001_600_000];
-/// Berlin's are earlier by so much, on the first of them by half.
+/// The unit by which a schedule may start before one of them, since Berlin's midnights are earlier.
 const HOUR: i64 = 3_600_000;
 
-/// Says what happens, when a trace is wanted.
+/// Prints what happens, if a trace was requested.
 macro_rules! say {
     ($world:expr, $($text:tt)*) => {
         if $world.setup.trace {
@@ -45,7 +45,7 @@ pub struct Setup {
     mutation: Mutation,
     trace: bool,
     steps: usize,
-    /// Wall clocks are right when a leader takes over. Where not, time is the ledger's.
+    /// Wall clocks are right when a leader takes over. Otherwise the time of the ledger is used.
     clocks_right: bool,
     /// The provider bills above the bound at times.
     overbills: bool,
@@ -53,11 +53,11 @@ pub struct Setup {
     edits: bool,
     /// Windows are changed.
     new_windows: bool,
-    /// Budgets are deleted, and made again.
+    /// Budgets are deleted, and created again.
     remakes: bool,
     /// Percent of messages that are lost, and that are repeated.
     losses: i64,
-    /// Percent of changes on a disk that meet a crash.
+    /// Percent of changes on a disk during which a crash occurs.
     crashes: i64,
     /// Largest call.
     call: i64,
@@ -102,18 +102,18 @@ impl Object {
     }
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Written,
     Refused,
-    /// Refused for another reason than the record that is there.
+    /// Refused for a reason other than the present record.
     Denied,
     /// There is no such object.
     Gone,
 }
 
-/// What a leader knows, by account; of budgets that it has not seen yet nothing is told.
+/// What a leader knows, by account; of budgets that it has not seen yet, nothing is sent.
 struct Term {
     leader: Leader,
     /// The wall clock when it took over; from then on the monotonic clock counts.
@@ -188,7 +188,7 @@ enum Packet {
     Wrote(usize, usize, u64, Fate),
 }
 
-/// What a schedule was.
+/// The result of a schedule.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
     /// Steps done.
@@ -199,7 +199,7 @@ pub struct Outcome {
     pub afterwards: f64,
 }
 
-/// Everything.
+/// The whole state of a schedule.
 pub struct World {
     setup: Setup,
     random: Random,
@@ -210,7 +210,7 @@ pub struct World {
     net: Vec<Packet>,
     /// Records of gateways that are dead for certain.
     dead: Vec<String>,
-    /// Records of pods that were told to stop, and when they are gone.
+    /// Records of pods that were asked to stop, and when they are gone.
     leaving: Vec<(i64, String)>,
     records: usize,
     writes: u64,
@@ -218,7 +218,7 @@ pub struct World {
     afterwards: Afterwards,
     verdict: Verdict,
     steps: usize,
-    /// The network has healed.
+    /// The network has recovered.
     quiet: bool,
 }
 
@@ -296,7 +296,7 @@ impl World {
             handovers: random.percent(35),
             prices: random.percent(25),
             denials: if random.percent(20) { random.range(1, 30) } else { 0 },
-            // Of a generator of its own: the other schedules stay as they were.
+            // From a generator of its own, so that the other schedules do not change.
             contradicts: Random::new(!seed).percent(25),
             start: MIDNIGHTS[random.index(3)] - HOUR * random.range(0, 3) - random.range(0, 30_000),
         };
@@ -359,7 +359,7 @@ impl World {
         Gateway::new(agent, format!("r{}", self.records), price)
     }
 
-    /// The kinds that an account limits, per Agent or in all: what a gateway is told.
+    /// The kinds that an account limits, per Agent or in all, as sent to a gateway.
     fn kinds(&self, account: usize) -> LimitAmounts {
         self.objects[account].terms.limits
     }
@@ -378,7 +378,7 @@ impl World {
         (0..self.objects.len()).map(|account| self.measure(account)).collect()
     }
 
-    /// Accounts of budgets that are there.
+    /// Accounts of budgets that exist.
     fn there(&self) -> impl Iterator<Item = usize> {
         (0..self.objects.len()).filter(|account| !self.objects[*account].deleted)
     }
@@ -486,8 +486,8 @@ impl World {
         self.gateways[gateway] = Gateway { draws, ..fresh };
     }
 
-    /// What is on a disk is kept, or what was kept is on the disk again: a snapshot. Only where each lease that changed
-    /// since shows it: what was spent and not said nobody can know.
+    /// Takes a snapshot of a disk, or restores it. It is restored only where each lease that changed since shows that:
+    /// spending that was not reported cannot be detected.
     fn go_back(&mut self, gateway: usize) {
         let of = &self.gateways[gateway];
         let kept = of.kept.clone().filter(|kept| kept.record == of.disk.record);
@@ -510,12 +510,12 @@ impl World {
         of.went_back += 1;
         let record = kept.record.clone();
         of.disk = kept;
-        // An answer reaches the process that asked, and no later one. Requests that are under way are still heard.
+        // An answer reaches the process that asked, and no later one. Requests that are under way are still processed.
         self.net
             .retain(|packet| !matches!(packet, Packet::Answer(answer) if answer.record == record));
     }
 
-    /// Whether all who believe to lead know the records as they are.
+    /// Whether all presumed leaders know the current records.
     fn no_leader_lags(&self) -> bool {
         let terms = self
             .controllers
@@ -530,8 +530,8 @@ impl World {
         terms.into_iter().all(knows)
     }
 
-    /// Whether the records show of each lease that differs between two states of a disk that more was said of it than the
-    /// older one knows. A gateway that starts counts its open calls as spent, so it knows of those too.
+    /// Whether the records show, for each lease that differs between two states of a disk, that more was reported of it than
+    /// the older one knows. A gateway that starts counts its open calls as spent, so it knows of those too.
     fn shows(&self, now: &Disk, kept: &Disk) -> bool {
         let row = |disk: &Disk, of: &LeaseRow| {
             let mut rows = disk.rows.iter();
@@ -558,7 +558,7 @@ impl World {
         })
     }
 
-    /// An Agent is deleted and made again: its pod says its last words, and the next one has an empty volume.
+    /// An Agent is deleted and created again: its pod sends its final report, and the next one has an empty volume.
     fn remake_agent(&mut self, gateway: usize) {
         if !self.gateways[gateway].up || self.gateways[gateway].frozen_until > self.now {
             return;
@@ -588,7 +588,7 @@ impl World {
         };
     }
 
-    /// Pods that are gone for certain by now: what they did not give back counts as spent.
+    /// Pods that are certain to be gone by now: what they did not return counts as spent.
     fn reap(&mut self) {
         let now = self.now;
         let (gone, leaving) = std::mem::take(&mut self.leaving)
@@ -598,7 +598,7 @@ impl World {
         self.dead.extend(gone.into_iter().map(|(_, record)| record));
     }
 
-    /// A call of so many tokens, by the model that the pod runs.
+    /// A call of this many tokens, by the model that the pod runs.
     fn call(&self, gateway: usize, tokens: i64) -> Amount {
         let cost = tokens * self.gateways[gateway].price;
         Amount {
@@ -652,7 +652,7 @@ impl World {
                 say!(self, "a{account} is topped up by {}", amount.tokens);
             }
             4 if self.random.percent(50) => {
-                // The label changes: it stops to apply, or starts.
+                // The label changes: the budget stops or starts to apply.
                 let gateway = self.random.index(self.gateways.len());
                 let kinds = self.kinds(account);
                 let draws = &mut self.gateways[gateway].draws;
@@ -674,7 +674,7 @@ impl World {
         }
     }
 
-    /// A budget is deleted, and mostly made again: another account then. Some gateways hear of it at once.
+    /// A budget is deleted, and in most cases created again: that is another account. Some gateways learn of it at once.
     fn delete(&mut self, account: usize) {
         let again = self.objects.len() < MOST_ACCOUNTS && self.random.percent(80);
         say!(self, "a{account} is deleted, made again: {again}");
@@ -702,7 +702,7 @@ impl World {
         }
     }
 
-    /// The gateway hears which kinds are limited, and of which budgets.
+    /// The gateway learns which kinds are limited, and of which budgets.
     fn tell_terms(&mut self, gateway: usize) {
         let objects = &self.objects;
         self.gateways[gateway]
@@ -840,7 +840,7 @@ impl World {
             leader,
             base: wall,
             since: self.now,
-            // Top-ups are looked at by the first observation.
+            // Top-ups are read by the first observation.
             known: self
                 .objects
                 .iter()
@@ -875,7 +875,7 @@ impl World {
         Some(record)
     }
 
-    /// Tells the judge the limits that leaders go by who can still write.
+    /// Gives the judge the limits used by leaders that can still write.
     fn refresh_limits(&mut self) {
         for account in 0..self.objects.len() {
             let epoch = self.objects[account].record.as_ref().map_or(0, |record| record.epoch);
@@ -957,7 +957,7 @@ impl World {
         term.leader.tick(time);
     }
 
-    /// No word of a write for too long: the process ends, and the next leader reads what became of it.
+    /// No outcome of a write for too long: the process ends, and the next leader reads the result.
     fn no_word(&mut self, controller: usize) {
         let Some(term) = &self.controllers[controller].term else {
             return;
@@ -1039,7 +1039,7 @@ impl World {
         if self.controllers[controller].frozen_until > now {
             return;
         }
-        // Watches lag behind, but not for ever.
+        // Watches lag behind, but not forever.
         let seen = self.controllers[controller]
             .term
             .as_ref()
@@ -1129,7 +1129,7 @@ impl World {
         }
     }
 
-    /// A change of the wallet, committed; then the leader is told.
+    /// A change of the wallet, committed; then it is reported to the leader.
     fn change(
         &mut self,
         gateway: usize,
@@ -1148,7 +1148,7 @@ impl World {
         }
     }
 
-    /// Says all there is to say to whoever is thought to lead.
+    /// Reports everything to the presumed leader.
     fn sync(&mut self, gateway: usize) {
         self.request(gateway, |_| false);
     }
@@ -1160,7 +1160,7 @@ impl World {
         (!leaders.is_empty()).then(|| leaders[self.random.index(leaders.len())])
     }
 
-    /// Asks for calls to come, for which nobody waits.
+    /// Requests room for later calls, so that no call waits for it.
     fn ask_ahead(&mut self, gateway: usize) {
         let draws = self.gateways[gateway].draws.clone();
         self.gateways[gateway].wants = Some((Amount::ZERO, self.call(gateway, self.setup.call - 1)));
@@ -1170,7 +1170,7 @@ impl World {
         self.gateways[gateway].wants = None;
     }
 
-    /// Speaks of the accounts of which there is something to say, and of no others.
+    /// Requests for the accounts with something to report, and no others.
     fn request(&mut self, gateway: usize, asks: impl Fn(&str) -> bool) {
         let Some(controller) = self.find_leader() else { return };
         let now = u64::try_from(self.now).unwrap();
@@ -1255,7 +1255,7 @@ impl World {
         };
         say!(self, "g{gateway} reserves call {call}: {reservation:?} ({crash:?})");
         if early {
-            // The call goes out though its reservation never was on disk.
+            // The call is sent although its reservation was never on disk.
             self.judge.bill(call, reservation.amount);
             self.judge.settle(call, Some(Amount::ZERO), |account| times[account]);
             self.gateways[gateway].die();
@@ -1294,7 +1294,7 @@ impl World {
         self.judge.bill(call, bill);
     }
 
-    /// The answer is there, or is known never to come.
+    /// The answer has arrived, or is known never to arrive.
     fn settle(&mut self, gateway: usize, place: usize, fixed: Option<Crash>) {
         let crash = fixed.unwrap_or_else(|| self.crash());
         let estimated = fixed.is_none() && self.random.percent(15);
@@ -1353,14 +1353,14 @@ impl World {
         if !self.gateways[gateway].hear(answer, self.setup.mutation, crash) {
             return;
         }
-        // As the gateway does at once: what only a lease of a window that is over has is said to be free.
+        // As the gateway does at once: what only a lease of a past window has is reported as free.
         self.change(gateway, "drops what is over", |wallet, draws, now| {
             wallet.close_idle(draws, now)
         });
         if !self.gateways[gateway].up {
             return;
         }
-        // A call that waits is tried again before anything else is done with what came.
+        // A waiting call is tried again before the answer is used for anything else.
         if let Some((least, full)) = self.gateways[gateway].wants {
             let _ = self.reserve(gateway, &least, &full);
         }
@@ -1368,7 +1368,7 @@ impl World {
 
     // Quiet --------------------------------------------------------------------------------------------------------
 
-    /// The network heals, nobody crashes any more. Then every rule about the end must hold.
+    /// The network recovers, and nothing crashes any more. Then every rule about the end must hold.
     fn quiet(&mut self) -> Verdict {
         say!(self, "--- quiet");
         self.quiet = true;
@@ -1383,13 +1383,13 @@ impl World {
         self.verdict.clone()?;
         self.settle_all(silent);
         self.talk(leader, silent, 3, true);
-        // A budget that was deleted while nobody led is missed for a while.
+        // A budget that was deleted while there was no leader is missed for some time.
         self.now += 2 * LAG;
         self.talk(leader, silent, 2, true);
         self.verdict.clone()?;
         self.no_leak(leader, silent)?;
         if let Some(silent) = silent {
-            // It was alive all the time, and spends what it holds.
+            // It was alive all the time, and spends from its lease.
             say!(self, "--- g{silent} speaks again");
             for _ in 0..6 {
                 self.try_call(silent);
@@ -1408,8 +1408,8 @@ impl World {
         self.verdict.clone()
     }
 
-    /// A clock that was wrong once does no harm for ever: a leader whose clock is right is in time with it, after twice the
-    /// time by which the ledger was ahead.
+    /// A clock that was wrong once does no lasting harm: under a leader with a right clock, the ledger's time agrees with it
+    /// after twice the time by which it was ahead.
     fn heals(&mut self, leader: usize) -> Verdict {
         self.take_over_at(leader, self.now);
         let there: Vec<_> = self.there().collect();
@@ -1418,7 +1418,7 @@ impl World {
                 continue;
             };
             let mut book = term.leader.account(account).clone();
-            // Half a millisecond is one that has begun.
+            // Half a millisecond counts as a whole one.
             let ahead = book.time().duration_since(at(self.now)).as_nanos().max(0);
             let wait = i64::try_from((2 * ahead + 999_999) / 1_000_000).unwrap();
             book.advance(term.time(self.now + wait));
@@ -1433,7 +1433,7 @@ impl World {
         Ok(())
     }
 
-    /// An Agent that is deleted gives back what it held, before its pod is gone.
+    /// A deleted Agent returns its lease before its pod is gone.
     fn comes_back(&mut self, leader: usize) -> Verdict {
         let gateway = self.gateways.len() - 1;
         self.observe(leader);
@@ -1471,20 +1471,20 @@ impl World {
         for controller in &mut self.controllers {
             controller.frozen_until = 0;
         }
-        // What was under way arrives late, or never.
+        // Messages under way arrive late, or never.
         if self.random.percent(50) {
             self.net.clear();
         }
     }
 
-    /// One leader remains: one that led, if it still may, or a new one.
+    /// One leader remains: the present one, if it still may lead, or a new one.
     fn pick_leader(&mut self) -> usize {
         let stays = self.random.index(self.controllers.len());
         let may = self.controllers[stays].term.as_ref().is_some_and(|term| {
             self.there().all(|account| {
                 let record = self.objects[account].record.as_ref();
                 let epoch = record.map_or(0, |record| record.epoch);
-                // One that it has not seen it sees now.
+                // It now sees a budget that it had not seen.
                 !term.leader.knows(account)
                     || epoch == term.leader.account(account).epoch() && !term.leader.is_writing(account)
             })
@@ -1494,7 +1494,7 @@ impl World {
                 controller.term = None;
             }
         }
-        // Of those who led, no write is under way any more that could still be done.
+        // No write of earlier leaders is under way any more that could still take effect.
         self.net.retain(|packet| !matches!(packet, Packet::Write(..)));
         if !may {
             self.take_over(stays);
@@ -1531,7 +1531,7 @@ impl World {
         self.verdict = Err("the network never comes to rest".into());
     }
 
-    /// Everybody says what there is to say, and it is written.
+    /// All gateways report their state, and it is written.
     fn talk(&mut self, leader: usize, silent: Option<usize>, rounds: usize, end: bool) {
         for _ in 0..rounds {
             for gateway in (0..self.gateways.len()).filter(|gateway| Some(*gateway) != silent) {
@@ -1553,7 +1553,7 @@ impl World {
         }
     }
 
-    /// (c) and (d): all that is not spent is free, and what is spent is counted once.
+    /// (c) and (d): everything that is not spent is free, and what is spent is counted once.
     fn no_leak(&self, leader: usize, silent: Option<usize>) -> Verdict {
         let Some(term) = &self.controllers[leader].term else {
             return Err("the only leader gave up".into());
@@ -1645,7 +1645,7 @@ impl World {
         }
     }
 
-    /// Those who are asked to, give back what they do not need.
+    /// The gateways return what they do not need, in the accounts where the leader recalls it.
     fn recall(&mut self, leader: usize, silent: Option<usize>) {
         let Some(term) = &self.controllers[leader].term else {
             return;
@@ -1664,7 +1664,7 @@ impl World {
         }
     }
 
-    /// A call that fits for certain: into what is neither spent nor held by one who does not answer. `None`: none does.
+    /// A call that is certain to fit into what is neither spent nor held by a silent gateway. `None`: there is none.
     fn fits(&mut self, leader: usize, gateway: usize) -> Option<i64> {
         let now = self.now;
         let term = self.controllers[leader].term.as_mut()?;
@@ -1681,14 +1681,14 @@ impl World {
             let mine = mine.map_or(0, |(_, amount)| amount.tokens);
             room = room.min(limits.tokens? - used.tokens);
             if let Some(own) = book.per_agent().tokens {
-                // What an earlier pod of this Agent still holds counts in its part.
+                // What an earlier pod of this Agent still holds counts in the Agent's share.
                 let record = &self.gateways[gateway].disk.record;
                 if book.holders().any(|who| who.agent == agent && who.record != *record) {
                     return None;
                 }
                 room = room.min(own - mine);
             }
-            // Each of the others may have a small call in flight; and the silent one gives nothing back.
+            // Each of the others may have a small call in flight, and the silent one returns nothing.
             let others = i64::try_from(self.gateways.len()).ok()?;
             room = room.min(limits.tokens? - used.tokens - reserved.tokens - 4 * others);
             if limits
@@ -1708,13 +1708,13 @@ impl World {
 
 /// What a token costs, by model.
 const PRICES: [i64; 2] = [1, 7];
-/// So many milliseconds after it was told to stop a pod is gone.
+/// Milliseconds from the request to stop a pod until it is gone.
 const STOPS: i64 = 60_000;
-/// A call that fits must have been granted after so many rounds, and so many milliseconds: a refused gateway is waited
-/// for, also where it went away.
+/// The rounds, and below the milliseconds, after which a call that fits must have been granted: a refused gateway is waited
+/// for, also where it has gone.
 const ROUNDS: usize = 12;
 const PATIENCE: i64 = 4 * CONTENTION_WAIT.as_secs() * 1000;
-/// After so many milliseconds a leader has seen a new budget: less than an account is missed until it is gone.
+/// Milliseconds after which a leader has seen a new budget: less than an account is missed until it is gone.
 const LAG: i64 = 50_000;
 
 fn larger(a: &LimitAmounts, b: &LimitAmounts) -> LimitAmounts {
@@ -1727,7 +1727,7 @@ fn larger(a: &LimitAmounts, b: &LimitAmounts) -> LimitAmounts {
     }
 }
 
-/// What a gateway takes from the counts of an answer with content that was billed so many tokens; `None`: they contradict
+/// What a gateway takes from the counts of an answer with content that was billed this many tokens; `None`: they contradict
 /// each other. Four of eight do, and each of those names less than the bill.
 fn read_counts(call: usize, tokens: i64, mutation: Mutation) -> Option<i64> {
     let counts = |prompt: i64, completion: i64, total: i64, cached: i64| {
@@ -1750,7 +1750,7 @@ fn read_counts(call: usize, tokens: i64, mutation: Mutation) -> Option<i64> {
     Some(bill.all_input()? + bill.output)
 }
 
-/// Moves what is settled into the past of a rolling window, by so many percent of it.
+/// Moves what is settled into the past of a rolling window, by this percentage of it.
 fn shift(record: &mut LedgerRecord, window: &WindowRule, percent: i64) {
     let WindowRule::Rolling(length) = window else { return };
     let by = i64::try_from(length.as_millis()).unwrap() * percent / 100;

@@ -158,7 +158,7 @@ impl SensorPod {
         }
     }
 
-    /// Kills it, and starts it anew on its volume.
+    /// Kills it, and starts it again on its volume.
     pub(super) async fn kill(&mut self) {
         self.child.kill().await.unwrap();
         self.child = run(self.dir.path(), self.address, &self.url);
@@ -244,7 +244,7 @@ impl Journal {
     }
 }
 
-/// Listens as the gateway of `x` until the journal has so many texts and its word is taken. Of its first words, `lost`
+/// Listens as the gateway of `x` until the journal has `texts` texts and its word is taken. Of its first words, `lost`
 /// are lost.
 async fn receive(rig: &Rig, journal: &mut Journal, texts: usize, mut lost: u32) {
     let dir = pod(rig, TOKEN);
@@ -297,7 +297,7 @@ async fn what_a_webhook_took_reaches_the_receiver_once_though_pods_die_and_words
     rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
     let mut pod = SensorPod::start(&rig);
     assert_eq!(pod.send("1", "\"one\"").await, StatusCode::ACCEPTED);
-    // Killed with an event that nobody has: it is on disk, and so is its id.
+    // Killed with an event that was not delivered: it is on disk, and so is its id.
     pod.kill().await;
     assert_eq!(pod.send("1", "\"one\"").await, StatusCode::OK);
     assert_eq!(pod.send("2", "\"two\"").await, StatusCode::ACCEPTED);

@@ -51,7 +51,7 @@ impl AgentPod {
         self.worker = role(&self.dir, &self.url, "worker");
     }
 
-    /// One value of the journal, once nobody writes it any more.
+    /// One value of the journal, once it has no writer any more.
     async fn query(&mut self, sql: &str) -> i64 {
         self.worker.kill().await.unwrap();
         let journal = rusqlite::Connection::open(self.dir.path().join("journal/journal.sqlite")).unwrap();
@@ -124,7 +124,7 @@ async fn each_webhook_takes_effect_and_wakes_once_though_sensor_worker_and_gatew
     let mut agent = AgentPod::start(&rig);
     let mut turns = until_asleep(&rig, 0).await;
     assert_eq!(turns, 1);
-    // One by one, each to a sleeping loop: an event is one wake and one turn, whoever died just before.
+    // One by one, each to a sleeping loop: an event is one wake and one turn, whichever process died just before.
     for n in 1..=ALONE {
         match n {
             2 => heard.kill().await,

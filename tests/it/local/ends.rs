@@ -1,4 +1,4 @@
-//! How runs end, and how the next one goes on.
+//! How runs end, and how the next one continues.
 
 use std::time::{Duration, Instant};
 

@@ -125,7 +125,7 @@ pub fn sender(text: &str, port: &str) -> String {
     lines.join("\n").replace(":8080", &format!(":{port}"))
 }
 
-/// Sends it as soon as somebody listens and knows for whom.
+/// Sends it as soon as the webhook listens and knows its receivers.
 pub async fn send(run: &Run, script: &str, expected: &str) {
     let deadline = Instant::now() + Duration::from_mins(1);
     loop {

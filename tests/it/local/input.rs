@@ -157,7 +157,7 @@ async fn a_folder_is_taken_as_all_of_its_manifests() {
 #[tokio::test]
 async fn a_refusal_that_shows_only_in_the_run_is_told_with_exit_code_1() {
     let mut bench = Bench::new();
-    // A limit of money, and nobody knows what the model costs.
+    // A limit of money, for a model without a price.
     let unpriced = agent("a", &json!({ "guardrails": { "total": { "costUSD": "1.00" } } }));
     bench.write("all.yaml", &[script("a", &done()), unpriced]);
     let mut run = bench.run(&[]);

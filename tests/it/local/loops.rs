@@ -57,7 +57,7 @@ async fn a_budget_that_two_share_stops_both_before_it_is_crossed() {
         assert!(line["message"].as_str().unwrap().contains("team"), "{line}");
     }
 
-    // The ledger is in the state: a second run spends nothing, and one with a top-up goes on.
+    // The ledger is in the state: a second run spends nothing, and one with a top-up continues.
     let mut again = bench.run(&[]);
     assert_eq!(again.cause().await, "NothingRuns");
     let still: i64 = ["a", "b"]

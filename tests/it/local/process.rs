@@ -45,7 +45,7 @@ impl Bench {
         self.recorded(&[&["-f", file.to_str().unwrap()], flags].concat(), &[], Stdio::null())
     }
 
-    /// Starts a run of `all.yaml` whose standard output nobody reads.
+    /// Starts a run of `all.yaml` whose standard output is not read.
     pub fn unread(&mut self) -> Run {
         let file = self.path("all.yaml");
         let mut run = self.launch(&["-f", file.to_str().unwrap()], &[], Stdio::null(), Stdio::piped());

@@ -87,7 +87,7 @@ async fn the_example_of_a_watch_hears_of_each_file_once_over_two_runs_in_the_fol
     for (file, events) in [("second", 2), ("third", 3)] {
         let mut run = bench.run(&flags);
         let asleep = run.until("reader", "asleep", |line| line["state"] == "Sleeping").await;
-        // What was there, or came meanwhile, has settled and is told.
+        // What was there, or came meanwhile, has settled and is reported.
         tokio::time::sleep(Duration::from_secs(3)).await;
         let asleep = run.until("reader", "asleep", |line| line["state"] == "Sleeping").await["turnsCompleted"]
             .as_i64()

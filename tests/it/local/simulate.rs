@@ -89,7 +89,7 @@ async fn really(spec: &Value, budget: Option<&Value>, pauses: bool) -> u64 {
     }
     run.ended().await;
     let answered = bench.journal("a").into_iter().filter(|(kind, turn, _)| {
-        // Of a turn that was cut, the next one goes on with the script.
+        // Of a turn that was cut, the next one continues with the script.
         kind == "CallAnswered" && (pauses || *turn == 1)
     });
     u64::try_from(answered.count()).unwrap() + 1

@@ -1,4 +1,4 @@
-//! `kubectl agentloop simulate AGENT` reads the journal of a loop that goes on meanwhile: the program, an exec over a
+//! `kubectl agentloop simulate AGENT` reads the journal of a loop that continues meanwhile: the program, an exec over a
 //! WebSocket as an API server answers it, `agentloop journal`, and a worker that writes.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! Sensors that a cluster runs in pods of their own, in a run without a cluster: against servers that nobody here wrote.
+//! Sensors that a cluster runs in pods of their own, in a run without a cluster: against third-party peers.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -60,7 +60,7 @@ fn secret() -> Value {
     })
 }
 
-/// A Sensor `world` for Agent `a` that writes what it hears and wakes.
+/// A Sensor `world` for Agent `a` that stores what it receives and wakes.
 fn sensor(source: &Value) -> Value {
     json!({
         "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": { "name": "world" },
@@ -117,7 +117,7 @@ pub async fn until<T>(run: &Run, what: &str, mut find: impl FnMut(&Run) -> Optio
     }
 }
 
-/// Waits for so many events in all, each of which woke the loop.
+/// Waits for `events` events in all, each of which woke the loop.
 async fn until_events(run: &mut Run, events: usize) {
     until(run, &format!("{events} events"), |run| {
         (updates(run) >= events).then_some(())

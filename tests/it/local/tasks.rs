@@ -27,7 +27,7 @@ struct Received {
     all: Vec<(String, Option<String>, Value)>,
     /// Keys that were accepted, in order.
     accepted: Vec<String>,
-    /// Answers so many requests with 503, after it has read them.
+    /// Answers this many requests with 503, after it has read them.
     unavailable: u32,
 }
 

@@ -93,7 +93,7 @@ impl<'a> Place<'a> {
         config
     }
 
-    /// The session of somebody who reaches the server in this way, with a controller at this URL.
+    /// The session of a user who reaches the server in this way, with a controller at this URL.
     fn session(&self, config: &Config, link: &str) -> PluginSession {
         PluginSession {
             client: Client::try_from(config.clone()).unwrap(),
@@ -109,7 +109,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Waits until the server knows the role and the binding of somebody.
+    /// Waits until the server knows the role and the binding of a user.
     async fn until_allowed(&self, config: &Config, rules: &[Value]) {
         let Some(rule) = rules.first() else { return };
         let reviews: Api<SelfSubjectAccessReview> = Api::all(Client::try_from(config.clone()).unwrap());

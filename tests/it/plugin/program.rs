@@ -196,7 +196,7 @@ fn the_plugin_starts_within_50_milliseconds() {
             assert!(!done.stdout.is_empty() || !done.stderr.is_empty());
             started.elapsed()
         };
-        // Others use the machine too: one start that nobody disturbs is enough, and there is one sooner or later.
+        // Other processes use the machine too: one undisturbed start is enough, and there is one sooner or later.
         let begin = Instant::now();
         let mut fastest = run();
         while fastest > START && begin.elapsed() < PATIENCE {

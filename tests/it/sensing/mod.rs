@@ -1,5 +1,5 @@
 //! The proof that an event of a Sensor takes effect once: a simulation from seeds, with the real rules, outbox, receivers and
-//! engine, over a road that loses, doubles and reorders, while sensor pod, leader, workers and gateways are killed and frozen.
+//! engine, over a network that loses, duplicates and reorders, while sensor pod, leader, workers and gateways are killed and frozen.
 //!
 //! `AGENTLOOP_SIM_SEED=n` replays one schedule; `AGENTLOOP_SENSOR_SCHEDULES=n` sets their number. It is much smaller than that
 //! of the ledger's simulation, because the files are real.

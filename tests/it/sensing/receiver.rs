@@ -49,7 +49,7 @@ pub struct Receiver {
     pub kills: usize,
 }
 
-/// The worker died in the middle of something.
+/// The worker died during an operation.
 struct Killed;
 
 fn settings() -> EngineSettings {
@@ -77,7 +77,7 @@ impl Receiver {
         receiver
     }
 
-    /// The process dies, and another one goes on from the disk.
+    /// The process dies, and another one continues from the disk.
     pub fn kill(&mut self, now: Timestamp) {
         self.kills += 1;
         self.sensors = LoopSensors::restore(self.journal.kept.values().cloned().collect());
@@ -100,7 +100,7 @@ impl Receiver {
         let _ = self.hear(now, Some(started), None, None);
     }
 
-    /// A delivery arrives: the number through which all is on disk. `None`: it died over it.
+    /// A delivery arrives. Returns the number up to which all events are on disk; `None`: the worker died meanwhile.
     pub fn take(&mut self, now: Timestamp, delivery: &Delivery, random: &mut Random) -> Option<DeliveryAck> {
         while let Some(happened) = self.sensors.take(now, delivery) {
             if self.sense(now, happened, Some(random)).is_err() {
@@ -136,7 +136,7 @@ impl Receiver {
         }
     }
 
-    /// The call in flight comes to its end.
+    /// The call in flight ends.
     pub fn answer(&mut self, now: Timestamp, random: &mut Random, may_fail: bool) {
         let Some(call) = self.in_flight.take() else {
             return;
@@ -211,7 +211,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Whether a call is under way, or something is to be done.
+    /// Whether a call is under way, or something is due.
     pub fn is_busy(&self, now: Timestamp) -> bool {
         let (scored, scoring) = (self.engine.score_outcome(), self.engine.is_scoring());
         self.in_flight.is_some() || scoring || self.sensors.step(now, scored, scoring).is_some()

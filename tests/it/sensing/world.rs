@@ -1,4 +1,4 @@
-//! A Sensor's pod, the road, and three receivers; one schedule from a seed.
+//! A Sensor's pod, the network, and three receivers; one schedule from a seed.
 
 use agentloop::api::SensorSpec;
 use agentloop::link::deliveries::{Delivery, DeliveryAck};
@@ -31,17 +31,17 @@ pub struct World {
     now: Timestamp,
     dir: TempDir,
     pod: Option<(EventIngester, SharedOutbox)>,
-    /// What the pod's clock shows beyond the right time.
+    /// By how much the pod's clock is ahead of the right time.
     off: SignedDuration,
     /// The number of the next event, which its sender repeats until it was taken.
     next: i64,
     /// The next event may be on disk: its sender does not know.
     unanswered: bool,
-    /// Events up to this one are no repeats any more: what was known of them is lost.
+    /// Events up to this one no longer count as repeats: their record is lost.
     forgotten: i64,
-    /// The sender's ids begin anew with this one.
+    /// The sender's ids start again with this one.
     source: i64,
-    /// The volume as it once was.
+    /// An earlier state of the volume.
     snapshot: Option<TempDir>,
     most: i64,
     mail: Vec<Mail>,
@@ -50,7 +50,7 @@ pub struct World {
 }
 
 fn rules() -> SensorRules {
-    // Every third event is nothing to ask about.
+    // Every third event needs no score.
     let spec: SensorSpec = serde_json::from_value(json!({
         "agentNames": ["a"],
         "source": {"schedule": {"cron": "* * * * *"}},
@@ -93,7 +93,7 @@ impl World {
     pub fn new(seed: u64) -> Self {
         let now = Timestamp::from_second(1_767_596_400).unwrap();
         let mut random = Random::new(seed);
-        // Now and then more than a memory of a few hundred ids would hold.
+        // Sometimes more than a memory of a few hundred ids would hold.
         let most = if random.percent(1) { 300 } else { random.range(3, 33) };
         Self {
             random,
@@ -192,7 +192,7 @@ impl World {
         }
     }
 
-    /// The sender sends its event, and goes on to the next one when it was taken; the answer may get lost.
+    /// The sender sends its event, and continues to the next one when it was taken; the answer may get lost.
     fn hear(&mut self, may_get_lost: bool) {
         if self.next > self.most {
             return;
@@ -210,7 +210,7 @@ impl World {
         }
     }
 
-    /// The event with this number comes. Its sender counts from 1 again now and then, as servers of streams do.
+    /// The event with this number arrives. Its sender sometimes counts from 1 again, as servers of streams do.
     fn give(&mut self, n: i64) -> ArrivalOutcome {
         let heard = SourceMessage {
             id: Some(format!("id-{}", n % 7)),
@@ -234,14 +234,14 @@ impl World {
         }
     }
 
-    /// Whether each receiver has said that it has all there is, and the sender knows of all that it sent: what happens to
-    /// the volume now loses nothing.
+    /// Whether each receiver has acknowledged all events, and the sender knows the outcome of each: a loss of the volume now
+    /// loses nothing.
     fn is_quiet(&mut self) -> bool {
         let pending = self.outbox().lock().pending().unwrap();
         !self.unanswered && pending.values().all(|pending| *pending == 0)
     }
 
-    /// A receiver says that it has what never was.
+    /// A receiver acknowledges events that never existed.
     fn lie(&mut self, receiver: usize) {
         if !self.is_quiet() {
             return;
@@ -276,7 +276,7 @@ impl World {
         }
     }
 
-    /// Somebody takes a snapshot of the volume.
+    /// A snapshot of the volume is taken.
     fn keep(&mut self) {
         if self.is_quiet() {
             self.pod = None;
@@ -284,7 +284,7 @@ impl World {
         }
     }
 
-    /// The volume goes back to what it was.
+    /// The volume is restored to its earlier state.
     fn go_back(&mut self) {
         if self.snapshot.is_some() && self.is_quiet() {
             self.pod = None;
@@ -358,7 +358,7 @@ impl World {
         }
     }
 
-    /// Nothing more goes wrong but a worker that dies now and then: all must arrive.
+    /// Nothing fails any more, except that a worker sometimes dies: all events must arrive.
     fn heal(&mut self) {
         while self.next <= self.most {
             self.hear(false);

@@ -15,7 +15,7 @@ use crate::support::ports::free_port;
 use crate::tools::python::interpreter;
 
 /// Serves numbers to who asks with the right header, in texts, bytes and fragments, and breaks off after every third; each
-/// connection goes on where the one before ended, since who listens cannot say it.
+/// connection continues where the one before ended, since who listens cannot say it.
 const SERVER: &str = r#"
 import asyncio, json, ssl, sys
 from websockets.asyncio.server import serve

@@ -18,7 +18,7 @@ use kube::runtime::reflector;
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 
-/// A ledger that is told of Agents and watches and writes nothing.
+/// A ledger that receives Agents, and watches and writes nothing.
 pub fn idle_ledger(client: Client, loops: &Arc<PodSessions>) -> Arc<BudgetLedger> {
     Arc::new(BudgetLedger::new(LedgerSetup {
         client,
@@ -32,7 +32,7 @@ pub fn idle_ledger(client: Client, loops: &Arc<PodSessions>) -> Arc<BudgetLedger
     }))
 }
 
-/// Sensors that nobody watches until they are run.
+/// Sensors without a watch until they are run.
 pub fn idle_sensors(
     client: Client,
     image: &str,

@@ -86,7 +86,7 @@ impl Browser {
     pub async fn open(&mut self, url: &str) {
         let opened = self.command("Page.navigate", json!({ "url": url })).await;
         assert!(opened["errorText"].is_null(), "{opened}");
-        // A page whose load is over would not tell so again.
+        // A page that has loaded would not report that again.
         self.value(
             "new Promise(done => document.readyState === 'complete' && location.href !== 'about:blank'
                 ? done(1) : addEventListener('load', () => done(1)))",

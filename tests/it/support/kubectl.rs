@@ -247,7 +247,7 @@ impl Kubectl {
         let stdout = child.stdout.take().expect("stdout is piped");
         let mut lines = BufReader::new(stdout);
         lines.read_line(&mut line).expect("kubectl port-forward speaks");
-        // It says so of each connection too, and ends when nobody listens.
+        // It reports each connection too, and ends when nothing listens.
         std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
         let address = line
             .strip_prefix("Forwarding from ")

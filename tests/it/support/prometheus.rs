@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::http;
 use super::ports::free_port;
 
-/// The time between two looks at Prometheus: it scrapes once a second, and tells nobody when.
+/// The time between two looks at Prometheus: it scrapes once a second, without announcing it.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Debian's Prometheus, which scrapes and evaluates rules once a second; ends with its value.

@@ -37,7 +37,7 @@ impl Proxy {
         Self { address, holes, task }
     }
 
-    /// Whatever is connected now hears nothing any more; new connections work.
+    /// What is connected now receives nothing any more; new connections work.
     pub fn swallow_connections(&self) {
         self.holes.send_modify(|count| *count += 1);
     }

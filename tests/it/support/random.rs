@@ -28,7 +28,7 @@ impl Random {
         (self.next() >> 1) as usize % count
     }
 
-    /// True in so many of a hundred cases.
+    /// True in `chance` percent of the cases.
     pub fn percent(&mut self, chance: i64) -> bool {
         self.range(0, 100) < chance
     }

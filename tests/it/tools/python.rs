@@ -1,4 +1,4 @@
-//! A real MCP server: the protocol's own package for Python, which nobody here wrote.
+//! A third-party MCP server: the protocol's own package for Python.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;

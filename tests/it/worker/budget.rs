@@ -1,4 +1,4 @@
-//! Calls that a budget refuses: the loop pauses with its reason, and the same call goes on when there is room.
+//! Calls that a budget refuses: the loop pauses with its reason, and the same call continues when there is room.
 
 use agentloop::api::amount::LimitAmounts;
 use agentloop::api::failure::{CallFailure, FailureKind};
@@ -67,7 +67,7 @@ async fn paused(
     (gateway, worker, log)
 }
 
-/// The second turn's call was made again, with the same prompt, and the loop went on with its answer.
+/// The second turn's call was made again, with the same prompt, and the loop continued with its answer.
 async fn goes_on(gateway: &Gateway, attempt: &str) {
     let log = gateway
         .until("asleep", |log| {

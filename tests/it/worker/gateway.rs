@@ -1,4 +1,4 @@
-//! A small gateway on a Unix socket that answers from a list and remembers everything it was told.
+//! A small gateway on a Unix socket that answers from a list and records everything that it receives.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -68,7 +68,7 @@ pub fn sleep(seconds: u32) -> Reply {
     answer("", &[("yield", json!({"sleep": seconds}))])
 }
 
-/// All that was told to the gateway.
+/// All that the gateway received.
 #[derive(Clone, Default)]
 pub struct Log {
     /// Calls, each time they came.
@@ -197,7 +197,7 @@ impl Gateway {
         self.shared.log.send_modify(|_| {});
     }
 
-    /// Changes what the gateway tells the worker.
+    /// Changes what the gateway sends to the worker.
     pub fn tell(&self, change: impl FnOnce(&mut SocketEvent)) {
         self.shared.events.send_modify(change);
     }
@@ -214,7 +214,7 @@ impl Gateway {
         self.shared.tasks.send_modify(|waiting| waiting.push_back(task));
     }
 
-    /// Waits until what was told satisfies `enough`.
+    /// Waits until what was received satisfies `enough`.
     pub async fn until(&self, what: &str, mut enough: impl FnMut(&Log) -> bool) -> Log {
         let mut log = self.shared.log.subscribe();
         if let Ok(log) = tokio::time::timeout(PATIENCE, log.wait_for(|log| enough(log))).await {

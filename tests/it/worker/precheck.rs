@@ -1,4 +1,4 @@
-//! The pre-check in a whole worker: another model, another format, and a sleep that goes on.
+//! The pre-check in a whole worker: another model, another format, and a sleep that continues.
 
 use agentloop::api::status::LoopState;
 use serde_json::{Value, json};

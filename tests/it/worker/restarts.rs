@@ -1,4 +1,4 @@
-//! A crash at every commit boundary: the loop goes on as if nothing had happened.
+//! A crash at every commit boundary: the loop continues as if nothing had happened.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
@@ -221,7 +221,7 @@ fn tools() -> Vec<ToolSpec> {
     ]
 }
 
-/// Of a tool whose runs may not be repeated a crash may leave the outcome unknown; then the model is told so. All else is
+/// Of a tool whose runs may not be repeated a crash may leave the outcome unknown, which the model then sees. All else is
 /// the same.
 fn is_as_without_a_crash(message: &Message, without: &Message) -> bool {
     if let (Message::Tool { id, text, .. }, Message::Tool { id: same, .. }) = (message, without)

@@ -193,7 +193,7 @@ impl Worker {
         Self::draining(PATIENCE, dir, gateway, source)
     }
 
-    /// One that lets runs go on for so long after SIGTERM.
+    /// One that lets runs continue for this long after SIGTERM.
     fn draining(drain: Duration, dir: &tempfile::TempDir, gateway: &Gateway, source: &Arc<Source>) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let terminate = CancellationToken::new();

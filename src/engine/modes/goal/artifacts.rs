@@ -1,6 +1,6 @@
 //! The artifacts of a goal: files that must exist in the workspace of the toolbox when the criteria are met.
 //!
-//! Owns what the toolbox is asked about them, what its answer means, and what is kept and shown of it.
+//! Owns the request to the toolbox, what its answer means, and what is kept and shown of it.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ pub struct CheckedArtifacts {
     pub declared: usize,
 }
 
-/// What the toolbox is asked.
+/// The request to the toolbox.
 pub(super) fn check(declared: &[GoalArtifact]) -> ModeCheck {
     let files: Vec<Value> = declared.iter().map(|artifact| artifact.path.clone().into()).collect();
     ModeCheck {
@@ -115,7 +115,7 @@ impl ArtifactsState {
         }
     }
 
-    /// What a model is told of the last check; `None`: there was none, or it has found all.
+    /// What a model sees of the last check; `None`: there was none, or it has found all.
     pub(super) fn told(&self, declared: &[GoalArtifact]) -> Option<String> {
         if !self.said.is_empty() {
             return Some(format!("Last check of the artifacts: {}", self.said));

@@ -49,7 +49,7 @@ pub(super) struct StepRecord {
 pub(super) struct AttemptFailure<'a> {
     /// Its kind, for the history.
     pub(super) kind: &'a str,
-    /// What the next attempt is told.
+    /// What the next attempt sees.
     pub(super) error: &'a str,
     /// What the agent wrote.
     pub(super) text: &'a str,

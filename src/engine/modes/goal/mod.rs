@@ -51,7 +51,7 @@ use agentloop_api::status::{GateKind, LoopOutcome};
 pub const EQUAL_ERRORS: u32 = 3;
 /// The tool that runs the commands of criteria.
 const SHELL: &str = "toolbox__shell";
-/// Attempts that a confidence check is told.
+/// Attempts that a confidence check sees.
 const MOST_HISTORY: usize = 5;
 /// Most bytes of an error, of what a check said and of what the agent wrote.
 const MAX_SAID: usize = 600;

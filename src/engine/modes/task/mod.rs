@@ -1,7 +1,7 @@
 //! Mode `Task`: the agent works on one task after the other, each in a turn of its own conversation, and waits for the
 //! next one.
 //!
-//! Owns what the model is told about its task, and which answer completes it. Which task is next, its limits and its
+//! Owns what the model sees of its task, and which answer completes it. Which task is next, its limits and its
 //! response are not the mode's, see [`crate::tasks`].
 
 pub mod finish_tool;

@@ -176,7 +176,7 @@ fn without_a_task_an_origin_keeps_its_place() {
     assert_eq!(queue.start_all(), ["a2", "c2"]);
 }
 
-/// The user `old` was served, then so many others.
+/// The user `old` was served, then `others` other users.
 #[rstest]
 #[case::as_many_as_are_kept(MOST_SERVED - 1, ["new1", "old2", "old3"])]
 #[case::one_more(MOST_SERVED, ["old2", "new1", "old3"])]

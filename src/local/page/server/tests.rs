@@ -37,7 +37,7 @@ fn served(limits: HttpLimits) -> Served {
     Served { address, content }
 }
 
-/// Agents of these names, the first of which has completed so many turns.
+/// Agents of these names, the first of which has completed `turns` turns.
 fn show(content: &watch::Sender<PageContent>, names: &[&str], turns: i64) {
     let agents = names.iter().enumerate().map(|(place, name)| AgentView {
         row: AgentRow {

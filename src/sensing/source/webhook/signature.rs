@@ -389,7 +389,7 @@ mod tests {
             let tag = hmac::sign(&key, &[b"id.1614265330.", STANDARD_BODY].concat());
             format!("v1,{}", STANDARD.encode(tag))
         };
-        // Valid as raw bytes and as base64: only the signature tells which one is meant.
+        // Valid as raw bytes and as base64: only the signature shows which one is meant.
         let secret = b"0123456789abcdef0123456789abcdef";
         for key in [secret.to_vec(), STANDARD.decode(secret).unwrap()] {
             let signature = signed(&key);

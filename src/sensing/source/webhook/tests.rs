@@ -372,7 +372,7 @@ async fn one_peer_without_the_key_does_not_take_the_room_for_all_bodies() {
     hook.end().await;
 }
 
-/// Whether a slow sender is told to send its body within half a second.
+/// Whether a slow sender is asked for its body within half a second.
 async fn has_room(stream: &mut tokio::net::TcpStream) -> bool {
     use tokio::io::AsyncReadExt;
     let mut answer = [0; 12];

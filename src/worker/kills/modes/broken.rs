@@ -1,4 +1,4 @@
-//! Broken rules. Each is one promise left out, in the simulated environment or between it and the loop; the simulation must notice
+//! Broken rules. Each omits one rule, in the simulated environment or between it and the loop; the simulation must detect
 //! every one of them.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(super) enum Broken {
     KeepsCriteria,
     /// A goal is met without its artifacts.
     IgnoresArtifacts,
-    /// A check goes on in another pod, whose workspace is empty.
+    /// A check continues in another pod, whose workspace is empty.
     KeepsCheck,
     /// A gate is approved although no person did so.
     ForgesApproval,
@@ -45,7 +45,7 @@ pub(super) enum Broken {
     ForgetsCalls,
     /// A restart continues from an earlier state of the volume.
     LosesCommit,
-    /// A count begins again with a restart.
+    /// A count starts again at a restart.
     LosesCount,
     /// The timer is lost.
     LosesTimer,

@@ -1,8 +1,8 @@
 //! All modes with faults, from seeds: a loop of a drawn mode runs on a real journal until everything is quiet, against a
 //! simulated environment that counts effects. [`referee`] knows what must hold; [`broken`] lists broken rules, each of which must be
-//! noticed.
+//! detected.
 //!
-//! `AGENTLOOP_MODE_SEED=n` replays one schedule and says what happens; `AGENTLOOP_MODE_SCHEDULES=n` sets their number, and
+//! `AGENTLOOP_MODE_SEED=n` replays one schedule and prints what happens; `AGENTLOOP_MODE_SCHEDULES=n` sets their number, and
 //! `AGENTLOOP_MODE_FIRST=n` the first of them.
 
 mod broken;
@@ -36,7 +36,7 @@ use outside::{LoopEnvironment, seconds};
 use process::ProcessEnd;
 use schedule::ScheduleSpec;
 
-/// Schedules of one run, and the most that a broken rule may stay unnoticed.
+/// Schedules of one run, and the number within which each broken rule must be detected.
 const SCHEDULES: u64 = 60;
 const UNNOTICED: u64 = 300;
 /// Lines of the trace that a failure prints.
@@ -136,7 +136,7 @@ fn after_kill(environment: &mut LoopEnvironment, files: &Files) -> TempDir {
     }
     if environment.random.percent(30) {
         if environment.knows_end {
-            // The controller makes no other pod by itself.
+            // The controller does not create another pod automatically.
             environment.start_again();
         }
         return another_pod(environment, files);

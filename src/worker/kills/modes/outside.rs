@@ -40,7 +40,7 @@ pub(super) enum OutsideEvent {
     /// SIGTERM.
     Terminate,
     Suspend,
-    /// The volume has room for so many more pages.
+    /// The volume has room for this many more pages.
     Full(i64),
     /// The last input is repeated.
     Again,
@@ -324,7 +324,7 @@ impl LoopEnvironment {
         Some(event)
     }
 
-    /// A user wants the loop to go on.
+    /// A user wants the loop to continue.
     fn goes_on(&mut self) {
         (self.wants_stop, self.is_stopped) = (false, false);
     }
@@ -492,7 +492,7 @@ impl LoopEnvironment {
         self.knows_end = view.outcome.is_some();
     }
 
-    /// The last report of a process, which is lost now and then.
+    /// The last report of a process, which is sometimes lost.
     pub(super) fn report_end(&mut self, view: &LoopView) {
         if self.calm || !self.random.percent(20) {
             self.report(view);
@@ -532,7 +532,7 @@ impl LoopEnvironment {
         });
     }
 
-    /// The volume goes back to that snapshot: what the loop did since is missing from it.
+    /// The volume is restored from that snapshot: what the loop did since is missing from it.
     pub(super) fn go_back(&mut self, saved: SavedVolume) -> Files {
         self.figures.rollbacks += 1;
         let asked = std::mem::take(&mut self.referee);

@@ -1,6 +1,6 @@
 //! What must hold, whatever fails: follows the loop by what it commits, and by what the environment knows.
 //!
-//! Goes back with the volume. Asserts at each step, after each restart and at the end.
+//! Restored with the volume. Asserts at each step, after each restart and at the end.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -76,7 +76,7 @@ impl Referee {
         self.asked.insert(id.into(), word.into());
     }
 
-    /// The volume went back, and requests that were sent meanwhile remain.
+    /// The volume was restored to an earlier state, and requests that were sent meanwhile remain.
     pub(super) fn still_asked(&mut self, later: Self) {
         self.asked.extend(later.asked);
     }
@@ -137,7 +137,7 @@ impl Referee {
         if let CheckInput::Answer(call, _, answer, _) = heard {
             self.note_operations(*call, answer);
         }
-        // What was heard ends the check before a new turn begins.
+        // What was received ends the check before a new turn begins.
         self.hear(heard);
         for line in lines {
             assert_eq!(line.seq, self.last_line + 1, "each line is reported once");
@@ -363,7 +363,7 @@ impl Referee {
     }
 
     /// Everything is quiet: what the journal says of the whole history.
-    /// `is_whole`: the volume never went back.
+    /// `is_whole`: the volume was never restored.
     pub(super) fn finish(&self, connection: &Connection, view: &LoopView, is_whole: bool) {
         let unanswered: Vec<_> = self.promised.iter().filter(|id| !self.ended.contains(id)).collect();
         assert!(unanswered.is_empty(), "promised and never answered: {unanswered:?}");
@@ -378,7 +378,7 @@ impl Referee {
         self.compare_notes(&serde_json::from_str(&kept).expect("a snapshot"));
     }
 
-    /// What the loop has counted is what it did. A volume that goes back does not take the counts with it.
+    /// What the loop has counted is what it did. Restoring a volume does not restore the counts.
     fn compare_counts(&self, view: &LoopView) {
         let counts = &view.counts;
         let done = counts.tasks.completed + counts.tasks.failed + counts.tasks.limit_reached;

@@ -149,7 +149,7 @@ impl Servers {
             .count()
     }
 
-    /// The volume goes back: what was done since is not known to it.
+    /// The volume is restored to an earlier state, which does not contain what was done since.
     pub(super) fn go_back(&mut self, effects: BTreeMap<String, usize>) {
         self.effects = effects;
     }

@@ -56,7 +56,7 @@ enum KillPoint {
     Before,
     /// In the middle of the transaction, after this percentage of it.
     Torn(usize),
-    /// After the commit, and after so many effects.
+    /// After the commit, and after this many effects.
     Done(usize),
 }
 
