@@ -41,6 +41,18 @@ pub enum AmountKind {
 }
 
 impl AmountKind {
+    /// The field of [`LimitAmounts`] in a spec.
+    #[must_use]
+    pub const fn limit_field(self) -> &'static str {
+        match self {
+            Self::Tokens => "tokens",
+            Self::InputTokens => "inputTokens",
+            Self::OutputTokens => "outputTokens",
+            Self::Calls => "calls",
+            Self::Cost => "costUSD",
+        }
+    }
+
     /// An amount as text: `1200 tokens`, `2.50 USD`.
     #[must_use]
     pub fn amount(self, number: i64) -> String {

@@ -3,7 +3,7 @@
 //! The embedded types come without bounds. Those added here reject at admission what would otherwise fail when the pod
 //! is created.
 
-use schemars::Schema;
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 /// A DNS label, apart from its length.
@@ -18,6 +18,11 @@ const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 /// Maximum number of entries in a map of labels, annotations or resources.
 const MAX_ENTRIES: u64 = 32;
+
+/// A free-form object.
+pub(super) fn free_object(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true, "maxProperties": 64})
+}
 
 /// A map of labels, or of node labels.
 pub(super) fn labels(schema: &mut Schema) {

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use kube::KubeSchema;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
-use super::bounds::DNS_LABEL;
+use super::bounds::{DNS_LABEL, free_object};
 use super::file_report::MAX_FILES;
 
 /// What the agent of mode `Goal` is to achieve, how that is checked, and when the loop ends without it.
@@ -100,7 +100,7 @@ pub struct AcceptanceCriterion {
     pub regex: Option<String>,
     /// JSON schema that the result of `finish` fits, which is then JSON. References to other documents are not resolved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "object")]
+    #[schemars(schema_with = "free_object")]
     pub json_schema: Option<Value>,
     /// Question about the result of `finish`, at most 4,096 characters, which a separate call of a model answers with
     /// yes or no. Asked only once all other criteria are met.
@@ -206,10 +206,6 @@ impl Default for ConfidenceSpec {
             model: QuestionModel::Main,
         }
     }
-}
-
-fn object(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true, "maxProperties": 64})
 }
 
 /// Progress of a loop in mode `Goal`.

@@ -1,10 +1,10 @@
 //! A tool of an MCP server that a Sensor polls.
 
 use kube::KubeSchema;
-use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::bounds::free_object;
 use super::endpoint::TlsSpec;
 use super::tools::{SecretRef, TOOL};
 
@@ -19,7 +19,7 @@ pub struct PolledTool {
     pub name: String,
     /// Arguments of each call, at most 16,384 bytes as JSON.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
-    #[schemars(schema_with = "object")]
+    #[schemars(schema_with = "free_object")]
     pub arguments: Map<String, Value>,
     /// Declares that the tool changes nothing. If false, the default, the tool is called only if its server is trusted
     /// and itself declares the tool read-only (`readOnlyHint`).
@@ -49,8 +49,4 @@ pub struct PolledServer {
     /// Whether the server's annotations of its tools are trusted. Defaults to false.
     #[serde(default)]
     pub trusted: bool,
-}
-
-fn object(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true, "maxProperties": 64})
 }

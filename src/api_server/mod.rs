@@ -69,7 +69,7 @@ impl ApiServer {
         Router::new().fallback(answer).with_state(self.clone())
     }
 
-    /// Ends all open watches, as an API server does that restarts.
+    /// Ends all open watches, as an API server does that restarts. For tests of clients.
     pub fn end_watches(&self) {
         self.watches.send_replace(());
     }

@@ -198,7 +198,7 @@ impl ObjectStore {
         Some((inner.version, of_kind.cloned().collect()))
     }
 
-    /// Drops the history of a kind, as a compaction does.
+    /// Drops the history of a kind, as a compaction does. For tests of clients.
     pub fn forget_changes(&self, resource: &str) {
         let mut inner = self.lock();
         let version = inner.version;

@@ -27,6 +27,7 @@ pub mod link_service;
 pub mod metrics_access;
 pub mod page;
 mod plain_http;
+mod pod_mounts;
 mod pod_security;
 pub mod pod_sessions;
 pub mod policy;

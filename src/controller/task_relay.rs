@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -15,6 +14,7 @@ use super::event_subscriptions::unavailable;
 use crate::api::NamespacedName;
 use crate::link::events::{ClientRefusal, ClientRefusalCode};
 use crate::link::task_requests::{AcceptedTask, AcceptedTaskState, ID_PREFIX, RequestedTask, TaskAck, TaskReceipt};
+use crate::support::random::random_hex;
 
 /// Tasks on their way to one gateway; further ones are refused.
 const QUEUE: usize = 16;
@@ -170,11 +170,7 @@ impl TaskRelay {
 
 /// An id for a task whose client chose none.
 pub fn random_id() -> Result<String, ClientRefusal> {
-    let mut bytes = [0_u8; 16];
-    SystemRandom::new()
-        .fill(&mut bytes)
-        .map_err(|_| unavailable("no id could be drawn; choose one"))?;
-    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
+    random_hex::<16>().ok_or_else(|| unavailable("no id could be drawn; choose one"))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use super::context::prompt_size;
 use super::hot_state::format_age;
 use super::runtime_mark::without_marks;
 use super::settings::EngineSettings;
+use agentloop_support::bounded::push_latest;
 use agentloop_support::hash::sha256_u64;
 
 /// Most [`WaitingNotification`]s.
@@ -225,9 +226,7 @@ impl NotificationInbox {
     }
 
     fn remember(&mut self, key: u64) {
-        self.remembered.push_back(key);
-        let surplus = self.remembered.len().saturating_sub(MOST_REMEMBERED);
-        self.remembered.drain(..surplus);
+        push_latest(&mut self.remembered, key, MOST_REMEMBERED);
     }
 
     /// A turn that showed these was refused, perhaps because of those that no answered call had shown. `fair`: the turn

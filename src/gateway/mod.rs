@@ -56,6 +56,7 @@ use crate::link::pod::{AgentEgress, PodConfig, PrivateAddresses};
 use crate::otlp::{ExportTask, TelemetryOrigin, TraceSettings};
 use crate::sensing::address::{AddressPolicy, Cidr, CidrError};
 use crate::support::clock::ClockReading;
+use crate::support::unix_socket;
 use crate::telemetry::agent_spans;
 use crate::telemetry::log_export::ProcessLog;
 
@@ -164,7 +165,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         path: options.socket.clone(),
         source,
     };
-    let listener = server::bind(&options.socket).map_err(socket_error)?;
+    let listener = unix_socket::bind(&options.socket).map_err(socket_error)?;
     let mcp = mcp_proxy(&options, &contact, &policy);
     let responses = Arc::new(ResponseSender::new(
         &options.config,

@@ -1,8 +1,5 @@
 //! The pod's Unix socket: implements the routes of [`crate::link::socket`].
 
-use std::fs::Permissions;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +13,6 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use futures::{Stream, stream};
 use serde::Deserialize;
-use tokio::net::UnixListener;
 use tokio::sync::watch;
 
 use super::calls::{CallReply, ModelCalls};
@@ -50,8 +46,6 @@ const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;
 const MAX_TELEMETRY_BYTES: usize = 1024 * 1024;
 /// Interval of events while nothing changes.
 const EVENT_PERIOD: Duration = Duration::from_secs(5);
-/// Worker and gateway have different uids and share a group.
-const SOCKET_MODE: u32 = 0o660;
 
 #[derive(Clone)]
 pub struct GatewayState {
@@ -80,16 +74,6 @@ impl WorkerLoss {
     fn number(&self) -> usize {
         usize::try_from(self.dropped).unwrap_or(usize::MAX)
     }
-}
-
-/// Listens on the socket, replacing one left behind by a previous gateway.
-pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
-    if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
-        std::fs::remove_file(path)?;
-    }
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE))?;
-    Ok(listener)
 }
 
 pub fn router(gateway: GatewayState) -> Router {

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use agentloop_texts::TextRows;
 use jiff::Timestamp;
 use reqwest::StatusCode;
 use reqwest::header::HeaderMap;
@@ -28,9 +29,7 @@ fn cannot_open(code: rusqlite::ErrorCode) -> CallStoreError {
     )
 }
 
-type Rows = Vec<(String, String, String)>;
-
-fn from_statuses() -> Rows {
+fn from_statuses() -> TextRows {
     let cases = [
         (400, ""),
         (400, r#"{"error": {"message": "your credit balance is too low"}}"#),
@@ -53,7 +52,7 @@ fn from_statuses() -> Rows {
     cases.map(row).into()
 }
 
-fn from_errors() -> Rows {
+fn from_errors() -> TextRows {
     let codes = [
         "context_length_exceeded",
         "insufficient_quota",
@@ -71,7 +70,7 @@ fn from_errors() -> Rows {
     codes.map(row).into()
 }
 
-fn refused_requests() -> Rows {
+fn refused_requests() -> TextRows {
     let errors = [
         RequestError::NotAnObject,
         RequestError::OtherModel,
@@ -101,7 +100,7 @@ fn refused_requests() -> Rows {
     errors.map(row).into()
 }
 
-fn without_link() -> Rows {
+fn without_link() -> TextRows {
     let fenced = LinkView {
         fenced: true,
         ..LinkView::default()

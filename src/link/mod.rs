@@ -23,6 +23,7 @@ pub mod history;
 pub mod json_error;
 pub mod messages;
 pub mod pod;
+mod pod_route;
 pub mod sensor_messages;
 pub mod server;
 pub mod socket;

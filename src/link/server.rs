@@ -1,7 +1,8 @@
 //! The controller's end of the link: routes, limits and status codes.
 //!
 //! Owns the HTTP side only. Authentication and all decisions are up to an implementation of [`LinkHandler`]. The routes
-//! for clients are in `events_route`, `answers_route` and `tasks_route`, and that of arriving text is in `text_route`.
+//! for clients are in `events_route`, `answers_route` and `tasks_route`, those for single messages of pods in `pod_route` and
+//! `text_route`.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -40,6 +41,7 @@ use super::messages::{
     AttachRequest, AttachResponse, Directives, HEARTBEAT_SECONDS, LeaseRequest, LeaseResponse, OLDEST_PROTOCOL,
     PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode, common_protocol,
 };
+use super::pod_route::{self, respond};
 use super::task_requests::{AcceptedTask, RelayedTaskAck, RequestedTask, TaskRequest};
 use super::tasks_route;
 use super::text_fragments::RelayedTextFragment;
@@ -213,12 +215,12 @@ fn router<L: LinkHandler>(link: Arc<L>, limits: LinkLimits, stop: CancellationTo
     let server = LinkServer { link, limits, stop };
     Router::new()
         .route("/v1/attach", post(attach::<L>))
-        .route("/v1/report", post(report::<L>))
+        .route("/v1/report", post(pod_route::report::<L>))
         .route("/v1/lease", post(lease::<L>))
         .route("/v1/directives", get(directives::<L>))
-        .route("/v1/events", post(events::<L>))
+        .route("/v1/events", post(pod_route::events::<L>))
         .route("/v1/text", post(text_route::text::<L>))
-        .route("/v1/history", post(history::<L>))
+        .route("/v1/history", post(pod_route::history::<L>))
         .route(
             "/v1/namespaces/{namespace}/agents/{name}/events",
             get(events_route::events::<L>),
@@ -232,10 +234,10 @@ fn router<L: LinkHandler>(link: Arc<L>, limits: LinkLimits, stop: CancellationTo
             post(tasks_route::request_task::<L>),
         )
         .route("/v1/tasks/ack", post(tasks_route::acknowledge::<L>))
-        .route("/v1/delivered", post(delivered::<L>))
+        .route("/v1/delivered", post(pod_route::delivered::<L>))
         .route("/v1/sensor", get(sensor::<L>))
-        .route("/v1/sensor/report", post(sensor_report::<L>))
-        .route("/v1/deliver", post(deliver::<L>))
+        .route("/v1/sensor/report", post(pod_route::sensor_report::<L>))
+        .route("/v1/deliver", post(pod_route::deliver::<L>))
         .with_state(server)
 }
 
@@ -288,23 +290,7 @@ async fn attach<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: Lin
         let attached = server.link.attach(&pod, &attach)?;
         Ok(AttachResponse { protocol, ..attached })
     };
-    match answer.await {
-        Ok(attached) => Json(attached).into_response(),
-        Err(refusal) => refuse(&*server.link, &refusal),
-    }
-}
-
-async fn report<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller, request: Request) -> Response {
-    let answer = async {
-        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
-        server
-            .link
-            .report(&pod, read(request, server.limits.read_timeout).await?)
-    };
-    match answer.await {
-        Ok(()) => StatusCode::NO_CONTENT.into_response(),
-        Err(refusal) => refuse(&*server.link, &refusal),
-    }
+    respond(&server, answer.await.map(Json))
 }
 
 async fn lease<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller, request: Request) -> Response {
@@ -319,10 +305,7 @@ async fn lease<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: Link
         }
         server.link.lease(&pod, request).await
     };
-    match answer.await {
-        Ok(answer) => Json(answer).into_response(),
-        Err(refusal) => refuse(&*server.link, &refusal),
-    }
+    respond(&server, answer.await.map(Json))
 }
 
 #[derive(Deserialize)]
@@ -352,45 +335,16 @@ async fn directives<L: LinkHandler>(State(server): State<LinkServer<L>>, caller:
     }
 }
 
-async fn events<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller, request: Request) -> Response {
-    let answer = async {
-        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
-        server
-            .link
-            .events(&pod, read(request, server.limits.read_timeout).await?)
-            .await
-    };
-    match answer.await {
-        Ok(answer) => Json(answer).into_response(),
-        Err(refusal) => refuse(&*server.link, &refusal),
-    }
-}
-
-async fn history<L: LinkHandler>(
-    State(server): State<LinkServer<L>>,
-    caller: LinkCaller,
-    request: Request,
-) -> Response {
-    let answer = async {
-        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
-        let batch = read(request, server.limits.read_timeout).await?;
-        server.link.history(&pod, batch).await
-    };
-    match answer.await {
-        Ok(stored) => Json(stored).into_response(),
-        Err(refusal) => refuse(&*server.link, &refusal),
-    }
-}
-
 async fn sensor<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Sensor).await?;
         server.link.sensor(&pod)
     };
-    match answer.await {
-        Ok(levels) => sse_response(&server, directives_stream(levels)),
-        Err(refusal) => refuse(&*server.link, &refusal),
-    }
+    let levels = answer.await;
+    respond(
+        &server,
+        levels.map(|levels| sse_response(&server, directives_stream(levels))),
+    )
 }
 
 type SseItem = Option<Result<Event, axum::Error>>;
@@ -420,56 +374,6 @@ fn directives_stream<T: Serialize + Clone + Send + Sync + 'static>(
 /// Appends an end marker, so that the end is visible after merging with other streams.
 fn with_end_marker(events: impl Stream<Item = Result<Event, axum::Error>>) -> impl Stream<Item = SseItem> {
     events.map(Some).chain(stream::iter([None]))
-}
-
-async fn delivered<L: LinkHandler>(
-    State(server): State<LinkServer<L>>,
-    caller: LinkCaller,
-    request: Request,
-) -> Response {
-    let answer = async {
-        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
-        server
-            .link
-            .delivered(&pod, read(request, server.limits.read_timeout).await?)
-    };
-    match answer.await {
-        Ok(()) => StatusCode::NO_CONTENT.into_response(),
-        Err(refusal) => refuse(&*server.link, &refusal),
-    }
-}
-
-async fn sensor_report<L: LinkHandler>(
-    State(server): State<LinkServer<L>>,
-    caller: LinkCaller,
-    request: Request,
-) -> Response {
-    let answer = async {
-        let pod = authenticate(&server, &caller, PodKind::Sensor).await?;
-        server
-            .link
-            .sensor_report(&pod, read(request, server.limits.read_timeout).await?)
-    };
-    match answer.await {
-        Ok(()) => StatusCode::NO_CONTENT.into_response(),
-        Err(refusal) => refuse(&*server.link, &refusal),
-    }
-}
-
-async fn deliver<L: LinkHandler>(
-    State(server): State<LinkServer<L>>,
-    caller: LinkCaller,
-    request: Request,
-) -> Response {
-    let answer = async {
-        let pod = authenticate(&server, &caller, PodKind::Sensor).await?;
-        let deliver = read(request, server.limits.read_timeout).await?;
-        server.link.deliver(&pod, deliver).await
-    };
-    match answer.await {
-        Ok(delivered) => Json(delivered).into_response(),
-        Err(refusal) => refuse(&*server.link, &refusal),
-    }
 }
 
 /// The caller of a request, as far as the request identifies it.

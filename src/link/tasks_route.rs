@@ -10,7 +10,8 @@ use axum::response::{IntoResponse, Response};
 
 use super::events::{ClientRefusal, ClientRefusalCode};
 use super::events_route::{no_token, refuse_client};
-use super::server::{LinkCaller, LinkHandler, LinkServer, PodKind, authenticate, read, read_body, refuse};
+use super::pod_route::{no_content, pod_post};
+use super::server::{LinkCaller, LinkHandler, LinkServer, PodKind, read_body};
 use super::task_requests::{MAX_REQUEST_BYTES, TaskRequest, TaskRequestBody};
 
 pub(super) async fn request_task<L: LinkHandler>(
@@ -49,14 +50,8 @@ pub(super) async fn acknowledge<L: LinkHandler>(
     caller: LinkCaller,
     request: Request,
 ) -> Response {
-    let answer = async {
-        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
-        server
-            .link
-            .task_acknowledged(&pod, read(request, server.limits.read_timeout).await?)
-    };
-    match answer.await {
-        Ok(()) => StatusCode::NO_CONTENT.into_response(),
-        Err(refusal) => refuse(&*server.link, &refusal),
-    }
+    pod_post(&server, &caller, request, PodKind::Agent, |link, pod, ack| async move {
+        link.task_acknowledged(&pod, ack).map(no_content)
+    })
+    .await
 }

@@ -3,12 +3,14 @@
 //! Owns the HTTP side only: body and status codes. Who receives a fragment is up to
 //! [`LinkHandler::text`](super::server::LinkHandler::text).
 
+use std::sync::Arc;
+
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use super::messages::{PodRefusal, RefusalCode};
-use super::server::{LinkCaller, LinkHandler, LinkServer, PodKind, authenticate, read, refuse};
+use super::pod_route::{no_content, pod_post};
+use super::server::{LinkCaller, LinkHandler, LinkServer, PodKind};
 use super::text_fragments::{MOST_FRAGMENT_BYTES, RelayedTextFragment};
 
 pub(super) async fn text<L: LinkHandler>(
@@ -16,19 +18,14 @@ pub(super) async fn text<L: LinkHandler>(
     caller: LinkCaller,
     request: Request,
 ) -> Response {
-    let answer = async {
-        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
-        let relayed: RelayedTextFragment = read(request, server.limits.read_timeout).await?;
+    let handle = |link: Arc<L>, pod, relayed: RelayedTextFragment| async move {
         if relayed.fragment.text.len() > MOST_FRAGMENT_BYTES {
             return Err(PodRefusal {
                 code: RefusalCode::Malformed,
                 message: format!("a fragment has at most {MOST_FRAGMENT_BYTES} bytes of text"),
             });
         }
-        server.link.text(&pod, relayed)
+        link.text(&pod, relayed).map(no_content)
     };
-    match answer.await {
-        Ok(()) => StatusCode::NO_CONTENT.into_response(),
-        Err(refusal) => refuse(&*server.link, &refusal),
-    }
+    pod_post(&server, &caller, request, PodKind::Agent, handle).await
 }

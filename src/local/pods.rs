@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -26,7 +25,7 @@ use crate::api_server::{ApiError, ObjectKey, ObjectPatch, ObjectStore, PatchRequ
 use crate::link::server::PodIdentity;
 use crate::page::recent::RecentEvents;
 use crate::support::clock::rfc3339_seconds;
-use crate::support::hash::hex;
+use crate::support::random::random_hex;
 use crate::telemetry::log_export::ProcessLog;
 use crate::worker::startup;
 use crate::{gateway, sensor};
@@ -194,9 +193,7 @@ impl PodRunner {
 
 /// 64 random hexadecimal digits.
 pub(super) fn random() -> Result<String, PodError> {
-    let mut bytes = [0_u8; 32];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| PodError::Random)?;
-    Ok(hex(&bytes))
+    random_hex::<32>().ok_or(PodError::Random)
 }
 
 /// Runs both roles until `terminate`: then the worker drains, and the gateway stops after it.

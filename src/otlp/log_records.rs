@@ -16,7 +16,8 @@ use tracing::Level;
 
 use crate::exporter::BatchedSignal;
 use crate::queue::{DropCount, DropQueue, QueuedRecord};
-use crate::received::{MOST_ENTRIES, MOST_TEXT, ReceivedRecords, cut, limit_attributes};
+use crate::received::{MOST_ENTRIES, MOST_TEXT, cut, limit_attributes};
+use crate::record_sink::RecordSink;
 use crate::resource::{attribute, scope, text};
 use crate::settings::LogSettings;
 
@@ -166,13 +167,10 @@ impl BatchedSignal for LogsSignal {
 
 /// Takes log lines for export, or discards them. It may be filled before anything exports.
 #[derive(Clone, Debug, Default)]
-pub struct LogSink(Option<SinkParts>);
+pub struct LogSink(RecordSink<LogEntry, ProcessName>);
 
-#[derive(Clone, Debug)]
-struct SinkParts {
-    queue: Arc<DropQueue<LogEntry>>,
-    component: &'static str,
-}
+/// The name of the process that a record is from.
+type ProcessName = &'static str;
 
 impl LogSink {
     /// A sink of a process with this name.
@@ -185,63 +183,54 @@ impl LogSink {
     #[must_use]
     pub fn with_capacity(component: &'static str, capacity: usize) -> Self {
         let queue = Arc::new(DropQueue::new(capacity));
-        Self(Some(SinkParts { queue, component }))
+        Self(RecordSink::new(queue, component))
     }
 
     pub(crate) fn queue(&self) -> Option<Arc<DropQueue<LogEntry>>> {
-        self.0.as_ref().map(|parts| Arc::clone(&parts.queue))
+        self.0.parts().map(|parts| Arc::clone(&parts.queue))
     }
 
     /// Whether lines are exported, or may be.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        self.0.as_ref().is_some_and(|parts| !parts.queue.is_closed())
+        self.0.is_on()
     }
 
     /// Discards what is queued, and all that follows.
     pub fn close(&self) {
-        if let Some(parts) = &self.0 {
+        if let Some(parts) = self.0.parts() {
             parts.queue.close();
         }
     }
 
     /// Queues a line.
     pub fn push(&self, line: LogLine<'_>) {
-        if let Some(parts) = &self.0 {
-            parts.queue.push(LogEntry::new(parts.component, line));
+        if let Some(parts) = self.0.parts() {
+            parts.queue.push(LogEntry::new(parts.settings, line));
         }
     }
 
     /// Queues the records in the message of a worker, which has dropped `dropped` others. `false`: this is no message.
     #[must_use]
     pub fn push_received(&self, message: &[u8], dropped: usize) -> bool {
-        let Some(parts) = self.0.as_ref().filter(|_| self.is_on()) else {
-            return true;
-        };
-        let Some(received) = ReceivedRecords::<LogRecord>::read(message) else {
-            return false;
-        };
-        parts.queue.dropped.add(dropped);
-        parts.queue.dropped.add(received.dropped);
-        for (target, mut record) in received.records {
-            // A worker's message is a text.
-            let is_text = |body: &AnyValue| matches!(body.value, Some(Value::StringValue(_)));
-            record.body = record.body.filter(is_text);
-            limit_attributes(&mut record.attributes);
-            parts.queue.push(LogEntry {
-                component: "worker",
-                target,
-                record,
-            });
-        }
-        true
+        self.0
+            .push_received(message, dropped, |parts, target, mut record: LogRecord| {
+                // A worker's message is a text.
+                let is_text = |body: &AnyValue| matches!(body.value, Some(Value::StringValue(_)));
+                record.body = record.body.filter(is_text);
+                limit_attributes(&mut record.attributes);
+                parts.queue.push(LogEntry {
+                    component: "worker",
+                    target,
+                    record,
+                });
+            })
     }
 
     /// Counts the lines that were not exported.
     #[must_use]
     pub fn dropped(&self) -> DropCount {
-        let parts = self.0.as_ref();
-        parts.map_or_else(DropCount::default, |parts| parts.queue.dropped.clone())
+        self.0.dropped()
     }
 
     /// Waits for lines and returns them as a message with their number, for a process that exports. `None`: closing, and
@@ -249,7 +238,7 @@ impl LogSink {
     pub async fn next_message(&self, closing: &tokio_util::sync::CancellationToken) -> Option<(Vec<u8>, usize)> {
         const MOST: usize = 128;
         const DELAY: std::time::Duration = std::time::Duration::from_millis(500);
-        let parts = self.0.as_ref()?;
+        let parts = self.0.parts()?;
         let entries = parts.queue.next_batch(MOST, DELAY, closing).await?;
         let count = entries.len();
         Some((encode(None, entries), count))

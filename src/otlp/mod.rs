@@ -14,6 +14,7 @@ mod metric_points;
 mod queue;
 mod received;
 mod reconcile_spans;
+mod record_sink;
 mod resource;
 mod sampler;
 mod settings;

@@ -10,7 +10,8 @@ use prost::bytes::Bytes;
 
 use crate::exporter::BatchedSignal;
 use crate::queue::{DropCount, DropQueue, QueuedRecord};
-use crate::received::{ReceivedRecords, limit, limit_attributes};
+use crate::received::{limit, limit_attributes};
+use crate::record_sink::{RecordSink, SinkParts};
 use crate::sampler::TraceSampler;
 use crate::spans::resource_spans;
 
@@ -50,66 +51,55 @@ impl BatchedSignal for SpansSignal {
 
 /// Takes spans for export, or discards them.
 #[derive(Clone, Debug, Default)]
-pub struct SpanSink(Option<SinkParts>);
-
-#[derive(Clone, Debug)]
-struct SinkParts {
-    queue: Arc<DropQueue<Span>>,
-    sampler: TraceSampler,
-}
+pub struct SpanSink(RecordSink<Span, TraceSampler>);
 
 impl SpanSink {
     pub(crate) fn new(queue: Arc<DropQueue<Span>>, sampler: TraceSampler) -> Self {
-        Self(Some(SinkParts { queue, sampler }))
+        Self(RecordSink::new(queue, sampler))
     }
 
     /// Whether spans are exported at all.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        self.0.as_ref().is_some_and(|parts| !parts.queue.is_closed())
+        self.0.is_on()
     }
 
     /// Whether the spans of this trace are exported.
     #[must_use]
     pub fn samples(&self, trace_id: &[u8]) -> bool {
-        self.0.as_ref().is_some_and(|parts| parts.sampler.samples(trace_id))
+        self.0.parts().is_some_and(|parts| parts.settings.samples(trace_id))
     }
 
     /// Queues a span, unless its trace is not sampled.
     pub fn push(&self, span: Span) {
-        let Some(parts) = &self.0 else { return };
-        if parts.sampler.samples(&span.trace_id) {
-            parts.queue.push(span);
+        if let Some(parts) = self.0.parts() {
+            push(parts, span);
         }
     }
 
     /// Queues the spans in the message of a worker, which has dropped `dropped` others. `false`: this is no message.
     #[must_use]
     pub fn push_received(&self, message: &[u8], dropped: usize) -> bool {
-        let Some(parts) = self.0.as_ref().filter(|_| self.is_on()) else {
-            return true;
-        };
-        let Some(received) = ReceivedRecords::<Span>::read(message) else {
-            return false;
-        };
-        parts.queue.dropped.add(dropped);
-        parts.queue.dropped.add(received.dropped);
-        for (_, mut span) in received.records {
+        self.0.push_received(message, dropped, |parts, _, mut span: Span| {
             limit_attributes(&mut span.attributes);
             limit(&mut span.events);
             limit(&mut span.links);
             let events = span.events.iter_mut().map(|event| &mut event.attributes);
             let links = span.links.iter_mut().map(|link| &mut link.attributes);
             events.chain(links).for_each(limit_attributes);
-            self.push(span);
-        }
-        true
+            push(parts, span);
+        })
     }
 
     /// Counts the spans that were not exported.
     #[must_use]
     pub fn dropped(&self) -> DropCount {
-        let parts = self.0.as_ref();
-        parts.map_or_else(DropCount::default, |parts| parts.queue.dropped.clone())
+        self.0.dropped()
+    }
+}
+
+fn push(parts: &SinkParts<Span, TraceSampler>, span: Span) {
+    if parts.settings.samples(&span.trace_id) {
+        parts.queue.push(span);
     }
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use agentloop_api::sensor::SensorTotals;
+use agentloop_support::bounded::push_latest;
 
 /// Sender ids that are remembered.
 pub const MOST_REMEMBERED: usize = 256;
@@ -112,8 +113,6 @@ impl RulesState {
     }
 
     pub(super) fn remember(&mut self, key: u64) {
-        self.remembered.push_back(key);
-        let surplus = self.remembered.len().saturating_sub(MOST_REMEMBERED);
-        self.remembered.drain(..surplus);
+        push_latest(&mut self.remembered, key, MOST_REMEMBERED);
     }
 }

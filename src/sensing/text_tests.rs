@@ -2,13 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use agentloop_texts::TextRows;
 use serde_json::{Value, json};
 
 use super::address::AddressError;
 use super::expression::ExpressionError;
 use super::source::webhook::signature::SignatureError;
-
-type Rows = Vec<(String, String, String)>;
 
 /// Specs of Sensors with one mistake each.
 fn mistakes() -> Vec<Value> {
@@ -44,7 +43,7 @@ fn mistakes() -> Vec<Value> {
 #[test]
 fn the_texts_of_sensors() {
     let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-    let mut rows: Rows = Vec::new();
+    let mut rows: TextRows = Vec::new();
     for mut spec in mistakes() {
         spec["agentNames"] = json!(["a"]);
         let mistake = super::check(&serde_json::from_value(spec.clone()).unwrap());

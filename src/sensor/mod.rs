@@ -11,6 +11,8 @@ pub mod ingest;
 pub mod outbox;
 mod source;
 #[cfg(test)]
+mod test_directory;
+#[cfg(test)]
 mod text_tests;
 mod uplink;
 

@@ -6,7 +6,7 @@ mod ballast;
 
 use std::fs::{File, TryLockError};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode};
@@ -66,6 +66,36 @@ pub fn classify_error(error: &rusqlite::Error) -> DatabaseFault {
 #[must_use]
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// An error of the owner of a file, whose message says how to fix it.
+pub trait DatabaseError: Sized {
+    /// The volume is full.
+    fn full(dir: PathBuf) -> Self;
+    /// The file is corrupted; `detail` says how.
+    fn corrupted(file: PathBuf, detail: String) -> Self;
+    /// The volume cannot be used; `detail` is the error of the system.
+    fn failed(dir: PathBuf, detail: String) -> Self;
+
+    /// The error of an access to a directory.
+    #[must_use]
+    fn from_io(dir: &Path, error: &io::Error) -> Self {
+        if is_full(error) {
+            return Self::full(dir.into());
+        }
+        Self::failed(dir.into(), error.to_string())
+    }
+
+    /// The error of an access to a file with SQLite.
+    #[must_use]
+    fn from_sqlite(file: &Path, error: &rusqlite::Error) -> Self {
+        let dir = file.parent().unwrap_or(file).to_path_buf();
+        match classify_error(error) {
+            DatabaseFault::Full => Self::full(dir),
+            DatabaseFault::Damaged => Self::corrupted(file.into(), error.to_string()),
+            DatabaseFault::Other => Self::failed(dir, error.to_string()),
+        }
+    }
 }
 
 /// The type of the network file system that contains a directory; `None` for a file system with reliable locks and

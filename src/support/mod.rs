@@ -1,7 +1,9 @@
-//! What several rooms need and no rule of the product depends on: elapsed time, backoff, hashes, shortened texts, limits
-//! on connections (feature `connections`), JSON schemas (feature `json-schema`) and SQLite files (feature `sqlite`).
+//! What several rooms need and no rule of the product depends on: elapsed time, backoff, bounded queues, hashes, shortened
+//! texts, limits on connections (feature `connections`), JSON schemas (feature `json-schema`), random names (feature
+//! `random`), SQLite files (feature `sqlite`) and Unix sockets (feature `unix-socket`).
 
 pub mod backoff;
+pub mod bounded;
 pub mod clock;
 #[cfg(feature = "connections")]
 pub mod connections;
@@ -10,4 +12,8 @@ pub mod disk;
 pub mod hash;
 #[cfg(feature = "json-schema")]
 pub mod json_schema;
+#[cfg(feature = "random")]
+pub mod random;
 pub mod text;
+#[cfg(feature = "unix-socket")]
+pub mod unix_socket;

@@ -10,6 +10,8 @@ pub mod exposition;
 pub mod families;
 pub mod http;
 pub mod log;
+#[cfg(test)]
+pub(crate) mod log_buffer;
 pub mod log_export;
 mod metric_points;
 pub mod metrics;

@@ -13,6 +13,8 @@ pub const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/texts
 
 /// Section, name and text.
 pub type TextRow = (String, String, String);
+/// The rows of one file.
+pub type TextRows = Vec<TextRow>;
 
 /// Lists texts by section, each once.
 #[must_use]

@@ -1,25 +1,22 @@
 //! Where the servers of this crate listen: on a Unix socket, or on a loopback address.
 
-use std::fs::Permissions;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use agentloop_support::unix_socket;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// Path of the MCP endpoint.
 pub const MCP_PATH: &str = "/mcp";
 /// Path of the probe, as `agentloop probe` expects it.
 const HEALTH_PATH: &str = "/v1/healthz";
-/// The containers of a pod have different users and share a group.
-const SOCKET_MODE: u32 = 0o660;
 /// How long open requests may take after the end was requested.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -62,7 +59,7 @@ pub(crate) async fn serve(address: &ListenAddress, mcp: Router, end: Cancellatio
     let serving = async {
         match address {
             ListenAddress::Unix(path) => {
-                let listener = bind(path)?;
+                let listener = unix_socket::bind(path)?;
                 tracing::info!(address = %path.display(), "listening");
                 axum::serve(listener, router).with_graceful_shutdown(ended).await
             }
@@ -81,16 +78,6 @@ pub(crate) async fn serve(address: &ListenAddress, mcp: Router, end: Cancellatio
         served = serving => served,
         () = overdue => Ok(()),
     }
-}
-
-/// Listens on a socket, replacing one that an earlier process left behind.
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
-        std::fs::remove_file(path)?;
-    }
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE))?;
-    Ok(listener)
 }
 
 #[cfg(test)]

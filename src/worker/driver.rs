@@ -33,7 +33,6 @@ use crate::support::clock::ClockReading;
 
 use self::loop_timer::LoopTimer;
 use super::artifacts::ArtifactStore;
-use super::deliveries::DeliveryPoller;
 use super::durations::LoopTimes;
 use super::event_subscriptions::{EventPublisher, PageRequest};
 use super::events;
@@ -42,10 +41,10 @@ use super::history_upload::{HistoryUpload, UploadEvent};
 use super::instructions::InstructionSource;
 use super::journal::{Journal, JournalError};
 use super::journaled_engine::{JournaledEngine, StepOutcome};
+use super::long_poller::LongPoller;
 use super::prompt_cache;
 use super::report;
 use super::reporter::GatewayReporter;
-use super::requested_tasks::TaskPoller;
 use super::run_lease::RunLease;
 use super::sensors::LoopSensors;
 use super::sensors::file_watcher::{FileWatchers, WatchReport};
@@ -95,8 +94,8 @@ pub struct LoopDriver<'a> {
     times: LoopTimes,
     turn: TurnContext,
     sensors: LoopSensors,
-    deliveries: DeliveryPoller,
-    tasks: TaskPoller,
+    deliveries: LongPoller<Delivery>,
+    tasks: LongPoller<RequestedTask>,
     responses: ResponseDelivery,
     history: HistoryUpload,
     lookouts: FileWatchers,
@@ -189,8 +188,8 @@ impl<'a> LoopDriver<'a> {
             times: LoopTimes::default(),
             turn: parts.turn,
             sensors: parts.sensors,
-            deliveries: DeliveryPoller::new(parts.gateway),
-            tasks: TaskPoller::new(parts.gateway),
+            deliveries: LongPoller::of_deliveries(parts.gateway),
+            tasks: LongPoller::of_tasks(parts.gateway),
             responses: ResponseDelivery::new(parts.gateway, parts.sends_responses),
             history: HistoryUpload::new(parts.gateway),
             lookouts: parts.lookouts,

@@ -5,7 +5,6 @@
 pub mod answer_text;
 pub mod artifacts;
 pub mod budget;
-pub mod deliveries;
 pub mod driver;
 mod durations;
 pub mod event_subscriptions;
@@ -17,10 +16,10 @@ pub mod journal;
 pub mod journaled_engine;
 #[cfg(test)]
 mod kills;
+pub mod long_poller;
 mod prompt_cache;
 pub mod report;
 pub mod reporter;
-pub mod requested_tasks;
 pub mod run_lease;
 pub mod sensors;
 pub mod spans;

@@ -108,29 +108,15 @@ pub fn line_ids(agent: &str, line: &JournalLine) -> Option<LineIds> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::sync::{Arc, Mutex};
-
     use pretty_assertions::assert_eq;
     use tracing_subscriber::fmt::format::JsonFields;
 
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Buffer(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Buffer {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::telemetry::log_buffer::LogBuffer;
 
     /// What a line of the log shows of the span around it.
     fn logged(context: impl FnOnce() -> TurnContext) -> String {
-        let buffer = Buffer::default();
+        let buffer = LogBuffer::default();
         let writer = buffer.clone();
         let subscriber = tracing_subscriber::fmt()
             .fmt_fields(JsonFields::new())
@@ -140,8 +126,7 @@ mod tests {
             let context = context();
             context.span().in_scope(|| tracing::info!("said"));
         });
-        let bytes = buffer.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap()
+        buffer.text()
     }
 
     #[test]

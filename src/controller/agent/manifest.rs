@@ -19,6 +19,7 @@ use super::objects;
 use super::tool_containers;
 use crate::api::agent::{HeadersSecretRef, KeyRef, PodSettings, RESPONSES_SECRET, SkillSpec, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
+use crate::controller::pod_mounts::{directory, file, mount};
 use crate::controller::pod_security;
 use crate::controller::runtime::names;
 pub(super) use crate::link::pod::BINARY;
@@ -403,29 +404,11 @@ fn item(reference: &KeyRef, path: &str) -> KeyToPath {
     }
 }
 
-pub(super) fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
-    VolumeMount {
-        name: volume.into(),
-        mount_path: path.into(),
-        read_only: read_only.then_some(true),
-        ..VolumeMount::default()
-    }
-}
-
 fn sub_path(volume: &str, path: &str, sub_path: &str) -> VolumeMount {
     VolumeMount {
         sub_path: Some(sub_path.into()),
         ..mount(volume, path, false)
     }
-}
-
-/// The directory of a path. Whole directories are mounted because the kubelet does not update `subPath` mounts.
-fn directory(path: &str) -> &str {
-    path.rsplit_once('/').map_or("/", |(directory, _)| directory)
-}
-
-fn file(path: &str) -> &str {
-    path.rsplit_once('/').map_or(path, |(_, file)| file)
 }
 
 /// Reads back the annotations of a pod that this module wrote.

@@ -10,10 +10,11 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::context::ReconcilerSettings;
-use super::manifest::{BINARY, empty_volume, memory_volume, mount, some};
+use super::manifest::{BINARY, empty_volume, memory_volume, some};
 use crate::api::AgentSpec;
 use crate::api::toolbox::{BuiltinTools, EnvironmentSource, TOOLBOX, ToolContainer, ToolboxSpec};
 use crate::api::tools::{ServerEndpoint, ToolServer, ToolsSpec};
+use crate::controller::pod_mounts::mount;
 use crate::controller::pod_security;
 use crate::link::pod::{
     AgentEgress, PrivateAddresses, TOOL_SOCKET_FILE, TOOL_SOCKETS_DIR, TOOLS_UID, WORKSPACE_DIR, WORKSPACE_VOLUME,

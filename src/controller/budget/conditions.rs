@@ -160,7 +160,7 @@ impl BudgetConditions<'_> {
     }
 
     fn what_blocks(&self, field: &str, kind: AmountKind) -> String {
-        let blocks = format!("{field}.{} is 0, which blocks every call", format::field(kind));
+        let blocks = format!("{field}.{} is 0, which blocks every call", kind.limit_field());
         if field == "spec.perAgent" {
             return format!("{blocks} of every Agent: raise it, or remove it to lift the limit per Agent");
         }
@@ -215,7 +215,7 @@ fn ineffective_top_up(input: &BudgetStatusInput<'_>) -> Option<String> {
         .top_ups
         .iter()
         .find_map(|top_up| Some((top_up, unlimited(top_up)?)))?;
-    let field = format::field(kind);
+    let field = kind.limit_field();
     Some(format!(
         "spec.topUps[{}].{field} adds nothing: spec.limits has no {field}",
         top_up.id

@@ -47,15 +47,6 @@ fn noun(kind: AmountKind) -> Option<&'static str> {
     }
 }
 
-/// The field of `spec.limits` for this [`AmountKind`].
-#[must_use]
-pub fn field(kind: AmountKind) -> String {
-    match kind {
-        AmountKind::Cost => "costUSD".into(),
-        AmountKind::Tokens | AmountKind::InputTokens | AmountKind::OutputTokens | AmountKind::Calls => kind.to_string(),
-    }
-}
-
 /// The [`AmountKind`]s that are not zero: `500 tokens and $2.00`.
 #[must_use]
 pub fn amount(amount: &Amount) -> String {

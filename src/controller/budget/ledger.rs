@@ -180,6 +180,7 @@ impl BudgetLedger {
     }
 
     /// Changes accounts from outside the link, for example by an approved top-up, and updates gateways.
+    #[cfg(test)]
     pub fn update_accounts<T>(&self, change: impl FnOnce(&mut AccountBook, Timestamp) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state.book, self.now());

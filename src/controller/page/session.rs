@@ -12,14 +12,14 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::UserInfo;
-use ring::rand::{SecureRandom, SystemRandom};
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::rights::{AT_ONCE, KnownRights};
-use crate::support::hash::{BYTES, hex, sha256};
+use crate::support::hash::{BYTES, sha256};
+use crate::support::random::random_hex;
 
 /// A session that is not used for this long has ended. An open page uses it.
 pub const IDLE: Duration = Duration::from_mins(15);
@@ -102,11 +102,8 @@ impl SessionTable {
         if most.is_zero() {
             return Err(SessionRefusal::Expired);
         }
-        let mut bytes = [0_u8; 32];
-        SystemRandom::new()
-            .fill(&mut bytes)
-            .map_err(|_| SessionRefusal::NoRandom)?;
-        let (id, began) = (hex(&bytes), Instant::now());
+        let id = random_hex::<32>().ok_or(SessionRefusal::NoRandom)?;
+        let began = Instant::now();
         let name = user.username.clone().unwrap_or_default();
         let mut sessions = self.lock();
         remove_over(&mut sessions, began);

@@ -10,7 +10,7 @@ use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetPersistentVolumeClaimRe
 use k8s_openapi::api::core::v1::{
     ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, ExecAction, PersistentVolumeClaim,
     PersistentVolumeClaimSpec, PodSpec, PodTemplateSpec, Probe, ProjectedVolumeSource, ResourceRequirements, Service,
-    ServiceAccount, ServiceAccountTokenProjection, ServicePort, ServiceSpec, Volume, VolumeMount, VolumeProjection,
+    ServiceAccount, ServiceAccountTokenProjection, ServicePort, ServiceSpec, Volume, VolumeProjection,
     VolumeResourceRequirements,
 };
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec};
@@ -23,6 +23,7 @@ use serde::Serialize;
 use super::secrets::{self, RequiredSecret};
 use crate::api::sensor::SensorSource;
 use crate::api::{LINK_AUDIENCE, SENSOR_LABEL, Sensor};
+use crate::controller::pod_mounts::{directory, file, mount};
 use crate::controller::pod_security;
 use crate::controller::runtime::shared_objects::{shared_labels, shared_meta};
 use crate::link::pod::{
@@ -418,23 +419,6 @@ fn projected(name: &str, source: VolumeProjection) -> Volume {
         }),
         ..Volume::default()
     }
-}
-
-pub(super) fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
-    VolumeMount {
-        name: volume.into(),
-        mount_path: path.into(),
-        read_only: read_only.then_some(true),
-        ..VolumeMount::default()
-    }
-}
-
-pub(super) fn directory(path: &str) -> &str {
-    path.rsplit_once('/').map_or("/", |(directory, _)| directory)
-}
-
-pub(super) fn file(path: &str) -> &str {
-    path.rsplit_once('/').map_or(path, |(_, file)| file)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{LoopMode, LoopPace, ModeCallDecision, ModeContext, NextStep, TurnEnd, TurnOpening};
 use crate::message::{self, ToolCall, ToolDefinition};
 use crate::settings::{EngineSettings, ModeSettings};
-use crate::turn::kind::TurnKind;
+use crate::turn::kind::{ModeTurnKind, TurnKind};
 use agentloop_api::status::LoopOutcome;
 
 pub const RUNTIME: &str = "You count down. The tool `finish` ends the countdown.";
@@ -50,7 +50,7 @@ impl LoopMode for CountdownState {
         }
     }
 
-    fn begin_turn(&mut self, _kind: TurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
+    fn begin_turn(&mut self, _kind: ModeTurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
         let left = turns(context).saturating_sub(self.completed);
         format!(
             "Turn {}: {left} to go. {}",
@@ -59,7 +59,7 @@ impl LoopMode for CountdownState {
         )
     }
 
-    fn turn_ended(&mut self, _kind: TurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
+    fn turn_ended(&mut self, _kind: ModeTurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
         match end {
             TurnEnd::Completed { pace, .. } => {
                 self.completed += 1;
@@ -78,7 +78,12 @@ impl LoopMode for CountdownState {
         }]
     }
 
-    fn decide_call(&self, _kind: TurnKind, call: &ToolCall, _context: &ModeContext<'_>) -> Option<ModeCallDecision> {
+    fn decide_call(
+        &self,
+        _kind: ModeTurnKind,
+        call: &ToolCall,
+        _context: &ModeContext<'_>,
+    ) -> Option<ModeCallDecision> {
         if call.name != "finish" {
             return None;
         }

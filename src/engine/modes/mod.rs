@@ -24,7 +24,7 @@ use super::settings::{EngineSettings, ModeSettings};
 use super::snapshot::{ChosenSleep, TurnBriefing};
 use super::tasks::{TaskOffer, requests};
 use super::tools::admission::{DenialReason, DeniedCall};
-use super::turn::kind::TurnKind;
+use super::turn::kind::{ModeTurnKind, TurnKind};
 use super::{CallPurpose, JournalRecord, RecordKind};
 use agentloop_api::failure::CallFailure;
 use agentloop_api::goal::{ArtifactStatus, GoalEnd};
@@ -237,17 +237,17 @@ pub trait LoopMode {
     fn next(&self, context: &ModeContext<'_>) -> NextStep;
 
     /// A turn begins, as [`LoopMode::next`] has said. Returns its first message.
-    fn begin_turn(&mut self, kind: TurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String;
+    fn begin_turn(&mut self, kind: ModeTurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String;
 
     /// A turn has ended. Returns what follows it. `Stop` ends the loop at once, whatever holds it.
-    fn turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep;
+    fn turn_ended(&mut self, kind: ModeTurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep;
 
     /// The tools of the mode, which come before all others in a prompt. `events`: those that can wake the loop, if
     /// known.
     fn tools(&self, settings: &EngineSettings, events: Option<&[String]>) -> Vec<ToolDefinition>;
 
     /// Decides on a call in a turn of this kind. `None`: it is not a call of a tool of the mode.
-    fn decide_call(&self, kind: TurnKind, call: &ToolCall, context: &ModeContext<'_>) -> Option<ModeCallDecision>;
+    fn decide_call(&self, kind: ModeTurnKind, call: &ToolCall, context: &ModeContext<'_>) -> Option<ModeCallDecision>;
 
     /// Decides on an answer without a tool call.
     fn decide_text(&self, _text: &str, _context: &ModeContext<'_>) -> TextDecision {
@@ -519,11 +519,11 @@ impl Engine {
     /// answer is there: such a call is not a run, and its result joins the transcript with those of the other calls.
     pub(super) fn mode_decision(&self, wanted: &ToolCall, now: Timestamp) -> Option<ModeCallDecision> {
         let kind = self.state.turn.as_ref()?.kind();
-        if !kind.rules().is_of_mode {
+        let Some(kind) = kind.of_mode() else {
             let tools = self.mode().tools(&self.settings, None);
             let is_offered = tools.iter().any(|tool| tool.name == wanted.name);
             return is_offered.then(|| requests::reject_mode_tool(&wanted.name));
-        }
+        };
         self.mode().decide_call(kind, wanted, &self.mode_context(now))
     }
 

@@ -76,6 +76,23 @@ pub(super) fn finish(result: &str) -> ModelAnswer {
     calls("finish", &json!({ "result": result }).to_string())
 }
 
+/// A command, and then a judge.
+pub(super) fn tests_and_sense(goal: &mut GoalSettings) {
+    goal.criteria = vec![
+        criterion("tests", command("cargo test", None)),
+        criterion("sense", judge()),
+    ];
+}
+
+/// The command of the first step was met, and its judge is asked.
+pub(super) fn judged() -> Driver {
+    let mut driver = Driver::with_goal(goal(tests_and_sense));
+    driver.answer(finish("done"));
+    driver.done(1, "exit code 0\nok");
+    assert_eq!(driver.purpose, CallPurpose::Judge);
+    driver
+}
+
 /// The outcome, and what has ended the loop.
 pub(super) fn ended(driver: &Driver) -> (Option<LoopOutcome>, Option<GoalEnd>) {
     (driver.engine.view().outcome, driver.goal_view().end)

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::approvals::gated_tools;
 use super::budget::{revision, stops};
-use super::goal::{command, criterion, ended, finish, goal, judge, shell};
+use super::goal::{command, criterion, ended, finish, goal, judge, judged, shell, tests_and_sense};
 use super::goal_gates::doubtful;
 use super::work::wants;
 use super::*;
@@ -16,23 +16,6 @@ use agentloop_api::goal::{GoalEnd, QuestionModel};
 use agentloop_api::status::LoopOutcome;
 
 const MET: (Option<LoopOutcome>, Option<GoalEnd>) = (Some(LoopOutcome::Completed), Some(GoalEnd::CriteriaMet));
-
-/// A command, and then a judge.
-fn tests_and_sense(goal: &mut GoalSettings) {
-    goal.criteria = vec![
-        criterion("tests", command("cargo test", None)),
-        criterion("sense", judge()),
-    ];
-}
-
-/// The judge of the first step is asked.
-fn judged() -> Driver {
-    let mut driver = Driver::with_goal(goal(tests_and_sense));
-    driver.answer(finish("done"));
-    driver.done(1, "exit code 0\nok");
-    assert_eq!(driver.purpose, CallPurpose::Judge);
-    driver
-}
 
 /// The command that runs has printed this.
 fn checked(driver: &mut Driver, text: &str) {

@@ -5,28 +5,10 @@ use pretty_assertions::assert_eq;
 use rstest::rstest;
 
 use super::approvals::gated_tools;
-use super::goal::{command, criterion, ended, finish, goal, judge, shell};
+use super::goal::{command, criterion, ended, goal, judged, shell};
 use super::*;
-use crate::modes::goal::GoalSettings;
 use crate::retry::QUICK_ATTEMPTS;
 use agentloop_api::goal::GoalEnd;
-
-/// A command, and then a judge.
-fn tests_and_sense(goal: &mut GoalSettings) {
-    goal.criteria = vec![
-        criterion("tests", command("cargo test", None)),
-        criterion("sense", judge()),
-    ];
-}
-
-/// The command was met, and the judge is asked.
-fn judged() -> Driver {
-    let mut driver = Driver::with_goal(goal(tests_and_sense));
-    driver.answer(finish("done"));
-    driver.done(1, "exit code 0\nok");
-    assert_eq!(driver.purpose, CallPurpose::Judge);
-    driver
-}
 
 /// The judge fails so often, with the waits in between.
 fn fail_judge(driver: &mut Driver, times: u32) {

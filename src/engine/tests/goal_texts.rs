@@ -1,12 +1,12 @@
 //! The texts that models see in mode `Goal`.
 
+use agentloop_texts::TextRows;
+
 use super::goal::{command, criterion, finish, goal, judge};
 use super::*;
 use crate::modes::goal::CriterionCheck;
 use agentloop_api::file_report::{FileFinding, FileReport};
 use agentloop_api::goal::GoalArtifact;
-
-type Rows = Vec<(String, String, String)>;
 
 fn system(driver: &Driver) -> &str {
     let Message::System { text } = &*driver.prompt[0] else {
@@ -17,7 +17,7 @@ fn system(driver: &Driver) -> &str {
 
 #[test]
 fn the_texts_of_mode_goal() {
-    let mut rows = Rows::new();
+    let mut rows = TextRows::new();
     let mut driver = Driver::with_goal(goal(|goal| {
         goal.criteria = vec![
             criterion("text", CriterionCheck::Regex("^done".into())),

@@ -4,10 +4,13 @@ use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::json;
 
+use super::goal::goal;
+use super::tasks::{at_work, mode};
 use super::work::{tools, wants};
 use super::*;
 use crate::modes::countdown::RUNTIME;
 use agentloop_api::status::LoopOutcome;
+use agentloop_api::task::TaskOutcome;
 
 fn countdown(turns: u32) -> EngineSettings {
     EngineSettings {
@@ -164,4 +167,44 @@ fn the_state_of_another_mode_on_the_same_volume_is_not_used() {
     let saved = serde_json::to_value(&driver.saved).unwrap();
     assert_eq!(saved["countdown"], json!(null));
     assert_eq!(saved["sleep"], json!(null));
+}
+
+#[test]
+fn a_task_that_began_before_the_mode_changed_gets_its_response_and_the_agents_own_turns_follow() {
+    let mut driver = at_work(mode());
+    driver.settings = settings();
+    driver.restart(2);
+    while driver.in_flight.is_none() {
+        driver.next_timer();
+    }
+    driver.answer(says("42"));
+    assert_eq!(driver.answered_tasks(), [("a", TaskOutcome::Completed)]);
+    while driver.in_flight.is_none() {
+        driver.next_timer();
+    }
+    assert!(driver.observed().starts_with("Turn 2"), "{}", driver.observed());
+    assert!(driver.offered.contains(&"yield".to_owned()));
+}
+
+#[rstest]
+#[case("finish", r#"{"result": "done"}"#, "finish")]
+#[case("request_confidence_check", r#"{"reason": "stuck"}"#, "check confidence")]
+fn a_turn_that_ends_as_only_its_former_mode_knows_is_followed_by_the_next_one(
+    #[case] tool: &str,
+    #[case] arguments: &str,
+    #[case] note: &str,
+) {
+    let mut driver = Driver::with_goal(goal(|_| ()));
+    let mut answer = wants(&["files__read", tool]);
+    answer.tool_calls[1].arguments = arguments.into();
+    driver.answer(answer);
+    driver.settings = settings();
+    driver.restart(1);
+    driver.done(1, "read");
+    assert_eq!(driver.notes(RecordKind::TurnCompleted), [note]);
+    while driver.in_flight.is_none() {
+        driver.next_timer();
+    }
+    assert!(driver.observed().starts_with("Turn 2"), "{}", driver.observed());
+    assert_eq!(driver.state(), LoopState::Running);
 }

@@ -1,5 +1,6 @@
 //! The messages of pauses and detected loops, and the errors of the engine, as users read them.
 
+use agentloop_texts::TextRows;
 use strum::IntoEnumIterator;
 
 use super::rates::limit;
@@ -10,8 +11,6 @@ use crate::hot_state::FieldWriteError;
 use agentloop_api::agent::LimitedResource;
 use agentloop_api::hot_state::FieldType;
 
-type Rows = Vec<(String, String, String)>;
-
 fn with(change: impl FnOnce(&mut EngineSettings)) -> Driver {
     let mut settings = settings();
     change(&mut settings);
@@ -19,10 +18,10 @@ fn with(change: impl FnOnce(&mut EngineSettings)) -> Driver {
 }
 
 /// Adds what holds the loop now, unless it differs from an earlier row in numbers only.
-fn note(rows: &mut Rows, driver: &Driver) {
+fn note(rows: &mut TextRows, driver: &Driver) {
     let view = driver.engine.view();
     let held = view.reasons.into_iter();
-    let mut found: Rows = held.map(|held| text!("Pauses", held.reason, held.message)).collect();
+    let mut found: TextRows = held.map(|held| text!("Pauses", held.reason, held.message)).collect();
     let detected = view.detected.into_iter();
     found.extend(detected.map(|found| text!("Detected loops", found.sign.as_ref(), found.message)));
     let words = |row: &(String, String, String)| {
@@ -37,7 +36,7 @@ fn note(rows: &mut Rows, driver: &Driver) {
 }
 
 /// Feeds a loop until it has had this many inputs, and adds what held it.
-fn drive(rows: &mut Rows, mut driver: Driver, inputs: usize, feed: impl Fn(&mut Driver)) {
+fn drive(rows: &mut TextRows, mut driver: Driver, inputs: usize, feed: impl Fn(&mut Driver)) {
     note(rows, &driver);
     for _ in 0..inputs {
         if driver.in_flight.is_some() {
@@ -56,7 +55,7 @@ fn acts(driver: &mut Driver, name: &str) {
     }
 }
 
-fn pauses(rows: &mut Rows) {
+fn pauses(rows: &mut TextRows) {
     for kind in FailureKind::iter() {
         let failure = CallFailure {
             message: "<message of the gateway>".into(),
@@ -106,7 +105,7 @@ fn pauses(rows: &mut Rows) {
     }
 }
 
-fn loops(rows: &mut Rows) {
+fn loops(rows: &mut TextRows) {
     let watched = || {
         with(|settings| {
             settings.loop_detection = detection(DetectionMode::Enforce);
@@ -127,7 +126,7 @@ fn loops(rows: &mut Rows) {
 
 #[test]
 fn the_texts_of_the_engine() {
-    let mut rows = Rows::new();
+    let mut rows = TextRows::new();
     pauses(&mut rows);
     loops(&mut rows);
     for reason in PauseReason::iter() {

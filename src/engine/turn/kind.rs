@@ -57,6 +57,27 @@ impl From<TurnKind> for StoredTurnKind {
     }
 }
 
+/// The kinds of turns that modes begin. One that began in another mode on the same volume may end in any of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModeTurnKind {
+    /// Part of the agent's own work.
+    Own,
+    /// A heartbeat, beside that work.
+    Heartbeat,
+    /// The whole work on one task.
+    Task,
+}
+
+impl ModeTurnKind {
+    pub const fn rules(self) -> TurnRules {
+        match self {
+            Self::Own => TurnKind::Own.rules(),
+            Self::Heartbeat => TurnKind::Heartbeat.rules(),
+            Self::Task => TurnKind::Task.rules(),
+        }
+    }
+}
+
 /// What holds for a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "independent rules, each asked by its name")]
@@ -91,6 +112,16 @@ pub struct TurnRules {
 }
 
 impl TurnKind {
+    /// `None`: it is beside the work of the mode, which does not know of it.
+    pub const fn of_mode(self) -> Option<ModeTurnKind> {
+        match self {
+            Self::Own => Some(ModeTurnKind::Own),
+            Self::Heartbeat => Some(ModeTurnKind::Heartbeat),
+            Self::Task => Some(ModeTurnKind::Task),
+            Self::Chat => None,
+        }
+    }
+
     pub const fn rules(self) -> TurnRules {
         match self {
             Self::Own => TurnRules {
@@ -168,6 +199,13 @@ mod tests {
     use serde_json::json;
 
     use super::TurnKind;
+
+    #[test]
+    fn the_rules_say_which_kinds_are_of_the_mode() {
+        for kind in [TurnKind::Own, TurnKind::Heartbeat, TurnKind::Task, TurnKind::Chat] {
+            assert_eq!(kind.rules().is_of_mode, kind.of_mode().is_some());
+        }
+    }
 
     #[test]
     fn a_kind_is_stored_as_the_flag_of_earlier_journals_or_by_its_name() {

@@ -21,7 +21,7 @@ use crate::notifications;
 use crate::precheck::PreCheckState;
 use crate::snapshot::{CauseKind, TurnBriefing};
 use crate::tasks::TaskEnding;
-use crate::turn::kind::TurnKind;
+use crate::turn::kind::{ModeTurnKind, TurnKind};
 use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
 use agentloop_api::agent::{ExhaustionPolicy, LimitedResource};
 use agentloop_api::failure::CallFailure;
@@ -49,7 +49,7 @@ impl Engine {
             briefing: &briefing,
             hot_state,
         };
-        let text = if rules.is_of_mode {
+        let text = if let Some(kind) = kind.of_mode() {
             self.state.tasks.own_turn_begins();
             self.ask_mode(out.now, |mode, context| mode.begin_turn(kind, &opening, context))
         } else {
@@ -370,7 +370,6 @@ impl Engine {
         };
         self.inspect_turn(pace, out);
         self.hot.mark_committed();
-        let kind = self.state.turn.as_ref().map_or(TurnKind::Own, Turn::kind);
         let unseen = self.take_turn().map(Turn::into_unseen).unwrap_or_default();
         self.state.totals.complete_turn();
         self.state.counters.streaks.turn_completed();
@@ -382,7 +381,10 @@ impl Engine {
             pace,
             last_text: &last_text,
         };
-        let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, &end, context));
+        // Turns of all other kinds have a conversation of their own.
+        let next = self.ask_mode(out.now, |mode, context| {
+            mode.turn_ended(ModeTurnKind::Own, &end, context)
+        });
         self.record_validation(out);
         self.follow_turn(next, rest, &unseen, out);
     }
@@ -427,9 +429,9 @@ impl Engine {
     /// Tells the mode that a turn has ended that is not followed by the checks of a completed one: it failed, or had its
     /// own conversation.
     pub(crate) fn mode_turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, out: &mut EffectBuffer) {
-        if !kind.rules().is_of_mode {
+        let Some(kind) = kind.of_mode() else {
             return;
-        }
+        };
         let next = self.ask_mode(out.now, |mode, context| mode.turn_ended(kind, end, context));
         self.record_validation(out);
         if let NextStep::Stop(outcome) = next {

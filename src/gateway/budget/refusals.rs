@@ -83,22 +83,12 @@ fn name(limit: &LimitName, per_agent: bool) -> String {
 }
 
 fn remedy(limit: &LimitName, kind: AmountKind, per_agent: bool) -> String {
-    let field = field(kind);
+    let field = kind.limit_field();
     match limit {
         LimitName::Budget(_) if per_agent => format!("raise its spec.perAgent.{field}"),
         LimitName::Budget(_) => format!("raise its spec.limits.{field} or append to its spec.topUps"),
         LimitName::TokensPerHour => "raise spec.guardrails.tokensPerHour".to_owned(),
         LimitName::Total => format!("raise spec.guardrails.total.{field}"),
-    }
-}
-
-fn field(kind: AmountKind) -> &'static str {
-    match kind {
-        AmountKind::Tokens => "tokens",
-        AmountKind::InputTokens => "inputTokens",
-        AmountKind::OutputTokens => "outputTokens",
-        AmountKind::Calls => "calls",
-        AmountKind::Cost => "costUSD",
     }
 }
 

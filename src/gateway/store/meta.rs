@@ -2,8 +2,9 @@
 
 use std::str::FromStr;
 
-use ring::rand::{SecureRandom, SystemRandom};
 use rusqlite::{OptionalExtension, Transaction};
+
+use crate::support::random::random_hex;
 
 pub(super) fn meta<T: FromStr>(change: &Transaction<'_>, name: &str) -> rusqlite::Result<Option<T>> {
     let value: Option<String> = change
@@ -22,11 +23,8 @@ pub(super) fn set_meta(change: &Transaction<'_>, name: &str, value: &str) -> rus
 
 /// A random name, unique among records.
 pub(super) fn make_name(change: &Transaction<'_>) -> rusqlite::Result<String> {
-    let mut bytes = [0_u8; 16];
-    SystemRandom::new()
-        .fill(&mut bytes)
-        .map_err(|_| rusqlite::Error::ToSqlConversionFailure("the system has no randomness".into()))?;
-    let name = format!("{:032x}", u128::from_be_bytes(bytes));
+    let no_randomness = || rusqlite::Error::ToSqlConversionFailure("the system has no randomness".into());
+    let name = random_hex::<16>().ok_or_else(no_randomness)?;
     set_meta(change, super::RECORD, &name)?;
     Ok(name)
 }

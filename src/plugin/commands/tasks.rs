@@ -2,7 +2,6 @@
 
 use std::io::{self, BufRead, IsTerminal, Read};
 
-use ring::rand::{SecureRandom, SystemRandom};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -13,6 +12,7 @@ use crate::plugin::link::{LinkFailure, TaskSubmission, UserLink};
 use crate::plugin::session::{PluginSession, Screen};
 use crate::plugin::tasks::task_run::Interrupt;
 use crate::plugin::tasks::{Conversation, LiveText, TaskEnd, TaskRun};
+use crate::support::random::random_hex;
 
 /// Bytes of a random id.
 const ID_BYTES: usize = 12;
@@ -142,13 +142,9 @@ fn interrupted() -> impl Future<Output = ()> + Send {
 }
 
 fn random_id() -> Result<String, PluginError> {
-    let mut bytes = [0_u8; ID_BYTES];
-    let filled = SystemRandom::new().fill(&mut bytes);
-    filled.map_err(|_| PluginError::Refused("the system has no random numbers".into()))?;
-    Ok(format!(
-        "kubectl-{:024x}",
-        bytes.iter().fold(0_u128, |id, byte| (id << 8) | u128::from(*byte))
-    ))
+    let digits = random_hex::<ID_BYTES>();
+    let digits = digits.ok_or_else(|| PluginError::Refused("the system has no random numbers".into()))?;
+    Ok(format!("kubectl-{digits}"))
 }
 
 pub(super) async fn chat(

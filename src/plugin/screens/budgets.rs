@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use serde::Serialize;
 use strum::IntoEnumIterator;
 
-use super::figures::{amount, duration, kind};
+use super::figures::{amount, duration};
 use super::table::TextTable;
 use crate::api::AgentBudget;
 use crate::api::amount::AmountKind;
@@ -123,7 +123,7 @@ pub fn text(rows: &[BudgetLimitRow], now: Timestamp) -> String {
             row.budget.clone(),
             row.state.clone(),
             row.window.clone(),
-            kind(row.kind).to_owned(),
+            row.kind.limit_field().to_owned(),
             number(row.limit),
             number(row.used),
             percent(row.used, row.limit),

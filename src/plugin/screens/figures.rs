@@ -50,18 +50,6 @@ pub fn amount(kind: AmountKind, amount: i64) -> String {
     }
 }
 
-/// The name of a kind, as a column shows it.
-#[must_use]
-pub const fn kind(kind: AmountKind) -> &'static str {
-    match kind {
-        AmountKind::Tokens => "tokens",
-        AmountKind::InputTokens => "inputTokens",
-        AmountKind::OutputTokens => "outputTokens",
-        AmountKind::Calls => "calls",
-        AmountKind::Cost => "costUSD",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,7 @@ use crate::api::SensorSpec;
 use crate::sensing::rules::SensorRules;
 use crate::sensing::source::{ArrivalOutcome, RepeatRule, SourceCursor, SourceMessage};
 use crate::sensor::ingest::EventIngester;
+use crate::sensor::test_directory::dir;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -119,13 +120,6 @@ impl DeliveryTransport for World {
         }
         Ok(self.apply(deliver))
     }
-}
-
-fn dir() -> TempDir {
-    // In memory where the system has such a directory: there, syncing costs nothing.
-    tempfile::tempdir_in("/dev/shm")
-        .or_else(|_| tempfile::tempdir())
-        .unwrap()
 }
 
 /// A sensor pod: everything that dies together.

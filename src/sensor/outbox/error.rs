@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::disk::{self, DatabaseFault};
+use crate::support::disk::DatabaseError;
 
 #[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(Debug, thiserror::Error)]
@@ -55,35 +55,25 @@ pub enum OutboxError {
     },
 }
 
-impl OutboxError {
-    pub(super) fn from_io(dir: &Path, error: &std::io::Error) -> Self {
-        if disk::is_full(error) {
-            return Self::Full { dir: dir.into() };
-        }
-        Self::Failed {
-            dir: dir.into(),
-            detail: error.to_string(),
-        }
+impl DatabaseError for OutboxError {
+    fn full(dir: PathBuf) -> Self {
+        Self::Full { dir }
     }
 
-    pub(super) fn from_sqlite(file: &Path, error: &rusqlite::Error) -> Self {
-        let dir = file.parent().unwrap_or(file).to_path_buf();
+    fn corrupted(file: PathBuf, detail: String) -> Self {
+        Self::Corrupted { file, detail }
+    }
+
+    fn failed(dir: PathBuf, detail: String) -> Self {
+        Self::Failed { dir, detail }
+    }
+}
+
+impl OutboxError {
+    pub(super) fn from_database(file: &Path, error: &rusqlite::Error) -> Self {
         if let rusqlite::Error::FromSqlConversionFailure(..) = error {
-            return Self::Corrupted {
-                file: file.into(),
-                detail: "an event cannot be parsed".into(),
-            };
+            return Self::corrupted(file.into(), "an event cannot be parsed".into());
         }
-        match disk::classify_error(error) {
-            DatabaseFault::Full => Self::Full { dir },
-            DatabaseFault::Damaged => Self::Corrupted {
-                file: file.into(),
-                detail: error.to_string(),
-            },
-            DatabaseFault::Other => Self::Failed {
-                dir,
-                detail: error.to_string(),
-            },
-        }
+        Self::from_sqlite(file, error)
     }
 }

@@ -26,7 +26,7 @@ use serde::de::DeserializeOwned;
 use crate::link::deliveries::{MOST_DELIVERY_EVENTS, MOST_EVENTS, MOST_NOTIFICATIONS};
 use crate::sensing::delivery::{FieldValue, SensorEvent, SensorNotification};
 use crate::sensing::source::SourceCursor;
-use crate::support::disk::{self, BallastFile};
+use crate::support::disk::{self, BallastFile, DatabaseError};
 pub use error::OutboxError;
 pub use receivers::{AckOutcome, EventReceiver, GRACE};
 pub use repeat_keys::RepeatKey;
@@ -87,7 +87,7 @@ impl Outbox {
         let lock = lock(dir, disk::network_file_system(dir))?;
         let file = dir.join(FILE);
         let connection =
-            disk::connect(&file, Duration::ZERO).map_err(|error| OutboxError::from_sqlite(&file, &error))?;
+            disk::connect(&file, Duration::ZERO).map_err(|error| OutboxError::from_database(&file, &error))?;
         let mut outbox = Self {
             connection,
             file,
@@ -256,7 +256,7 @@ impl Outbox {
             Ok(done)
         };
         let written = write();
-        written.map_err(|error: rusqlite::Error| OutboxError::from_sqlite(&self.file, &error))
+        written.map_err(|error: rusqlite::Error| OutboxError::from_database(&self.file, &error))
     }
 
     /// Like [`Self::transact`], for work that makes room: on a full volume it releases the ballast.
@@ -290,7 +290,7 @@ impl Outbox {
     }
 
     fn sqlite(&self, error: &rusqlite::Error) -> OutboxError {
-        OutboxError::from_sqlite(&self.file, error)
+        OutboxError::from_database(&self.file, error)
     }
 
     fn corrupted(&self, detail: &str) -> OutboxError {

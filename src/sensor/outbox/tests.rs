@@ -12,17 +12,11 @@ use tempfile::TempDir;
 use super::*;
 use crate::api::sensor::SignalPriority;
 use crate::sensing::scored_effects::ScoredEffects;
+use crate::sensor::test_directory::dir;
 
 const START: i64 = 1_700_000_000_000;
 const SENSOR: &str = "sensor-uid";
 const ALL: usize = usize::MAX;
-
-fn dir() -> TempDir {
-    // In memory where the system has such a directory: there, syncing costs nothing.
-    tempfile::tempdir_in("/dev/shm")
-        .or_else(|_| tempfile::tempdir())
-        .unwrap()
-}
 
 fn open(dir: &Path) -> (Outbox, RestoredOutbox<i64>) {
     Outbox::open(dir, SENSOR, Timestamp::from_millisecond(START).unwrap()).unwrap()

@@ -74,7 +74,7 @@ impl LoopDriver<'_> {
         }
         if taken || self.accepts_events_of(delivery) {
             self.deliveries
-                .report_delivered(self.sensors.delivered_through(delivery));
+                .report_delivered(self.gateway, self.sensors.delivered_through(delivery));
         }
         Ok(())
     }

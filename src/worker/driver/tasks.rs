@@ -51,7 +51,7 @@ impl LoopDriver<'_> {
             }))?;
             (TaskReceipt::Accepted, after)
         };
-        self.tasks.acknowledge(TaskAck { id, receipt, after });
+        self.tasks.acknowledge(self.gateway, TaskAck { id, receipt, after });
         Ok(())
     }
 }

@@ -1,10 +1,10 @@
 //! Errors of the journal. Each message names what the user can do.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rusqlite::ErrorCode;
 
-use crate::support::disk::{self, DatabaseFault};
+use crate::support::disk::DatabaseError;
 
 #[cfg_attr(test, derive(strum::EnumCount))]
 #[derive(Debug, thiserror::Error)]
@@ -95,30 +95,19 @@ impl JournalError {
             Self::Failed { .. } => "JournalFailed",
         }
     }
+}
 
-    pub(super) fn from_io(dir: &Path, error: &std::io::Error) -> Self {
-        if disk::is_full(error) {
-            return Self::Full { dir: dir.into() };
-        }
-        Self::Failed {
-            dir: dir.into(),
-            detail: error.to_string(),
-        }
+impl DatabaseError for JournalError {
+    fn full(dir: PathBuf) -> Self {
+        Self::Full { dir }
     }
 
-    pub(super) fn from_sqlite(file: &Path, error: &rusqlite::Error) -> Self {
-        let dir = file.parent().unwrap_or(file).to_path_buf();
-        match disk::classify_error(error) {
-            DatabaseFault::Full => Self::Full { dir },
-            DatabaseFault::Damaged => Self::Corrupted {
-                file: file.into(),
-                detail: error.to_string(),
-            },
-            DatabaseFault::Other => Self::Failed {
-                dir,
-                detail: error.to_string(),
-            },
-        }
+    fn corrupted(file: PathBuf, detail: String) -> Self {
+        Self::Corrupted { file, detail }
+    }
+
+    fn failed(dir: PathBuf, detail: String) -> Self {
+        Self::Failed { dir, detail }
     }
 }
 

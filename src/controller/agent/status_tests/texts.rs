@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use agentloop_texts::TextRows;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 use serde_json::{Value, json};
@@ -21,8 +22,6 @@ use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::watched_pod::WatchedPod;
 use crate::link::messages::{DetectedLoop, RequestStats};
 use crate::link::pod::{AgentEgress, MOST_SKILL_BYTES};
-
-type Rows = Vec<(String, String, String)>;
 
 /// An Agent with these fields in its spec.
 fn agent_with(fields: &Value) -> Agent {
@@ -263,7 +262,7 @@ fn kstatus_reads_each_status_of_an_agent_as_its_conditions_mean_it() {
 
 #[test]
 fn the_texts_of_conditions_of_agents() {
-    let mut rows = Rows::new();
+    let mut rows = TextRows::new();
     let statuses = statuses();
     let kstatus = [ConditionType::Ready, ConditionType::Reconciling, ConditionType::Stalled];
     for type_ in ConditionType::iter().filter(|type_| !kstatus.contains(type_)) {
@@ -311,7 +310,7 @@ fn the_texts_of_conditions_of_agents() {
 
 #[test]
 fn the_texts_of_events_of_agents() {
-    let mut rows = Rows::new();
+    let mut rows = TextRows::new();
     let mut add = |event: KubeEvent| {
         let type_ = if event.warning { "Warning" } else { "Normal" };
         rows.push(text!(type_, format!("{} {}", event.reason, event.action), event.note));
@@ -455,7 +454,7 @@ fn the_texts_of_the_validation_of_agents() {
     };
     strict.policy.pods.annotation_prefixes = vec!["team.example.com/".into()];
     strict.policy.pods.tool_images = vec!["team.example.com/".into()];
-    let mut rows = Rows::new();
+    let mut rows = TextRows::new();
     for (agent, references) in invalid_agents() {
         let found = validate(&agent, &references, &strict).unwrap_err();
         rows.push(text!("Accepted=False", found.reason.as_ref(), found.message));

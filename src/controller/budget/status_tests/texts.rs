@@ -1,14 +1,13 @@
 //! The conditions and Events of AgentBudgets, as users read them.
 
+use agentloop_texts::TextRows;
 use strum::IntoEnumIterator;
 
 use super::super::events;
 use super::*;
 use crate::controller::kstatus::{KstatusVerdict, assert_computed};
 
-type Rows = Vec<(String, String, String)>;
-
-fn conditions(rows: &mut Rows, status: &AgentBudgetStatus) {
+fn conditions(rows: &mut TextRows, status: &AgentBudgetStatus) {
     let copied = |message: &str| {
         let of = [ConditionType::Accepted, ConditionType::Exhausted]
             .into_iter()
@@ -84,7 +83,7 @@ fn kstatus_reads_each_status_of_a_budget_as_its_conditions_mean_it() {
 
 #[test]
 fn the_texts_of_budgets() {
-    let mut rows = Rows::new();
+    let mut rows = TextRows::new();
     for status in statuses() {
         conditions(&mut rows, &status);
     }
@@ -93,7 +92,7 @@ fn the_texts_of_budgets() {
 
 #[test]
 fn the_texts_of_events_of_budgets() {
-    let mut rows = Rows::new();
+    let mut rows = TextRows::new();
     let mut add = |world: &World, old: &AgentBudgetStatus, new: &AgentBudgetStatus| {
         for event in events::from_status(&world.budget, old, new) {
             let type_ = if event.warning { "Warning" } else { "Normal" };

@@ -1,5 +1,6 @@
 //! The conditions and Events of Sensors, and the messages about their Secrets, as users read them.
 
+use agentloop_texts::TextRows;
 use serde_json::{Value, json};
 use strum::IntoEnumIterator;
 
@@ -8,8 +9,6 @@ use super::super::secrets;
 use super::*;
 use crate::api::sensor::SensorSource;
 use crate::controller::kstatus::{KstatusVerdict, assert_computed};
-
-type Rows = Vec<(String, String, String)>;
 
 fn pod(status: &Value) -> PodState {
     let pod = json!({"metadata": {"name": "clock-sensor-0"}, "status": status});
@@ -171,7 +170,7 @@ fn kstatus_reads_each_status_of_a_sensor_as_its_conditions_mean_it() {
 
 #[test]
 fn the_texts_of_conditions_of_sensors() {
-    let mut rows = Rows::new();
+    let mut rows = TextRows::new();
     let kstatus = [ConditionType::Reconciling, ConditionType::Stalled];
     for case in in_receivers().into_iter().chain(in_own_pod()) {
         let status = case.status();
@@ -209,7 +208,7 @@ fn the_texts_of_conditions_of_sensors() {
 
 #[test]
 fn the_texts_of_events_of_sensors() {
-    let mut rows = Rows::new();
+    let mut rows = TextRows::new();
     let calm = Case::default().status();
     for case in in_receivers().into_iter().chain(in_own_pod()) {
         let status = case.status();
@@ -226,7 +225,7 @@ fn the_texts_of_events_of_sensors() {
 
 #[test]
 fn the_texts_about_secrets_of_sensors() {
-    let mut rows = Rows::new();
+    let mut rows = TextRows::new();
     let tls = json!({"caSecretRef": {"name": "x"}, "clientCertificateSecretRef": {"name": "x"}});
     for source in [
         json!({"webhook": {"scheme": "GitHub", "secretKeyRef": {"name": "x", "key": "k"}}}),

@@ -19,7 +19,7 @@ use crate::message::{ToolCall, ToolDefinition};
 use crate::settings::EngineSettings;
 use crate::snapshot::ChosenSleep;
 use crate::time_math;
-use crate::turn::kind::TurnKind;
+use crate::turn::kind::{ModeTurnKind, TurnKind};
 use agentloop_api::status::LoopOutcome;
 use heartbeat::HeartbeatState;
 use sleep::matches_event;
@@ -80,7 +80,7 @@ impl ContinuousState {
                 ..
             } => NextStep::Stop(LoopOutcome::Completed),
             TurnEnd::Completed {
-                // The last two are of another mode.
+                // The last two are of a turn that began in another mode on the same volume.
                 pace: LoopPace::Continue | LoopPace::Finish { .. } | LoopPace::CheckConfidence { .. },
                 ..
             }
@@ -123,20 +123,22 @@ impl LoopMode for ContinuousState {
         next.map_or(NextStep::Wait, |(kind, at)| NextStep::Begin { kind, at })
     }
 
-    fn begin_turn(&mut self, kind: TurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
+    fn begin_turn(&mut self, kind: ModeTurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
         match kind {
-            TurnKind::Own => {
+            ModeTurnKind::Own => {
                 self.beat.own_first = false;
                 prompt::turn_opening(opening.number, context.now, opening.briefing, opening.hot_state.clone())
             }
-            TurnKind::Heartbeat | TurnKind::Task | TurnKind::Chat => self.beat.begin(opening.number, context),
+            // This mode begins no turn for a task.
+            ModeTurnKind::Heartbeat | ModeTurnKind::Task => self.beat.begin(opening.number, context),
         }
     }
 
-    fn turn_ended(&mut self, kind: TurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
+    fn turn_ended(&mut self, kind: ModeTurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
         match kind {
-            TurnKind::Own => self.after_own_turn(end, context),
-            TurnKind::Heartbeat | TurnKind::Task | TurnKind::Chat => {
+            ModeTurnKind::Own => self.after_own_turn(end, context),
+            // One for a task began in mode `Task` on the same volume.
+            ModeTurnKind::Heartbeat | ModeTurnKind::Task => {
                 self.beat.ended(end, context.now);
                 self.next(context)
             }
@@ -147,7 +149,7 @@ impl LoopMode for ContinuousState {
         vec![yield_tool::tool(&settings.rate_limits, events)]
     }
 
-    fn decide_call(&self, kind: TurnKind, call: &ToolCall, context: &ModeContext<'_>) -> Option<ModeCallDecision> {
+    fn decide_call(&self, kind: ModeTurnKind, call: &ToolCall, context: &ModeContext<'_>) -> Option<ModeCallDecision> {
         if call.name != yield_tool::NAME {
             return None;
         }

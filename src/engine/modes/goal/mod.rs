@@ -43,7 +43,7 @@ use crate::message::{ToolCall, ToolDefinition};
 use crate::settings::{EngineSettings, ModeSettings};
 use crate::time_math;
 use crate::tools::admission::{DenialReason, DeniedCall};
-use crate::turn::kind::TurnKind;
+use crate::turn::kind::{ModeTurnKind, TurnKind};
 use agentloop_api::goal::GoalEnd;
 use agentloop_api::status::{GateKind, LoopOutcome};
 
@@ -239,7 +239,7 @@ impl LoopMode for GoalState {
         }
     }
 
-    fn begin_turn(&mut self, _kind: TurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
+    fn begin_turn(&mut self, _kind: ModeTurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
         self.attempt = StepAttempt {
             turn: opening.number,
             began_at: Some(context.now),
@@ -248,7 +248,7 @@ impl LoopMode for GoalState {
         goal(context.settings).map_or_else(String::new, |goal| texts::step_opening(self, goal, opening, context))
     }
 
-    fn turn_ended(&mut self, _kind: TurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
+    fn turn_ended(&mut self, _kind: ModeTurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
         let attempt = std::mem::take(&mut self.attempt);
         let failed = attempt.calls > 0 && attempt.failed == attempt.calls;
         match end {
@@ -296,7 +296,12 @@ impl LoopMode for GoalState {
         tools::definitions()
     }
 
-    fn decide_call(&self, _kind: TurnKind, call: &ToolCall, _context: &ModeContext<'_>) -> Option<ModeCallDecision> {
+    fn decide_call(
+        &self,
+        _kind: ModeTurnKind,
+        call: &ToolCall,
+        _context: &ModeContext<'_>,
+    ) -> Option<ModeCallDecision> {
         if let Some(decision) = tools::decide(call) {
             return Some(decision);
         }

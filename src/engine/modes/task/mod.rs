@@ -14,7 +14,7 @@ use crate::message::{ToolCall, ToolDefinition};
 use crate::runtime_mark::without_marks;
 use crate::settings::EngineSettings;
 use crate::tasks::{TaskOffer, TaskOrigin};
-use crate::turn::kind::TurnKind;
+use crate::turn::kind::{ModeTurnKind, TurnKind};
 use agentloop_support::clock::rfc3339_seconds;
 
 /// How a loop in mode `Task` works, after the user's instructions. At most 250 words, and constant, since it is read
@@ -59,7 +59,7 @@ impl LoopMode for TaskState {
         }
     }
 
-    fn begin_turn(&mut self, _kind: TurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
+    fn begin_turn(&mut self, _kind: ModeTurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
         let Some(TaskOffer { id, origin, prompt, .. }) = context.next_task else {
             return String::new();
         };
@@ -76,7 +76,7 @@ impl LoopMode for TaskState {
         )
     }
 
-    fn turn_ended(&mut self, _kind: TurnKind, _end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
+    fn turn_ended(&mut self, _kind: ModeTurnKind, _end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
         self.next(context)
     }
 
@@ -84,7 +84,7 @@ impl LoopMode for TaskState {
         vec![finish_tool::tool(response_schema(settings))]
     }
 
-    fn decide_call(&self, _kind: TurnKind, call: &ToolCall, context: &ModeContext<'_>) -> Option<ModeCallDecision> {
+    fn decide_call(&self, _kind: ModeTurnKind, call: &ToolCall, context: &ModeContext<'_>) -> Option<ModeCallDecision> {
         let is_finish = call.name == finish_tool::NAME;
         is_finish.then(|| finish_tool::decide(&call.arguments, response_schema(context.settings)))
     }
