@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # packages.sh GROUP...: makes sure the Debian packages of the groups are there; installs only what is missing.
-#   build: the Rust build   image: packing images   plane: control plane   node: a node   test: what tests call   database: a Postgres for tests   browser: what opens the page   pictures: what takes pictures of the dashboards   docs: what checks the pages   demo: what the demo calls   bench: what counts   python: the model server   generate: what writes generated files   lint: checks of scripts and of the chart   cross: the build for arm64 on amd64   emulator: runs its binary
+#   build: the Rust build   image: packing images   plane: control plane   node: a node   test: what tests call   database: a Postgres for tests   browser: what opens the page   pictures: what takes pictures of the dashboards   docs: what checks the pages and what their commands call   demo: what the demo calls   bench: what counts   python: the model server   generate: what writes generated files   lint: checks of scripts and of the chart   cross: the build for arm64 on amd64   emulator: runs its binary
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -16,7 +16,7 @@ test="prometheus:promtool busybox-static:busybox python3:python3 nodejs:node npm
 database="postgresql:/var/lib/dpkg/info/postgresql.list"
 browser="chromium-headless-shell:chromium-headless-shell"
 pictures="prometheus:prometheus python3:python3 nodejs:node npm:npm curl:curl openssl:openssl pngquant:pngquant $browser"
-docs="codespell:codespell lua5.4:lua5.4"
+docs="codespell:codespell lua5.4:lua5.4 sqlite3:sqlite3 jq:jq"
 demo="curl:curl"
 generate="python3:python3"
 lint="shellcheck:shellcheck python3-yaml:/usr/lib/python3/dist-packages/yaml"

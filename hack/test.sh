@@ -3,8 +3,8 @@
 # test.sh plane|node     one half of it; `node` takes names of tests: test.sh node e2e::resume e2e::tasks
 # test.sh upgrade [REF]  an upgrade from an older version (hack/previous.sh says which) and the rollback, on the node
 # test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation, SENSOR_SCHEDULES (100,000) of the Sensors' and
-#                        MODE_SCHEDULES (20,000) of the modes', ROUNDS (200,000) of nearly right input, then the upgrade, and
-#                        then the end-to-end tests repeatedly, for MINUTES (60), with
+#                        MODE_SCHEDULES (20,000) of the modes', ROUNDS (200,000) of nearly right input, the build of the
+#                        Dockerfile, then the upgrade, and then the end-to-end tests repeatedly, for MINUTES (60), with
 #                        five minutes of kills for the budgets and for Sensors, ten for the journals, and 3,000 tasks under kills
 # Starts the clusters it needs and stops them, whatever happens. Ends with what each part took and cargo's own summaries.
 set -euo pipefail
@@ -96,6 +96,7 @@ simulate() {
     AGENTLOOP_MODE_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --profile simulation --lib -- modes::no_schedule
   tests "Nearly right answers, directives and journals" env AGENTLOOP_FUZZ_ROUNDS="${ROUNDS:-200000}" \
     cargo test --locked --test it -- fuzz::
+  tests "What the Dockerfile runs" cargo test --locked --test it -- --ignored dockerfile::
 }
 soak() {
   export AGENTLOOP_E2E_CHAOS_SECONDS=${AGENTLOOP_E2E_CHAOS_SECONDS:-300}

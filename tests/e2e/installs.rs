@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, condition, script, scripted};
 use super::cluster::{self, AGENTS, CHART, Namespace, RELEASE, alone, shared};
+use super::release::{turning, turns, uid};
 use crate::support::kubectl::Kubectl;
 
 /// Starts both new replicas at the same time, which is faster.
@@ -94,6 +95,43 @@ fn objects(kubectl: &Kubectl) -> Vec<(String, String)> {
         .collect()
 }
 
+/// The log filter of the controller, as its pods have it.
+fn log_filter(leader: &Value) -> Option<String> {
+    let environment = leader["spec"]["containers"][0]["env"].as_array()?;
+    let filter = environment.iter().find(|variable| variable["name"] == "RUST_LOG")?;
+    filter["value"].as_str().map(Into::into)
+}
+
+/// Its test succeeds, and an upgrade and its rollback replace the controller and nothing else: the loop goes on in its pod.
+fn is_tested_upgraded_and_rolled_back(team: &Namespace, values: &[&str]) {
+    let kubectl = &team.kubectl;
+    let said = kubectl.helm(&["test", RELEASE, "--timeout", "120s"]);
+    assert!(said.contains("Succeeded"), "{said}");
+    assert!(kubectl.get("pod", "agentloop-test").is_none(), "its pod is left");
+
+    let agent = turning(team);
+    let pod = agent.until_pod(None, 60);
+    agent.until_turns(3, 60);
+    let first = cluster::leader(kubectl);
+    let before = log_filter(&first);
+    let goes_on = |what: &str| {
+        agent.until_turns(turns(&agent) + 10, 60);
+        agent.until_condition("Ready", "True", "LoopRunning", 60);
+        assert_eq!(uid(&agent.until_pod(None, 30)), uid(&pod), "{what} restarted a loop");
+    };
+    let changed = [values, &["--set", "logLevel=debug"]].concat();
+    cluster::release(kubectl, CHART, &cluster::image(), &changed);
+    let second = cluster::leader(kubectl);
+    assert_ne!(uid(&first), uid(&second), "the upgrade replaced the controller");
+    assert_eq!(log_filter(&second).as_deref(), Some("debug"));
+    goes_on("the upgrade");
+    kubectl.helm(&["rollback", RELEASE, "--wait", "--timeout", "120s"]);
+    let third = cluster::leader(kubectl);
+    assert_ne!(uid(&second), uid(&third), "the rollback replaced the controller");
+    assert_eq!(log_filter(&third), before);
+    goes_on("the rollback");
+}
+
 #[test]
 fn the_namespace_of_the_release_rejects_what_is_not_restricted() {
     let Some(cluster) = shared() else { return };
@@ -174,6 +212,7 @@ fn a_release_of_one_namespace_has_no_right_outside_and_works_beside_another_rele
     ] {
         assert!(!may(kubectl, denied), "{denied:?}");
     }
+    is_tested_upgraded_and_rolled_back(&team, &local);
     // Nothing but the missing release was in its way.
     kubectl.helm(&["uninstall", RELEASE]);
     drop(narrowed);

@@ -9,7 +9,7 @@ use super::cluster::{self, AGENTS, LEADER, Namespace, RELEASE, alone, figure};
 use super::host;
 
 /// An Agent that turns a few times a second, for ever.
-fn turning(namespace: &Namespace) -> Agent<'_> {
+pub(super) fn turning(namespace: &Namespace) -> Agent<'_> {
     namespace.kubectl.apply(&script(
         "plan",
         &json!({"turns": [{"text": "hello", "delayMilliseconds": 300}]}),
@@ -18,14 +18,15 @@ fn turning(namespace: &Namespace) -> Agent<'_> {
     Agent::apply(namespace, "turning", &scripted("plan"), &busy)
 }
 
-fn uid(pod: &Value) -> (String, String) {
+/// The pod and its first container: a started one has another id.
+pub(super) fn uid(pod: &Value) -> (String, String) {
     (
         pod["metadata"]["uid"].to_string(),
         pod["status"]["containerStatuses"][0]["containerID"].to_string(),
     )
 }
 
-fn turns(agent: &Agent<'_>) -> i64 {
+pub(super) fn turns(agent: &Agent<'_>) -> i64 {
     agent.object()["status"]["usage"]["turns"].as_i64().unwrap_or(0)
 }
 

@@ -8,6 +8,7 @@ mod link;
 mod program;
 mod rig;
 mod roles;
+mod screens;
 
 use agentloop::plugin::ExitStatus;
 use pretty_assertions::assert_eq;

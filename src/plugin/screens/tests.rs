@@ -113,6 +113,15 @@ fn the_screen_of_agents() {
     insta::assert_snapshot!("status_wide", status::table(&agents(), wide, now()));
 }
 
+/// Widths of columns follow from the rows, so the three are a table of their own.
+#[test]
+fn the_readme_shows_the_screen_of_agents() {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+    let (_, after) = readme.split_once("$ kubectl agentloop status\n").unwrap();
+    let (shown, _) = after.split_once("```").unwrap();
+    assert_eq!(shown, status::table(&agents()[..3], StatusColumns::default(), now()));
+}
+
 #[test]
 fn the_screen_of_gates() {
     let mut gates: Vec<_> = agents().iter().flat_map(approvals::of_agent).collect();

@@ -43,12 +43,16 @@ pub(crate) fn page_commands() -> Vec<PageCommand> {
     all
 }
 
-/// The commands of a page with their places.
-fn commands(page: &Page) -> Vec<PageCommand> {
+/// The blocks of a page that are commands of a shell.
+pub(super) fn shell_blocks(page: &Page) -> impl Iterator<Item = Block> {
     let is_shell =
         |block: &Block| !block.is_unchecked && matches!(block.language.as_deref(), None | Some("bash" | "sh"));
-    let blocks = page.blocks().into_iter().filter(is_shell);
-    blocks
+    page.blocks().into_iter().filter(is_shell)
+}
+
+/// The commands of a page with their places.
+fn commands(page: &Page) -> Vec<PageCommand> {
+    shell_blocks(page)
         .flat_map(|block| {
             let place = block.place;
             shell::commands(&block.text).into_iter().map(move |words| PageCommand {

@@ -11,6 +11,7 @@ mod commands;
 mod fields;
 mod gitops;
 mod links;
+mod local_commands;
 mod manifests;
 mod matrix;
 mod page;

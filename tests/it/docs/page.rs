@@ -30,11 +30,17 @@ const LANGUAGES: [&str; 10] = [
 /// What a fence says after the language of a block that is not checked.
 const UNCHECKED: &str = "unchecked";
 /// Pages outside `docs/`.
-const AT_THE_TOP: [&str; 4] = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
+const OUTSIDE: [&str; 5] = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "charts/agentloop/README.md",
+];
 
 /// Every page.
 pub(super) fn pages() -> Vec<Page> {
-    let mut paths: Vec<String> = AT_THE_TOP.map(Into::into).to_vec();
+    let mut paths: Vec<String> = OUTSIDE.map(Into::into).to_vec();
     collect("docs", &mut paths);
     paths.sort();
     paths.into_iter().map(|path| Page::read(&path)).collect()

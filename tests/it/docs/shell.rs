@@ -36,6 +36,37 @@ pub(super) fn commands(block: &str) -> Vec<Vec<String>> {
     splitter.commands
 }
 
+/// The lines of a block, each with all that it continues on: a backslash or a quote that is open at its end.
+pub(super) fn lines(block: &str) -> Vec<String> {
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    let mut quote = None;
+    let mut letters = block.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match (quote, letter) {
+            (None, '#') if line.is_empty() || line.ends_with(char::is_whitespace) => {
+                while letters.next_if(|letter| *letter != '\n').is_some() {}
+                continue;
+            }
+            (None, '\n') => {
+                lines.push(std::mem::take(&mut line));
+                continue;
+            }
+            (None, '\'' | '"') => quote = Some(letter),
+            (Some(open), _) if letter == open => quote = None,
+            (None | Some('"'), '\\') => {
+                line.push(letter);
+                line.extend(letters.next());
+                continue;
+            }
+            _ => {}
+        }
+        line.push(letter);
+    }
+    lines.push(line);
+    lines.retain(|line| !line.trim().is_empty());
+    lines
+}
+
 #[derive(Default)]
 struct Splitter {
     commands: Vec<Vec<String>>,
@@ -106,10 +137,7 @@ impl Splitter {
             return;
         }
         let is_assignment = word.split_once('=').is_some_and(|(name, _)| {
-            !name.is_empty()
-                && name
-                    .bytes()
-                    .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+            !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
         });
         if !(self.words.is_empty() && is_assignment) {
             self.words.push(word);
@@ -138,4 +166,10 @@ fn commands_are_split_as_a_shell_splits_them() {
         vec!["echo", "substituted b"],
     ];
     assert_eq!(words, expected);
+}
+
+#[test]
+fn a_line_ends_outside_of_quotes() {
+    let block = "a \\\n  b  # isn't\n\nc 'd\n# e' | f \"\\\"\n\" #\ng";
+    assert_eq!(lines(block), ["a \\\n  b  ", "c 'd\n# e' | f \"\\\"\n\" ", "g"]);
 }

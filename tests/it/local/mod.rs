@@ -7,7 +7,7 @@ mod examples;
 mod input;
 mod loops;
 mod page;
-mod process;
+pub mod process;
 mod sensors;
 mod simulate;
 mod simulate_running;

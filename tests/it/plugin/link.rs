@@ -159,7 +159,7 @@ pub fn accepted(state: &str) -> Answer {
     Reply(202, json!({"id": "request-a", "state": state}))
 }
 
-fn ended(seq: i64, response: &Value) -> (&'static str, i64, Value) {
+pub fn ended(seq: i64, response: &Value) -> (&'static str, i64, Value) {
     let mut response = response.clone();
     response["id"] = json!("request-a");
     let note = format!("request-a: {}", response["outcome"].as_str().unwrap());
