@@ -13,6 +13,7 @@ use crate::plugin::link::{LinkFailure, TaskSubmission, UserLink};
 use crate::plugin::session::{PluginSession, Screen};
 use crate::plugin::tasks::task_run::Interrupt;
 use crate::plugin::tasks::{Conversation, LiveText, TaskEnd, TaskRun};
+use crate::support::hash::hex;
 
 /// Bytes of a random id.
 const ID_BYTES: usize = 12;
@@ -142,13 +143,15 @@ fn interrupted() -> impl Future<Output = ()> + Send {
 }
 
 fn random_id() -> Result<String, PluginError> {
-    let mut bytes = [0_u8; ID_BYTES];
+    Ok(format!("kubectl-{}", hex(&random_bytes::<ID_BYTES>()?)))
+}
+
+/// Random bytes of the system.
+pub(super) fn random_bytes<const LENGTH: usize>() -> Result<[u8; LENGTH], PluginError> {
+    let mut bytes = [0; LENGTH];
     let filled = SystemRandom::new().fill(&mut bytes);
     filled.map_err(|_| PluginError::Refused("the system has no random numbers".into()))?;
-    Ok(format!(
-        "kubectl-{:024x}",
-        bytes.iter().fold(0_u128, |id, byte| (id << 8) | u128::from(*byte))
-    ))
+    Ok(bytes)
 }
 
 pub(super) async fn chat(
