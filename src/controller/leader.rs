@@ -29,7 +29,7 @@ use super::page::{self, PageSources};
 use super::pod_sessions::PodSessions;
 use super::process::{ControllerError, ControllerOptions, listen, retry};
 use super::reconcile_metrics::MetricsObserver;
-use super::runtime::events::{publish, recorder};
+use super::runtime::events::{EventRecorder, publish};
 use super::runtime::{EventSink, GRACE, ReconcileMetrics, WallClock};
 use super::sensor::{self, SensorRegistry};
 use super::task_relay::TaskRelay;
@@ -210,7 +210,8 @@ impl Leader {
             });
         }
         // The collectors of metrics have sinks too, and outlive this leader.
-        let (recorder, finished) = (recorder(self.client.clone(), self.instance()), finished.clone());
+        let recorder = EventRecorder::new(self.client.clone(), self.instance());
+        let finished = finished.clone();
         parts.spawn(async move {
             publish(recorder, queue, finished).await;
             ControllerError::PartEnded("the publisher of Events")

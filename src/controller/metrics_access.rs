@@ -301,7 +301,9 @@ impl MetricsAuthorizer {
         } else {
             Err(ScrapeRefusal::new(
                 StatusCode::FORBIDDEN,
-                format!("{name} may not get /metrics: bind it to the chart's ClusterRole <release>-metrics-reader"),
+                format!(
+                    "{name} may not get /metrics: bind it to the chart's ClusterRole whose name ends in -metrics-reader"
+                ),
             ))
         };
         Ok(self.keep(key, KnownAnswer { since, answer }))

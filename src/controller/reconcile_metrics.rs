@@ -44,9 +44,7 @@ impl MetricsObserver {
         level: PerObject,
     ) -> Self {
         let totals = Arc::new(NamespaceTotals::new(refused_calls(&loops)));
-        metrics.add(totals.clone());
         let durations = Arc::new(durations(&metrics, &agents));
-        metrics.add(durations.clone());
         loops.count_durations(durations.clone());
         Self {
             reconciles: ReconcileMetrics::new(metrics.clone(), "agent", workers),
@@ -84,11 +82,15 @@ impl ReconcileObserver for MetricsObserver {
             refused: refused_calls(&self.loops),
             dropped: dropped_telemetry(&self.loops),
         };
-        let collector = AgentCollector::new(Box::new(take), gateways, sampled(&self.metrics), self.level);
-        self.metrics.add(Arc::new(collector));
         if self.agents.set(agents).is_err() {
             tracing::error!("the caches were reported as filled twice; using the first view");
+            return;
         }
+        // Any earlier, the sums would lack the Agents that are not listed yet, whose totals would then count as growth.
+        self.metrics.add(self.totals.clone());
+        self.metrics.add(self.durations.clone());
+        let collector = AgentCollector::new(Box::new(take), gateways, sampled(&self.metrics), self.level);
+        self.metrics.add(Arc::new(collector));
         self.readiness.set(None);
     }
 
@@ -173,18 +175,52 @@ mod tests {
         length > 0
     }
 
-    #[test]
-    fn the_durations_of_a_namespace_last_as_long_as_it_has_agents() {
-        let (loops, metrics) = (Arc::new(PodSessions::new().0), Arc::new(Metrics::new().unwrap()));
+    fn observer(metrics: &Arc<Metrics>, loops: &Arc<PodSessions>) -> MetricsObserver {
         let readiness = Readiness::waiting("the caches to fill");
-        let observer = MetricsObserver::new(
-            metrics,
+        MetricsObserver::new(
+            metrics.clone(),
             Arc::default(),
             loops.clone(),
             readiness,
             1,
             PerObject::Disabled,
-        );
+        )
+    }
+
+    /// The calls of namespace `ns`, as a scrape shows them.
+    fn calls(metrics: &Metrics) -> Option<String> {
+        let mut text = Vec::new();
+        let mut sink = |piece: Vec<u8>| {
+            text.extend(piece);
+            true
+        };
+        metrics.write(ExpositionFormat::Text, &mut sink);
+        let text = String::from_utf8(text).unwrap();
+        let series = "agentloop_namespace_calls_total{namespace=\"ns\"} ";
+        text.lines()
+            .find_map(|line| line.strip_prefix(series).map(str::to_owned))
+    }
+
+    #[test]
+    fn the_sums_of_namespaces_are_exported_once_all_agents_are_in_them() {
+        let (loops, metrics) = (Arc::new(PodSessions::new().0), Arc::new(Metrics::new().unwrap()));
+        let observer = observer(&metrics, &loops);
+        let (store, mut writer) = reflector::store();
+        for (name, calls_of) in [("a", 1_000), ("b", 200)] {
+            assert_eq!(calls(&metrics), None);
+            let mut agent = agent(name);
+            agent.status = serde_json::from_value(json!({"usage": {"calls": calls_of}})).unwrap();
+            writer.apply_watcher_event(&Event::Apply(GuardedObject(Ok(agent.clone()))));
+            observer.agent_seen(&agent);
+        }
+        observer.agents(AgentsView::new(vec![store]));
+        assert_eq!(calls(&metrics).as_deref(), Some("1200"));
+    }
+
+    #[test]
+    fn the_durations_of_a_namespace_last_as_long_as_it_has_agents() {
+        let (loops, metrics) = (Arc::new(PodSessions::new().0), Arc::new(Metrics::new().unwrap()));
+        let observer = observer(&metrics, &loops);
         let (store, mut writer) = reflector::store();
         observer.agents(AgentsView::new(vec![store]));
         for name in ["a", "b"] {

@@ -114,6 +114,17 @@ pub enum PluginCommand {
     Reference,
 }
 
+impl PluginCommand {
+    /// Whether it lists objects, so that it can list those of all namespaces.
+    #[must_use]
+    pub fn lists_objects(&self) -> bool {
+        if let Self::Status(arguments) = self {
+            return arguments.names.is_empty();
+        }
+        matches!(self, Self::Approvals | Self::Cost(_) | Self::Budget(BudgetCommand::Top))
+    }
+}
+
 #[derive(Args, Debug)]
 pub struct CheckArgs {
     /// Only the installation, not what you may do.
@@ -283,7 +294,7 @@ pub struct TopUpArgs {
     pub(super) name: String,
     #[command(flatten)]
     pub(super) amount: TopUpAmount,
-    /// Id of the top-up: each id counts once. Defaults to one made from the time.
+    /// Id of the top-up: each id counts once. Defaults to one of the time and random digits.
     #[arg(long, value_name = "ID")]
     pub(super) id: Option<String>,
     /// Reason, for readers.
@@ -414,6 +425,25 @@ mod tests {
         assert!(parsed("budget top-up team-a --tokens 0").is_err());
         assert!(parsed("budget top-up team-a --cost-usd 1.0000001").is_err());
         assert!(parsed("budget top-up team-a --tokens 1 --cost-usd 1.000001").is_ok());
+    }
+
+    #[test]
+    fn only_lists_are_of_all_namespaces() {
+        for line in ["status", "status -l team=a", "approvals", "cost", "budget top"] {
+            assert!(parsed(line).unwrap().command.lists_objects(), "{line}");
+        }
+        for line in [
+            "status helper",
+            "explain helper",
+            "pause helper",
+            "approve helper",
+            "budget top-up team --calls 1",
+            "simulate --file a",
+            "check",
+            "report",
+        ] {
+            assert!(!parsed(line).unwrap().command.lists_objects(), "{line}");
+        }
     }
 
     #[test]

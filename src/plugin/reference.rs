@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use clap::{Arg, Command};
 
 use super::failure::ExitStatus;
+use super::report::redaction::MOST_DIGITS;
 use super::screens::checks::PERMISSIONS;
 
 /// The page as Markdown.
@@ -42,7 +43,7 @@ pub fn markdown() -> String {
             permission.verb, permission.commands
         );
     }
-    page.push_str(TAIL);
+    page.push_str(&TAIL.replace("MOST_DIGITS", &MOST_DIGITS.to_string()));
     page
 }
 
@@ -142,15 +143,15 @@ not read.
 
 Texts are left out and replaced by their lengths: instructions, prompts, schemas, expressions, values of labels, annotations, headers and environment
 variables, and any other text that is not known to be harmless. Of URLs, scheme, host and port stay. Of messages in statuses, Events and logs, the words
-that are names in the API stay, and numbers of up to six digits. Keys, numbers, times, reasons, and the names of objects and models stay. Look at the
+that are names in the API stay, and numbers of up to MOST_DIGITS digits. Keys, numbers, times, reasons, and the names of objects and models stay. Look at the
 files before you publish them.
 
 ## Usage in a period
 
 `cost` shows what the status of Agents counts since they were created. With `--since`, it shows what the AgentBudgets recorded for each Agent
 in about that time: a budget with a rolling window keeps eight periods, one with a calendar window the present one. Column `FROM` has the time
-from which on a row counts, which is at or before the one that was asked for. Agents without such a budget are named below the table; use the
-[metrics](metrics.md) for them.
+from which on a row counts, which is at or before the one that was asked for. The AgentBudgets are those of the namespace and, if you may list
+them, those in the controller's namespace. Agents without such a budget are named below the table; use the [metrics](metrics.md) for them.
 ";
 
 fn visible(command: &Command) -> impl Iterator<Item = &Command> {

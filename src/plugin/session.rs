@@ -14,7 +14,7 @@ use crate::api::{Agent, AgentBudget, GROUP, NamespacedName};
 
 use super::arguments::{ConnectionArgs, OutputFormat};
 use super::cluster_errors;
-use super::failure::{PluginError, is_not_found};
+use super::failure::{PluginError, is_forbidden, is_not_found};
 use super::journal_copy::JournalExport;
 use super::link::{LinkRoute, UserToken};
 use super::screens::printable;
@@ -166,6 +166,24 @@ impl PluginSession {
             self.budgets()
         };
         list(&api, "agentbudgets", None).await
+    }
+
+    /// AgentBudgets of the controller's namespace, which may select Agents of others, unless [`Self::list_budgets`] has them
+    /// already. `None`: the user may not list them.
+    pub async fn list_platform_budgets(&self) -> Result<Option<Vec<AgentBudget>>, PluginError> {
+        let namespace = &self.controller_namespace;
+        if self.all_namespaces || *namespace == self.namespace {
+            return Ok(Some(Vec::new()));
+        }
+        let budgets: Api<AgentBudget> = Api::namespaced(self.client.clone(), namespace);
+        match budgets.list(&ListParams::default()).await {
+            Ok(found) => Ok(Some(found.items)),
+            Err(error) if is_forbidden(&error) => Ok(None),
+            Err(error) => Err(PluginError::cluster(
+                format!("list agentbudgets of namespace {namespace}"),
+                &error,
+            )),
+        }
     }
 
     /// Prints a value as JSON or YAML if that is the format of the output; otherwise returns false.

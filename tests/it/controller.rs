@@ -1149,6 +1149,33 @@ async fn transitions_are_told_once_and_never_quote_a_prompt() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_event_says_what_is_true_now_though_its_reason_was_told_minutes_ago() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", &json!({})).await;
+    let mut paused = held_back();
+    for message in ["first", "second", "first"] {
+        paused.reasons = vec![HeldReason {
+            message: message.into(),
+            ..held_back().reasons.remove(0)
+        }];
+        rig.report("coast", paused.clone(), LoopUsage::default());
+        rig.pass(6).await;
+        rig.report("coast", in_state(LoopState::Running), LoopUsage::default());
+        rig.pass(6).await;
+    }
+    let events = rig.server.list("events.k8s.io/events");
+    let limited = events.iter().filter(|event| event["reason"] == "RateLimited");
+    let mut told: Vec<(bool, Option<i64>)> = limited
+        .map(|event| {
+            let is_first = event["note"].as_str().unwrap().contains("first");
+            (is_first, event["series"]["count"].as_i64())
+        })
+        .collect();
+    told.sort();
+    assert_eq!(told, [(false, None), (true, Some(2))], "{events:?}");
+}
+
 fn held_back() -> LoopReport {
     LoopReport {
         reasons: vec![HeldReason {

@@ -10,7 +10,7 @@ use agentloop::api::{Agent, NamespacedName};
 use agentloop::controller::agent::{AgentsView, ReconcileObserver, ReconcilerParts, run};
 use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::pod_sessions::PodSessions;
-use agentloop::controller::runtime::{EventSink, ReconcileResult, WallClock, publish, recorder};
+use agentloop::controller::runtime::{EventRecorder, EventSink, ReconcileResult, WallClock, publish};
 use agentloop::telemetry::metrics::Metrics;
 use jiff::Timestamp;
 use serde_json::json;
@@ -71,7 +71,7 @@ async fn an_event_of_a_reconcile_that_runs_when_the_stop_comes_is_published() {
         run(parts).await;
         finished.cancel();
     };
-    let recorder = recorder(server.client(), "agentloop-0".into());
+    let recorder = EventRecorder::new(server.client(), "agentloop-0".into());
     tokio::join!(reconciler, publish(recorder, queue, finished.clone()));
     let sent = server.list("events.k8s.io/events");
     let reasons: Vec<_> = sent.iter().map(|event| event["reason"].clone()).collect();

@@ -10,7 +10,11 @@ mod rig;
 mod roles;
 mod screens;
 
-use agentloop::plugin::ExitStatus;
+use std::sync::Arc;
+
+use agentloop::plugin::session::PluginClock;
+use agentloop::plugin::{ExitStatus, PluginSession};
+use jiff::{SignedDuration, Timestamp};
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
@@ -147,9 +151,20 @@ async fn gates_of_a_budget_are_answered_and_top_ups_are_appended() {
     assert_eq!(rig.budget("team")["spec"]["topUps"], json!([first]));
     let again = rig.run("budget top-up team --tokens 50000 --id fire").await;
     assert_eq!(again.out, "team: top-up fire was added before, and counts once\n");
-    rig.run("budget top-up team --tokens 7").await;
-    let second = json!({"id": "20261122T140000Z", "tokens": 7});
-    assert_eq!(rig.budget("team")["spec"]["topUps"], json!([first, second]));
+    // Two in one second are two.
+    for _ in 0..2 {
+        rig.run("budget top-up team --tokens 7").await;
+    }
+    let all = rig.budget("team")["spec"]["topUps"].clone();
+    assert_eq!(all.as_array().unwrap().len(), 3, "{all}");
+    assert_eq!(all[0], first);
+    for added in [&all[1], &all[2]] {
+        assert_eq!(added["tokens"], 7);
+        assert!(
+            added["id"].as_str().unwrap().starts_with("20261122T140000Z-"),
+            "{added}"
+        );
+    }
     let refused = rig.run("budget top-up team --cost-usd 2.50 --id other").await;
     assert_eq!(refused.status, ExitStatus::Failure);
     assert!(refused.err.contains("team does not limit costUSD"), "{}", refused.err);
@@ -209,6 +224,56 @@ async fn lists_are_tables_or_data_and_of_one_namespace_or_all() {
 }
 
 #[tokio::test]
+async fn all_namespaces_are_refused_by_what_acts_on_one() {
+    let rig = Rig::start();
+    rig.put_agent("helper", &gated(&[GATE]));
+    rig.server.take_writes();
+    for line in [
+        "status helper",
+        "explain helper",
+        "approve helper",
+        "pause helper",
+        "report",
+    ] {
+        let refused = rig.run(&format!("{line} -A")).await;
+        assert_eq!(refused.status, ExitStatus::Usage, "{line}");
+        assert!(refused.err.contains("name one namespace with -n"), "{}", refused.err);
+    }
+    assert_eq!(rig.server.take_writes(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn usage_in_a_period_is_also_read_from_budgets_of_the_platform_if_the_user_may() {
+    let rig = Rig::start();
+    rig.put_agent("helper", &json!({"budgets": [{"name": "agentloop-system/all"}]}));
+    let platform = json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget",
+        "metadata": {"namespace": "agentloop-system", "name": "all"},
+        "spec": {"limits": {"tokens": 1_000}, "window": {"rolling": {"seconds": 3_600}}, "selector": {},
+            "namespaceSelector": {}},
+        "status": {"ledger": {"watermark": NOW}},
+    });
+    rig.server.put("agentloop.dev/agentbudgets", platform);
+    // The server sets the age of the budget, which must be older than the period.
+    let later = || {
+        let clock: PluginClock = Arc::new(|| Timestamp::now() + SignedDuration::from_hours(2));
+        PluginSession { clock, ..rig.session() }
+    };
+    let shown = rig::run(later(), "cost --since 1h").await;
+    assert!(shown.out.contains("team-a/helper   0 "), "{}", shown.out);
+    let partial = rig::run(later(), "cost --since 1h --controller-namespace forbidden").await;
+    assert_eq!(partial.status, ExitStatus::Success, "{}", partial.err);
+    assert!(
+        partial
+            .err
+            .contains("you may not list agentbudgets in namespace forbidden"),
+        "{}",
+        partial.err
+    );
+    assert!(partial.out.contains("this time for: team-a/helper"), "{}", partial.out);
+}
+
+#[tokio::test]
 async fn a_check_reports_each_prerequisite_and_fails_if_one_is_missing() {
     let rig = Rig::start();
     let done = rig.run("check").await;
@@ -248,6 +313,10 @@ async fn a_report_has_what_the_user_may_read_and_says_what_is_missing() {
     let rig = Rig::start();
     rig.install();
     rig.put_agent("helper", &gated(&[GATE]));
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team-a", "name": "helper", "labels": {
+        "app.kubernetes.io/name": "agent", "app.kubernetes.io/part-of": "agentloop",
+        "app.kubernetes.io/managed-by": "agentloop-controller"}}, "spec": {"containers": []}});
+    rig.server.put("/pods", pod);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("report.zip");
     let line = format!("report --file {}", path.display());
@@ -269,6 +338,8 @@ async fn a_report_has_what_the_user_may_read_and_says_what_is_missing() {
     let mut archive = zip::ZipArchive::new(std::fs::File::open(&path).unwrap()).unwrap();
     let agents: Value = serde_json::from_reader(archive.by_name("agents.json").unwrap()).unwrap();
     assert_eq!(agents[0]["metadata"]["name"], "helper");
+    let pods: Value = serde_json::from_reader(archive.by_name("pods.json").unwrap()).unwrap();
+    assert!(pods.to_string().contains("helper"), "{pods}");
     let again = rig.run(&line).await;
     assert_eq!(again.status, ExitStatus::Failure);
     assert!(again.err.contains("exists already"), "{}", again.err);

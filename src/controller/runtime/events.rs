@@ -1,15 +1,20 @@
 //! Sends Kubernetes Events in the background, so that no reconcile waits for them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Client;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::names;
+use crate::support::hash;
 
 /// Bound of the queue; further Events are dropped.
 const QUEUE: usize = 1024;
@@ -19,6 +24,10 @@ const MOST_NOTE_BYTES: usize = 1024;
 const CUT: &str = "…";
 /// Time limit for one Event.
 const SEND: Duration = Duration::from_secs(10);
+/// How long after the last one the same Event counts as another of its series.
+const SERIES: SignedDuration = SignedDuration::from_mins(6);
+/// Most Events that can become series; beyond them, the oldest is forgotten, and the same Event is a new one.
+const MOST_RECENT: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeEvent {
@@ -76,21 +85,10 @@ impl EventSink {
 
 /// Publishes the Events of a queue one after another until all its sinks are dropped or, once `finished` is cancelled, the
 /// queue is empty.
-pub async fn publish(recorder: Recorder, mut queue: EventQueue, finished: CancellationToken) {
+pub async fn publish(mut recorder: EventRecorder, mut queue: EventQueue, finished: CancellationToken) {
     let mut warned = HashSet::new();
     while let Some((notice, about)) = next(&mut queue, &finished).await {
-        let event = Event {
-            type_: if notice.warning {
-                EventType::Warning
-            } else {
-                EventType::Normal
-            },
-            reason: notice.reason,
-            action: notice.action.into(),
-            note: Some(limit_note(notice.note)),
-            secondary: None,
-        };
-        let sent = tokio::time::timeout(SEND, recorder.publish(&event, &about)).await;
+        let sent = tokio::time::timeout(SEND, recorder.record(notice, about, Timestamp::now())).await;
         let failure = match sent {
             Ok(Ok(())) => continue,
             Ok(Err(error)) => error.to_string(),
@@ -101,6 +99,111 @@ pub async fn publish(recorder: Recorder, mut queue: EventQueue, finished: Cancel
             tracing::warn!(error = failure, "failed to send an Event");
         }
     }
+}
+
+/// Writes Events with this process as the reporting instance. The same Event again is counted in the series of the first
+/// one; one with another note is an Event of its own, since a series has the note of its first Event only.
+pub struct EventRecorder {
+    client: Client,
+    instance: String,
+    recent: HashMap<[u8; hash::BYTES], RecentEvent>,
+}
+
+/// An Event that becomes a series if it is repeated soon.
+struct RecentEvent {
+    name: String,
+    count: i32,
+    last: Timestamp,
+}
+
+impl EventRecorder {
+    /// A recorder that has written no Events.
+    #[must_use]
+    pub fn new(client: Client, instance: String) -> Self {
+        Self {
+            client,
+            instance,
+            recent: HashMap::new(),
+        }
+    }
+
+    async fn record(
+        &mut self,
+        mut notice: KubeEvent,
+        about: ObjectReference,
+        now: Timestamp,
+    ) -> Result<(), kube::Error> {
+        notice.note = limit_note(notice.note);
+        let identity = identity(&notice, &about);
+        self.recent.retain(|_, recent| now.duration_since(recent.last) < SERIES);
+        // Events about objects outside namespaces are in this one.
+        let namespace = about.namespace.as_deref().unwrap_or("default");
+        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        // It is forgotten if the write fails: the Event may be gone.
+        let recent = if let Some(RecentEvent { name, count, .. }) = self.recent.remove(&identity) {
+            let count = count + 1;
+            let series = json!({"series": {"count": count, "lastObservedTime": MicroTime(now)}});
+            events
+                .patch(&name, &PatchParams::default(), &Patch::Merge(&series))
+                .await?;
+            RecentEvent { name, count, last: now }
+        } else {
+            let event = self.event(notice, about, now);
+            events.create(&PostParams::default(), &event).await?;
+            self.make_room();
+            let name = event.metadata.name.unwrap_or_default();
+            RecentEvent {
+                name,
+                count: 1,
+                last: now,
+            }
+        };
+        self.recent.insert(identity, recent);
+        Ok(())
+    }
+
+    fn make_room(&mut self) {
+        if self.recent.len() < MOST_RECENT {
+            return;
+        }
+        let oldest = self.recent.iter().min_by_key(|(_, recent)| recent.last);
+        if let Some(oldest) = oldest.map(|(identity, _)| *identity) {
+            self.recent.remove(&oldest);
+        }
+    }
+
+    fn event(&self, notice: KubeEvent, about: ObjectReference, now: Timestamp) -> Event {
+        let name = about.name.as_deref().unwrap_or(names::MANAGER);
+        Event {
+            metadata: ObjectMeta {
+                name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+                namespace: about.namespace.clone(),
+                ..ObjectMeta::default()
+            },
+            type_: Some(if notice.warning { "Warning" } else { "Normal" }.into()),
+            reason: Some(notice.reason),
+            action: Some(notice.action.into()),
+            note: Some(notice.note),
+            event_time: Some(MicroTime(now)),
+            reporting_controller: Some(names::MANAGER.into()),
+            reporting_instance: Some(self.instance.clone()),
+            regarding: Some(about),
+            ..Event::default()
+        }
+    }
+}
+
+/// Hash of what makes two Events the same. The version of the object does not.
+fn identity(notice: &KubeEvent, about: &ObjectReference) -> [u8; hash::BYTES] {
+    let object = [
+        &about.api_version,
+        &about.kind,
+        &about.namespace,
+        &about.name,
+        &about.uid,
+    ];
+    let event = (notice.warning, &notice.reason, notice.action, &notice.note);
+    hash::sha256(json!([object, event]).to_string())
 }
 
 /// The note, or its beginning if it is too long.
@@ -120,21 +223,165 @@ async fn next(queue: &mut EventQueue, finished: &CancellationToken) -> Option<(K
     queue.recv().await
 }
 
-/// Creates the recorder that publishes Events with this process as the reporting instance.
-#[must_use]
-pub fn recorder(client: Client, instance: String) -> Recorder {
-    let reporter = Reporter {
-        controller: names::MANAGER.into(),
-        instance: Some(instance),
-    };
-    Recorder::new(client, reporter)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::{Arc, Mutex};
+
+    use axum::http::{Method, Request, Response};
+    use kube::client::Body;
+    use pretty_assertions::assert_eq;
     use rstest::rstest;
+    use serde_json::Value;
+    use tower::service_fn;
 
     use super::*;
+
+    /// Stores Events by their names. Writes fail while it is told so.
+    #[derive(Clone, Default)]
+    struct EventServer {
+        events: Arc<Mutex<HashMap<String, Value>>>,
+        fails: Arc<Mutex<bool>>,
+    }
+
+    impl EventServer {
+        fn recorder(&self) -> EventRecorder {
+            let server = self.clone();
+            let answer = service_fn(move |request: Request<Body>| {
+                let server = server.clone();
+                async move {
+                    let (parts, body) = request.into_parts();
+                    let body: Value = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
+                    if *server.fails.lock().unwrap() {
+                        let gone = json!({"kind": "Status", "status": "Failure", "message": "gone", "code": 404});
+                        let answer = Response::builder().status(404).body(gone.to_string().into());
+                        return Ok::<Response<axum::body::Body>, Infallible>(answer.unwrap());
+                    }
+                    let event = server.write(&parts.method, parts.uri.path(), body);
+                    Ok(Response::new(event.to_string().into()))
+                }
+            });
+            EventRecorder::new(Client::new(answer, "default"), "pod".into())
+        }
+
+        fn write(&self, method: &Method, path: &str, body: Value) -> Value {
+            let mut events = self.events.lock().unwrap();
+            assert!(path.starts_with("/apis/events.k8s.io/v1/namespaces/ns/events"));
+            if method == Method::POST {
+                let name = body["metadata"]["name"].as_str().unwrap().to_owned();
+                assert_eq!(events.insert(name, body.clone()), None);
+                return body;
+            }
+            assert_eq!(method, Method::PATCH);
+            let event = events.get_mut(path.rsplit('/').next().unwrap()).unwrap();
+            assert_eq!(body.as_object().unwrap().len(), 1, "a series changes nothing else");
+            event["series"] = body["series"].clone();
+            event.clone()
+        }
+
+        /// The note and the count of each Event, sorted.
+        fn stored(&self) -> Vec<(String, Option<i64>)> {
+            let events = self.events.lock().unwrap();
+            let of = |event: &Value| {
+                assert_eq!(
+                    (&event["regarding"]["name"], &event["type"]),
+                    (&json!("helper"), &json!("Normal"))
+                );
+                assert_eq!(event["reportingInstance"], "pod");
+                (
+                    event["note"].as_str().unwrap().to_owned(),
+                    event["series"]["count"].as_i64(),
+                )
+            };
+            let mut stored: Vec<_> = events.values().map(of).collect();
+            stored.sort();
+            stored
+        }
+    }
+
+    /// The reference names the version of the object, which no two Events share.
+    fn helper(version: usize) -> ObjectReference {
+        ObjectReference {
+            kind: Some("Agent".into()),
+            namespace: Some("ns".into()),
+            name: Some("helper".into()),
+            resource_version: Some(version.to_string()),
+            ..ObjectReference::default()
+        }
+    }
+
+    fn answered(note: &str) -> KubeEvent {
+        KubeEvent::normal("AskAnswered", "Answer", note)
+    }
+
+    #[rstest]
+    #[case::one(&["by ann"], &[("by ann", None)])]
+    #[case::repeated(&["by ann", "by ann", "by ann"], &[("by ann", Some(3))])]
+    #[case::another_note(&["by ann", "by bob", "by ann"], &[("by ann", Some(2)), ("by bob", None)])]
+    #[tokio::test]
+    async fn a_repeated_event_is_a_series_and_another_note_is_another_event(
+        #[case] notes: &[&str],
+        #[case] expected: &[(&str, Option<i64>)],
+    ) {
+        let ((sink, queue), finished) = (EventSink::new(), CancellationToken::new());
+        let server = EventServer::default();
+        for (version, note) in notes.iter().enumerate() {
+            sink.send([answered(note)], &helper(version));
+        }
+        finished.cancel();
+        publish(server.recorder(), queue, finished).await;
+        let expected = expected.iter().map(|(note, count)| ((*note).to_owned(), *count));
+        assert_eq!(server.stored(), expected.collect::<Vec<_>>());
+    }
+
+    /// A time of the tests.
+    fn at(nanoseconds: i64) -> Timestamp {
+        Timestamp::UNIX_EPOCH + SignedDuration::from_nanos(nanoseconds)
+    }
+
+    #[tokio::test]
+    async fn a_series_ends_after_six_minutes_without_the_event() {
+        let (server, pause) = (EventServer::default(), 6 * 60 * 1_000_000_000);
+        let mut recorder = server.recorder();
+        for time in [0, pause - 1, 2 * (pause - 1)] {
+            recorder.record(answered("by ann"), helper(0), at(time)).await.unwrap();
+        }
+        assert_eq!(server.stored(), [("by ann".into(), Some(3))]);
+        let later = at(2 * (pause - 1) + pause);
+        recorder.record(answered("by ann"), helper(0), later).await.unwrap();
+        assert_eq!(server.stored(), [("by ann".into(), None), ("by ann".into(), Some(3))]);
+    }
+
+    #[tokio::test]
+    async fn a_series_ends_if_its_event_is_gone() {
+        let server = EventServer::default();
+        let mut recorder = server.recorder();
+        recorder.record(answered("by ann"), helper(1), at(1)).await.unwrap();
+        *server.fails.lock().unwrap() = true;
+        assert!(recorder.record(answered("by ann"), helper(2), at(2)).await.is_err());
+        *server.fails.lock().unwrap() = false;
+        server.events.lock().unwrap().clear();
+        recorder.record(answered("by ann"), helper(3), at(3)).await.unwrap();
+        assert_eq!(server.stored(), [("by ann".into(), None)]);
+    }
+
+    #[tokio::test]
+    async fn the_oldest_of_too_many_events_is_forgotten() {
+        let server = EventServer::default();
+        let mut recorder = server.recorder();
+        let last = i64::try_from(MOST_RECENT).unwrap();
+        for number in (0..=last).chain([0, last]) {
+            let (note, time) = (
+                number.to_string(),
+                at(server.events.lock().unwrap().len().try_into().unwrap()),
+            );
+            recorder.record(answered(&note), helper(0), time).await.unwrap();
+        }
+        assert_eq!(recorder.recent.len(), MOST_RECENT);
+        let stored = server.stored();
+        assert_eq!(stored[..2], [("0".into(), None), ("0".into(), None)]);
+        assert!(stored.contains(&(last.to_string(), Some(2))));
+    }
 
     #[rstest]
     #[case::longest("x".repeat(1024), "x".repeat(1024))]

@@ -30,7 +30,7 @@ use jiff::Timestamp;
 pub use controller::ReconcileResult;
 pub(in crate::controller) use controller::{GRACE, Reconciler, Requeue, run};
 pub use error::ReconcileErrorKind;
-pub use events::{EventSink, KubeEvent, publish, recorder};
+pub use events::{EventRecorder, EventSink, KubeEvent, publish};
 pub use metrics::ReconcileMetrics;
 pub(in crate::controller) use metrics::queue;
 

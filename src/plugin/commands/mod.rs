@@ -21,6 +21,7 @@ pub async fn run(
     export: JournalExport,
     screen: &mut Screen<'_>,
 ) -> Result<ExitStatus, PluginError> {
+    refuse_all_namespaces(arguments.connection.all_namespaces, &arguments.command)?;
     // These need no cluster.
     if let PluginCommand::Completion(arguments) = &arguments.command {
         unless_closed(
@@ -46,6 +47,16 @@ pub async fn run(
     execute(&session, arguments.command, screen).await
 }
 
+/// A command that would ignore the flag could act on an object of another namespace than the user means.
+fn refuse_all_namespaces(is_set: bool, command: &PluginCommand) -> Result<(), PluginError> {
+    if is_set && !command.lists_objects() {
+        return Err(PluginError::Usage(
+            "--all-namespaces (-A) is for commands that list objects: name one namespace with -n".into(),
+        ));
+    }
+    Ok(())
+}
+
 /// Runs a command that needs a cluster.
 pub async fn execute(
     session: &PluginSession,
@@ -53,6 +64,7 @@ pub async fn execute(
     screen: &mut Screen<'_>,
 ) -> Result<ExitStatus, PluginError> {
     use PluginCommand as Asked;
+    refuse_all_namespaces(session.all_namespaces, &command)?;
     match command {
         Asked::Status(arguments) => unless_closed(reads::status(session, &arguments, screen).await)?,
         Asked::Explain(agent) => unless_closed(reads::explain(session, &agent.name, screen).await)?,

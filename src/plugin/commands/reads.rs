@@ -108,6 +108,7 @@ pub(super) async fn cost(
         CostGroup::Namespace => CostSum::Namespace,
     };
     let agents = session.list_agents(None).await?;
+    let mut is_partial = false;
     let (rows, unknown) = match arguments.since {
         None => (costs::of_agents(&agents, by), Vec::new()),
         Some(_) if by == CostSum::Model => {
@@ -118,11 +119,19 @@ pub(super) async fn cost(
             ));
         }
         Some(since) => {
-            // With -A, also those of the platform, which are in the namespace of the controller.
-            let budgets = session.list_budgets().await?;
+            let mut budgets = session.list_budgets().await?;
+            let platform = session.list_platform_budgets().await?;
+            is_partial = platform.is_none();
+            budgets.extend(platform.unwrap_or_default());
             costs::of_budgets((&agents, &budgets), by, (since, session.now()))
         }
     };
+    if is_partial && !unknown.is_empty() {
+        screen.note(&format!(
+            "warning: you may not list agentbudgets in namespace {}, where others may record the usage",
+            session.controller_namespace
+        ));
+    }
     if !session.print_data(&rows, screen)? {
         write!(screen.out, "{}", costs::text(&rows, by, &unknown))?;
     } else if !unknown.is_empty() {

@@ -142,9 +142,12 @@ fn interrupted() -> impl Future<Output = ()> + Send {
 }
 
 fn random_id() -> Result<String, PluginError> {
-    let digits = random_hex::<ID_BYTES>();
-    let digits = digits.ok_or_else(|| PluginError::Refused("the system has no random numbers".into()))?;
-    Ok(format!("kubectl-{digits}"))
+    Ok(format!("kubectl-{}", random_digits::<ID_BYTES>()?))
+}
+
+/// The hexadecimal digits of this many random bytes.
+pub(super) fn random_digits<const BYTES: usize>() -> Result<String, PluginError> {
+    random_hex::<BYTES>().ok_or_else(|| PluginError::Refused("the system has no random numbers".into()))
 }
 
 pub(super) async fn chat(

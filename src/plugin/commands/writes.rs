@@ -4,6 +4,7 @@ use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 
+use super::tasks::random_digits;
 use crate::api::budget::{BudgetLimits, TopUp};
 use crate::api::{Agent, AgentBudget};
 use crate::plugin::arguments::{AnswerArgs, TopUpArgs};
@@ -106,8 +107,12 @@ pub(super) async fn top_up(
     arguments: TopUpArgs,
     screen: &mut Screen<'_>,
 ) -> Result<(), PluginError> {
+    let id = match arguments.id {
+        Some(id) => id,
+        None => top_ups::id_of(session.now(), &random_digits::<6>()?),
+    };
     let new = TopUp {
-        id: arguments.id.unwrap_or_else(|| top_ups::id_of(session.now())),
+        id,
         amount: BudgetLimits {
             tokens: arguments.amount.tokens,
             input_tokens: arguments.amount.input_tokens,

@@ -18,10 +18,8 @@ pub const MOST_LINES: usize = 2_000;
 pub const MOST_LOG_BYTES: usize = 1024 * 1024;
 /// Most pods whose logs are read.
 const MOST_LOGS: usize = 4;
-/// Label of the pods that the controller creates.
-const MANAGED_LABEL: &str = "app.kubernetes.io/managed-by";
-/// Label of the pods of the chart.
-const NAME_LABEL: &str = "app.kubernetes.io/name";
+/// Label of the pods of the chart and of those that the controller creates. Their names may be other ones.
+const PROJECT_LABEL: &str = "app.kubernetes.io/part-of";
 /// Label of the part that a pod is.
 const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 
@@ -88,11 +86,11 @@ impl ReportSources {
         let system = &session.controller_namespace;
         let path = format!("/api/v1/namespaces/{system}/pods");
         let what = format!("pods of namespace {system}");
-        let controllers = sources.list(client, &what, &path).await.map(|pods| {
-            let of_controller = |pod: &Value| is_ours(pod) && label(pod, COMPONENT_LABEL) == Some("controller");
-            pods.into_iter().filter(of_controller).collect::<Vec<_>>()
-        });
-        let ours = pods.map(|pods| pods.into_iter().filter(is_ours).collect::<Vec<_>>());
+        let controllers = sources.list(client, &what, &path).await;
+        let controllers = controllers.map(|pods| pods.into_iter().filter(is_controller).collect::<Vec<_>>());
+        // Those of the controller are added below.
+        let is_other = |pod: &Value| is_ours(pod) && (namespace != system || !is_controller(pod));
+        let ours = pods.map(|pods| pods.into_iter().filter(is_other).collect::<Vec<_>>());
         sources.pods = match (ours, controllers.clone()) {
             (None, None) => None,
             (one, other) => Some(one.into_iter().chain(other).flatten().collect()),
@@ -165,9 +163,11 @@ fn label<'a>(pod: &'a Value, label: &str) -> Option<&'a str> {
 }
 
 fn is_ours(pod: &Value) -> bool {
-    [NAME_LABEL, MANAGED_LABEL]
-        .iter()
-        .any(|name| label(pod, name) == Some("agentloop"))
+    label(pod, PROJECT_LABEL) == Some("agentloop")
+}
+
+fn is_controller(pod: &Value) -> bool {
+    is_ours(pod) && label(pod, COMPONENT_LABEL) == Some("controller")
 }
 
 fn image(pod: &Value) -> Option<String> {
@@ -193,4 +193,31 @@ fn newest(events: Vec<Value>) -> Vec<Value> {
     let more = events.len().saturating_sub(MOST_EVENTS);
     events.drain(..more);
     events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_of_agents_of_sensors_and_of_a_controller_with_another_name_belong_to_a_report() {
+        let controller = |name: &str, part_of: &str, component: &str| {
+            json!({"metadata": {"labels": {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": part_of,
+                "app.kubernetes.io/component": component, "app.kubernetes.io/managed-by": "Helm"}}})
+        };
+        let created = |name: &str, component: &str| {
+            json!({"metadata": {"labels": {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "agentloop",
+                "app.kubernetes.io/component": component, "app.kubernetes.io/managed-by": "agentloop-controller"}}})
+        };
+        for pod in [created("agent", "loop"), created("sensor", "sensor")] {
+            assert!(is_ours(&pod) && !is_controller(&pod), "{pod}");
+        }
+        for name in ["agentloop", "loops"] {
+            let pod = controller(name, "agentloop", "controller");
+            assert!(is_ours(&pod) && is_controller(&pod), "{pod}");
+        }
+        for other in [controller("agentloop", "shop", "controller"), json!({"metadata": {}})] {
+            assert!(!is_ours(&other) && !is_controller(&other), "{other}");
+        }
+    }
 }

@@ -10,8 +10,8 @@ use strum::IntoEnumIterator;
 use super::figures::{amount, duration};
 use super::table::TextTable;
 use crate::api::AgentBudget;
-use crate::api::amount::AmountKind;
-use crate::api::budget::TopAgent;
+use crate::api::amount::{Amount, AmountKind};
+use crate::api::budget::{AgentBudgetStatus, TopAgent};
 use crate::api::condition::{self, ConditionType};
 use crate::api::money::dollars;
 use crate::support::text::short_number;
@@ -24,10 +24,25 @@ pub struct BudgetLimitRow {
     pub namespace: String,
     /// Name of the budget.
     pub budget: String,
-    /// Reason of `Ready`, if that is not True; otherwise whether it is exhausted or near its limit.
+    /// Reason of `Ready`, if that is not True; otherwise whether it is exhausted or near its limit. `Pending` before the
+    /// controller has reconciled it.
     pub state: String,
     /// The window.
     pub window: String,
+    /// The limit. Absent: the status has none.
+    #[serde(flatten)]
+    pub figures: Option<LimitFigures>,
+    /// Time at which there is room again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resets_at: Option<Timestamp>,
+    /// The Agents that use most, the first one of each budget only in the table.
+    pub top_agents: Vec<TopAgent>,
+}
+
+/// What is used of one limit, and what is left.
+#[derive(Serialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitFigures {
     /// Kind of the limit.
     pub limit_of: String,
     /// The limit, including top-ups; cost in millionths of a US dollar.
@@ -38,47 +53,54 @@ pub struct BudgetLimitRow {
     pub reserved: i64,
     /// What is left.
     pub remaining: i64,
-    /// Time at which there is room again.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub resets_at: Option<Timestamp>,
-    /// The Agents that use most, the first one of each budget only in the table.
-    pub top_agents: Vec<TopAgent>,
     #[serde(skip)]
     kind: AmountKind,
 }
 
-/// The limits of a budget, none before the controller has reconciled it.
+/// The limits of a budget, or one row without figures if its status has none.
 #[must_use]
 pub fn rows(budget: &AgentBudget) -> Vec<BudgetLimitRow> {
-    let Some(status) = &budget.status else {
-        return Vec::new();
+    let status = budget.status.clone().unwrap_or_default();
+    let figures = figures(&status);
+    let row = |figures| BudgetLimitRow {
+        namespace: budget.namespace().unwrap_or_default(),
+        budget: budget.name_any(),
+        state: state(budget),
+        window: status.summary.clone().unwrap_or_default().window,
+        figures,
+        resets_at: status
+            .window
+            .as_ref()
+            .and_then(|window| Some(window.resets_at.as_ref()?.0)),
+        top_agents: status.top_agents.clone(),
     };
+    if figures.is_empty() {
+        return vec![row(None)];
+    }
+    figures.into_iter().map(|figures| row(Some(figures))).collect()
+}
+
+fn figures(status: &AgentBudgetStatus) -> Vec<LimitFigures> {
     let limits = status.limits.unwrap_or_default();
-    let row = |kind_: AmountKind| {
-        let of = |amounts: Option<crate::api::amount::Amount>| amounts.map_or(0, |amounts| amounts.get(kind_));
-        let left = status.remaining.and_then(|remaining| remaining.get(kind_));
-        Some(BudgetLimitRow {
-            namespace: budget.namespace().unwrap_or_default(),
-            budget: budget.name_any(),
-            state: state(budget),
-            window: status.summary.clone().unwrap_or_default().window,
-            limit_of: kind_.to_string(),
-            limit: limits.get(kind_)?,
+    let of_kind = |kind: AmountKind| {
+        let of = |amounts: Option<Amount>| amounts.map_or(0, |amounts| amounts.get(kind));
+        let left = status.remaining.and_then(|remaining| remaining.get(kind));
+        Some(LimitFigures {
+            limit_of: kind.to_string(),
+            limit: limits.get(kind)?,
             used: of(status.used),
             reserved: of(status.reserved),
             remaining: left.unwrap_or(0),
-            resets_at: status
-                .window
-                .as_ref()
-                .and_then(|window| Some(window.resets_at.as_ref()?.0)),
-            top_agents: status.top_agents.clone(),
-            kind: kind_,
+            kind,
         })
     };
-    AmountKind::iter().filter_map(row).collect()
+    AmountKind::iter().filter_map(of_kind).collect()
 }
 
 fn state(budget: &AgentBudget) -> String {
+    if budget.status.is_none() {
+        return "Pending".into();
+    }
     let conditions = budget.status.iter().flat_map(|status| &status.conditions);
     let conditions: Vec<_> = conditions.cloned().collect();
     let holds = |type_| condition::find(&conditions, type_).is_some_and(|found| found.status == "True");
@@ -116,19 +138,20 @@ pub fn text(rows: &[BudgetLimitRow], now: Timestamp) -> String {
     let mut agents = TextTable::new(vec!["NAMESPACE", "BUDGET", "AGENT", "TOKENS", "COST"]);
     let mut last = None;
     for row in rows {
-        let number = |of| amount(row.kind, of);
+        let cell = |shown: &dyn Fn(&LimitFigures) -> String| row.figures.as_ref().map_or_else(String::new, shown);
+        let number = |of: &dyn Fn(&LimitFigures) -> i64| cell(&|figures| amount(figures.kind, of(figures)));
         let resets = row.resets_at.map(|at| duration(at.duration_since(now)));
         table.push(vec![
             row.namespace.clone(),
             row.budget.clone(),
             row.state.clone(),
             row.window.clone(),
-            row.kind.limit_field().to_owned(),
-            number(row.limit),
-            number(row.used),
-            percent(row.used, row.limit),
-            number(row.reserved),
-            number(row.remaining),
+            cell(&|figures| figures.kind.limit_field().to_owned()),
+            number(&|figures| figures.limit),
+            number(&|figures| figures.used),
+            cell(&|figures| percent(figures.used, figures.limit)),
+            number(&|figures| figures.reserved),
+            number(&|figures| figures.remaining),
             resets.unwrap_or_default(),
         ]);
         // Once for each budget, whatever it limits.

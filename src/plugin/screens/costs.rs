@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
+use kube::core::{Selector, SelectorExt};
 use serde::Serialize;
 
 use super::table::TextTable;
@@ -114,12 +115,14 @@ pub fn of_budgets(
     let mut unknown = Vec::new();
     for agent in agents {
         let name = NamespacedName::of(agent);
-        // Each budget counts all calls of the Agent; the one that begins last is the closest to what was asked.
+        // Each budget counts all calls of the Agent. One that has none of those in this time counts the Agent for a shorter
+        // time; of the others, the one that begins last is the closest to what was asked.
         let known = budgets
             .iter()
-            .filter_map(|budget| in_budget(budget, &name, (since, now)));
-        let closest = known.max_by_key(|row| (row.from, row.cost, row.input_tokens));
-        match (closest, by) {
+            .filter_map(|budget| in_budget(budget, agent, (since, now)));
+        let closest =
+            known.max_by_key(|RecordedUsage { is_certain, row }| (*is_certain, row.from, row.cost, row.input_tokens));
+        match (closest.map(|known| known.row), by) {
             (None, _) => unknown.push(name.to_string()),
             (Some(row), CostSum::Agent | CostSum::Model) => sums.add(name.to_string(), &row),
             (Some(row), CostSum::Namespace) => sums.add(name.namespace, &row),
@@ -128,22 +131,55 @@ pub fn of_budgets(
     (sums.sorted(), unknown)
 }
 
-/// Usage of an Agent as a budget records it; `None`: its records do not reach back that far, or do not name the Agent.
-fn in_budget(
-    budget: &AgentBudget,
-    agent: &NamespacedName,
-    (since, now): (SignedDuration, Timestamp),
-) -> Option<CostRow> {
+/// Usage of an Agent as a budget records it.
+struct RecordedUsage {
+    /// Whether some of it is certainly in the time that was asked for, and not before it.
+    is_certain: bool,
+    row: CostRow,
+}
+
+/// Usage of an Agent as a budget records it; `None`: its records do not reach back that far, or the Agent does not draw on it.
+fn in_budget(budget: &AgentBudget, agent: &Agent, (since, now): (SignedDuration, Timestamp)) -> Option<RecordedUsage> {
     let asked = now.checked_sub(since).ok()?;
     let ledger = budget.status.as_ref()?.ledger.as_ref()?;
-    let share = ledger
-        .shares
-        .iter()
-        .find(|share| (&share.namespace, &share.name) == (&agent.namespace, &agent.name))?;
-    if reaches_back_to(budget)(asked, now) {
-        return Some(summed(&share.buckets, asked, begun(budget)?));
+    if !reaches_back_to(budget)(asked, now) {
+        return None;
     }
-    None
+    let name = NamespacedName::of(agent);
+    let mut shares = ledger.shares.iter();
+    let share = shares.find(|share| (&share.namespace, &share.name) == (&name.namespace, &name.name));
+    let Some(share) = share else {
+        // Usage in its window would be recorded, unless the Agents with the least usage share a line, which has no name.
+        if ledger.shares.iter().any(|share| share.name.is_empty()) {
+            return None;
+        }
+        let row = CostRow {
+            from: Some(asked),
+            ..CostRow::default()
+        };
+        let unused = RecordedUsage { is_certain: false, row };
+        return draws_on(agent, budget).then_some(unused);
+    };
+    let mut later = share.buckets.iter().filter(|bucket| bucket.start >= asked);
+    Some(RecordedUsage {
+        is_certain: later.any(|bucket| !bucket.amount.is_zero()),
+        row: summed(&share.buckets, asked, begun(budget)?),
+    })
+}
+
+/// Whether an Agent draws on a budget: its status says so, or both are in one namespace and the specs do.
+fn draws_on(agent: &Agent, budget: &AgentBudget) -> bool {
+    let (name, of) = (NamespacedName::of(budget), NamespacedName::of(agent));
+    let is_local = name.namespace == of.namespace;
+    let shown = if is_local { name.name.clone() } else { name.to_string() };
+    let mut listed = agent.status.iter().flat_map(|status| &status.budgets);
+    let is_selected = || {
+        let selector = budget.spec.selector.clone();
+        let selector = selector.and_then(|selector| Selector::try_from(selector).ok());
+        budget.spec.namespace_selector.is_none() && selector.is_some_and(|selector| selector.matches(agent.labels()))
+    };
+    let is_named = || agent.spec.budget_refs.iter().any(|named| named.name == name.name);
+    listed.any(|share| share.name == shown) || is_local && (is_named() || is_selected())
 }
 
 /// Whether the records of a budget contain what was used since a time.

@@ -203,6 +203,96 @@ fn usage_of_a_period_is_that_of_the_buckets_that_reach_into_it() {
 }
 
 #[test]
+fn an_agent_that_was_idle_used_nothing_of_a_budget_that_selects_it() {
+    let idle = |spec: &Value, namespace: &str, watcher: &Value| {
+        let ledger = json!({"watermark": NOW, "shares": [{"namespace": "team-a", "name": "other", "buckets": []}]});
+        let mut budget = budget(
+            namespace,
+            "team",
+            &json!({"rolling": {"seconds": 3600}}),
+            &json!({"ledger": ledger}),
+        );
+        budget.spec.selector = serde_json::from_value(spec["selector"].clone()).unwrap();
+        budget.spec.namespace_selector = serde_json::from_value(spec["namespaceSelector"].clone()).unwrap();
+        let refs = spec.get("refs").cloned().unwrap_or(json!([]));
+        let mut agent = agent("team-a", "watcher", &json!({"budgetRefs": refs}), watcher);
+        agent.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
+        (agent, budget)
+    };
+    let hour = (SignedDuration::from_hours(1), now());
+    let calls = |(agent, budget): &(Agent, AgentBudget)| {
+        let (rows, _) = costs::of_budgets(
+            (std::slice::from_ref(agent), std::slice::from_ref(budget)),
+            CostSum::Agent,
+            hour,
+        );
+        rows.first().map(|row| (row.calls, row.from.unwrap().to_string()))
+    };
+    let zero = Some((0, "2026-11-22T13:00:00Z".to_owned()));
+    let (none, listed) = (json!({}), |name: &str| json!({"budgets": [{"name": name}]}));
+    for (spec, namespace, status, expected) in [
+        (json!({}), "team-a", &none, None),
+        (json!({}), "team-a", &listed("team"), zero.clone()),
+        (json!({"refs": [{"name": "team"}]}), "team-a", &none, zero.clone()),
+        (
+            json!({"selector": {"matchLabels": {"team": "a"}}}),
+            "team-a",
+            &none,
+            zero.clone(),
+        ),
+        (
+            json!({"selector": {"matchLabels": {"team": "b"}}}),
+            "team-a",
+            &none,
+            None,
+        ),
+        (json!({"selector": {}}), "team-b", &none, None),
+        (
+            json!({"selector": {}, "namespaceSelector": {}}),
+            "agentloop-system",
+            &none,
+            None,
+        ),
+        (json!({}), "agentloop-system", &listed("team"), None),
+        (
+            json!({}),
+            "agentloop-system",
+            &listed("agentloop-system/team"),
+            zero.clone(),
+        ),
+    ] {
+        assert_eq!(
+            calls(&idle(&spec, namespace, status)),
+            expected,
+            "{spec} {namespace} {status}"
+        );
+    }
+    let (agent, mut full) = idle(&json!({"selector": {}}), "team-a", &none);
+    let lifetime = recorded(&json!({"lifetime": {}}), NOW, &[("1970-01-01T00:00:00Z", 50)]);
+    let both = [lifetime, full.clone()];
+    let (rows, _) = costs::of_budgets((std::slice::from_ref(&agent), &both), CostSum::Agent, hour);
+    assert_eq!(rows[0].calls, 0, "the life of the Agent is not what was asked for");
+    let late = recorded(
+        &json!({"rolling": {"seconds": 7200}}),
+        NOW,
+        &[("2026-11-22T13:30:00Z", 4)],
+    );
+    let both = [late, full.clone()];
+    let (rows, _) = costs::of_budgets((std::slice::from_ref(&agent), &both), CostSum::Agent, hour);
+    assert_eq!(
+        rows[0].calls, 4,
+        "a budget that has not counted the Agent for so long knows less"
+    );
+    let shares = &mut full.status.as_mut().unwrap().ledger.as_mut().unwrap().shares;
+    shares[0].name.clear();
+    assert_eq!(
+        calls(&(agent, full)),
+        None,
+        "the Agents with the least usage share a line"
+    );
+}
+
+#[test]
 fn the_screen_of_usage_in_a_period() {
     let budget = recorded(
         &json!({"rolling": {"seconds": 3600}}),

@@ -11,10 +11,10 @@ use crate::plugin::failure::PluginError;
 /// Most entries of `spec.topUps`.
 const MOST_TOP_UPS: usize = 64;
 
-/// A top-up whose id is made from the time.
+/// An id of the time, for readers, and of random digits: two top-ups in one second are two.
 #[must_use]
-pub fn id_of(now: Timestamp) -> String {
-    now.strftime("%Y%m%dT%H%M%SZ").to_string()
+pub fn id_of(now: Timestamp, random: &str) -> String {
+    format!("{}-{random}", now.strftime("%Y%m%dT%H%M%SZ"))
 }
 
 /// Adds an entry to `spec.topUps`. The same entry twice is added once.
@@ -147,6 +147,7 @@ mod tests {
 
     #[test]
     fn an_id_is_valid_for_the_api() {
-        assert_eq!(id_of("2026-11-22T14:00:00Z".parse().unwrap()), "20261122T140000Z");
+        let id = id_of("2026-11-22T14:00:00Z".parse().unwrap(), "000102fdfeff");
+        assert_eq!(id, "20261122T140000Z-000102fdfeff");
     }
 }

@@ -72,12 +72,41 @@ fn a_misspelt_or_senseless_value_of_the_deployment_is_refused_by_name() {
         ("dnsConfig.search={a}", "search"),
         ("extraObjects[0].kind=ConfigMap", "apiVersion"),
         ("metrics.podMonitor.honorLabels=true", "honorLabels"),
+        // Services, policies and the plugin find the controller by these.
+        (
+            r"commonLabels.app\.kubernetes\.io/part-of=x",
+            "/commonLabels/app.kubernetes.io~1part-of",
+        ),
+        (
+            r"commonLabels.app\.kubernetes\.io/name=x",
+            "/commonLabels/app.kubernetes.io~1name",
+        ),
+        (r"commonLabels.helm\.sh/chart=x", "/commonLabels/helm.sh~1chart"),
+        (
+            r"podLabels.app\.kubernetes\.io/component=x",
+            "/podLabels/app.kubernetes.io~1component",
+        ),
+        (
+            r"podLabels.agentloop\.dev/leader=true",
+            "/podLabels/agentloop.dev~1leader",
+        ),
     ];
     for (setting, named) in refused {
         let Some(rendered) = render(&[setting]) else { return };
         let error = rendered.expect_err(setting);
         assert!(error.contains("schema") && error.contains(named), "{setting}: {error}");
     }
+}
+
+#[test]
+fn labels_that_only_resemble_those_of_the_chart_are_accepted() {
+    let labels = [
+        r"commonLabels.app\.kubernetes\.io/owner=x",
+        r"podLabels.helm\.sh/chartist=x",
+        r"podLabels.agentloop\.development/a=x",
+    ];
+    let Some(rendered) = render(&labels) else { return };
+    assert!(rendered.is_ok(), "{rendered:?}");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 
 use std::process::Command;
 
+use agentloop::api::crd;
+use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::NAMESPACED;
@@ -160,6 +162,11 @@ fn the_notes_name_what_the_settings_call_for() {
     assert!(!plain.contains("WARNING"), "{plain}");
     let scraped = notes(&["metrics.podMonitor.enabled=true"]).unwrap();
     assert!(!scraped.contains("Nothing scrapes"), "{scraped}");
+    let read = notes(&["metrics.authentication=Token", "watchNamespaces={team-a}"]).unwrap();
+    assert!(
+        read.contains("--clusterrole=agentloop-agentloop-system-metrics-reader "),
+        "{read}"
+    );
     let alone = notes(&["replicaCount=1", "crds.keep=false", "rbac.create=false"]).unwrap();
     assert_eq!(alone.matches("WARNING").count(), 2, "{alone}");
     assert!(!alone.contains("helm test"), "{alone}");
@@ -169,6 +176,7 @@ fn the_notes_name_what_the_settings_call_for() {
         "kubectl apply --server-side -f charts/agentloop/files/crds/",
         "not available without objects outside namespaces",
         "kubectl --namespace team-a apply -f examples/quickstart.yaml",
+        "a helm test that sees custom resource definitions",
     ] {
         assert!(namespaced.contains(text), "{text}: {namespaced}");
     }
@@ -220,11 +228,19 @@ fn the_test_of_a_release_is_a_hook_with_no_more_rights_than_it_needs() {
     let kinds: Vec<_> = hooks.iter().map(|object| object["kind"].as_str().unwrap()).collect();
     let count = |kind: &str| kinds.iter().filter(|other| **other == kind).count();
     assert_eq!(
-        ["ServiceAccount", "Role", "RoleBinding", "Pod"].map(count),
-        [1, 2, 2, 1],
+        [
+            "ServiceAccount",
+            "Role",
+            "RoleBinding",
+            "ClusterRole",
+            "ClusterRoleBinding",
+            "Pod"
+        ]
+        .map(count),
+        [1, 2, 2, 1, 1, 1],
         "{kinds:?}"
     );
-    assert_eq!(kinds.len(), 6);
+    assert_eq!(kinds.len(), 8);
     let controller = &objects.one("Deployment", "agentloop")["spec"]["selector"]["matchLabels"];
     for hook in &hooks {
         let annotations = &hook["metadata"]["annotations"];
@@ -246,6 +262,20 @@ fn the_test_of_a_release_is_a_hook_with_no_more_rights_than_it_needs() {
     assert_eq!(rules("agentloop-test-agents"), agents);
     let role = objects.one("Role", "agentloop-test-agents");
     assert_eq!(role["metadata"]["namespace"], "team-a");
+    let definitions = objects.one("ClusterRole", "agentloop-agentloop-system-test")["rules"].clone();
+    let mut names: Vec<_> = crd::all().iter().map(ResourceExt::name_any).collect();
+    names.sort();
+    assert_eq!(
+        definitions,
+        json!([{"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"],
+            "resourceNames": names, "verbs": ["get"]}])
+    );
+    let binding = objects.one("ClusterRoleBinding", "agentloop-agentloop-system-test");
+    assert_eq!(binding["roleRef"]["name"], "agentloop-agentloop-system-test");
+    assert_eq!(
+        binding["subjects"],
+        json!([{"kind": "ServiceAccount", "name": "agentloop-test", "namespace": "agentloop-system"}])
+    );
     let pod = &objects.one("Pod", "agentloop-test")["spec"];
     assert_eq!(
         (&pod["restartPolicy"], &pod["serviceAccountName"]),
@@ -348,6 +378,7 @@ fn overrides_of_names_are_consistent_between_objects() {
         "nameOverride=loops",
         "fullnameOverride=ops",
         "namespaceOverride=elsewhere",
+        "metrics.prometheusRule.enabled=true",
     ];
     let Some(rendered) = render(&settings) else { return };
     let objects = rendered.unwrap();
@@ -373,6 +404,9 @@ fn overrides_of_names_are_consistent_between_objects() {
     assert_eq!(labels["app.kubernetes.io/component"], "controller");
     let url = super::render::variable(&pod["spec"]["containers"][0], "AGENTLOOP_LINK_URL").unwrap();
     assert_eq!(url["value"], "https://agentloop-link.elsewhere.svc:8443");
+    let rule = objects.one("PrometheusRule", "ops");
+    assert_eq!(rule["metadata"]["namespace"], "elsewhere");
+    assert!(rule.to_string().contains("namespace=\\\"elsewhere\\\""), "{rule}");
     let binding = objects.one("ClusterRoleBinding", "ops");
     assert_eq!(
         binding["subjects"][0],

@@ -209,6 +209,28 @@ fn named_namespaces_get_a_role_each_and_the_cluster_role_loses_them() {
 }
 
 #[test]
+fn readers_of_metrics_have_a_role_whose_name_the_page_and_the_notes_say() {
+    let page = std::fs::read_to_string(repository("docs/tasks/tenants.md")).unwrap();
+    let token = "metrics.authentication=Token";
+    for (settings, name, said) in [
+        (vec![token], "agentloop-metrics-reader", "agentloop-metrics-reader"),
+        (
+            vec![token, "watchNamespaces={team-a}"],
+            "agentloop-agentloop-system-metrics-reader",
+            "agentloop-<release namespace>-metrics-reader",
+        ),
+    ] {
+        let Some(rendered) = render(&settings) else { return };
+        let role = rendered.unwrap().one("ClusterRole", name)["rules"].clone();
+        assert_eq!(
+            role,
+            serde_json::json!([{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}])
+        );
+        assert!(page.contains(&format!("`{said}`")), "{said}");
+    }
+}
+
+#[test]
 fn no_role_has_a_wildcard_or_a_right_to_more_rights() {
     let Some(rendered) = render(&[]) else { return };
     for object in rendered.unwrap().0 {

@@ -10,7 +10,7 @@ use agentloop::api::{Agent, NamespacedName};
 use agentloop::controller::agent::{AgentsView, ReconcileObserver, ReconcilerParts, ReconcilerSettings, run};
 use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
-use agentloop::controller::runtime::{EventSink, ReconcileResult, WallClock, publish, recorder};
+use agentloop::controller::runtime::{EventRecorder, EventSink, ReconcileResult, WallClock, publish};
 use agentloop::controller::sensor::SensorRegistry;
 use agentloop::link::messages::{LoopReport, PodReport};
 use agentloop::telemetry::metrics::Metrics;
@@ -128,7 +128,7 @@ impl Rig {
         tokio::spawn(budgets.clone().run(shutdown.clone()));
         let (events, queue) = EventSink::new();
         // It ends with the reconciler, which has the only sink.
-        let recorder = recorder(self.server.client(), "agentloop-0".into());
+        let recorder = EventRecorder::new(self.server.client(), "agentloop-0".into());
         tokio::spawn(publish(recorder, queue, CancellationToken::new()));
         let task = tokio::spawn(run(ReconcilerParts {
             client: self.server.client(),
