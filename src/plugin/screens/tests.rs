@@ -119,7 +119,8 @@ fn the_readme_shows_the_screen_of_agents() {
     let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
     let (_, after) = readme.split_once("$ kubectl agentloop status\n").unwrap();
     let (shown, _) = after.split_once("```").unwrap();
-    assert_eq!(shown, status::table(&agents()[..3], StatusColumns::default(), now()));
+    let table = status::table(&agents()[..3], StatusColumns::default(), now());
+    assert_eq!(shown, table.to_string());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! of `sqlite3` and of `jq` are run here, with the journal of a local run; of each other one it is said why it is not run.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -175,9 +176,10 @@ impl Stage {
             .map(|object| serde_json::to_string(&object).unwrap())
             .join("\n---\n");
         std::fs::write(stage.path("goal.yaml"), text).unwrap();
-        let state = stage.path("state");
-        let line = format!("agentloop run -f goal.yaml --duration 30 --state {}", state.display());
-        let ended = stage.shell(stage.dir.path(), &line);
+        let ended = stage.shell(
+            stage.dir.path(),
+            "agentloop run -f goal.yaml --duration 30 --state state",
+        );
         assert!(ended.status.success(), "{}", said(&ended));
         stage
     }
@@ -209,7 +211,7 @@ impl Stage {
             let mut text = agent(name, &json!({"model": model})).to_string();
             if !has("--secret-from-env") {
                 let object = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret}, "stringData": {key: "key"}});
-                text += &format!("\n---\n{object}\n");
+                let _ = write!(text, "\n---\n{object}\n");
             }
             std::fs::write(folder.join(format!("{name}.yaml")), text).unwrap();
         }
@@ -244,7 +246,7 @@ impl Stage {
     fn mistake(&self, folder: &Path, line: &str) -> Option<String> {
         let mut run = line.replace("--duration 30", "--duration 2");
         if let Some(link) = line.strip_prefix("ln ").and_then(|rest| rest.split_whitespace().last()) {
-            run += &format!("\n{link} --version");
+            let _ = write!(run, "\n{link} --version");
         }
         let ended = self.shell(folder, &run);
         if !ended.status.success() {
