@@ -8,7 +8,8 @@ use super::goal::{command, criterion, ended, finish, goal, judge, shell};
 use super::work::tools;
 use super::*;
 use crate::modes::goal::{CommandCheck, CriterionCheck, GoalSettings, Verdict};
-use agentloop_api::goal::{GoalEnd, ProgressSource};
+use agentloop_api::file_report::{FileFinding, FileReport};
+use agentloop_api::goal::{GoalArtifact, GoalEnd, ProgressSource};
 use agentloop_api::status::LoopOutcome;
 use agentloop_api::test_report::TestReport;
 
@@ -133,6 +134,54 @@ fn the_share_of_criteria_is_the_progress_once_one_was_checked_and_a_models_estim
     assert_eq!(driver.progress(), (0, Some(ProgressSource::Criteria)));
     driver.answer(says(r#"{"confidence": 80, "progress": 90}"#));
     assert_eq!(driver.progress(), (0, Some(ProgressSource::Criteria)));
+}
+
+#[test]
+fn the_question_for_the_confidence_has_the_progress_and_says_how_it_was_measured() {
+    let asked = |change: fn(&mut GoalSettings), answer: ModelAnswer, result: Option<&str>| {
+        let mut driver = Driver::with_goal(goal(|goal| {
+            goal.confidence_every = 1;
+            change(goal);
+        }));
+        driver.answer(answer);
+        if let Some(result) = result {
+            driver.done(1, result);
+        }
+        assert_eq!(driver.purpose, CallPurpose::Confidence);
+        driver
+    };
+    let artifact = |goal: &mut GoalSettings| {
+        goal.artifacts = vec![GoalArtifact {
+            path: "NOTES.md".into(),
+            min_bytes: 1,
+        }];
+    };
+    let found = FileReport(vec![FileFinding::Bytes(3)]).line();
+    let tests = result(&report(2, 1));
+    let mut estimated = asked(|_| {}, says("Not yet."), None);
+    estimated.answer(says(r#"{"confidence": 80, "progress": 30}"#));
+    estimated.next_timer();
+    estimated.answer(says("Nearly."));
+    for (driver, line) in [
+        (asked(|_| {}, says("Not yet."), None), "Progress: not known yet."),
+        (estimated, "Progress: 30 % (the estimate of the last confidence check)."),
+        (
+            asked(|_| {}, finish("no"), None),
+            "Progress: 0 % (of the criteria, those that were met).",
+        ),
+        (
+            asked(artifact, says("Written."), Some(&found)),
+            "Progress: 99 % (of the declared artifacts, those that existed).",
+        ),
+        (
+            asked(tests_and_text, says("Written."), Some(&tests)),
+            "Progress: 66 % (of the tests that ran, those that passed).",
+        ),
+    ] {
+        let data = driver.observed();
+        assert!(data.contains(" steps are used. Unmet criteria: text"), "{data}");
+        assert!(data.contains(line), "{line}: {data}");
+    }
 }
 
 #[test]

@@ -7,6 +7,8 @@
 mod artifacts;
 mod attempts;
 mod denials;
+#[cfg(test)]
+mod end_tests;
 mod progress;
 mod settings;
 mod texts;

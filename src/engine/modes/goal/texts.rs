@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 
 use super::settings::{CommandCheck, Criterion, CriterionCheck, GoalSettings, JudgeCheck};
-use super::{GoalState, StepRecord};
+use super::{GoalProgress, GoalState, StepRecord};
 use crate::CallPurpose;
 use crate::context::prompt;
 use crate::modes::{ModeContext, ModeQuestion, TurnOpening};
 use crate::runtime_mark::without_marks;
 use crate::settings::EngineSettings;
-use agentloop_api::goal::{GoalArtifact, QuestionModel};
+use agentloop_api::goal::{GoalArtifact, ProgressSource, QuestionModel};
 use agentloop_support::clock::rfc3339_seconds;
 
 /// How a loop in mode `Goal` works. Constant, since it is read from the provider's prompt cache in every call.
@@ -178,6 +178,18 @@ fn question(purpose: CallPurpose, text: &str, data: String, settings: &EngineSet
     }
 }
 
+/// How much of the goal is done, and by which measure, so that an estimate can take into account how reliable that is.
+fn progress_in_words(GoalProgress { percent, source }: GoalProgress) -> String {
+    let by = match source {
+        Some(ProgressSource::Tests) => "of the tests that ran, those that passed",
+        Some(ProgressSource::Artifacts) => "of the declared artifacts, those that existed",
+        Some(ProgressSource::Criteria) => "of the criteria, those that were met",
+        Some(ProgressSource::Estimate) => "the estimate of the last confidence check",
+        None => return "Progress: not known yet.".to_owned(),
+    };
+    format!("Progress: {percent} % ({by}).")
+}
+
 /// The question for the confidence.
 pub fn confidence(state: &GoalState, goal: &GoalSettings, settings: &EngineSettings) -> ModeQuestion {
     let mut data = assignment(goal);
@@ -189,8 +201,10 @@ pub fn confidence(state: &GoalState, goal: &GoalSettings, settings: &EngineSetti
     };
     let _ = write!(
         data,
-        "\n\n{} of {} steps are used. Unmet criteria: {names}.",
-        state.steps, goal.max_steps,
+        "\n\n{} of {} steps are used. Unmet criteria: {names}. {}",
+        state.steps,
+        goal.max_steps,
+        progress_in_words(state.progress(goal)),
     );
     write_findings(state, goal, &unmet, &mut data);
     data.push_str("\n\nThe last steps:");
