@@ -15,6 +15,7 @@ mod control_plane;
 mod docs;
 mod events;
 mod expensive_specs;
+mod goal_gates;
 mod goals;
 mod host;
 mod installs;

@@ -1,11 +1,15 @@
 //! Keys, prompts, answers and provider error bodies never appear in logs, status, Events or metrics.
 
+use pretty_assertions::assert_eq;
 use serde_json::json;
 
-use super::agents::{Agent, openai};
+use super::agents::{Agent, openai, script, scripted};
+use super::approvals::{answer, gates};
 use super::cluster::{self, AGENTS, Namespace, SYSTEM, shared};
 use super::model_server::{self, Line};
 use super::plugin_user::PluginUser;
+use super::toolbox::image;
+use crate::support::kubectl::Kubectl;
 
 /// Texts that only the provider, the Secret, the ConfigMap and the transcript may hold.
 const CANARIES: &[&str] = &[
@@ -60,19 +64,100 @@ fn no_key_prompt_or_answer_shows_in_describe_events_logs_metrics_the_plugin_or_a
     });
     server.choose(label, "good");
 
-    let mut pages = vec![("metrics".to_owned(), cluster::metrics(&cluster.system))];
-    for args in [
+    let reads = [
         &["describe", "agents.agentloop.dev,pods,persistentvolumeclaims,events"][..],
         &["get", "agents.agentloop.dev,pods,events", "-o", "yaml"],
-        &["logs", &agent.name, "--all-containers", "--tail=-1"],
-    ] {
+    ];
+    let pages = pages_of_operators(&cluster.system, &agent, &reads);
+    no_canary(&pages, CANARIES);
+}
+
+/// A goal, and what its checks find. The manifest has the first two of them, which the spec of the Agent thus has too.
+const GOAL_CANARIES: &[&str] = &[
+    "canary-description-text",
+    "canary-question-text",
+    "canary-missing-text",
+    "canary-output-text",
+    "canary-result-text",
+    "canary-reason-text",
+    "canary-estimate-text",
+];
+
+#[test]
+fn no_goal_result_output_of_a_check_or_reason_of_a_judge_shows_outside_of_the_spec() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "canary-goal");
+    let read = json!({"name": "toolbox__read_file", "arguments": {"path": "canary-missing-text"}});
+    let finish = json!({"name": "finish", "arguments": {"result": "canary-result-text"}});
+    let turns = json!({"atEnd": "Fail", "turns": [
+        {"toolCalls": [read]},
+        {"text": "There is no canary-missing-text."},
+        {"toolCalls": [finish]},
+        {"toolCalls": [finish]},
+        {"text": r#"{"met": false, "reason": "canary-reason-text"}"#},
+        {"text": r#"{"confidence": 10, "progress": 20, "reason": "canary-estimate-text"}"#},
+    ]});
+    namespace.kubectl.apply(&script("discreet", &turns));
+    // The output is not in the command, which a user may read in the spec. It fails in the first check alone.
+    let run = "printf 'canary-%s' output-text; [ -e looked ] || { touch looked; exit 1; }";
+    let spec = json!({
+        "mode": "Goal",
+        "goal": {
+            "description": "Write canary-description-text.",
+            "acceptanceCriteria": [
+                {"name": "tests", "command": {"run": run}},
+                {"name": "sense", "judge": "Is there canary-question-text?"},
+            ],
+            "maxSteps": 5,
+            "confidence": {"everySteps": 2},
+        },
+        "tools": {"builtin": ["Shell", "Files"], "approval": {"default": "Never"}, "toolbox": {"image": image()}},
+        "workspace": {"size": "64Mi"},
+    });
+    let agent = Agent::apply(&namespace, "discreet", &scripted("discreet"), &spec);
+    let paused = agent.until("a gate", 180, |agent| {
+        (agent["status"]["loop"]["reasons"] == json!(["LowConfidence"]) && gates(agent).len() == 1)
+            .then(|| agent.clone())
+    });
+    let criteria = json!([{"name": "tests", "met": true}, {"name": "sense", "met": false}]);
+    assert_eq!(
+        paused["status"]["goal"],
+        json!({
+            "steps": 2, "progressPercent": 50, "progressSource": "Criteria", "lastConfidencePercent": 10,
+            "criteria": criteria,
+        }),
+        "all texts were there to be shown"
+    );
+    // The spec shows what the user has written into it: of the Agent, only the status is looked at.
+    let status = ["get", AGENTS, &agent.name, "-o", "jsonpath={.status}"];
+    let reads = [
+        &status[..],
+        &["describe", "pods,persistentvolumeclaims,events"],
+        &["get", "pods,persistentvolumeclaims,events", "-o", "yaml"],
+    ];
+    no_canary(&pages_of_operators(&cluster.system, &agent, &reads), GOAL_CANARIES);
+
+    // The end names the criteria that are not met, and nothing that was found.
+    let id = gates(&paused)[0]["id"].as_str().unwrap_or_default().to_owned();
+    answer(&agent, &[("deny", id)]);
+    agent.until_condition("Stalled", "True", "Escalated", 120);
+    agent.until_event("Warning", "Escalated", 30);
+    let mut pages = pages_of_the_controller(&cluster.system);
+    for args in [&status[..], &["get", "events", "-o", "yaml"]] {
+        pages.push((args.join(" "), namespace.kubectl.ok(args)));
+    }
+    no_canary(&pages, GOAL_CANARIES);
+}
+
+/// What operators see of an Agent whose pod runs: the outcome of these commands, logs, metrics, the plugin and a report.
+fn pages_of_operators(system: &Kubectl, agent: &Agent<'_>, reads: &[&[&str]]) -> Vec<(String, String)> {
+    let kubectl = agent.kubectl;
+    let mut pages = pages_of_the_controller(system);
+    let logs = ["logs", &agent.name, "--all-containers", "--tail=-1"];
+    for args in reads.iter().chain([&&logs[..]]) {
         pages.push((args.join(" "), kubectl.ok(args)));
     }
-    for pod in cluster.system.ok(&["get", "pods", "-o", "name"]).lines() {
-        let log = cluster.system.ok(&["logs", pod, "--all-containers", "--tail=-1"]);
-        pages.push((format!("{SYSTEM}/{pod}"), log));
-    }
-    let admin = PluginUser::new(&cluster.system, kubectl, "admin", &["admin"]);
+    let admin = PluginUser::new(system, kubectl, "admin", &["admin"]);
     for args in [
         &["events", &agent.name][..],
         &["logs", &agent.name],
@@ -84,9 +169,23 @@ fn no_key_prompt_or_answer_shows_in_describe_events_logs_metrics_the_plugin_or_a
     }
     let report: Vec<_> = admin.report().into_iter().map(|(_, content)| content).collect();
     pages.push(("report".to_owned(), report.concat()));
-    for (place, page) in &pages {
+    pages
+}
+
+/// Metrics and logs.
+fn pages_of_the_controller(system: &Kubectl) -> Vec<(String, String)> {
+    let mut pages = vec![("metrics".to_owned(), cluster::metrics(system))];
+    for pod in system.ok(&["get", "pods", "-o", "name"]).lines() {
+        let log = system.ok(&["logs", pod, "--all-containers", "--tail=-1"]);
+        pages.push((format!("{SYSTEM}/{pod}"), log));
+    }
+    pages
+}
+
+fn no_canary(pages: &[(String, String)], canaries: &[&str]) {
+    for (place, page) in pages {
         assert!(page.len() > 100, "{place} has something to look at: {page}");
-        for canary in CANARIES {
+        for canary in canaries {
             let line = page.lines().find(|line| line.contains(canary));
             assert!(line.is_none(), "{canary} shows in {place}: {line:?}");
         }

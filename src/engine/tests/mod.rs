@@ -25,6 +25,7 @@ mod goal_light;
 mod goal_progress;
 mod goal_recovery;
 mod goal_requests;
+mod goal_story;
 mod goal_texts;
 mod heartbeat;
 mod held_results;

@@ -37,6 +37,8 @@ pub(super) enum Broken {
     IgnoresArtifacts,
     /// A check continues in another pod, whose workspace is empty.
     KeepsCheck,
+    /// A restart forgets which calls were denied.
+    ForgetsDenials,
     /// A gate is approved although no person did so.
     ForgesApproval,
     /// A run is sent a second time.
@@ -54,7 +56,7 @@ pub(super) enum Broken {
 }
 
 impl Broken {
-    pub(super) const ALL: [Self; 24] = [
+    pub(super) const ALL: [Self; 25] = [
         Self::ActsBeforeCommit,
         Self::RespondsBeforeCommit,
         Self::ReceiptBeforeCommit,
@@ -72,6 +74,7 @@ impl Broken {
         Self::KeepsCriteria,
         Self::IgnoresArtifacts,
         Self::KeepsCheck,
+        Self::ForgetsDenials,
         Self::ForgesApproval,
         Self::RepeatsRun,
         Self::ForgetsCalls,
@@ -102,6 +105,7 @@ impl Broken {
             | Self::RepeatsNote
             | Self::LosesNote
             | Self::KeepsCriteria
+            | Self::ForgetsDenials
             | Self::ForgesApproval
             | Self::RepeatsRun
             | Self::ForgetsCalls

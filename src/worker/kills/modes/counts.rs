@@ -14,6 +14,9 @@ pub(super) struct SimulationCounts {
     /// Loops that ended because a user had stopped them, and those of which the controller learned from a later pod.
     pub(super) stops: usize,
     pub(super) unknown_ends: usize,
+    /// Calls that were denied in mode Goal, and loops that ended because of that.
+    pub(super) denials: usize,
+    pub(super) denied_goals: usize,
 }
 
 impl SimulationCounts {
@@ -28,5 +31,7 @@ impl SimulationCounts {
         self.runs += other.runs;
         self.stops += other.stops;
         self.unknown_ends += other.unknown_ends;
+        self.denials += other.denials;
+        self.denied_goals += other.denied_goals;
     }
 }

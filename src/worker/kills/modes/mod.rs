@@ -7,6 +7,7 @@
 
 mod broken;
 mod counts;
+mod denials;
 mod outside;
 mod patches;
 mod process;
@@ -114,6 +115,8 @@ fn rests(environment: &LoopEnvironment, outcome: Option<LoopOutcome>) -> bool {
 fn figures(environment: &LoopEnvironment) -> SimulationCounts {
     SimulationCounts {
         tasks: environment.referee.tasks(),
+        denials: environment.referee.denials.denials,
+        denied_goals: environment.referee.denials.ends,
         ..environment.figures
     }
 }

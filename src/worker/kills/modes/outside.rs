@@ -13,8 +13,9 @@ use super::provider::Provider;
 use super::random::Random;
 use super::referee::Referee;
 use super::schedule::ScheduleSpec;
-use super::servers::Servers;
+use super::servers::{Person, Servers};
 use super::task_origins::{OUTBOX, SENSOR, request, task_of};
+use crate::api::agent::AgentMode;
 use crate::api::annotations::STOP_NOW;
 use crate::api::sensor::SignalPriority;
 use crate::engine::budget::BudgetState;
@@ -151,7 +152,8 @@ pub(super) fn seconds(seconds: i64) -> SignedDuration {
 impl LoopEnvironment {
     pub(super) fn new(seed: u64, broken: Option<Broken>) -> Self {
         let mut random = Random::new(seed);
-        let schedule = ScheduleSpec::draw(&mut random);
+        let mut schedule = ScheduleSpec::draw(&mut random);
+        schedule.is_denied = schedule.mode == AgentMode::Goal && seed % 4 == 2;
         Self {
             random,
             schedule,
@@ -185,6 +187,15 @@ impl LoopEnvironment {
             held_back: None,
             was_full: false,
             figures: SimulationCounts::default(),
+        }
+    }
+
+    /// Who answers gates.
+    pub(super) const fn person(&self) -> Person {
+        match (self.calm, self.schedule.is_denied) {
+            (true, _) => Person::Helpful,
+            (false, false) => Person::Kind,
+            (false, true) => Person::Strict,
         }
     }
 

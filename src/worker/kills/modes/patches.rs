@@ -48,7 +48,8 @@ pub(super) fn restored(environment: &mut LoopEnvironment, restored: RestoredJour
             | Broken::JoinsChecks
             | Broken::KeepsCheck
             | Broken::LosesCount
-            | Broken::ForgetsServed,
+            | Broken::ForgetsServed
+            | Broken::ForgetsDenials,
         ) => {
             restored.snapshot = restored.snapshot.map(|snapshot| patched(&snapshot, environment));
         }
@@ -95,6 +96,10 @@ fn patched(snapshot: &EngineSnapshot, environment: &mut LoopEnvironment) -> Engi
         Some(Broken::ForgetsServed) => {
             let tasks = state.get_mut("tasks").and_then(Value::as_object_mut);
             tasks.and_then(|tasks| tasks.shift_remove("served"));
+        }
+        Some(Broken::ForgetsDenials) => {
+            let goal = state.get_mut("goal").and_then(Value::as_object_mut);
+            goal.and_then(|goal| goal.shift_remove("denials"));
         }
         Some(Broken::KeepsCheck) if state["goal"]["validation"].is_object() && state["outcome"].is_null() => {
             state["epoch"] = environment.epoch.into();

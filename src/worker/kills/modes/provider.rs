@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::random::Random;
-use super::schedule::{Criterion, NAMES, ScheduleSpec};
+use super::schedule::{Criterion, GATED, NAMES, ScheduleSpec};
 use crate::api::agent::AgentMode;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::message::{FinishReason, Message, ModelAnswer, ToolCall};
@@ -199,6 +199,8 @@ impl Provider {
                 .map(|_| {
                     if random.percent(25) {
                         self.note(random)
+                    } else if asked.schedule.is_denied && random.percent(50) {
+                        insist(random)
                     } else {
                         self.tool(random)
                     }
@@ -299,6 +301,11 @@ impl Provider {
             ..ModelAnswer::default()
         }
     }
+}
+
+/// A call that needs an approval, and one of few, so that it comes again.
+fn insist(random: &mut Random) -> (String, Value) {
+    (GATED[0].into(), json!({"m": random.index(20)}))
 }
 
 fn text(text: String) -> ModelAnswer {

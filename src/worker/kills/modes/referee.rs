@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use rusqlite::Connection;
 use serde_json::Value;
 
+use super::denials::DenialWatch;
 use super::provider::Provider;
 use super::schedule::{Criterion, LIST, SHELL, ScheduleSpec};
 use super::task_origins::origin_of;
@@ -68,6 +69,7 @@ pub(super) struct Referee {
     pub(super) outcomes_of_loop: Vec<LoopOutcome>,
     last_line: i64,
     turn: i64,
+    pub(super) denials: DenialWatch,
 }
 
 impl Referee {

@@ -97,6 +97,8 @@ pub(super) struct ScheduleSpec {
     pub(super) has_schema: bool,
     /// The spec has a task of its own.
     pub(super) has_own_task: bool,
+    /// In mode Goal: the model insists on calls that a person denies. Not drawn, so that the other schedules stay what they are.
+    pub(super) is_denied: bool,
     gives_pod_back: bool,
     defers: bool,
     has_small_window: bool,
@@ -118,6 +120,7 @@ impl ScheduleSpec {
             has_receiver: random.percent(70),
             has_schema: random.percent(40),
             has_own_task: random.percent(30),
+            is_denied: false,
             gives_pod_back: random.percent(30),
             defers: random.percent(40),
             has_small_window: random.percent(20),

@@ -8,12 +8,24 @@ use jiff::{SignedDuration, Timestamp};
 use super::random::Random;
 use super::schedule::{ASKS, GATED, IDEMPOTENT, LIST, RETRIES, SHELL};
 use crate::api::file_report::{FileFinding, FileReport};
+use crate::api::status::GateKind;
 use crate::engine::machine::LoopView;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::engine::{GateAnswer, OpenGate};
 
 /// The most that a run under policy Retry is sent.
 const MOST_TRIES: usize = 3;
+
+/// How a person answers gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Person {
+    /// Approves all of them, soon.
+    Helpful,
+    /// Approves most of them.
+    Kind,
+    /// Denies most calls, and about half of the loops that are to go on.
+    Strict,
+}
 
 /// When a run arrives.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +107,8 @@ impl Servers {
     }
 
     /// A person sees the open gates, and will answer most of them.
-    pub(super) fn see(&mut self, view: &LoopView, calm: bool, now: Timestamp, random: &mut Random) {
+    pub(super) fn see(&mut self, view: &LoopView, person: Person, now: Timestamp, random: &mut Random) {
+        let calm = person == Person::Helpful;
         for open in &view.gates {
             let id = &open.gate.id;
             let shown = self.shown.entry(id.clone()).or_insert_with(|| open.arguments.clone());
@@ -112,7 +125,11 @@ impl Servers {
                 continue;
             }
             let at = now + SignedDuration::from_secs(if calm { 1 } else { random.range(0, 500) });
-            let approved = draw != 7;
+            let approved = match (person, open.gate.kind) {
+                (Person::Strict, GateKind::ToolCallNeedsApproval) => draw > 7,
+                (Person::Strict, GateKind::Escalated) => draw % 2 == 0,
+                (Person::Helpful | Person::Kind | Person::Strict, _) => draw != 7,
+            };
             let answer = GateAnswer {
                 gate: id.clone(),
                 arguments: if draw == 8 {

@@ -70,7 +70,12 @@ impl Process<'_> {
             "a turn begins in a loop that a user has stopped"
         );
         if result.is_ok() || !lines.is_empty() {
-            self.environment.referee.committed(heard, &lines);
+            let referee = &mut self.environment.referee;
+            let is_request = referee.current().is_some();
+            referee.committed(heard, &lines);
+            if self.schedule.mode == AgentMode::Goal {
+                referee.denials.committed(&lines, &self.steps.view(), is_request);
+            }
         }
         // A disk or a process can stand still between the commit and the effects.
         let is_slow = !self.environment.calm && self.environment.random.percent(1);
@@ -118,7 +123,7 @@ impl Process<'_> {
         let environment = &mut *self.environment;
         environment
             .servers
-            .see(&view, environment.calm, environment.now, &mut environment.random);
+            .see(&view, environment.person(), environment.now, &mut environment.random);
         if environment.is_broken(Broken::ForgesApproval)
             && let Some(open) = view.gates.first()
             && !self.given_answers.contains(&forged(open))
