@@ -31,12 +31,12 @@ fn acts(server: &McpServer) -> Vec<String> {
     records.iter().map(what).collect()
 }
 
-fn gates(agent: &Value) -> Vec<Value> {
+pub fn gates(agent: &Value) -> Vec<Value> {
     agent["status"]["gates"].as_array().cloned().unwrap_or_default()
 }
 
 /// Sets annotations that answer gates.
-fn answer(agent: &Agent<'_>, annotations: &[(&str, String)]) {
+pub fn answer(agent: &Agent<'_>, annotations: &[(&str, String)]) {
     let pairs: Vec<String> = annotations
         .iter()
         .map(|(key, value)| format!("agentloop.dev/{key}={value}"))
