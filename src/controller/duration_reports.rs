@@ -1,7 +1,12 @@
 //! What pods report about durations, turned into what is new since the report before.
 
+use strum::IntoEnumIterator as _;
+
 use super::duration_totals::DurationGrowth;
-use crate::link::durations::{CALL_BOUNDS, CallDurations, DurationCounts, LoopDurations, MAX_MODELS, TURN_BOUNDS};
+use crate::link::durations::{
+    APPROVAL_BOUNDS, ApprovalDecision, CALL_BOUNDS, CallDurations, DurationCounts, LoopDurations, MAX_MODELS,
+    TURN_BOUNDS,
+};
 use crate::link::messages::PodReport;
 
 /// Longest name of a model in bytes: the 256 characters of a spec.
@@ -14,6 +19,8 @@ pub(super) struct ReportedDurations {
     calls: Option<Vec<CallDurations>>,
     /// `None`: there was no report of a worker.
     of_loop: Option<LoopDurations>,
+    /// Whether a report had a gate, open or closed.
+    has_gates: bool,
 }
 
 impl ReportedDurations {
@@ -38,10 +45,20 @@ impl ReportedDurations {
             let mut durations = std::mem::take(&mut said.durations);
             bound(&mut durations.turns, TURN_BOUNDS);
             bound(&mut durations.tool_runs, CALL_BOUNDS);
+            for decision in ApprovalDecision::iter() {
+                bound(durations.approvals.of_mut(decision), APPROVAL_BOUNDS);
+            }
             if let Some(before) = &self.of_loop {
                 growth.turns = durations.turns.since(&before.turns);
                 growth.tool_runs = durations.tool_runs.since(&before.tool_runs);
+                for decision in ApprovalDecision::iter() {
+                    let (now, before) = (durations.approvals.of(decision), before.approvals.of(decision));
+                    *growth.approvals.of_mut(decision) = now.since(before);
+                }
             }
+            let has_gates = !said.gates.is_empty() || !durations.approvals.is_none();
+            growth.first_gate = has_gates && !self.has_gates;
+            self.has_gates |= has_gates;
             self.of_loop = Some(durations);
         }
         growth
@@ -97,6 +114,7 @@ mod tests {
         let durations = LoopDurations {
             turns: counts(turns),
             tool_runs: counts(tool_runs),
+            ..LoopDurations::default()
         };
         PodReport {
             loop_: Some(LoopReport {
@@ -178,6 +196,39 @@ mod tests {
         assert_eq!(grown(of_loop(&[9], &[3, 1])), (vec![1], vec![0, 0]));
     }
 
+    /// Gates that were denied.
+    fn denied(buckets: &[u64]) -> PodReport {
+        let mut report = of_loop(&[], &[]);
+        if let Some(said) = &mut report.loop_ {
+            said.durations.approvals.denied = counts(buckets);
+        }
+        report
+    }
+
+    #[test]
+    fn waits_for_approvals_count_from_the_first_report_on_and_the_first_gate_is_known_once() {
+        let mut reported = ReportedDurations::default();
+        let mut grown = |mut report: PodReport| {
+            let growth = reported.take(&mut report);
+            assert!(report.loop_.is_none_or(|said| said.durations.is_none()));
+            (growth.first_gate, growth.approvals.denied.buckets)
+        };
+        assert_eq!(grown(of_loop(&[], &[])), (false, vec![]));
+        let mut open = of_loop(&[], &[]);
+        let gate = serde_json::json!({
+            "id": "g", "kind": "ToolCallNeedsApproval", "tool": "t", "argumentsHash": "h", "openedAt": "2026-01-02T03:04:05Z",
+        });
+        open.loop_.as_mut().unwrap().gates = vec![serde_json::from_value(gate).unwrap()];
+        assert_eq!(grown(open.clone()), (true, vec![]));
+        assert_eq!(grown(open), (false, vec![]));
+        assert_eq!(grown(denied(&[0, 2])), (false, vec![0, 2]));
+        assert_eq!(grown(denied(&[0, 2])), (false, vec![0, 0]));
+        // What another leader may have added only says that there are gates.
+        let mut reported = ReportedDurations::default();
+        let growth = reported.take(&mut denied(&[5]));
+        assert_eq!((growth.first_gate, growth.approvals.is_none()), (true, true));
+    }
+
     #[test]
     fn a_report_has_as_many_models_and_buckets_as_there_can_be_and_no_more() {
         let mut reported = ReportedDurations::default();
@@ -192,6 +243,10 @@ mod tests {
         assert_eq!(new_calls(&mut reported, names), new(&[(&name, &[1])]));
         let (most, more) = ([1; TURN_BOUNDS.len() + 1], [1; TURN_BOUNDS.len() + 2]);
         reported.take(&mut of_loop(&[], &[]));
+        let (most_waits, more_waits) = ([1; APPROVAL_BOUNDS.len() + 1], [1; APPROVAL_BOUNDS.len() + 2]);
+        let mut grown = |buckets: &[u64]| reported.take(&mut denied(buckets)).approvals.denied.buckets;
+        assert_eq!(grown(&most_waits), most_waits);
+        assert_eq!(grown(&more_waits), [0; 0]);
         assert_eq!(reported.take(&mut of_loop(&most, &[])).turns.buckets, most);
         assert_eq!(reported.take(&mut of_loop(&more, &[])).turns.buckets, [0; 0]);
     }

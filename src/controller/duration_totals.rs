@@ -1,4 +1,4 @@
-//! Histograms of how long model calls, turns and tool runs took, by namespace, from what the pods report.
+//! Histograms of how long model calls, turns and tool runs took and approvals waited, by namespace, from what the pods report.
 //!
 //! Labels are those of the Agents' specs, never those of a report, and their number is bounded. The counts begin with this
 //! process and only grow.
@@ -8,9 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use strum::IntoEnumIterator as _;
 
 use crate::api::NamespacedName;
-use crate::link::durations::{CALL_BOUNDS, DurationCounts, TURN_BOUNDS, bucket_of};
+use crate::link::durations::{
+    APPROVAL_BOUNDS, ApprovalDecision, ApprovalWaits, CALL_BOUNDS, DurationCounts, LONGEST_MEAN, TURN_BOUNDS, bucket_of,
+};
 use crate::otlp::TurnName;
 use crate::support::hash::hex;
 use crate::telemetry::agent_collector::SampledTraces;
@@ -29,8 +32,6 @@ const IDLE: SignedDuration = SignedDuration::from_mins(10);
 const OTHER_MODELS: &str = "other";
 /// Most durations that one report adds. A pod reports several times a minute.
 const MOST_COUNTED: u64 = 1_000_000;
-/// The longest mean of the durations that one report adds, in microseconds: 30 days.
-const LONGEST_MEAN: u64 = 30 * 24 * 3600 * 1_000_000;
 
 /// What the spec of an Agent says, for labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +54,19 @@ pub struct DurationGrowth {
     pub turns: DurationCounts,
     /// Tool runs.
     pub tool_runs: DurationCounts,
+    /// Closed gates.
+    pub approvals: ApprovalWaits,
+    /// A gate is reported for the first time, open or closed.
+    pub first_gate: bool,
+}
+
+impl DurationGrowth {
+    fn is_none(&self) -> bool {
+        let calls = self.calls.iter().map(|(_, counts)| counts);
+        let approvals = ApprovalDecision::iter().map(|decision| self.approvals.of(decision));
+        let mut all = calls.chain([&self.turns, &self.tool_runs]).chain(approvals);
+        !self.first_gate && all.all(|counts| counts.count() == 0)
+    }
 }
 
 /// The histograms of all namespaces.
@@ -72,6 +86,8 @@ struct NamespaceDurations {
     calls: BTreeMap<String, DurationHistogram>,
     turns: BTreeMap<String, DurationHistogram>,
     tool_runs: DurationHistogram,
+    /// All decisions, or none before the first gate.
+    approvals: BTreeMap<ApprovalDecision, DurationHistogram>,
     /// When it grew last.
     grown: Timestamp,
 }
@@ -106,11 +122,7 @@ impl DurationTotals {
 
     /// Adds what the pod of the Agent with this uid has counted.
     pub fn add(&self, (agent, uid): (&NamespacedName, &str), growth: &DurationGrowth, now: Timestamp) {
-        let calls = growth.calls.iter().map(|(_, counts)| counts);
-        if calls
-            .chain([&growth.turns, &growth.tool_runs])
-            .all(|counts| counts.count() == 0)
-        {
+        if growth.is_none() {
             return;
         }
         // Looked up under the lock: an Agent that is in the cache now is not yet gone for `namespace_emptied`.
@@ -136,6 +148,7 @@ impl DurationTotals {
             turns.add(&growth.turns, &origin);
         }
         namespace.tool_runs.add(&growth.tool_runs, &origin);
+        namespace.add_approvals(growth, &origin);
     }
 
     /// The last Agent of this namespace is gone, also from the cache. The next user of the namespace begins at 0.
@@ -172,6 +185,7 @@ impl DurationTable {
             calls: BTreeMap::new(),
             turns: BTreeMap::new(),
             tool_runs: DurationHistogram::new(CALL_BOUNDS),
+            approvals: BTreeMap::new(),
             grown: now,
         });
         namespace.grown = now;
@@ -188,6 +202,18 @@ impl NamespaceDurations {
         let label = own.map_or(OTHER_MODELS, String::as_str);
         let calls = self.calls.entry(label.to_owned());
         calls.or_insert_with(|| DurationHistogram::new(CALL_BOUNDS))
+    }
+
+    /// Approvals are few: all decisions are there with zeros from the first open gate on, so that rates see the first answer.
+    fn add_approvals(&mut self, growth: &DurationGrowth, origin: &GrowthOrigin<'_>) {
+        if !growth.first_gate && growth.approvals.is_none() && self.approvals.is_empty() {
+            return;
+        }
+        for decision in ApprovalDecision::iter() {
+            let waits = self.approvals.entry(decision);
+            let waits = waits.or_insert_with(|| DurationHistogram::new(APPROVAL_BOUNDS));
+            waits.add(growth.approvals.of(decision), origin);
+        }
     }
 }
 
@@ -265,6 +291,11 @@ impl SeriesSource for DurationTotals {
                 each(name, durations, &mut family);
             }
         };
+        write(&registry::NAMESPACE_APPROVAL_SECONDS, &|namespace, durations, out| {
+            for (decision, waits) in &durations.approvals {
+                waits.write(&[("namespace", namespace), ("decision", decision.as_ref())], out);
+            }
+        });
         write(&registry::NAMESPACE_CALL_SECONDS, &|namespace, durations, out| {
             for (model, calls) in &durations.calls {
                 calls.write(&[("namespace", namespace), ("model", model)], out);

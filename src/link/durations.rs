@@ -1,4 +1,5 @@
-//! How long model calls, turns and tool runs took, as counts by bucket that pods report.
+//! How long model calls, turns and tool runs took, and how long requests for approval waited, as counts by bucket that pods
+//! report.
 //!
 //! Each process counts from its start, in a fixed number of buckets. The reader adds up what is new.
 
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 /// Upper bounds of the buckets of model calls and tool runs in milliseconds: those of OpenTelemetry's
 /// `gen_ai.client.operation.duration`. Part of the protocol, as [`TURN_BOUNDS`] is.
@@ -18,6 +20,23 @@ pub const CALL_BOUNDS: &[u64] = &[
 pub const TURN_BOUNDS: &[u64] = &[
     100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 51_200, 102_400, 204_800, 409_600,
 ];
+/// Upper bounds of the buckets of waits for approvals in milliseconds: from a second over the default time of an hour to the
+/// longest one, a week.
+pub const APPROVAL_BOUNDS: &[u64] = &[
+    1_000,
+    10_000,
+    60_000,
+    300_000,
+    900_000,
+    3_600_000,
+    14_400_000,
+    43_200_000,
+    86_400_000,
+    259_200_000,
+    604_800_000,
+];
+/// The longest mean of the durations that a reader adds, in microseconds: 30 days.
+pub const LONGEST_MEAN: u64 = 30 * 24 * 3600 * 1_000_000;
 /// Most models of a report: an Agent has a model and a light model.
 pub const MAX_MODELS: usize = 2;
 /// Most counts that a reader keeps: one more than there are buckets, so that it sees that there are too many.
@@ -63,7 +82,75 @@ pub struct CallDurations {
     pub counts: DurationCounts,
 }
 
-/// How long the turns and tool runs of a loop took.
+/// How a gate closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumIter, AsRefStr, IntoStaticStr)]
+pub enum ApprovalDecision {
+    /// A person approved it.
+    Approved,
+    /// A person denied it.
+    Denied,
+    /// Nobody answered in time.
+    Expired,
+    /// What it was for no longer needs an approval.
+    Withdrawn,
+    /// Another request took its place.
+    Superseded,
+}
+
+/// How long gates were open, by how they closed, in buckets of [`APPROVAL_BOUNDS`].
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ApprovalWaits {
+    /// A person approved them.
+    #[serde(skip_serializing_if = "DurationCounts::is_none")]
+    pub approved: DurationCounts,
+    /// A person denied them.
+    #[serde(skip_serializing_if = "DurationCounts::is_none")]
+    pub denied: DurationCounts,
+    /// Nobody answered in time.
+    #[serde(skip_serializing_if = "DurationCounts::is_none")]
+    pub expired: DurationCounts,
+    /// What they were for no longer needed an approval.
+    #[serde(skip_serializing_if = "DurationCounts::is_none")]
+    pub withdrawn: DurationCounts,
+    /// Other requests took their places.
+    #[serde(skip_serializing_if = "DurationCounts::is_none")]
+    pub superseded: DurationCounts,
+}
+
+impl ApprovalWaits {
+    /// Whether nothing was counted.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The gates that closed in this way.
+    #[must_use]
+    pub fn of(&self, decision: ApprovalDecision) -> &DurationCounts {
+        match decision {
+            ApprovalDecision::Approved => &self.approved,
+            ApprovalDecision::Denied => &self.denied,
+            ApprovalDecision::Expired => &self.expired,
+            ApprovalDecision::Withdrawn => &self.withdrawn,
+            ApprovalDecision::Superseded => &self.superseded,
+        }
+    }
+
+    /// The same, to change.
+    pub fn of_mut(&mut self, decision: ApprovalDecision) -> &mut DurationCounts {
+        match decision {
+            ApprovalDecision::Approved => &mut self.approved,
+            ApprovalDecision::Denied => &mut self.denied,
+            ApprovalDecision::Expired => &mut self.expired,
+            ApprovalDecision::Withdrawn => &mut self.withdrawn,
+            ApprovalDecision::Superseded => &mut self.superseded,
+        }
+    }
+}
+
+/// How long the turns and tool runs of a loop took, and how long its gates were open.
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
@@ -72,6 +159,9 @@ pub struct LoopDurations {
     pub turns: DurationCounts,
     /// Tool runs, in buckets of [`CALL_BOUNDS`].
     pub tool_runs: DurationCounts,
+    /// Closed gates.
+    #[serde(skip_serializing_if = "ApprovalWaits::is_none")]
+    pub approvals: ApprovalWaits,
 }
 
 impl LoopDurations {
@@ -99,6 +189,12 @@ impl DurationCounts {
             member,
             turn,
         });
+    }
+
+    /// Whether nothing was counted.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
     }
 
     /// Number of durations.
@@ -175,6 +271,8 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for FirstElements
 
 #[cfg(test)]
 mod tests {
+    use strum::IntoEnumIterator as _;
+
     use super::*;
     use crate::messages::PodReport;
 
@@ -188,7 +286,8 @@ mod tests {
 
     #[test]
     fn a_bound_is_in_its_bucket_and_a_nanosecond_more_is_in_the_next() {
-        for bounds in [CALL_BOUNDS, TURN_BOUNDS] {
+        for bounds in [CALL_BOUNDS, TURN_BOUNDS, APPROVAL_BOUNDS] {
+            assert!(bounds.len() + 1 < READ_BUCKETS);
             assert!(bounds.is_sorted());
             for (at, bound) in bounds.iter().enumerate() {
                 let bound = Duration::from_millis(*bound);
@@ -270,6 +369,32 @@ mod tests {
             assert_eq!(buckets.len(), READ_BUCKETS, "more than there are");
             assert!(buckets.capacity() <= READ_BUCKETS.next_power_of_two());
         }
+    }
+
+    /// Older readers know nothing of waits for approvals, and older pods say nothing of them.
+    #[test]
+    fn waits_for_approvals_are_left_out_while_there_are_none_and_bounded_like_the_others() {
+        let mut durations = LoopDurations::default();
+        let text = serde_json::to_string(&durations).unwrap();
+        assert!(!text.contains("approvals"), "{text}");
+        assert_eq!(serde_json::from_str::<LoopDurations>(&text).unwrap(), durations);
+        for (at, decision) in ApprovalDecision::iter().enumerate() {
+            let waits = durations.approvals.of_mut(decision);
+            waits.observe(APPROVAL_BOUNDS, Duration::from_secs(10), (0, 1));
+            assert_eq!(
+                durations.approvals.of(decision).buckets,
+                [0, 1],
+                "{}",
+                decision.as_ref()
+            );
+            let counted = ApprovalDecision::iter().map(|decision| durations.approvals.of(decision).count());
+            assert_eq!(counted.sum::<u64>(), u64::try_from(at).unwrap() + 1);
+        }
+        let text = serde_json::to_string(&durations).unwrap();
+        assert_eq!(serde_json::from_str::<LoopDurations>(&text).unwrap(), durations);
+        let hostile = format!(r#"{{"approvals": {{"denied": {{"buckets": {}}}}}}}"#, list("1", 80_000));
+        let read: LoopDurations = serde_json::from_str(&hostile).unwrap();
+        assert_eq!(read.approvals.denied.buckets.len(), READ_BUCKETS);
     }
 
     #[test]

@@ -188,6 +188,11 @@ const FAMILIES: &[(&Metric, WriteAgent)] = &[
         }
     }),
     (&registry::AGENT_LOOP_DETECTED, loop_detected),
+    (&registry::AGENT_LOOP_OUTCOME, |agent, out| {
+        if let Some(outcome) = agent.loop_().and_then(|state| state.outcome) {
+            out.put(&[outcome.as_ref()], 1.0);
+        }
+    }),
     (&registry::AGENT_LOOP_PAUSED_REASON, |agent, out| {
         let reasons = agent.loop_().map_or(&[][..], |state| &state.reasons);
         // Each once, whatever wrote the list.

@@ -35,6 +35,8 @@ pub struct Metrics {
     pub reconciles: IntCounterVec,
     /// Failed reconciles by controller.
     pub reconcile_errors: IntCounterVec,
+    /// Those of them that took too long.
+    pub reconcile_timeouts: IntCounterVec,
     /// Durations of reconciles by controller.
     pub reconcile_seconds: HistogramVec,
     /// Reconciles running now, by controller.
@@ -86,6 +88,7 @@ impl Metrics {
             sources: Mutex::default(),
             reconciles: counters(&registry::RECONCILES)?,
             reconcile_errors: counters(&registry::RECONCILE_ERRORS)?,
+            reconcile_timeouts: counters(&registry::RECONCILE_TIMEOUTS)?,
             reconcile_seconds: histograms(&registry::RECONCILE_SECONDS, &RECONCILE_BUCKETS)?,
             active_workers: gauges(&registry::RECONCILE_WORKERS)?,
             max_concurrent: gauges(&registry::RECONCILE_MAX)?,
@@ -204,6 +207,7 @@ impl Metrics {
         self.register(build)?;
         self.register(self.reconciles.clone())?;
         self.register(self.reconcile_errors.clone())?;
+        self.register(self.reconcile_timeouts.clone())?;
         self.register(self.reconcile_seconds.clone())?;
         self.register(self.active_workers.clone())?;
         self.register(self.max_concurrent.clone())?;

@@ -103,6 +103,8 @@ metrics! {
         "Time at which the controller learned of the start of the most recent turn, in seconds since the Unix epoch; absent before the first one.";
     AGENT_LOOP_DETECTED = Agents Gauge "agentloop_agent_loop_detected" ["namespace", "agent", "sign"]
         "Sign of a loop that is detected now, by the loop itself or by the controller; always 1, absent otherwise.";
+    AGENT_LOOP_OUTCOME = Agents Gauge "agentloop_agent_loop_outcome" ["namespace", "agent", "outcome"]
+        "How the loop ended: Completed, Idle, Failed, Escalated, Cancelled or ScaledToZero; always 1, absent unless it has ended.";
     AGENT_LOOP_PAUSED_REASON = Agents Gauge "agentloop_agent_loop_paused_reason" ["namespace", "agent", "reason"]
         "Reason why the loop is paused or stopped; always 1, one series for each reason that holds.";
     AGENT_LOOP_STATE = Agents Gauge "agentloop_agent_loop_state" ["namespace", "agent", "state"]
@@ -142,6 +144,8 @@ metrics! {
 
     NAMESPACE_AGENTS = Namespaces Gauge "agentloop_namespace_agents" ["namespace", "state"]
         "Number of Agents by state of the loop; None before the first report.";
+    NAMESPACE_APPROVAL_SECONDS = Namespaces Histogram "agentloop_namespace_approval_wait_seconds" ["namespace", "decision"]
+        "Time in seconds for which gates were open, by how they closed: Approved, Denied, Expired, Withdrawn (no longer needed) or Superseded (by another gate), as reported by the workers; present from the first gate of the namespace.";
     NAMESPACE_CALL_SECONDS = Namespaces Histogram "agentloop_namespace_call_duration_seconds" ["namespace", "model"]
         "Duration in seconds of answered model calls, from the request to the end of the answer, as reported by the gateways; models beyond the first 10 and those that no spec names as model other.";
     NAMESPACE_CALLS = Namespaces Counter "agentloop_namespace_calls_total" ["namespace"]
@@ -275,6 +279,8 @@ metrics! {
         "Total number of failed reconciles; each is retried.";
     RECONCILE_SECONDS = Controller Histogram "controller_runtime_reconcile_time_seconds" ["controller"]
         "Duration of reconciles in seconds.";
+    RECONCILE_TIMEOUTS = Controller Counter "controller_runtime_reconcile_timeouts_total" ["controller"]
+        "Total number of failed reconciles that took too long or waited too long for the Kubernetes API; part of controller_runtime_reconcile_errors_total.";
     RECONCILES = Controller Counter "controller_runtime_reconcile_total" ["controller", "result"]
         "Total number of reconciles by result: success, error, requeue or requeue_after.";
     LEADER = Controller Gauge "leader_election_master_status" ["name"]
@@ -318,6 +324,7 @@ metrics! {
 const MINIMAL: &[&Metric] = &[
     &AGENT_INFO,
     &AGENT_LOOP_STATE,
+    &AGENT_LOOP_OUTCOME,
     &AGENT_LOOP_PAUSED_REASON,
     &AGENT_CONDITION,
     &AGENT_SUSPENDED,

@@ -169,9 +169,11 @@ enum DriverEvent {
 impl<'a> LoopDriver<'a> {
     #[must_use]
     pub fn new(parts: DriverParts<'a>, first: &GatewayUpdate) -> Self {
+        let steps = JournaledEngine::new(parts.engine, parts.journal);
+        let times = LoopTimes::new(&steps.view().gates);
         Self {
             agent: parts.agent,
-            steps: JournaledEngine::new(parts.engine, parts.journal),
+            steps,
             offered: parts.tools.as_ref().map(|tools| tools.offered()),
             tools: parts.tools,
             artifacts: parts.artifacts,
@@ -185,7 +187,7 @@ impl<'a> LoopDriver<'a> {
             outbox: parts.outbox,
             readings: EventPublisher::new(parts.gateway, parts.turn.agent().map(str::to_owned)),
             spans: parts.spans,
-            times: LoopTimes::default(),
+            times,
             turn: parts.turn,
             sensors: parts.sensors,
             deliveries: LongPoller::of_deliveries(parts.gateway),

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::agents::{Agent, script, scripted};
+use super::approvals;
 use super::budgets;
 use super::cluster::{self, Namespace, shared};
+use super::toolbox::write;
 use crate::support::prometheus::Prometheus;
 
 #[test]
@@ -62,11 +64,15 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
     });
     let spec = json!({"selector": {}, "limits": limits, "window": {"rolling": {"seconds": 3600}}});
     namespace.kubectl.apply(&budgets::manifest("shown", &spec));
-    let turn = json!({"text": "hello", "usage": {"inputTokens": 900, "outputTokens": 100}, "yield": {"sleep": 1}});
-    namespace.kubectl.apply(&script("plan", &json!({"turns": [turn]})));
+    let usage = json!({"inputTokens": 900, "outputTokens": 100});
+    let turns = json!([
+        {"text": "hello", "usage": usage, "toolCalls": [write("note.txt", "hello")]},
+        {"text": "noted", "usage": usage, "yield": {"sleep": 1}},
+    ]);
+    namespace.kubectl.apply(&script("plan", &json!({"turns": turns})));
     let mut model = scripted("plan");
     model["price"] = json!({"inputPerMillion": "10.00", "outputPerMillion": "50.00"});
-    let agent = Agent::apply(&namespace, "scraped", &model, &json!({}));
+    let agent = Agent::apply(&namespace, "scraped", &model, &files("Never"));
     agent.until_turns(1, 120);
     let sensor = json!({
         "apiVersion": "agentloop.dev/v1alpha1",
@@ -88,6 +94,7 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
         ("runner", "says", json!({"guardrails": {"maxConsecutiveTurns": 2}})),
     ];
     let _others = others.map(|(name, plan, spec)| Agent::apply(&namespace, name, &scripted(plan), &spec));
+    ask_and_end(&namespace);
     // Only then is there a moment of the last event to show.
     let ticked = "jsonpath={.status.lastEventTime}";
     namespace.kubectl.wait("sensors.agentloop.dev/ticks", ticked, 150);
@@ -133,6 +140,34 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
         let query = format!("min(agentloop_budget_{metric}{{namespace=\"{ns}\"}}) > 0");
         prometheus.until_some(metric, &query);
     }
+    // Panels that are never empty.
+    let ended = format!("agentloop_agent_loop_outcome{{namespace=\"{ns}\",agent=\"asker\",outcome=\"Completed\"}}");
+    prometheus.until_some("the outcome", &ended);
+    let approvals =
+        format!("agentloop_namespace_approval_wait_seconds_count{{namespace=\"{ns}\",decision=\"Approved\"}}");
+    prometheus.until_some("the approval", &format!("{approvals} > 0"));
+}
+
+/// The built-in tools for files, with this rule for their approval.
+fn files(approval: &str) -> Value {
+    json!({"tools": {"builtin": ["Files"], "approval": {"default": approval}}})
+}
+
+/// An Agent that asks for an approval, gets it, and ends.
+fn ask_and_end(namespace: &Namespace) {
+    let turns = json!([
+        {"text": "I write.", "toolCalls": [write("note.txt", "hello")]},
+        {"yield": {"mode": "shutdown", "reason": "it is written"}},
+    ]);
+    namespace.kubectl.apply(&script("asks", &json!({"turns": turns})));
+    let agent = Agent::apply(namespace, "asker", &scripted("asks"), &files("Always"));
+    let gate = agent.until("a gate", 120, |agent| approvals::gates(agent).first().cloned());
+    let text = |field: &str| gate[field].as_str().expect("a text").to_owned();
+    let approval = format!("{}:{}", text("id"), text("argumentsHash"));
+    approvals::answer(&agent, &[("approve", approval), ("approved-by", "admin".to_owned())]);
+    agent.until("an end", 120, |agent| {
+        (agent["status"]["loop"]["outcome"] == "Completed").then_some(())
+    });
 }
 
 #[test]
@@ -160,12 +195,8 @@ fn promtool_finds_nothing_wrong_with_the_metrics_page() {
     );
 }
 
-/// Panels that show something only once tools of a server have run, which no Agent here has, or with a database.
-const WITHOUT_DATA: [&str; 3] = [
-    "Duration of tool runs",
-    "Tool calls by outcome",
-    "Database last answered",
-];
+/// The panel that shows something only with a database.
+const WITHOUT_DATA: [&str; 1] = ["Database last answered"];
 
 /// A query of a board with values for its variables.
 fn query(text: &str, namespace: &str) -> String {

@@ -125,7 +125,8 @@ fn measured(loops: &PodSessions) {
             {"model": "unheard-of", "counts": {"buckets": [count]}},
         ]))
         .unwrap();
-        let of_loop = json!({"durations": {"turns": {"buckets": [0, count]}, "toolRuns": {"buckets": [count]}}});
+        let (one, two) = (json!({"buckets": [count]}), json!({"buckets": [0, count]}));
+        let of_loop = json!({"durations": {"turns": two, "toolRuns": one, "approvals": {"denied": two}}});
         report.loop_ = Some(serde_json::from_value(of_loop).unwrap());
         loops.report(&agent, &pod, report, jiff::Timestamp::UNIX_EPOCH).unwrap();
     }
@@ -245,7 +246,7 @@ pub fn busy(name: &str) -> Value {
                 {"type": "LoopDetected", "status": "True", "reason": "Cycle", "message": "secret words",
                     "lastTransitionTime": "2026-01-02T03:04:05Z"},
                 condition("example.com/Foreign", "True")],
-            "loop": {"state": "Paused", "reasons": ["ProviderRateLimit"], "turn": 12, "waitingTasks": 3,
+            "loop": {"state": "Paused", "reasons": ["ProviderRateLimit"], "outcome": "Cancelled", "turn": 12, "waitingTasks": 3,
                 "lastTurnTime": "2026-01-02T03:04:06Z"},
             "gates": [gate("a", "2026-01-02T03:04:08Z"), gate("b", "2026-01-02T03:04:07Z")],
             "usage": usage,
@@ -427,6 +428,8 @@ async fn durations_are_counted_by_namespace_under_the_labels_of_the_spec() {
         r#"call_duration_seconds_sum{namespace="team-a",model="small"} 0.009"#,
         r#"turn_duration_seconds_count{namespace="team-a",mode="Continuous"} 2"#,
         r#"tool_call_duration_seconds_count{namespace="team-a"} 2"#,
+        r#"approval_wait_seconds_count{namespace="team-a",decision="Denied"} 2"#,
+        r#"approval_wait_seconds_count{namespace="team-a",decision="Expired"} 0"#,
     ] {
         let line = format!("agentloop_namespace_{line}");
         assert!(text.lines().any(|found| found == line), "{line}");

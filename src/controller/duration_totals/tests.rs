@@ -99,6 +99,50 @@ fn what_the_agents_of_a_namespace_report_adds_up_in_cumulative_buckets() {
 }
 
 #[test]
+fn waits_for_approvals_are_there_with_zeros_from_the_first_gate_on() {
+    const WAITS: &str = "agentloop_namespace_approval_wait_seconds_count";
+    let totals = totals(&["m"]);
+    add(&totals, ("a", "x"), &calls("m", counts(&[1], 1)));
+    assert_eq!(values(&totals, WAITS), [""; 0], "nothing waits");
+    let opened = DurationGrowth {
+        first_gate: true,
+        ..DurationGrowth::default()
+    };
+    add(&totals, ("a", "x"), &opened);
+    assert_eq!(values(&totals, WAITS), ["0"; 5]);
+    add(&totals, ("a", "gone"), &opened);
+    let mut closed = DurationGrowth::default();
+    // A day and a half, and 20 seconds.
+    closed.approvals.denied = counts(&[0, 0, 1, 0, 0, 0, 0, 0, 0, 1], 129_620_000_000);
+    add(&totals, ("a", "x"), &closed);
+    add(&totals, ("a", "y"), &closed);
+    // The first that another namespace has.
+    add(&totals, ("b", "x"), &closed);
+    let text = text(&totals, ExpositionFormat::Text);
+    for line in [
+        r#"count{namespace="a",decision="Approved"} 0"#,
+        r#"bucket{namespace="a",decision="Denied",le="10"} 0"#,
+        r#"bucket{namespace="a",decision="Denied",le="60"} 2"#,
+        r#"bucket{namespace="a",decision="Denied",le="86400"} 2"#,
+        r#"bucket{namespace="a",decision="Denied",le="259200"} 4"#,
+        r#"bucket{namespace="a",decision="Denied",le="604800"} 4"#,
+        r#"sum{namespace="a",decision="Denied"} 259240"#,
+        r#"count{namespace="a",decision="Denied"} 4"#,
+        r#"count{namespace="b",decision="Denied"} 2"#,
+        r#"count{namespace="b",decision="Superseded"} 0"#,
+    ] {
+        let line = format!("agentloop_namespace_approval_wait_seconds_{line}");
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    // What no pod can have waited.
+    let mut hostile = DurationGrowth::default();
+    hostile.approvals.denied = counts(&[1], LONGEST_MEAN + 1);
+    add(&totals, ("a", "x"), &hostile);
+    let denied = format!("{WAITS}{{namespace=\"a\",decision=\"Denied\"}}");
+    assert_eq!(values(&totals, &denied), ["4"]);
+}
+
+#[test]
 fn an_agent_that_does_not_exist_and_a_report_without_durations_have_no_series() {
     let totals = totals(&["m"]);
     add(&totals, ("a", "gone"), &calls("m", counts(&[1], 1)));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::controller::ReconcileResult;
+use super::error::ReconcileErrorKind;
 use super::queue::WorkQueue;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::reconcile_traces::ReconcileTracer;
@@ -33,6 +34,7 @@ impl ReconcileMetrics {
         let label = [controller];
         metrics.max_concurrent.with_label_values(&label).set(workers.into());
         metrics.reconcile_errors.with_label_values(&label).inc_by(0);
+        metrics.reconcile_timeouts.with_label_values(&label).inc_by(0);
         metrics.active_workers.with_label_values(&label).set(0);
         for result in ["success", "error", "requeue_after"] {
             metrics.reconciles.with_label_values(&[controller, result]).inc_by(0);
@@ -66,6 +68,9 @@ impl ReconcileMetrics {
         if matches!(how, ReconcileResult::Error(_)) {
             self.metrics.reconcile_errors.with_label_values(&label).inc();
         }
+        if how == ReconcileResult::Error(ReconcileErrorKind::Timeout) {
+            self.metrics.reconcile_timeouts.with_label_values(&label).inc();
+        }
         self.metrics
             .reconciles
             .with_label_values(&[self.controller, result])
@@ -73,5 +78,30 @@ impl ReconcileMetrics {
         let seconds = self.metrics.reconcile_seconds.with_label_values(&label);
         seconds.observe(took.as_secs_f64());
         self.metrics.active_workers.with_label_values(&label).dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_is_an_error_that_is_also_counted_by_itself() {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let reconciles = ReconcileMetrics::new(metrics.clone(), "agent", 1);
+        let counted = || {
+            let of = |counter: &prometheus::IntCounterVec| counter.with_label_values(&["agent"]).get();
+            (of(&metrics.reconcile_errors), of(&metrics.reconcile_timeouts))
+        };
+        for (how, expected) in [
+            (ReconcileResult::Success, (0, 0)),
+            (ReconcileResult::Error(ReconcileErrorKind::Refused), (1, 0)),
+            (ReconcileResult::Error(ReconcileErrorKind::Timeout), (2, 1)),
+            (ReconcileResult::Error(ReconcileErrorKind::Unavailable), (3, 1)),
+        ] {
+            reconciles.started();
+            reconciles.finished(how, Duration::ZERO);
+            assert_eq!(counted(), expected, "{how:?}");
+        }
     }
 }

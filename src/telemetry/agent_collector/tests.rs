@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::api::status::LoopOutcome;
 use crate::telemetry::exposition::ExpositionFormat;
 use crate::telemetry::families::ObjectVisitor;
 use crate::telemetry::metrics::Metrics;
@@ -132,4 +133,26 @@ fn zeros_that_say_nothing_are_absent_and_appear_when_they_count() {
     for name in ABSENT {
         assert_eq!(series(&text, name).as_deref(), Some("1"), "{name}");
     }
+}
+
+#[test]
+fn the_outcome_of_a_loop_is_there_from_its_end_until_the_agent_is_woken() {
+    let outcomes = |outcome: Option<LoopOutcome>| {
+        let mut agent = bench_agent(1);
+        let state = agent.status.as_mut().unwrap().r#loop.as_mut().unwrap();
+        state.outcome = outcome;
+        let text = text_of(&metrics(vec![agent]), ExpositionFormat::Text);
+        let start = "agentloop_agent_loop_outcome{";
+        let lines = text.lines().filter(|line| line.starts_with(start));
+        lines.map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    for outcome in LoopOutcome::iter() {
+        let outcome_name = outcome.as_ref();
+        let labels = format!("namespace=\"team-1\",agent=\"research-agent-1\",outcome=\"{outcome_name}\"");
+        let series = format!("agentloop_agent_loop_outcome{{{labels}}} 1");
+        assert_eq!(outcomes(Some(outcome)), [series]);
+        let help = registry::AGENT_LOOP_OUTCOME.help;
+        assert!(help.contains(outcome_name), "{outcome_name} is not in the reference");
+    }
+    assert_eq!(outcomes(None), [""; 0], "it runs, for the first time or again");
 }

@@ -4,7 +4,8 @@
 use super::board::{Annotation, Board, Variable};
 use super::panel::{Column, Panel, Unit, target};
 use super::query::{
-    increase, per_minute, quantile, quantile_by, rate, select, select_with, sum_by, sum_or_zero_by, total,
+    count_per_minute, increase, per_minute, quantile, quantile_by, rate, select, select_with, sum_by, sum_or_zero_by,
+    total,
 };
 use crate::telemetry::registry::{self, Metric};
 
@@ -94,7 +95,8 @@ fn now() -> Vec<Panel> {
                 sum_by("state", &select(&registry::NAMESPACE_AGENTS)),
                 "{{state}}",
             )],
-        ),
+        )
+        .wide(12),
         Panel::stacked(
             "Pause reasons",
             Unit::Count,
@@ -106,7 +108,21 @@ fn now() -> Vec<Panel> {
                 ),
                 "{{reason}}",
             )],
-        ),
+        )
+        .wide(12),
+        Panel::stacked(
+            "Ended loops",
+            Unit::Count,
+            "Number of loops that have ended, by outcome. One that was scaled to zero starts again with its next task.",
+            vec![target(
+                format!(
+                    "{} or label_replace(vector(0), \"outcome\", \"none\", \"\", \"\")",
+                    sum_by("outcome", &select(&registry::AGENT_LOOP_OUTCOME))
+                ),
+                "{{outcome}}",
+            )],
+        )
+        .wide(12),
         Panel::lines(
             "Pending approvals by namespace",
             Unit::Count,
@@ -115,7 +131,8 @@ fn now() -> Vec<Panel> {
                 sum_by("namespace", &select(&registry::NAMESPACE_APPROVALS)),
                 "{{namespace}}",
             )],
-        ),
+        )
+        .wide(12),
     ]
 }
 
@@ -199,6 +216,26 @@ fn durations() -> Vec<Panel> {
             "Duration of tool runs",
             "Median, 95th and 99th percentile of tool runs, whatever their outcome.",
             &registry::NAMESPACE_TOOL_SECONDS,
+        )
+        .wide(12),
+        Panel::lines(
+            "Wait for approvals (median)",
+            Unit::Seconds,
+            "Median of the time for which gates were open, by how they closed.",
+            vec![target(
+                quantile_by("decision", "0.5", &registry::NAMESPACE_APPROVAL_SECONDS),
+                "{{decision}}",
+            )],
+        )
+        .wide(12),
+        Panel::stacked(
+            "Closed gates",
+            Unit::PerMinute,
+            "Gates that closed per minute, by how they closed.",
+            vec![target(
+                count_per_minute("decision", &registry::NAMESPACE_APPROVAL_SECONDS),
+                "{{decision}}",
+            )],
         )
         .wide(12),
     ]

@@ -98,11 +98,15 @@ fn reconciles() -> Vec<Panel> {
         Panel::lines(
             "Errors and retries",
             Unit::PerMinute,
-            "Failed reconciles and objects that were queued again after one, per minute.",
+            "Failed reconciles, those of them that took too long, and objects that were queued again after one, per minute.",
             vec![
                 target(
                     per_minute("controller", &registry::RECONCILE_ERRORS),
                     "{{controller}}: errors",
+                ),
+                target(
+                    per_minute("controller", &registry::RECONCILE_TIMEOUTS),
+                    "{{controller}}: of these timeouts",
                 ),
                 target(
                     per_minute("controller", &registry::QUEUE_RETRIES),

@@ -62,6 +62,13 @@ pub fn mean_by(labels: &str, metric: &Metric) -> String {
     format!("{} / {}", part("_sum"), part("_count"))
 }
 
+/// Number of values of a histogram per minute, as a sum by labels.
+pub fn count_per_minute(labels: &str, metric: &Metric) -> String {
+    assert_eq!(metric.kind, MetricKind::Histogram, "{}", metric.name);
+    let series = selector(metric, "_count", "");
+    format!("sum by ({labels}) (rate({series}[$__rate_interval])) * 60")
+}
+
 /// Quantile of a histogram over the rate interval, by labels.
 pub fn quantile_by(labels: &str, quantile: &str, metric: &Metric) -> String {
     assert_eq!(metric.kind, MetricKind::Histogram, "{}", metric.name);

@@ -334,7 +334,8 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
     assert_eq!(unexpected(&fired, &expected), [], "fired: {fired:#?}");
 }
 
-/// That Prometheus has every family of the registry. No Sensor has an event on this day, and no gateway fails to export.
+/// That Prometheus has every family of the registry. No loop ends and no Sensor has an event on this day, and no gateway
+/// fails to export.
 fn assert_families(prometheus: &Prometheus) {
     let answer = prometheus.get("/api/v1/label/__name__/values");
     let names: BTreeSet<String> = serde_json::from_value(answer["data"].clone()).unwrap();
@@ -348,6 +349,7 @@ fn assert_families(prometheus: &Prometheus) {
         missing,
         [
             "agentloop_agent_dropped_telemetry_total",
+            "agentloop_agent_loop_outcome",
             "agentloop_sensor_last_event_timestamp_seconds"
         ]
     );
