@@ -23,7 +23,7 @@ use crate::link::text_fragments::TextFragment;
 
 /// Most concurrent subscriptions to one Agent.
 pub const READINGS_OF_ONE: usize = 8;
-/// Most concurrent subscriptions in total.
+/// Most concurrent subscriptions in total. If all are taken, the namespace that has the most gives way.
 pub const READINGS_OF_ALL: usize = 256;
 /// Capacity of the buffer, in pages.
 const ROOM: usize = 2;
@@ -38,6 +38,7 @@ const LONGEST: Duration = Duration::from_hours(1);
 
 /// The last message of a subscription that ends with its pod.
 const POD_GONE: &str = "the pod of this Agent was deleted or replaced; reconnect with the last id";
+const GIVES_WAY: &str = "its place was given to a reader of another namespace; reconnect with the last id";
 const TOO_SLOW: &str = "too slow: nothing was read for 30 s; reconnect with the last id";
 const TOO_LONG: &str = "the limit of one hour is reached; reconnect with the last id";
 
@@ -87,6 +88,16 @@ impl EventSubscriptions {
 
     pub(super) fn len(&self) -> usize {
         self.open.len()
+    }
+
+    /// Id of the oldest subscription.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        self.open.first_key_value().map(|(id, _)| *id)
+    }
+
+    /// Another reader takes the place of this subscription.
+    pub(super) fn give_way(&mut self, id: u64) {
+        self.end(id, GIVES_WAY.into());
     }
 
     pub(super) fn open(&mut self, reading: EventSubscription) -> PageReceiver {
@@ -182,6 +193,12 @@ pub(super) struct PageReceiver {
 }
 
 impl PageReceiver {
+    /// Another reader has taken its place.
+    #[cfg(test)]
+    pub(super) fn is_displaced(&self) -> bool {
+        self.end_reason() == GIVES_WAY
+    }
+
     fn end_reason(&self) -> String {
         self.farewell.get().cloned().unwrap_or_else(|| POD_GONE.into())
     }

@@ -291,6 +291,7 @@ impl LinkHandler for ControllerLink {
         let agent = NamespacedName::new(&request.namespace, &request.name);
         let receiver = agents.reference(&agent).and_then(|reference| reference.uid);
         let receiver = receiver.ok_or_else(|| no_agent(&agent))?;
+        let place = self.tasks.admit(&agent)?;
         let id = request.body.id.clone().map_or_else(random_id, Ok)?;
         let task = RequestedTask {
             receiver,
@@ -303,7 +304,7 @@ impl LinkHandler for ControllerLink {
             let is_there = || self.tasks.is_connected(&agent) && !self.loops.reports_scaled_to_zero(&agent);
             self.tasks.until_connected(START_WAIT, is_there).await;
         }
-        self.tasks.submit(&agent, task).await
+        self.tasks.submit(&place, task).await
     }
 
     fn requested_tasks(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<RequestedTask>, PodRefusal> {

@@ -4,6 +4,7 @@
 //! no other; each report with changes triggers a reconcile of its Agent. After a restart the table is empty until the
 //! gateways have attached again, and the status must keep its values until then.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -361,22 +362,21 @@ impl PodSessions {
         wanted: EventSubscription,
     ) -> Result<(u64, PageReceiver), ClientRefusal> {
         let mut table = self.lock();
-        if table.entries.values().map(|entry| entry.readings.len()).sum::<usize>() >= READINGS_OF_ALL {
+        let no_pod = || unavailable("this Agent has no pod now; its events are available once it runs again");
+        let readers = table.entries.get(agent).ok_or_else(no_pod)?.readings.len();
+        if readers >= READINGS_OF_ONE {
+            return Err(too_many(format!(
+                "{READINGS_OF_ONE} readers of this Agent's events are connected, which is the limit; retry later"
+            )));
+        }
+        if !table.make_room(&agent.namespace) {
             return Err(too_many(format!(
                 "{READINGS_OF_ALL} readers are connected, which is the limit; retry later"
             )));
         }
         table.readings += 1;
         let id = table.readings;
-        let entry = table
-            .entries
-            .get_mut(agent)
-            .ok_or_else(|| unavailable("this Agent has no pod now; its events are available once it runs again"))?;
-        if entry.readings.len() >= READINGS_OF_ONE {
-            return Err(too_many(format!(
-                "{READINGS_OF_ONE} readers of this Agent's events are connected, which is the limit; retry later"
-            )));
-        }
+        let entry = table.entries.get_mut(agent).ok_or_else(no_pod)?;
         let pages = entry.readings.open(EventSubscription { id, ..wanted });
         entry.publish_subscriptions();
         Ok((id, pages))
@@ -426,6 +426,38 @@ impl PodSessions {
 
     fn lock(&self) -> MutexGuard<'_, SessionTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SessionTable {
+    /// Whether one more subscription to an Agent of this namespace has a place. If all are taken, the namespace that has the most
+    /// loses its oldest one, provided that it has more than this one also with the new one: so no tenant can hold all places, and
+    /// two never take them from each other in turn.
+    fn make_room(&mut self, namespace: &str) -> bool {
+        let mut taken = 0;
+        let mut namespaces: HashMap<&str, (usize, Reverse<u64>)> = HashMap::new();
+        for (agent, session) in &self.entries {
+            let Some(oldest) = session.readings.oldest() else {
+                continue;
+            };
+            taken += session.readings.len();
+            let (count, first) = namespaces.entry(&agent.namespace).or_insert((0, Reverse(oldest)));
+            *count += session.readings.len();
+            *first = (*first).max(Reverse(oldest));
+        }
+        if taken < READINGS_OF_ALL {
+            return true;
+        }
+        let own = namespaces.get(namespace).map_or(0, |(count, _)| *count);
+        let Some((_, Reverse(id))) = namespaces.into_values().max().filter(|(most, _)| *most > own + 1) else {
+            return false;
+        };
+        let holds = |session: &&mut PodSession| session.readings.oldest() == Some(id);
+        if let Some(session) = self.entries.values_mut().find(holds) {
+            session.readings.give_way(id);
+            session.publish_subscriptions();
+        }
+        true
     }
 }
 
@@ -480,5 +512,59 @@ mod tests {
         assert_eq!(owner_of(&pod("p1", 1)), Err(RefusalCode::Fenced));
         assert_eq!(owner_of(&pod("p2", 1)).as_deref(), Ok("second"));
         assert_eq!(sessions.last_contact(&agent, "p2"), Some(now));
+    }
+
+    /// The subscriptions to `agents` Agents of a namespace, as many as each may have.
+    fn subscribe_all(sessions: &PodSessions, namespace: &str, agents: usize) -> Vec<PageReceiver> {
+        let mut readers = Vec::new();
+        for number in 0..agents {
+            let agent = NamespacedName::new(namespace, &number.to_string());
+            let pod = LivePod {
+                uid: format!("{agent}"),
+                epoch: 1,
+            };
+            sessions.expect_pod((&agent, "uid"), pod, LoopTotals::default(), Directives::default());
+            for _ in 0..READINGS_OF_ONE {
+                readers.push(subscribe(sessions, &agent).unwrap());
+            }
+        }
+        readers
+    }
+
+    fn subscribe(sessions: &PodSessions, agent: &NamespacedName) -> Result<PageReceiver, ClientRefusal> {
+        let opened = sessions.open_subscription(agent, EventSubscription::default());
+        opened.map(|(_, pages)| pages)
+    }
+
+    #[test]
+    fn a_tenant_who_holds_all_places_of_readers_gives_way_to_another_one() {
+        let (sessions, _changed) = PodSessions::new();
+        let agents = READINGS_OF_ALL / READINGS_OF_ONE;
+        let _other = subscribe_all(&sessions, "team-b", 1);
+        let held = subscribe_all(&sessions, "team-a", agents - 1);
+        let gone = |readers: &[PageReceiver]| readers.iter().filter(|reader| reader.is_displaced()).count();
+        assert_eq!(gone(&held), 0, "with the last place taken nobody loses one");
+        // Another Agent of the same namespace takes none.
+        let (more, new) = (
+            NamespacedName::new("team-a", "more"),
+            NamespacedName::new("team-c", "new"),
+        );
+        for agent in [&more, &new] {
+            let pod = LivePod {
+                uid: format!("{agent}"),
+                epoch: 1,
+            };
+            sessions.expect_pod((agent, "uid"), pod, LoopTotals::default(), Directives::default());
+        }
+        assert!(subscribe(&sessions, &more).is_err());
+        let mut admitted = Vec::new();
+        for count in 1..=READINGS_OF_ONE {
+            admitted.push(subscribe(&sessions, &new).unwrap());
+            assert_eq!(gone(&held), count);
+        }
+        assert!(held[0].is_displaced(), "the oldest first");
+        assert_eq!(gone(&admitted), 0);
+        // It is not taken back.
+        assert!(subscribe(&sessions, &more).is_err());
     }
 }

@@ -13,18 +13,25 @@ use tokio::time::timeout;
 use super::event_subscriptions::unavailable;
 use crate::api::NamespacedName;
 use crate::link::events::{ClientRefusal, ClientRefusalCode};
-use crate::link::task_requests::{AcceptedTask, AcceptedTaskState, ID_PREFIX, RequestedTask, TaskAck, TaskReceipt};
+use crate::link::task_requests::{
+    AcceptedTask, AcceptedTaskState, ID_PREFIX, RequestedTask, TaskAck, TaskReceipt, TaskRefusal,
+};
 use crate::support::random::random_hex;
 
 /// Tasks on their way to one gateway; further ones are refused.
 const QUEUE: usize = 16;
-/// Requests for one Agent that wait for a receipt; further ones are refused.
+/// Requests for one Agent that wait for its pod or a receipt; further ones are refused.
 const MOST_WAITING: usize = 64;
+/// The same for the Agents of one namespace.
+const MOST_OF_NAMESPACE: usize = 128;
+/// The same for all Agents.
+const MOST_OF_ALL: usize = 512;
 
 /// A request that waits for the receipt of its task.
 struct WaitingRequest {
     agent: NamespacedName,
     task: String,
+    user: String,
     receipt: oneshot::Sender<TaskAck>,
 }
 
@@ -33,6 +40,26 @@ struct RelayTable {
     /// The connected gateways.
     gateways: HashMap<NamespacedName, mpsc::Sender<RequestedTask>>,
     waiting: Vec<WaitingRequest>,
+    /// How many requests for each Agent have a place.
+    places: HashMap<NamespacedName, usize>,
+}
+
+/// The place of one request among those that wait, until it is dropped.
+pub struct RequestPlace<'a> {
+    relay: &'a TaskRelay,
+    agent: NamespacedName,
+}
+
+impl Drop for RequestPlace<'_> {
+    fn drop(&mut self) {
+        let mut table = self.relay.lock();
+        if let Some(places) = table.places.get_mut(&self.agent) {
+            *places -= 1;
+            if *places == 0 {
+                table.places.remove(&self.agent);
+            }
+        }
+    }
 }
 
 /// Relays requested tasks and their receipts between clients and gateways.
@@ -66,6 +93,31 @@ impl TaskRelay {
         tasks
     }
 
+    /// A place for a request to this Agent, from before it waits for anything.
+    pub fn admit(&self, agent: &NamespacedName) -> Result<RequestPlace<'_>, ClientRefusal> {
+        let mut table = self.lock();
+        let taken = |of: &dyn Fn(&NamespacedName) -> bool| -> usize {
+            let places = table.places.iter().filter(|(agent, _)| of(agent));
+            places.map(|(_, places)| places).sum()
+        };
+        if taken(&|other| other == agent) >= MOST_WAITING {
+            return Err(unavailable("too many requests for this Agent at a time; retry"));
+        }
+        if taken(&|other| other.namespace == agent.namespace) >= MOST_OF_NAMESPACE {
+            return Err(unavailable(
+                "too many requests for Agents of this namespace at a time; retry",
+            ));
+        }
+        if taken(&|_| true) >= MOST_OF_ALL {
+            return Err(unavailable("too many requests for Agents at a time; retry"));
+        }
+        *table.places.entry(agent.clone()).or_default() += 1;
+        Ok(RequestPlace {
+            relay: self,
+            agent: agent.clone(),
+        })
+    }
+
     /// Waits until a gateway connects and this is so, for at most `limit`.
     pub async fn until_connected(&self, limit: Duration, is_ready: impl Fn() -> bool) {
         // A pod that takes longer is there when the client repeats its request.
@@ -91,14 +143,17 @@ impl TaskRelay {
     /// Passes the receipt of a worker to the requests that wait for it.
     pub fn acknowledged(&self, agent: &NamespacedName, ack: &TaskAck) {
         let mut table = self.lock();
-        let is_for = |waiting: &mut WaitingRequest| waiting.agent == *agent && waiting.task == ack.id;
+        let is_of = |user: &String| ack.user.as_ref().is_none_or(|owner| owner == user);
+        let is_for =
+            |waiting: &mut WaitingRequest| waiting.agent == *agent && waiting.task == ack.id && is_of(&waiting.user);
         for waiting in table.waiting.extract_if(.., is_for) {
             let _ = waiting.receipt.send(ack.clone());
         }
     }
 
-    /// Forwards a task and waits for the worker's receipt.
-    pub async fn submit(&self, agent: &NamespacedName, task: RequestedTask) -> Result<AcceptedTask, ClientRefusal> {
+    /// Forwards a task and waits for the worker's receipt. The request has a place, see [`TaskRelay::admit`].
+    pub async fn submit(&self, place: &RequestPlace<'_>, task: RequestedTask) -> Result<AcceptedTask, ClientRefusal> {
+        let agent = &place.agent;
         let id = task.id.clone();
         let receipt = self.forward(agent, task)?;
         // It may have been accepted. The id is the one that the client chooses, without the prefix.
@@ -113,6 +168,9 @@ impl TaskRelay {
             Ok(Err(_)) => return Err(again("the Agent's pod was replaced")),
             Err(_) => return Err(again("the Agent's pod did not answer in time")),
         };
+        if let Some(refusal) = ack.refusal.and_then(refusal_of) {
+            return Err(refusal);
+        }
         let state = match ack.receipt {
             TaskReceipt::Accepted => AcceptedTaskState::Accepted,
             TaskReceipt::Repeated => AcceptedTaskState::Repeated,
@@ -138,14 +196,11 @@ impl TaskRelay {
     ) -> Result<oneshot::Receiver<TaskAck>, ClientRefusal> {
         let mut table = self.lock();
         table.waiting.retain(|waiting| !waiting.receipt.is_closed());
-        if table.waiting.iter().filter(|waiting| waiting.agent == *agent).count() >= MOST_WAITING {
-            return Err(unavailable("too many requests for this Agent at a time; retry"));
-        }
         let away =
             || unavailable("the Agent has no connected pod: it is starting, suspended, or its loop has ended; retry");
         let gateway = table.gateways.get(agent).ok_or_else(away)?;
         // Registered before the receipt can arrive, since the table is locked.
-        let id = task.id.clone();
+        let (id, user) = (task.id.clone(), task.user.clone());
         match gateway.try_send(task) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(_)) => return Err(unavailable("the Agent's pod is slow; retry")),
@@ -158,6 +213,7 @@ impl TaskRelay {
         table.waiting.push(WaitingRequest {
             agent: agent.clone(),
             task: id,
+            user,
             receipt: sender,
         });
         Ok(receipt)
@@ -166,6 +222,26 @@ impl TaskRelay {
     fn lock(&self) -> MutexGuard<'_, RelayTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What a client is told of such a refusal; `None`: what its receipt says.
+fn refusal_of(refusal: TaskRefusal) -> Option<ClientRefusal> {
+    let (code, message) = match refusal {
+        TaskRefusal::IdOfAnotherUser => (
+            ClientRefusalCode::Conflict,
+            "another user has requested a task with this id; choose another id",
+        ),
+        TaskRefusal::ResponsesWait => (
+            ClientRefusalCode::TooManyTasks,
+            "too many responses of this Agent wait to be delivered: check that the receiver of spec.task.responses accepts them; \
+             retry later",
+        ),
+        TaskRefusal::Other => return None,
+    };
+    Some(ClientRefusal {
+        code,
+        message: message.to_owned(),
+    })
 }
 
 /// An id for a task whose client chose none.
@@ -198,6 +274,8 @@ mod tests {
             id: id.into(),
             receipt,
             after: 7,
+            refusal: None,
+            user: None,
         }
     }
 
@@ -213,7 +291,8 @@ mod tests {
             relay.acknowledged(&agent("one"), &ack("b", TaskReceipt::Stopped));
             relay.acknowledged(&agent("one"), &ack(&sent.id, receipt));
         };
-        tokio::join!(relay.submit(&one, task("a")), worker).0
+        let place = relay.admit(&one).unwrap();
+        tokio::join!(relay.submit(&place, task("a")), worker).0
     }
 
     #[tokio::test]
@@ -237,7 +316,10 @@ mod tests {
     async fn a_request_without_a_receipt_says_which_id_to_repeat() {
         let relay = TaskRelay::new(Duration::from_secs(5));
         let _gateway = relay.register_gateway(&agent("one"));
-        let refusal = relay.submit(&agent("one"), task("request-a")).await.unwrap_err();
+        let refusal = relay
+            .submit(&relay.admit(&agent("one")).unwrap(), task("request-a"))
+            .await
+            .unwrap_err();
         let expected = "the Agent's pod did not answer in time; retry with the id a, since";
         assert!(refusal.message.starts_with(expected), "{}", refusal.message);
     }
@@ -246,14 +328,15 @@ mod tests {
     async fn without_a_gateway_and_after_its_replacement_a_request_is_refused_at_once() {
         let relay = TaskRelay::new(Duration::from_mins(1));
         let one = agent("one");
-        let refusal = relay.submit(&one, task("a")).await.unwrap_err();
+        let refusal = relay.submit(&relay.admit(&one).unwrap(), task("a")).await.unwrap_err();
         assert!(refusal.message.contains("no connected pod"), "{}", refusal.message);
         let mut old = relay.register_gateway(&one);
         let replaced = async {
             old.recv().await.unwrap();
             relay.register_gateway(&one)
         };
-        let (refused, _new) = tokio::join!(relay.submit(&one, task("a")), replaced);
+        let place = relay.admit(&one).unwrap();
+        let (refused, _new) = tokio::join!(relay.submit(&place, task("a")), replaced);
         assert!(refused.unwrap_err().message.contains("was replaced"));
     }
 
@@ -285,8 +368,8 @@ mod tests {
         assert!(!relay.is_connected(&one));
     }
 
-    #[tokio::test]
-    async fn tasks_on_their_way_and_requests_that_wait_are_bounded() {
+    #[test]
+    fn tasks_on_their_way_to_a_gateway_are_bounded() {
         let relay = TaskRelay::new(Duration::from_mins(1));
         let one = agent("one");
         let mut gateway = relay.register_gateway(&one);
@@ -296,14 +379,82 @@ mod tests {
         }
         let slow = relay.forward(&one, task("x")).unwrap_err();
         assert!(slow.message.contains("slow"), "{}", slow.message);
-        while waiting.len() < MOST_WAITING {
-            gateway.recv().await.unwrap();
-            waiting.push(relay.forward(&one, task("y")).unwrap());
+        gateway.try_recv().unwrap();
+        waiting.push(relay.forward(&one, task("x")).unwrap());
+    }
+
+    #[test]
+    fn requests_are_bounded_for_an_agent_a_namespace_and_in_all_and_there_is_room_again_when_one_ends() {
+        let relay = TaskRelay::new(Duration::from_mins(1));
+        let refused = |agent: &NamespacedName, why: &str| {
+            let refusal = relay.admit(agent).err().expect("a refusal");
+            assert_eq!(refusal.code, ClientRefusalCode::Unavailable);
+            assert!(refusal.message.contains(why), "{}", refusal.message);
+        };
+        let fill = |agent: &NamespacedName, most: usize| -> Vec<_> {
+            (0..most).map(|_| relay.admit(agent).unwrap()).collect()
+        };
+        let mut of_one = fill(&agent("one"), MOST_WAITING);
+        refused(&agent("one"), "this Agent");
+        of_one.pop();
+        of_one.push(relay.admit(&agent("one")).unwrap());
+        let mut held = vec![of_one, fill(&agent("two"), MOST_OF_NAMESPACE - MOST_WAITING)];
+        refused(&agent("three"), "this namespace");
+        for number in 1..MOST_OF_ALL / MOST_OF_NAMESPACE {
+            for name in ["one", "two"] {
+                let agent = NamespacedName::new(&format!("ns-{number}"), name);
+                held.push(fill(&agent, MOST_WAITING));
+            }
         }
-        gateway.recv().await.unwrap();
-        let many = relay.forward(&one, task("z")).unwrap_err();
-        assert!(many.message.contains("too many requests"), "{}", many.message);
-        waiting.pop();
-        relay.forward(&one, task("z")).unwrap();
+        let other = NamespacedName::new("other", "one");
+        refused(&other, "for Agents at a time");
+        held.pop();
+        relay.admit(&other).unwrap();
+        held.clear();
+        assert!(relay.lock().places.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_receipt_for_the_task_of_another_user_with_the_same_id_is_not_passed_on() {
+        let relay = TaskRelay::new(Duration::from_mins(1));
+        let one = agent("one");
+        let mut gateway = relay.register_gateway(&one);
+        let of = |user: &str| RequestedTask {
+            user: user.into(),
+            ..task("a")
+        };
+        let (ann, bob) = (relay.admit(&one).unwrap(), relay.admit(&one).unwrap());
+        let worker = async {
+            for _ in 0..2 {
+                let sent = gateway.recv().await.unwrap();
+                let is_first = sent.user == "ann";
+                let receipt = if is_first {
+                    TaskReceipt::Accepted
+                } else {
+                    TaskReceipt::Stopped
+                };
+                relay.acknowledged(
+                    &one,
+                    &TaskAck {
+                        refusal: (!is_first).then_some(TaskRefusal::IdOfAnotherUser),
+                        user: Some(sent.user),
+                        ..ack("a", receipt)
+                    },
+                );
+            }
+        };
+        let (first, second, ()) = tokio::join!(relay.submit(&ann, of("ann")), relay.submit(&bob, of("bob")), worker);
+        assert_eq!(first.unwrap().state, AcceptedTaskState::Accepted);
+        assert_eq!(second.unwrap_err().code, ClientRefusalCode::Conflict);
+    }
+
+    #[test]
+    fn a_client_is_told_that_responses_wait_and_what_a_later_version_says_is_left_to_the_receipt() {
+        let refusal = refusal_of(TaskRefusal::ResponsesWait).unwrap();
+        assert_eq!(refusal.code, ClientRefusalCode::TooManyTasks);
+        assert!(refusal.message.contains("spec.task.responses"), "{}", refusal.message);
+        let later: TaskAck = serde_json::from_str(r#"{"id": "a", "receipt": "Stopped", "refusal": "Later"}"#).unwrap();
+        assert_eq!(later.refusal, Some(TaskRefusal::Other));
+        assert!(refusal_of(TaskRefusal::Other).is_none());
     }
 }

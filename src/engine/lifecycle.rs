@@ -3,6 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::time_math;
 use agentloop_api::status::{LoopOutcome, LoopState, PauseReason};
 
 /// Whether the loop is up. Independent of pauses and sleeps.
@@ -133,11 +134,14 @@ impl Lifecycle {
         self.last_now
     }
 
-    /// An input arrived. Returns by how much the clock was set back since the one before.
+    /// An input arrived. Returns by how much the clock was set back since the one before: the start of the public state has
+    /// moved with it.
     pub fn input_at(&mut self, now: Timestamp) -> SignedDuration {
         let last = self.last_now.replace(now);
         let back = last.map_or(SignedDuration::ZERO, |last| last.duration_since(now));
-        back.max(SignedDuration::ZERO)
+        let back = back.max(SignedDuration::ZERO);
+        self.since = self.since.map(|since| time_math::before(since, back));
+        back
     }
 
     /// A process of this pod runs the loop. Returns whether it is the same pod as before.

@@ -426,7 +426,8 @@ impl Engine {
             NextStep::Begin { at, .. } => Some(at),
             // It may have side effects, and waits for the link and for a deferred run without a time.
             NextStep::Check if !self.state.reasons.allow_actions() || self.is_deferred_under_way() => None,
-            NextStep::Stop(_) | NextStep::Check | NextStep::RequestApproval => Some(Timestamp::MIN),
+            NextStep::Check => Some(self.mode_check_due()),
+            NextStep::Stop(_) | NextStep::RequestApproval => Some(Timestamp::MIN),
             NextStep::Ask => Some(self.mode_question_due()),
             NextStep::Wait => None,
         }

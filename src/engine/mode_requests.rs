@@ -4,7 +4,7 @@
 //! and its outcome, and a run that a restart finds open is sent again under its id; the gate is one of the gates of the loop.
 //! What to request and what follows is up to the mode.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use super::model_call::CallTask;
 use super::modes::{CheckEnd, ModeApproval, ModeCheck, ModeQuestion};
 use super::retry::{self, RetryDecision};
 use super::tool::{ToolOutcome, ToolRunId};
-use super::tools::admission::{self, AdmissionContext};
+use super::tools::admission::{self, AdmissionContext, DenialReason};
 use super::tools::batch::ToolRunPlan;
 use super::tools::plan_line;
 use super::untrusted::server_source;
@@ -31,6 +31,11 @@ use agentloop_support::hash::sha256_hex;
 const GATE: &str = "goal";
 const UNREADABLE: &str = "Unreadable";
 const OUTDATED: &str = "Outdated";
+/// How often in a row a check whose tool cannot be reached is tried again, before it counts as one without an answer.
+pub const MOST_CHECK_RETRIES: u32 = 5;
+/// The first wait for such a tool; each further one doubles it.
+const FIRST_CHECK_WAIT: SignedDuration = SignedDuration::from_secs(15);
+const LONGEST_CHECK_WAIT: SignedDuration = SignedDuration::from_mins(5);
 
 /// What is requested now.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -40,9 +45,14 @@ pub struct ModeRequests {
     failures: u32,
     /// When the next one may be made.
     ask_at: Option<Timestamp>,
-    /// The loop was paused for the model of the question: a request may be answered before the next attempt.
+    /// The loop was paused for the model of the question, or waits for the tool of a check: a request may be answered before the
+    /// next attempt.
     lets_request_in: bool,
     run: Option<RequestedRun>,
+    /// How often in a row the tool of the present check could not be reached.
+    check_failures: u32,
+    /// When the next try may be made.
+    check_at: Option<Timestamp>,
     gate: Option<RequestedGate>,
     /// How many gates were opened.
     gates: u64,
@@ -56,6 +66,19 @@ struct RequestedRun {
     id: ToolRunId,
     arguments: Map<String, Value>,
     plan: ToolRunPlan,
+}
+
+/// Why a check is not run.
+struct UnplannedCheck {
+    why: String,
+    /// The server of its tool has not answered yet.
+    is_silent: bool,
+}
+
+impl UnplannedCheck {
+    fn because(why: String) -> Self {
+        Self { why, is_silent: false }
+    }
 }
 
 /// The open gate.
@@ -112,7 +135,8 @@ impl ModeRequests {
 
     /// The clock was set back.
     pub fn moved(&mut self, moved: impl Fn(Timestamp) -> Timestamp) {
-        self.ask_at = self.ask_at.map(moved);
+        self.ask_at = self.ask_at.map(&moved);
+        self.check_at = self.check_at.map(moved);
     }
 }
 
@@ -127,6 +151,32 @@ impl Engine {
     /// When the question of the mode may be asked.
     pub(super) fn mode_question_due(&self) -> Timestamp {
         self.state.requests.ask_at.unwrap_or(Timestamp::MIN)
+    }
+
+    /// When the tool run of the mode may be sent.
+    pub(super) fn mode_check_due(&self) -> Timestamp {
+        self.state.requests.check_at.unwrap_or(Timestamp::MIN)
+    }
+
+    /// The tool of the check could not be reached. Whether the check is tried again, later; otherwise that was tried often enough.
+    fn retry_check(&mut self, now: Timestamp) -> bool {
+        let requests = &mut self.state.requests;
+        if requests.check_failures >= MOST_CHECK_RETRIES {
+            return false;
+        }
+        let wait = time_math::doubled(FIRST_CHECK_WAIT, requests.check_failures, LONGEST_CHECK_WAIT);
+        requests.check_failures += 1;
+        requests.check_at = Some(time_math::after(now, wait));
+        requests.lets_request_in = true;
+        true
+    }
+
+    /// The check has its end.
+    fn end_check_retries(&mut self) {
+        let requests = &mut self.state.requests;
+        if std::mem::take(&mut requests.check_failures) > 0 {
+            (requests.check_at, requests.lets_request_in) = (None, false);
+        }
     }
 
     /// Sends the question of the mode, unless a limit holds it.
@@ -228,6 +278,9 @@ impl Engine {
 
     /// Sends the tool run of the mode; after a restart again, under the same id.
     pub(super) fn run_mode_check(&mut self, out: &mut EffectBuffer) {
+        if self.mode_check_due() > out.now {
+            return;
+        }
         let Some(check) = self.mode().check(&self.mode_context(out.now)) else {
             return;
         };
@@ -245,8 +298,11 @@ impl Engine {
             }
             match self.plan_check(&check) {
                 Ok(run) => self.state.requests.run = Some(run),
-                Err(why) => {
-                    self.ask_mode(out.now, |mode, context| mode.checked(CheckEnd::NotRun(&why), context));
+                Err(UnplannedCheck { why, is_silent }) => {
+                    if !is_silent || !self.retry_check(out.now) {
+                        self.end_check_retries();
+                        self.ask_mode(out.now, |mode, context| mode.checked(CheckEnd::NotRun(&why), context));
+                    }
                     out.record(journal_line(RecordKind::QuestionFailed, self.turn_number(), "not run"));
                     self.record_validation(out);
                     return;
@@ -269,7 +325,7 @@ impl Engine {
         out.push(EngineEffect::RunTool(run.plan.run(run.id, run.arguments, 0), timeout));
     }
 
-    fn plan_check(&mut self, check: &ModeCheck) -> Result<RequestedRun, String> {
+    fn plan_check(&mut self, check: &ModeCheck) -> Result<RequestedRun, UnplannedCheck> {
         let call = ToolCall {
             id: String::new(),
             name: check.tool.to_owned(),
@@ -281,19 +337,23 @@ impl Engine {
             untrusted: None,
         };
         if self.offer.changed(&call.name).is_some() {
-            return Err("not run: the definition of its tool has changed".to_owned());
+            let why = "not run: the definition of its tool has changed";
+            return Err(UnplannedCheck::because(why.to_owned()));
         }
         let unknown = self.offer.toolbox().unknown_argument(&call.name, &check.arguments);
         if let Some(argument) = unknown {
             let tool = check.tool.rsplit_once("__").map_or(check.tool, |(_, tool)| tool);
-            return Err(format!(
+            return Err(UnplannedCheck::because(format!(
                 "not run: {} is of an older version, whose {tool} has no argument {argument}: recreate the pod with one version \
                  for all of its containers",
                 self.settings.toolbox_name()
-            ));
+            )));
         }
         let admitted = self.offer.toolbox().admit(&call, context);
-        let (known, arguments) = admitted.map_err(|denied| denied.text)?;
+        let (known, arguments) = admitted.map_err(|denied| UnplannedCheck {
+            is_silent: denied.why == DenialReason::ServerSilent,
+            why: denied.text,
+        })?;
         let id = self.id_before_turn();
         let of = admission::run_identity(&self.agent, self.state.life.epoch(), id);
         let plan = ToolRunPlan {
@@ -320,6 +380,10 @@ impl Engine {
             self.state.requests.untrusted = Some(server_source(&plan.tool));
         }
         self.state.counters.idle.skip(out.now);
+        if kind == OutcomeKind::Unavailable && self.retry_check(out.now) {
+            return;
+        }
+        self.end_check_retries();
         self.ask_mode(out.now, |mode, context| mode.checked(end, context));
         self.end_after_check(out);
     }
@@ -389,7 +453,7 @@ impl Engine {
         if let Some(gate) = self.close_mode_gate(how, Some(approved), out) {
             let waited = out.now.duration_since(gate.opened_at);
             self.ask_mode(out.now, |mode, _| {
-                mode.approval_answered(approved, waited.max(jiff::SignedDuration::ZERO));
+                mode.approval_answered(approved, waited.max(SignedDuration::ZERO));
             });
         }
     }

@@ -111,6 +111,19 @@ pub enum TaskReceipt {
     Stopped,
 }
 
+/// More about a task that was not accepted. A controller of an older version goes by the receipt alone.
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskRefusal {
+    /// Its id is that of a task of another user. The receipt is [`TaskReceipt::Stopped`].
+    IdOfAnotherUser,
+    /// Too many responses wait to be delivered. The receipt is [`TaskReceipt::QueueFull`].
+    ResponsesWait,
+    /// Of a later version.
+    #[serde(other)]
+    Other,
+}
+
 /// The worker's answer to a task.
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -123,6 +136,12 @@ pub struct TaskAck {
     /// The cursor of the Agent's events after which the task's own begin; 0: unknown.
     #[serde(default)]
     pub after: i64,
+    /// Why it was not accepted, if the receipt does not say it all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<TaskRefusal>,
+    /// The user whose task it is; absent: of an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
 }
 
 /// An acknowledgement of a worker, relayed by its gateway.

@@ -78,7 +78,7 @@ client certificate has none: name a ServiceAccount of that namespace with `--ser
 | | what ends | what stays | what starts it again |
 |---|---|---|---|
 | `pause` | the turn, at once, and the pod | the loop, which continues where it was | `resume` |
-| `stop` | the loop, with outcome `Cancelled`: after the turn that runs, or with `--now` at once; then the pod | the state; a turn that was cut, and a request whose turn was cut, continue if the loop starts again | `wake`, `resume`, a change of the spec |
+| `stop` | the loop, with outcome `Cancelled`: after the turn that runs, or with `--now` at once; then the pod | the state; a turn that was cut, and a request whose turn was cut with those that wait behind it, continue if the loop starts again | `wake`, `resume`, a change of the spec |
 | `kubectl delete agents.agentloop.dev NAME` | everything | the volume, if `spec.storage` keeps it | |
 
 `pause` is a state (`spec.suspend`), which a manifest in Git may have. `stop` is a request (annotation `agentloop.dev/stop`), which is handled once and

@@ -254,6 +254,11 @@ impl<'a> LoopDriver<'a> {
             self.check_clocks()?;
             self.check_scores()?;
         }
+        // The pod that has fenced this one delivers them.
+        let is_fenced = self.stop.is_none() && self.steps.view().outcome.is_none();
+        if !is_fenced && self.stop != Some(StopCause::Fenced) {
+            self.responses.finish(&mut self.steps).await?;
+        }
         self.readings.finish(&mut self.steps).await?;
         self.history.finish(&mut self.steps).await;
         Ok(match self.stop {

@@ -13,7 +13,8 @@ use crate::engine::{EngineEffect, EngineInput, JournalRecord, Skill, StopCause};
 use crate::link::history::HistoryAck;
 
 use super::journal::{
-    CommittedBatch, Journal, JournalError, JournalLine, JournalPage, SensorRecord, UploadBatch, WaitingResponse,
+    CommittedBatch, Journal, JournalError, JournalLine, JournalPage, KnownTask, SensorRecord, UploadBatch,
+    WaitingResponse,
 };
 
 pub struct JournaledEngine<'a> {
@@ -82,8 +83,8 @@ impl<'a> JournaledEngine<'a> {
         self.engine.requested_task()
     }
 
-    /// Returns the line after which those of a task begin; `None`: the task is not known. 0: its lines are no longer kept.
-    pub fn find_task(&self, id: &str) -> Result<Option<i64>, JournalError> {
+    /// Returns the task with this id; `None`: it is not known.
+    pub fn find_task(&self, id: &str) -> Result<Option<KnownTask>, JournalError> {
         self.journal.find_task(id)
     }
 

@@ -7,7 +7,7 @@
 use futures::FutureExt;
 use futures::future::{self, BoxFuture};
 use serde_json::{Map, Value};
-use tokio::time::{Duration, Instant, sleep};
+use tokio::time::{Duration, Instant, sleep, timeout_at};
 
 use super::gateway_client::GatewayClient;
 use super::journal::{JournalError, WaitingResponse};
@@ -19,9 +19,13 @@ use crate::support::backoff::{Backoff, jitter};
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_mins(5);
-/// Refusals in a row after which a response is given up, and how long they must continue.
+/// Refusals after which a response is given up, and how long they must continue: those in a row that say that the response is wrong,
+/// and all answers other than success. Otherwise one response could hold the others back for ever.
 const MOST_REFUSALS: u32 = 5;
 const LONGEST_REFUSAL: Duration = Duration::from_mins(10);
+const LONGEST_FAILURE: Duration = Duration::from_hours(24);
+/// How long the end of the loop waits for the responses that are left.
+const LAST_RESPONSES: Duration = Duration::from_secs(5);
 /// Responses that wait, from which on no further task is accepted.
 const MOST_WAITING: usize = 1_000;
 /// Failed attempts after which a log line says so.
@@ -92,6 +96,18 @@ impl ResponseDelivery {
         Ok(())
     }
 
+    /// Sends the responses that are left, for at most [`LAST_RESPONSES`]. The rest stays in the journal for the next start.
+    pub async fn finish(&mut self, steps: &mut JournaledEngine<'_>) -> Result<(), JournalError> {
+        let deadline = Instant::now() + LAST_RESPONSES;
+        while self.sending.is_some() {
+            let Ok(seq) = timeout_at(deadline, self.next()).await else {
+                break;
+            };
+            self.delivered(seq, steps)?;
+        }
+        Ok(())
+    }
+
     /// The position of the next response that is delivered. Cancel safe.
     pub async fn next(&mut self) -> i64 {
         let Some(sending) = &mut self.sending else {
@@ -103,20 +119,45 @@ impl ResponseDelivery {
     }
 }
 
+/// The answers to one response that were no success.
+#[derive(Default)]
+struct ResponseRefusals {
+    /// Those in a row that say that the response is wrong: how many, and since when.
+    definite: Option<(u32, Instant)>,
+    /// All of them.
+    all: Option<(u32, Instant)>,
+}
+
+impl ResponseRefusals {
+    /// The receiver answered with this status. Whether the response is given up.
+    fn ends_with(&mut self, status: u16, now: Instant) -> bool {
+        let counted = |refusals: Option<(u32, Instant)>| {
+            let (count, since) = refusals.unwrap_or((0, now));
+            (count.saturating_add(1), since)
+        };
+        self.definite = refuses_for_good(status).then(|| counted(self.definite));
+        let all = counted(self.all);
+        self.all = Some(all);
+        let is_over = |(count, since): (u32, Instant), longest| count >= MOST_REFUSALS && now - since >= longest;
+        self.definite.is_some_and(|definite| is_over(definite, LONGEST_REFUSAL)) || is_over(all, LONGEST_FAILURE)
+    }
+
+    /// The receiver did not answer.
+    fn unanswered(&mut self) {
+        self.definite = None;
+    }
+}
+
 async fn deliver(gateway: GatewayClient, waiting: WaitingResponse) -> i64 {
     let WaitingResponse { seq, response } = waiting;
     let response = outgoing(&response);
     let mut backoff = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
-    let (mut failures, mut refusals, mut refused_since) = (0_u32, 0, Instant::now());
+    let (mut failures, mut refusals) = (0_u32, ResponseRefusals::default());
     loop {
         let detail = match gateway.send_response(&response).await {
             Ok(status) if (200..300).contains(&status) => return seq,
             Ok(status) => {
-                refusals = if refuses_for_good(status) { refusals + 1 } else { 0 };
-                if refusals == 1 {
-                    refused_since = Instant::now();
-                }
-                if refusals >= MOST_REFUSALS && refused_since.elapsed() >= LONGEST_REFUSAL {
+                if refusals.ends_with(status, Instant::now()) {
                     tracing::warn!(
                         task = response.id,
                         status,
@@ -127,7 +168,7 @@ async fn deliver(gateway: GatewayClient, waiting: WaitingResponse) -> i64 {
                 format!("status {status}")
             }
             Err(detail) => {
-                refusals = 0;
+                refusals.unanswered();
                 detail
             }
         };
@@ -200,6 +241,40 @@ mod tests {
         let mut without = ResponseDelivery::new(&gateway, false);
         without.added(MOST_WAITING, &steps).unwrap();
         assert!(!without.is_full(), "without a receiver, none waits");
+    }
+
+    #[test]
+    fn a_response_that_is_wrong_is_given_up_after_ten_minutes_and_any_other_refused_one_after_a_day() {
+        let start = Instant::now();
+        let minutes = |count: u64| start + Duration::from_mins(count);
+        let refused = |status: u16, last: Instant| {
+            let mut refusals = ResponseRefusals::default();
+            for attempt in 0..4 {
+                assert!(!refusals.ends_with(status, minutes(attempt)));
+            }
+            refusals.ends_with(status, last)
+        };
+        let almost = Duration::from_millis(1);
+        for (status, longest) in [(422, LONGEST_REFUSAL), (500, LONGEST_FAILURE), (404, LONGEST_FAILURE)] {
+            assert!(!refused(status, start + longest.saturating_sub(almost)), "{status}");
+            assert!(refused(status, start + longest), "{status}");
+        }
+        // Too few.
+        let mut refusals = ResponseRefusals::default();
+        for attempt in 0..3 {
+            assert!(!refusals.ends_with(503, minutes(attempt)));
+        }
+        assert!(!refusals.ends_with(503, start + LONGEST_FAILURE));
+        assert!(refusals.ends_with(503, start + LONGEST_FAILURE));
+        // Another answer, or none, ends the row of those that say that it is wrong, and not the day.
+        let mut refusals = ResponseRefusals::default();
+        for attempt in 0..4 {
+            assert!(!refusals.ends_with(422, minutes(attempt)));
+        }
+        refusals.unanswered();
+        assert!(!refusals.ends_with(422, start + LONGEST_REFUSAL));
+        refusals.unanswered();
+        assert!(refusals.ends_with(422, start + LONGEST_FAILURE));
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod precheck;
 pub mod process;
 mod restarts;
 mod scoring;
+mod tasks;
 mod text;
 mod tools;
 

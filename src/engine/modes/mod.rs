@@ -281,7 +281,7 @@ pub trait LoopMode {
     fn world_changes(&mut self, _context: &ModeContext<'_>) {}
 
     /// The loop answered a request for this long, which is not the mode's work.
-    fn interrupted(&mut self, _time: SignedDuration) {}
+    fn interrupted(&mut self, _time: SignedDuration, _context: &ModeContext<'_>) {}
 
     /// A model call of the mode's work was answered, whatever its purpose. `cost`: in micro-dollars, if known.
     fn call_answered(&mut self, _cost: Option<i64>) {}
@@ -567,10 +567,11 @@ impl Engine {
     pub(super) fn next_step(&self, now: Timestamp) -> NextStep {
         let next = self.mode().next(&self.mode_context(now));
         // People wait for the answers to requests. Only what completes a turn comes before them, and a turn that is due after
-        // each of them. A question comes before them until its model has been unavailable for long.
+        // each of them. A question or a check comes before them until its model or its tool has been unavailable for long.
         let is_first = match next {
             NextStep::Stop(_) | NextStep::RequestApproval => true,
             NextStep::Ask => !self.state.requests.lets_request_in(),
+            NextStep::Check if self.state.requests.lets_request_in() => false,
             NextStep::Check => self.state.reasons.allow_actions() && !self.is_deferred_under_way(),
             NextStep::Begin { at, .. } => self.state.tasks.is_own_turn_first() && at <= now,
             NextStep::Wait => false,

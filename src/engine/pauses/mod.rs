@@ -272,8 +272,10 @@ impl Engine {
         {
             return;
         }
-        if self.turn_rules().works_on_task && failure.kind == FailureKind::CallExceedsLimit {
-            // It can never fit, however long the tasks behind it wait.
+        let is_current = asked_under == self.state.budget.revision;
+        if self.turn_rules().works_on_task && failure.kind == FailureKind::CallExceedsLimit && is_current {
+            // It can never fit, however long the tasks behind it wait. Theirs may fit: their calls find out.
+            self.clear_probed_pauses();
             self.fail_turn(failure, out);
             return;
         }
@@ -281,7 +283,7 @@ impl Engine {
         self.state.reasons.remove_waits_for_room();
         let probe = if !waits_for_room(reason) {
             None
-        } else if asked_under != self.state.budget.revision {
+        } else if !is_current {
             // The refusal may refer to the previous state of the budget.
             Some(ProbeState::At(time_math::after(out.now, PROBE_DELAY)))
         } else if failure.resumes_at.is_none() && is_worth_probing(reason) && !self.state.budget.held {

@@ -32,7 +32,7 @@ impl Engine {
         if turn.rules().detects_loops && self.state.watch.has_failed() {
             return Some(TaskLimit::LoopDetected);
         }
-        if turn.own_call() >= settings.max_iterations {
+        if turn.counted_calls() >= settings.max_iterations {
             return Some(TaskLimit::MaxIterations);
         }
         (turn.most_tokens() >= settings.max_tokens).then_some(TaskLimit::MaxTokens)
@@ -107,6 +107,7 @@ impl Engine {
     pub(crate) fn move_task_clock(&mut self, back: jiff::SignedDuration) {
         let tasks = &mut self.state.tasks;
         if let Some(current) = &mut tasks.current {
+            current.started_at = time_math::before(current.started_at, back);
             current.clock.moved(back);
         }
         tasks.own_ended_at = tasks.own_ended_at.map(|at| time_math::before(at, back));

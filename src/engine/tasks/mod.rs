@@ -316,7 +316,7 @@ impl Engine {
             completed_at: out.now,
             outcome: ending.outcome(),
             reason: ending.limit(),
-            iterations: turn.own_call(),
+            iterations: turn.counted_calls(),
             tokens: turn.tokens(),
             cost: turn.cost(),
         };
@@ -336,7 +336,7 @@ impl Engine {
         if !turn.rules().is_of_mode {
             self.state.tasks.own_turn_first = true;
             let time = out.now.duration_since(started_at).max(SignedDuration::ZERO);
-            self.ask_mode(out.now, |mode, _| mode.interrupted(time));
+            self.ask_mode(out.now, |mode, context| mode.interrupted(time, context));
         }
         if turn.rules().detects_loops {
             // The next task is not held for what this one repeated.

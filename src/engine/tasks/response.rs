@@ -31,6 +31,15 @@ impl TaskEnding {
         }
     }
 
+    /// Why it failed.
+    #[must_use]
+    pub const fn failure(&self) -> Option<&CallFailure> {
+        match self {
+            Self::Failed(failure) => Some(failure),
+            Self::Completed(_) | Self::Limited(_) => None,
+        }
+    }
+
     #[must_use]
     pub const fn limit(&self) -> Option<TaskLimit> {
         match self {

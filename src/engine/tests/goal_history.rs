@@ -80,8 +80,8 @@ fn a_check_without_an_answer_is_unknown_and_not_met() {
     driver.answer(finish("done"));
     driver.end(
         1,
-        ToolOutcome::Unavailable {
-            message: "no toolbox".into(),
+        ToolOutcome::Failed {
+            text: "no toolbox".into(),
         },
     );
     let unknown = json!([{"name": "tests", "verdict": "Unknown"}]);

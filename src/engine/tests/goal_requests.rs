@@ -166,3 +166,42 @@ fn a_request_comes_before_a_command_that_waits_for_a_deferred_run_and_all_is_che
     });
     assert_eq!(commands(&driver), ["cargo build"], "the check has started over");
 }
+
+#[test]
+fn the_time_of_a_request_that_was_open_before_the_loop_began_again_does_not_extend_that_of_the_goal() {
+    let mut driver = Driver::with_goal(goal(|goal| goal.timeout = seconds(60)));
+    driver.ask("a");
+    driver.answer(says("Not yet."));
+    assert_eq!(driver.purpose, CallPurpose::Chat);
+    driver.pass(seconds(50));
+    driver.feed(EngineInput::StopRequested { token: "now:1".into() });
+    driver.restart(2);
+    assert_eq!(driver.purpose, CallPurpose::Chat);
+    driver.pass(seconds(5));
+    driver.answer(says("well"));
+    assert_eq!(next_call(&mut driver), CallPurpose::Turn);
+    driver.pass(seconds(59));
+    assert_eq!(ended(&driver).1, None);
+    driver.pass(seconds(1));
+    driver.answer(says("Not yet."));
+    assert_eq!(ended(&driver).1, Some(GoalEnd::Timeout));
+}
+
+#[test]
+fn a_clock_that_was_set_back_during_a_request_changes_neither_its_time_nor_that_of_the_goal() {
+    let mut driver = Driver::with_goal(goal(|goal| goal.timeout = seconds(60)));
+    driver.ask("a");
+    driver.answer(says("Not yet."));
+    driver.pass(seconds(50));
+    driver.feed(EngineInput::Timer);
+    driver.now -= seconds(31_536_000);
+    driver.feed(EngineInput::Timer);
+    driver.pass(seconds(50));
+    driver.answer(says("well"));
+    let request = driver.engine.view().recent_tasks.remove(0);
+    assert_eq!(request.completed_at.duration_since(request.started_at), seconds(100));
+    assert_eq!(next_call(&mut driver), CallPurpose::Turn);
+    driver.pass(seconds(60));
+    driver.answer(says("Not yet."));
+    assert_eq!(ended(&driver).1, Some(GoalEnd::Timeout));
+}

@@ -70,8 +70,8 @@ fn the_texts_of_mode_goal() {
     }
     driver.end(
         3,
-        ToolOutcome::Unavailable {
-            message: "no toolbox".into(),
+        ToolOutcome::Failed {
+            text: "no toolbox".into(),
         },
     );
     rows.push(text!("Confidence check", "system message", system(&driver)));

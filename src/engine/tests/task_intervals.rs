@@ -57,6 +57,16 @@ fn a_loop_without_a_task_gives_its_pod_back_at_its_time_and_not_before() {
 }
 
 #[test]
+fn a_clock_that_was_set_back_does_not_delay_the_end_of_the_pod() {
+    let mut driver = scaling();
+    driver.pass(seconds(10));
+    driver.feed(EngineInput::Timer);
+    driver.now -= seconds(31_536_000);
+    driver.feed(EngineInput::Timer);
+    assert_eq!(driver.engine.scale_down_due(), Some(driver.now + seconds(50)));
+}
+
+#[test]
 fn a_paused_loop_and_one_without_the_setting_keep_their_pods() {
     let mut driver = scaling();
     driver.feed(EngineInput::LinkLost);

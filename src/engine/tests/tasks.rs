@@ -221,7 +221,7 @@ fn a_task_uses_tools_and_its_response_counts_its_calls_and_tokens() {
 }
 
 /// Calls a tool and gets its result.
-fn one_call(driver: &mut Driver, place: usize, tokens: u64) {
+pub(super) fn one_call(driver: &mut Driver, place: usize, tokens: u64) {
     let mut answer = calls("files__read", &json!({ "path": place.to_string() }).to_string());
     answer.tokens = Some(tokens);
     driver.answer(answer);

@@ -412,7 +412,7 @@ impl Engine {
         let Some(turn) = &mut self.state.turn else {
             return;
         };
-        let calls = turn.own_call();
+        let calls = turn.counted_calls();
         let Some(batch) = turn.take_finished_batch() else {
             return;
         };

@@ -76,10 +76,24 @@ impl Engine {
             self.confirm_accepted();
             self.complete_turn(&LoopPace::Continue, out);
         } else if turn.is_first_silence() {
-            self.next_call(out);
+            self.call_again_after_silence(out);
         } else {
             let message = "the model answered twice with neither text nor a tool call; check that the server's chat \
                            template fits spec.model.name";
+            self.fail_turn(bad_response(message.to_owned()), out);
+        }
+    }
+
+    /// The first answer of the turn was empty: the call is made once again, unless a limit ends the turn before it.
+    fn call_again_after_silence(&mut self, out: &mut EffectBuffer) {
+        let calls = self.state.turn.as_ref().map_or(0, Turn::counted_calls);
+        if !self.ended_by_guardrail(calls, out) {
+            self.next_call(out);
+        } else if self.state.turn.as_ref().is_some_and(|turn| turn.limit().is_some()) {
+            self.complete_turn(&LoopPace::Continue, out);
+        } else {
+            let message =
+                "the model answered with neither text nor a tool call, and the limits of the turn allow no other call";
             self.fail_turn(bad_response(message.to_owned()), out);
         }
     }

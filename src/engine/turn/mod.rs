@@ -267,7 +267,7 @@ impl Engine {
         } else {
             self.mode().decide_text(text, &self.mode_context(out.now))
         };
-        let calls = self.state.turn.as_ref().map_or(0, Turn::own_call);
+        let calls = self.state.turn.as_ref().map_or(0, Turn::counted_calls);
         match decision {
             TextDecision::Rejected(text) if !self.ended_by_guardrail(calls, out) => {
                 let text = format!("[From the runtime, not from a person.] {text}");
@@ -480,12 +480,19 @@ impl Engine {
         if turn.rules().works_on_task {
             let ending = self.task_ending(&turn, pace);
             self.state.inbox.acknowledge(turn.shown());
-            if turn.rules().counts_as_turn {
-                self.state.counters.streaks.turn_completed();
-            }
+            let failure = ending.failure().cloned();
             let untrusted = self.state.trust.untrusted().map(|content| content.source.clone());
             self.retract_session(&turn, RecordKind::TurnCompleted, turn.rules().note, out);
             self.end_task(&turn, ending, untrusted, out);
+            match failure {
+                _ if !turn.rules().counts_as_turn => {}
+                // A model that ends every task without an answer is in trouble, although no call of it fails.
+                Some(failure) => {
+                    self.count_failed_turn(&failure, out);
+                    self.state.last_error = Some((out.now, failure));
+                }
+                None => self.state.counters.streaks.turn_completed(),
+            }
         } else {
             // The next turn of this kind begins with its answer.
             self.state.trust.kept_elsewhere();

@@ -119,6 +119,11 @@ impl Turn {
         self.call.saturating_sub(self.compactions).saturating_sub(self.silent)
     }
 
+    /// How many calls were made for it, without those for a summary: what limits of calls count.
+    pub fn counted_calls(&self) -> u32 {
+        self.call.saturating_sub(self.compactions)
+    }
+
     /// Its next call is planned. Returns the number of that call.
     pub(super) fn begin_call(&mut self) -> u32 {
         self.call = self.call.saturating_add(1);

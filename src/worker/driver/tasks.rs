@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::LoopDriver;
 use crate::engine::EngineInput;
 use crate::engine::tasks::{TaskOffer, TaskOrigin};
-use crate::link::task_requests::{RequestedTask, TaskAck, TaskReceipt};
+use crate::link::task_requests::{RequestedTask, TaskAck, TaskReceipt, TaskRefusal};
 use crate::worker::journal::JournalError;
 
 impl LoopDriver<'_> {
@@ -34,13 +34,19 @@ impl LoopDriver<'_> {
             untrusted_content,
             ..
         } = task;
-        let origin = TaskOrigin::Request(user);
-        let (receipt, after) = if let Some(after) = self.steps.find_task(&id)? {
-            (TaskReceipt::Repeated, after)
+        let origin = TaskOrigin::Request(user.clone());
+        let (receipt, after, refusal) = if let Some(known) = self.steps.find_task(&id)? {
+            if known.is_of_another(&user) {
+                (TaskReceipt::Stopped, 0, Some(TaskRefusal::IdOfAnotherUser))
+            } else {
+                (TaskReceipt::Repeated, known.after, None)
+            }
         } else if self.stop.is_some() || self.stopped || !self.steps.is_live() {
-            (TaskReceipt::Stopped, 0)
-        } else if self.responses.is_full() || !self.steps.accepts_task_of(&origin) {
-            (TaskReceipt::QueueFull, 0)
+            (TaskReceipt::Stopped, 0, None)
+        } else if self.responses.is_full() {
+            (TaskReceipt::QueueFull, 0, Some(TaskRefusal::ResponsesWait))
+        } else if !self.steps.accepts_task_of(&origin) {
+            (TaskReceipt::QueueFull, 0, None)
         } else {
             let after = self.steps.last_line()?;
             self.feed(EngineInput::TaskOffered(TaskOffer {
@@ -49,9 +55,15 @@ impl LoopDriver<'_> {
                 prompt,
                 untrusted: untrusted_content,
             }))?;
-            (TaskReceipt::Accepted, after)
+            (TaskReceipt::Accepted, after, None)
         };
-        self.tasks.acknowledge(self.gateway, TaskAck { id, receipt, after });
+        self.tasks.acknowledge(self.gateway, TaskAck {
+            id,
+            receipt,
+            after,
+            refusal,
+            user: Some(user),
+        });
         Ok(())
     }
 }

@@ -36,7 +36,7 @@ pub use error::JournalError;
 pub use export::{ExportError, export, export_bytes};
 pub use lines::{JournalLine, JournalPage, last_lines};
 pub use sensor_records::SensorRecord;
-pub use tasks::WaitingResponse;
+pub use tasks::{KnownTask, WaitingResponse};
 pub use upload::UploadBatch;
 use write::{JournalBatch, JournalWriteError};
 
@@ -315,8 +315,8 @@ impl Journal {
         tasks::first_undelivered(&self.connection).map_err(|error| self.unwritten(error))
     }
 
-    /// Returns the line after which those of a task begin; `None`: the task is not known. 0: its lines are no longer kept.
-    pub fn find_task(&self, id: &str) -> Result<Option<i64>, JournalError> {
+    /// Returns the task with this id; `None`: it is not known.
+    pub fn find_task(&self, id: &str) -> Result<Option<KnownTask>, JournalError> {
         tasks::find(&self.connection, id).map_err(|error| self.sqlite(&error))
     }
 

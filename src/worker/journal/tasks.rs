@@ -25,6 +25,23 @@ pub struct WaitingResponse {
     pub response: TaskResponse,
 }
 
+/// A task whose id is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownTask {
+    /// The line before those of the task. 0: its lines are no longer kept.
+    pub after: i64,
+    /// Who requested it; `None`: nobody did, or it was begun by an older version.
+    user: Option<String>,
+}
+
+impl KnownTask {
+    /// Whether another user has requested it.
+    #[must_use]
+    pub fn is_of_another(&self, user: &str) -> bool {
+        self.user.as_deref().is_some_and(|owner| owner != user)
+    }
+}
+
 /// `sends`: responses have a receiver.
 pub(super) fn write(
     connection: &Connection,
@@ -40,8 +57,12 @@ pub(super) fn write(
                 .execute(params![offer.id, now.to_string(), serde_json::to_string(offer)?])?;
         }
         TaskChange::Started(id) => {
+            // Who requested it stays: the id is that user's.
             connection
-                .prepare_cached("UPDATE tasks SET state = 'Running', offer = NULL WHERE id = ?1")?
+                .prepare_cached(
+                    "UPDATE tasks SET state = 'Running',
+                     offer = json_object('origin', json_extract(offer, '$.origin')) WHERE id = ?1",
+                )?
                 .execute([id])?;
         }
         TaskChange::Ended(response) => {
@@ -66,20 +87,19 @@ pub(super) fn waiting(connection: &Connection) -> Result<Vec<TaskOffer>, Journal
     rows.iter().map(|row| Ok(serde_json::from_str(row)?)).collect()
 }
 
-/// The line before those of a task; `None`: the task is not known. 0: its lines are no longer kept.
-pub(super) fn find(connection: &Connection, id: &str) -> rusqlite::Result<Option<i64>> {
-    let is_known = "SELECT EXISTS (SELECT 1 FROM tasks WHERE id = ?1)";
-    if !connection
-        .prepare_cached(is_known)?
-        .query_row([id], |row| row.get::<_, bool>(0))?
-    {
-        return Ok(None);
-    }
-    let line = "SELECT coalesce(min(seq) - 1, 0) FROM journal WHERE kind = 'TaskAccepted' AND note = ?1";
-    connection
-        .prepare_cached(line)?
+/// The task with this id; `None`: it is not known.
+pub(super) fn find(connection: &Connection, id: &str) -> rusqlite::Result<Option<KnownTask>> {
+    let of = "SELECT json_extract(offer, '$.origin.Request') FROM tasks WHERE id = ?1";
+    let user: Option<Option<String>> = connection
+        .prepare_cached(of)?
         .query_row([id], |row| row.get(0))
-        .map(Some)
+        .optional()?;
+    let Some(user) = user else {
+        return Ok(None);
+    };
+    let line = "SELECT coalesce(min(seq) - 1, 0) FROM journal WHERE kind = 'TaskAccepted' AND note = ?1";
+    let after = connection.prepare_cached(line)?.query_row([id], |row| row.get(0))?;
+    Ok(Some(KnownTask { after, user }))
 }
 
 /// The response to a task as JSON. A longer result is a text that ends with an ellipsis.

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,8 +12,10 @@ use agentloop::engine::CallPurpose;
 use agentloop::link::deliveries::{Delivery, DeliveryAck};
 use agentloop::link::events::{EventsPage, EventsResponse};
 use agentloop::link::messages::{LoopReport, LoopTotals};
-use agentloop::link::socket::{CALL_HEADER, FAILURE_HEADER, PURPOSE_HEADER, SocketEvent, WorkerSession};
-use agentloop::link::task_requests::RequestedTask;
+use agentloop::link::socket::{
+    CALL_HEADER, FAILURE_HEADER, OutgoingResponse, PURPOSE_HEADER, SocketEvent, WorkerSession,
+};
+use agentloop::link::task_requests::{RequestedTask, TaskAck};
 use agentloop::link::text_fragments::TextFragment;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path as UrlPath, State};
@@ -85,6 +87,10 @@ pub struct Log {
     /// Subscriptions that pages came for, each time.
     pub readings: Vec<u64>,
     pub fragments: Vec<TextFragment>,
+    /// Ids of the tasks whose responses came, each time.
+    pub responses: Vec<String>,
+    /// What became of requested tasks.
+    pub receipts: Vec<TaskAck>,
 }
 
 impl Log {
@@ -111,6 +117,8 @@ struct Shared {
     events: watch::Sender<SocketEvent>,
     deliveries: watch::Sender<VecDeque<Delivery>>,
     tasks: watch::Sender<VecDeque<RequestedTask>>,
+    /// What the receiver of responses answers.
+    response_status: AtomicU16,
     epoch: AtomicI64,
 }
 
@@ -131,6 +139,7 @@ impl Gateway {
             events: watch::Sender::default(),
             deliveries: watch::Sender::default(),
             tasks: watch::Sender::default(),
+            response_status: AtomicU16::new(204),
             epoch: AtomicI64::new(1),
         });
         let mut gateway = Self {
@@ -160,7 +169,8 @@ impl Gateway {
             .route("/v1/deliveries", get(delivery))
             .route("/v1/deliveries/ack", post(delivered))
             .route("/v1/tasks", get(task))
-            .route("/v1/tasks/ack", post(async || StatusCode::NO_CONTENT))
+            .route("/v1/tasks/ack", post(receipt))
+            .route("/v1/task-responses", post(response))
             .route("/v1/readings", post(page))
             .route("/v1/text", post(text))
             .with_state(self.shared.clone());
@@ -189,6 +199,11 @@ impl Gateway {
     /// The epoch of its pod.
     pub fn set_epoch(&self, epoch: i64) {
         self.shared.epoch.store(epoch, Ordering::Relaxed);
+    }
+
+    /// The receiver of responses answers with this status from now on.
+    pub fn answer_responses(&self, status: u16) {
+        self.shared.response_status.store(status, Ordering::Relaxed);
     }
 
     /// The kept answer of a call that hung so far.
@@ -351,4 +366,14 @@ async fn page(State(shared): State<Arc<Shared>>, Json(page): Json<EventsPage>) -
 async fn text(State(shared): State<Arc<Shared>>, Json(fragment): Json<TextFragment>) -> StatusCode {
     shared.log.send_modify(|log| log.fragments.push(fragment));
     StatusCode::NO_CONTENT
+}
+
+async fn receipt(State(shared): State<Arc<Shared>>, Json(ack): Json<TaskAck>) -> StatusCode {
+    shared.log.send_modify(|log| log.receipts.push(ack));
+    StatusCode::NO_CONTENT
+}
+
+async fn response(State(shared): State<Arc<Shared>>, Json(response): Json<OutgoingResponse>) -> Json<u16> {
+    shared.log.send_modify(|log| log.responses.push(response.id));
+    Json(shared.response_status.load(Ordering::Relaxed))
 }

@@ -338,8 +338,10 @@ impl LoopMode for GoalState {
         self.restart_check(context);
     }
 
-    fn interrupted(&mut self, time: SignedDuration) {
-        self.started_at = self.started_at.map(|at| time_math::after(at, time));
+    fn interrupted(&mut self, time: SignedDuration, context: &ModeContext<'_>) {
+        // The loop may have ended and begun again while the request was open.
+        let later = |at| time_math::after(at, time).min(context.now);
+        self.started_at = self.started_at.map(later);
     }
 
     fn call_answered(&mut self, cost: Option<i64>) {

@@ -188,3 +188,31 @@ fn the_oldest_ended_task_leaves_beyond_the_limit_and_none_that_waits_or_is_to_be
     assert_eq!(count(&journal, "SELECT count(*) FROM tasks WHERE id = '1'"), 0);
     assert_eq!(count(&journal, "SELECT count(*) FROM tasks WHERE id IN ('0', '-1')"), 2);
 }
+
+#[test]
+fn the_id_of_a_request_stays_that_of_its_user_once_it_is_begun_and_once_it_is_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let requested = TaskOffer {
+        origin: TaskOrigin::Request("ann".into()),
+        ..offer(1)
+    };
+    let changes = [
+        change(RecordKind::TaskAccepted, TaskChange::Accepted(requested)),
+        change(RecordKind::TaskStarted, TaskChange::Started("1".into())),
+        change(RecordKind::TaskEnded, TaskChange::Ended(response(1))),
+    ];
+    for step in changes {
+        write(&mut journal, &[step]);
+        let known = journal.find_task("1").unwrap().unwrap();
+        assert_eq!((known.is_of_another("ann"), known.is_of_another("bob")), (false, true));
+    }
+    let kept: String = journal
+        .connection
+        .query_row("SELECT offer FROM tasks", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(kept, r#"{"origin":{"Request":"ann"}}"#, "and its text is gone");
+    // A task of a Sensor or of the spec is nobody's.
+    answer(&mut journal, 2);
+    assert!(!journal.find_task("2").unwrap().unwrap().is_of_another("ann"));
+}
