@@ -518,7 +518,7 @@ mod tests {
     fn subscribe_all(sessions: &PodSessions, namespace: &str, agents: usize) -> Vec<PageReceiver> {
         let mut readers = Vec::new();
         for number in 0..agents {
-            let agent = NamespacedName::new(namespace, &number.to_string());
+            let agent = NamespacedName::new(namespace, number.to_string());
             let pod = LivePod {
                 uid: format!("{agent}"),
                 epoch: 1,

@@ -402,7 +402,7 @@ mod tests {
         refused(&agent("three"), "this namespace");
         for number in 1..MOST_OF_ALL / MOST_OF_NAMESPACE {
             for name in ["one", "two"] {
-                let agent = NamespacedName::new(&format!("ns-{number}"), name);
+                let agent = NamespacedName::new(format!("ns-{number}"), name);
                 held.push(fill(&agent, MOST_WAITING));
             }
         }
